@@ -1,0 +1,127 @@
+"""The narrow waist: all that an executor knows of an algorithm.
+
+Pure functions over explicit state. The server never sees a client's memory, clients never see the server's state, only
+parcels cross. Client-side functions always have a leading client axis C: the simulator calls them with a whole cohort,
+a deployed client calls the very same functions with C = 1.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from torch import Tensor, nn
+
+from stratafl import keys
+from stratafl.layout import Layout, Rows
+from stratafl.parcel import Parcel
+from stratafl.state import State, rows_of
+
+if TYPE_CHECKING:
+    from stratafl.task import Task
+
+Participation = Literal["sampled", "all"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What happens in a round: its phase, who takes part, whether it is evaluated."""
+
+    phase: int = 0
+    participation: Participation = "sampled"
+    evaluated: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """What is known before the first round."""
+
+    layout: Layout
+    start: Rows  # the common initial model: one row, no client axis
+    fresh: Callable[[Tensor], Rows]  # an initial model for each client of its own, keyed by (seed, id)
+    clients: int
+    rounds: int
+    seed: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """Round t of a federation."""
+
+    setup: Setup
+    t: int
+    plan: Plan = Plan()
+
+    @property
+    def layout(self) -> Layout:
+        """Names ↔ columns."""
+        return self.setup.layout
+
+    def keys(self, ids: Tensor, purpose: str) -> Tensor:
+        """One random key per client, for one purpose, in this round."""
+        return keys.keys(self.setup.seed, self.t, ids, purpose)
+
+
+@dataclass(frozen=True, eq=False)
+class Total:
+    """What the uploads of a round come to: sums that add up, and rows that are kept side by side."""
+
+    sums: State = field(default_factory=dict)
+    rows: tuple[Parcel, ...] = ()
+    clients: int = 0
+
+
+class Algorithm(ABC):
+    """A federated algorithm, as executors see it."""
+
+    row: str = "theta"  # the field of a client's memory that is its model
+    splits: tuple[str, ...] = ("train",)  # the splits it needs; `test` is never given
+    keeps_rows: bool = False  # True if `absorb` needs every upload side by side, not only their sums
+
+    def extend(self, module: nn.Module, example: Tensor, classes: int | None) -> nn.Module:
+        """The model it trains, from the model it was given; `example` is a batch of zeros of the data's shape."""
+        return module
+
+    def rounds(self, requested: int) -> int:
+        """The number of rounds it takes when asked for so many."""
+        return requested
+
+    def plan(self, t: int, rounds: int) -> Plan:
+        """The phase of round t, who takes part, whether it is evaluated."""
+        return Plan()
+
+    @abstractmethod
+    def init(self, setup: Setup) -> State:
+        """Server: its state before the first round."""
+
+    @abstractmethod
+    def enrol(self, setup: Setup, ids: Tensor) -> State:
+        """Client: its memory before its first round, a function of (seed, id) alone."""
+
+    @abstractmethod
+    def download(self, rnd: Round, server: State, ids: Tensor) -> Parcel:
+        """Server: the parcel for these clients; may be asked for any client."""
+
+    @abstractmethod
+    def receive(self, rnd: Round, memory: State, parcel: Parcel, task: "Task") -> State:
+        """Client: mixing; the memory, with in it the model that training would start from."""
+
+    @abstractmethod
+    def work(self, rnd: Round, memory: State, task: "Task") -> tuple[State, Parcel]:
+        """Client: training, from what `receive` gave; the memory to keep and the upload."""
+
+    @abstractmethod
+    def fold(self, rnd: Round, server: State, total: Total, uploads: Parcel) -> Total:
+        """Server: the total with some more uploads in it; folding client by client makes chunks invisible."""
+
+    @abstractmethod
+    def absorb(self, rnd: Round, server: State, total: Total) -> State:
+        """Server: its next state."""
+
+    def deploy(self, rnd: Round, memory: State, task: "Task") -> Rows:
+        """Client: the rows it would use in production, from what `receive` gave; may train a copy."""
+        return rows_of(memory, self.row)
+
+    def admit(self, rnd: Round, server: State, ids: Tensor) -> Parcel:
+        """Server: what a newcomer gets; differs from `download` where the server keeps a row per client."""
+        return self.download(rnd, server, ids)

@@ -1,0 +1,19 @@
+"""FedAvg (McMahan et al., 2017): one model for everybody, the weighted mean of what clients trained."""
+
+from stratafl.fields import Start
+from stratafl.layers import select
+from stratafl.layerwise import Layerwise
+from stratafl.policies import SGD, Broadcast, Mean, Take, Upload
+
+
+def fedavg(*, train: SGD = SGD()) -> Layerwise:
+    """θ ← Σ_k n_k·θ_k / Σ_k n_k; a client keeps no layer."""
+    return Layerwise(
+        serve=(Broadcast(),),
+        mix=(Take(),),
+        train=(train,),
+        send=(Upload(),),
+        merge=(Mean(),),
+        server={"theta": Start()},
+        client={"theta": Start(select("none"))},
+    )

@@ -1,0 +1,62 @@
+"""FedPer (Arivazhagan et al., 2019): shared base layers by FedAvg, private top layers that never leave the client.
+
+Algorithm 1 (client) and Algorithm 2 (server) of the paper; any fixed set of personal layers, not only the top ones.
+"""
+
+from dataclasses import replace
+from typing import Literal
+
+from torch import Tensor, nn
+
+from stratafl.algorithms.fedavg import fedavg
+from stratafl.errors import ModelError, RecordError, unknown
+from stratafl.fields import Start
+from stratafl.layers import Select, select
+from stratafl.layerwise import Layerwise
+from stratafl.models import LinearBase, Staged
+from stratafl.policies import SGD, Broadcast, Upload
+from stratafl.records import record
+
+
+def fedper(
+    *,
+    personal: str | Select = "head",
+    initial: Literal["common", "own"] = "common",
+    finetune: int = 0,
+    linear_base: int = 0,
+    train: SGD = SGD(),
+) -> Layerwise:
+    """Personal layers W_P stay (`blocks:2` is the paper's K_P = 2); the rest, W_B, is averaged with γ_j = n_j/Σn.
+
+    `initial="own"` draws W_P^(0) for each client (Algorithm 1 line 1), `finetune` trains W_P alone for so many epochs
+    before the joint ones (appendix A.3), `linear_base=K` replaces all but the last K blocks by one linear layer
+    (section 4.4).
+    """
+    if initial not in ("common", "own"):
+        raise unknown("initial", initial, ("common", "own"))
+    if finetune < 0 or linear_base < 0:
+        raise RecordError(f"fedper: finetune and linear_base count from 0, not {min(finetune, linear_base)}")
+    kept = select(personal)
+    first = replace(train, layers=kept, epochs=finetune, purpose="finetune")
+    return replace(
+        fedavg(train=train),
+        serve=(Broadcast(~kept),),  # Algorithm 2 lines 3 and 7
+        train=(first, train) if finetune else (train,),  # Algorithm 1 line 5: W_B and W_P jointly
+        send=(Upload(~kept),),  # Algorithm 1 line 6
+        server={"theta": Start(~kept)},
+        client={"theta": Start(kept, own=initial == "own")},
+        extension=LinearBaseExtension(linear_base) if linear_base else None,
+    )
+
+
+@record
+class LinearBaseExtension:
+    """Replace the base by one linear layer whose output has the shape that the first personal block expects."""
+
+    personal: int = 1
+
+    def __call__(self, module: nn.Module, example: Tensor, classes: int | None) -> nn.Module:
+        """The ablated model."""
+        if not isinstance(module, Staged):
+            raise ModelError(f"a linear base needs a model in stages, which {type(module).__name__} is not")
+        return LinearBase(module, self.personal, tuple(example.shape[1:]))

@@ -1,0 +1,20 @@
+"""FedRep (Collins et al., 2021): FedPer that trains the head first, with the base frozen, then the base."""
+
+from dataclasses import replace
+
+from stratafl.algorithms.fedper import fedper
+from stratafl.layers import Select, select
+from stratafl.layerwise import Layerwise
+from stratafl.policies import SGD
+
+
+def fedrep(*, personal: str | Select = "head", head_epochs: int = 1, train: SGD = SGD()) -> Layerwise:
+    """τ_h epochs on h_k with φ frozen, then τ_b (= train.epochs) epochs on φ_k with h_k frozen."""
+    head = select(personal)
+    return replace(
+        fedper(personal=head),
+        train=(
+            replace(train, layers=head, epochs=head_epochs, purpose="head"),
+            replace(train, layers=~head),
+        ),
+    )

@@ -1,0 +1,135 @@
+"""Arrays from outside, checked and turned into CPU tensors of the few kinds a federation holds."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stratafl.errors import DataError
+
+Array = NDArray[Any] | Tensor
+_CHECKED_AT_ONCE = 4096  # samples; looking for NaN in all of x at once would need a second copy of it
+
+
+class Part(NamedTuple):
+    """Some samples with their targets, and the words that tell them apart in an error (' of client 3')."""
+
+    where: str
+    x: Array
+    y: Array
+
+
+def join(parts: Sequence[Part], classes: int | None, dtype: torch.dtype) -> tuple[Tensor, Tensor, int | None]:
+    """All samples and targets in a row, checked, with the number of classes (`None`: regression).
+
+    One part alone shares memory with the arrays given wherever no conversion is needed.
+    """
+    if not dtype.is_floating_point:
+        raise DataError(f"dtype {_named(dtype)} was asked for, but samples are only converted to floating dtypes")
+    xs = [_samples(part, dtype) for part in parts]
+    ys = [_targets(part, dtype) for part in parts]
+    for part, x, y in zip(parts, xs, ys, strict=True):
+        _check_lengths(part.where, x, y)
+        _check_alike(f"x{part.where}", x, f"x{parts[0].where}", xs[0])
+        _check_alike(f"y{part.where}", y, f"y{parts[0].where}", ys[0])
+    classes = _class_count(ys, classes)
+    if classes is not None:
+        for part, y in zip(parts, ys, strict=True):
+            _check_labels(part.where, y, classes)
+    return (xs[0], ys[0], classes) if len(parts) == 1 else (torch.cat(xs), torch.cat(ys), classes)
+
+
+def _samples(part: Part, dtype: torch.dtype) -> Tensor:
+    x = _tensor(part.x, f"x{part.where}")
+    if x.is_floating_point():
+        x = x.to(dtype)
+    elif x.dtype != torch.uint8:
+        x = x.to(torch.uint8 if x.dtype == torch.bool else torch.int64)
+    if x.numel() == 0:
+        raise DataError(f"x{part.where} holds no values: its shape is {tuple(x.shape)}")
+    _check_finite(x, f"x{part.where}")
+    return x
+
+
+def _targets(part: Part, dtype: torch.dtype) -> Tensor:
+    y = _tensor(part.y, f"y{part.where}")
+    y = y.to(dtype if y.is_floating_point() else torch.int64)
+    most = 2 if y.is_floating_point() else 1
+    if y.ndim > most or 0 in y.shape[1:]:
+        raise DataError(
+            f"y{part.where} has shape {tuple(y.shape)}: labels are [samples], float targets [samples] or [samples, d]"
+        )
+    _check_finite(y, f"y{part.where}")
+    return y
+
+
+def _tensor(values: Array, what: str) -> Tensor:
+    tensor = values.detach().cpu() if isinstance(values, Tensor) else torch.from_numpy(_numbers(values, what))
+    if tensor.is_complex():
+        raise DataError(f"{what} has dtype {_named(tensor.dtype)}: samples and targets must be real numbers")
+    if tensor.ndim == 0:
+        raise DataError(f"{what} is a single number: its first axis must count the samples")
+    return tensor
+
+
+def _numbers(values: Any, what: str) -> NDArray[Any]:
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise DataError(f"{what} is not an array: its rows differ in length") from error
+    if array.dtype.kind not in "biufc":
+        raise DataError(f"{what} has dtype {array.dtype}: samples and targets must be numbers")
+    native = np.dtype(np.float64) if array.dtype == np.longdouble else array.dtype.newbyteorder("=")
+    # torch takes neither foreign byte orders nor negative strides, and warns about read-only memory
+    return np.require(array, native, ["C", "W"])
+
+
+def _check_finite(values: Tensor, what: str) -> None:
+    if not values.is_floating_point() or values.numel() == 0:
+        return
+    starts = range(0, len(values), _CHECKED_AT_ONCE)
+    bad = torch.cat([_bad_per_sample(values[start : start + _CHECKED_AT_ONCE]) for start in starts])
+    if bad.any():
+        count, first, dtype = int(bad.sum()), int(bad.nonzero()[0]), _named(values.dtype)
+        raise DataError(f"{what} holds {count} NaN or infinite values as {dtype}, first in sample {first}")
+
+
+def _bad_per_sample(values: Tensor) -> Tensor:
+    return torch.isfinite(values).logical_not().reshape(len(values), -1).sum(1)
+
+
+def _check_lengths(where: str, x: Tensor, y: Tensor) -> None:
+    if len(x) != len(y):
+        raise DataError(f"x{where} holds {len(x)} samples, but y{where} holds {len(y)} targets")
+
+
+def _check_alike(what: str, values: Tensor, other: str, expected: Tensor) -> None:
+    if values.shape[1:] != expected.shape[1:]:
+        given, wanted = tuple(values.shape[1:]), tuple(expected.shape[1:])
+        raise DataError(f"the samples of {what} have shape {given}, but those of {other} have shape {wanted}")
+    if values.dtype != expected.dtype:
+        raise DataError(f"{what} is {_named(values.dtype)}, but {other} is {_named(expected.dtype)}")
+
+
+def _class_count(ys: Sequence[Tensor], classes: int | None) -> int | None:
+    if ys[0].is_floating_point():
+        if classes is not None:
+            raise DataError(f"classes={classes} was given, but y is {_named(ys[0].dtype)}: labels must be integers")
+        return None
+    if classes is not None and classes < 1:
+        raise DataError(f"classes={classes} was given: there must be at least one")
+    return classes if classes is not None else max(1, *(int(y.max()) + 1 for y in ys))
+
+
+def _check_labels(where: str, y: Tensor, classes: int) -> None:
+    outside = (y < 0) | (y >= classes)
+    if outside.any():
+        first = int(outside.nonzero()[0])
+        raise DataError(f"label {int(y[first])} of sample {first} in y{where} is outside 0..{classes - 1}")
+
+
+def _named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

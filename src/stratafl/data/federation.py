@@ -1,0 +1,291 @@
+"""Samples, and which client holds which of them for training, validation and testing."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stratafl.data.arrays import Array, Part, join
+from stratafl.errors import DataError, unknown
+
+SPLITS = ("train", "validation", "test")
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Which samples each client holds: client `i` holds `indices[offsets[i]:offsets[i + 1]]`."""
+
+    indices: Tensor
+    offsets: Tensor
+
+    def __post_init__(self) -> None:
+        steps = self.offsets.diff()
+        if len(self.offsets) == 0 or self.offsets[0] != 0 or (steps < 0).any():
+            raise DataError(f"the offsets of a Ragged rise from 0, but these are {self.offsets.tolist()[:8]}")
+        if int(self.offsets[-1]) != len(self.indices):
+            raise DataError(f"the offsets end at {int(self.offsets[-1])}, but there are {len(self.indices)} indices")
+
+    @classmethod
+    def from_lists(cls, lists: Sequence[Any]) -> Self:
+        """One array of sample indices per client, laid end to end."""
+        arrays = [np.asarray(each, dtype=np.int64) for each in lists]
+        offsets = np.cumsum([0, *map(len, arrays)], dtype=np.int64)
+        flat = np.concatenate([np.empty(0, np.int64), *arrays])
+        return cls(torch.from_numpy(flat), torch.from_numpy(offsets))
+
+    @property
+    def counts(self) -> Tensor:
+        """How many samples each client holds, [N]."""
+        return self.offsets.diff()
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def of(self, client: int) -> Tensor:
+        """The indices of the samples that one client holds."""
+        if not 0 <= client < len(self):
+            raise DataError(f"there is no client {client}: the clients are 0..{len(self) - 1}")
+        return self.indices[int(self.offsets[client]) : int(self.offsets[client + 1])]
+
+    def owners(self) -> Tensor:
+        """The client that holds each entry of `indices`."""
+        return torch.repeat_interleave(torch.arange(len(self)), self.counts)
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Samples and who holds them; `classes` is `None` for regression."""
+
+    x: Tensor
+    y: Tensor
+    classes: int | None
+    splits: dict[str, Ragged]
+    name: str = "arrays"
+
+    def __post_init__(self) -> None:
+        if set(self.splits) != set(SPLITS):
+            raise DataError(f"a federation has the splits {', '.join(SPLITS)}, but was given {', '.join(self.splits)}")
+        if len(self.x) != len(self.y):
+            raise DataError(f"x holds {len(self.x)} samples, but y holds {len(self.y)} targets")
+        for name, split in self.splits.items():
+            self._check_split(name, split)
+
+    def _check_split(self, name: str, split: Ragged) -> None:
+        if len(split) != self.clients:
+            raise DataError(f"the split '{name}' has {len(split)} clients, but 'train' has {self.clients}")
+        outside = split.indices[(split.indices < 0) | (split.indices >= len(self.x))]
+        if len(outside):
+            raise DataError(f"the split '{name}' holds sample {int(outside[0])}, but there are {len(self.x)} samples")
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are."""
+        return len(self.splits["train"])
+
+    def split(self, name: str) -> Ragged:
+        """Who holds which sample in the split called `name`."""
+        if name not in self.splits:
+            raise unknown("split", name, SPLITS)
+        return self.splits[name]
+
+    def counts(self, split: str) -> Tensor:
+        """How many samples each client holds in a split, [N]."""
+        return self.split(split).counts
+
+    def class_counts(self, split: str) -> Tensor:
+        """How many samples of each class each client holds in a split, [N, classes]."""
+        if self.classes is None:
+            raise DataError(f"the federation '{self.name}' has float targets, so it has no classes to count")
+        held = self.split(split)
+        cells = held.owners() * self.classes + self.y.cpu()[held.indices]
+        return torch.bincount(cells, minlength=self.clients * self.classes).view(self.clients, self.classes)
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same federation with `x` and `y` on a device; the splits stay on the CPU."""
+        return replace(self, x=self.x.to(device), y=self.y.to(device))
+
+
+@dataclass(frozen=True)
+class _Cutter:
+    """How each client's samples are cut into test, validation and train."""
+
+    validation: float
+    test: float
+    minimum_test: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if not (self.validation >= 0 and self.test >= 0 and self.validation + self.test < 1):
+            raise DataError(
+                f"validation={self.validation} and test={self.test} were given: "
+                "they are fractions from 0 that must leave something for training"
+            )
+        if self.minimum_test < 0 or self.seed < 0:
+            raise DataError(
+                f"minimum_test={self.minimum_test} and seed={self.seed} were given: neither may be negative"
+            )
+
+    def cut(self, held: Sequence[Indices]) -> dict[str, Ragged]:
+        """The three splits of all clients."""
+        cuts = [self._cut_one(mine, client) for client, mine in enumerate(held)]
+        return {split: Ragged.from_lists([cut[split] for cut in cuts]) for split in SPLITS}
+
+    def _cut_one(self, mine: Indices, client: int) -> dict[str, Indices]:
+        tests = max(self.minimum_test, _rounded_up(self.test * len(mine))) if self.test > 0 else 0
+        held_out = tests + _rounded_up(self.validation * len(mine))
+        if held_out >= len(mine):
+            raise DataError(
+                f"client {client} has {len(mine)} samples, of which {tests} would go to test and {held_out - tests} "
+                "to validation: none is left for training"
+            )
+        # a stream of the client's own, so that its split does not change with the other clients
+        rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(client,)))
+        mixed = rng.permutation(mine)
+        return {"test": mixed[:tests], "validation": mixed[tests:held_out], "train": mixed[held_out:]}
+
+
+def federate(
+    x: Array,
+    y: Array,
+    owners: Sequence[Any],
+    *,
+    classes: int | None = None,
+    validation: float = 0.0,
+    test: float = 0.25,
+    minimum_test: int = 1,
+    seed: int = 0,
+    name: str = "arrays",
+    overlap: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> Federation:
+    """A federation from arrays and, for each client, the indices of its samples.
+
+    Each client's samples are shuffled and cut into test, validation and train, whatever the others hold; both
+    held-out parts are rounded up. With `overlap=True` one client may train on a sample that another one tests on.
+    """
+    cutter = _Cutter(validation, test, minimum_test, seed)
+    x, y, classes = join([Part("", x, y)], classes, dtype)
+    held = _checked_owners(owners, len(x), overlap)
+    return Federation(x, y, classes, cutter.cut(held), name)
+
+
+def from_clients(
+    clients: Sequence[tuple[Array, Array]],
+    *,
+    classes: int | None = None,
+    validation: float = 0.0,
+    test: float = 0.25,
+    minimum_test: int = 1,
+    seed: int = 0,
+    name: str = "arrays",
+    dtype: torch.dtype = torch.float32,
+) -> Federation:
+    """A federation from one `(x, y)` per client, each cut into test, validation and train as by `federate`."""
+    cutter = _Cutter(validation, test, minimum_test, seed)
+    _check_some_clients(clients)
+    for client, pair in enumerate(clients):
+        _check_pair(pair, f"client {client}")
+        _check_some_samples(len(pair[0]), client)
+    parts = [Part(f" of client {client}", x, y) for client, (x, y) in enumerate(clients)]
+    x, y, classes = join(parts, classes, dtype)
+    held = _consecutive([len(part.x) for part in parts])
+    return Federation(x, y, classes, cutter.cut(held), name)
+
+
+def from_splits(
+    clients: Sequence[Mapping[str, tuple[Array, Array]]],
+    *,
+    classes: int | None = None,
+    name: str = "arrays",
+    dtype: torch.dtype = torch.float32,
+) -> Federation:
+    """A federation from clients already split: for each a `train`, and if it has them a `test` and a `validation`."""
+    _check_some_clients(clients)
+    for client, given in enumerate(clients):
+        _check_splits_given(client, given)
+    sizes = {split: [len(given[split][0]) if split in given else 0 for given in clients] for split in SPLITS}
+    # an empty array has a shape and a dtype of its own, so it takes no part
+    present = [(split, i) for split in SPLITS for i, size in enumerate(sizes[split]) if size]
+    parts = [Part(f" of client {i} ({split})", *clients[i][split]) for split, i in present]
+    x, y, classes = join(parts, classes, dtype)
+    held = _consecutive([size for split in SPLITS for size in sizes[split]])
+    N = len(clients)
+    splits = {split: Ragged.from_lists(held[i * N : (i + 1) * N]) for i, split in enumerate(SPLITS)}
+    return Federation(x, y, classes, splits, name)
+
+
+def _check_some_clients(clients: Sequence[Any]) -> None:
+    if len(clients) == 0:
+        raise DataError("0 clients were given: a federation needs at least one")
+
+
+def _check_pair(given: Any, what: str) -> None:
+    if not (isinstance(given, tuple | list) and len(given) == 2):
+        raise DataError(f"{what} is a {type(given).__name__}, not a pair (x, y)")
+
+
+def _check_some_samples(count: int, client: int) -> None:
+    if count == 0:
+        raise DataError(f"client {client} has no data: every client needs at least one sample")
+
+
+def _check_splits_given(client: int, given: Mapping[str, tuple[Array, Array]]) -> None:
+    for split in given:
+        if split not in SPLITS:
+            raise unknown(f"split of client {client}", split, SPLITS)
+        _check_pair(given[split], f"split '{split}' of client {client}")
+    if "train" not in given or len(given["train"][0]) == 0:
+        raise DataError(f"client {client} has no training sample: its splits are {', '.join(given) or 'none'}")
+    for split, (x, y) in given.items():
+        if len(x) != len(y):
+            raise DataError(f"client {client} holds {len(x)} samples, but {len(y)} targets in its split '{split}'")
+
+
+def _consecutive(sizes: Sequence[int]) -> list[Indices]:
+    ends = np.cumsum(sizes)
+    return [np.arange(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+
+
+def _checked_owners(owners: Sequence[Any], total: int, overlap: bool) -> list[Indices]:
+    _check_some_clients(owners)
+    held = [_checked_indices(np.asarray(given), client, total) for client, given in enumerate(owners)]
+    if not overlap:
+        _check_disjoint(held, total)
+    return held
+
+
+def _checked_indices(given: NDArray[Any], client: int, total: int) -> Indices:
+    _check_some_samples(given.size, client)
+    if given.ndim != 1 or given.dtype.kind not in "iu":
+        raise DataError(
+            f"client {client} was given a {given.dtype} array of shape {given.shape}: "
+            "owners holds one array of sample indices per client"
+        )
+    held: Indices = np.sort(given.astype(np.int64))
+    if held[0] < 0 or held[-1] >= total:
+        outside = held[0] if held[0] < 0 else held[-1]
+        raise DataError(f"client {client} owns sample {outside}, but the samples are 0..{total - 1}")
+    repeated = held[1:][np.diff(held) == 0]
+    if len(repeated):  # it could land in both the training and the test part
+        raise DataError(f"client {client} lists sample {repeated[0]} twice")
+    return held
+
+
+def _check_disjoint(held: Sequence[Indices], total: int) -> None:
+    shared = np.flatnonzero(np.bincount(np.concatenate(held), minlength=total) > 1)
+    if len(shared):
+        first, second = [client for client, mine in enumerate(held) if shared[0] in mine][:2]
+        raise DataError(
+            f"sample {shared[0]} is owned by client {first} and client {second} ({len(shared)} samples are shared): "
+            "pass overlap=True to allow it"
+        )
+
+
+def _rounded_up(size: float) -> int:
+    return ceil(round(size, 6))  # 0.14 × 50 is a little more than 7

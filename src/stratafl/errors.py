@@ -1,0 +1,62 @@
+"""Every error a person can cause, each one sentence: what was given, what exists, the nearest match.
+
+StrataError                exit code 2
+├── UnknownNameError       a layer, field, algorithm … that does not exist
+├── RecordError            a record whose steps do not fit together, or that cannot be read
+├── DataError              arrays, labels, splits or clients that cannot be used
+├── PartitionError         a division of the data that cannot be drawn
+├── ModelError             a module that does not fit the data or the method
+├── WireError              bytes or parcels that are not what was agreed
+├── MemoryLimitError       a computation that needs more memory than it was given
+└── StageError             a failure inside a round, with stage, client and layer
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class StrataError(Exception):
+    """Base of all errors raised on purpose; the command prints its one line and exits with `exit_code`."""
+
+    exit_code = 2
+
+
+class UnknownNameError(StrataError):
+    """A name that does not exist."""
+
+
+class RecordError(StrataError):
+    """A record whose steps do not fit together, or a table that is not a record."""
+
+
+class DataError(StrataError):
+    """Arrays, labels, splits or clients that cannot be used."""
+
+
+class PartitionError(DataError):
+    """A division of the data that cannot be drawn."""
+
+
+class ModelError(StrataError):
+    """A module that does not fit the data or the method."""
+
+
+class WireError(StrataError):
+    """Bytes or parcels that are not what was agreed."""
+
+
+class MemoryLimitError(StrataError):
+    """A computation that needs more memory than it was given."""
+
+
+class StageError(StrataError):
+    """A failure inside a round, naming stage, client and layer."""
+
+
+def unknown(kind: str, given: str, existing: Iterable[str]) -> UnknownNameError:
+    """The error for a name that does not exist: what was given, the nearest match, what exists."""
+    names = list(existing)
+    near = get_close_matches(given, names, n=1, cutoff=0.5)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    listed = ", ".join(names) if len(names) <= 40 else ", ".join(names[:40]) + f", … ({len(names)} in all)"
+    return UnknownNameError(f"unknown {kind} '{given}'{hint} (there is: {listed or 'none'})")

@@ -1,0 +1,61 @@
+"""The debug executor: one client at a time, unsent columns poisoned, errors that name stage, client and layer."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from stratafl.errors import StageError
+from stratafl.execute.round import Watch
+from stratafl.layout import Layout
+from stratafl.parcel import Parcel
+from stratafl.records import record
+from stratafl.state import State, flatten
+
+if TYPE_CHECKING:
+    from stratafl.execute.simulation import Simulation
+
+
+@record
+class Debug:
+    """Every client on its own, watched."""
+
+    def groups(self, sim: "Simulation", ids: Tensor) -> Iterator[Tensor]:
+        """One client at a time."""
+        yield from ids.split(1)
+
+    def carry(self, parcel: Parcel, layout: Layout) -> Parcel:
+        """With NaN where nothing was sent."""
+        return parcel.poisoned(layout)
+
+    @contextmanager
+    def stage(self, name: str, ids: Tensor, layout: Layout) -> Iterator[Watch]:
+        """Any error, and any value that is not finite, is reported with where it happened."""
+        where = f"stage '{name}', client {', '.join(map(str, ids.tolist()))}"
+
+        def watch(state: State | Parcel) -> None:
+            values = {k: f.value for k, f in state.items()} if isinstance(state, Parcel) else state
+            for path, tensor in flatten(values).items():
+                if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                    raise StageError(f"{where}, {_layer(path, layout)}: {_bad(tensor)}")
+
+        try:
+            yield watch
+        except StageError:
+            raise
+        except Exception as error:
+            raise StageError(f"{where}: {type(error).__name__}: {error}") from error
+
+
+def _layer(path: str, layout: Layout) -> str:
+    field, _, tensor = path.partition("/")
+    if tensor not in layout.specs:
+        return f"field '{field}'"
+    return f"layer '{layout.layers[layout.specs[tensor].layer].name}' of field '{field}'"
+
+
+def _bad(tensor: Tensor) -> str:
+    wrong = int((~torch.isfinite(tensor)).sum())
+    return f"{wrong} of {tensor.numel()} values are not finite: read although not sent, or diverged"

@@ -1,0 +1,46 @@
+"""The matrix executor: as many clients at once as memory allows; parcels stay in memory."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from stratafl.errors import MemoryLimitError
+from stratafl.execute.memory import client_bytes
+from stratafl.execute.round import Watch, unwatched
+from stratafl.layout import Layout
+from stratafl.parcel import Parcel
+from stratafl.records import record
+
+if TYPE_CHECKING:
+    from stratafl.execute.simulation import Simulation
+
+
+@record
+class Matrix:
+    """Groups of `chunk` clients; without it, as many as the simulation's memory limit allows."""
+
+    chunk: int | None = None
+
+    def groups(self, sim: "Simulation", ids: Tensor) -> Iterator[Tensor]:
+        """The cohort in chunks."""
+        yield from ids.split(self.chunk or chunk_size(sim, len(ids)))
+
+    def carry(self, parcel: Parcel, layout: Layout) -> Parcel:
+        """As it is."""
+        return parcel
+
+    def stage(self, name: str, ids: Tensor, layout: Layout) -> AbstractContextManager[Watch]:
+        """Unwatched."""
+        return nullcontext(unwatched)
+
+
+def chunk_size(sim: "Simulation", cohort: int) -> int:
+    """How many clients fit under the memory limit."""
+    if sim.memory is None:
+        return cohort
+    one = client_bytes(sim.workshop)
+    if one > sim.memory:
+        raise MemoryLimitError(f"one client at work takes about {one:,} bytes, the limit is {sim.memory:,}")
+    return min(cohort, sim.memory // one)

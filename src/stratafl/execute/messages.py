@@ -1,0 +1,33 @@
+"""The message executor: one client at a time (C = 1), every parcel encoded to bytes and decoded, as in a deployment."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from stratafl import wire
+from stratafl.execute.round import Watch, unwatched
+from stratafl.layout import Layout
+from stratafl.parcel import Parcel
+from stratafl.records import record
+
+if TYPE_CHECKING:
+    from stratafl.execute.simulation import Simulation
+
+
+@record
+class Messages:
+    """Every client on its own, over bytes."""
+
+    def groups(self, sim: "Simulation", ids: Tensor) -> Iterator[Tensor]:
+        """One client at a time."""
+        yield from ids.split(1)
+
+    def carry(self, parcel: Parcel, layout: Layout) -> Parcel:
+        """Through bytes."""
+        return wire.decode(wire.encode(parcel, layout), layout)
+
+    def stage(self, name: str, ids: Tensor, layout: Layout) -> AbstractContextManager[Watch]:
+        """Unwatched."""
+        return nullcontext(unwatched)

@@ -1,0 +1,194 @@
+"""A simulation: an algorithm, a federation and a model put together, and the rounds one after the other."""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from stratafl import keys
+from stratafl.algorithm import Algorithm, Round, Setup
+from stratafl.data import Federation
+from stratafl.describe import columns, describe
+from stratafl.errors import DataError, ModelError
+from stratafl.execute.round import Executor, Report, run_round
+from stratafl.layout import Buffers, Granularity, Rows
+from stratafl.models import load_weights
+from stratafl.state import State, flatten, join, pick, unflatten
+from stratafl.task import Task, Workshop, workshop
+from stratafl.task.workshop import EngineName
+
+ModelSource = nn.Module | Callable[[], nn.Module]
+
+
+@dataclass(frozen=True, eq=False)
+class Progress:
+    """Where a simulation stands: the next round, the server's state, and the memory of each client that has one."""
+
+    t: int
+    server: State
+    clients: Mapping[int, State]
+
+    def tensors(self) -> Rows:
+        """Everything as flat names and tensors, for a file."""
+        flat = {"t": torch.tensor(self.t), **flatten(self.server, "server/")}
+        for client, memory in self.clients.items():
+            flat |= flatten(memory, f"client/{client}/")
+        return flat
+
+    @staticmethod
+    def of(tensors: Mapping[str, Tensor]) -> "Progress":
+        """The progress that `tensors` wrote."""
+        ids = sorted({int(path.split("/")[1]) for path in tensors if path.startswith("client/")})
+        clients = {i: unflatten(tensors, f"client/{i}/") for i in ids}
+        return Progress(int(tensors["t"]), unflatten(tensors, "server/"), clients)
+
+
+@dataclass(frozen=True, eq=False)
+class Simulation:
+    """What does not change from round to round."""
+
+    algorithm: Algorithm
+    workshop: Workshop
+    setup: Setup
+    participation: float = 1.0
+    memory: int | None = None  # bytes that a cohort at work may take
+
+    def start(self) -> Progress:
+        """Before the first round; clients enrol when they are first touched."""
+        return Progress(0, self.algorithm.init(self.setup), {})
+
+    def at(self, t: int) -> Round:
+        """Round t."""
+        return Round(self.setup, t, self.algorithm.plan(t, self.setup.rounds))
+
+    def cohort(self, rnd: Round) -> Tensor:
+        """Who takes part, the same for every algorithm, in the order in which rows are summed up."""
+        count = max(1, int(self.participation * self.setup.clients))
+        everybody = rnd.plan.participation == "all" or count >= self.setup.clients
+        ids = torch.arange(self.setup.clients)
+        return self.ordered(ids if everybody else keys.sample(self.setup.seed, rnd.t, self.setup.clients, count))
+
+    def ordered(self, ids: Tensor) -> Tensor:
+        """Larger clients first, so that a chunk holds clients of like size; equal ones by id."""
+        ids = ids.sort().values
+        sizes = self.workshop.federation.counts("train")[ids]
+        return ids[torch.argsort(sizes, descending=True, stable=True)]
+
+    def task(self, ids: Tensor, rnd: Round) -> Task:
+        """The task of these clients, with the splits that the algorithm declares."""
+        return self.workshop.task(ids, rnd, self.algorithm.splits)
+
+    def memories(self, clients: Mapping[int, State], ids: Tensor) -> State:
+        """The memories of these clients, side by side; who has none enrols."""
+        return join([self._memory(clients, client) for client in ids.tolist()])
+
+    def _memory(self, clients: Mapping[int, State], client: int) -> State:
+        if client in clients:
+            return pick(clients[client], None)
+        return self.algorithm.enrol(self.setup, torch.tensor([client]))
+
+    def round(self, progress: Progress, executor: Executor, ids: Tensor | None = None) -> tuple[Progress, Report]:
+        """One round; `ids` overrides the cohort."""
+        rnd = self.at(progress.t)
+        cohort = self.cohort(rnd) if ids is None else ids
+        server, changed, report = run_round(self, executor, rnd, progress.server, progress.clients, cohort)
+        return Progress(progress.t + 1, server, {**progress.clients, **changed}), report
+
+    def run(self, executor: Executor) -> Progress:
+        """All rounds."""
+        progress = self.start()
+        while progress.t < self.algorithm.rounds(self.setup.rounds):
+            progress, _ = self.round(progress, executor)
+        return progress
+
+
+def simulation(
+    algorithm: Algorithm,
+    federation: Federation,
+    model: ModelSource,
+    *,
+    rounds: int,
+    participation: float = 1.0,
+    seed: int = 0,
+    granularity: Granularity = "module",
+    buffers: Buffers = "follow",
+    head: str | None = None,
+    weights: str | Path | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    engine: EngineName = "auto",
+    memory: int | None = None,
+) -> Simulation:
+    """Put a simulation together, refusing what does not fit.
+
+    `model` is a module (its weights are the common start) or a function that makes one (drawn from the seed); `weights`
+    is a file with the initial weights; `buffers` says whether BatchNorm statistics follow their layer or stay local.
+    """
+    if not 0 < participation <= 1:
+        raise DataError(f"participation is a share of the clients above 0 and up to 1, not {participation}")
+    if rounds < 0:
+        raise DataError(f"the number of rounds cannot be {rounds}")
+    _check_splits(algorithm, federation)
+
+    def draw(number: int, purpose: str) -> nn.Module:
+        return _drawn(model, algorithm, federation, seed, number, purpose).to(dtype)
+
+    module = draw(0, "model")
+    if weights is not None:
+        load_weights(module, Path(weights))
+    layout = describe(module, granularity=granularity, buffers=buffers, head=head)
+
+    def fresh(ids: Tensor) -> Rows:
+        each = [columns(draw(i, "own model")) for i in ids.tolist()]
+        return {name: torch.stack([one[name] for one in each]).to(device) for name in layout.specs}
+
+    start = {name: tensor.clone().to(device) for name, tensor in columns(module).items()}
+    setup = Setup(layout, start, fresh, federation.clients, rounds, seed)
+    shop = workshop(federation, module, layout, head=head, device=device, engine=engine)
+    return Simulation(algorithm, shop, setup, participation, memory)
+
+
+def _check_splits(algorithm: Algorithm, federation: Federation) -> None:
+    if "test" in algorithm.splits:
+        raise DataError("the algorithm asks for the test split, which no algorithm is given")
+    for split in algorithm.splits:
+        if int(federation.counts(split).min()) == 0:
+            raise DataError(f"the algorithm needs the split '{split}', which some clients do not have: make it larger")
+
+
+def _drawn(
+    model: ModelSource, algorithm: Algorithm, federation: Federation, seed: int, number: int, purpose: str
+) -> nn.Module:
+    """A model drawn on the CPU from its own generator; the ambient one is left as it was."""
+    state = torch.get_rng_state()
+    try:
+        torch.manual_seed(keys.generator(seed, number, purpose).initial_seed())
+        if not isinstance(model, nn.Module):
+            module = model()
+        else:
+            module = copy.deepcopy(model)
+            if purpose != "model":
+                _reset(module)
+        example = torch.zeros(1, *federation.x.shape[1:], dtype=_input_type(federation.x))
+        return algorithm.extend(module, example, federation.classes)
+    finally:
+        torch.set_rng_state(state)
+
+
+def _input_type(x: Tensor) -> torch.dtype:
+    return torch.get_default_dtype() if x.is_floating_point() or x.dtype == torch.uint8 else x.dtype
+
+
+def _reset(module: nn.Module) -> None:
+    for path, sub in module.named_modules():
+        reset = getattr(sub, "reset_parameters", None)
+        if callable(reset):
+            reset()
+        elif next(sub.parameters(recurse=False), None) is not None:
+            raise ModelError(f"'{path}' cannot draw new weights for each client: give a function that makes the model")
+
+
+__all__ = ["Progress", "Simulation", "simulation"]

@@ -1,0 +1,120 @@
+"""Declared state: each field of the server or of a client says what it starts as and which layers it keeps.
+
+What is not declared dies with the round. So a FedPer client stores its head, not a model.
+"""
+
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from stratafl.algorithm import Setup
+from stratafl.errors import RecordError
+from stratafl.layers import Select, select
+from stratafl.layout import Layout, Rows
+from stratafl.records import record
+from stratafl.state import Value, expand
+
+Side = Literal["server", "client"]
+Names = tuple[str, ...]
+
+
+class FieldSpec(Protocol):
+    """How a declared field comes into being, and which tensors of the model it keeps (None: it is not a model)."""
+
+    def create(self, setup: Setup, ids: Tensor | None, side: Side) -> Value:
+        """The field's first value: one row per id, or a single one without ids."""
+
+    def names(self, layout: Layout, side: Side) -> Names | None:
+        """The tensors it keeps."""
+
+
+@record
+class Start:
+    """Layers of the initial model: the common one, or with `own` one that each client draws for itself.
+
+    On the server, `per_client` keeps a row for every client of the federation.
+    """
+
+    layers: Select = select("all")
+    own: bool = False
+    per_client: bool = False
+
+    def names(self, layout: Layout, side: Side) -> Names:
+        """What a client keeps, or what the server can know of these layers."""
+        return layout.staying(self.layers) if side == "client" else layout.travelling(self.layers)
+
+    def create(self, setup: Setup, ids: Tensor | None, side: Side) -> Rows:
+        """The initial rows."""
+        if self.per_client:
+            ids = torch.arange(setup.clients)
+        names = self.names(setup.layout, side)
+        if self.own and ids is None:
+            raise RecordError("Start(own=True) draws a model for each client: a server field needs per_client as well")
+        if self.own and ids is not None:
+            fresh = setup.fresh(ids)
+            return {name: fresh[name] for name in names}
+        start = {name: setup.start[name] for name in names}
+        return start if ids is None else expand(start, len(ids))
+
+
+@record
+class Zeros:
+    """Zeros of the shape of these layers' trainable tensors."""
+
+    layers: Select = select("all")
+    per_client: bool = False
+
+    def names(self, layout: Layout, side: Side) -> Names:
+        """The trainable tensors of the layers."""
+        return layout.trainable(self.layers)
+
+    def create(self, setup: Setup, ids: Tensor | None, side: Side) -> Rows:
+        """The zero rows."""
+        count = setup.clients if self.per_client else None if ids is None else len(ids)
+        lead = () if count is None else (count,)
+        start = {name: setup.start[name] for name in self.names(setup.layout, side)}
+        return {name: x.new_zeros(*lead, *x.shape) for name, x in start.items()}
+
+
+@record
+class Number:
+    """One number (or a vector of `width` numbers) for the server or for each client."""
+
+    value: float = 0.0
+    width: int | None = None
+    per_client: bool = False
+
+    def names(self, layout: Layout, side: Side) -> None:
+        """It keeps no layer."""
+        return
+
+    def create(self, setup: Setup, ids: Tensor | None, side: Side) -> Tensor:
+        """The number, in the model's precision and on its device."""
+        count = setup.clients if self.per_client else None if ids is None else len(ids)
+        shape = [n for n in (count, self.width) if n is not None]
+        like = next(iter(setup.start.values()))
+        return torch.full(shape, self.value, dtype=like.dtype, device=like.device)
+
+
+@record
+class Together:
+    """The layers of several declarations of one field, as the phases of an algorithm make them."""
+
+    parts: tuple[FieldSpec, ...]
+
+    def names(self, layout: Layout, side: Side) -> Names | None:
+        """The tensors of all parts, in the layout's order."""
+        parts = [part.names(layout, side) for part in self.parts]
+        known = {name for part in parts if part is not None for name in part}
+        return None if None in parts else tuple(name for name in layout.specs if name in known)
+
+    def create(self, setup: Setup, ids: Tensor | None, side: Side) -> Value:
+        """The first part that has a tensor decides what it starts as."""
+        values = [part.create(setup, ids, side) for part in self.parts]
+        rows: Rows = {}
+        for value in reversed(values):
+            if isinstance(value, Tensor):
+                return values[0]
+            rows |= value
+        return rows

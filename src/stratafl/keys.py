@@ -1,0 +1,79 @@
+"""Keyed randomness: every draw is a function of (seed, round, client, purpose), never of position or ambient state.
+
+A counter-based integer hash in tensor operations gives the same numbers on every device, for every cohort size and in
+every order (`vmap(randomness="different")` does not).
+"""
+
+from functools import cache
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
+_SECOND = 0x94D049BB133111EB - (1 << 64)
+
+
+def scramble(state: Tensor) -> Tensor:
+    """The finaliser of splitmix64, element by element on int64."""
+    state = (state ^ _shift(state, 30)) * _FIRST
+    state = (state ^ _shift(state, 27)) * _SECOND
+    return state ^ _shift(state, 31)
+
+
+def _shift(x: Tensor, places: int) -> Tensor:
+    # Torch shifts int64 arithmetically; the mask makes the shift logical.
+    return (x >> places) & ((1 << (64 - places)) - 1)
+
+
+@cache
+def purpose_number(purpose: str) -> int:
+    """A stable 64-bit number for a purpose (`hash()` changes from one process to the next)."""
+    return int.from_bytes(blake2b(purpose.encode(), digest_size=8).digest(), "big", signed=True)
+
+
+def fold(key: Tensor, part: int | Tensor) -> Tensor:
+    """A new key from a key and one more number."""
+    return scramble(key * 5 + part + GOLDEN)
+
+
+def keys(seed: int, t: int, ids: Tensor, purpose: str) -> Tensor:
+    """One key per client: int64 of the shape of `ids`."""
+    base = torch.full_like(ids, _wrap(seed))
+    return fold(fold(fold(scramble(base), t), purpose_number(purpose)), ids)
+
+
+def _wrap(number: int) -> int:
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def stream(key: Tensor, index: Tensor) -> Tensor:
+    """The numbers at `index` of the stream that belongs to `key`: int64, uniform over all 64 bits."""
+    return scramble(key + (index + 1) * GOLDEN)
+
+
+def threshold(probability: float) -> int:
+    """The number below which a uniform int64 falls with the given probability."""
+    return max(int(probability * (1 << 64)) - (1 << 63), -(1 << 63))
+
+
+def shuffles(key: Tensor, counts: Tensor, width: int) -> Tensor:
+    """For each key a permutation of `range(count)`, padded to `width` with the indices that are left."""
+    index = torch.arange(width, device=key.device)
+    draws = stream(key[:, None], index) >> 1
+    draws = torch.where(index < counts[:, None], draws, torch.iinfo(torch.int64).max)
+    return torch.argsort(draws, dim=1, stable=True)
+
+
+def sample(seed: int, t: int, clients: int, count: int) -> Tensor:
+    """`count` of `clients` ids, drawn without replacement for round t, in increasing order."""
+    ids = torch.arange(clients)
+    order = torch.argsort(keys(seed, t, ids, "cohort"), stable=True)
+    return order[:count].sort().values
+
+
+def generator(seed: int, number: int, purpose: str) -> torch.Generator:
+    """A CPU generator for draws that torch itself makes, such as initial weights."""
+    key = keys(seed, 0, torch.tensor([number]), purpose)
+    return torch.Generator().manual_seed(int(key) & ((1 << 62) - 1))

@@ -1,0 +1,229 @@
+"""Five slots in the order a round happens: serve · mix · train · send · merge.
+
+The normal way to fill the waist. An algorithm is one frozen record of steps; a variant is `dataclasses.replace`, never
+a subclass. Each step says which fields it reads and writes, so that a record in which nobody sends what somebody reads is
+refused when it is made, not when it runs.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+from stratafl.algorithm import Algorithm, Round, Setup, Total
+from stratafl.errors import RecordError
+from stratafl.fields import FieldSpec, Side
+from stratafl.layout import Layout, Rows
+from stratafl.parcel import Field, Parcel, join
+from stratafl.records import record
+from stratafl.state import State, Value, rows_of
+
+if TYPE_CHECKING:
+    from stratafl.task import Task
+
+
+class Step(Protocol):
+    """A step of any slot: the fields it reads (`down.x` and `up.x` are fields of parcels) and writes."""
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The fields it needs."""
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """The fields it gives."""
+
+
+class Serve(Step, Protocol):
+    """Server → download."""
+
+    def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
+        """The fields for these clients."""
+
+
+class Mix(Step, Protocol):
+    """Download and memory → where training starts."""
+
+    def __call__(self, rnd: Round, desk: State, down: Parcel, task: "Task") -> State:
+        """The fields that change."""
+
+
+class Train(Step, Protocol):
+    """A phase of local training."""
+
+    def __call__(self, rnd: Round, desk: State, task: "Task") -> State:
+        """The fields that change."""
+
+
+class Send(Step, Protocol):
+    """Memory → upload."""
+
+    def __call__(self, rnd: Round, desk: State, task: "Task") -> Mapping[str, Field]:
+        """The fields to send."""
+
+
+class MergeSums(Step, Protocol):
+    """Uploads → server, through sums that add up chunk by chunk and rank by rank."""
+
+    def fold(self, rnd: Round, server: State, sums: State, up: Parcel) -> State:
+        """The sums with some more uploads in them; `{}` is nothing yet."""
+
+    def finish(self, rnd: Round, server: State, sums: State) -> State:
+        """The server's fields that change."""
+
+
+@runtime_checkable
+class MergeRows(Step, Protocol):
+    """Uploads → server, where all uploads are needed side by side."""
+
+    def absorb(self, rnd: Round, server: State, up: Parcel) -> State:
+        """The server's fields that change."""
+
+
+class Extension(Protocol):
+    """New layers on a model."""
+
+    def __call__(self, module: nn.Module, example: Tensor, classes: int | None) -> nn.Module:
+        """The extended model; `example` is a batch of zeros of the data's shape."""
+
+
+SLOTS = ("serve", "mix", "train", "send", "merge", "tune")
+
+
+@record
+class Layerwise(Algorithm):
+    """An algorithm as a record of steps and declared fields."""
+
+    serve: tuple[Serve, ...]
+    mix: tuple[Mix, ...]
+    train: tuple[Train, ...]
+    send: tuple[Send, ...]
+    merge: tuple[MergeSums | MergeRows, ...]
+    server: Mapping[str, FieldSpec]
+    client: Mapping[str, FieldSpec]
+    row: str = "theta"
+    tune: tuple[Train, ...] = ()  # on a copy, before the row is deployed
+    extension: Extension | None = None
+
+    def __post_init__(self) -> None:
+        for name in SLOTS:
+            value = getattr(self, name)
+            object.__setattr__(self, name, tuple(value) if isinstance(value, tuple | list) else (value,))
+        _check_flow(self)
+
+    @property
+    def splits(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The splits that some step needs."""
+        steps = [step for slot in SLOTS for step in getattr(self, slot)]
+        return tuple(dict.fromkeys(["train", *(s for step in steps for s in getattr(step, "splits", ()))]))
+
+    @property
+    def keeps_rows(self) -> bool:  # type: ignore[override]
+        """Whether some merge needs all uploads side by side."""
+        return any(isinstance(step, MergeRows) for step in self.merge)
+
+    def extend(self, module: nn.Module, example: Tensor, classes: int | None) -> nn.Module:
+        """The model with the extension's layers."""
+        return module if self.extension is None else self.extension(module, example, classes)
+
+    def init(self, setup: Setup) -> State:
+        """The declared server fields at their start."""
+        return {name: spec.create(setup, None, "server") for name, spec in self.server.items()}
+
+    def enrol(self, setup: Setup, ids: Tensor) -> State:
+        """The declared client fields at their start."""
+        return {name: spec.create(setup, ids, "client") for name, spec in self.client.items()}
+
+    def download(self, rnd: Round, server: State, ids: Tensor) -> Parcel:
+        """What the serve steps give, together."""
+        return Parcel({k: f for step in self.serve for k, f in step(rnd, server, ids).items()})
+
+    def receive(self, rnd: Round, memory: State, parcel: Parcel, task: "Task") -> State:
+        """The memory after the mix steps."""
+        desk = dict(memory)
+        for step in self.mix:
+            desk |= step(rnd, desk, parcel, task)
+        return desk
+
+    def work(self, rnd: Round, memory: State, task: "Task") -> tuple[State, Parcel]:
+        """The memory after the train steps, cut down to what is declared, and what the send steps give."""
+        desk = _after(self.train, rnd, memory, task)
+        upload = Parcel({k: f for step in self.send for k, f in step(rnd, desk, task).items()})
+        return {name: _kept(desk[name], spec, rnd.layout, "client") for name, spec in self.client.items()}, upload
+
+    def fold(self, rnd: Round, server: State, total: Total, uploads: Parcel) -> Total:
+        """Each sums-step adds to its own sums; uploads are kept only if some step needs rows."""
+        sums: State = dict(total.sums)
+        for i, step in enumerate(self.merge):
+            if not isinstance(step, MergeRows):
+                own = step.fold(rnd, server, _own(sums, i), uploads)
+                sums |= {f"{i}:{name}": value for name, value in own.items()}
+        rows = (*total.rows, uploads) if self.keeps_rows else ()
+        return Total(sums, rows)
+
+    def absorb(self, rnd: Round, server: State, total: Total) -> State:
+        """The merge steps in their order; each sees what the ones before it changed."""
+        state = dict(server)
+        for i, step in enumerate(self.merge):
+            if isinstance(step, MergeRows):
+                state |= step.absorb(rnd, state, join(total.rows))
+            else:
+                state |= step.finish(rnd, state, _own(total.sums, i))
+        return {name: _kept(state[name], spec, rnd.layout, "server") for name, spec in self.server.items()}
+
+    def deploy(self, rnd: Round, memory: State, task: "Task") -> Rows:
+        """The row after the tune steps, on a copy."""
+        return rows_of(_after(self.tune, rnd, memory, task), self.row)
+
+
+def _after(steps: tuple[Train, ...], rnd: Round, memory: State, task: "Task") -> State:
+    desk = dict(memory)
+    for step in steps:
+        desk |= step(rnd, desk, task)
+    return desk
+
+
+def _own(sums: State, step: int) -> State:
+    return {name.partition(":")[2]: value for name, value in sums.items() if name.startswith(f"{step}:")}
+
+
+def _kept(value: Value, spec: FieldSpec, layout: Layout, side: Side) -> Value:
+    names = spec.names(layout, side)
+    return value if names is None or isinstance(value, Tensor) else {name: value[name] for name in names}
+
+
+def _check_flow(alg: Layerwise) -> None:
+    """Refuse a record in which a step reads what nobody gives, or a field is declared that nobody can keep up."""
+    down: set[str] = set()
+    up: set[str] = set()
+    _walk(alg, "serve", set(alg.server), down)
+    desk = set(alg.client) | down
+    for slot in ("mix", "train"):
+        _walk(alg, slot, desk, desk)
+    if alg.row not in desk:
+        raise RecordError(f"the model is field '{alg.row}', but clients have only: {_listed(desk)}")
+    _walk(alg, "tune", set(desk), set(desk))
+    _walk(alg, "send", desk, up)
+    server = set(alg.server) | up
+    _walk(alg, "merge", server, server)
+    for step in alg.merge:
+        for name in set(step.writes) - set(alg.server):
+            raise RecordError(f"merge: {_name(step)} writes '{name}', the server declares only: {_listed(alg.server)}")
+
+
+def _walk(alg: Layerwise, slot: str, known: set[str], written: set[str]) -> None:
+    for step in getattr(alg, slot):
+        for name in step.reads:
+            if name not in known:
+                raise RecordError(
+                    f"{slot}: {_name(step)} reads '{name}', which nobody gives; there is: {_listed(known)}"
+                )
+        written |= set(step.writes)
+
+
+def _name(step: object) -> str:
+    return type(step).__name__
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(sorted(names)) or "nothing"

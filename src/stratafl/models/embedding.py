@@ -1,0 +1,45 @@
+"""A bag-of-tokens text classifier."""
+
+from torch import Tensor, nn
+
+from stratafl.errors import ModelError
+from stratafl.models.staged import Stage, Staged, flat_size, require_positive
+
+
+class EmbeddingClassifier(Staged):
+    """The mean of the token embeddings, pads included, then two linear layers without an activation between.
+
+    The pad token's row starts at zero and gets no gradient.
+    """
+
+    def __init__(
+        self,
+        *,
+        shape: tuple[int, ...],
+        classes: int,
+        vocabulary: int | None = None,
+        width: int = 32,
+        padding: int = 0,
+    ) -> None:
+        super().__init__()
+        if vocabulary is None:
+            raise ModelError("EmbeddingClassifier needs the option 'vocabulary', the number of token ids, got none")
+        require_positive("EmbeddingClassifier", classes=classes, vocabulary=vocabulary, width=width)
+        flat_size("EmbeddingClassifier", shape)
+        if len(shape) != 1:
+            raise ModelError(f"EmbeddingClassifier needs samples of shape (tokens,), got {tuple(shape)}")
+        if padding not in range(vocabulary):
+            raise ModelError(f"EmbeddingClassifier needs padding among the ids 0 … {vocabulary - 1}, got {padding!r}")
+        self.embedding = nn.Embedding(vocabulary, width, padding_idx=padding)
+        self.fc1 = nn.Linear(width, width)
+        self.fc = nn.Linear(width, classes)
+
+    def stages(self) -> tuple[Stage, ...]:
+        """The averaged embedding, fc1 and the head."""
+        embedding = Stage("embedding", ("embedding",), self._embed)
+        return (embedding, Stage("fc1", ("fc1",), lambda x: self._apply_module("fc1", x)), self._head_stage())
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        if tokens.is_floating_point():
+            raise ModelError(f"EmbeddingClassifier takes whole-number token ids, got {tokens.dtype}")
+        return self._apply_module("embedding", tokens).mean(1)

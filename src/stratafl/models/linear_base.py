@@ -1,0 +1,97 @@
+"""FedPer's ablation: the shared base of a model replaced by one linear layer."""
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from stratafl.errors import ModelError
+from stratafl.models.staged import Stage, Staged, flat_size
+
+
+class LinearBase(Staged):
+    """A model whose stages but the last `personal` are one Linear, without activation, called `base`.
+
+    The personal sub-modules are those of the given model, not copies, and keep their names.
+    """
+
+    def __init__(self, model: Staged, personal: int, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        stages = model.stages()
+        if personal not in range(1, len(stages)):
+            kind, most = type(model).__name__, len(stages) - 1
+            raise ModelError(f"a linear base of {kind} needs 1 to {most} personal stages, got {personal!r}")
+        self.head_name = model.head_name
+        self.personal = personal
+        self.personal_shape = _shape_after(model, len(stages) - personal, shape)
+        weight = next(model.parameters())
+        size = flat_size("LinearBase", shape)
+        self.base = nn.Linear(size, math.prod(self.personal_shape), device=weight.device, dtype=weight.dtype)
+        for name in (name for stage in stages[-personal:] for name in stage.modules):
+            _adopt(self, name, model.get_submodule(name))
+        object.__setattr__(self, "_host", _hosted(model, self))
+        self.training = self.base.training = model.training
+
+    def stages(self) -> tuple[Stage, ...]:
+        """The linear base, then the personal stages of the model."""
+        return (Stage("base", ("base",), self._base), *self._model().stages()[-self.personal :])
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of every sub-module, and of the model whose stages are run."""
+        self._model().training = mode
+        return super().train(mode)
+
+    def _model(self) -> Staged:
+        host: Staged = self.__dict__["_host"]
+        return host
+
+    def _base(self, x: Tensor) -> Tensor:
+        return self._apply_module("base", x.flatten(1)).reshape(x.shape[0], *self.personal_shape)
+
+
+def _hosted(model: Staged, owner: nn.Module) -> Staged:
+    # The personal stages look their modules up in the model they came from. This shallow copy of it has the very
+    # tables of the owner, so that a module swapped there is seen by the stages, also in deep copies of the owner.
+    host = copy.copy(model)
+    for table in ("_modules", "_parameters", "_buffers"):
+        host.__dict__[table] = owner.__dict__[table]
+    return host
+
+
+def _adopt(owner: nn.Module, name: str, module: nn.Module) -> None:
+    *path, last = name.split(".")
+    for step in path:
+        if step not in owner._modules:
+            owner.add_module(step, nn.Module())
+        owner = owner.get_submodule(step)
+    if last in owner._modules:
+        raise ModelError(f"the linear base cannot adopt the sub-module '{name}': it has one of that name already")
+    owner.add_module(last, module)
+
+
+def _shape_after(model: Staged, count: int, shape: Sequence[int]) -> tuple[int, ...]:
+    weight = next(model.parameters())
+    x = torch.zeros((1, *shape), device=weight.device, dtype=weight.dtype)
+    try:
+        with torch.no_grad(), _evaluating(model):
+            for stage in model.stages()[:count]:
+                x = stage.run(x)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ModelError(f"{type(model).__name__} does not take samples of shape {tuple(shape)}: {reason}") from error
+    return tuple(x.shape[1:])
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

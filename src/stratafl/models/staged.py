@@ -1,0 +1,79 @@
+"""A model as a chain of named stages, and the checks every model makes of its sizes."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+
+from torch import Tensor, nn
+
+from stratafl.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One link of the chain: its name, the sub-modules that belong to it, and what it does to a batch."""
+
+    name: str
+    modules: tuple[str, ...]
+    run: Callable[[Tensor], Tensor]
+
+    def owns(self, parameter: str) -> bool:
+        """Whether the parameter or buffer of this (dotted) name lies in one of the stage's sub-modules."""
+        return any(parameter.startswith(f"{prefix}.") for prefix in self.modules)
+
+
+class Staged(nn.Module, ABC):
+    """A model that is a chain of named stages, the last of which is the head."""
+
+    head_name: str = "fc"
+
+    @abstractmethod
+    def stages(self) -> tuple[Stage, ...]:
+        """The chain from input to output, made without touching a sub-module: `run` looks them up by name."""
+
+    def features(self, x: Tensor) -> Tensor:
+        """What the head sees: the batch after all stages but the last, as [B, d]."""
+        for stage in self.stages()[:-1]:
+            x = stage.run(x)
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The head applied to the features."""
+        return self.stages()[-1].run(self.features(x))
+
+    def _apply_module(self, name: str, x: Tensor) -> Tensor:
+        # Looked up at every call, because modules are swapped and borrowed after construction.
+        out: Tensor = self.get_submodule(name)(x)
+        return out
+
+    def _head_stage(self) -> Stage:
+        return Stage(self.head_name, (self.head_name,), lambda x: self._apply_module(self.head_name, x))
+
+
+def require_positive(model: str, **sizes: object) -> None:
+    """Refuse any size that is not a positive whole number."""
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, Integral) or int(size) < 1:
+            raise ModelError(f"{model} needs a positive whole number as {name}, got {size!r}")
+
+
+def flat_size(model: str, shape: Sequence[int]) -> int:
+    """How many numbers one sample of this shape holds."""
+    if not shape:
+        raise ModelError(f"{model} needs samples with at least one axis, got shape ()")
+    for size in shape:
+        require_positive(model, **{f"every axis of shape {tuple(shape)}": size})
+    return math.prod(shape)
+
+
+def image_shape(model: str, shape: Sequence[int], smallest_side: int = 1) -> tuple[int, int, int]:
+    """The shape as (channels, height, width), or a refusal when it is not an image or too small a one."""
+    if len(shape) != 3:
+        raise ModelError(f"{model} needs samples of shape (channels, height, width), got {tuple(shape)}")
+    flat_size(model, shape)
+    channels, height, width = shape
+    if min(height, width) < smallest_side:
+        raise ModelError(f"{model} needs images of at least {smallest_side}×{smallest_side}, got {height}×{width}")
+    return channels, height, width

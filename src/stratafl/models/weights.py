@@ -1,0 +1,80 @@
+"""Weights of a module in a safetensors file."""
+
+import os
+import uuid
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from stratafl.errors import ModelError
+
+
+def save_weights(module: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Write all parameters and buffers to `path`, which appears complete or not at all."""
+    target = Path(path)
+    # Cloned because safetensors refuses tensors that share memory, as tied weights do.
+    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in module.state_dict().items()}
+    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.partial")
+    try:
+        save_file(tensors, partial)
+        partial.replace(target)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"the weights cannot be written to '{target}': {error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def load_weights(module: nn.Module, path: str | os.PathLike[str], *, strict: bool = True) -> tuple[str, ...]:
+    """Read weights from `path` and return the names loaded; nothing is changed if anything is refused.
+
+    Unless `strict`, names that only the file or only the module has are left alone.
+    """
+    stored = _read(Path(path))
+    current: dict[str, Tensor] = module.state_dict()
+    if strict:
+        _check_names(path, stored, current)
+    shared = {name: value for name, value in stored.items() if name in current}
+    _check_shapes(path, shared, current)
+    module.load_state_dict(shared, strict=False)
+    return tuple(shared)
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise ModelError(f"there is no weights file '{path}'")
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"'{path}' is not a readable safetensors file: {error}") from error
+
+
+def _check_names(path: str | os.PathLike[str], stored: Collection[str], current: Collection[str]) -> None:
+    missing = [name for name in current if name not in stored]
+    unexpected = [name for name in stored if name not in current]
+    faults = []
+    if missing:
+        faults.append(f"lacks {len(missing)} of the module's {len(current)} names{_first(missing, stored)}")
+    if unexpected:
+        names = "name" if len(unexpected) == 1 else "names"
+        faults.append(f"has {len(unexpected)} {names} that the module has not{_first(unexpected, current)}")
+    if faults:
+        raise ModelError(f"the weights file '{os.fspath(path)}' {' and '.join(faults)}")
+
+
+def _first(names: list[str], others: Collection[str]) -> str:
+    near = get_close_matches(names[0], others, n=1, cutoff=0.5)
+    hint = f", nearest '{near[0]}'" if near else ""
+    return f" (first '{names[0]}'{hint})"
+
+
+def _check_shapes(path: str | os.PathLike[str], stored: Mapping[str, Tensor], current: Mapping[str, Tensor]) -> None:
+    for name, value in stored.items():
+        if value.shape != current[name].shape:
+            raise ModelError(
+                f"'{name}' has shape {tuple(value.shape)} in the weights file '{os.fspath(path)}' "
+                f"and {tuple(current[name].shape)} in the module"
+            )

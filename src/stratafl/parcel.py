@@ -1,0 +1,186 @@
+"""Parcels: the only thing that crosses between server and clients.
+
+A parcel holds named fields. A field is `each` (a row per client, `[C, …]`) or `common` (one value for all, no client
+axis). It carries a tensor or blocks of the matrix. A block that is not in it was not sent; where that differs between
+clients or columns, the field is dense and a mask says what was sent: a `LayerMask` or a `ColumnMask`, two types,
+because a shape is not a meaning. What a mask leaves out is absent on the wire and NaN on the other side.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from stratafl.errors import WireError, unknown
+from stratafl.layout import Layout, Rows
+from stratafl.state import Index, Value, apply, combine, stack_below
+
+
+@dataclass(frozen=True, eq=False)
+class LayerMask:
+    """Which layers were sent: booleans `[C, L]`, or `[L]` in a common field."""
+
+    sent: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnMask:
+    """Which columns were sent: booleans of the shape of each block."""
+
+    sent: Rows
+
+
+Mask = LayerMask | ColumnMask
+
+
+@dataclass(frozen=True, eq=False)
+class Field:
+    """One value of a parcel, with what of it was sent."""
+
+    value: Value
+    common: bool = False
+    mask: Mask | None = None
+
+    @property
+    def rows(self) -> Rows:
+        """The value as blocks."""
+        if isinstance(self.value, Tensor):
+            raise WireError("this field is a tensor, not blocks of the matrix")
+        return self.value
+
+    @property
+    def tensor(self) -> Tensor:
+        """The value as one tensor."""
+        if not isinstance(self.value, Tensor):
+            raise WireError("this field is blocks of the matrix, not one tensor")
+        return self.value
+
+    def sent(self, layout: Layout) -> Rows | None:
+        """Booleans that broadcast against the blocks, or None if all that is here was sent."""
+        if isinstance(self.mask, LayerMask):
+            return layout.spread(self.mask.sent, self.rows)
+        return None if self.mask is None else self.mask.sent
+
+    def pick(self, index: Index) -> "Field":
+        """The field for some of the clients."""
+        if self.common:
+            return self
+        mask = self.mask
+        if isinstance(mask, LayerMask):
+            mask = LayerMask(mask.sent[index])
+        elif mask is not None:
+            mask = ColumnMask({name: sent[index] for name, sent in mask.sent.items()})
+        return replace(self, value=apply(lambda x: x[index], self.value), mask=mask)
+
+    def poisoned(self, layout: Layout) -> "Field":
+        """The field with NaN wherever nothing was sent."""
+        sent = self.sent(layout)
+        if sent is None:
+            return self
+        return replace(self, value={n: torch.where(sent[n], x, torch.nan) for n, x in self.rows.items()})
+
+
+class Parcel(Mapping[str, Field]):
+    """What one side sends to the other: named fields for C clients."""
+
+    def __init__(self, fields: Mapping[str, Field]) -> None:
+        self._fields = dict(fields)
+
+    def __getitem__(self, name: str) -> Field:
+        if name not in self._fields:
+            raise unknown("field of the parcel", name, self._fields)
+        return self._fields[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._fields
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def __repr__(self) -> str:
+        return f"Parcel({', '.join(self._fields)})"
+
+    def pick(self, index: Index) -> "Parcel":
+        """The parcel for some of the clients."""
+        return Parcel({name: field.pick(index) for name, field in self.items()})
+
+    def poisoned(self, layout: Layout) -> "Parcel":
+        """The parcel with NaN wherever nothing was sent."""
+        return Parcel({name: field.poisoned(layout) for name, field in self.items()})
+
+
+def join(parcels: Sequence[Parcel]) -> Parcel:
+    """The parcels of several groups of clients as one."""
+    if len(parcels) == 1:
+        return parcels[0]
+    return Parcel({name: _join_fields([p[name] for p in parcels]) for name in parcels[0]})
+
+
+def _join_fields(fields: Sequence[Field]) -> Field:
+    first = fields[0]
+    if first.common:
+        return first
+    masks = [f.mask for f in fields]
+    mask: Mask | None = None
+    if isinstance(first.mask, LayerMask):
+        mask = LayerMask(torch.cat([m.sent for m in masks if isinstance(m, LayerMask)]))
+    elif first.mask is not None:
+        columns = [m.sent for m in masks if isinstance(m, ColumnMask)]
+        mask = ColumnMask({name: torch.cat([c[name] for c in columns]) for name in columns[0]})
+    return Field(combine(stack_below, [f.value for f in fields]), mask=mask)
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """What a parcel weighs on the wire: per client, and per layer over all clients."""
+
+    clients: Tensor  # [C]
+    layers: Tensor  # [L]
+    other: int
+
+    @property
+    def total(self) -> int:
+        """All clients together."""
+        return int(self.clients.sum())
+
+    def __add__(self, more: "Bytes") -> "Bytes":
+        return Bytes(torch.cat([self.clients, more.clients]), self.layers + more.layers, self.other + more.other)
+
+
+def count_bytes(parcel: Parcel, layout: Layout, clients: int) -> Bytes:
+    """Values that were sent, plus one bit per column (or layer) for each mask; a common field goes to every client."""
+    weights = torch.zeros(clients, len(layout.layers) + 1, dtype=torch.int64)
+    for field in parcel.values():
+        weights += _field_bytes(field, layout, clients)
+    return Bytes(weights.sum(1), weights[:, :-1].sum(0), int(weights[:, -1].sum()))
+
+
+def _field_bytes(field: Field, layout: Layout, clients: int) -> Tensor:
+    """`[C, L + 1]`: bytes per client and layer, the last column for what belongs to no layer."""
+    weights = torch.zeros(clients, len(layout.layers) + 1, dtype=torch.int64)
+    if isinstance(field.value, Tensor):
+        weights[:, -1] = field.value.numel() * field.value.element_size() // (1 if field.common else clients)
+        return weights
+    sent = field.sent(layout)
+    for name, block in field.value.items():
+        weights[:, layout.specs[name].layer] += _block_bytes(
+            block, None if sent is None else sent[name], field, clients
+        )
+    if isinstance(field.mask, LayerMask):
+        weights[:, -1] += (len(layout.layers) + 7) // 8
+    return weights
+
+
+def _block_bytes(block: Tensor, sent: Tensor | None, field: Field, clients: int) -> Tensor:
+    shape = block.shape if field.common else block.shape[1:]
+    size = shape.numel()
+    if sent is None:
+        return torch.full((clients,), size * block.element_size())
+    dense = sent.expand(block.shape)
+    columns = dense.sum().expand(clients) if field.common else dense.flatten(1).sum(1)
+    bitmap = (size + 7) // 8 if isinstance(field.mask, ColumnMask) else 0
+    return columns.cpu() * block.element_size() + bitmap

@@ -1,0 +1,142 @@
+"""Phases: records one after the other, with their declared fields carried over.
+
+    Phased((Phase(fedavg(), rounds=30), Phase(local(), participation="all")))
+
+Every phase works on the union of what the phases declare: a field that a later phase needs is kept up to date by the
+earlier ones. A client that was not reached before a change still has what it had: where that matters, a phase of one
+round with `participation="all"` reaches everybody.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from stratafl.algorithm import Algorithm, Participation, Plan, Round, Setup, Total
+from stratafl.errors import RecordError
+from stratafl.fields import FieldSpec, Together
+from stratafl.layerwise import Layerwise
+from stratafl.layout import Rows
+from stratafl.parcel import Parcel
+from stratafl.records import record
+from stratafl.state import State
+
+if TYPE_CHECKING:
+    from stratafl.task import Task
+
+
+@record
+class Phase:
+    """A record, for how many rounds (None: for the rest), and who takes part."""
+
+    algorithm: Layerwise
+    rounds: int | None = None
+    participation: Participation = "sampled"
+    evaluated: bool = True
+
+
+@record
+class Phased(Algorithm):
+    """Phases in their order; `finish` is one more pass after the last round."""
+
+    phases: tuple[Phase, ...]
+    finish: Phase | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "phases", tuple(self.phases))
+        if not self.phases:
+            raise RecordError("Phased needs at least one phase")
+        for i, phase in enumerate(self.phases[:-1]):
+            if phase.rounds is None:
+                raise RecordError(f"phase {i} has no number of rounds, so phase {i + 1} would never begin")
+        if len({phase.algorithm.row for phase in self._all}) > 1:
+            raise RecordError("the phases deploy different fields: " + ", ".join(p.algorithm.row for p in self._all))
+
+    @property
+    def _all(self) -> tuple[Phase, ...]:
+        return self.phases if self.finish is None else (*self.phases, self.finish)
+
+    @cached_property
+    def records(self) -> tuple[Layerwise, ...]:
+        """The record of each phase, on the fields of all."""
+        server = _union([phase.algorithm.server for phase in self._all])
+        client = _union([phase.algorithm.client for phase in self._all])
+        return tuple(replace(phase.algorithm, server=server, client=client) for phase in self._all)
+
+    @property
+    def row(self) -> str:  # type: ignore[override]
+        """The field that is a client's model, the same in all phases."""
+        return self.phases[0].algorithm.row
+
+    @property
+    def splits(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The splits that some phase needs."""
+        return tuple(dict.fromkeys(split for phase in self._all for split in phase.algorithm.splits))
+
+    @property
+    def keeps_rows(self) -> bool:  # type: ignore[override]
+        """Whether some phase needs all uploads side by side."""
+        return any(phase.algorithm.keeps_rows for phase in self._all)
+
+    def extend(self, module: nn.Module, example: Tensor, classes: int | None) -> nn.Module:
+        """The model with the extension of the first phase that has one."""
+        for phase in self._all:
+            if phase.algorithm.extension is not None:
+                return phase.algorithm.extend(module, example, classes)
+        return module
+
+    def rounds(self, requested: int) -> int:
+        """One more than asked for if there is a finish."""
+        return requested + (self.finish is not None)
+
+    def plan(self, t: int, rounds: int) -> Plan:
+        """The phase that round t falls into."""
+        ends = accumulate(rounds if phase.rounds is None else phase.rounds for phase in self.phases)
+        index = next((i for i, end in enumerate(ends) if t < end), len(self.phases) - 1)
+        if self.finish is not None and t >= rounds:
+            index = len(self.phases)
+        return Plan(index, self._all[index].participation, self._all[index].evaluated)
+
+    def init(self, setup: Setup) -> State:
+        """The fields of all phases."""
+        return self.records[0].init(setup)
+
+    def enrol(self, setup: Setup, ids: Tensor) -> State:
+        """The fields of all phases."""
+        return self.records[0].enrol(setup, ids)
+
+    def download(self, rnd: Round, server: State, ids: Tensor) -> Parcel:
+        """What the round's phase serves."""
+        return self.records[rnd.plan.phase].download(rnd, server, ids)
+
+    def receive(self, rnd: Round, memory: State, parcel: Parcel, task: "Task") -> State:
+        """How the round's phase mixes."""
+        return self.records[rnd.plan.phase].receive(rnd, memory, parcel, task)
+
+    def work(self, rnd: Round, memory: State, task: "Task") -> tuple[State, Parcel]:
+        """How the round's phase trains and what it sends."""
+        return self.records[rnd.plan.phase].work(rnd, memory, task)
+
+    def fold(self, rnd: Round, server: State, total: Total, uploads: Parcel) -> Total:
+        """How the round's phase sums up."""
+        return self.records[rnd.plan.phase].fold(rnd, server, total, uploads)
+
+    def absorb(self, rnd: Round, server: State, total: Total) -> State:
+        """How the round's phase merges."""
+        return self.records[rnd.plan.phase].absorb(rnd, server, total)
+
+    def deploy(self, rnd: Round, memory: State, task: "Task") -> Rows:
+        """What the round's phase deploys."""
+        return self.records[rnd.plan.phase].deploy(rnd, memory, task)
+
+
+def _union(declared: list[Mapping[str, FieldSpec]]) -> dict[str, FieldSpec]:
+    union: dict[str, FieldSpec] = {}
+    for fields in declared:
+        for name, spec in fields.items():
+            known = union.get(name, spec)
+            union[name] = spec if known == spec else Together((known, spec))
+    return union

@@ -1,0 +1,25 @@
+"""Edits: what is done to gradients before a step."""
+
+from collections.abc import Mapping
+
+from stratafl.layout import Layout, Rows
+from stratafl.records import record
+from stratafl.state import Value, rows_of
+
+
+@record
+class Pull:
+    """Add strength·(θ − anchor): the gradient of (strength/2)·‖θ − anchor‖²."""
+
+    strength: float
+    anchor: str = "anchor"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The anchor."""
+        return (self.anchor,)
+
+    def __call__(self, gradients: Rows, row: Rows, desk: Mapping[str, Value], layout: Layout) -> Rows:
+        """Gradients with the pull."""
+        anchor = rows_of(desk, self.anchor)
+        return {name: g + self.strength * (row[name] - anchor[name]) for name, g in gradients.items()}

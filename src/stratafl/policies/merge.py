@@ -1,0 +1,44 @@
+"""Merge: the server's next state from the uploads."""
+
+from typing import Literal
+
+import torch
+
+from stratafl.algorithm import Round
+from stratafl.parcel import Parcel
+from stratafl.records import record
+from stratafl.reduce import add_rows, add_weights, mean_or_hold
+from stratafl.state import State, rows_of
+
+
+@record
+class Mean:
+    """Σ w_k·θ_k / Σ w_k, column by column over those who sent it; what nobody sent is held."""
+
+    field: str = "theta"
+    weights: Literal["samples", "uniform"] = "samples"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The uploads and the server's own field."""
+        return (f"up.{self.field}", "up.samples", self.field)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """The server's field."""
+        return (self.field,)
+
+    def fold(self, rnd: Round, server: State, sums: State, up: Parcel) -> State:
+        """Numerator and denominator, client by client."""
+        field, samples = up[self.field], up["samples"].tensor
+        weights = samples if self.weights == "samples" else torch.ones_like(samples)
+        sent = field.sent(rnd.layout)
+        top, bottom = (rows_of(sums, name) if sums else {} for name in ("top", "bottom"))
+        return {
+            "top": add_rows(top, weights, field.rows, sent),
+            "bottom": add_weights(bottom, weights, field.rows, sent),
+        }
+
+    def finish(self, rnd: Round, server: State, sums: State) -> State:
+        """The quotient."""
+        return {self.field: mean_or_hold(rows_of(sums, "top"), rows_of(sums, "bottom"), rows_of(server, self.field))}

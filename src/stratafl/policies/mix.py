@@ -1,0 +1,101 @@
+"""Mix: where training starts, from the download and the client's own memory."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from stratafl.algorithm import Round
+from stratafl.errors import RecordError
+from stratafl.layout import Rows
+from stratafl.parcel import Field, Parcel
+from stratafl.records import record
+from stratafl.state import State, expand, rows_of
+
+if TYPE_CHECKING:
+    from stratafl.task import Task
+
+
+@record
+class Take:
+    """What was sent replaces what the client has; the rest of the row is the client's own."""
+
+    field: str = "theta"
+    into: str = "theta"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The field of the download."""
+        return (f"down.{self.field}",)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """The client's row."""
+        return (self.into,)
+
+    def __call__(self, rnd: Round, desk: State, down: Parcel, task: "Task") -> State:
+        """A complete row for each client."""
+        own = rows_of(desk, self.into) if self.into in desk else {}
+        row = {**own, **received(down[self.field], own, rnd, len(task))}
+        missing = [name for name in rnd.layout.specs if name not in row]
+        if missing:
+            layers = dict.fromkeys(rnd.layout.layers[rnd.layout.specs[n].layer].name for n in missing)
+            raise RecordError(
+                f"mix: Take finds nobody who has {', '.join(layers)} of '{self.into}': "
+                "neither the download nor the client's memory"
+            )
+        return {self.into: {name: row[name] for name in rnd.layout.specs}}
+
+
+def received(field: Field, own: Rows, rnd: Round, count: int) -> Rows:
+    """The blocks of a field with a row per client; where a mask says that nothing was sent, the client's own."""
+    rows = expand(field.rows, count) if field.common else field.rows
+    sent = field.sent(rnd.layout)
+    if sent is None:
+        return rows
+    return {name: torch.where(sent[name], block, own[name]) for name, block in rows.items()}
+
+
+@record
+class Remember:
+    """Keep what was mixed under another name for the rest of the round, as an anchor."""
+
+    field: str = "theta"
+    name: str = "anchor"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The client's row."""
+        return (self.field,)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """The anchor."""
+        return (self.name,)
+
+    def __call__(self, rnd: Round, desk: State, down: Parcel, task: "Task") -> State:
+        """The same tensors: nobody writes into them."""
+        return {self.name: desk[self.field]}
+
+
+@record
+class TakeNumber:
+    """A tensor of the download, one row per client."""
+
+    field: str
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The field of the download."""
+        return (f"down.{self.field}",)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """The field on the client's desk."""
+        return (self.field,)
+
+    def __call__(self, rnd: Round, desk: State, down: Parcel, task: "Task") -> State:
+        """Expanded if it is common."""
+        field = down[self.field]
+        value: Tensor = field.tensor.expand(len(task), *field.tensor.shape) if field.common else field.tensor
+        return {self.field: value}

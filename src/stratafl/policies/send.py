@@ -1,0 +1,37 @@
+"""Send: what clients upload."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from stratafl.algorithm import Round
+from stratafl.layers import Select, select
+from stratafl.parcel import Field
+from stratafl.records import record
+from stratafl.state import State, rows_of
+
+if TYPE_CHECKING:
+    from stratafl.task import Task
+
+
+@record
+class Upload:
+    """Layers of the client's row, and its number of training samples n_k."""
+
+    layers: Select = select("all")
+    field: str = "theta"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The client's row."""
+        return (self.field,)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """The fields of the upload."""
+        return (f"up.{self.field}", "up.samples")
+
+    def __call__(self, rnd: Round, desk: State, task: "Task") -> Mapping[str, Field]:
+        """The layers and n_k."""
+        row = rows_of(desk, self.field)
+        layers = {name: row[name] for name in rnd.layout.travelling(self.layers)}
+        return {self.field: Field(layers), "samples": Field(task.sizes("train"))}

@@ -1,0 +1,60 @@
+"""Serve: what clients download."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from stratafl.algorithm import Round
+from stratafl.layers import Select, select
+from stratafl.parcel import Field
+from stratafl.records import record
+from stratafl.state import State, Value
+
+
+@record
+class Broadcast:
+    """The same layers of a server field to every client."""
+
+    layers: Select = select("all")
+    field: str = "theta"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The server field."""
+        return (self.field,)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """The field of the download."""
+        return (f"down.{self.field}",)
+
+    def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
+        """One common field."""
+        return {self.field: Field(_layers(server[self.field], rnd, self.layers), common=True)}
+
+
+@record
+class Deliver:
+    """To each client its own row of a server field that keeps a row per client."""
+
+    layers: Select = select("all")
+    field: str = "theta"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The server field."""
+        return (self.field,)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """The field of the download."""
+        return (f"down.{self.field}",)
+
+    def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
+        """One row per client."""
+        rows = _layers(server[self.field], rnd, self.layers)
+        return {self.field: Field(rows[ids] if isinstance(rows, Tensor) else {n: x[ids] for n, x in rows.items()})}
+
+
+def _layers(value: Value, rnd: Round, layers: Select) -> Value:
+    return value if isinstance(value, Tensor) else {name: value[name] for name in rnd.layout.travelling(layers)}

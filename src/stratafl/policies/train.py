@@ -1,0 +1,90 @@
+"""Train: phases of local descent."""
+
+from typing import TYPE_CHECKING
+
+from stratafl.algorithm import Round
+from stratafl.errors import RecordError
+from stratafl.layers import Select, select
+from stratafl.objectives import Objective
+from stratafl.policies.schedules import Constant, Schedule
+from stratafl.records import record
+from stratafl.state import State, rows_of
+from stratafl.task.descent import Descent, Edit, Rate, descend
+
+if TYPE_CHECKING:
+    from stratafl.task import Task
+
+
+@record
+class SGD:
+    """Minibatch SGD on some layers of one row, the others frozen.
+
+    `purpose` keys its shuffles: two descents of one round need two purposes. Layers that are not trained run in
+    evaluation mode unless `frozen_modules_train`. `steps` counts steps instead of epochs.
+    """
+
+    lr: float = 0.05
+    epochs: int = 1
+    batch: int = 10
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float | None = None
+    schedule: Schedule = Constant()
+    layers: Select = select("all")
+    row: str = "theta"
+    objective: Objective | None = None
+    edits: tuple[Edit, ...] = ()
+    rates: tuple[Rate, ...] = ()
+    steps: int | None = None
+    drop_last: bool = False
+    shuffle: bool = True
+    frozen_modules_train: bool = False
+    purpose: str = "train"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "edits", tuple(self.edits))
+        object.__setattr__(self, "rates", tuple(self.rates))
+        for name, least in (("lr", 0), ("epochs", 0), ("batch", 1), ("momentum", 0), ("weight_decay", 0)):
+            if not getattr(self, name) >= least:
+                raise RecordError(f"SGD: {name} must be at least {least}, not {getattr(self, name)}")
+        if self.clip is not None and not self.clip > 0:
+            raise RecordError(f"SGD: clip must be above 0, not {self.clip}")
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The row, and what objective, edits and rates read."""
+        o = self.objective
+        asked = () if o is None else (*o.frozen, *o.constants, *o.carries)
+        return (self.row, *asked, *(name for edit in (*self.edits, *self.rates) for name in edit.reads))
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """The row, what the objective carries, and each client's steps and summed loss."""
+        return (self.row, "steps", "loss", *(() if self.objective is None else self.objective.carries))
+
+    def __call__(self, rnd: Round, desk: State, task: "Task") -> State:
+        """The row after descent."""
+        descent = Descent(
+            objective=self.objective or task.objective(),
+            trained=rnd.layout.trainable(self.layers),
+            lr=self.lr * self.schedule(rnd.t, rnd.setup.rounds),
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            clip=self.clip,
+            edits=self.edits,
+            rates=self.rates,
+            frozen_modules_train=self.frozen_modules_train,
+        )
+        after = descend(
+            task,
+            descent,
+            rows_of(desk, self.row),
+            desk,
+            batch=self.batch,
+            epochs=self.epochs,
+            steps=self.steps,
+            drop_last=self.drop_last,
+            shuffle=self.shuffle,
+            purpose=self.purpose,
+        )
+        return {self.row: after.pop("row")} | {name: value for name, value in after.items() if name != "velocity"}

@@ -1,0 +1,50 @@
+"""Weighted sums of rows, folded client by client in float64.
+
+A fold in a fixed order gives the same bits for one chunk of twenty clients, seven chunks, or twenty messages; a sum
+over the client axis would not, and would need a float64 copy of the whole cohort.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from stratafl.layout import Rows
+
+
+def add_rows(total: Mapping[str, Tensor], weights: Tensor, rows: Mapping[str, Tensor], sent: Rows | None) -> Rows:
+    """The total with Σ_k w_k·x_k more, over what was sent; a new dictionary of new tensors."""
+    return {name: _add(total.get(name), weights, _cleared(rows[name], sent, name)) for name in rows}
+
+
+def add_weights(total: Mapping[str, Tensor], weights: Tensor, rows: Mapping[str, Tensor], sent: Rows | None) -> Rows:
+    """The total with Σ_k w_k more, for each block over the clients (or columns) that sent it."""
+    return {name: _add(total.get(name), weights, _presence(rows[name], sent, name)) for name in rows}
+
+
+def mean_or_hold(sums: Rows, weights: Rows, held: Mapping[str, Tensor]) -> Rows:
+    """Σ w·x / Σ w where anybody sent something, else what the server holds; blocks nobody sent are held too."""
+    means = {
+        name: torch.where(weights[name] > 0, total / weights[name].clamp(min=1e-300), held[name]).to(held[name].dtype)
+        for name, total in sums.items()
+    }
+    return {**held, **means}
+
+
+def _cleared(block: Tensor, sent: Rows | None, name: str) -> Tensor:
+    # Not a product: what was not sent is NaN on the server's side.
+    return block if sent is None else torch.where(sent[name], block, 0)
+
+
+def _presence(block: Tensor, sent: Rows | None, name: str) -> Tensor:
+    return block.new_ones(len(block)) if sent is None else sent[name].to(block.dtype)
+
+
+def _add(total: Tensor | None, weights: Tensor, rows: Tensor) -> Tensor:
+    if total is None:
+        total = rows.new_zeros(rows.shape[1:], dtype=torch.float64)
+    else:
+        total = total.clone()
+    for weight, row in zip(weights.to(torch.float64), rows, strict=True):
+        total.addcmul_(row, weight)
+    return total

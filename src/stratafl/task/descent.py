@@ -1,0 +1,134 @@
+"""Minibatch descent of all clients: one step of it, in place on rows that belong to it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from stratafl.layout import Layout, Rows
+from stratafl.objectives import Objective
+from stratafl.state import State, Value, rows_of, tensor_of
+from stratafl.task.engine import Inputs, Stack
+from stratafl.task.task import Task
+
+
+class Edit(Protocol):
+    """A change of the gradients: (gradients, row, fields of the desk, layout) → gradients."""
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The fields of the desk that it needs."""
+
+    def __call__(self, gradients: Rows, row: Rows, desk: Mapping[str, Value], layout: Layout) -> Rows:
+        """New gradients."""
+
+
+class Rate(Protocol):
+    """A factor on the learning rate: (gradients, row, fields of the desk, layout) → factors that broadcast."""
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The fields of the desk that it needs."""
+
+    def __call__(self, gradients: Rows, row: Rows, desk: Mapping[str, Value], layout: Layout) -> Rows:
+        """One factor per layer (as `spread` gives it) or per column."""
+
+
+@dataclass(frozen=True, eq=False)
+class Descent:
+    """What a step of descent does."""
+
+    objective: Objective
+    trained: tuple[str, ...]
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float | None = None
+    edits: tuple[Edit, ...] = ()
+    rates: tuple[Rate, ...] = ()
+    frozen_modules_train: bool = False
+
+
+def descend(task: Task, descent: Descent, row: Rows, desk: Mapping[str, Value], **batches: object) -> State:
+    """Rows after descent, the carried fields, and each client's number of steps and summed loss."""
+    objective = descent.objective
+    device = next(iter(row.values())).device
+    count = len(task)
+    carry: State = {
+        # Everything of the row is carried: a client that is done keeps its row whatever the others do.
+        "row": {n: x.clone() if n in descent.trained else x for n, x in row.items()},
+        "steps": torch.zeros(count, dtype=torch.int64, device=device),
+        "loss": torch.zeros(count, dtype=torch.float64, device=device),
+        "velocity": {n: torch.zeros_like(row[n]) for n in descent.trained} if descent.momentum else {},
+    }
+    carry |= {name: desk[name] for name in objective.carries}
+    reads = [*objective.frozen, *objective.constants, *(r for e in (*descent.edits, *descent.rates) for r in e.reads)]
+    constants = {name: desk[name] for name in reads}
+    rate = torch.tensor(descent.lr, dtype=next(iter(row.values())).dtype, device=device)
+    return task.scan(_step(task, descent, rate), carry, constants=constants, **batches)  # type: ignore[arg-type]
+
+
+def _step(task: Task, descent: Descent, rate: Tensor) -> Callable[[State, State, Stack], State]:
+    objective = descent.objective
+
+    def step(carry: State, desk: State, stack: Stack) -> State:
+        row = rows_of(carry, "row")
+        inputs = Inputs(
+            {name: rows_of(desk, name) for name in objective.frozen},
+            {name: tensor_of(desk, name) for name in objective.constants},
+            {name: tensor_of(carry, name) for name in objective.carries},
+        )
+        out = task.gradients(
+            row,
+            stack,
+            objective=objective,
+            trained=descent.trained,
+            inputs=inputs,
+            frozen_modules_train=descent.frozen_modules_train,
+        )
+        velocity = rows_of(carry, "velocity")
+        factors = _factors(descent, out.rows, row, desk, task.layout)
+        _move(row, _direction(descent, out.rows, row, desk, task.layout, velocity), rate, factors)
+        counted = {
+            "steps": tensor_of(carry, "steps") + 1,
+            "loss": tensor_of(carry, "loss") + out.loss.detach().double(),
+        }
+        return {"row": {**row, **out.statistics}, "velocity": velocity, **counted, **out.carry}
+
+    return step
+
+
+def _direction(
+    descent: Descent, gradients: Rows, row: Rows, desk: Mapping[str, Value], layout: Layout, velocity: Rows
+) -> Rows:
+    """Edited, clipped, decayed and with momentum, in the order of torch's SGD; velocity moves in place."""
+    for edit in descent.edits:
+        gradients = edit(gradients, row, desk, layout)
+    if descent.clip is not None:
+        norm = layout.dot(gradients, gradients).sum(1).sqrt()
+        factor = (descent.clip / (norm + 1e-6)).clamp(max=1)
+        gradients = {n: g * factor.reshape(-1, *(1,) * (g.ndim - 1)) for n, g in gradients.items()}
+    if descent.weight_decay:
+        gradients = {n: g + descent.weight_decay * row[n] for n, g in gradients.items()}
+    if not descent.momentum:
+        return gradients
+    for name, v in velocity.items():
+        v.mul_(descent.momentum).add_(gradients[name])
+    return velocity
+
+
+def _factors(
+    descent: Descent, gradients: Rows, row: Rows, desk: Mapping[str, Value], layout: Layout
+) -> dict[str, Tensor]:
+    factors: Rows = {}
+    for rate in descent.rates:
+        for name, factor in rate(gradients, row, desk, layout).items():
+            factors[name] = factors[name] * factor if name in factors else factor
+    return factors
+
+
+def _move(row: Rows, direction: Rows, rate: Tensor, factors: Rows) -> None:
+    for name, d in direction.items():
+        row[name].addcmul_(d, -rate if name not in factors else -rate * factors[name])

@@ -1,0 +1,147 @@
+"""Modules as the engine runs them: the same mathematics, made fit for stacked clients and padded batches.
+
+They are swapped in by class, so that names and tensors of the model stay as they are.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from stratafl import keys
+from stratafl.errors import ModelError
+
+
+@dataclass
+class Context:
+    """What a step tells the modules besides their input, and what they tell the step."""
+
+    weight: Tensor | None = None  # [B]: 1 for real samples, 0 for padding
+    key: Tensor | None = None  # this client's random key in this step
+    statistics: dict[str, Tensor] = field(default_factory=dict)
+    calls: Counter[str] = field(default_factory=Counter)
+
+
+class MaskedBatchNorm(_BatchNorm):
+    """BatchNorm whose batch statistics see the real samples only, and which returns running statistics.
+
+    Zero padding would shift mean and variance; stock BatchNorm would write into the buffers it is given.
+    """
+
+    context: Context
+    path: str
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise, and leave the new running statistics in the context."""
+        wide = (-1, *(1,) * (x.ndim - 2))
+        if self.training or self.running_mean is None:
+            mean, variance, count = self._batch_statistics(x)
+            if self.training and self.running_mean is not None:
+                self._remember("running_mean", mean)
+                self._remember("running_var", variance * (count / (count - 1)))
+        else:
+            assert self.running_var is not None
+            mean, variance = self.running_mean, self.running_var
+        scale = torch.rsqrt(variance + self.eps)
+        if self.affine:
+            scale = scale * self.weight
+        y = (x - mean.reshape(wide)) * scale.reshape(wide)
+        return y + self.bias.reshape(wide) if self.affine else y
+
+    def _batch_statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        flat = x.reshape(*x.shape[:2], -1)
+        positions = flat.shape[2]
+        weight = self.context.weight
+        if weight is not None and len(weight) != len(x):
+            raise ModelError(f"'{self.path}' normalises {len(x)} rows for a batch of {len(weight)} samples")
+        share = x.new_ones(len(x)) if weight is None else weight
+        count = share.sum() * positions
+        mean = (share[:, None] * flat.sum(2)).sum(0) / count
+        squares = (flat - mean[:, None]).square().sum(2)
+        return mean, (share[:, None] * squares).sum(0) / count, count
+
+    def _remember(self, name: str, value: Tensor) -> None:
+        path, momentum = f"{self.path}.{name}", self.momentum
+        assert momentum is not None
+        old = self.context.statistics.get(path, getattr(self, name))
+        self.context.statistics[path] = (1 - momentum) * old + momentum * value.detach()
+
+
+class KeyedDropout(_DropoutNd):
+    """Dropout whose mask is a function of the step's key: the same on every device and for every C."""
+
+    context: Context
+    path: str
+    spatial: bool
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Drop elements, or whole channels for the spatial kinds."""
+        if not self.training or self.p == 0:
+            return x
+        assert self.context.key is not None
+        shape = (*x.shape[:2], *(1,) * (x.ndim - 2)) if self.spatial else x.shape
+        call = self.context.calls[self.path]
+        self.context.calls[self.path] += 1
+        key = keys.fold(keys.fold(self.context.key, keys.purpose_number(self.path)), call)
+        index = torch.arange(torch.Size(shape).numel(), device=x.device).reshape(shape)
+        kept = keys.stream(key, index) >= keys.threshold(self.p)
+        return x * kept / (1 - self.p) if self.p < 1 else x * 0
+
+
+class MatmulConv2d(nn.Conv2d):
+    """Convolution as shifted slices and one product, which stacked clients turn into one batched product.
+
+    On the CPU stock convolutions of stacked clients become grouped ones, which are slow and whose bits depend on C.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The convolution of `[B, in, h, w]`."""
+        batch, channels, height, width = x.shape
+        (kh, kw), (sh, sw), (ph, pw), (dh, dw) = self.kernel_size, self.stride, _pair(self.padding), self.dilation
+        out_h = (height + 2 * ph - dh * (kh - 1) - 1) // sh + 1
+        out_w = (width + 2 * pw - dw * (kw - 1) - 1) // sw + 1
+        x = x.transpose(0, 1)  # channels first, so that stacking slices is the only copy
+        x = F.pad(x, (pw, pw, ph, ph)) if ph or pw else x
+        slices = [
+            x[:, :, i * dh : i * dh + sh * (out_h - 1) + 1 : sh, j * dw : j * dw + sw * (out_w - 1) + 1 : sw]
+            for i in range(kh)
+            for j in range(kw)
+        ]
+        columns = torch.stack(slices, 1).reshape(self.groups, channels // self.groups * kh * kw, batch * out_h * out_w)
+        weight = self.weight.reshape(self.groups, self.out_channels // self.groups, -1)
+        product = weight[0] @ columns[0] if self.groups == 1 else weight @ columns
+        y = product.reshape(self.out_channels, batch, out_h, out_w)
+        y = y if self.bias is None else y + self.bias[:, None, None, None]
+        return y.transpose(0, 1)
+
+
+def _pair(padding: str | tuple[int, ...]) -> tuple[int, int]:
+    assert not isinstance(padding, str)
+    return padding[0], padding[1]
+
+
+def prepare(module: nn.Module, context: Context, *, stacked: bool, device: torch.device) -> nn.Module:
+    """Swap modules in place for the ones above; stock BatchNorm and convolutions stay in an engine without stacking."""
+    for path, sub in module.named_modules():
+        if isinstance(sub, _DropoutNd) and type(sub) is not nn.AlphaDropout and type(sub) is not nn.FeatureAlphaDropout:
+            spatial = type(sub) is not nn.Dropout
+            _swap(sub, KeyedDropout, context, path)
+            sub.spatial = spatial  # type: ignore[assignment]
+        elif stacked and isinstance(sub, _BatchNorm):
+            _swap(sub, MaskedBatchNorm, context, path)
+        elif stacked and device.type == "cpu" and type(sub) is nn.Conv2d and _plain(sub):
+            sub.__class__ = MatmulConv2d
+    return module
+
+
+def _swap(sub: nn.Module, cls: type[nn.Module], context: Context, path: str) -> None:
+    sub.__class__ = cls
+    sub.context, sub.path = context, path  # type: ignore[assignment]
+
+
+def _plain(conv: nn.Conv2d) -> bool:
+    return conv.padding_mode == "zeros" and not isinstance(conv.padding, str)

@@ -1,0 +1,233 @@
+"""The client's only door to data: batches, gradients, features, counts and scores, for the clients of one cohort.
+
+Ragged clients, padding and the choice of engine live behind it; what algorithms see is a leading client axis C.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stratafl import keys
+from stratafl.algorithm import Round
+from stratafl.data import Federation
+from stratafl.errors import DataError
+from stratafl.layout import Layout, Rows
+from stratafl.objectives import Objective, default_objective, sample_hits, sample_losses
+from stratafl.state import State, join, pick
+from stratafl.task.engine import Engine, Gradients, Inputs, Stack
+from stratafl.task.lockstep import Lockstep, plan, table
+
+EVALUATION_BATCH = 256
+Step = Callable[..., State]
+
+
+@dataclass(frozen=True, eq=False)
+class Workshop:
+    """Data and engine of a federation, from which the tasks of its cohorts are made."""
+
+    federation: Federation
+    engine: Engine
+    layout: Layout
+    dtype: torch.dtype
+    device: torch.device
+    smallest_batch: int = 1
+
+    def task(self, ids: Tensor, rnd: Round, splits: tuple[str, ...] = ("train",)) -> "Task":
+        """The task of these clients in this round, with the splits they may look at."""
+        return Task(self, ids, rnd, splits)
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """What models score on a split: hits, summed loss and number of samples of each client `[C]`."""
+
+    hits: Tensor
+    loss: Tensor
+    count: Tensor
+
+    @property
+    def accuracy(self) -> Tensor:
+        """The share of hits of each client; 0 without samples."""
+        return self.hits / self.count.clamp(min=1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Reel:
+    """The batches of a whole scan, clients sorted: everything the host must say is said before the first step."""
+
+    samples: Tensor  # [C, S, B]
+    hosted_sizes: list[list[int]]
+    sizes: Tensor  # [C, S]
+    noise: Tensor  # [C]
+
+
+class Task:
+    """What C clients can do with their data in one round."""
+
+    def __init__(self, workshop: Workshop, ids: Tensor, rnd: Round, splits: tuple[str, ...]) -> None:
+        if len(ids) == 0:
+            raise DataError("the cohort is empty: a round needs at least one client")
+        self._shop, self._rnd, self._splits = workshop, rnd, splits
+        self.ids = ids.to(workshop.device)
+        self._hosted = ids.tolist()
+        self.layout = workshop.layout
+        self.classes = workshop.federation.classes
+
+    def __len__(self) -> int:
+        return len(self._hosted)
+
+    # Numbers about the data
+
+    def sizes(self, split: str = "train") -> Tensor:
+        """n_k: the samples of each client, int64 `[C]`."""
+        return torch.tensor(self._counts(split), device=self._shop.device)
+
+    def class_counts(self, split: str = "train") -> Tensor:
+        """How often each client has each class, `[C, classes]`."""
+        self._check(split)
+        counts: Tensor = self._shop.federation.class_counts(split)[self._hosted].to(self._shop.device)
+        return counts
+
+    def _counts(self, split: str) -> list[int]:
+        self._check(split)
+        counts: list[int] = self._shop.federation.counts(split)[self._hosted].tolist()
+        return counts
+
+    def _check(self, split: str) -> None:
+        if split not in self._splits:
+            raise DataError(f"split '{split}' is not open to the algorithm, which declares: {', '.join(self._splits)}")
+
+    # Training
+
+    def objective(self) -> Objective:
+        """The default: cross-entropy for labels, squared error for numbers."""
+        return default_objective(self.classes)
+
+    def scan(
+        self,
+        step: Step,
+        carry: State,
+        *,
+        batch: int,
+        epochs: int = 1,
+        steps: int | None = None,
+        constants: Mapping[str, "Tensor | Rows"] | None = None,
+        draws: int = 1,
+        drop_last: bool = False,
+        shuffle: bool = True,
+        purpose: str = "train",
+    ) -> State:
+        """Run `step(carry, constants, *stacks) → carry` over the batches of all clients, in lockstep.
+
+        Carry and constants have a leading client axis; a client that is done keeps its carry. With `draws` each step
+        gets so many batches that are shuffled independently.
+        """
+        lock = plan(
+            self._counts("train"),
+            batch=batch,
+            epochs=epochs,
+            steps=steps,
+            drop_last=drop_last,
+            smallest=self._shop.smallest_batch,
+        )
+        order = torch.tensor(lock.order, device=self._shop.device)
+        sorted_already = list(lock.order) == sorted(lock.order)
+        held = dict(constants or {})
+        if not sorted_already:
+            carry, held = pick(carry, order), pick(held, order)
+        reels = [self._reel(lock, f"{purpose}/{draw}", shuffle) for draw in range(draws)]
+        carry = self._lockstep(step, carry, held, lock, reels)
+        return carry if sorted_already else pick(carry, order.argsort())
+
+    def _lockstep(self, step: Step, carry: State, held: State, lock: Lockstep, reels: list["_Reel"]) -> State:
+        done: list[State] = []
+        width = len(self)
+        for s in range(lock.longest):
+            active = lock.active(s)
+            if active < width:
+                done.append(pick(carry, slice(active, width)))
+                carry, held, width = pick(carry, slice(0, active)), pick(held, slice(0, active)), active
+            carry = step(carry, held, *(self._stack(reel, s, active) for reel in reels))
+        return join([carry, *reversed(done)]) if done else carry
+
+    def _reel(self, lock: Lockstep, purpose: str, shuffle: bool) -> "_Reel":
+        base = self._rnd.keys(self.ids, purpose)
+        epochs = torch.stack([keys.fold(base, e) for e in range(max(lock.epochs, 1))])
+        positions = table(lock, epochs, self._offsets("train"), shuffle=shuffle)
+        samples = self._shop.federation.split("train").indices.to(self._shop.device)
+        order = list(lock.order)
+        sizes = [[lock.size(c, s) if s < lock.steps[c] else 0 for s in range(lock.longest)] for c in order]
+        noise = self._rnd.keys(self.ids[order], f"{purpose}/noise")
+        return _Reel(samples[positions[order]], sizes, torch.tensor(sizes, device=self._shop.device), noise)
+
+    def _offsets(self, split: str) -> Tensor:
+        offsets: Tensor = self._shop.federation.split(split).offsets[self._hosted].to(self._shop.device)
+        return offsets
+
+    def _stack(self, reel: "_Reel", s: int, active: int) -> Stack:
+        samples = reel.samples[:active, s]
+        place = torch.arange(samples.shape[1], device=samples.device)
+        weight = (place < reel.sizes[:active, s, None]).to(self._shop.dtype)
+        sizes = tuple(row[s] for row in reel.hosted_sizes[:active])
+        x, y = self._read(samples)
+        return Stack(x, y, weight, keys.fold(reel.noise[:active], s), sizes)
+
+    def _read(self, samples: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = self._shop.federation.x[samples], self._shop.federation.y[samples]
+        return (x.to(self._shop.dtype) if x.is_floating_point() or x.dtype == torch.uint8 else x), y
+
+    def gradients(
+        self,
+        rows: Rows,
+        stack: Stack,
+        *,
+        objective: Objective | None = None,
+        trained: tuple[str, ...] | None = None,
+        inputs: Inputs | None = None,
+        frozen_modules_train: bool = False,
+    ) -> Gradients:
+        """Gradients of all clients of the stack in one vectorised step.
+
+        Modules whose tensors are not trained run in evaluation mode, unless `frozen_modules_train`.
+        """
+        trained = self.layout.trainable() if trained is None else trained
+        model = self._shop.engine.model
+        modes = model.modes(self.layout.trainable() if frozen_modules_train else trained)
+        return self._shop.engine.gradients(
+            objective or self.objective(), rows, stack, trained, inputs or Inputs(), modes
+        )
+
+    # Evaluation
+
+    def scores(self, rows: Rows, split: str) -> Scores:
+        """Hits and loss of each client's row on its own samples of a split."""
+        total = torch.zeros(2, len(self), dtype=torch.float64, device=self._shop.device)
+        for outputs, _, y, weight in self.sweep(rows, split):
+            flat, target = outputs.flatten(0, 1), y.flatten(0, 1)
+            hits, loss = (f(flat, target, self.classes).reshape(weight.shape) for f in (sample_hits, sample_losses))
+            total += torch.stack([(hits * weight).sum(1), (loss.double() * weight).sum(1)])
+        return Scores(total[0], total[1], self.sizes(split))
+
+    def features(self, rows: Rows, split: str) -> tuple[Tensor, Tensor, Tensor]:
+        """What the head is given: features `[C, n, d]`, targets `[C, n]`, and 1 for real samples, 0 for padding."""
+        parts = [(features, y, weight) for _, features, y, weight in self.sweep(rows, split)]
+        if not parts:
+            raise DataError(f"split '{split}' is empty for all {len(self)} clients")
+        z, y, weight = (torch.cat(column, 1) for column in zip(*parts, strict=True))
+        return z, y, weight
+
+    def sweep(self, rows: Rows, split: str) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Outputs, features, targets and weights of all samples of a split, in their order, some at a time."""
+        counts = self._counts(split)
+        samples = self._shop.federation.split(split).indices.to(self._shop.device)
+        limit = torch.tensor(counts, device=self._shop.device)[:, None]
+        offsets = self._offsets(split)[:, None]
+        for start in range(0, max(counts), EVALUATION_BATCH):
+            place = torch.arange(start, min(start + EVALUATION_BATCH, max(counts)), device=self._shop.device)
+            weight = (place < limit).to(torch.float64)
+            own = torch.minimum(place.expand(len(counts), -1), (limit - 1).clamp(min=0)) + offsets
+            x, y = self._read(samples[own.clamp(max=len(samples) - 1)])
+            outputs, features = self._shop.engine.outputs(rows, x)
+            yield outputs, features, y, weight

@@ -1,0 +1,127 @@
+"""Setting up a workshop: checks that model and data fit, and finds out whether the module runs stacked."""
+
+import copy
+import logging
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from stratafl.data import Federation
+from stratafl.describe import columns
+from stratafl.errors import ModelError, unknown
+from stratafl.layout import Layout
+from stratafl.objectives import default_objective
+from stratafl.state import expand
+from stratafl.task.engine import Engine, Inputs, LoopEngine, Stack, StackedEngine
+from stratafl.task.model import Model
+from stratafl.task.task import Workshop
+
+EngineName = Literal["auto", "stacked", "loop"]
+log = logging.getLogger("stratafl")
+
+
+def workshop(
+    federation: Federation,
+    module: nn.Module,
+    layout: Layout,
+    *,
+    head: str | None = None,
+    device: str | torch.device = "cpu",
+    engine: EngineName = "auto",
+) -> Workshop:
+    """The workshop of a federation; `engine` forces the stacked or the client-by-client path."""
+    device = torch.device(device)
+    dtype = next(p.dtype for p in module.parameters())
+    federation = federation.to(device)
+    sample = _sample(federation, dtype)
+    _check_outputs(module, sample, federation)
+    chosen = _engine(module, layout, head, device, engine, federation, sample)
+    return Workshop(federation, chosen, layout, dtype, device, _smallest_batch(module, sample))
+
+
+def _sample(federation: Federation, dtype: torch.dtype) -> Tensor:
+    x = federation.x[:2]
+    x = x if len(x) == 2 else x.repeat(2, *(1,) * (x.ndim - 1))
+    return x.to(dtype) if x.is_floating_point() or x.dtype == torch.uint8 else x
+
+
+def _check_outputs(module: nn.Module, sample: Tensor, federation: Federation) -> None:
+    name, shape = type(module).__name__, tuple(sample.shape[1:])
+    trial = copy.deepcopy(module).to(sample.device).eval()
+    try:
+        with torch.no_grad():
+            output = trial(sample)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise ModelError(f"{name} does not take samples of shape {shape}: {_first_line(error)}") from error
+    if not isinstance(output, Tensor):
+        raise ModelError(f"{name} gives {type(output).__name__}, not a tensor of outputs")
+    classes = federation.classes
+    if classes is not None and (output.ndim != 2 or output.shape[1] < classes):
+        raise ModelError(f"{name} gives outputs of shape {tuple(output.shape[1:])}, the labels need {classes} classes")
+
+
+def _smallest_batch(module: nn.Module, sample: Tensor) -> int:
+    """2 where a BatchNorm refuses to train on a single sample, else 1."""
+    if not any(isinstance(sub, _BatchNorm) for sub in module.modules()):
+        return 1
+    try:
+        with torch.no_grad():
+            copy.deepcopy(module).to(sample.device).train()(sample[:1])
+    except ValueError:
+        return 2
+    return 1
+
+
+def _engine(
+    module: nn.Module,
+    layout: Layout,
+    head: str | None,
+    device: torch.device,
+    name: EngineName,
+    federation: Federation,
+    sample: Tensor,
+) -> Engine:
+    if name not in ("auto", "stacked", "loop"):
+        raise unknown("engine", str(name), ("auto", "stacked", "loop"))
+    loop = LoopEngine(Model(module, layout, head=head, stacked=False, device=device))
+    if name == "loop":
+        return loop
+    stacked = StackedEngine(Model(module, layout, head=head, stacked=True, device=device))
+    reason = _why_not_stacked(stacked, module, layout, federation, sample)
+    if reason is None:
+        return stacked
+    if name == "stacked":
+        raise ModelError(f"{type(module).__name__} does not run stacked: {reason}")
+    log.warning("%s runs client by client, because it does not run stacked: %s", type(module).__name__, reason)
+    return loop
+
+
+def _why_not_stacked(
+    engine: StackedEngine, module: nn.Module, layout: Layout, federation: Federation, sample: Tensor
+) -> str | None:
+    """The reason why a step of two clients fails in one vectorised call, or None if it does not."""
+    rows = expand({n: x.to(sample.device) for n, x in columns(module).items()}, 2)
+    targets = federation.y[:1].repeat(2, *(1,) * (federation.y.ndim - 1))
+    x, y = sample.expand(2, *sample.shape), targets.expand(2, *targets.shape)
+    weight = torch.ones(2, 2, dtype=next(module.parameters()).dtype, device=sample.device)
+    keys = torch.zeros(2, dtype=torch.int64, device=sample.device)
+    trained = layout.trainable()
+    try:
+        engine.gradients(
+            default_objective(federation.classes),
+            rows,
+            Stack(x, y, weight, keys, (2, 2)),
+            trained,
+            Inputs(),
+            engine.model.modes(trained),
+        )
+        engine.outputs(rows, x)
+    except Exception as error:  # whatever the module does that vmap cannot is a reason, not a failure
+        return _first_line(error)
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"

@@ -1,0 +1,104 @@
+"""The parameter and tensor counts that the papers and their code fix."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from stratafl.models import Staged, build
+
+GRAY, COLOUR, TINY = (1, 28, 28), (3, 32, 32), (3, 64, 64)
+
+PARAMETERS = [
+    ("mlp", GRAY, 10, {"hidden": (50,)}, 39_760, 4),
+    ("mlp", GRAY, 10, {"hidden": (100,)}, 79_510, 4),
+    ("mlp", GRAY, 10, {}, 159_010, 4),
+    ("mlp", GRAY, 10, {"hidden": ()}, 7_850, 2),
+    ("cnn", GRAY, 10, {}, 582_026, 8),
+    ("cnn", GRAY, 62, {}, 608_702, 8),
+    ("cnn", COLOUR, 10, {}, 878_538, 8),
+    ("cnn", COLOUR, 100, {}, 924_708, 8),
+    ("cnn", TINY, 200, {}, 5_694_600, 8),
+    ("embedding", (200,), 4, {"vocabulary": 98_635}, 3_157_508, 5),
+    ("embedding", (200,), 4, {"vocabulary": 32_000}, 1_025_188, 5),
+    ("embedding", (200,), 4, {"vocabulary": 32_000, "width": 512}, 16_648_708, 5),
+    ("resnet18", COLOUR, 10, {}, 11_181_642, 62),
+    ("resnet18", COLOUR, 100, {}, 11_227_812, 62),
+    ("resnet18", TINY, 200, {}, 11_279_112, 62),
+    ("resnet18cifar", COLOUR, 10, {}, 11_173_962, 62),
+    ("resnet34", COLOUR, 10, {}, 21_289_802, 110),
+    ("resnet34", COLOUR, 100, {}, 21_335_972, 110),
+    ("resnet34cifar", COLOUR, 10, {}, 21_282_122, 110),
+    ("convnorm", (1, 8, 8), 10, {}, 770, 8),
+]
+
+
+def shapes_only(name: str, **options: Any) -> Staged:
+    with torch.device("meta"):
+        model = build(name, **options)
+    assert isinstance(model, Staged)
+    return model
+
+
+def count(model: nn.Module, *prefixes: str) -> int:
+    owned = tuple(f"{prefix}." for prefix in prefixes) or ""
+    return sum(value.numel() for name, value in model.named_parameters() if name.startswith(owned))
+
+
+@pytest.mark.parametrize(("name", "shape", "classes", "options", "parameters", "tensors"), PARAMETERS)
+def test_parameters_and_tensors(
+    name: str, shape: tuple[int, ...], classes: int, options: dict[str, Any], parameters: int, tensors: int
+) -> None:
+    model = shapes_only(name, shape=shape, classes=classes, **options)
+    assert count(model) == parameters
+    assert len(list(model.parameters())) == tensors
+
+
+@pytest.mark.parametrize(
+    ("shape", "classes", "layers"),
+    [
+        (GRAY, 10, (832, 51_264, 524_800, 5_130)),
+        (COLOUR, 10, (2_432, 51_264, 819_712, 5_130)),
+        (COLOUR, 100, (2_432, 51_264, 819_712, 51_300)),
+    ],
+)
+def test_cnn_layers(shape: tuple[int, ...], classes: int, layers: tuple[int, ...]) -> None:
+    model = shapes_only("cnn", shape=shape, classes=classes)
+    assert tuple(count(model, name) for name in ("conv1", "conv2", "fc1", "fc")) == layers
+
+
+@pytest.mark.parametrize(
+    ("side", "inputs"), [(28, 1024), (32, 1600), (64, 10_816), (16, 64), (15, 576), (8, 256), (4, 64)]
+)
+def test_cnn_hidden_layer_fits_the_image(side: int, inputs: int) -> None:
+    model = shapes_only("cnn", shape=(3, side, side), classes=10)
+    assert model.get_parameter("fc1.weight").shape == (512, inputs)
+
+
+def test_embedding_layers() -> None:
+    model = shapes_only("embedding", shape=(200,), classes=4, vocabulary=98_635)
+    assert [count(model, name) for name in ("embedding", "fc1", "fc")] == [3_156_320, 1_056, 132]
+
+
+def test_resnet18_groups_and_buffers() -> None:
+    model = shapes_only("resnet18", shape=COLOUR, classes=10)
+    groups = [("conv1", "bn1"), ("layer1",), ("layer2",), ("layer3",), ("layer4",), ("fc",)]
+    assert [count(model, *group) for group in groups] == [9_536, 147_968, 525_568, 2_099_712, 8_393_728, 5_130]
+    buffers = list(model.buffers())
+    assert sum(b.numel() for b in buffers if b.is_floating_point()) == 9_600
+    assert sum(b.numel() for b in buffers if not b.is_floating_point()) == 20
+    assert sum(isinstance(m, nn.BatchNorm2d) for m in model.modules()) == 20
+
+
+def test_resnet34_last_blocks() -> None:
+    model = shapes_only("resnet34", shape=COLOUR, classes=10)
+    assert [count(model, f"layer4.{i}") for i in (0, 1, 2)] == [3_673_088, 4_720_640, 4_720_640]
+
+
+@pytest.mark.parametrize("name", ["resnet34", "resnet34cifar"])
+@pytest.mark.parametrize(("personal", "parameters"), [(1, 5_130), (2, 4_725_770), (3, 9_446_410), (4, 13_119_498)])
+def test_personal_part_of_resnet34(name: str, personal: int, parameters: int) -> None:
+    model = shapes_only(name, shape=COLOUR, classes=10)
+    owned = [module for stage in model.stages()[-personal:] for module in stage.modules]
+    assert count(model, *owned) == parameters

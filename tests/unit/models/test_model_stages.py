@@ -1,0 +1,190 @@
+"""Every model is a chain of stages that covers it."""
+
+import copy
+from collections import OrderedDict
+
+import pytest
+import torch
+from model_cases import Case
+from torch import nn
+
+from stratafl.errors import ModelError
+from stratafl.models import MLP, ConvNorm, EmbeddingClassifier, ResNet, Staged, build
+
+
+def test_feature_and_output_shapes(case: Case) -> None:
+    model, x = case.model().eval(), case.batch()
+    assert model.features(x).shape == (3, case.width)
+    assert model(x).shape == (3, case.classes)
+
+
+def test_forward_is_the_head_on_the_features(case: Case) -> None:
+    model, x = case.model().eval(), case.batch()
+    head = model.get_submodule(model.head_name)
+    torch.testing.assert_close(model(x), head(model.features(x)), rtol=0, atol=0)
+
+
+def test_forward_is_the_chain_of_stages(case: Case) -> None:
+    model, x = case.model().eval(), case.batch()
+    expected = model(x)
+    for stage in model.stages():
+        x = stage.run(x)
+    torch.testing.assert_close(x, expected, rtol=0, atol=0)
+
+
+def test_stages_cover_every_parameter_and_buffer_exactly_once(case: Case) -> None:
+    model = case.model()
+    for name in model.state_dict():
+        assert sum(stage.owns(name) for stage in model.stages()) == 1, name
+
+
+def test_stage_names_are_distinct_and_end_with_the_head(case: Case) -> None:
+    model = case.model()
+    names = [stage.name for stage in model.stages()]
+    assert len(set(names)) == len(names)
+    assert model.stages()[-1].modules == (names[-1],) == (model.head_name,)
+
+
+def test_a_swapped_head_is_used(case: Case) -> None:
+    model, x = case.model().eval(), case.batch()
+    features = model.features(x)
+    model.fc = nn.Identity()
+    torch.testing.assert_close(model(x), features, rtol=0, atol=0)
+
+
+def test_a_deep_copy_runs_its_own_modules(case: Case) -> None:
+    model, x = case.model().eval(), case.batch()
+    expected, twin = model(x), copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    torch.testing.assert_close(twin(x), expected, rtol=0, atol=0)
+
+
+def test_every_parameter_gets_a_gradient(case: Case) -> None:
+    model = case.model()
+    model(case.batch(4)).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+def test_mlp_equals_its_definition() -> None:
+    model = MLP(shape=(2, 3), classes=4, hidden=(5, 7))
+    layers = OrderedDict(a=nn.Flatten(), b=model.fc1, c=nn.ReLU(), d=model.fc2, e=nn.ReLU(), f=model.fc)
+    x = torch.randn(3, 2, 3)
+    torch.testing.assert_close(model(x), nn.Sequential(layers)(x))
+    assert [stage.name for stage in model.stages()] == ["fc1", "fc2", "fc"]
+
+
+@pytest.mark.parametrize("side", [28, 8])
+def test_cnn_equals_its_definition(side: int) -> None:
+    model = build("cnn", shape=(1, side, side), classes=10)
+    definition = nn.Sequential(
+        model.conv1, nn.ReLU(), nn.MaxPool2d(2), model.conv2, nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), model.fc1, nn.ReLU(), model.fc,
+    )  # fmt: skip
+    x = torch.randn(3, 1, side, side)
+    torch.testing.assert_close(model(x), definition(x))
+    assert model.conv1.padding == model.conv2.padding == ((0, 0) if side == 28 else (2, 2))
+
+
+def test_convnorm_equals_its_definition_while_training() -> None:
+    model = ConvNorm(shape=(1, 8, 8), classes=3, dropout=0.0)
+    definition = nn.Sequential(
+        model.conv1, nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), model.conv2, nn.BatchNorm2d(8), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), model.fc,
+    )  # fmt: skip
+    x = torch.randn(5, 1, 8, 8)
+    torch.testing.assert_close(model(x), definition(x))
+    torch.testing.assert_close(model.bn2.running_mean, definition[5].running_mean)
+
+
+def test_convnorm_drops_features_only_while_training() -> None:
+    model, x = ConvNorm(shape=(1, 8, 8), classes=3, channels=64, dropout=0.5), torch.randn(4, 1, 8, 8)
+    dropped = (model.features(x) == 0).float().mean()
+    assert 0.3 < dropped < 0.7
+    model.eval()
+    assert (model.features(x) == 0).float().mean() < 0.1
+
+
+def test_embedding_averages_pads_too() -> None:
+    model = EmbeddingClassifier(shape=(4,), classes=2, vocabulary=9, width=3)
+    x = torch.tensor([[5, 7, 0, 0]])
+    mean = (model.embedding.weight[5] + model.embedding.weight[7]) / 4
+    torch.testing.assert_close(model(x)[0], model.fc(model.fc1(mean)))
+
+
+def test_the_pad_row_gets_no_gradient() -> None:
+    model = EmbeddingClassifier(shape=(4,), classes=2, vocabulary=9, padding=3)
+    model(torch.tensor([[5, 7, 3, 3]])).sum().backward()
+    moved = model.embedding.weight.grad.abs().sum(1) > 0
+    assert moved.nonzero().flatten().tolist() == [5, 7]
+    assert model.embedding.weight[3].abs().sum() == 0
+
+
+def test_embedding_refuses_real_inputs() -> None:
+    model = EmbeddingClassifier(shape=(4,), classes=2, vocabulary=9)
+    with pytest.raises(ModelError, match=r"whole-number token ids, got torch\.float32"):
+        model(torch.zeros(1, 4))
+
+
+def test_resnet_names_are_torchvisions() -> None:
+    with torch.device("meta"):
+        names = list(ResNet(shape=(3, 32, 32), classes=10).state_dict())
+    bn = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    assert names[:6] == ["conv1.weight", *(f"bn1.{part}" for part in bn)]
+    block = [name.removeprefix("layer2.0.") for name in names if name.startswith("layer2.0.")]
+    assert block == [
+        "conv1.weight", *(f"bn1.{part}" for part in bn),
+        "conv2.weight", *(f"bn2.{part}" for part in bn),
+        "downsample.0.weight", *(f"downsample.1.{part}" for part in bn),
+    ]  # fmt: skip
+    assert [name for name in names if "downsample.0" in name] == [f"layer{i}.0.downsample.0.weight" for i in (2, 3, 4)]
+    assert names[-2:] == ["fc.weight", "fc.bias"]
+    assert len(names) == 122
+
+
+@pytest.mark.parametrize(("stem", "sides"), [("torchvision", [8, 8, 4, 2]), ("cifar", [32, 32, 16, 8])])
+def test_resnet_stages_and_sides(stem: str, sides: list[int]) -> None:
+    model = ResNet(shape=(3, 32, 32), classes=10, blocks=(1, 1, 1, 1), stem=stem).eval()
+    x, seen = torch.zeros(1, 3, 32, 32), []
+    for stage in model.stages()[:4]:
+        x = stage.run(x)
+        seen.append(x.shape[-1])
+    assert seen == sides
+    assert [stage.name for stage in model.stages()] == ["stem", "layer1.0", "layer2.0", "layer3.0", "layer4.0", "fc"]
+
+
+def test_resnet_block_equals_its_definition() -> None:
+    model = ResNet(shape=(3, 8, 8), classes=2, blocks=(1, 1), stem="cifar").eval()
+    block = model.get_submodule("layer2.0")
+    x = torch.randn(2, 64, 8, 8)
+    inner = nn.Sequential(block.conv1, block.bn1, nn.ReLU(), block.conv2, block.bn2)
+    torch.testing.assert_close(block(x), torch.relu(inner(x) + block.downsample(x)))
+    pooled = model.stages()[-2].run(x)
+    torch.testing.assert_close(pooled, torch.relu(inner(x) + block.downsample(x)).mean((2, 3)))
+
+
+def test_resnet_initialisation() -> None:
+    torch.manual_seed(0)
+    model = ResNet(shape=(3, 32, 32), classes=10, blocks=(1, 1, 1))
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 4:
+            outputs, _, height, width = parameter.shape
+            expected = (2 / (outputs * height * width)) ** 0.5
+            assert parameter.std().item() == pytest.approx(expected, rel=0.05), name
+        elif "fc" not in name:
+            assert (parameter == (1 if name.endswith("weight") else 0)).all(), name
+    assert model.fc.weight.abs().max() <= 1 / 256**0.5
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 64, 64), (3, 224, 224), (2, 1, 5)])
+def test_resnet_takes_images_of_any_size(shape: tuple[int, ...]) -> None:
+    with torch.device("meta"):
+        assert ResNet(shape=shape, classes=7).eval()(torch.zeros(2, *shape)).shape == (2, 7)
+
+
+def test_staged_is_abstract() -> None:
+    with pytest.raises(TypeError, match="abstract"):
+        Staged()
