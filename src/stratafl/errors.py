@@ -4,11 +4,12 @@ StrataError                exit code 2
 ├── UnknownNameError       a layer, field, algorithm … that does not exist
 ├── RecordError            a record whose steps do not fit together, or that cannot be read
 ├── DataError              arrays, labels, splits or clients that cannot be used
-├── PartitionError         a division of the data that cannot be drawn
+│   └── PartitionError     a division of the data that cannot be drawn
 ├── ModelError             a module that does not fit the data or the method
 ├── WireError              bytes or parcels that are not what was agreed
 ├── MemoryLimitError       a computation that needs more memory than it was given
-└── StageError             a failure inside a round, with stage, client and layer
+├── StageError             a failure inside a round, with stage, client and layer
+└── ContractError          an algorithm that breaks a law of the contract
 """
 
 from collections.abc import Iterable
@@ -51,6 +52,14 @@ class MemoryLimitError(StrataError):
 
 class StageError(StrataError):
     """A failure inside a round, naming stage, client and layer."""
+
+
+class ContractError(StrataError):
+    """An algorithm that breaks a law of the contract, which `law` names."""
+
+    def __init__(self, law: str, message: str) -> None:
+        super().__init__(f"law '{law}': {message}")
+        self.law = law
 
 
 def unknown(kind: str, given: str, existing: Iterable[str]) -> UnknownNameError:

@@ -1,8 +1,8 @@
 """Five slots in the order a round happens: serve · mix · train · send · merge.
 
 The normal way to fill the waist. An algorithm is one frozen record of steps; a variant is `dataclasses.replace`, never
-a subclass. Each step says which fields it reads and writes, so that a record in which nobody sends what somebody reads is
-refused when it is made, not when it runs.
+a subclass. Each step says which fields it reads and writes, so that a record in which nobody sends what somebody reads
+is refused when it is made, not when it runs.
 """
 
 from collections.abc import Mapping

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from stratafl.algorithm import Round
 from stratafl.errors import RecordError
 from stratafl.layers import Select, select
@@ -63,10 +65,13 @@ class SGD:
         return (self.row, "steps", "loss", *(() if self.objective is None else self.objective.carries))
 
     def __call__(self, rnd: Round, desk: State, task: "Task") -> State:
-        """The row after descent."""
+        """The row after descent; as it was, if no layer is to be trained."""
+        trained = rnd.layout.trainable(self.layers)
+        if not trained or self.epochs == 0:
+            return {"steps": torch.zeros(len(task), dtype=torch.int64), "loss": torch.zeros(len(task))}
         descent = Descent(
             objective=self.objective or task.objective(),
-            trained=rnd.layout.trainable(self.layers),
+            trained=trained,
             lr=self.lr * self.schedule(rnd.t, rnd.setup.rounds),
             momentum=self.momentum,
             weight_decay=self.weight_decay,

@@ -1,16 +1,19 @@
 """Gradients and outputs of many clients: stacked in one vectorised step, or client by client where that fails."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from stratafl.layout import Rows
 from stratafl.objectives import Batch, Objective
 from stratafl.task.model import Model
+from stratafl.task.replay import EAGER_STEPS, is_traced, trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +48,8 @@ class Gradients:
 
 
 Modes = frozenset[str]
+_Aside = tuple[Tensor, Rows, Rows, Rows]  # loss, statistics, carry, metrics
+_Result = tuple[Rows, _Aside]
 
 
 class Engine(Protocol):
@@ -62,47 +67,56 @@ class Engine(Protocol):
 
 
 class StackedEngine:
-    """All clients at once: `vmap` over the client axis of the gradient of one client's loss."""
+    """All clients at once: `vmap` over the client axis of the gradient of one client's loss.
+
+    A step that keeps coming back is traced once into its plain tensor operations and replayed: the same operations on
+    the same values, bit for bit, without the cost of differentiating and batching them anew.
+    """
 
     def __init__(self, model: Model) -> None:
         self.model = model
+        self._seen: Counter[Hashable] = Counter()
+        self._traced: dict[Hashable, Callable[..., _Result]] = {}
 
     def gradients(
         self, objective: Objective, rows: Rows, stack: Stack, trained: tuple[str, ...], inputs: Inputs, modes: Modes
     ) -> Gradients:
         """One vectorised step."""
-        moving = [n for n in rows if not self.model.layout.specs[n].trainable]
-
-        def loss(
-            train: Rows,
-            rest: Rows,
-            frozen: dict[str, Rows],
-            consts: Rows,
-            carry: Rows,
-            x: Tensor,
-            y: Tensor,
-            w: Tensor,
-            k: Tensor,
-        ) -> tuple[Tensor, tuple[Tensor, Rows, Rows, Rows]]:
-            row = {**rest, **train}
-            net = self.model.net(row, modes, w, k)
-            value, carry, metrics = objective(net, row, frozen, Batch(x, y, w), consts, carry)
-            return value, (value, {n: row[n] for n in moving}, carry, metrics)
-
         train = {n: rows[n] for n in trained}
         rest = {n: x for n, x in rows.items() if n not in train}
-        gradients, (value, statistics, carry, metrics) = vmap(grad(loss, has_aux=True))(
-            train,
-            rest,
-            dict(inputs.frozen),
-            dict(inputs.constants),
-            dict(inputs.carry),
-            stack.x,
-            stack.y,
-            stack.weight,
-            stack.keys,
+        arguments = (
+            *(train, rest, dict(inputs.frozen), dict(inputs.constants), dict(inputs.carry)),
+            *(stack.x, stack.y, stack.weight, stack.keys),
         )
+        step = vmap(grad(self._loss(objective, modes), has_aux=True))
+        gradients, (value, statistics, carry, metrics) = self._replayed(step, (repr(objective), modes), arguments)
         return Gradients(gradients, value, statistics, carry, metrics)
+
+    def _loss(self, objective: Objective, modes: Modes) -> Callable[..., tuple[Tensor, _Aside]]:
+        """The loss of one client, with all that moves beside it."""
+        specs = self.model.layout.specs
+
+        def loss(
+            train: Rows, rest: Rows, frozen: dict[str, Rows], constants: Rows, carry: Rows, *sample: Tensor
+        ) -> tuple[Tensor, _Aside]:
+            row = {**rest, **train}
+            x, y, weight, key = sample
+            net = self.model.net(row, modes, weight, key)
+            value, carry, metrics = objective(net, row, frozen, Batch(x, y, weight), constants, carry)
+            return value, (value, {n: x for n, x in row.items() if not specs[n].trainable}, carry, metrics)
+
+        return loss
+
+    def _replayed(self, step: Callable[..., _Result], name: Hashable, arguments: tuple[Any, ...]) -> _Result:
+        leaves, structure = tree_flatten(arguments)
+        signature = (name, structure, tuple((x.shape, x.stride(), x.dtype) for x in leaves))
+        if signature in self._traced:
+            return self._traced[signature](*leaves)
+        self._seen[signature] += 1
+        if self._seen[signature] <= EAGER_STEPS or is_traced(leaves):
+            return step(*arguments)
+        self._traced[signature] = trace(lambda *flat: step(*tree_unflatten(flat, structure)), leaves)
+        return self._traced[signature](*leaves)
 
     def outputs(self, rows: Rows, x: Tensor) -> tuple[Tensor, Tensor]:
         """One vectorised pass."""

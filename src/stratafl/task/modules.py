@@ -5,6 +5,7 @@ They are swapped in by class, so that names and tensors of the model stay as the
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -119,6 +120,45 @@ class MatmulConv2d(nn.Conv2d):
         return y.transpose(0, 1)
 
 
+class _LinearProduct(torch.autograd.Function):
+    """x·Wᵀ without ever multiplying by a transposed matrix on the right.
+
+    On ARM each product of a stack with a transposed right-hand side costs 60 µs more than one without (torch 2.13):
+    for small layers that is five times the product itself.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor) -> Tensor:
+        """The product of `[B, in]` and `[out, in]`."""
+        return (weight @ x.mT.contiguous()).mT.contiguous()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        """Keep both factors."""
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:  # type: ignore[override]
+        """Gradients of the factors that need one."""
+        x, weight = ctx.saved_tensors
+        return (
+            gradient @ weight if ctx.needs_input_grad[0] else None,
+            gradient.mT @ x if ctx.needs_input_grad[1] else None,
+        )
+
+
+class MatmulLinear(nn.Linear):
+    """A linear layer on matrices whose products stay fast when clients are stacked."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x·Wᵀ + b for inputs `[…, in]`."""
+        y = _LinearProduct.apply(x.reshape(-1, x.shape[-1]), self.weight)
+        y = y if self.bias is None else y + self.bias
+        return y.reshape(*x.shape[:-1], self.out_features)
+
+
 def _pair(padding: str | tuple[int, ...]) -> tuple[int, int]:
     assert not isinstance(padding, str)
     return padding[0], padding[1]
@@ -135,6 +175,8 @@ def prepare(module: nn.Module, context: Context, *, stacked: bool, device: torch
             _swap(sub, MaskedBatchNorm, context, path)
         elif stacked and device.type == "cpu" and type(sub) is nn.Conv2d and _plain(sub):
             sub.__class__ = MatmulConv2d
+        elif stacked and device.type == "cpu" and type(sub) is nn.Linear:
+            sub.__class__ = MatmulLinear
     return module
 
 
