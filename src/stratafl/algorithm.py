@@ -68,7 +68,7 @@ class Total:
 
     sums: State = field(default_factory=dict)
     rows: tuple[Parcel, ...] = ()
-    clients: int = 0
+    ids: tuple[Tensor, ...] = ()  # whose rows they are
 
 
 class Algorithm(ABC):
@@ -111,8 +111,8 @@ class Algorithm(ABC):
         """Client: training, from what `receive` gave; the memory to keep and the upload."""
 
     @abstractmethod
-    def fold(self, rnd: Round, server: State, total: Total, uploads: Parcel) -> Total:
-        """Server: the total with some more uploads in it; folding client by client makes chunks invisible."""
+    def fold(self, rnd: Round, server: State, total: Total, uploads: Parcel, ids: Tensor) -> Total:
+        """Server: the total with the uploads of these clients in it; folding one by one makes chunks invisible."""
 
     @abstractmethod
     def absorb(self, rnd: Round, server: State, total: Total) -> State:

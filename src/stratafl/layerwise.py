@@ -8,6 +8,7 @@ is refused when it is made, not when it runs.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from stratafl.algorithm import Algorithm, Round, Setup, Total
@@ -65,8 +66,8 @@ class Send(Step, Protocol):
 class MergeSums(Step, Protocol):
     """Uploads → server, through sums that add up chunk by chunk and rank by rank."""
 
-    def fold(self, rnd: Round, server: State, sums: State, up: Parcel) -> State:
-        """The sums with some more uploads in them; `{}` is nothing yet."""
+    def fold(self, rnd: Round, server: State, sums: State, up: Parcel, ids: Tensor) -> State:
+        """The sums with the uploads of these clients in them; `{}` is nothing yet."""
 
     def finish(self, rnd: Round, server: State, sums: State) -> State:
         """The server's fields that change."""
@@ -76,8 +77,8 @@ class MergeSums(Step, Protocol):
 class MergeRows(Step, Protocol):
     """Uploads → server, where all uploads are needed side by side."""
 
-    def absorb(self, rnd: Round, server: State, up: Parcel) -> State:
-        """The server's fields that change."""
+    def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
+        """The server's fields that change, from the uploads of these clients."""
 
 
 class Extension(Protocol):
@@ -151,22 +152,23 @@ class Layerwise(Algorithm):
         upload = Parcel({k: f for step in self.send for k, f in step(rnd, desk, task).items()})
         return {name: _kept(desk[name], spec, rnd.layout, "client") for name, spec in self.client.items()}, upload
 
-    def fold(self, rnd: Round, server: State, total: Total, uploads: Parcel) -> Total:
+    def fold(self, rnd: Round, server: State, total: Total, uploads: Parcel, ids: Tensor) -> Total:
         """Each sums-step adds to its own sums; uploads are kept only if some step needs rows."""
         sums: State = dict(total.sums)
         for i, step in enumerate(self.merge):
             if not isinstance(step, MergeRows):
-                own = step.fold(rnd, server, _own(sums, i), uploads)
+                own = step.fold(rnd, server, _own(sums, i), uploads, ids)
                 sums |= {f"{i}:{name}": value for name, value in own.items()}
-        rows = (*total.rows, uploads) if self.keeps_rows else ()
-        return Total(sums, rows)
+        if not self.keeps_rows:
+            return Total(sums)
+        return Total(sums, (*total.rows, uploads), (*total.ids, ids))
 
     def absorb(self, rnd: Round, server: State, total: Total) -> State:
         """The merge steps in their order; each sees what the ones before it changed."""
         state = dict(server)
         for i, step in enumerate(self.merge):
             if isinstance(step, MergeRows):
-                state |= step.absorb(rnd, state, join(total.rows))
+                state |= step.absorb(rnd, state, join(total.rows), torch.cat(total.ids))
             else:
                 state |= step.finish(rnd, state, _own(total.sums, i))
         return {name: _kept(state[name], spec, rnd.layout, "server") for name, spec in self.server.items()}

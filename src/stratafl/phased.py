@@ -120,9 +120,9 @@ class Phased(Algorithm):
         """How the round's phase trains and what it sends."""
         return self.records[rnd.plan.phase].work(rnd, memory, task)
 
-    def fold(self, rnd: Round, server: State, total: Total, uploads: Parcel) -> Total:
+    def fold(self, rnd: Round, server: State, total: Total, uploads: Parcel, ids: Tensor) -> Total:
         """How the round's phase sums up."""
-        return self.records[rnd.plan.phase].fold(rnd, server, total, uploads)
+        return self.records[rnd.plan.phase].fold(rnd, server, total, uploads, ids)
 
     def absorb(self, rnd: Round, server: State, total: Total) -> State:
         """How the round's phase merges."""

@@ -28,10 +28,9 @@ from stratafl.execute import Debug, Executor, Matrix, Messages, Progress, Simula
 from stratafl.layout import Buffers, Rows
 from stratafl.models import build
 from stratafl.parcel import Parcel, count_bytes
-from stratafl.state import State, Value, clone, flatten
+from stratafl.state import State, Value, clone, flatten, pick
 from stratafl.task import Task
 from stratafl.task.engine import Stack
-from stratafl.task.lockstep import Lockstep
 from stratafl.task.task import Step
 from stratafl.task.workshop import EngineName
 
@@ -199,7 +198,7 @@ def bytes_counted(case: Case) -> None:
     """Counted bytes are those of the encoded values and masks; what is stored is what is declared."""
     sim = case.plain
     rnd, alg = sim.at(0), case.algorithm
-    server, layout = alg.init(sim.setup), rnd.layout
+    server = alg.init(sim.setup)
     for ids in torch.arange(sim.setup.clients).split(1):
         task = sim.task(ids, rnd)
         enrolled = alg.enrol(sim.setup, ids)
@@ -208,9 +207,8 @@ def bytes_counted(case: Case) -> None:
         for way, parcel in (("download", down), ("upload", up)):
             _check_bytes(case, sim, way, parcel)
         _check_shape(case, "a client's memory", enrolled, memory)
-    total = alg.fold(rnd, server, Total(), up)
+    total = alg.fold(rnd, server, Total(), up, ids)
     _check_shape(case, "the server's state", server, alg.absorb(rnd, server, total))
-    del layout
 
 
 def _check_bytes(case: Case, sim: Simulation, way: str, parcel: Parcel) -> None:
@@ -356,9 +354,9 @@ class _Watched(Algorithm):
         with _unchanged("work", memory):
             return self.inner.work(rnd, memory, task)
 
-    def fold(self, rnd: Round, server: State, total: Total, uploads: Parcel) -> Total:
+    def fold(self, rnd: Round, server: State, total: Total, uploads: Parcel, ids: Tensor) -> Total:
         with _unchanged("fold", server, total.sums, _values(uploads)):
-            return self.inner.fold(rnd, server, total, uploads)
+            return self.inner.fold(rnd, server, total, uploads, ids)
 
     def absorb(self, rnd: Round, server: State, total: Total) -> State:
         with _unchanged("absorb", server, total.sums):
@@ -394,12 +392,17 @@ class _TracingTask(Task):
     def __init__(self, sim: Simulation, ids: Tensor, rnd: Round) -> None:
         super().__init__(sim.workshop, ids, rnd, sim.algorithm.splits)
 
-    def _lockstep(self, step: Step, carry: State, held: State, lock: Lockstep, reels: list) -> State:  # type: ignore[type-arg]
-        stacks = [self._stack(reel, 0, lock.active(0)) for reel in reels]
-        tensors = [(s.x, s.y, s.weight, s.keys) for s in stacks]
+    def _lockstep(self, step: Step, carry: State, held: State, steps: list[int], reels: list) -> State:  # type: ignore[type-arg]
+        if steps[0] > 0:
+            active = sum(count > 0 for count in steps)
+            stacks = [self._stack(reel, 0, active) for reel in reels]
+            tensors = [(s.x, s.y, s.weight, s.keys) for s in stacks]
+            here = slice(0, active)
 
-        def traced(carry: State, held: State, tensors: list[tuple[Tensor, Tensor, Tensor, Tensor]]) -> State:
-            return step(carry, held, *(Stack(*t, s.sizes) for t, s in zip(tensors, stacks, strict=True)))
+            def traced(carry: State, held: State, tensors: list[tuple[Tensor, Tensor, Tensor, Tensor]]) -> State:
+                return step(carry, held, *(Stack(*t, s.sizes) for t, s in zip(tensors, stacks, strict=True)))
 
-        make_fx(traced, tracing_mode="fake", _allow_non_fake_inputs=True)(clone(carry), held, tensors)
-        return super()._lockstep(step, carry, held, lock, reels)
+            make_fx(traced, tracing_mode="fake", _allow_non_fake_inputs=True)(
+                clone(pick(carry, here)), pick(held, here), tensors
+            )
+        return super()._lockstep(step, carry, held, steps, reels)

@@ -37,5 +37,7 @@ LAWS: dict[str, tuple[Law, ...]] = {
         Law("LG-FedAvg with every layer shared is FedAvg", lgfedavg(shared="all"), fedavg()),
         Law("LG-FedAvg that shares nothing is Local", lgfedavg(shared="none"), local(), full_participation_only=True),
     ),
-    "local": (Law("Local is FedPer that shares nothing", local(), fedper(personal="all"), full_participation_only=True),),
+    "local": (
+        Law("Local is FedPer that shares nothing", local(), fedper(personal="all"), full_participation_only=True),
+    ),
 }

@@ -81,7 +81,7 @@ def run_round(
         _check_rows(sim, weights[-1][1], len(group), len(ids))
         paused = time.perf_counter()
         with executor.stage("fold", group, layout) as watch:
-            total = algorithm.fold(rnd, server, total, executor.carry(upload, layout))
+            total = algorithm.fold(rnd, server, total, executor.carry(upload, layout), group)
         served += time.perf_counter() - paused
         changed |= {i: _row(memory, c) for c, i in enumerate(group.tolist())}
     paused = time.perf_counter()

@@ -3,6 +3,7 @@
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from stratafl.algorithm import Round
 from stratafl.parcel import Parcel
@@ -28,7 +29,7 @@ class Mean:
         """The server's field."""
         return (self.field,)
 
-    def fold(self, rnd: Round, server: State, sums: State, up: Parcel) -> State:
+    def fold(self, rnd: Round, server: State, sums: State, up: Parcel, ids: Tensor) -> State:
         """Numerator and denominator, client by client."""
         field, samples = up[self.field], up["samples"].tensor
         weights = samples if self.weights == "samples" else torch.ones_like(samples)

@@ -56,9 +56,10 @@ def descend(task: Task, descent: Descent, row: Rows, desk: Mapping[str, Value], 
     objective = descent.objective
     device = next(iter(row.values())).device
     count = len(task)
+    moved = {*descent.trained, *(n for n in row if not task.layout.specs[n].trainable)}
     carry: State = {
-        # Everything of the row is carried: a client that is done keeps its row whatever the others do.
-        "row": {n: x.clone() if n in descent.trained else x for n, x in row.items()},
+        # Trained tensors are moved in place, so they are copied; what is not trained may stay as it is.
+        "row": {n: x.clone(memory_format=torch.contiguous_format) if n in moved else x for n, x in row.items()},
         "steps": torch.zeros(count, dtype=torch.int64, device=device),
         "loss": torch.zeros(count, dtype=torch.float64, device=device),
         "velocity": {n: torch.zeros_like(row[n]) for n in descent.trained} if descent.momentum else {},

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from threading import Lock, local
 from typing import Any, Protocol
 
 import torch
@@ -13,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from stratafl.layout import Rows
 from stratafl.objectives import Batch, Objective
 from stratafl.task.model import Model
-from stratafl.task.replay import EAGER_STEPS, is_traced, trace
+from stratafl.task.replay import patience, trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +56,11 @@ _Result = tuple[Rows, _Aside]
 class Engine(Protocol):
     """How gradients and outputs of a cohort are computed."""
 
-    model: Model
+    parallel: bool  # whether lanes of clients may run at the same time
+
+    @property
+    def model(self) -> Model:
+        """The skeleton to fill."""
 
     def gradients(
         self, objective: Objective, rows: Rows, stack: Stack, trained: tuple[str, ...], inputs: Inputs, modes: Modes
@@ -73,10 +78,22 @@ class StackedEngine:
     the same values, bit for bit, without the cost of differentiating and batching them anew.
     """
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
+    parallel = True
+
+    def __init__(self, make: Callable[[], Model]) -> None:
+        self._make = make
+        self._own = local()
+        self._tracing = Lock()
         self._seen: Counter[Hashable] = Counter()
         self._traced: dict[Hashable, Callable[..., _Result]] = {}
+
+    @property
+    def model(self) -> Model:
+        """The skeleton of this thread: it is filled with one set of columns at a time."""
+        if not hasattr(self._own, "model"):
+            self._own.model = self._make()
+        model: Model = self._own.model
+        return model
 
     def gradients(
         self, objective: Objective, rows: Rows, stack: Stack, trained: tuple[str, ...], inputs: Inputs, modes: Modes
@@ -113,9 +130,11 @@ class StackedEngine:
         if signature in self._traced:
             return self._traced[signature](*leaves)
         self._seen[signature] += 1
-        if self._seen[signature] <= EAGER_STEPS or is_traced(leaves):
+        if self._seen[signature] <= patience(leaves):
             return step(*arguments)
-        self._traced[signature] = trace(lambda *flat: step(*tree_unflatten(flat, structure)), leaves)
+        with self._tracing:  # one lane traces, the others find it done
+            if signature not in self._traced:
+                self._traced[signature] = trace(lambda *flat: step(*tree_unflatten(flat, structure)), leaves)
         return self._traced[signature](*leaves)
 
     def outputs(self, rows: Rows, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,6 +150,8 @@ class StackedEngine:
 
 class LoopEngine:
     """Client by client, batches at their exact size, stock modules: any module runs, and it is an oracle."""
+
+    parallel = False  # modules that draw by themselves share torch's one generator
 
     def __init__(self, model: Model) -> None:
         self.model = model

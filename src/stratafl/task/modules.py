@@ -93,6 +93,70 @@ class KeyedDropout(_DropoutNd):
         return x * kept / (1 - self.p) if self.p < 1 else x * 0
 
 
+@dataclass(frozen=True)
+class _Axis:
+    """One spatial axis of a convolution: which taps of the kernel ever meet the input, and where."""
+
+    size: int
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int
+
+    @property
+    def out(self) -> int:
+        """The number of outputs."""
+        return (self.size + 2 * self.padding - self.dilation * (self.kernel - 1) - 1) // self.stride + 1
+
+    @property
+    def taps(self) -> range:
+        """The taps that are not in the padding at every output: on a 1×1 map a padded 3×3 kernel has one."""
+        reach = self.stride * (self.out - 1)
+        meets = [t for t in range(self.kernel) if self._start(t) < self.size and self._start(t) + reach >= 0]
+        return range(meets[0], meets[-1] + 1) if meets else range(1)
+
+    def _start(self, tap: int) -> int:
+        return tap * self.dilation - self.padding
+
+    def slice(self, tap: int) -> slice:
+        """What a tap sees of the padded input."""
+        start = tap * self.dilation
+        return slice(start, start + self.stride * (self.out - 1) + 1, self.stride)
+
+
+class _Columns(torch.autograd.Function):
+    """The shifted slices of `[in, B, h, w]` as columns `[in, taps, B, out_h, out_w]`.
+
+    Torch would differentiate each slice into a zeroed image of its own and add them up; here they are added into one.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, rows: _Axis, cols: _Axis) -> Tensor:
+        """Pad and stack."""
+        if rows.padding or cols.padding:
+            x = F.pad(x, (cols.padding, cols.padding, rows.padding, rows.padding))
+        return torch.stack([x[:, :, rows.slice(i), cols.slice(j)] for i in rows.taps for j in cols.taps], 1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, _Axis, _Axis], output: Tensor) -> None:
+        """Keep the geometry."""
+        ctx.axes = inputs[1:]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        """Add every slice back to where it came from."""
+        rows, cols = ctx.axes
+        channels, batch = gradient.shape[0], gradient.shape[2]
+        padded = gradient.new_zeros(channels, batch, rows.size + 2 * rows.padding, cols.size + 2 * cols.padding)
+        taps = [(i, j) for i in rows.taps for j in cols.taps]
+        for place, (i, j) in enumerate(taps):
+            padded[:, :, rows.slice(i), cols.slice(j)] += gradient[:, place]
+        inside = padded[:, :, rows.padding : rows.padding + rows.size, cols.padding : cols.padding + cols.size]
+        return inside, None, None
+
+
 class MatmulConv2d(nn.Conv2d):
     """Convolution as shifted slices and one product, which stacked clients turn into one batched product.
 
@@ -101,21 +165,18 @@ class MatmulConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """The convolution of `[B, in, h, w]`."""
-        batch, channels, height, width = x.shape
-        (kh, kw), (sh, sw), (ph, pw), (dh, dw) = self.kernel_size, self.stride, _pair(self.padding), self.dilation
-        out_h = (height + 2 * ph - dh * (kh - 1) - 1) // sh + 1
-        out_w = (width + 2 * pw - dw * (kw - 1) - 1) // sw + 1
-        x = x.transpose(0, 1)  # channels first, so that stacking slices is the only copy
-        x = F.pad(x, (pw, pw, ph, ph)) if ph or pw else x
-        slices = [
-            x[:, :, i * dh : i * dh + sh * (out_h - 1) + 1 : sh, j * dw : j * dw + sw * (out_w - 1) + 1 : sw]
-            for i in range(kh)
-            for j in range(kw)
-        ]
-        columns = torch.stack(slices, 1).reshape(self.groups, channels // self.groups * kh * kw, batch * out_h * out_w)
-        weight = self.weight.reshape(self.groups, self.out_channels // self.groups, -1)
+        batch, channels = x.shape[:2]
+        padding = _pair(self.padding)
+        rows, cols = (
+            _Axis(x.shape[2 + d], self.kernel_size[d], self.stride[d], padding[d], self.dilation[d]) for d in (0, 1)
+        )
+        weight = self.weight[:, :, rows.taps.start : rows.taps.stop, cols.taps.start : cols.taps.stop]
+        # Channels first, so that stacking slices is the only copy.
+        columns: Tensor = _Columns.apply(x.transpose(0, 1), rows, cols)  # type: ignore[no-untyped-call]
+        columns = columns.reshape(self.groups, weight[0].numel(), -1)
+        weight = weight.reshape(self.groups, self.out_channels // self.groups, -1)
         product = weight[0] @ columns[0] if self.groups == 1 else weight @ columns
-        y = product.reshape(self.out_channels, batch, out_h, out_w)
+        y = product.reshape(self.out_channels, batch, rows.out, cols.out)
         y = y if self.bias is None else y + self.bias[:, None, None, None]
         return y.transpose(0, 1)
 
@@ -140,7 +201,7 @@ class _LinearProduct(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Gradients of the factors that need one."""
         x, weight = ctx.saved_tensors
         return (
@@ -154,7 +215,7 @@ class MatmulLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """x·Wᵀ + b for inputs `[…, in]`."""
-        y = _LinearProduct.apply(x.reshape(-1, x.shape[-1]), self.weight)
+        y: Tensor = _LinearProduct.apply(x.reshape(-1, x.shape[-1]), self.weight)  # type: ignore[no-untyped-call]
         y = y if self.bias is None else y + self.bias
         return y.reshape(*x.shape[:-1], self.out_features)
 

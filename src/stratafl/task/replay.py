@@ -1,7 +1,8 @@
 """Traced steps: a function of tensors as the list of plain operations that it amounts to.
 
-Tracing takes seconds for a large model and is worth it only for a step that comes back: it waits for `EAGER_STEPS`.
-Measured on 2 ARM cores (20 clients, batch 10): the step of a small MLP falls from 5.8 to 2.7 ms.
+Replaying them gives the same bits without differentiating and batching anew, and releases the interpreter, so that
+lanes of clients run side by side. Measured on 2 ARM cores (20 clients, batch 10): the step of a small MLP falls from
+5.8 to 2.7 ms, before lanes.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,8 +10,6 @@ from typing import Any
 
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
-
-EAGER_STEPS = 3
 
 
 def trace(function: Callable[..., Any], leaves: Sequence[Tensor]) -> Callable[..., Any]:
@@ -21,6 +20,8 @@ def trace(function: Callable[..., Any], leaves: Sequence[Tensor]) -> Callable[..
     return graph
 
 
-def is_traced(leaves: Sequence[Tensor]) -> bool:
-    """Whether somebody else is tracing just now."""
-    return get_proxy_mode() is not None
+def patience(leaves: Sequence[Tensor]) -> float:
+    """How often a step is taken before it is traced: tracing costs seconds, and gains least where a step is long."""
+    if get_proxy_mode() is not None:
+        return float("inf")  # somebody else is tracing just now
+    return 8 + sum(x.numel() for x in leaves) / 2**19

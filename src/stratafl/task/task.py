@@ -17,6 +17,7 @@ from stratafl.layout import Layout, Rows
 from stratafl.objectives import Objective, default_objective, sample_hits, sample_losses
 from stratafl.state import State, join, pick
 from stratafl.task.engine import Engine, Gradients, Inputs, Stack
+from stratafl.task.lanes import in_lanes, side_by_side
 from stratafl.task.lockstep import Lockstep, plan, table
 
 EVALUATION_BATCH = 256
@@ -61,6 +62,10 @@ class _Reel:
     hosted_sizes: list[list[int]]
     sizes: Tensor  # [C, S]
     noise: Tensor  # [C]
+
+    def pick(self, clients: slice) -> "_Reel":
+        """The reel of some of the clients."""
+        return _Reel(self.samples[clients], self.hosted_sizes[clients], self.sizes[clients], self.noise[clients])
 
 
 class Task:
@@ -132,20 +137,27 @@ class Task:
             drop_last=drop_last,
             smallest=self._shop.smallest_batch,
         )
-        order = torch.tensor(lock.order, device=self._shop.device)
-        sorted_already = list(lock.order) == sorted(lock.order)
-        held = dict(constants or {})
-        if not sorted_already:
-            carry, held = pick(carry, order), pick(held, order)
         reels = [self._reel(lock, f"{purpose}/{draw}", shuffle) for draw in range(draws)]
-        carry = self._lockstep(step, carry, held, lock, reels)
-        return carry if sorted_already else pick(carry, order.argsort())
+        lanes = side_by_side(len(self), self._shop.device) if self._shop.engine.parallel else 1
 
-    def _lockstep(self, step: Step, carry: State, held: State, lock: Lockstep, reels: list["_Reel"]) -> State:
+        def run(lane: int) -> State:
+            # Clients sorted by falling number of steps are dealt to the lanes in turn, so that all are busy to the end.
+            order = list(lock.order[lane::lanes])
+            mine = torch.tensor(order, device=self._shop.device)
+            own = [reel.pick(slice(lane, None, lanes)) for reel in reels]
+            return self._lockstep(step, pick(carry, mine), pick(held, mine), [lock.steps[c] for c in order], own)
+
+        held = dict(constants or {})
+        parts = in_lanes(run, lanes)
+        order = [c for lane in range(lanes) for c in lock.order[lane::lanes]]
+        return pick(join(parts), torch.tensor(order, device=self._shop.device).argsort())
+
+    def _lockstep(self, step: Step, carry: State, held: State, steps: list[int], reels: list["_Reel"]) -> State:
+        """All steps of clients with so many steps each, a falling list."""
         done: list[State] = []
-        width = len(self)
-        for s in range(lock.longest):
-            active = lock.active(s)
+        width = len(steps)
+        for s in range(steps[0]):
+            active = sum(count > s for count in steps)
             if active < width:
                 done.append(pick(carry, slice(active, width)))
                 carry, held, width = pick(carry, slice(0, active)), pick(held, slice(0, active)), active

@@ -88,7 +88,7 @@ def _engine(
     loop = LoopEngine(Model(module, layout, head=head, stacked=False, device=device))
     if name == "loop":
         return loop
-    stacked = StackedEngine(Model(module, layout, head=head, stacked=True, device=device))
+    stacked = StackedEngine(lambda: Model(module, layout, head=head, stacked=True, device=device))
     reason = _why_not_stacked(stacked, module, layout, federation, sample)
     if reason is None:
         return stacked

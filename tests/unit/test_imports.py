@@ -1,0 +1,138 @@
+"""Imports point one way, and the core needs nothing heavy."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import stratafl
+
+ROOT = Path(stratafl.__file__).parent
+PACKAGE = "stratafl"
+
+
+def imported(source: str, typing_too: bool = True) -> Iterator[str]:
+    """The modules of the package that a source imports, without its name in front, wherever the import stands."""
+    tree = ast.parse(source)
+    skipped = {id(node) for guard in ast.walk(tree) if _only_typing(guard) for node in ast.walk(guard)}
+    for node in ast.walk(tree):
+        if id(node) in skipped and not typing_too:
+            continue
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are written in full"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        yield from (name.removeprefix(f"{PACKAGE}.") for name in names if name.partition(".")[0] == PACKAGE)
+
+
+def _only_typing(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def files(name: str) -> list[Path]:
+    found = [ROOT / f"{name}.py"] if (ROOT / f"{name}.py").exists() else sorted((ROOT / name).rglob("*.py"))
+    assert found, f"there is no module {name}"
+    return found
+
+
+def parts(name: str, typing_too: bool = True) -> set[str]:
+    """The first names of what a module or a package imports from this package."""
+    every = (module for file in files(name) for module in imported(file.read_text(encoding="utf-8"), typing_too))
+    return {module.partition(".")[0] for module in every}
+
+
+ABOVE = (
+    "algorithm",
+    "fields",
+    "layerwise",
+    "phased",
+    "task",
+    "policies",
+    "algorithms",
+    "execute",
+    "evaluate",
+    "testing",
+)
+LOW = ("errors", "keys", "records", "layers", "layout", "describe", "state", "parcel", "reduce")
+
+
+@pytest.mark.parametrize("name", LOW)
+def test_the_matrix_knows_nothing_of_algorithms(name):
+    assert not parts(name) & set(ABOVE)
+
+
+@pytest.mark.parametrize("name", ["algorithm", "fields", "layerwise", "phased"])
+def test_the_waist_knows_neither_policies_nor_executors(name):
+    assert not parts(name) & {"policies", "algorithms", "execute", "evaluate", "testing"}
+    assert "task" not in parts(name, typing_too=False)
+
+
+def test_the_waist_itself_rests_on_the_matrix_alone():
+    assert parts("algorithm", typing_too=False) <= {"errors", "keys", "layout", "parcel", "state"}
+
+
+@pytest.mark.parametrize(
+    ("name", "forbidden"),
+    [
+        ("wire", {"task", "policies", "algorithms", "execute"}),
+        ("objectives", {"policies", "algorithms", "execute"}),
+        ("task", {"policies", "algorithms", "execute", "layerwise", "phased"}),
+        ("policies", {"algorithms", "execute"}),
+        ("algorithms", {"execute", "evaluate", "testing"}),
+        ("execute", {"algorithms", "policies", "testing"}),
+    ],
+)
+def test_imports_point_one_way(name, forbidden):
+    assert not parts(name) & forbidden
+
+
+@pytest.mark.parametrize("name", ["data", "models"])
+def test_data_and_models_stand_alone(name):
+    assert parts(name) <= {name, "errors", "records"}
+
+
+def test_nobody_in_the_package_imports_the_tests_or_a_folder_outside():
+    for file in sorted(ROOT.rglob("*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        names = {a.name.partition(".")[0] for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+        names |= {(n.module or "").partition(".")[0] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+        assert not names & {"tests", "pytest", "conftest"}, file.name
+
+
+SOURCE = """
+import torch, stratafl.task.engine
+from stratafl import keys
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    from stratafl.execute import Matrix
+def late():
+    from stratafl.policies.mix import Take
+"""
+
+
+def test_the_reader_of_imports_sees_every_kind():
+    assert set(imported(SOURCE)) == {"task.engine", "keys", "execute.Matrix", "policies.mix.Take"}
+    assert set(imported(SOURCE, typing_too=False)) == {"task.engine", "keys", "policies.mix.Take"}
+
+
+HEAVY = ("typer", "rich", "plotly", "datasets", "flwr", "scipy", "sklearn", "pandas", "matplotlib", "tomli_w", "pytest")
+
+
+def test_the_core_imports_nothing_heavy():
+    program = (
+        "import json, sys, stratafl.execute, stratafl.algorithms, stratafl.testing;"
+        f"print(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT.parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=120, check=True
+    )
+    assert json.loads(done.stdout) == []

@@ -1,0 +1,131 @@
+"""Weighted means of three numbers, by hand; folding in chunks gives the same bits."""
+
+import pytest
+import torch
+
+from stratafl.algorithm import Round, Setup
+from stratafl.layers import Layer
+from stratafl.layout import Layout, Rows, Spec
+from stratafl.parcel import ColumnMask, Field, LayerMask, Mask, Parcel
+from stratafl.policies import Mean
+from stratafl.reduce import add_rows, add_weights, mean_or_hold
+
+NAN = float("nan")
+# Two layers of one tensor with three columns each.
+LAYOUT = Layout(
+    [Spec("a", (3,), 0, True), Spec("b", (3,), 1, True)],
+    [Layer(name, "other", name, name == "b", None, (name,)) for name in "ab"],
+)
+ROUND = Round(Setup(LAYOUT, {}, lambda ids: {}, 3, 1), 0)
+HELD = {"a": torch.tensor([-1.0, -2.0, -3.0]), "b": torch.tensor([-4.0, -5.0, -6.0])}
+
+
+def block(*rows: list[float]) -> torch.Tensor:
+    return torch.tensor(rows)
+
+
+A = block([1.0, 2.0, 3.0], [5.0, 6.0, 7.0], [10.0, 20.0, 30.0])
+
+
+def merged(rows: Rows, samples: list[int], mask: Mask | None = None, weights: str = "samples", chunk: int = 99) -> Rows:
+    """What the server holds after clients uploaded rows, folded in chunks."""
+    step = Mean(weights=weights)
+    up = Parcel({"theta": Field(rows, mask=mask), "samples": Field(torch.tensor(samples))})
+    server, sums = {"theta": HELD}, {}
+    for start in range(0, len(samples), chunk):
+        sums = step.fold(ROUND, server, sums, up.pick(slice(start, start + chunk)))
+    return step.finish(ROUND, server, sums)["theta"]
+
+
+def test_a_mean_weighted_by_samples():
+    # (1·1 + 3·5 + 4·10) / 8, (1·2 + 3·6 + 4·20) / 8, (1·3 + 3·7 + 4·30) / 8
+    found = merged({"a": A}, [1, 3, 4])
+    assert found["a"].tolist() == [7.0, 12.5, 18.0]
+
+
+def test_uniform_weights_ignore_the_samples():
+    rows = block([1.0, 2.0, 3.0], [5.0, 6.0, 7.0], [6.0, 1.0, 5.0])
+    assert merged({"a": rows}, [1, 3, 400], weights="uniform")["a"].tolist() == [4.0, 3.0, 5.0]
+
+
+def test_layers_that_nobody_sends_are_held():
+    assert merged({"a": A}, [1, 3, 4])["b"].tolist() == [-4.0, -5.0, -6.0]
+
+
+def test_a_layer_mask_leaves_out_those_who_did_not_send():
+    sent = LayerMask(torch.tensor([[True, True], [False, True], [True, False]]))
+    rows = {
+        "a": block([1.0, 2.0, 3.0], [NAN] * 3, [9.0, 10.0, 11.0]),
+        "b": block([0.0, 1.0, 2.0], [4.0, 5.0, 6.0], [NAN] * 3),
+    }
+    found = merged(rows, [1, 3, 3], sent)
+    assert found["a"].tolist() == [7.0, 8.0, 9.0]  # (1 + 3·9) / 4 and so on, without the second client
+    assert found["b"].tolist() == [3.0, 4.0, 5.0]  # (0 + 3·4) / 4 and so on, without the third
+
+
+def test_a_column_mask_counts_column_by_column_and_holds_the_rest():
+    sent = torch.tensor([[True, False, False], [True, True, False], [False, True, False]])
+    rows = torch.where(sent, A, NAN)
+    found = merged({"a": rows}, [1, 3, 4], ColumnMask({"a": sent}))["a"]
+    assert found.tolist() == [4.0, 14.0, -3.0]  # (1 + 3·5) / 4, (3·6 + 4·20) / 7, nobody
+
+
+def test_a_layer_that_every_mask_leaves_out_is_held():
+    sent = LayerMask(torch.tensor([[True, False]] * 3))
+    found = merged({"a": A, "b": torch.full((3, 3), NAN)}, [1, 3, 4], sent)
+    assert found["b"].tolist() == [-4.0, -5.0, -6.0]
+    assert found["a"].tolist() == [7.0, 12.5, 18.0]
+
+
+@pytest.mark.parametrize("mask", [None, "layers", "columns"])
+@pytest.mark.parametrize("chunk", [1, 2, 3, 4, 6])
+def test_chunks_of_any_size_give_the_same_bits(mask, chunk):
+    draw = torch.Generator().manual_seed(0)
+    rows = {n: torch.randn(7, 3, generator=draw) * 10.0 ** torch.arange(-3, 4)[:, None] for n in "ab"}
+    chosen = torch.rand(7, 2, generator=draw) > 0.4
+    columns = {n: torch.rand(7, 3, generator=draw) > 0.4 for n in "ab"}
+    sent = {None: None, "layers": LayerMask(chosen), "columns": ColumnMask(columns)}[mask]
+    samples = [3, 17, 5, 101, 9, 2, 31]
+    whole, parts = merged(rows, samples, sent), merged(rows, samples, sent, chunk=chunk)
+    for name in "ab":
+        assert whole[name].dtype == torch.float32
+        assert torch.equal(whole[name], parts[name])
+
+
+def test_sums_are_kept_in_float64():
+    big = block([2.0**24], [1.0], [1.0])
+    total = add_rows({}, torch.tensor([1, 1, 1]), {"a": big}, None)["a"]
+    assert total.dtype == torch.float64
+    assert total.tolist() == [2.0**24 + 2]  # in float32 both ones would be lost
+
+
+def test_weights_are_not_rounded_to_the_models_precision():
+    weights = torch.tensor([2**24 + 1, 1])
+    total = add_rows({}, weights, {"a": block([1.0], [0.0])}, None)["a"]
+    assert total.tolist() == [2.0**24 + 1]
+    assert add_weights({}, weights, {"a": block([1.0], [0.0])}, None)["a"].item() == 2.0**24 + 2
+
+
+def test_adding_changes_neither_the_total_nor_the_rows():
+    total = {"a": torch.zeros(3, dtype=torch.float64)}
+    rows = {"a": A.clone()}
+    added = add_rows(total, torch.tensor([1.0, 1.0, 1.0]), rows, None)
+    assert added["a"].tolist() == [16.0, 28.0, 40.0]
+    assert total["a"].tolist() == [0.0] * 3
+    assert torch.equal(rows["a"], A)
+
+
+def test_holding_keeps_type_and_blocks_of_the_server():
+    found = mean_or_hold(
+        {"a": torch.tensor([6.0, 5.0, 0.0], dtype=torch.float64)},
+        {"a": torch.tensor([3.0, 2.0, 0.0], dtype=torch.float64)},
+        HELD,
+    )
+    assert found["a"].tolist() == [2.0, 2.5, -3.0]
+    assert found["a"].dtype == torch.float32
+    assert list(found) == ["a", "b"]
+    assert HELD["a"].tolist() == [-1.0, -2.0, -3.0]
+
+
+def test_clients_without_samples_leave_the_server_as_it_was():
+    assert merged({"a": A}, [0, 0, 0])["a"].tolist() == [-1.0, -2.0, -3.0]
