@@ -20,7 +20,7 @@ from stratafl.execute import Matrix, Progress, Simulation
 from stratafl.models import build
 from stratafl.policies import SGD
 
-SIZES = (14, 21, 4, 11, 7)  # at batches of 10: two last batches of one sample, two clients below a batch
+SIZES = (14, 11, 4, 20)  # at batches of 10: last batches of four and of one sample, a client below a batch
 SHAPE, CLASSES = (1, 6, 6), 3
 Loss = Callable[[Tensor, Tensor], Tensor]
 Hook = Callable[[nn.Module, dict[str, Tensor]], None]  # what happens between backward and step

@@ -74,7 +74,7 @@ def _simulation(algorithm: Algorithm, buffers: str = "follow", participation: fl
     )
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.6])
+@pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize("buffers", ["follow", "local"])
 @pytest.mark.parametrize("name", METHODS)
 def test_method_is_its_plain_loop(name: str, buffers: str, participation: float) -> None:
@@ -85,21 +85,21 @@ def test_method_is_its_plain_loop(name: str, buffers: str, participation: float)
 
 
 def test_partial_participation_leaves_somebody_out() -> None:
-    oracle = METHODS["fedper"].oracle(participation=0.6)
+    oracle = METHODS["fedper"].oracle(participation=0.5)
     cohorts = [oracle.cohort(t) for t in range(3)]
-    assert [len(set(cohort)) for cohort in cohorts] == [3, 3, 3]
+    assert [len(set(cohort)) for cohort in cohorts] == [2, 2, 2]
     assert len(set(map(tuple, cohorts))) > 1
-    sim = _simulation(fedper(train=TRAIN), participation=0.6)
+    sim = _simulation(fedper(train=TRAIN), participation=0.5)
     assert [sorted(sim.cohort(sim.at(t)).tolist()) for t in range(3)] == cohorts
 
 
-@pytest.mark.parametrize("name", ["fedper", "fedprox", "local"])
+@pytest.mark.parametrize("name", ["fedper", "fedprox"])
 def test_order_and_chunks_of_a_cohort_do_not_matter(name: str) -> None:
     case = METHODS[name]
     sim, oracle = _simulation(case.algorithm), case.oracle(rounds=3)
     progress = sim.start()
     for t in range(2):
-        progress, _ = sim.round(progress, Matrix(chunk=3), torch.tensor([3, 0, 2, 4, 1]))
+        progress, _ = sim.round(progress, Matrix(chunk=3), torch.tensor([2, 0, 3, 1]))
         oracle.round(t)
     assert_same_models(sim, progress, oracle)
 
@@ -120,18 +120,16 @@ def test_only_shared_tensors_are_on_the_server(name: str) -> None:
 @pytest.mark.parametrize("personal", SPLITS_OF_FEDPER)
 def test_fedper_with_other_personal_layers(personal: str) -> None:
     case = _case(fedper(personal=personal, train=TRAIN), personal=SPLITS_OF_FEDPER[personal])
-    check(_simulation(case.algorithm, "follow", 0.6), case.oracle(participation=0.6))
+    check(_simulation(case.algorithm, "follow", 0.5), case.oracle(participation=0.5))
 
 
 @pytest.mark.parametrize("buffers", ["follow", "local"])
 def test_fedper_with_heads_of_their_own(buffers: str) -> None:
-    sim = _simulation(fedper(initial="own", train=TRAIN), buffers, 0.6)
+    sim = _simulation(fedper(initial="own", train=TRAIN), buffers, 0.5)
     drawn = sim.setup.fresh(torch.arange(len(SIZES)))
     heads = {k: {name: drawn[name][k] for name in ("fc.weight", "fc.bias")} for k in range(len(SIZES))}
     assert len({float(head["fc.bias"][0]) for head in heads.values()}) == len(SIZES)
-    oracle = Federated(
-        images(), convnorm(), JOINT, personal=("fc",), heads=heads, buffers=buffers, participation=0.6
-    )
+    oracle = Federated(images(), convnorm(), JOINT, personal=("fc",), heads=heads, buffers=buffers, participation=0.5)
     check(sim, oracle)
 
 
@@ -145,7 +143,7 @@ def test_fedper_fine_tunes_personal_blocks_with_their_own_statistics() -> None:
     personal = ("conv2", "bn2", "fc")
     first = Phase(replace(TRAIN, epochs=2), (*personal, "drop"), "finetune")
     case = _case(fedper(personal="blocks:2", finetune=2, train=TRAIN), (first, *JOINT), personal=personal)
-    check(_simulation(case.algorithm, "follow", 0.6), case.oracle(participation=0.6))
+    check(_simulation(case.algorithm, "follow", 0.5), case.oracle(participation=0.5))
 
 
 def test_fedrep_with_more_head_epochs_and_a_larger_head() -> None:

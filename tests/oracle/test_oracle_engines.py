@@ -113,7 +113,7 @@ def test_both_branches_are_taken() -> None:
 
 def test_a_module_that_branches_on_values_cannot_be_forced_to_be_stacked() -> None:
     module, federation = _branching()
-    with pytest.raises(ModelError, match="Branching does not run stacked: .*data-dependent"):
+    with pytest.raises(ModelError, match=r"Branching does not run stacked: .*data-dependent"):
         simulation(fedavg(), federation, module, rounds=1, engine="stacked")
 
 

@@ -205,7 +205,7 @@ LAYERS = ("conv1", "bn1", "conv2", "bn2", "fc")
 def _slowed(net: nn.Module, anchor: dict[str, Tensor]) -> None:
     """Without momentum, decay and clipping, a factor on the rate is a factor on the gradient."""
     for layer in LAYERS:
-        own = [p for p in net.get_submodule(layer).parameters()]
+        own = list(net.get_submodule(layer).parameters())
         norm = torch.cat([p.grad.flatten() for p in own]).norm()
         for p in own:
             p.grad /= 1 + norm

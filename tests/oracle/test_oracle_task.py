@@ -51,7 +51,9 @@ def federation() -> Federation:
 
 @pytest.fixture(params=["stacked", "loop"])
 def sim(request: pytest.FixtureRequest, federation: Federation) -> Simulation:
-    return simulation(fedavg(train=TRAIN), federation, convnorm(0.2), rounds=2, engine=request.param, dtype=torch.float64)
+    return simulation(
+        fedavg(train=TRAIN), federation, convnorm(0.2), rounds=2, engine=request.param, dtype=torch.float64
+    )
 
 
 def _task(sim: Simulation, ids: Tensor = IDS) -> Task:
@@ -85,7 +87,7 @@ def test_scores_of_regression_are_squared_errors() -> None:
     scores = score(sim, sim.start(), rows, IDS, "test")
     for client in range(3):
         held = federation.split("test").of(client)
-        expected = float(mse_loss(module(federation.x[held]), y[held])) * len(held)
+        expected = float(mse_loss(module(federation.x[held]).detach(), y[held])) * len(held)
         assert float(scores.loss[client]) == pytest.approx(expected, abs=1e-10)
     assert scores.hits.tolist() == [0, 0, 0]
 

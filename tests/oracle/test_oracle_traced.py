@@ -1,7 +1,8 @@
-"""Long enough for steps to be traced and replayed: against plain loops, whatever was traced before."""
+"""Steps that are traced and replayed: against plain loops, whatever was traced before."""
 
 from dataclasses import replace
 
+import pytest
 import torch
 from oracle_loops import Federated, Phase, check, convnorm, images
 
@@ -9,7 +10,9 @@ from stratafl.algorithms import fedper, fedprox, fedrep
 from stratafl.execute import simulation
 from stratafl.policies import SGD
 
-TRAIN = SGD(lr=0.05, batch=10, momentum=0.9, weight_decay=0.01, steps=7)
+pytestmark = pytest.mark.usefixtures("traced")
+
+TRAIN = SGD(lr=0.05, batch=10, momentum=0.9, weight_decay=0.01, steps=4)
 BASE = ("conv1", "bn1", "conv2", "bn2")
 
 
@@ -28,7 +31,7 @@ def test_algorithms_that_share_an_engine() -> None:
 
 
 def test_ragged_clients() -> None:
-    train = replace(TRAIN, steps=None, epochs=4)
-    federation, module = images((21, 4, 11)), convnorm()
+    train = replace(TRAIN, steps=None, epochs=2)
+    federation, module = images((14, 4, 11)), convnorm()
     sim = simulation(fedper(train=train), federation, module, rounds=2, engine="stacked", dtype=torch.float64)
     check(sim, Federated(federation, module, (Phase(train),), personal=("fc",), rounds=2))

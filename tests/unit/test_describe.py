@@ -42,6 +42,12 @@ def test_a_head_may_be_a_module_of_several_layers():
     assert heads(module, head="1") == ["1.0", "1.2"]
 
 
+def test_a_block_is_the_head_only_if_all_of_it_is():
+    module = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4)))
+    assert heads(module, head="1.1", granularity="block") == []
+    assert heads(module, head="1", granularity="block") == ["1"]
+
+
 @pytest.mark.parametrize("path", ["fcc", "f", "drop", "conv"])
 def test_a_head_that_does_not_exist_is_refused(path):
     with pytest.raises(UnknownNameError, match=rf"unknown head '{path}'.*\(there is: conv1, bn1, conv2, bn2, fc\)"):
@@ -186,6 +192,11 @@ def test_a_normalisation_with_nothing_of_its_width_before_it_stands_alone():
     layout = describe(nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2)))
     assert layout.layer("0").normalises is None
     assert layout.resolve("first:1") == ("0",)
+
+
+def test_a_normalisation_follows_the_nearest_layer_of_its_width():
+    module = nn.ModuleDict({"wide": nn.Conv2d(1, 4, 1), "thin": nn.Conv2d(4, 2, 1), "norm": nn.BatchNorm2d(4)})
+    assert describe(module).layer("norm").normalises == "wide"
 
 
 def test_blocks_are_the_models_stages_or_else_its_children():

@@ -78,7 +78,7 @@ class Sum:
     def writes(self) -> tuple[str, ...]:
         return (self.field,)
 
-    def fold(self, rnd: Round, server: State, sums: State, up: Parcel) -> State:
+    def fold(self, rnd: Round, server: State, sums: State, up: Parcel, ids: Tensor) -> State:
         return {"sum": tensor_of(sums, "sum") + up["x"].tensor.sum() if sums else up["x"].tensor.sum()}
 
     def finish(self, rnd: Round, server: State, sums: State) -> State:
@@ -100,7 +100,7 @@ class Largest:
     def writes(self) -> tuple[str, ...]:
         return (self.field,)
 
-    def absorb(self, rnd: Round, server: State, up: Parcel) -> State:
+    def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
         return {self.field: up["x"].tensor.max() * tensor_of(server, self.times)}
 
 
@@ -211,14 +211,51 @@ def test_splits_are_those_of_the_steps():
     assert replace(fedavg(), train=(SGD(), asking[0]), tune=asking[1:]).splits == ("train", "validation", "extra")
 
 
+def upload(*values: float) -> Parcel:
+    return Parcel({"x": Field(torch.tensor(values))})
+
+
 def test_rows_are_kept_if_some_merge_needs_them():
-    uploads = Parcel({"x": Field(torch.tensor([3.0, 4.0]))})
-    for merge, kept in (((Sum("y"),), ()), ((Sum("y"), Largest("z", "y")), (uploads, uploads))):
+    uploads, ids = (upload(3.0, 4.0), upload(5.0)), (torch.tensor([2, 0]), torch.tensor([3]))
+    for merge, kept in (((Sum("y"),), False), ((Sum("y"), Largest("z", "y")), True)):
         made = numbers(merge=merge, server={"y": Number(1.0), "z": Number()})
-        total = made.fold(ROUND, {}, made.fold(ROUND, {}, Total(), uploads), uploads)
-        assert made.keeps_rows == bool(kept)
-        assert total.rows == kept
-        assert tensor_of(total.sums, "0:sum").item() == 14.0
+        total = made.fold(ROUND, {}, made.fold(ROUND, {}, Total(), uploads[0], ids[0]), uploads[1], ids[1])
+        assert made.keeps_rows == kept
+        assert total.rows == (uploads if kept else ())
+        assert total.ids == (ids if kept else ())
+        assert tensor_of(total.sums, "0:sum").item() == 12.0
+
+
+@dataclass(frozen=True)
+class Who:
+    """A merge that writes down who sent what, through sums or from rows."""
+
+    reads: tuple[str, ...] = ("up.x",)
+    writes: tuple[str, ...] = ("y",)
+
+    def fold(self, rnd: Round, server: State, sums: State, up: Parcel, ids: Tensor) -> State:
+        told = torch.stack([ids.double(), up["x"].tensor.double()], 1)
+        return {"told": torch.cat([tensor_of(sums, "told"), told]) if sums else told}
+
+    def finish(self, rnd: Round, server: State, sums: State) -> State:
+        return {"y": tensor_of(sums, "told")}
+
+
+@dataclass(frozen=True)
+class WhoInRows:
+    reads: tuple[str, ...] = ("up.x",)
+    writes: tuple[str, ...] = ("y",)
+
+    def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
+        return {"y": torch.stack([ids.double(), up["x"].tensor.double()], 1)}
+
+
+@pytest.mark.parametrize("step", [Who(), WhoInRows()])
+def test_a_merge_knows_who_sent_what(step):
+    alg = numbers(merge=(step,))
+    total = alg.fold(ROUND, {}, Total(), upload(20.0, 0.5), torch.tensor([2, 0]))
+    total = alg.fold(ROUND, {}, total, upload(30.0), torch.tensor([3]))
+    assert alg.absorb(ROUND, alg.init(ROUND.setup), total)["y"].tolist() == [[2.0, 20.0], [0.0, 0.5], [3.0, 30.0]]
 
 
 def test_an_extension_changes_the_model_and_without_one_it_is_as_given():
@@ -240,7 +277,7 @@ def test_a_round_by_hand():
     memory, up = alg.work(ROUND, desk, ids)
     assert memory["x"].tolist() == [10.0] * 3
     assert list(memory) == ["x"]  # y and what else was on the desk dies with the round
-    total = alg.fold(ROUND, server, Total(), up)
+    total = alg.fold(ROUND, server, Total(), up, ids)
     assert alg.absorb(ROUND, server, total) == {"y": torch.tensor(35.0)}
     assert server["y"].item() == 5.0
 
@@ -252,8 +289,8 @@ def test_merge_steps_see_what_the_ones_before_them_changed():
     for merge in ((first, second), (second, first)):
         alg = numbers(merge=merge, server=declared)
         server = alg.init(ROUND.setup)
-        total = alg.fold(ROUND, server, Total(), Parcel({"x": Field(torch.tensor([2.0]))}))
-        total = alg.fold(ROUND, server, total, Parcel({"x": Field(torch.tensor([3.0]))}))
+        total = alg.fold(ROUND, server, Total(), upload(2.0), torch.tensor([0]))
+        total = alg.fold(ROUND, server, total, upload(3.0), torch.tensor([1]))
         after = alg.absorb(ROUND, server, total)
         results[type(merge[0]).__name__] = (after["y"].item(), after["z"].item())
     assert results == {"Sum": (51.0, 153.0), "Largest": (51.0, 3.0)}
@@ -262,7 +299,7 @@ def test_merge_steps_see_what_the_ones_before_them_changed():
 def test_two_merges_of_one_kind_keep_their_sums_apart():
     alg = numbers(merge=(Sum("y"), Sum("z", -1.0)), server={"y": Number(1.0), "z": Number(0.0)})
     server = alg.init(ROUND.setup)
-    total = alg.fold(ROUND, server, Total(), Parcel({"x": Field(torch.tensor([2.0, 3.0]))}))
+    total = alg.fold(ROUND, server, Total(), upload(2.0, 3.0), torch.tensor([0, 1]))
     assert {name: x.item() for name, x in alg.absorb(ROUND, server, total).items()} == {"y": 6.0, "z": -5.0}
 
 
@@ -303,7 +340,6 @@ def test_tune_changes_nothing_that_is_kept_or_sent():
     desk = {"y": torch.tensor([5.0]), "x": torch.tensor([1.0])}
     memory, up = tuned.work(ROUND, desk, None)
     assert memory["x"].tolist() == [10.0] == up["x"].tensor.tolist()
-    assert tuned.deploy(ROUND, desk, None).tolist() == [100.0]
 
 
 def test_without_tune_the_row_is_deployed_as_received():

@@ -78,6 +78,16 @@ WEIGHTS = {
         {"conv2": 3 * 33},
         0,
     ),
+    "column mask of float64": (
+        Field(
+            rows("fc.bias", lead=(1,), dtype=torch.float64),
+            mask=ColumnMask({"fc.bias": first_columns("fc.bias", 2)}),
+        ),
+        1,
+        [2 * 8 + 1],
+        {"fc": 17},
+        0,
+    ),
     "common rows of others": (Field(rows("fc.bias", lead=(4,)), common=True), 2, [48, 48], {"fc": 96}, 0),
     "int64 of each": (Field(torch.tensor([5, 6, 7])), 3, [8] * 3, {}, 24),
     "float16 vectors": (Field(torch.zeros(2, 3, dtype=torch.float16)), 2, [6, 6], {}, 12),

@@ -112,7 +112,7 @@ class Mark:
         mark = torch.tensor([self.phase])
         return {"mark": Field(mark) if self.writes and self.writes[0].startswith(("down", "up")) else mark}
 
-    def absorb(self, rnd: Round, server: object, up: Parcel) -> dict:
+    def absorb(self, rnd: Round, server: object, up: Parcel, ids: torch.Tensor) -> dict:
         return {"mark": torch.tensor([self.phase])}
 
 
@@ -142,7 +142,7 @@ def test_every_function_of_the_waist_is_that_of_the_rounds_phase(t):
     down = alg.download(rnd, alg.init(SETUP), ids)
     desk = alg.receive(rnd, alg.enrol(SETUP, ids), down, None)
     memory, up = alg.work(rnd, desk, None)
-    server = alg.absorb(rnd, alg.init(SETUP), alg.fold(rnd, alg.init(SETUP), Total(), up))
+    server = alg.absorb(rnd, alg.init(SETUP), alg.fold(rnd, alg.init(SETUP), Total(), up, ids))
     marks = (down["mark"].tensor, desk["mark"], memory["mark"], up["mark"].tensor, server["mark"])
     assert [mark.item() for mark in marks] == [float(t)] * 5
 

@@ -33,7 +33,8 @@ def merged(rows: Rows, samples: list[int], mask: Mask | None = None, weights: st
     up = Parcel({"theta": Field(rows, mask=mask), "samples": Field(torch.tensor(samples))})
     server, sums = {"theta": HELD}, {}
     for start in range(0, len(samples), chunk):
-        sums = step.fold(ROUND, server, sums, up.pick(slice(start, start + chunk)))
+        some = slice(start, start + chunk)
+        sums = step.fold(ROUND, server, sums, up.pick(some), torch.arange(len(samples))[some])
     return step.finish(ROUND, server, sums)["theta"]
 
 

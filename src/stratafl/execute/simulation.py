@@ -173,7 +173,8 @@ def _drawn(
             if purpose != "model":
                 _reset(module)
         example = torch.zeros(1, *federation.x.shape[1:], dtype=_input_type(federation.x))
-        return algorithm.extend(module, example, federation.classes)
+        with torch.no_grad():  # in evaluation mode, so that an extension may probe the model without moving statistics
+            return algorithm.extend(module.eval(), example, federation.classes)
     finally:
         torch.set_rng_state(state)
 

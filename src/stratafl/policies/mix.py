@@ -53,7 +53,7 @@ def received(field: Field, own: Rows, rnd: Round, count: int) -> Rows:
     sent = field.sent(rnd.layout)
     if sent is None:
         return rows
-    return {name: torch.where(sent[name], block, own[name]) for name, block in rows.items()}
+    return {name: torch.where(sent[name], block, own.get(name, block)) for name, block in rows.items()}
 
 
 @record

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from threading import Lock, local
+from threading import local
 from typing import Any, Protocol
 
 import torch
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from stratafl.layout import Rows
 from stratafl.objectives import Batch, Objective
 from stratafl.task.model import Model
-from stratafl.task.replay import patience, trace
+from stratafl.task.replay import Likeness, patience, trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +62,9 @@ class Engine(Protocol):
     def model(self) -> Model:
         """The skeleton to fill."""
 
+    def prepare(self) -> None:
+        """Called between scans, when nothing else runs."""
+
     def gradients(
         self, objective: Objective, rows: Rows, stack: Stack, trained: tuple[str, ...], inputs: Inputs, modes: Modes
     ) -> Gradients:
@@ -83,8 +86,8 @@ class StackedEngine:
     def __init__(self, make: Callable[[], Model]) -> None:
         self._make = make
         self._own = local()
-        self._tracing = Lock()
         self._seen: Counter[Hashable] = Counter()
+        self._wanted: dict[Hashable, tuple[Callable[..., _Result], list[Likeness]]] = {}
         self._traced: dict[Hashable, Callable[..., _Result]] = {}
 
     @property
@@ -130,12 +133,16 @@ class StackedEngine:
         if signature in self._traced:
             return self._traced[signature](*leaves)
         self._seen[signature] += 1
-        if self._seen[signature] <= patience(leaves):
-            return step(*arguments)
-        with self._tracing:  # one lane traces, the others find it done
-            if signature not in self._traced:
-                self._traced[signature] = trace(lambda *flat: step(*tree_unflatten(flat, structure)), leaves)
-        return self._traced[signature](*leaves)
+        if self._seen[signature] > patience(leaves):
+            likeness = [(x.shape, x.stride(), x.dtype, x.device) for x in leaves]
+            self._wanted[signature] = (lambda *flat: step(*tree_unflatten(flat, structure)), likeness)
+        return step(*arguments)
+
+    def prepare(self) -> None:
+        """Trace the steps that have come back often enough; not while lanes run, because tracing patches torch."""
+        while self._wanted:
+            signature, (step, likeness) = self._wanted.popitem()
+            self._traced[signature] = trace(step, likeness)
 
     def outputs(self, rows: Rows, x: Tensor) -> tuple[Tensor, Tensor]:
         """One vectorised pass."""
@@ -155,6 +162,9 @@ class LoopEngine:
 
     def __init__(self, model: Model) -> None:
         self.model = model
+
+    def prepare(self) -> None:
+        """Nothing to prepare."""
 
     def gradients(
         self, objective: Objective, rows: Rows, stack: Stack, trained: tuple[str, ...], inputs: Inputs, modes: Modes

@@ -165,7 +165,7 @@ class MatmulConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """The convolution of `[B, in, h, w]`."""
-        batch, channels = x.shape[:2]
+        batch = len(x)
         padding = _pair(self.padding)
         rows, cols = (
             _Axis(x.shape[2 + d], self.kernel_size[d], self.stride[d], padding[d], self.dilation[d]) for d in (0, 1)

@@ -8,13 +8,18 @@ lanes of clients run side by side. Measured on 2 ARM cores (20 clients, batch 10
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
+PATIENCE = 32
+Likeness = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 
-def trace(function: Callable[..., Any], leaves: Sequence[Tensor]) -> Callable[..., Any]:
-    """The function for tensors of these shapes, as plain operations."""
-    graph = make_fx(function)(*leaves)
+
+def trace(function: Callable[..., Any], likeness: Sequence[Likeness]) -> Callable[..., Any]:
+    """The function for tensors of these shapes, strides, types and devices, as plain operations."""
+    examples = [torch.empty_strided(s, stride, dtype=t, device=d).zero_() for s, stride, t, d in likeness]
+    graph = make_fx(function)(*examples)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph
@@ -24,4 +29,4 @@ def patience(leaves: Sequence[Tensor]) -> float:
     """How often a step is taken before it is traced: tracing costs seconds, and gains least where a step is long."""
     if get_proxy_mode() is not None:
         return float("inf")  # somebody else is tracing just now
-    return 8 + sum(x.numel() for x in leaves) / 2**19
+    return PATIENCE + sum(x.numel() for x in leaves) / 2**19

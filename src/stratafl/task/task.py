@@ -138,7 +138,8 @@ class Task:
             smallest=self._shop.smallest_batch,
         )
         reels = [self._reel(lock, f"{purpose}/{draw}", shuffle) for draw in range(draws)]
-        lanes = side_by_side(len(self), self._shop.device) if self._shop.engine.parallel else 1
+        lanes = self._lanes()
+        self._shop.engine.prepare()
 
         def run(lane: int) -> State:
             # Clients sorted by falling number of steps are dealt to the lanes in turn, so that all are busy to the end.
@@ -151,6 +152,9 @@ class Task:
         parts = in_lanes(run, lanes)
         order = [c for lane in range(lanes) for c in lock.order[lane::lanes]]
         return pick(join(parts), torch.tensor(order, device=self._shop.device).argsort())
+
+    def _lanes(self) -> int:
+        return side_by_side(len(self), self._shop.device) if self._shop.engine.parallel else 1
 
     def _lockstep(self, step: Step, carry: State, held: State, steps: list[int], reels: list["_Reel"]) -> State:
         """All steps of clients with so many steps each, a falling list."""

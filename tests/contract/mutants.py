@@ -1,0 +1,252 @@
+"""Algorithms with one thing wrong each, for the contract to catch."""
+
+from dataclasses import replace
+
+import torch
+
+from stratafl.algorithm import Algorithm
+from stratafl.algorithms import fedavg, fedper
+from stratafl.layers import Select, select
+from stratafl.parcel import Field, LayerMask
+from stratafl.policies import SGD, Take
+from stratafl.records import record
+from stratafl.state import rows_of
+
+
+class Delegate(Algorithm):
+    """An algorithm that does what another does, so that a mutant can do one thing differently."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def init(self, setup):
+        return self.inner.init(setup)
+
+    def enrol(self, setup, ids):
+        return self.inner.enrol(setup, ids)
+
+    def download(self, rnd, server, ids):
+        return self.inner.download(rnd, server, ids)
+
+    def receive(self, rnd, memory, parcel, task):
+        return self.inner.receive(rnd, memory, parcel, task)
+
+    def work(self, rnd, memory, task):
+        return self.inner.work(rnd, memory, task)
+
+    def fold(self, rnd, server, total, uploads, ids):
+        return self.inner.fold(rnd, server, total, uploads, ids)
+
+    def absorb(self, rnd, server, total):
+        return self.inner.absorb(rnd, server, total)
+
+
+@record
+class BroadcastDense:
+    """The whole model with a mask that says that only some layers are sent."""
+
+    layers: Select = select("base")
+    reads = ("theta",)
+    writes = ("down.theta",)
+
+    def __call__(self, rnd, server, ids):
+        return {"theta": Field(rows_of(server, "theta"), True, LayerMask(rnd.layout.layer_mask(self.layers)))}
+
+
+@record
+class TakeEverything:
+    """Reads the unsent head as well."""
+
+    reads = ("down.theta",)
+    writes = ("theta",)
+
+    def __call__(self, rnd, desk, down, task):
+        rows = down["theta"].rows
+        return {"theta": {n: x.expand(len(task), *x.shape) for n, x in rows.items()}}
+
+
+def dense_fedper(mix):
+    return replace(
+        fedper(),
+        serve=(BroadcastDense(),),
+        mix=(mix,),
+        server=fedavg().server,
+    )
+
+
+def honest_reader():
+    return dense_fedper(Take())
+
+
+def reads_unsent_head():
+    return dense_fedper(TakeEverything())
+
+
+@record
+class Noise:
+    """Adds noise to the model, drawn from a key per client, or per place in the cohort."""
+
+    by_position: bool
+    reads = writes = ("theta",)
+
+    def __call__(self, rnd, desk, task):
+        who = torch.arange(len(task)) if self.by_position else task.ids
+        noise = rnd.keys(who, "noise").double() / 2.0**70
+        rows = rows_of(desk, "theta")
+        return {"theta": {n: x + noise.reshape(-1, *(1,) * (x.ndim - 1)) for n, x in rows.items()}}
+
+
+def noise(*, by_position):
+    return replace(fedavg(), train=(SGD(), Noise(by_position)))
+
+
+@record
+class WritesIntoItsInput:
+    reads = writes = ("anchor",)
+
+    def __call__(self, rnd, desk, task):
+        for x in rows_of(desk, "anchor").values():
+            x.add_(0.001)
+        return {}
+
+
+@record
+class CopyToAnchor:
+    reads = ("theta",)
+    writes = ("anchor",)
+
+    def __call__(self, rnd, desk, down, task):
+        return {"anchor": {n: x.clone() for n, x in rows_of(desk, "theta").items()}}
+
+
+def mutates_its_input():
+    return replace(fedavg(), mix=(Take(), CopyToAnchor()), train=(WritesIntoItsInput(), SGD()))
+
+
+class ThinField(Field):
+    """Says that nothing of it was sent, and sends it all the same."""
+
+    def sent(self, layout):
+        return {n: torch.zeros((), dtype=torch.bool).expand(x.shape) for n, x in self.rows.items()}
+
+
+@record
+class UploadThin:
+    reads = ("theta",)
+    writes = ("up.theta", "up.samples")
+
+    def __call__(self, rnd, desk, task):
+        rows = {n: x for n, x in rows_of(desk, "theta").items() if n in rnd.layout.travelling()}
+        return {"theta": ThinField(rows), "samples": Field(task.sizes("train"))}
+
+
+def declares_wrong_bytes():
+    return replace(fedavg(), send=(UploadThin(),))
+
+
+class StoresAnUndeclaredLayer(Delegate):
+    """Declares the head, keeps the whole model."""
+
+    def work(self, rnd, memory, task):
+        kept, upload = self.inner.work(rnd, memory, task)
+        return {**kept, "theta": memory["theta"]}, upload
+
+
+class AmbientRandomness(Delegate):
+    """Draws from torch's own generator."""
+
+    def work(self, rnd, memory, task):
+        theta = {n: x + 1e-3 * torch.randn_like(x) for n, x in memory["theta"].items()}
+        return self.inner.work(rnd, {**memory, "theta": theta}, task)
+
+
+@record
+class PlainMean:
+    """Averages over the batch without looking at the padding."""
+
+    frozen = constants = carries = ()
+
+    def __call__(self, net, row, frozen, batch, constants, carry):
+        losses = torch.nn.functional.cross_entropy(net(row, batch.x), batch.y, reduction="none")
+        return losses.mean(), carry, {}
+
+
+def ignores_padding():
+    return fedavg(train=SGD(objective=PlainMean()))
+
+
+@record
+class StepThatReads:
+    reads = writes = ("theta",)
+
+    def __call__(self, rnd, desk, task):
+        def step(carry, held, stack):
+            rate = 0.1 if stack.x.sum().item() > 1e9 else 0.01
+            gradients = task.gradients(carry["theta"], stack).rows
+            return {"theta": {n: x - rate * gradients[n] if n in gradients else x for n, x in carry["theta"].items()}}
+
+        return task.scan(step, {"theta": desk["theta"]}, batch=10)
+
+
+def reads_the_host():
+    return replace(fedavg(), train=(StepThatReads(),))
+
+
+@record
+class LastOneWins:
+    """Takes the upload of whoever comes last."""
+
+    reads = ("up.theta",)
+    writes = ("theta",)
+
+    def fold(self, rnd, server, sums, up, ids):
+        return {"last": {n: x[-1] for n, x in up["theta"].rows.items()}}
+
+    def finish(self, rnd, server, sums):
+        return {"theta": sums["last"]}
+
+
+@record
+class MeanOfChunkMeans:
+    """Averages what each chunk averages to."""
+
+    reads = ("up.theta",)
+    writes = ("theta",)
+
+    def fold(self, rnd, server, sums, up, ids):
+        means = {n: x.mean(0) for n, x in up["theta"].rows.items()}
+        top = sums.get("top")
+        count = sums.get("count", torch.zeros(()))
+        return {"top": means if top is None else {n: top[n] + x for n, x in means.items()}, "count": count + 1}
+
+    def finish(self, rnd, server, sums):
+        return {"theta": {n: x / sums["count"] for n, x in sums["top"].items()}}
+
+
+def last_one_wins():
+    return replace(fedavg(), merge=(LastOneWins(),))
+
+
+def mean_of_chunk_means():
+    return replace(fedavg(), merge=(MeanOfChunkMeans(),))
+
+
+class HidesState(Delegate):
+    """Remembers in a Python attribute what it does not declare."""
+
+    rounds_seen = 0
+
+    def absorb(self, rnd, server, total):
+        self.rounds_seen += 1
+        state = self.inner.absorb(rnd, server, total)
+        return {"theta": {n: x + 1e-3 * self.rounds_seen for n, x in state["theta"].items()}}
+
+
+class TouchesOutsiders(Delegate):
+    """Writes into the memory it is shown for evaluation."""
+
+    def deploy(self, rnd, memory, task):
+        rows = memory["theta"]
+        for name in self.inner.client["theta"].names(rnd.layout, "client"):
+            rows[name].add_(1.0)
+        return rows

@@ -1,0 +1,50 @@
+"""The contract catches what it is for: each mutant breaks the law that is there for it, its healthy twin does not."""
+
+import mutants
+import pytest
+
+from stratafl import testing
+from stratafl.algorithms import fedavg, fedper
+from stratafl.errors import ContractError
+
+CAUGHT = [
+    ("reads an unsent head", mutants.reads_unsent_head, testing.poison),
+    ("reads an unsent head", mutants.reads_unsent_head, testing.messages),
+    ("keys randomness by cohort position", lambda: mutants.noise(by_position=True), testing.order),
+    ("keys randomness by cohort position", lambda: mutants.noise(by_position=True), testing.chunks),
+    ("keys randomness by cohort position", lambda: mutants.noise(by_position=True), testing.messages),
+    ("mutates its input", mutants.mutates_its_input, testing.purity),
+    ("declares wrong bytes", mutants.declares_wrong_bytes, testing.bytes_counted),
+    ("stores an undeclared layer", lambda: mutants.StoresAnUndeclaredLayer(fedper()), testing.bytes_counted),
+    ("draws from torch's own generator", lambda: mutants.AmbientRandomness(fedavg()), testing.seeds),
+    ("ignores padding", mutants.ignores_padding, testing.padding),
+    ("reads a value back to the host", mutants.reads_the_host, testing.trace),
+    ("takes the last upload", mutants.last_one_wins, testing.order),
+    ("averages chunks", mutants.mean_of_chunk_means, testing.chunks),
+    ("hides state in an attribute", lambda: mutants.HidesState(fedavg()), testing.messages),
+    ("writes into what it evaluates", lambda: mutants.TouchesOutsiders(fedper()), testing.purity),
+    ("is not a record", lambda: mutants.Delegate(fedavg()), testing.record),
+]
+
+
+@pytest.mark.parametrize(("fault", "build", "law"), CAUGHT, ids=lambda v: v if isinstance(v, str) else v.__name__)
+def test_mutant_is_caught_by_its_law(fault, build, law):
+    with pytest.raises(ContractError) as caught:
+        law(testing.Case(build(), "follow", 1.0, 2))
+    assert caught.value.law.replace(" ", "_") in (law.__name__, "bytes")
+
+
+@pytest.mark.parametrize("build", [mutants.honest_reader, lambda: mutants.noise(by_position=False)])
+def test_healthy_twins_pass(build):
+    testing.check_algorithm(build(), settings=[("follow", 1.0)])
+
+
+def test_check_algorithm_stops_at_a_mutant():
+    with pytest.raises(ContractError, match="law 'messages'"):
+        testing.check_algorithm(mutants.reads_unsent_head())
+
+
+def test_a_wrong_degenerate_law_is_caught():
+    law = testing.Law("FedPer is FedAvg", fedper(), fedavg())
+    with pytest.raises(ContractError, match="FedPer is FedAvg, but models differ"):
+        testing.check_law(law)
