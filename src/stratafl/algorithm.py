@@ -76,11 +76,16 @@ class Algorithm(ABC):
 
     row: str = "theta"  # the field of a client's memory that is its model
     splits: tuple[str, ...] = ("train",)  # the splits it needs; `test` is never given
+    batch: int = 10  # the largest batch it trains on, from which memory is estimated
     keeps_rows: bool = False  # True if `absorb` needs every upload side by side, not only their sums
 
     def extend(self, module: nn.Module, example: Tensor, classes: int | None) -> nn.Module:
         """The model it trains, from the model it was given; `example` is a batch of zeros of the data's shape."""
         return module
+
+    def check(self, layout: Layout) -> None:
+        """Raise if it names a layer that the model does not have."""
+        return
 
     def rounds(self, requested: int) -> int:
         """The number of rounds it takes when asked for so many."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from stratafl.algorithm import Algorithm, Round, Setup, Total
 from stratafl.errors import RecordError
 from stratafl.fields import FieldSpec, Side
+from stratafl.layers import Select
 from stratafl.layout import Layout, Rows
 from stratafl.parcel import Field, Parcel, join
 from stratafl.records import record
@@ -113,10 +114,26 @@ class Layerwise(Algorithm):
         _check_flow(self)
 
     @property
+    def steps(self) -> tuple[Step, ...]:
+        """The steps of all slots, in the order of a round."""
+        return tuple(step for slot in SLOTS for step in getattr(self, slot))
+
+    @property
     def splits(self) -> tuple[str, ...]:  # type: ignore[override]
         """The splits that some step needs."""
-        steps = [step for slot in SLOTS for step in getattr(self, slot)]
-        return tuple(dict.fromkeys(["train", *(s for step in steps for s in getattr(step, "splits", ()))]))
+        return tuple(dict.fromkeys(["train", *(s for step in self.steps for s in getattr(step, "splits", ()))]))
+
+    @property
+    def batch(self) -> int:  # type: ignore[override]
+        """The largest batch of its steps."""
+        return max((getattr(step, "batch", 1) for step in self.steps), default=1)
+
+    def check(self, layout: Layout) -> None:
+        """Resolve every selection of layers, in steps and declared fields."""
+        for part in (*self.steps, *self.server.values(), *self.client.values()):
+            for value in vars(part).values():
+                if isinstance(value, Select):
+                    layout.resolve(value)
 
     @property
     def keeps_rows(self) -> bool:  # type: ignore[override]

@@ -19,7 +19,7 @@ from stratafl.algorithm import Algorithm, Participation, Plan, Round, Setup, Tot
 from stratafl.errors import RecordError
 from stratafl.fields import FieldSpec, Together
 from stratafl.layerwise import Layerwise
-from stratafl.layout import Rows
+from stratafl.layout import Layout, Rows
 from stratafl.parcel import Parcel
 from stratafl.records import record
 from stratafl.state import State
@@ -75,6 +75,16 @@ class Phased(Algorithm):
     def splits(self) -> tuple[str, ...]:  # type: ignore[override]
         """The splits that some phase needs."""
         return tuple(dict.fromkeys(split for phase in self._all for split in phase.algorithm.splits))
+
+    @property
+    def batch(self) -> int:  # type: ignore[override]
+        """The largest batch of all phases."""
+        return max(phase.algorithm.batch for phase in self._all)
+
+    def check(self, layout: Layout) -> None:
+        """Check every phase."""
+        for phase in self._all:
+            phase.algorithm.check(layout)
 
     @property
     def keeps_rows(self) -> bool:  # type: ignore[override]

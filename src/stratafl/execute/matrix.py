@@ -40,7 +40,7 @@ def chunk_size(sim: "Simulation", cohort: int) -> int:
     """How many clients fit under the memory limit."""
     if sim.memory is None:
         return cohort
-    one = client_bytes(sim.workshop)
+    one = client_bytes(sim.workshop, sim.algorithm.batch)
     if one > sim.memory:
-        raise MemoryLimitError(f"one client at work takes about {one:,} bytes, the limit is {sim.memory:,}")
+        raise MemoryLimitError(f"one client at work takes about {one:,} bytes, the limit is {sim.memory:,}: raise it")
     return min(cohort, sim.memory // one)

@@ -12,7 +12,7 @@ COPIES = 6  # row, gradient, velocity, edited gradient, the memory before and af
 
 
 @lru_cache(maxsize=8)
-def client_bytes(workshop: Workshop, batch: int = 10) -> int:
+def client_bytes(workshop: Workshop, batch: int) -> int:
     """Columns in all their copies, plus what a step saves for its backward pass (at a batch of `batch` samples)."""
     layout, model = workshop.layout, workshop.engine.model
     size = torch.empty((), dtype=workshop.dtype).element_size()

@@ -12,7 +12,7 @@ from stratafl.algorithm import Round, Total
 from stratafl.errors import DataError, MemoryLimitError
 from stratafl.layout import Layout
 from stratafl.parcel import Bytes, Parcel, count_bytes
-from stratafl.state import State, apply, pick
+from stratafl.state import State, apply, join, pick
 
 if TYPE_CHECKING:
     from stratafl.execute.simulation import Simulation
@@ -49,7 +49,7 @@ class Report:
     cohort: Tensor
     down: Bytes
     up: Bytes
-    loss: Tensor | None
+    notes: State  # what steps noted about each client, in the order of the cohort
     train_seconds: float
     server_seconds: float
 
@@ -61,7 +61,7 @@ def run_round(
     if len(ids) == 0:
         raise DataError("the cohort is empty: a round needs at least one client")
     algorithm, layout = sim.algorithm, rnd.layout
-    total, changed = Total(), dict[int, State]()
+    total, changed, notes = Total(), dict[int, State](), list[State]()
     weights: list[tuple[Bytes, Bytes]] = []
     served = 0.0
     begin = time.perf_counter()
@@ -77,6 +77,7 @@ def run_round(
         with executor.stage("work", group, layout) as watch:
             memory, upload = algorithm.work(rnd, desk, task)
             watch(memory)
+        notes.append(dict(task.notes))
         weights.append((down, count_bytes(upload, layout, len(group))))
         _check_rows(sim, weights[-1][1], len(group), len(ids))
         paused = time.perf_counter()
@@ -90,7 +91,7 @@ def run_round(
         watch(server)
     served += time.perf_counter() - paused
     down, up = (sum(side[1:], side[0]) for side in zip(*weights, strict=True))
-    return server, changed, Report(ids, down, up, None, time.perf_counter() - begin - served, served)
+    return server, changed, Report(ids, down, up, join(notes), time.perf_counter() - begin - served, served)
 
 
 def _row(memory: State, index: int) -> State:

@@ -145,6 +145,7 @@ def simulation(
         each = [columns(draw(i, "own model")) for i in ids.tolist()]
         return {name: torch.stack([one[name] for one in each]).to(device) for name in layout.specs}
 
+    algorithm.check(layout)
     start = {name: tensor.clone().to(device) for name, tensor in columns(module).items()}
     setup = Setup(layout, start, fresh, federation.clients, rounds, seed)
     shop = workshop(federation, module, layout, head=head, device=device, engine=engine)

@@ -10,7 +10,7 @@ from stratafl.layers import Select, select
 from stratafl.objectives import Objective
 from stratafl.policies.schedules import Constant, Schedule
 from stratafl.records import record
-from stratafl.state import State, rows_of
+from stratafl.state import State, rows_of, tensor_of
 from stratafl.task.descent import Descent, Edit, Rate, descend
 
 if TYPE_CHECKING:
@@ -92,4 +92,6 @@ class SGD:
             shuffle=self.shuffle,
             purpose=self.purpose,
         )
+        task.note(f"{self.purpose}/loss", tensor_of(after, "loss") / tensor_of(after, "steps").clamp(min=1))
+        task.note(f"{self.purpose}/steps", tensor_of(after, "steps"))
         return {self.row: after.pop("row")} | {name: value for name, value in after.items() if name != "velocity"}

@@ -79,9 +79,14 @@ class Task:
         self._hosted = ids.tolist()
         self.layout = workshop.layout
         self.classes = workshop.federation.classes
+        self.notes: dict[str, Tensor] = {}
 
     def __len__(self) -> int:
         return len(self._hosted)
+
+    def note(self, name: str, values: Tensor) -> None:
+        """Leave `[C, …]` values for whoever watches the round; nothing that is computed may depend on them."""
+        self.notes[name] = values
 
     # Numbers about the data
 

@@ -67,7 +67,7 @@ def _smallest_batch(module: nn.Module, sample: Tensor) -> int:
     if not any(isinstance(sub, _BatchNorm) for sub in module.modules()):
         return 1
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
             copy.deepcopy(module).to(sample.device).train()(sample[:1])
     except ValueError:
         return 2

@@ -1,0 +1,53 @@
+"""What makes it fast changes nothing: traced steps and lanes of clients give the same bits."""
+
+import threading
+
+import pytest
+import torch
+
+from stratafl.algorithms import fedavg
+from stratafl.data import digits
+from stratafl.execute import Matrix, simulation
+from stratafl.models import build
+from stratafl.policies import SGD
+from stratafl.task import lanes, replay
+from stratafl.testing import difference, everything
+
+
+def run(model, **options):
+    sim = simulation(
+        fedavg(train=SGD(lr=0.05, momentum=0.9)),
+        digits(clients=8),
+        lambda: build(model, shape=(1, 8, 8), classes=10),
+        rounds=2,
+        **options,
+    )
+    return everything(sim, sim.run(Matrix())), sim
+
+
+@pytest.mark.parametrize("model", ["mlp", "convnorm"])
+def test_traced_steps_give_the_same_bits(model, monkeypatch):
+    monkeypatch.setattr(replay, "PATIENCE", 10**9)
+    eager, sim = run(model)
+    assert not sim.workshop.engine._traced
+    monkeypatch.setattr(replay, "PATIENCE", 1)
+    traced, sim = run(model)
+    assert sim.workshop.engine._traced
+    assert difference(eager, traced) == 0
+
+
+@pytest.mark.parametrize("model", ["mlp", "convnorm"])
+def test_lanes_give_the_same_bits(model, monkeypatch):
+    one, _ = run(model)
+    monkeypatch.setattr(lanes.torch, "get_num_threads", lambda: 3)
+    monkeypatch.setattr(replay, "PATIENCE", 1)
+    three, sim = run(model)
+    assert len(sim.workshop.engine._traced) > 1
+    assert difference(one, three) == 0
+
+
+def test_lanes_run_in_threads_of_their_own():
+    names = lanes.in_lanes(lambda lane: threading.current_thread().name, 2)
+    assert all(name.startswith("lane") for name in names)
+    assert lanes.side_by_side(5, torch.device("cuda")) == 1
+    assert lanes.side_by_side(1, torch.device("cpu")) == 1
