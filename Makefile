@@ -1,4 +1,5 @@
 # make test    install into .venv and run the tests
+# make bench   a plain loop against the engine, on this machine
 # make lint    ruff, mypy --strict, formatting
 # make clean   remove everything that was built or installed
 
@@ -7,11 +8,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: test lint format clean
+.PHONY: test bench lint format clean
 
 # Two processes of one thread each: on two cores faster than two that fight for them.
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
+
+bench: $(INSTALLED)
+	$(BIN)/python -m stratafl.bench $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
