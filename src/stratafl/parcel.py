@@ -73,6 +73,15 @@ class Field:
             mask = ColumnMask({name: sent[index] for name, sent in mask.sent.items()})
         return replace(self, value=apply(lambda x: x[index], self.value), mask=mask)
 
+    def to(self, device: torch.device) -> "Field":
+        """The field on a device."""
+        mask = self.mask
+        if isinstance(mask, LayerMask):
+            mask = LayerMask(mask.sent.to(device))
+        elif mask is not None:
+            mask = ColumnMask({name: sent.to(device) for name, sent in mask.sent.items()})
+        return replace(self, value=apply(lambda x: x.to(device), self.value), mask=mask)
+
     def poisoned(self, layout: Layout) -> "Field":
         """The field with NaN wherever nothing was sent."""
         sent = self.sent(layout)
@@ -107,6 +116,10 @@ class Parcel(Mapping[str, Field]):
     def pick(self, index: Index) -> "Parcel":
         """The parcel for some of the clients."""
         return Parcel({name: field.pick(index) for name, field in self.items()})
+
+    def to(self, device: torch.device) -> "Parcel":
+        """The parcel on a device."""
+        return Parcel({name: field.to(device) for name, field in self.items()})
 
     def poisoned(self, layout: Layout) -> "Parcel":
         """The parcel with NaN wherever nothing was sent."""

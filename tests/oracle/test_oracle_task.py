@@ -15,6 +15,8 @@ from stratafl.data import Federation, from_splits
 from stratafl.errors import DataError
 from stratafl.evaluate import accuracy, deployed, received, score
 from stratafl.execute import Matrix, Simulation, simulation
+from stratafl.execute.matrix import chunk_size
+from stratafl.execute.memory import client_bytes
 from stratafl.layout import Rows
 from stratafl.models import build
 from stratafl.policies import SGD
@@ -240,11 +242,12 @@ def test_tuned_models_are_deployed_and_forgotten(federation: Federation) -> None
         torch.testing.assert_close(rows[name][0], oracle.server.state_dict()[name], rtol=0, atol=1e-11)
 
 
-def test_received_counts_chunks_of_clients_alike(federation: Federation) -> None:
+def test_models_are_the_same_when_read_in_chunks() -> None:
     """A memory limit cuts the evaluation into chunks; every client still gets its own model."""
     module, data = made("mlp")
     sim = simulation(fedper(train=TRAIN, initial="own"), data, module, rounds=1, dtype=torch.float64)
-    small = replace(sim, memory=60_000)
+    small = replace(sim, memory=client_bytes(sim.workshop) * 2)
+    assert chunk_size(small, len(IDS)) == 2
     progress = sim.run(Matrix())
     whole, cut = received(sim, progress, IDS), received(small, progress, IDS)
     assert all(torch.equal(whole[name], cut[name]) for name in whole)

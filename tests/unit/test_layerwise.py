@@ -303,6 +303,19 @@ def test_two_merges_of_one_kind_keep_their_sums_apart():
     assert {name: x.item() for name, x in alg.absorb(ROUND, server, total).items()} == {"y": 6.0, "z": -5.0}
 
 
+def test_two_merges_of_one_field_build_on_each_other():
+    alg = numbers(merge=(Sum("y"), Sum("y", 10.0)))
+    server = alg.init(ROUND.setup)
+    total = alg.fold(ROUND, server, Total(), upload(2.0, 3.0), torch.tensor([0, 1]))
+    assert alg.absorb(ROUND, server, total)["y"].item() == 1.0 + 5.0 + 50.0
+
+
+def test_mix_steps_run_in_their_order():
+    alg = numbers(mix=(TakeNumber("y"), Affine("y", "y", 2.0), Affine("y", "y", 1.0, 3.0)))
+    down = Parcel({"y": Field(torch.tensor([5.0]))})
+    assert alg.receive(ROUND, {"x": torch.tensor([0.0])}, down, None)["y"].tolist() == [13.0]
+
+
 def test_train_steps_run_in_their_order():
     double, add = Affine("x", "x", 2.0), Affine("x", "x", 1.0, 3.0)
     found = [

@@ -102,37 +102,44 @@ def test_an_early_phase_keeps_up_what_a_later_one_needs():
 
 @dataclass(frozen=True)
 class Mark:
-    """A merge, train or serve step that leaves a mark of its phase."""
+    """A step of any slot that leaves the number of its phase."""
 
     phase: float
     reads: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ("mark",)
 
     def __call__(self, rnd: Round, state: object, *rest: object) -> dict:
         mark = torch.tensor([self.phase])
-        return {"mark": Field(mark) if self.writes and self.writes[0].startswith(("down", "up")) else mark}
+        return {"mark": Field(mark) if self.writes[0].startswith(("down", "up")) else mark}
 
-    def absorb(self, rnd: Round, server: object, up: Parcel, ids: torch.Tensor) -> dict:
-        return {"mark": torch.tensor([self.phase])}
+    def fold(self, rnd: Round, server: object, sums: object, up: Parcel, ids: torch.Tensor) -> dict:
+        return {"folded": torch.tensor([self.phase])}
+
+    def finish(self, rnd: Round, server: object, sums: dict) -> dict:
+        return {"mark": 10 * self.phase + sums["folded"]}
+
+
+@dataclass(frozen=True)
+class MarkModel(Mark):
+    """A tune step that leaves the number of its phase in the model."""
+
+    def __call__(self, rnd: Round, state: object, *rest: object) -> dict:
+        return {"theta": {"mark": torch.tensor([self.phase])}}
 
 
 def marked(phase: float) -> Phase:
-    into = ("mark",)
-    return Phase(
-        replace(
-            fedavg(),
-            serve=(Mark(phase, writes=("down.mark",)),),
-            mix=(Mark(phase, writes=into),),
-            train=(Mark(phase, writes=into),),
-            send=(Mark(phase, writes=("up.mark",)),),
-            merge=(Mark(phase, writes=into),),
-            tune=(),
-            server={"mark": Number()},
-            client={"mark": Number()},
-            row="mark",
-        ),
-        rounds=1,
+    alg = replace(
+        fedavg(),
+        serve=(Mark(phase, writes=("down.mark",)),),
+        mix=(Mark(phase),),
+        train=(Mark(phase),),
+        send=(Mark(phase, writes=("up.mark",)),),
+        merge=(Mark(phase),),
+        tune=(MarkModel(phase, writes=("theta",)),),
+        server={"mark": Number()},
+        client={"mark": Number(), "theta": Start(select("none"))},
     )
+    return Phase(alg, rounds=1)
 
 
 @pytest.mark.parametrize("t", [0, 1, 2])
@@ -143,8 +150,9 @@ def test_every_function_of_the_waist_is_that_of_the_rounds_phase(t):
     desk = alg.receive(rnd, alg.enrol(SETUP, ids), down, None)
     memory, up = alg.work(rnd, desk, None)
     server = alg.absorb(rnd, alg.init(SETUP), alg.fold(rnd, alg.init(SETUP), Total(), up, ids))
-    marks = (down["mark"].tensor, desk["mark"], memory["mark"], up["mark"].tensor, server["mark"])
+    marks = (down["mark"].tensor, desk["mark"], memory["mark"], up["mark"].tensor, alg.deploy(rnd, desk, None)["mark"])
     assert [mark.item() for mark in marks] == [float(t)] * 5
+    assert server["mark"].item() == 11.0 * t
 
 
 # Derived properties
@@ -155,12 +163,16 @@ def test_splits_rows_and_extensions_are_those_of_some_phase():
     class Asking(Mark):
         splits: tuple[str, ...] = ("validation",)
 
+    class Rows(Mark):
+        def absorb(self, rnd: Round, server: object, up: Parcel, ids: torch.Tensor) -> dict:
+            return {}
+
     asking = replace(fedavg(), train=(SGD(), Asking(0.0)))
     extended = replace(fedavg(), extension=lambda module, example, classes: "extended")
     assert Phased((Phase(fedavg(), rounds=1), Phase(asking))).splits == ("train", "validation")
     assert Phased((Phase(fedavg()),), finish=Phase(asking)).splits == ("train", "validation")
     assert not THREE.keeps_rows
-    assert Phased((Phase(fedavg(), rounds=1), Phase(replace(fedavg(), merge=(Mark(0.0),))))).keeps_rows
+    assert Phased((Phase(fedavg(), rounds=1), Phase(replace(fedavg(), merge=(Rows(0.0, writes=()),))))).keeps_rows
     assert Phased((Phase(fedavg(), rounds=1), Phase(extended))).extend(None, None, 2) == "extended"
     assert THREE.extend("as given", None, 2) == "as given"
     assert THREE.row == "theta"

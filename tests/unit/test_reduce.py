@@ -93,6 +93,13 @@ def test_chunks_of_any_size_give_the_same_bits(mask, chunk):
         assert torch.equal(whole[name], parts[name])
 
 
+@pytest.mark.parametrize("chunk", [1, 2, 3, 4, 5])
+def test_clients_are_added_one_after_the_other(chunk):
+    # Each one is lost beside 1e16; three of them added up first would not be.
+    rows = block([1e16], [1.0], [1.0], [1.0], [-1e16])
+    assert merged({"a": rows}, [1] * 5, chunk=chunk)["a"].tolist() == [0.0, 0.0, 0.0]
+
+
 def test_sums_are_kept_in_float64():
     big = block([2.0**24], [1.0], [1.0])
     total = add_rows({}, torch.tensor([1, 1, 1]), {"a": big}, None)["a"]

@@ -27,9 +27,11 @@ def client_bytes(workshop: Workshop, batch: int) -> int:
     x, y = workshop.federation.x[:1], workshop.federation.y[:1]
     x = x.to(workshop.dtype) if x.is_floating_point() or x.dtype == torch.uint8 else x
     x, y = (t.repeat(batch, *(1,) * (t.ndim - 1)) for t in (x, y))
-    row = {n: torch.zeros(s.shape, dtype=workshop.dtype, requires_grad=s.trainable) for n, s in layout.specs.items()}
-    weight = torch.ones(batch, dtype=workshop.dtype)
-    net = model.net(row, model.modes(layout.trainable()), weight, torch.zeros((), dtype=torch.int64))
+    blank = torch.zeros((), dtype=workshop.dtype, device=workshop.device)
+    row = {n: blank.new_zeros(s.shape).requires_grad_(s.trainable) for n, s in layout.specs.items()}
+    weight = blank.new_ones(batch)
+    key = torch.zeros((), dtype=torch.int64, device=workshop.device)
+    net = model.net(row, model.modes(layout.trainable()), weight, key)
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         default_objective(workshop.federation.classes)(net, row, {}, Batch(x, y, weight), {}, {})
     return COPIES * columns + saved

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from stratafl import wire
@@ -11,6 +12,7 @@ from stratafl.execute.round import Watch, unwatched
 from stratafl.layout import Layout
 from stratafl.parcel import Parcel
 from stratafl.records import record
+from stratafl.state import tensors
 
 if TYPE_CHECKING:
     from stratafl.execute.simulation import Simulation
@@ -25,8 +27,10 @@ class Messages:
         yield from ids.split(1)
 
     def carry(self, parcel: Parcel, layout: Layout) -> Parcel:
-        """Through bytes."""
-        return wire.decode(wire.encode(parcel, layout), layout)
+        """Through bytes, and back to the device it came from."""
+        arrived = wire.decode(wire.encode(parcel, layout), layout)
+        device = next((x.device for f in parcel.values() for x in tensors({"": f.value})), torch.device("cpu"))
+        return arrived.to(device)
 
     def stage(self, name: str, ids: Tensor, layout: Layout) -> AbstractContextManager[Watch]:
         """Unwatched."""

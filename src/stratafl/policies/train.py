@@ -68,7 +68,8 @@ class SGD:
         """The row after descent; as it was, if no layer is to be trained."""
         trained = rnd.layout.trainable(self.layers)
         if not trained or self.epochs == 0:
-            return {"steps": torch.zeros(len(task), dtype=torch.int64), "loss": torch.zeros(len(task))}
+            none = torch.zeros_like(task.ids)
+            return {"steps": none, "loss": none.double()}
         descent = Descent(
             objective=self.objective or task.objective(),
             trained=trained,
