@@ -1,5 +1,6 @@
 """From a module to a layout: which tensors are columns, which layers they form, what each layer is."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +48,7 @@ def describe(
         raise unknown("granularity", str(granularity), ("tensor", "module", "block"))
     if buffers not in ("follow", "local"):
         raise unknown("buffers rule", str(buffers), ("follow", "local"))
+    _check_owners(module, owners)
     blocks = _blocks(module, owners)
     homes = {name: _home(owner, name, granularity, blocks) for owner in owners for name in _tensors(owner)}
     names = list(dict.fromkeys(homes.values()))
@@ -56,6 +58,16 @@ def describe(
     head_path = head_of(module, head)
     layers = [_layer(name, owners, homes, blocks, head_path, granularity) for name in names]
     return Layout(specs, layers, buffers)
+
+
+def _check_owners(module: nn.Module, owners: list[_Owner]) -> None:
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            raise ModelError(f"'{name}' does not require a gradient: to freeze it, choose the layers that are trained")
+    short = Counter(_short(owner.path) for owner in owners)
+    for path, count in short.items():
+        if count > 1:
+            raise ModelError(f"two layers are called '{path}', one of them in the model that was extended: rename one")
 
 
 def columns(module: nn.Module) -> Rows:
@@ -147,7 +159,8 @@ def _layer(
     normalised = None if granularity == "block" else _normalised(first, owners)
     home = None if normalised is None else homes[_tensors(normalised)[0]]
     tensors = tuple(n for n, h in homes.items() if h == name)
-    return Layer(name, first.kind, blocks[first.path], inside, home, tensors)
+    kind = first.kind if len(members) == 1 else "block"
+    return Layer(name, kind, blocks[first.path], inside, home, tensors)
 
 
 def _normalised(norm: _Owner, owners: list[_Owner]) -> _Owner | None:

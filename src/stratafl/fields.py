@@ -46,6 +46,8 @@ class Start:
 
     def create(self, setup: Setup, ids: Tensor | None, side: Side) -> Rows:
         """The initial rows."""
+        if self.per_client and side == "client":
+            raise RecordError("Start(per_client=True) is for the server: a client keeps its own row only")
         if self.per_client:
             ids = torch.arange(setup.clients)
         names = self.names(setup.layout, side)

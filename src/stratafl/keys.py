@@ -55,7 +55,7 @@ def stream(key: Tensor, index: Tensor) -> Tensor:
 
 def threshold(probability: float) -> int:
     """The number below which a uniform int64 falls with the given probability."""
-    return max(int(probability * (1 << 64)) - (1 << 63), -(1 << 63))
+    return min(max(int(probability * (1 << 64)) - (1 << 63), -(1 << 63)), (1 << 63) - 1)
 
 
 def shuffles(key: Tensor, counts: Tensor, width: int) -> Tensor:

@@ -25,7 +25,7 @@ class Layer:
     """A named set of columns."""
 
     name: str
-    kind: str  # convolution, linear, embedding, recurrent, batchnorm, norm, other
+    kind: str  # convolution, linear, embedding, recurrent, attention, batchnorm, norm, block, other
     block: str
     head: bool
     normalises: str | None
@@ -42,11 +42,13 @@ class Select:
     @staticmethod
     def parse(text: str) -> "Select":
         """The selection that a text such as `not last:2` or `head+batchnorm` means."""
-        inverted = text.startswith("not ")
-        terms = tuple(t.strip() for t in text.removeprefix("not ").replace(",", "+").split("+") if t.strip())
+        bare = text.lstrip()
+        if bare.startswith("not "):
+            return ~Select.parse(bare.removeprefix("not "))
+        terms = tuple(t.strip() for t in bare.replace(",", "+").split("+") if t.strip())
         if not terms:
             raise RecordError(f"'{text}' selects nothing: write 'none', or a rule or layer such as 'head'")
-        return Select(tuple(map(_checked, terms)), inverted)
+        return Select(tuple(map(_checked, terms)))
 
     def __str__(self) -> str:
         return ("not " if self.inverted else "") + "+".join(self.terms)
@@ -79,6 +81,8 @@ def _chosen(term: str, layers: Sequence[Layer]) -> set[str]:
     rule, colon, count = term.partition(":")
     if colon:
         return _last_blocks(layers, int(count)) if rule == "blocks" else _counted(rule, int(count), layers)
+    if term == "batchnorm" and any(layer.kind == "block" for layer in layers):
+        raise RecordError("'batchnorm' cannot be chosen where layers are whole blocks: use granularity 'module'")
     if term in RULES:
         return {layer.name for layer in layers if _matches(term, layer)}
     named = {layer.name for layer in layers if layer.name == term or layer.name.startswith(term + ".")}

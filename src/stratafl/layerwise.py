@@ -216,26 +216,29 @@ def _check_flow(alg: Layerwise) -> None:
     down: set[str] = set()
     up: set[str] = set()
     _walk(alg, "serve", set(alg.server), down)
-    desk = set(alg.client) | down
-    for slot in ("mix", "train"):
-        _walk(alg, slot, desk, desk)
+    desk = set(alg.client)
+    _walk(alg, "mix", desk, desk, down)
     if alg.row not in desk:
-        raise RecordError(f"the model is field '{alg.row}', but clients have only: {_listed(desk)}")
-    _walk(alg, "tune", set(desk), set(desk))
+        raise RecordError(f"the model is field '{alg.row}', but before training clients have only: {_listed(desk)}")
+    tuned = set(desk)  # what is deployed is tuned from what was received, not from what was trained
+    _walk(alg, "tune", tuned, tuned)
+    _walk(alg, "train", desk, desk)
     _walk(alg, "send", desk, up)
-    server = set(alg.server) | up
-    _walk(alg, "merge", server, server)
+    server = set(alg.server)
+    _walk(alg, "merge", server, server, up)
     for step in alg.merge:
         for name in set(step.writes) - set(alg.server):
             raise RecordError(f"merge: {_name(step)} writes '{name}', the server declares only: {_listed(alg.server)}")
 
 
-def _walk(alg: Layerwise, slot: str, known: set[str], written: set[str]) -> None:
+def _walk(
+    alg: Layerwise, slot: str, known: set[str], written: set[str], parcel: set[str] | frozenset[str] = frozenset()
+) -> None:
     for step in getattr(alg, slot):
         for name in step.reads:
-            if name not in known:
+            if name not in known | parcel:
                 raise RecordError(
-                    f"{slot}: {_name(step)} reads '{name}', which nobody gives; there is: {_listed(known)}"
+                    f"{slot}: {_name(step)} reads '{name}', which nobody gives; there is: {_listed(known | parcel)}"
                 )
         written |= set(step.writes)
 

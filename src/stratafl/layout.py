@@ -113,7 +113,7 @@ class Layout:
 
     def gram(self, a: Mapping[str, Tensor]) -> Tensor:
         """`[L, C, C]`: the inner products of all pairs of rows, layer by layer."""
-        flat = {n: a[n].flatten(1) for n, s in self._of(a) if s.trainable}
+        flat = {n: a[n].reshape(len(a[n]), -1) for n, s in self._of(a) if s.trainable}
         return self._per_layer({n: x @ x.T for n, x in flat.items()}, dim=0)
 
     def blend(self, weights: Tensor, rows: Mapping[str, Tensor], statistics: Tensor | None = None) -> Rows:
@@ -127,7 +127,7 @@ class Layout:
                 return statistics
             return weights[spec.layer] if weights.ndim == 3 else weights
 
-        return {n: (weight(s) @ rows[n].flatten(1)).reshape(-1, *s.shape) for n, s in self._of(rows)}
+        return {n: (weight(s) @ rows[n].reshape(len(rows[n]), -1)).reshape(-1, *s.shape) for n, s in self._of(rows)}
 
     def mask(self, chosen: Mapping[str, Tensor], a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Rows:
         """Column by column `a` where chosen, else `b`; `chosen` broadcasts (as `spread` gives it) or is dense."""
@@ -148,4 +148,4 @@ class Layout:
 
 def _row_dot(a: Tensor, b: Tensor) -> Tensor:
     # A batched product gives each row the same bits for every C; a sum over [1, P] is split over threads.
-    return torch.bmm(a.flatten(1).unsqueeze(1), b.flatten(1).unsqueeze(2)).reshape(-1)
+    return torch.bmm(a.reshape(len(a), 1, -1), b.reshape(len(b), -1, 1)).reshape(-1)

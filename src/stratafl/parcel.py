@@ -138,6 +138,8 @@ def _join_fields(fields: Sequence[Field]) -> Field:
     if first.common:
         return first
     masks = [f.mask for f in fields]
+    if len({type(mask) for mask in masks}) > 1:
+        raise WireError("fields with different kinds of masks cannot be joined")
     mask: Mask | None = None
     if isinstance(first.mask, LayerMask):
         mask = LayerMask(torch.cat([m.sent for m in masks if isinstance(m, LayerMask)]))
@@ -194,6 +196,6 @@ def _block_bytes(block: Tensor, sent: Tensor | None, field: Field, clients: int)
     if sent is None:
         return torch.full((clients,), size * block.element_size())
     dense = sent.expand(block.shape)
-    columns = dense.sum().expand(clients) if field.common else dense.flatten(1).sum(1)
+    columns = dense.sum().expand(clients) if field.common else dense.reshape(clients, -1).sum(1)
     bitmap = (size + 7) // 8 if isinstance(field.mask, ColumnMask) else 0
     return columns.cpu() * block.element_size() + bitmap

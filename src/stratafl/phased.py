@@ -1,6 +1,6 @@
 """Phases: records one after the other, with their declared fields carried over.
 
-    Phased((Phase(fedavg(), rounds=30), Phase(local(), participation="all")))
+    Phased((Phase(fedavg(), rounds=30), Phase(alone(), participation="all")))
 
 Every phase works on the union of what the phases declare: a field that a later phase needs is kept up to date by the
 earlier ones. A client that was not reached before a change still has what it had: where that matters, a phase of one
@@ -49,6 +49,11 @@ class Phased(Algorithm):
         object.__setattr__(self, "phases", tuple(self.phases))
         if not self.phases:
             raise RecordError("Phased needs at least one phase")
+        for i, phase in enumerate(self._all):
+            if not isinstance(phase.algorithm, Layerwise):
+                raise RecordError(f"phase {i} is a {type(phase.algorithm).__name__}: a phase is one record of slots")
+            if phase.rounds is not None and phase.rounds < 0:
+                raise RecordError(f"phase {i} cannot take {phase.rounds} rounds")
         for i, phase in enumerate(self.phases[:-1]):
             if phase.rounds is None:
                 raise RecordError(f"phase {i} has no number of rounds, so phase {i + 1} would never begin")

@@ -61,8 +61,10 @@ def from_table(table: Any) -> Any:
     if "type" not in table:
         return {k: from_table(v) for k, v in table.items()}
     name = table["type"]
+    if not isinstance(name, str):
+        raise RecordError(f"the type of a record is a name, not {name!r}")
     if name not in _CLASSES:
-        raise unknown("record type", str(name), _CLASSES)
+        raise unknown("record type", name, _CLASSES)
     cls = _CLASSES[name]
     hints = typing.get_type_hints(cls)
     fields = {f.name for f in dataclasses.fields(cls)}

@@ -1,6 +1,7 @@
 """The wire: parcels as bytes (safetensors, no pickle), and bytes as parcels that have been checked."""
 
 import json
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from stratafl.parcel import ColumnMask, Field, LayerMask, Mask, Parcel
 _NONE, _LAYERS, _COLUMNS = "none", "layers", "columns"
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _DTYPES |= {"I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool}
+_NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in _DTYPES.values()}
 
 
 def encode(parcel: Parcel, layout: Layout) -> bytes:
@@ -34,7 +36,16 @@ def decode(data: bytes, layout: Layout) -> Parcel:
         header = _header(data)
         arrays = {key: _tensor(info) for key, info in deserialize(data)}
         return Parcel({name: _read(name, info, arrays, layout) for name, info in header.items()})
-    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+    except (
+        SafetensorError,
+        KeyError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        RuntimeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise WireError(f"these bytes are not a parcel: {type(error).__name__}: {error}") from error
 
 
@@ -75,47 +86,61 @@ def _only_client(field: Field) -> Field:
 
 def _read(name: str, info: dict[str, Any], arrays: Rows, layout: Layout) -> Field:
     common, kind = bool(info["common"]), info["mask"]
+    if kind not in (_NONE, _LAYERS, _COLUMNS):
+        raise WireError(f"field '{name}' announces a mask of an unknown kind: {kind!r}")
 
     def lift(tensor: Tensor) -> Tensor:
         return tensor if common else tensor.unsqueeze(0)
 
     if f"value/{name}" in arrays:
         return Field(lift(arrays[f"value/{name}"]), common)
-    for key, shape in info["shapes"].items():
-        _check_shape(name, key, tuple(shape), common, layout)
-    mask: Mask | None = None
-    if kind == _LAYERS:
-        mask = LayerMask(lift(_unpack(arrays[f"mask/{name}"], (len(layout.layers),))))
-    elif kind == _COLUMNS:
-        mask = ColumnMask({k: lift(_unpack(arrays[f"mask/{name}/{k}"], tuple(s))) for k, s in info["shapes"].items()})
-    blocks = {key: lift(_block(name, key, info, arrays)) for key in info["shapes"]}
+    shapes = {key: tuple(shape) for key, shape in info["shapes"].items()}
+    for key, shape in shapes.items():
+        _check_shape(name, key, shape, common and kind == _NONE, layout)
+    layers = _unpack(arrays[f"mask/{name}"], (len(layout.layers),)) if kind == _LAYERS else None
+    columns = {k: _unpack(arrays[f"mask/{name}/{k}"], s) for k, s in shapes.items()} if kind == _COLUMNS else None
+    blocks: Rows = {}
+    for key, shape in shapes.items():
+        sent = columns[key] if columns else None if layers is None else layers[layout.specs[key].layer].expand(shape)
+        blocks[key] = lift(_block(name, key, shape, info["dtypes"][key], sent, kind == _COLUMNS, arrays))
+    mask: Mask | None = None if layers is None else LayerMask(lift(layers))
+    if columns is not None:
+        mask = ColumnMask({key: lift(sent) for key, sent in columns.items()})
     return Field(blocks, common, mask)
 
 
-def _check_shape(name: str, key: str, shape: tuple[int, ...], common: bool, layout: Layout) -> None:
+def _check_shape(name: str, key: str, shape: tuple[int, ...], stackable: bool, layout: Layout) -> None:
     if key not in layout.specs:
         raise WireError(f"field '{name}' holds '{key}', which this model does not have")
     expected = layout.specs[key].shape
-    # A common field may stack the rows of other clients in front of the tensor's own shape.
-    fits = shape == expected or (common and len(shape) == len(expected) + 1 and shape[1:] == expected)
+    # A common field without a mask may stack the rows of other clients in front of the tensor's own shape.
+    fits = shape == expected or (stackable and len(shape) == len(expected) + 1 and shape[1:] == expected)
     if not fits:
         raise WireError(f"field '{name}' holds '{key}' of shape {shape}, this model has {expected}")
 
 
-def _block(name: str, key: str, info: dict[str, Any], arrays: Rows) -> Tensor:
-    shape, dtype = tuple(info["shapes"][key]), getattr(torch, info["dtypes"][key])
-    if info["mask"] == _NONE:
-        block = arrays[f"value/{name}/{key}"]
-        if tuple(block.shape) != shape or block.dtype != dtype:
-            raise WireError(
-                f"field '{name}' announces '{key}' as {dtype} {shape}, it holds {block.dtype} {block.shape}"
-            )
-        return block
-    block = torch.full(shape, torch.nan, dtype=dtype)
-    if info["mask"] == _COLUMNS:
-        block[_unpack(arrays[f"mask/{name}/{key}"], shape)] = arrays[f"value/{name}/{key}"]
-    elif f"value/{name}/{key}" in arrays:
-        block.copy_(arrays[f"value/{name}/{key}"])
+def _block(
+    name: str, key: str, shape: tuple[int, ...], dtype: str, sent: Tensor | None, packed: bool, arrays: Rows
+) -> Tensor:
+    """The block as it was sent, or NaN where it was not; anything that is not exactly what was announced is refused."""
+    if dtype not in _NAMES:
+        raise WireError(f"field '{name}' announces '{key}' of an unknown type '{dtype}'")
+    path = f"value/{name}/{key}"
+    whole = sent is None or (not packed and bool(sent.reshape(-1)[0]))
+    if not whole and not packed:
+        if path in arrays:
+            raise WireError(f"field '{name}' holds '{key}', which its mask says was not sent")
+        return torch.full(shape, torch.nan, dtype=_NAMES[dtype])
+    if path not in arrays:
+        raise WireError(f"field '{name}' lacks '{key}', which it says was sent")
+    value = arrays[path]
+    expected = shape if whole else (int(sent.sum()),) if sent is not None else shape
+    if tuple(value.shape) != expected or str(value.dtype) != f"torch.{dtype}":
+        raise WireError(f"field '{name}' announces '{key}' as {dtype} {expected}, it holds {value.dtype} {value.shape}")
+    if whole:
+        return value
+    block = torch.full(shape, torch.nan, dtype=value.dtype)
+    block[sent] = value
     return block
 
 
@@ -124,7 +149,10 @@ def _pack(sent: Tensor) -> Tensor:
 
 
 def _unpack(bits: Tensor, shape: tuple[int, ...]) -> Tensor:
-    flat = np.unpackbits(bits.numpy(), count=int(np.prod(shape, dtype=np.int64)))
+    count = prod(shape)
+    if bits.dtype != torch.uint8 or bits.shape != ((count + 7) // 8,):
+        raise WireError(f"a mask of {count} columns holds {bits.dtype} {tuple(bits.shape)}")
+    flat = np.unpackbits(bits.numpy(), count=count)
     return torch.from_numpy(flat.astype(bool)).reshape(shape)
 
 

@@ -86,9 +86,18 @@ def test_a_buffer_that_is_not_saved_is_no_column():
     assert list(columns(module)) == ["0.weight", "0.bias", "0.kept"]
 
 
-def test_a_frozen_parameter_is_a_column_all_the_same():
+def test_a_frozen_parameter_is_refused_with_the_way_to_freeze_it():
     module = nn.Sequential(nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 2))
-    assert list(describe(module).specs) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    with pytest.raises(ModelError, match="'0.weight' does not require a gradient.*layers that are trained"):
+        describe(module)
+
+
+def test_two_layers_of_one_name_in_an_extended_model_are_refused():
+    module = nn.Sequential()
+    module.inner = nn.Sequential()
+    module.inner.fc, module.fc = nn.Linear(2, 2), nn.Linear(2, 2)
+    with pytest.raises(ModelError, match="two layers are called 'fc'"):
+        describe(module)
 
 
 def test_a_batchnorm_that_counts_its_batches_is_refused():

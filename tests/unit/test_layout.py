@@ -270,7 +270,6 @@ def test_granularities_of_convnorm(granularity, layers):
 SCALE = Layout([Spec("scale", (), 0, True)], [Layer("scale", "other", "scale", False, None, ("scale",))])
 
 
-@pytest.mark.xfail(reason="the kernels flatten from axis 1, which a scalar parameter does not have", strict=True)
 @pytest.mark.parametrize("kernel", ["dot", "norms", "gram", "blend"])
 def test_kernels_on_a_parameter_without_axes(kernel):
     rows, ones = {"scale": torch.tensor([2.0, 3.0])}, torch.ones(1, 2)

@@ -8,6 +8,7 @@ from torch import nn
 
 from stratafl.algorithm import Plan, Round, Setup, Total
 from stratafl.algorithms import fedavg, fedper, fedprox, local
+from stratafl.algorithms.local import alone
 from stratafl.describe import describe
 from stratafl.errors import RecordError
 from stratafl.execute import Matrix
@@ -198,7 +199,11 @@ def test_no_phase_at_all_is_refused():
         Phased(())
 
 
-@pytest.mark.xfail(reason="the example of phased.py's docstring puts local(), itself Phased, into a phase", strict=True)
+def test_a_phase_of_phases_is_refused():
+    with pytest.raises(RecordError, match="phase 0 is a Phased: a phase is one record of slots"):
+        Phased((Phase(local()),))
+
+
 def test_thirty_rounds_of_fedavg_and_then_local_training():
-    alg = Phased((Phase(fedavg(), rounds=30), Phase(local(), participation="all")))
+    alg = Phased((Phase(fedavg(), rounds=30), Phase(alone(), participation="all")))
     assert set(alg.init(SETUP)["theta"]) == set(LAYOUT.specs)

@@ -6,7 +6,11 @@ from stratafl.phased import Phase, Phased
 from stratafl.policies import SGD
 
 
+def alone(*, train: SGD = SGD()) -> Layerwise:
+    """θ_k ← SGD(θ_k): a phase in which nothing is sent."""
+    return Layerwise(serve=(), mix=(), train=(train,), send=(), merge=(), server={}, client={"theta": Start()})
+
+
 def local(*, train: SGD = SGD()) -> Phased:
-    """θ_k ← SGD(θ_k), from a common start."""
-    alone = Layerwise(serve=(), mix=(), train=(train,), send=(), merge=(), server={}, client={"theta": Start()})
-    return Phased((Phase(alone, participation="all"),))
+    """Everybody alone, from a common start."""
+    return Phased((Phase(alone(train=train), participation="all"),))

@@ -57,6 +57,8 @@ def plan(
 
     A last batch below `smallest` (2 where a BatchNorm refuses a single sample) is dropped and counted.
     """
+    if batch < smallest:
+        return Lockstep(tuple(counts), (0,) * len(counts), (0,) * len(counts), batch, sum(counts))
     tails = [n % batch for n in counts]
     kept = [tail >= smallest and not drop_last for tail in tails]
     per_epoch = [n // batch + (tail > 0 and keep) for n, tail, keep in zip(counts, tails, kept, strict=True)]
