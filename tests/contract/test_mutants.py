@@ -6,24 +6,25 @@ import pytest
 from stratafl import testing
 from stratafl.algorithms import fedavg, fedper
 from stratafl.errors import ContractError
+from stratafl.testing import laws
 
 CAUGHT = [
-    ("reads an unsent head", mutants.reads_unsent_head, testing.poison),
-    ("reads an unsent head", mutants.reads_unsent_head, testing.messages),
-    ("keys randomness by cohort position", lambda: mutants.noise(by_position=True), testing.order),
-    ("keys randomness by cohort position", lambda: mutants.noise(by_position=True), testing.chunks),
-    ("keys randomness by cohort position", lambda: mutants.noise(by_position=True), testing.messages),
-    ("mutates its input", mutants.mutates_its_input, testing.purity),
-    ("declares wrong bytes", mutants.declares_wrong_bytes, testing.bytes_counted),
-    ("stores an undeclared layer", lambda: mutants.StoresAnUndeclaredLayer(fedper()), testing.bytes_counted),
-    ("draws from torch's own generator", lambda: mutants.AmbientRandomness(fedavg()), testing.seeds),
-    ("ignores padding", mutants.ignores_padding, testing.padding),
-    ("reads a value back to the host", mutants.reads_the_host, testing.trace),
-    ("takes the last upload", mutants.last_one_wins, testing.order),
-    ("averages chunks", mutants.mean_of_chunk_means, testing.chunks),
-    ("hides state in an attribute", lambda: mutants.HidesState(fedavg()), testing.messages),
-    ("writes into what it evaluates", lambda: mutants.TouchesOutsiders(fedper()), testing.purity),
-    ("is not a record", lambda: mutants.Delegate(fedavg()), testing.record),
+    ("reads an unsent head", mutants.reads_unsent_head, laws.poison),
+    ("reads an unsent head", mutants.reads_unsent_head, laws.messages),
+    ("keys randomness by cohort position", lambda: mutants.noise(by_position=True), laws.order),
+    ("keys randomness by cohort position", lambda: mutants.noise(by_position=True), laws.chunks),
+    ("keys randomness by cohort position", lambda: mutants.noise(by_position=True), laws.messages),
+    ("mutates its input", mutants.mutates_its_input, laws.purity),
+    ("declares wrong bytes", mutants.declares_wrong_bytes, laws.bytes_counted),
+    ("stores an undeclared layer", lambda: mutants.StoresAnUndeclaredLayer(fedper()), laws.bytes_counted),
+    ("draws from torch's own generator", lambda: mutants.AmbientRandomness(fedavg()), laws.seeds),
+    ("ignores padding", mutants.ignores_padding, laws.padding),
+    ("reads a value back to the host", mutants.reads_the_host, laws.trace),
+    ("takes the last upload", mutants.last_one_wins, laws.order),
+    ("averages chunks", mutants.mean_of_chunk_means, laws.chunks),
+    ("hides state in an attribute", lambda: mutants.HidesState(fedavg()), laws.messages),
+    ("writes into what it evaluates", lambda: mutants.TouchesOutsiders(fedper()), laws.purity),
+    ("is not a record", lambda: mutants.Delegate(fedavg()), laws.record),
 ]
 
 

@@ -88,7 +88,7 @@ def test_a_buffer_that_is_not_saved_is_no_column():
 
 def test_a_frozen_parameter_is_refused_with_the_way_to_freeze_it():
     module = nn.Sequential(nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 2))
-    with pytest.raises(ModelError, match="'0.weight' does not require a gradient.*layers that are trained"):
+    with pytest.raises(ModelError, match=r"'0.weight' does not require a gradient.*layers that are trained"):
         describe(module)
 
 

@@ -167,6 +167,7 @@ def test_regression_runs_with_squared_error():
     for slope in (1.0, -1.0):
         x = rng.standard_normal((40, 1)).astype(np.float32)
         clients.append((x, slope * x[:, 0]))
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
     sim = simulation(fedper(train=SGD(lr=0.1, epochs=3)), from_clients(clients), model, rounds=8)
     progress = sim.run(Matrix())

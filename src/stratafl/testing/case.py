@@ -1,0 +1,111 @@
+"""The small federation of the contract, and what a run of it ends with."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from stratafl.algorithm import Algorithm
+from stratafl.data import Federation, from_splits
+from stratafl.evaluate import deployed
+from stratafl.execute import Executor, Matrix, Progress, Simulation, simulation
+from stratafl.layout import Buffers, Rows
+from stratafl.models import build
+from stratafl.state import flatten
+from stratafl.task.workshop import EngineName
+
+SIZES = (31, 23, 14, 12, 7, 4)  # training samples: ragged, short last batches, two clients below a batch of ten
+SHAPE, CLASSES = (1, 6, 6), 3
+
+
+def tiny_federation(sizes: Iterable[int] = SIZES, seed: int = 0, dtype: torch.dtype = torch.float64) -> Federation:
+    """Clients of these sizes with random images of three classes, each with validation and test samples."""
+    rng = np.random.default_rng(seed)
+
+    def samples(count: int) -> tuple[np.ndarray, np.ndarray]:
+        y = rng.integers(0, CLASSES, count)
+        return rng.standard_normal((count, *SHAPE)) + y[:, None, None, None] / 2, y
+
+    clients = [{"train": samples(n), "validation": samples(3), "test": samples(4)} for n in sizes]
+    return from_splits(clients, classes=CLASSES, dtype=dtype, name="tiny")
+
+
+def tiny_model(batchnorm: bool = True) -> nn.Module:
+    """A model with convolution, BatchNorm and dropout, or an MLP without BatchNorm."""
+    options: dict[str, object] = {"channels": 4, "dropout": 0.3} if batchnorm else {"hidden": (8,)}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        return build("convnorm" if batchnorm else "mlp", shape=SHAPE, classes=CLASSES, **options)
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """An algorithm in one setting of the contract."""
+
+    algorithm: Algorithm
+    buffers: Buffers
+    participation: float
+    rounds: int
+
+    def simulation(
+        self,
+        algorithm: Algorithm | None = None,
+        *,
+        seed: int = 0,
+        engine: EngineName = "stacked",
+        dtype: torch.dtype = torch.float64,
+        batchnorm: bool = True,
+    ) -> Simulation:
+        """The case's simulation, or one that differs in some respect."""
+        return simulation(
+            algorithm or self.algorithm,
+            tiny_federation(dtype=dtype),
+            tiny_model(batchnorm),
+            rounds=self.rounds,
+            participation=self.participation,
+            seed=seed,
+            buffers=self.buffers,
+            dtype=dtype,
+            engine=engine,
+        )
+
+    @cached_property
+    def plain(self) -> Simulation:
+        """The simulation that all others are compared with."""
+        return self.simulation()
+
+    @cached_property
+    def outcome(self) -> Rows:
+        """What the matrix executor makes of it, in one chunk."""
+        return outcome(self.plain, Matrix())
+
+    def __str__(self) -> str:
+        return f"buffers '{self.buffers}', participation {self.participation}"
+
+
+def outcome(sim: Simulation, executor: Executor) -> Rows:
+    """Everything a run ends with: server, memories, and every client's deployed model."""
+    return everything(sim, sim.run(executor))
+
+
+def everything(sim: Simulation, progress: Progress) -> Rows:
+    """The tensors of a progress and every client's deployed model."""
+    models = deployed(sim, progress, torch.arange(sim.setup.clients))
+    return {**progress.tensors(), **flatten({"deployed": models})}
+
+
+def difference(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    """The largest difference between tensors of the same names; infinite if names, shapes or NaNs differ."""
+    if set(a) != set(b):
+        return float("inf")
+    worst = 0.0
+    for name, x in a.items():
+        y = b[name]
+        if x.shape != y.shape or not torch.equal(torch.isnan(x), torch.isnan(y)):
+            return float("inf")
+        if x.numel():
+            worst = max(worst, float((x.double() - y.double()).abs().nan_to_num().max()))
+    return worst

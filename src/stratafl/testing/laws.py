@@ -1,0 +1,181 @@
+"""The laws of the contract, one function each; every one raises a `ContractError` that names it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from safetensors.torch import load, save
+
+from stratafl import records, wire
+from stratafl.algorithm import Total
+from stratafl.errors import ContractError, StrataError
+from stratafl.evaluate import deployed, received
+from stratafl.execute import Debug, Matrix, Messages, Progress, Simulation
+from stratafl.layout import Rows
+from stratafl.parcel import Parcel, count_bytes
+from stratafl.state import State, clone, flatten
+from stratafl.testing.case import Case, difference, everything, outcome
+from stratafl.testing.watch import TracingTask, Watched
+
+
+def _same(law: str, case: Case, other: Rows, what: str, tolerance: float = 1e-12) -> None:
+    gap = difference(case.outcome, other)
+    if not gap <= tolerance:
+        raise ContractError(law, f"{what} differs by {gap:.1e} ({case})")
+
+
+def messages(case: Case) -> None:
+    """The matrix executor and messages of one client each give the same."""
+    _same("messages", case, outcome(case.plain, Messages()), "a run over messages")
+
+
+def order(case: Case) -> None:
+    """The order of clients within the cohort does not matter."""
+    sim = case.plain
+    progress = sim.start()
+    while progress.t < sim.algorithm.rounds(case.rounds):
+        ids = sim.cohort(sim.at(progress.t))
+        progress, _ = sim.round(progress, Matrix(), ids.flip(0))
+    _same("order", case, everything(sim, progress), "a cohort in another order")
+
+
+def outsiders(case: Case) -> None:
+    """Clients outside the cohort are untouched, also by being evaluated."""
+    sim = case.plain
+    before, _ = sim.round(sim.start(), Matrix(), torch.arange(sim.setup.clients))
+    kept = {i: clone(memory) for i, memory in before.clients.items()}
+    ids = torch.tensor([1, 3])
+    after, _ = sim.round(before, Matrix(), ids)
+    received(sim, after, torch.arange(sim.setup.clients))
+    deployed(sim, after, torch.arange(sim.setup.clients))
+    for i in set(kept) - set(ids.tolist()):
+        if difference(flatten(kept[i]), flatten(after.clients[i])) != 0:
+            raise ContractError("outsiders", f"client {i} took no part and changed ({case})")
+
+
+def chunks(case: Case) -> None:
+    """Cutting the cohort into chunks changes nothing."""
+    for size in (1, 4):
+        _same("chunks", case, outcome(case.plain, Matrix(chunk=size)), f"chunks of {size}")
+
+
+def poison(case: Case) -> None:
+    """With every unsent column poisoned, everything stays finite and as it was."""
+    try:
+        _same("poison", case, outcome(case.plain, Debug()), "a run with unsent columns poisoned")
+    except ContractError:
+        raise
+    except StrataError as error:
+        raise ContractError("poison", f"{error} ({case})") from error
+
+
+def purity(case: Case) -> None:
+    """No function of the waist writes into what it is given."""
+    sim = replace(case.plain, algorithm=Watched(case.algorithm))
+    _same("purity", case, outcome(sim, Matrix(chunk=4)), "a run whose inputs are watched")
+
+
+def record(case: Case) -> None:
+    """The record prints, compares, and goes to TOML and back."""
+    try:
+        again = records.from_toml(records.to_toml(case.algorithm))
+    except StrataError as error:
+        raise ContractError("record", str(error)) from error
+    if again != case.algorithm or repr(again) != repr(case.algorithm):
+        raise ContractError("record", f"read back from TOML it is {again!r}, not {case.algorithm!r}")
+
+
+def bytes_counted(case: Case) -> None:
+    """Counted bytes are those of the encoded values and masks; what is stored is what is declared."""
+    sim = case.plain
+    rnd, alg = sim.at(0), case.algorithm
+    server = alg.init(sim.setup)
+    for ids in torch.arange(sim.setup.clients).split(1):
+        task = sim.task(ids, rnd)
+        enrolled = alg.enrol(sim.setup, ids)
+        down = alg.download(rnd, server, ids)
+        memory, up = alg.work(rnd, alg.receive(rnd, enrolled, down, task), task)
+        for way, parcel in (("download", down), ("upload", up)):
+            _check_bytes(case, sim, way, parcel)
+        _check_shape(case, "a client's memory", enrolled, memory)
+    total = alg.fold(rnd, server, Total(), up, ids)
+    _check_shape(case, "the server's state", server, alg.absorb(rnd, server, total))
+
+
+def _check_bytes(case: Case, sim: Simulation, way: str, parcel: Parcel) -> None:
+    layout = sim.setup.layout
+    counted = count_bytes(parcel, layout, 1).total
+    encoded = wire.body_bytes(wire.encode(parcel, layout))
+    if counted != encoded:
+        raise ContractError("bytes", f"a {way} counts {counted} bytes and encodes to {encoded} ({case})")
+
+
+def _check_shape(case: Case, what: str, declared: State, found: State) -> None:
+    shapes = [{k: (tuple(x.shape), x.dtype) for k, x in flatten(s).items()} for s in (declared, found)]
+    if shapes[0] != shapes[1]:
+        odd = sorted(set(shapes[0].items()) ^ set(shapes[1].items()), key=str)
+        raise ContractError("bytes", f"{what} is not what was declared, see {odd[0][0]} ({case})")
+
+
+def cohort_sizes(case: Case) -> None:
+    """One client works; none is a clear error."""
+    sim = case.plain
+    sim.round(sim.start(), Matrix(), torch.tensor([2]))
+    try:
+        sim.round(sim.start(), Matrix(), torch.tensor([], dtype=torch.int64))
+    except StrataError as error:
+        if "empty" in str(error):
+            return
+        raise ContractError("cohort sizes", f"an empty cohort says: {error}") from error
+    raise ContractError("cohort sizes", "an empty cohort is not refused")
+
+
+def resume(case: Case) -> None:
+    """State saved and restored between rounds changes nothing, not a bit."""
+    sim = case.plain
+    progress = sim.start()
+    while progress.t < sim.algorithm.rounds(case.rounds):
+        progress, _ = sim.round(progress, Matrix())
+        progress = Progress.of(load(save({k: x.contiguous() for k, x in progress.tensors().items()})))
+    _same("resume", case, everything(sim, progress), "a run that was saved and restored", tolerance=0.0)
+
+
+def seeds(case: Case) -> None:
+    """The same seed gives the same bits, another seed does not."""
+    _same("seeds", case, outcome(case.simulation(), Matrix()), "a second run", tolerance=0.0)
+    if difference(case.outcome, outcome(case.simulation(seed=1), Matrix())) == 0:
+        raise ContractError("seeds", f"another seed gives the same ({case})")
+
+
+def padding(case: Case) -> None:
+    """Padding and stacking change nothing: client by client, with exact batches and stock modules, it is the same."""
+    _same("padding", case, outcome(case.simulation(engine="loop"), Matrix()), "the loop engine", tolerance=1e-9)
+
+
+def trace(case: Case) -> None:
+    """A training step traces without reading a value back to the host."""
+    sim = case.plain
+    rnd, ids = sim.at(0), torch.arange(sim.setup.clients)
+    alg, task = case.algorithm, TracingTask(sim, ids, rnd)
+    parcel = alg.download(rnd, alg.init(sim.setup), ids)
+    try:
+        alg.work(rnd, alg.receive(rnd, alg.enrol(sim.setup, ids), parcel, task), task)
+    except Exception as error:
+        raise ContractError("trace", f"{type(error).__name__}: {str(error).splitlines()[0]} ({case})") from error
+
+
+LAWS: tuple[Callable[[Case], None], ...] = (
+    messages,
+    order,
+    outsiders,
+    chunks,
+    poison,
+    purity,
+    record,
+    bytes_counted,
+    cohort_sizes,
+    resume,
+    seeds,
+    padding,
+    trace,
+)

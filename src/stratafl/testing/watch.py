@@ -1,0 +1,107 @@
+"""An algorithm whose inputs are watched, and a task that traces its steps."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from stratafl.algorithm import Algorithm, Plan, Round, Setup, Total
+from stratafl.errors import ContractError
+from stratafl.execute import Simulation
+from stratafl.layout import Rows
+from stratafl.parcel import Parcel
+from stratafl.state import State, Value, clone, flatten, pick
+from stratafl.task import Task
+from stratafl.task.engine import Stack
+from stratafl.task.task import Step
+from stratafl.testing.case import difference
+
+
+class Watched(Algorithm):
+    """An algorithm whose inputs are compared with copies of them after every call."""
+
+    def __init__(self, inner: Algorithm) -> None:
+        self.inner = inner
+        self.row, self.splits, self.keeps_rows = inner.row, inner.splits, inner.keeps_rows
+
+    def rounds(self, requested: int) -> int:
+        return self.inner.rounds(requested)
+
+    def plan(self, t: int, rounds: int) -> Plan:
+        return self.inner.plan(t, rounds)
+
+    def init(self, setup: Setup) -> State:
+        with unchanged("init", {"start": setup.start}):
+            return self.inner.init(setup)
+
+    def enrol(self, setup: Setup, ids: Tensor) -> State:
+        with unchanged("enrol", {"start": setup.start, "ids": ids}):
+            return self.inner.enrol(setup, ids)
+
+    def download(self, rnd: Round, server: State, ids: Tensor) -> Parcel:
+        with unchanged("download", server, {"ids": ids}):
+            return self.inner.download(rnd, server, ids)
+
+    def receive(self, rnd: Round, memory: State, parcel: Parcel, task: Task) -> State:
+        with unchanged("receive", memory, _values(parcel)):
+            return self.inner.receive(rnd, memory, parcel, task)
+
+    def work(self, rnd: Round, memory: State, task: Task) -> tuple[State, Parcel]:
+        with unchanged("work", memory):
+            return self.inner.work(rnd, memory, task)
+
+    def fold(self, rnd: Round, server: State, total: Total, uploads: Parcel, ids: Tensor) -> Total:
+        with unchanged("fold", server, total.sums, _values(uploads)):
+            return self.inner.fold(rnd, server, total, uploads, ids)
+
+    def absorb(self, rnd: Round, server: State, total: Total) -> State:
+        with unchanged("absorb", server, total.sums):
+            return self.inner.absorb(rnd, server, total)
+
+    def deploy(self, rnd: Round, memory: State, task: Task) -> Rows:
+        with unchanged("deploy", memory):
+            return self.inner.deploy(rnd, memory, task)
+
+
+class unchanged:  # noqa: N801 - reads as a statement
+    """Raises if any of the states changed inside."""
+
+    def __init__(self, where: str, *states: Mapping[str, Value]) -> None:
+        self.where, self.states = where, states
+
+    def __enter__(self) -> None:
+        self.copies = [clone(state) for state in self.states]
+
+    def __exit__(self, *failure: object) -> None:
+        for state, copy in zip(self.states, self.copies, strict=True):
+            if failure[0] is None and difference(flatten(state), flatten(copy)) != 0:
+                raise ContractError("purity", f"'{self.where}' writes into what it is given")
+
+
+def _values(parcel: Parcel) -> State:
+    return {name: field.value for name, field in parcel.items()}
+
+
+class TracingTask(Task):
+    """A task that traces the first step of every scan before it runs."""
+
+    def __init__(self, sim: Simulation, ids: Tensor, rnd: Round) -> None:
+        super().__init__(sim.workshop, ids, rnd, sim.algorithm.splits)
+
+    def _lanes(self) -> int:
+        return 1  # tracing patches torch for all threads
+
+    def _lockstep(self, step: Step, carry: State, held: State, steps: list[int], reels: list) -> State:  # type: ignore[type-arg]
+        if steps[0] > 0:
+            active = sum(count > 0 for count in steps)
+            stacks = [self._stack(reel, 0, active) for reel in reels]
+            tensors = [(s.x, s.y, s.weight, s.keys) for s in stacks]
+            here = slice(0, active)
+
+            def traced(carry: State, held: State, tensors: list[tuple[Tensor, Tensor, Tensor, Tensor]]) -> State:
+                return step(carry, held, *(Stack(*t, s.sizes) for t, s in zip(tensors, stacks, strict=True)))
+
+            make_fx(traced, tracing_mode="fake", _allow_non_fake_inputs=True)(
+                clone(pick(carry, here)), pick(held, here), tensors
+            )
+        return super()._lockstep(step, carry, held, steps, reels)
