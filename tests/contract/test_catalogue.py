@@ -19,7 +19,8 @@ VARIANTS = {
     "two blocks": fedper(personal="blocks:2"),
     "first layer": fedper(personal="first:1"),
     "named layers": fedper(personal="conv1+fc"),
-    "linear base": fedper(linear_base=1),
+    "linear base": fedper(linear_base=True),
+    "linear base, two blocks": fedper(personal="blocks:2", linear_base=True),
 }
 
 

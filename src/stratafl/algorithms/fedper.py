@@ -23,19 +23,18 @@ def fedper(
     personal: str | Select = "head",
     initial: Literal["common", "own"] = "common",
     finetune: int = 0,
-    linear_base: int = 0,
+    linear_base: bool = False,
     train: SGD = SGD(),
 ) -> Layerwise:
     """Personal layers W_P stay (`blocks:2` is the paper's K_P = 2); the rest, W_B, is averaged with γ_j = n_j/Σn.
 
     `initial="own"` draws W_P^(0) for each client (Algorithm 1 line 1), `finetune` trains W_P alone for so many epochs
-    before the joint ones (appendix A.3), `linear_base=K` replaces all but the last K blocks by one linear layer
-    (section 4.4).
+    before the joint ones (appendix A.3), `linear_base` replaces all that is not personal by one linear layer (4.4).
     """
     if initial not in ("common", "own"):
         raise unknown("initial", initial, ("common", "own"))
-    if finetune < 0 or linear_base < 0:
-        raise RecordError(f"fedper: finetune and linear_base count from 0, not {min(finetune, linear_base)}")
+    if finetune < 0:
+        raise RecordError(f"fedper: finetune is a number of epochs from 0, not {finetune}")
     kept = select(personal)
     first = replace(train, layers=kept, epochs=finetune, purpose="finetune")
     return replace(
@@ -45,8 +44,16 @@ def fedper(
         send=(Upload(~kept),),  # Algorithm 1 line 6
         server={"theta": Start(~kept)},
         client={"theta": Start(kept, own=initial == "own")},
-        extension=LinearBaseExtension(linear_base) if linear_base else None,
+        extension=LinearBaseExtension(_blocks(kept)) if linear_base else None,
     )
+
+
+def _blocks(personal: Select) -> int:
+    """K_P: how many blocks are personal, the classifier included."""
+    rule, _, count = str(personal).partition(":")
+    if rule not in ("head", "blocks"):
+        raise RecordError(f"a linear base replaces all but 'head' or the last 'blocks:K', personal is '{personal}'")
+    return int(count or 1)
 
 
 @record
