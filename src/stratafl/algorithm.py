@@ -8,7 +8,7 @@ a deployed client calls the very same functions with C = 1.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from torch import Tensor, nn
 
@@ -30,6 +30,7 @@ class Plan:
     phase: int = 0
     participation: Participation = "sampled"
     evaluated: bool = True
+    clock: tuple[int, int] | None = None  # (t, T) for schedules, where it is not that of the run
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +43,8 @@ class Setup:
     clients: int
     rounds: int
     seed: int = 0
+    classes: int | None = None
+    features: int = 0  # the width of what the head is given
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +60,12 @@ class Round:
         """Names ↔ columns."""
         return self.setup.layout
 
+    @property
+    def clock(self) -> tuple[int, int]:
+        """(t, T) for schedules: never past the last round."""
+        t, rounds = self.plan.clock or (self.t, self.setup.rounds)
+        return max(min(t, rounds - 1), 0), max(rounds, 1)
+
     def keys(self, ids: Tensor, purpose: str) -> Tensor:
         """One random key per client, for one purpose, in this round."""
         return keys.keys(self.setup.seed, self.t, ids, purpose)
@@ -69,6 +78,14 @@ class Total:
     sums: State = field(default_factory=dict)
     rows: tuple[Parcel, ...] = ()
     ids: tuple[Tensor, ...] = ()  # whose rows they are
+
+
+class Work(NamedTuple):
+    """What a client's work gives."""
+
+    memory: State  # to keep
+    upload: Parcel
+    trained: Rows  # the model right after training, for whoever evaluates it
 
 
 class Algorithm(ABC):
@@ -112,8 +129,8 @@ class Algorithm(ABC):
         """Client: mixing; the memory, with in it the model that training would start from."""
 
     @abstractmethod
-    def work(self, rnd: Round, memory: State, task: "Task") -> tuple[State, Parcel]:
-        """Client: training, from what `receive` gave; the memory to keep and the upload."""
+    def work(self, rnd: Round, memory: State, task: "Task") -> Work:
+        """Client: training, from what `receive` gave."""
 
     @abstractmethod
     def fold(self, rnd: Round, server: State, total: Total, uploads: Parcel, ids: Tensor) -> Total:

@@ -1,6 +1,6 @@
 """What clients have: the model as received and as deployed, and what it scores on a split of their own data."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,22 +20,12 @@ Reader = Callable[["Round", State, Task], Rows]
 
 def received(sim: Simulation, progress: Progress, ids: Tensor) -> Rows:
     """The model that each of these clients would start its next round from; nothing is kept of it."""
-    return _read(sim, progress, ids, lambda rnd, desk, task: rows_of(desk, sim.algorithm.row))
+    return rows_of(join([{"rows": rows} for _, rows in _models(sim, progress, ids, _as_received(sim))]), "rows")
 
 
 def deployed(sim: Simulation, progress: Progress, ids: Tensor) -> Rows:
     """The model that each of these clients would use in production; it may have been tuned on its training split."""
-    return _read(sim, progress, ids, sim.algorithm.deploy)
-
-
-def _read(sim: Simulation, progress: Progress, ids: Tensor, reader: Reader) -> Rows:
-    rnd, parts = sim.at(progress.t), []
-    for group in ids.split(chunk_size(sim, len(ids))):
-        task = sim.task(group, rnd)
-        parcel = sim.algorithm.download(rnd, progress.server, group)
-        desk = sim.algorithm.receive(rnd, sim.memories(progress.clients, group), parcel, task)
-        parts.append({"rows": reader(rnd, desk, task)})
-    return rows_of(join(parts), "rows")
+    return rows_of(join([{"rows": rows} for _, rows in _models(sim, progress, ids, sim.algorithm.deploy)]), "rows")
 
 
 def score(sim: Simulation, progress: Progress, rows: Rows, ids: Tensor, split: str) -> Scores:
@@ -43,8 +33,36 @@ def score(sim: Simulation, progress: Progress, rows: Rows, ids: Tensor, split: s
     return sim.workshop.task(ids, sim.at(progress.t), (split,)).scores(rows, split)
 
 
+def score_received(sim: Simulation, progress: Progress, ids: Tensor, split: str) -> Scores:
+    """Scores of the models as received, some clients at a time."""
+    return _scores(sim, progress, _models(sim, progress, ids, _as_received(sim)), split)
+
+
+def score_deployed(sim: Simulation, progress: Progress, ids: Tensor, split: str) -> Scores:
+    """Scores of the models as deployed, some clients at a time."""
+    return _scores(sim, progress, _models(sim, progress, ids, sim.algorithm.deploy), split)
+
+
 def accuracy(sim: Simulation, progress: Progress, split: str = "test") -> float:
     """The share of all clients' samples that their deployed models classify correctly."""
-    ids = torch.arange(sim.setup.clients)
-    scores = score(sim, progress, deployed(sim, progress, ids), ids, split)
+    scores = score_deployed(sim, progress, torch.arange(sim.setup.clients), split)
     return float(scores.hits.sum() / scores.count.sum())
+
+
+def _as_received(sim: Simulation) -> Reader:
+    return lambda rnd, desk, task: rows_of(desk, sim.algorithm.row)
+
+
+def _models(sim: Simulation, progress: Progress, ids: Tensor, reader: Reader) -> Iterator[tuple[Tensor, Rows]]:
+    """Models of as many clients at a time as memory allows."""
+    rnd = sim.at(progress.t)
+    for group in ids.split(chunk_size(sim, len(ids))):
+        task = sim.task(group, rnd)
+        parcel = sim.algorithm.download(rnd, progress.server, group)
+        desk = sim.algorithm.receive(rnd, sim.memories(progress.clients, group), parcel, task)
+        yield group, reader(rnd, desk, task)
+
+
+def _scores(sim: Simulation, progress: Progress, models: Iterator[tuple[Tensor, Rows]], split: str) -> Scores:
+    parts = [score(sim, progress, rows, group, split) for group, rows in models]
+    return Scores(*(torch.cat([getattr(part, name) for part in parts]) for name in ("hits", "loss", "count")))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stratafl.algorithm import Setup
-from stratafl.errors import RecordError
+from stratafl.errors import RecordError, unknown
 from stratafl.layers import Select, select
 from stratafl.layout import Layout, Rows
 from stratafl.records import record
@@ -53,11 +53,14 @@ class Start:
         names = self.names(setup.layout, side)
         if self.own and ids is None:
             raise RecordError("Start(own=True) draws a model for each client: a server field needs per_client as well")
-        if self.own and ids is not None:
-            fresh = setup.fresh(ids)
-            return {name: fresh[name] for name in names}
         start = {name: setup.start[name] for name in names}
-        return start if ids is None else expand(start, len(ids))
+        if ids is None:
+            return start
+        rows = expand(start, len(ids))
+        if self.own:  # only the chosen layers: local statistics of the others stay as they were given
+            chosen = {n for layer in setup.layout.resolve(self.layers) for n in setup.layout.layer(layer).tensors}
+            rows |= {name: x for name, x in setup.fresh(ids).items() if name in chosen}
+        return rows
 
 
 @record
@@ -81,10 +84,13 @@ class Zeros:
 
 @record
 class Number:
-    """One number (or a vector of `width` numbers) for the server or for each client."""
+    """One number, or a vector of them, for the server or for each client.
+
+    The width may be named after what only the federation knows: `clients`, `layers`, `classes`, `features`.
+    """
 
     value: float = 0.0
-    width: int | None = None
+    width: int | str | None = None
     per_client: bool = False
 
     def names(self, layout: Layout, side: Side) -> None:
@@ -94,9 +100,18 @@ class Number:
     def create(self, setup: Setup, ids: Tensor | None, side: Side) -> Tensor:
         """The number, in the model's precision and on its device."""
         count = setup.clients if self.per_client else None if ids is None else len(ids)
-        shape = [n for n in (count, self.width) if n is not None]
+        shape = [n for n in (count, self._width(setup)) if n is not None]
         like = next(iter(setup.start.values()))
         return torch.full(shape, self.value, dtype=like.dtype, device=like.device)
+
+    def _width(self, setup: Setup) -> int | None:
+        if not isinstance(self.width, str):
+            return self.width
+        known = {"clients": setup.clients, "layers": len(setup.layout.layers), "features": setup.features}
+        known |= {} if setup.classes is None else {"classes": setup.classes}
+        if self.width not in known:
+            raise unknown("width", self.width, known)
+        return known[self.width]
 
 
 @record

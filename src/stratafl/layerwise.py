@@ -6,12 +6,13 @@ is refused when it is made, not when it runs.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from dataclasses import is_dataclass
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from stratafl.algorithm import Algorithm, Round, Setup, Total
+from stratafl.algorithm import Algorithm, Round, Setup, Total, Work
 from stratafl.errors import RecordError
 from stratafl.fields import FieldSpec, Side
 from stratafl.layers import Select
@@ -130,10 +131,7 @@ class Layerwise(Algorithm):
 
     def check(self, layout: Layout) -> None:
         """Resolve every selection of layers, in steps and declared fields."""
-        for part in (*self.steps, *self.server.values(), *self.client.values()):
-            for value in vars(part).values():
-                if isinstance(value, Select):
-                    layout.resolve(value)
+        _resolve((*self.steps, *self.server.values(), *self.client.values(), self.extension), layout)
 
     @property
     def keeps_rows(self) -> bool:  # type: ignore[override]
@@ -163,11 +161,12 @@ class Layerwise(Algorithm):
             desk |= step(rnd, desk, parcel, task)
         return desk
 
-    def work(self, rnd: Round, memory: State, task: "Task") -> tuple[State, Parcel]:
+    def work(self, rnd: Round, memory: State, task: "Task") -> Work:
         """The memory after the train steps, cut down to what is declared, and what the send steps give."""
         desk = _after(self.train, rnd, memory, task)
         upload = Parcel({k: f for step in self.send for k, f in step(rnd, desk, task).items()})
-        return {name: _kept(desk[name], spec, rnd.layout, "client") for name, spec in self.client.items()}, upload
+        kept = {name: _kept(desk[name], spec, rnd.layout, "client") for name, spec in self.client.items()}
+        return Work(kept, upload, cast(Rows, desk[self.row]))
 
     def fold(self, rnd: Round, server: State, total: Total, uploads: Parcel, ids: Tensor) -> Total:
         """Each sums-step adds to its own sums; uploads are kept only if some step needs rows."""
@@ -193,6 +192,17 @@ class Layerwise(Algorithm):
     def deploy(self, rnd: Round, memory: State, task: "Task") -> Rows:
         """The row after the tune steps, on a copy."""
         return rows_of(_after(self.tune, rnd, memory, task), self.row)
+
+
+def _resolve(part: object, layout: Layout) -> None:
+    """Resolve the selections in a record and in the records it holds."""
+    if isinstance(part, Select):
+        layout.resolve(part)
+    elif isinstance(part, tuple):
+        for value in part:
+            _resolve(value, layout)
+    elif is_dataclass(part):
+        _resolve(tuple(vars(part).values()), layout)
 
 
 def _after(steps: tuple[Train, ...], rnd: Round, memory: State, task: "Task") -> State:

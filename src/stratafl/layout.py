@@ -93,9 +93,9 @@ class Layout:
 
     # Kernels
 
-    def layer_mask(self, layers: str | Select) -> Tensor:
+    def layer_mask(self, layers: str | Select, device: torch.device | None = None) -> Tensor:
         """`[L]` booleans: which layers are chosen."""
-        mask = torch.zeros(len(self.layers), dtype=torch.bool)
+        mask = torch.zeros(len(self.layers), dtype=torch.bool, device=device)
         mask[[self.index[name] for name in self.resolve(layers)]] = True
         return mask
 

@@ -116,7 +116,7 @@ def default_objective(classes: int | None) -> Objective:
 def sample_losses(output: Tensor, y: Tensor, classes: int | None) -> Tensor:
     """The loss of each sample `[B]`, for evaluation."""
     if classes is None:
-        return (output - y.reshape(output.shape).to(output.dtype)).square().flatten(1).mean(1)
+        return (output - y.reshape(output.shape).to(output.dtype)).square().reshape(len(output), -1).mean(1)
     return cross_entropies(output, y)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from stratafl.algorithm import Algorithm, Participation, Plan, Round, Setup, Total
+from stratafl.algorithm import Algorithm, Participation, Plan, Round, Setup, Total, Work
 from stratafl.errors import RecordError
 from stratafl.fields import FieldSpec, Together
 from stratafl.layerwise import Layerwise
@@ -113,7 +113,8 @@ class Phased(Algorithm):
         index = next((i for i, end in enumerate(ends) if t < end), len(self.phases) - 1)
         if self.finish is not None and t >= rounds:
             index = len(self.phases)
-        return Plan(index, self._all[index].participation, self._all[index].evaluated)
+        clock = (0, 1) if index == len(self.phases) else None  # the finish has a clock of its own
+        return Plan(index, self._all[index].participation, self._all[index].evaluated, clock)
 
     def init(self, setup: Setup) -> State:
         """The fields of all phases."""
@@ -131,7 +132,7 @@ class Phased(Algorithm):
         """How the round's phase mixes."""
         return self.records[rnd.plan.phase].receive(rnd, memory, parcel, task)
 
-    def work(self, rnd: Round, memory: State, task: "Task") -> tuple[State, Parcel]:
+    def work(self, rnd: Round, memory: State, task: "Task") -> Work:
         """How the round's phase trains and what it sends."""
         return self.records[rnd.plan.phase].work(rnd, memory, task)
 

@@ -14,12 +14,12 @@ from stratafl.layout import Rows
 
 def add_rows(total: Mapping[str, Tensor], weights: Tensor, rows: Mapping[str, Tensor], sent: Rows | None) -> Rows:
     """The total with Σ_k w_k·x_k more, over what was sent; a new dictionary of new tensors."""
-    return {name: _add(total.get(name), weights, _cleared(rows[name], sent, name)) for name in rows}
+    return {**total, **{n: _add(total.get(n), weights, _cleared(rows[n], sent, n)) for n in rows}}
 
 
 def add_weights(total: Mapping[str, Tensor], weights: Tensor, rows: Mapping[str, Tensor], sent: Rows | None) -> Rows:
     """The total with Σ_k w_k more, for each block over the clients (or columns) that sent it."""
-    return {name: _add(total.get(name), weights, _presence(rows[name], sent, name)) for name in rows}
+    return {**total, **{n: _add(total.get(n), weights, _presence(rows[n], sent, n)) for n in rows}}
 
 
 def mean_or_hold(sums: Rows, weights: Rows, held: Mapping[str, Tensor]) -> Rows:

@@ -96,7 +96,7 @@ def _read(name: str, info: dict[str, Any], arrays: Rows, layout: Layout) -> Fiel
         return Field(lift(arrays[f"value/{name}"]), common)
     shapes = {key: tuple(shape) for key, shape in info["shapes"].items()}
     for key, shape in shapes.items():
-        _check_shape(name, key, shape, common and kind == _NONE, layout)
+        _check_shape(name, key, shape, kind == _NONE, layout)
     layers = _unpack(arrays[f"mask/{name}"], (len(layout.layers),)) if kind == _LAYERS else None
     columns = {k: _unpack(arrays[f"mask/{name}/{k}"], s) for k, s in shapes.items()} if kind == _COLUMNS else None
     blocks: Rows = {}
@@ -113,7 +113,7 @@ def _check_shape(name: str, key: str, shape: tuple[int, ...], stackable: bool, l
     if key not in layout.specs:
         raise WireError(f"field '{name}' holds '{key}', which this model does not have")
     expected = layout.specs[key].shape
-    # A common field without a mask may stack the rows of other clients in front of the tensor's own shape.
+    # A field without a mask may stack the rows of other clients in front of the tensor's own shape.
     fits = shape == expected or (stackable and len(shape) == len(expected) + 1 and shape[1:] == expected)
     if not fits:
         raise WireError(f"field '{name}' holds '{key}' of shape {shape}, this model has {expected}")

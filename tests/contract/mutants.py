@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import torch
 
-from stratafl.algorithm import Algorithm
+from stratafl.algorithm import Algorithm, Work
 from stratafl.algorithms import fedavg, fedper
+from stratafl.fields import Start
 from stratafl.layers import Select, select
 from stratafl.parcel import Field, LayerMask
 from stratafl.policies import SGD, Take
@@ -71,6 +72,7 @@ def dense_fedper(mix):
         serve=(BroadcastDense(),),
         mix=(mix,),
         server=fedavg().server,
+        client={"theta": Start()},
     )
 
 
@@ -148,8 +150,8 @@ class StoresAnUndeclaredLayer(Delegate):
     """Declares the head, keeps the whole model."""
 
     def work(self, rnd, memory, task):
-        kept, upload = self.inner.work(rnd, memory, task)
-        return {**kept, "theta": memory["theta"]}, upload
+        kept, upload, trained = self.inner.work(rnd, memory, task)
+        return Work({**kept, "theta": memory["theta"]}, upload, trained)
 
 
 class AmbientRandomness(Delegate):

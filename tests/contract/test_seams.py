@@ -165,7 +165,7 @@ def test_phases_change_who_takes_part_and_carry_fields_over():
         progress, report = sim.round(progress, Matrix())
         cohorts.append(len(report.cohort))
     assert cohorts == [3, 6, 3, 3, 6]
-    assert [sim.at(t).plan for t in (1, 4)] == [Plan(1, "all", False), Plan(3, "all", True)]
+    assert [sim.at(t).plan for t in (1, 4)] == [Plan(1, "all", False), Plan(3, "all", True, clock=(0, 1))]
     assert report.up.total == 0  # the finish is local
     assert set(progress.clients) == set(range(N))
 
@@ -427,5 +427,5 @@ def test_masks_per_client_are_counted():
 def test_broadcast_of_a_part_needs_the_rest_from_the_client():
     broken = replace(fedavg(), serve=(Broadcast(select("base")),))
     sim = simulation(broken, tiny_federation(), tiny_model(), rounds=1)
-    with pytest.raises(Exception, match="nobody who has fc of 'theta'"):
+    with pytest.raises(Exception, match="nobody who has all of fc"):
         sim.round(sim.start(), Matrix())

@@ -11,6 +11,7 @@ from torch.nn.functional import relu
 
 from stratafl.algorithm import Algorithm
 from stratafl.algorithms import fedavg, fedbn, fedper, fedprox, fedrep, lgfedavg, local
+from stratafl.errors import ModelError
 from stratafl.evaluate import received
 from stratafl.execute import Matrix, Simulation, simulation
 from stratafl.policies import SGD
@@ -187,12 +188,20 @@ def test_batches_of_one_sample_that_batchnorm_refuses_are_skipped(buffers: str, 
 
 
 def test_a_client_that_can_never_train_keeps_what_it_received() -> None:
+    """Its only batch is a single sample, which is dropped and noted."""
     torch.manual_seed(1)
     module, federation = LinearNorm().double(), images((1, 12))
     sim = simulation(fedavg(train=TRAIN), federation, module, rounds=1, dtype=torch.float64)
-    alone, _ = sim.round(sim.start(), Matrix(), torch.tensor([0]))
+    alone, report = sim.round(sim.start(), Matrix(), torch.tensor([0]))
+    assert report.notes["train/dropped"].tolist() == [1]
     rows = received(sim, alone, torch.arange(2))
     assert all(torch.equal(rows[name][0], x) for name, x in state(module).items())
+
+
+def test_batches_that_no_batchnorm_takes_are_refused() -> None:
+    sim = simulation(fedavg(train=replace(TRAIN, batch=1)), images((12,)), LinearNorm().double(), rounds=1)
+    with pytest.raises(ModelError, match="cannot train on batches of 1"):
+        sim.round(sim.start(), Matrix())
 
 
 def test_shape_of_the_model_is_as_the_oracle_names_it() -> None:

@@ -49,13 +49,13 @@ OPTIONS = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_option_is_that_of_torch(name: str) -> None:
-    train, federation, module = OPTIONS[name], images((14, 21, 4)), convnorm()
+    train, federation, module = OPTIONS[name], images((14, 11, 4)), convnorm()
     sim = simulation(fedavg(train=train), federation, module, rounds=2, engine="stacked", dtype=torch.float64)
     check(sim, Federated(federation, module, (Phase(train),), rounds=2))
 
 
 def test_the_clip_bites() -> None:
-    federation, module = images((14, 21, 4)), convnorm()
+    federation, module = images((14, 11, 4)), convnorm()
     norms: list[float] = []
 
     def note(net: nn.Module, anchor: dict[str, Tensor]) -> None:
@@ -91,7 +91,7 @@ def test_a_client_below_a_batch_does_nothing_if_the_last_batch_is_dropped() -> N
 def test_clipping_counts_trained_layers_only() -> None:
     """Fine-tuning clips by the norm of the head's gradient, as clip_grad_norm_ on the head's parameters does."""
     train = replace(PLAIN, clip=CLIP)
-    federation, module = images((14, 21, 4)), convnorm()
+    federation, module = images((14, 11, 4)), convnorm()
     sim = simulation(fedper(finetune=1, train=train), federation, module, rounds=2, dtype=torch.float64)
     first = Phase(replace(train, epochs=1), ("fc",), "finetune")
     check(sim, Federated(federation, module, (first, Phase(train)), personal=("fc",), rounds=2))
@@ -99,7 +99,7 @@ def test_clipping_counts_trained_layers_only() -> None:
 
 def test_clipping_sees_the_pull_of_fedprox() -> None:
     train = replace(PLAIN, clip=CLIP, momentum=0.9, weight_decay=0.1)
-    federation, module = images((14, 21, 4)), convnorm()
+    federation, module = images((14, 11, 4)), convnorm()
     sim = simulation(fedprox(strength=2.0, train=train), federation, module, rounds=2, dtype=torch.float64)
     check(sim, Federated(federation, module, (Phase(train),), prox=2.0, rounds=2))
 
@@ -194,7 +194,7 @@ def _torch_with_groups(net: nn.Module, lr: float) -> torch.optim.SGD:
 
 def test_a_rate_per_layer_is_a_parameter_group() -> None:
     train = replace(MOVING, rates=(OracleHeadRate(0.5), OracleHeadRate(0.5)))  # two rates multiply
-    federation, module = images((14, 21, 4)), convnorm()
+    federation, module = images((14, 11, 4)), convnorm()
     sim = simulation(fedavg(train=train), federation, module, rounds=2, engine="stacked", dtype=torch.float64)
     check(sim, Federated(federation, module, (Phase(train),), rounds=2, optimiser=_torch_with_groups))
 
@@ -213,14 +213,14 @@ def _slowed(net: nn.Module, anchor: dict[str, Tensor]) -> None:
 
 def test_a_rate_per_layer_and_client() -> None:
     train = replace(PLAIN, rates=(OracleNormRate(),))
-    federation, module = images((14, 21, 4)), convnorm()
+    federation, module = images((14, 11, 4)), convnorm()
     sim = simulation(fedavg(train=train), federation, module, rounds=2, engine="stacked", dtype=torch.float64)
     check(sim, Federated(federation, module, (Phase(train),), rounds=2, before_step=_slowed))
 
 
 def test_an_edit_that_reads_the_anchor() -> None:
     train = replace(MOVING, lr=0.3, clip=0.5, edits=(OracleCubic(),))
-    federation, module = images((14, 21, 4)), convnorm()
+    federation, module = images((14, 11, 4)), convnorm()
     algorithm = replace(fedavg(), mix=(Take(), Remember()), train=(train,))
     sim = simulation(algorithm, federation, module, rounds=2, engine="stacked", dtype=torch.float64)
 

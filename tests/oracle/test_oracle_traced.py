@@ -12,7 +12,7 @@ from stratafl.policies import SGD
 
 pytestmark = pytest.mark.usefixtures("traced")
 
-TRAIN = SGD(lr=0.05, batch=10, momentum=0.9, weight_decay=0.01, steps=4)
+TRAIN = SGD(lr=0.05, batch=10, momentum=0.9, weight_decay=0.01, epochs=2)
 BASE = ("conv1", "bn1", "conv2", "bn2")
 
 
@@ -24,14 +24,16 @@ def test_algorithms_that_share_an_engine() -> None:
     )
     check(sim, Federated(federation, module, (Phase(TRAIN),), prox=0.3, rounds=2))
     head, base = Phase(TRAIN, ("fc",), "head"), Phase(TRAIN, BASE)
-    sim = replace(sim, algorithm=fedrep(train=TRAIN))
+    sim = replace(sim, algorithm=fedrep(head_epochs=2, train=TRAIN))
     check(sim, Federated(federation, module, (head, base), personal=("fc",), rounds=2))
-    sim = replace(sim, algorithm=fedper(train=TRAIN))
-    check(sim, Federated(federation, module, (Phase(TRAIN),), personal=("fc",), rounds=2))
+    # The same tensors are trained as in FedRep's head phase, but with the base in training mode.
+    first = replace(head, purpose="finetune")
+    sim = replace(sim, algorithm=fedper(finetune=2, train=replace(TRAIN, frozen_modules_train=True)))
+    oracle = Federated(federation, module, (first, Phase(TRAIN)), personal=("fc",), rounds=2, keep_training=True)
+    check(sim, oracle)
 
 
 def test_ragged_clients() -> None:
-    train = replace(TRAIN, steps=None, epochs=2)
     federation, module = images((14, 4, 11)), convnorm()
-    sim = simulation(fedper(train=train), federation, module, rounds=2, engine="stacked", dtype=torch.float64)
-    check(sim, Federated(federation, module, (Phase(train),), personal=("fc",), rounds=2))
+    sim = simulation(fedper(train=TRAIN), federation, module, rounds=2, engine="stacked", dtype=torch.float64)
+    check(sim, Federated(federation, module, (Phase(TRAIN),), personal=("fc",), rounds=2))

@@ -272,8 +272,8 @@ def test_a_round_by_hand():
     down = alg.download(ROUND, server, ids)
     desk = alg.receive(ROUND, alg.enrol(ROUND.setup, ids), down, ids)
     assert desk["y"].tolist() == [5.0, 5.0, 5.0]
-    memory, up = alg.work(ROUND, desk, ids)
-    assert memory["x"].tolist() == [10.0] * 3
+    memory, up, trained = alg.work(ROUND, desk, ids)
+    assert memory["x"].tolist() == trained.tolist() == [10.0] * 3
     assert list(memory) == ["x"]  # y and what else was on the desk dies with the round
     total = alg.fold(ROUND, server, Total(), up, ids)
     assert alg.absorb(ROUND, server, total) == {"y": torch.tensor(35.0)}
@@ -326,7 +326,7 @@ def test_train_steps_run_in_their_order():
 def test_only_declared_layers_are_kept():
     rows = {name: torch.ones(2, *spec.shape) for name, spec in LAYOUT.specs.items()}
     alg = replace(fedper(personal="none"), train=(), send=(), merge=(), server={"theta": fedavg().server["theta"]})
-    memory, _ = alg.work(ROUND, {"theta": rows}, None)
+    memory, _, _ = alg.work(ROUND, {"theta": rows}, None)
     assert memory == {"theta": {}}
 
 
@@ -349,7 +349,7 @@ def test_tune_works_on_a_copy():
 def test_tune_changes_nothing_that_is_kept_or_sent():
     tuned = numbers(tune=(Affine("x", "x", 100.0),))
     desk = {"y": torch.tensor([5.0]), "x": torch.tensor([1.0])}
-    memory, up = tuned.work(ROUND, desk, None)
+    memory, up, _ = tuned.work(ROUND, desk, None)
     assert memory["x"].tolist() == [10.0] == up["x"].tensor.tolist()
 
 

@@ -53,7 +53,7 @@ def test_a_finish_is_one_more_round(requested):
     alg = replace(THREE, finish=Phase(fedavg(), participation="all"))
     assert (THREE.rounds(requested), alg.rounds(requested)) == (requested, requested + 1)
     assert phases(alg, requested) == [*phases(THREE, requested), 3]
-    assert alg.plan(requested, requested) == Plan(3, "all", True)
+    assert alg.plan(requested, requested) == Plan(3, "all", True, clock=(0, 1))
 
 
 def test_a_whole_cohort_takes_part_where_the_phase_says_so():
@@ -149,7 +149,7 @@ def test_every_function_of_the_waist_is_that_of_the_rounds_phase(t):
     rnd, ids = Round(SETUP, t, alg.plan(t, 2)), torch.tensor([0])
     down = alg.download(rnd, alg.init(SETUP), ids)
     desk = alg.receive(rnd, alg.enrol(SETUP, ids), down, None)
-    memory, up = alg.work(rnd, desk, None)
+    memory, up, _ = alg.work(rnd, desk, None)
     server = alg.absorb(rnd, alg.init(SETUP), alg.fold(rnd, alg.init(SETUP), Total(), up, ids))
     marks = (down["mark"].tensor, desk["mark"], memory["mark"], up["mark"].tensor, alg.deploy(rnd, desk, None)["mark"])
     assert [mark.item() for mark in marks] == [float(t)] * 5

@@ -219,7 +219,8 @@ def test_report_counts_bytes_per_client_and_layer():
 
 def test_cohorts_are_cut_to_fit_the_memory_limit():
     sim = tiny()
-    one = client_bytes(sim.workshop, 10)
+    one = sim.client_bytes
+    assert one == client_bytes(sim.workshop, 10)
     assert chunk_size(replace(sim, memory=one * 4), 6) == 4
     assert chunk_size(replace(sim, memory=one * 100), 6) == 6
     limited = replace(sim, memory=one * 4)

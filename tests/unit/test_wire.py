@@ -155,7 +155,7 @@ FORGERIES: dict[str, tuple[str, Callable[[Rows, dict[str, Any]], object], str]] 
         lambda t, h: h["shapes"].update({"fc.bias": [4]}),
         r"shape \(4,\), this model has \(3,\)",
     ),
-    "a row too many": ("each", lambda t, h: h["shapes"].update({"fc.bias": [2, 3]}), "this model has"),
+    "a row too many": ("layer mask", lambda t, h: h["shapes"].update({"fc.bias": [2, 3]}), "this model has"),
     "a value of another shape": (
         "each",
         lambda t, h: t.update({"value/x/fc.bias": torch.zeros(1)}),

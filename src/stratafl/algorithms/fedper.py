@@ -36,7 +36,7 @@ def fedper(
     if finetune < 0:
         raise RecordError(f"fedper: finetune is a number of epochs from 0, not {finetune}")
     kept = select(personal)
-    first = replace(train, layers=kept, epochs=finetune, purpose="finetune")
+    first = replace(train, layers=kept, epochs=finetune, steps=None, purpose="finetune")
     return replace(
         fedavg(train=train),
         serve=(Broadcast(~kept),),  # Algorithm 2 lines 3 and 7

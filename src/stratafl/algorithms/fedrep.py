@@ -14,7 +14,7 @@ def fedrep(*, personal: str | Select = "head", head_epochs: int = 1, train: SGD 
     return replace(
         fedper(personal=head),
         train=(
-            replace(train, layers=head, epochs=head_epochs, purpose="head"),
+            replace(train, layers=head, epochs=head_epochs, steps=None, purpose="head"),
             replace(train, layers=~head),
         ),
     )

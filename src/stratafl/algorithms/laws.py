@@ -21,20 +21,21 @@ class Law:
     simple: Algorithm
     batchnorm: bool = True
     full_participation_only: bool = False
+    clients: int | None = None  # only so many clients
 
 
 LAWS: dict[str, tuple[Law, ...]] = {
-    "fedavg": (Law("FedAvg is LG-FedAvg with every layer shared", fedavg(), lgfedavg(shared="all")),),
+    "fedavg": (Law("with one client, FedAvg is Local", fedavg(), local(), clients=1),),
     "fedbn": (Law("without BatchNorm, FedBN is FedAvg", fedbn(), fedavg(), batchnorm=False),),
     "fedper": (
-        Law("FedPer with every layer shared is FedAvg", fedper(personal="none"), fedavg()),
+        Law("with one client, FedPer is Local", fedper(), local(), clients=1),
         Law("FedPer with every layer personal is Local", fedper(personal="all"), local(), full_participation_only=True),
-        Law("no epoch of fine-tuning is none", fedper(finetune=0), fedper()),
+        Law("FedPer with every layer shared is FedAvg", fedper(personal="not head+base"), fedavg()),
     ),
     "fedprox": (Law("FedProx without a pull is FedAvg", fedprox(strength=0.0), fedavg()),),
     "fedrep": (Law("FedRep without personal layers is FedAvg", fedrep(personal="none"), fedavg()),),
     "lgfedavg": (
-        Law("LG-FedAvg with every layer shared is FedAvg", lgfedavg(shared="all"), fedavg()),
+        Law("LG-FedAvg with every layer shared is FedAvg", lgfedavg(shared="head+base"), fedavg()),
         Law("LG-FedAvg that shares nothing is Local", lgfedavg(shared="none"), local(), full_participation_only=True),
     ),
     "local": (

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from stratafl.errors import MemoryLimitError
-from stratafl.execute.memory import client_bytes
 from stratafl.execute.round import Watch, unwatched
 from stratafl.layout import Layout
 from stratafl.parcel import Parcel
@@ -40,7 +39,7 @@ def chunk_size(sim: "Simulation", cohort: int) -> int:
     """How many clients fit under the memory limit."""
     if sim.memory is None:
         return cohort
-    one = client_bytes(sim.workshop, sim.algorithm.batch)
+    one = sim.client_bytes
     if one > sim.memory:
         raise MemoryLimitError(f"one client at work takes about {one:,} bytes, the limit is {sim.memory:,}: raise it")
     return min(cohort, sim.memory // one)

@@ -1,7 +1,5 @@
 """How much memory one client at work takes, found out by taking one step and counting what it keeps."""
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
@@ -11,7 +9,6 @@ from stratafl.task import Workshop
 COPIES = 6  # row, gradient, velocity, edited gradient, the memory before and after the round
 
 
-@lru_cache(maxsize=8)
 def client_bytes(workshop: Workshop, batch: int) -> int:
     """Columns in all their copies, plus what a step saves for its backward pass (at a batch of `batch` samples)."""
     layout, model = workshop.layout, workshop.engine.model
@@ -31,7 +28,7 @@ def client_bytes(workshop: Workshop, batch: int) -> int:
     row = {n: blank.new_zeros(s.shape).requires_grad_(s.trainable) for n, s in layout.specs.items()}
     weight = blank.new_ones(batch)
     key = torch.zeros((), dtype=torch.int64, device=workshop.device)
-    net = model.net(row, model.modes(layout.trainable()), weight, key)
+    net = model.net(row, {}, model.modes(layout.trainable()), weight, key)
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         default_objective(workshop.federation.classes)(net, row, {}, Batch(x, y, weight), {}, {})
     return COPIES * columns + saved

@@ -1,18 +1,19 @@
 """One round, whatever executes it: download · receive · work · fold, group by group, then absorb."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import torch
 from torch import Tensor
 
 from stratafl.algorithm import Round, Total
 from stratafl.errors import DataError, MemoryLimitError
-from stratafl.layout import Layout
+from stratafl.layout import Layout, Rows
 from stratafl.parcel import Bytes, Parcel, count_bytes
-from stratafl.state import State, apply, join, pick
+from stratafl.state import State, apply, pick
 
 if TYPE_CHECKING:
     from stratafl.execute.simulation import Simulation
@@ -38,6 +39,9 @@ class Watch(Protocol):
         """Look at it."""
 
 
+Examiner = Callable[[Tensor, Rows], None]
+
+
 def unwatched(state: State | Parcel) -> None:
     """The watch of executors that trust what they run."""
 
@@ -55,13 +59,22 @@ class Report:
 
 
 def run_round(
-    sim: "Simulation", executor: Executor, rnd: Round, server: State, clients: Mapping[int, State], ids: Tensor
+    sim: "Simulation",
+    executor: Executor,
+    rnd: Round,
+    server: State,
+    clients: Mapping[int, State],
+    ids: Tensor,
+    examine: Examiner | None = None,
 ) -> tuple[State, dict[int, State], Report]:
-    """The server's next state, the memories that changed, and what it cost; nothing given is written to."""
+    """The server's next state, the memories that changed, and what it cost; nothing given is written to.
+
+    `examine` is shown each group's models right after training, which nobody keeps.
+    """
     if len(ids) == 0:
         raise DataError("the cohort is empty: a round needs at least one client")
     algorithm, layout = sim.algorithm, rnd.layout
-    total, changed, notes = Total(), dict[int, State](), list[State]()
+    total, changed, notes = Total(), dict[int, State](), list[Mapping[str, Tensor]]()
     weights: list[tuple[Bytes, Bytes]] = []
     served = 0.0
     begin = time.perf_counter()
@@ -75,9 +88,11 @@ def run_round(
             desk = algorithm.receive(rnd, sim.memories(clients, group), executor.carry(parcel, layout), task)
             watch(desk)
         with executor.stage("work", group, layout) as watch:
-            memory, upload = algorithm.work(rnd, desk, task)
+            memory, upload, trained = algorithm.work(rnd, desk, task)
             watch(memory)
-        notes.append(dict(task.notes))
+        if examine is not None:
+            examine(group, trained)
+        notes.append(task.notes)
         weights.append((down, count_bytes(upload, layout, len(group))))
         _check_rows(sim, weights[-1][1], len(group), len(ids))
         paused = time.perf_counter()
@@ -91,7 +106,13 @@ def run_round(
         watch(server)
     served += time.perf_counter() - paused
     down, up = (sum(side[1:], side[0]) for side in zip(*weights, strict=True))
-    return server, changed, Report(ids, down, up, join(notes), time.perf_counter() - begin - served, served)
+    return server, changed, Report(ids, down, up, _common(notes), time.perf_counter() - begin - served, served)
+
+
+def _common(notes: list[Mapping[str, Tensor]]) -> State:
+    """The notes that every group left, in the order of the cohort."""
+    names = [name for name in notes[0] if all(name in note for note in notes)]
+    return {name: torch.cat([note[name] for note in notes]) for name in names}
 
 
 def _row(memory: State, index: int) -> State:

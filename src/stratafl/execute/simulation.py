@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -13,7 +14,8 @@ from stratafl.algorithm import Algorithm, Round, Setup
 from stratafl.data import Federation
 from stratafl.describe import columns, describe
 from stratafl.errors import DataError, ModelError
-from stratafl.execute.round import Executor, Report, run_round
+from stratafl.execute.memory import client_bytes
+from stratafl.execute.round import Examiner, Executor, Report, run_round
 from stratafl.layout import Buffers, Granularity, Rows
 from stratafl.models import load_weights
 from stratafl.state import State, flatten, join, pick, unflatten
@@ -56,6 +58,11 @@ class Simulation:
     participation: float = 1.0
     memory: int | None = None  # bytes that a cohort at work may take
 
+    @cached_property
+    def client_bytes(self) -> int:
+        """About what one client at work takes."""
+        return client_bytes(self.workshop, self.algorithm.batch)
+
     def start(self) -> Progress:
         """Before the first round; clients enrol when they are first touched."""
         return Progress(0, self.algorithm.init(self.setup), {})
@@ -66,7 +73,7 @@ class Simulation:
 
     def cohort(self, rnd: Round) -> Tensor:
         """Who takes part, the same for every algorithm, in the order in which rows are summed up."""
-        count = max(1, int(self.participation * self.setup.clients))
+        count = max(1, int(self.participation * self.setup.clients + 1e-9))  # 0.29 of 100 is 29
         everybody = rnd.plan.participation == "all" or count >= self.setup.clients
         ids = torch.arange(self.setup.clients)
         return self.ordered(ids if everybody else keys.sample(self.setup.seed, rnd.t, self.setup.clients, count))
@@ -90,11 +97,13 @@ class Simulation:
             return pick(clients[client], None)
         return self.algorithm.enrol(self.setup, torch.tensor([client]))
 
-    def round(self, progress: Progress, executor: Executor, ids: Tensor | None = None) -> tuple[Progress, Report]:
-        """One round; `ids` overrides the cohort."""
+    def round(
+        self, progress: Progress, executor: Executor, ids: Tensor | None = None, examine: Examiner | None = None
+    ) -> tuple[Progress, Report]:
+        """One round; `ids` overrides the cohort, `examine` is shown models right after training."""
         rnd = self.at(progress.t)
         cohort = self.cohort(rnd) if ids is None else ids
-        server, changed, report = run_round(self, executor, rnd, progress.server, progress.clients, cohort)
+        server, changed, report = run_round(self, executor, rnd, progress.server, progress.clients, cohort, examine)
         return Progress(progress.t + 1, server, {**progress.clients, **changed}), report
 
     def run(self, executor: Executor) -> Progress:
@@ -147,8 +156,8 @@ def simulation(
 
     algorithm.check(layout)
     start = {name: tensor.clone().to(device) for name, tensor in columns(module).items()}
-    setup = Setup(layout, start, fresh, federation.clients, rounds, seed)
     shop = workshop(federation, module, layout, head=head, device=device, engine=engine)
+    setup = Setup(layout, start, fresh, federation.clients, rounds, seed, federation.classes, shop.features)
     return Simulation(algorithm, shop, setup, participation, memory)
 
 
@@ -166,7 +175,7 @@ def _drawn(
     """A model drawn on the CPU from its own generator; the ambient one is left as it was."""
     state = torch.get_rng_state()
     try:
-        torch.manual_seed(keys.generator(seed, number, purpose).initial_seed())
+        torch.default_generator.manual_seed(keys.generator(seed, number, purpose).initial_seed())
         if not isinstance(model, nn.Module):
             module = model()
         else:

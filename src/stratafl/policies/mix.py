@@ -37,13 +37,7 @@ class Take:
         """A complete row for each client."""
         own = rows_of(desk, self.into) if self.into in desk else {}
         row = {**own, **received(down[self.field], own, rnd, len(task))}
-        missing = [name for name in rnd.layout.specs if name not in row]
-        if missing:
-            layers = dict.fromkeys(rnd.layout.layers[rnd.layout.specs[n].layer].name for n in missing)
-            raise RecordError(
-                f"mix: Take finds nobody who has {', '.join(layers)} of '{self.into}': "
-                "neither the download nor the client's memory"
-            )
+        _refuse([name for name in rnd.layout.specs if name not in row], rnd)
         return {self.into: {name: row[name] for name in rnd.layout.specs}}
 
 
@@ -53,7 +47,16 @@ def received(field: Field, own: Rows, rnd: Round, count: int) -> Rows:
     sent = field.sent(rnd.layout)
     if sent is None:
         return rows
-    return {name: torch.where(sent[name], block, own.get(name, block)) for name, block in rows.items()}
+    _refuse([name for name in rows if name not in own], rnd)
+    return {name: torch.where(sent[name], block, own[name]) for name, block in rows.items()}
+
+
+def _refuse(missing: list[str], rnd: Round) -> None:
+    if missing:
+        layers = dict.fromkeys(rnd.layout.layers[rnd.layout.specs[name].layer].name for name in missing)
+        raise RecordError(
+            f"mix: Take finds nobody who has all of {', '.join(layers)}: neither the download nor the client's memory"
+        )
 
 
 @record

@@ -49,6 +49,8 @@ class SGD:
         for name, least in (("lr", 0), ("epochs", 0), ("batch", 1), ("momentum", 0), ("weight_decay", 0)):
             if not getattr(self, name) >= least:
                 raise RecordError(f"SGD: {name} must be at least {least}, not {getattr(self, name)}")
+        if self.steps is not None and self.steps < 1:
+            raise RecordError(f"SGD: steps must be at least 1, not {self.steps}")
         if self.clip is not None and not self.clip > 0:
             raise RecordError(f"SGD: clip must be above 0, not {self.clip}")
 
@@ -61,19 +63,20 @@ class SGD:
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """The row, what the objective carries, and each client's steps and summed loss."""
-        return (self.row, "steps", "loss", *(() if self.objective is None else self.objective.carries))
+        """The row, what the objective carries, and each client's steps, summed loss and learning rate."""
+        return (self.row, "steps", "loss", "rate", *(() if self.objective is None else self.objective.carries))
 
     def __call__(self, rnd: Round, desk: State, task: "Task") -> State:
         """The row after descent; as it was, if no layer is to be trained."""
         trained = rnd.layout.trainable(self.layers)
-        if not trained or self.epochs == 0:
+        if not trained or (self.epochs == 0 and self.steps is None):
             none = torch.zeros_like(task.ids)
-            return {"steps": none, "loss": none.double()}
+            return {"steps": none, "loss": none.double(), "rate": none.double()}
+        rate = self.lr * self.schedule(*rnd.clock)
         descent = Descent(
             objective=self.objective or task.objective(),
             trained=trained,
-            lr=self.lr * self.schedule(rnd.t, rnd.setup.rounds),
+            lr=rate,
             momentum=self.momentum,
             weight_decay=self.weight_decay,
             clip=self.clip,
@@ -95,4 +98,5 @@ class SGD:
         )
         task.note(f"{self.purpose}/loss", tensor_of(after, "loss") / tensor_of(after, "steps").clamp(min=1))
         task.note(f"{self.purpose}/steps", tensor_of(after, "steps"))
-        return {self.row: after.pop("row")} | {name: value for name, value in after.items() if name != "velocity"}
+        known = {name: value for name, value in after.items() if name not in ("row", "velocity")}
+        return {self.row: after["row"], "rate": torch.full((len(task),), rate), **known}

@@ -90,6 +90,7 @@ def _step(task: Task, descent: Descent, rate: Tensor) -> Callable[[State, State,
             frozen_modules_train=descent.frozen_modules_train,
         )
         velocity = rows_of(carry, "velocity")
+        desk = {**desk, "steps": carry["steps"]}  # edits and rates may ask how far it is
         factors = _factors(descent, out.rows, row, desk, task.layout)
         _move(row, _direction(descent, out.rows, row, desk, task.layout, velocity), rate, factors)
         counted = {

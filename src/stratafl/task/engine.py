@@ -1,5 +1,6 @@
 """Gradients and outputs of many clients: stacked in one vectorised step, or client by client where that fails."""
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from stratafl.layout import Rows
@@ -49,6 +51,7 @@ class Gradients:
 
 
 Modes = frozenset[str]
+log = logging.getLogger("stratafl")
 _Aside = tuple[Tensor, Rows, Rows, Rows]  # loss, statistics, carry, metrics
 _Result = tuple[Rows, _Aside]
 
@@ -70,8 +73,8 @@ class Engine(Protocol):
     ) -> Gradients:
         """Gradients of the objective with respect to the trained tensors."""
 
-    def outputs(self, rows: Rows, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs and features in evaluation mode, for inputs `[C, B, …]`."""
+    def outputs(self, rows: Rows, x: Tensor, weight: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Outputs and features in evaluation mode, for inputs `[C, B, …]` of which so many are real."""
 
 
 class StackedEngine:
@@ -109,7 +112,7 @@ class StackedEngine:
             *(stack.x, stack.y, stack.weight, stack.keys),
         )
         step = vmap(grad(self._loss(objective, modes), has_aux=True))
-        gradients, (value, statistics, carry, metrics) = self._replayed(step, (repr(objective), modes), arguments)
+        gradients, (value, statistics, carry, metrics) = self._replayed(step, (objective, modes), arguments)
         return Gradients(gradients, value, statistics, carry, metrics)
 
     def _loss(self, objective: Objective, modes: Modes) -> Callable[..., tuple[Tensor, _Aside]]:
@@ -121,19 +124,24 @@ class StackedEngine:
         ) -> tuple[Tensor, _Aside]:
             row = {**rest, **train}
             x, y, weight, key = sample
-            net = self.model.net(row, modes, weight, key)
+            net = self.model.net(row, frozen, modes, weight, key)
             value, carry, metrics = objective(net, row, frozen, Batch(x, y, weight), constants, carry)
             return value, (value, {n: x for n, x in row.items() if not specs[n].trainable}, carry, metrics)
 
         return loss
 
     def _replayed(self, step: Callable[..., _Result], name: Hashable, arguments: tuple[Any, ...]) -> _Result:
+        """The step, from its trace if it has one; what names it must be hashable, or it is never traced."""
         leaves, structure = tree_flatten(arguments)
         signature = (name, structure, tuple((x.shape, x.stride(), x.dtype) for x in leaves))
-        if signature in self._traced:
-            return self._traced[signature](*leaves)
+        try:
+            replay = self._traced.get(signature)
+        except TypeError:
+            return step(*arguments)
+        if replay is not None:
+            return replay(*leaves)
         self._seen[signature] += 1
-        if self._seen[signature] > patience(leaves):
+        if self._seen[signature] == patience(leaves):
             likeness = [(x.shape, x.stride(), x.dtype, x.device) for x in leaves]
             self._wanted[signature] = (lambda *flat: step(*tree_unflatten(flat, structure)), likeness)
         return step(*arguments)
@@ -142,16 +150,19 @@ class StackedEngine:
         """Trace the steps that have come back often enough; not while lanes run, because tracing patches torch."""
         while self._wanted:
             signature, (step, likeness) = self._wanted.popitem()
-            self._traced[signature] = trace(step, likeness)
+            try:
+                self._traced[signature] = trace(step, likeness)
+            except Exception as error:  # an objective may do what a trace cannot; then it goes on as it is
+                log.info("a step is not traced: %s: %s", type(error).__name__, error)
 
-    def outputs(self, rows: Rows, x: Tensor) -> tuple[Tensor, Tensor]:
+    def outputs(self, rows: Rows, x: Tensor, weight: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """One vectorised pass."""
 
-        def run(row: Rows, inputs: Tensor) -> tuple[Tensor, Tensor]:
-            return self.model.net({}, frozenset(), None, None).both(row, inputs)
+        def run(row: Rows, inputs: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+            return self.model.net({}, {}, frozenset(), real, None).both(row, inputs, train=False)
 
         with torch.no_grad():
-            result: tuple[Tensor, Tensor] = vmap(run)(rows, x)
+            result: tuple[Tensor, Tensor] = vmap(run)(rows, x, weight)
         return result
 
 
@@ -200,8 +211,8 @@ class LoopEngine:
         carry = {name: x[c] for name, x in inputs.carry.items()}
         with torch.random.fork_rng(devices=[]):
             # Modules that draw by themselves (an LSTM's dropout) draw from this client's key.
-            torch.manual_seed(int(stack.keys[c]) & ((1 << 62) - 1))
-            net = self.model.net(row, modes, None, stack.keys[c])
+            torch.default_generator.manual_seed(int(stack.keys[c]) & ((1 << 62) - 1))
+            net = self.model.net(row, frozen, modes, None, stack.keys[c])
             loss, carry, metrics = objective(net, row, frozen, batch, constants, carry)
         gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         grads = {
@@ -210,12 +221,16 @@ class LoopEngine:
         moving = {n: row[n].detach() for n in rows if not self.model.layout.specs[n].trainable}
         return Gradients(grads, loss.detach(), moving, _detached(carry), _detached(metrics))
 
-    def outputs(self, rows: Rows, x: Tensor) -> tuple[Tensor, Tensor]:
-        """One client after the other, joined."""
-        net = self.model.net({}, frozenset(), None, None)
+    def outputs(self, rows: Rows, x: Tensor, weight: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """One client after the other, each on its real samples, joined; a client without any borrows one."""
+        net = self.model.net({}, {}, frozenset(), None, None)
         with torch.no_grad():
-            pairs = [net.both({n: block[c] for n, block in rows.items()}, x[c]) for c in range(len(x))]
-        return torch.stack([o for o, _ in pairs]), torch.stack([f for _, f in pairs])
+            each = [
+                net.both({n: block[c] for n, block in rows.items()}, x[c, : max(size, 1)], train=False)
+                for c, size in enumerate(sizes)
+            ]
+        outputs, features = (pad_sequence(list(column), batch_first=True) for column in zip(*each, strict=True))
+        return outputs, features
 
 
 def _stacked(each: list[Rows]) -> Rows:

@@ -4,6 +4,7 @@ Products of small matrices use one core however many there are; two lanes use tw
 beside it, so lanes change nothing but time.
 """
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -12,21 +13,29 @@ from typing import TypeVar
 import torch
 
 T = TypeVar("T")
+_NAME = "lane"
 
 
 def side_by_side(clients: int, device: torch.device) -> int:
     """The number of lanes for so many clients: one per core on a CPU, one on an accelerator."""
-    return min(clients, torch.get_num_threads()) if device.type == "cpu" else 1
+    if device.type != "cpu" or in_a_lane():
+        return 1
+    return min(clients, torch.get_num_threads())
+
+
+def in_a_lane() -> bool:
+    """Whether this thread is a lane already: lanes do not nest."""
+    return threading.current_thread().name.startswith(_NAME)
 
 
 def in_lanes(run: Callable[[int], T], lanes: int) -> list[T]:
     """`run(lane)` for every lane, at the same time."""
-    if lanes == 1:
-        return [run(0)]
+    if lanes == 1 or in_a_lane():
+        return [run(lane) for lane in range(lanes)]
     return list(_pool(lanes).map(run, range(lanes)))
 
 
 @cache
 def _pool(lanes: int) -> ThreadPoolExecutor:
     share = max(1, torch.get_num_threads() // lanes)
-    return ThreadPoolExecutor(lanes, "lane", initializer=torch.set_num_threads, initargs=(share,))
+    return ThreadPoolExecutor(lanes, _NAME, initializer=torch.set_num_threads, initargs=(share,))

@@ -17,7 +17,7 @@ class Lockstep:
     per_epoch: tuple[int, ...]  # batches per client and epoch
     steps: tuple[int, ...]  # steps per client
     batch: int
-    dropped: int  # samples left out each epoch because their batch could not be trained on
+    dropped: tuple[int, ...]  # samples per client that each epoch leaves out
 
     @cached_property
     def order(self) -> tuple[int, ...]:
@@ -58,12 +58,12 @@ def plan(
     A last batch below `smallest` (2 where a BatchNorm refuses a single sample) is dropped and counted.
     """
     if batch < smallest:
-        return Lockstep(tuple(counts), (0,) * len(counts), (0,) * len(counts), batch, sum(counts))
+        return Lockstep(tuple(counts), (0,) * len(counts), (0,) * len(counts), batch, tuple(counts))
     tails = [n % batch for n in counts]
     kept = [tail >= smallest and not drop_last for tail in tails]
     per_epoch = [n // batch + (tail > 0 and keep) for n, tail, keep in zip(counts, tails, kept, strict=True)]
     taken = [(m * epochs if steps is None else steps) if m else 0 for m in per_epoch]
-    dropped = sum(tail for tail, keep in zip(tails, kept, strict=True) if not keep)
+    dropped = tuple(0 if keep else tail for tail, keep in zip(tails, kept, strict=True))
     return Lockstep(tuple(counts), tuple(per_epoch), tuple(taken), batch, dropped)
 
 

@@ -1,9 +1,8 @@
 """A module as a function of its columns: `net(row, x)`, with modes, features, head and running statistics."""
 
 import copy
-from collections.abc import Iterable, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,11 +10,9 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from stratafl.describe import head_of
+from stratafl.errors import ModelError
 from stratafl.layout import Layout, Rows
 from stratafl.task.modules import Context, prepare
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Model:
@@ -31,42 +28,35 @@ class Model:
         self.module.requires_grad_(False)
         self._masked = {name for name in layout.specs if _in_batchnorm(self.module, name)} if stacked else set()
         self._modes: frozenset[str] | None = None
+        self._modes_of: dict[tuple[str, ...], frozenset[str]] = {}
+        self._owner_of = _owners(self.module)
         self._features: Tensor | None = None
-        self.head_module = self.module.get_submodule(self.head_name)
-        self.head_module.register_forward_pre_hook(self._catch_features)
+        self.module.get_submodule(self.head_name).register_forward_pre_hook(self._catch_features, with_kwargs=True)
 
-    def net(self, row: Rows, modes: frozenset[str], weight: Tensor | None, key: Tensor | None) -> "Net":
-        """The model for one objective: `row` is trained (and its statistics move), any other row is only evaluated."""
+    def net(
+        self, row: Rows, frozen: Mapping[str, Rows], modes: frozenset[str], weight: Tensor | None, key: Tensor | None
+    ) -> "Net":
+        """The model for one objective: `row` is trained (and its statistics move), the frozen ones are evaluated."""
         self.context.weight, self.context.key = weight, key
         self.context.calls.clear()
-        return Net(self, row, modes)
+        return Net(self, row, tuple(frozen.values()), modes)
 
-    def modes(self, trained: Iterable[str]) -> frozenset[str]:
-        """The modules that run in training mode when these tensors are trained: their own, and all without tensors."""
-        owners = {name.rpartition(".")[0] for name in trained}
-        everything = owners >= {n.rpartition(".")[0] for n, s in self.layout.specs.items() if s.trainable}
-        bare = {path for path, sub in self.module.named_modules() if not _has_tensors(sub)}
-        if everything:
-            return frozenset(path for path, _ in self.module.named_modules())
-        # A module without tensors (dropout, say) trains if what comes before it is trained.
-        return frozenset(owners | {path for path in bare if self._before(path) in owners})
+    def modes(self, trained: tuple[str, ...]) -> frozenset[str]:
+        """The modules that run in training mode when these tensors are trained: their owners, and what follows them."""
+        if trained not in self._modes_of:
+            owners = {name.rpartition(".")[0] for name in trained}
+            active = {path for path, owner in self._owner_of.items() if owner in owners}
+            # A container trains if anything in it does: its forward may ask (functional dropout).
+            around = {"", *(path.rpartition(".")[0] for path in owners)}
+            self._modes_of[trained] = frozenset(active | around | {p for path in around for p in _parents(path)})
+        return self._modes_of[trained]
 
-    def _before(self, path: str) -> str | None:
-        last = None
-        for other, sub in self.module.named_modules():
-            if other == path:
-                return last
-            last = other if _has_tensors(sub) else last
-        return None
-
-    @contextmanager
-    def switched(self, modes: frozenset[str]) -> "Iterator[None]":
-        """The skeleton with these modules in training mode."""
+    def switch(self, modes: frozenset[str]) -> None:
+        """Put just these modules into training mode."""
         if modes != self._modes:
             for path, sub in self.module.named_modules():
                 sub.training = path in modes
             self._modes = modes
-        yield
 
     def run(self, row: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs, and features: what the head was given."""
@@ -75,8 +65,8 @@ class Model:
         features, self._features = self._features, None
         return output, output if features is None else features
 
-    def _catch_features(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
-        self._features = inputs[0]
+    def _catch_features(self, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        self._features = next(iter((*inputs, *named.values())))
 
     def moving(self, row: Rows) -> tuple[Rows, Rows]:
         """The row with copies of the buffers that modules write into, and these copies."""
@@ -86,43 +76,72 @@ class Model:
 
 
 class Net:
-    """A model inside an objective."""
+    """A model inside an objective.
 
-    def __init__(self, model: Model, row: Rows, modes: frozenset[str]) -> None:
-        self._model, self._row, self._modes = model, row, modes
+    The trained row runs in training mode and its statistics move; declared frozen rows run in evaluation mode; for any
+    other row, such as a copy with some columns detached, say which with `train`.
+    """
 
-    def __call__(self, row: Rows, x: Tensor) -> Tensor:
+    def __init__(self, model: Model, row: Rows, frozen: tuple[Rows, ...], modes: frozenset[str]) -> None:
+        self._model, self._row, self._frozen, self._modes = model, row, frozen, modes
+
+    def __call__(self, row: Rows, x: Tensor, *, train: bool | None = None) -> Tensor:
         """The outputs of a row on inputs `[B, …]`."""
-        return self.both(row, x)[0]
+        return self.both(row, x, train=train)[0]
 
-    def features(self, row: Rows, x: Tensor) -> Tensor:
+    def features(self, row: Rows, x: Tensor, *, train: bool | None = None) -> Tensor:
         """What the head is given."""
-        return self.both(row, x)[1]
+        return self.both(row, x, train=train)[1]
 
-    def head(self, row: Rows, features: Tensor) -> Tensor:
+    def head(self, row: Rows, features: Tensor, *, train: bool | None = None) -> Tensor:
         """The head alone."""
-        prefix = self._model.head_name + "."
-        own = {name.removeprefix(prefix): x for name, x in row.items() if name.startswith(prefix)}
-        with self._model.switched(self._modes if row is self._row else frozenset()):
-            output: Tensor = functional_call(self._model.head_module, own, (features,))
+        return self.part(self._model.head_name, row, features, train=train)
+
+    def part(self, path: str, row: Rows, *inputs: Tensor, train: bool | None = None) -> Tensor:
+        """One sub-module alone."""
+        own = {name.removeprefix(path + "."): x for name, x in row.items() if name.startswith(path + ".")}
+        self._model.switch(self._modes if self._trains(row, train) else frozenset())
+        output: Tensor = functional_call(self._model.module.get_submodule(path), own, inputs)
         return output
 
-    def both(self, row: Rows, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs and features of one pass; the trained row runs in training mode and its statistics move."""
-        if row is not self._row:
-            with self._model.switched(frozenset()):
-                return self._model.run(row, x)
+    def both(self, row: Rows, x: Tensor, *, train: bool | None = None) -> tuple[Tensor, Tensor]:
+        """Outputs and features of one pass."""
+        if not self._trains(row, train):
+            self._model.switch(frozenset())
+            return self._model.run(row, x)
         full, written = self._model.moving(row)
         self._model.context.statistics.clear()
-        with self._model.switched(self._modes):
-            result = self._model.run(full, x)
+        self._model.switch(self._modes)
+        result = self._model.run(full, x)
         row.update(written)
         row.update(self._model.context.statistics)
         return result
 
+    def _trains(self, row: Rows, train: bool | None) -> bool:
+        if train is not None:
+            return train
+        if row is not self._row and not any(row is frozen for frozen in self._frozen):
+            raise ModelError(
+                "this row is neither the trained one nor a declared frozen one: say train=True or train=False"
+            )
+        return row is self._row
 
-def _has_tensors(sub: nn.Module) -> bool:
-    return bool(sub._parameters or sub._buffers)
+
+def _parents(path: str) -> list[str]:
+    parts = path.split(".")
+    return [".".join(parts[:i]) for i in range(1, len(parts))]
+
+
+def _owners(module: nn.Module) -> dict[str, str]:
+    """For each module but containers the one whose training it follows: itself, or the last one with parameters."""
+    owners: dict[str, str] = {}
+    last = ""
+    for path, sub in module.named_modules():
+        has = any(p is not None for p in sub._parameters.values())
+        last = path if has else last
+        if has or next(sub.children(), None) is None:
+            owners[path] = last
+    return owners
 
 
 def _in_batchnorm(module: nn.Module, name: str) -> bool:

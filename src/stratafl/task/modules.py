@@ -225,18 +225,27 @@ def _pair(padding: str | tuple[int, ...]) -> tuple[int, int]:
     return padding[0], padding[1]
 
 
+_DROPOUTS = {nn.Dropout: False, nn.Dropout1d: True, nn.Dropout2d: True, nn.Dropout3d: True}
+_BATCHNORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
 def prepare(module: nn.Module, context: Context, *, stacked: bool, device: torch.device) -> nn.Module:
-    """Swap modules in place for the ones above; stock BatchNorm and convolutions stay in an engine without stacking."""
+    """Swap modules in place for the ones above; without stacking, BatchNorm, convolutions and products stay stock.
+
+    Only torch's own classes are swapped: a subclass may have a forward of its own.
+    """
     for path, sub in module.named_modules():
-        if isinstance(sub, _DropoutNd) and type(sub) is not nn.AlphaDropout and type(sub) is not nn.FeatureAlphaDropout:
-            spatial = type(sub) is not nn.Dropout
+        kind = type(sub)
+        if kind in _DROPOUTS:
             _swap(sub, KeyedDropout, context, path)
-            sub.spatial = spatial  # type: ignore[assignment]
-        elif stacked and isinstance(sub, _BatchNorm):
+            sub.spatial = _DROPOUTS[kind]
+        elif stacked and kind in _BATCHNORMS:
             _swap(sub, MaskedBatchNorm, context, path)
-        elif stacked and device.type == "cpu" and type(sub) is nn.Conv2d and _plain(sub):
+        elif stacked and isinstance(sub, _BatchNorm):
+            raise ModelError(f"'{path}' is a {kind.__name__}, of which only torch's own kinds know about padding")
+        elif stacked and device.type == "cpu" and kind is nn.Conv2d and _plain(sub):
             sub.__class__ = MatmulConv2d
-        elif stacked and device.type == "cpu" and type(sub) is nn.Linear:
+        elif stacked and device.type == "cpu" and kind is nn.Linear:
             sub.__class__ = MatmulLinear
     return module
 

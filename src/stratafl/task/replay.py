@@ -25,8 +25,8 @@ def trace(function: Callable[..., Any], likeness: Sequence[Likeness]) -> Callabl
     return graph
 
 
-def patience(leaves: Sequence[Tensor]) -> float:
+def patience(leaves: Sequence[Tensor]) -> int:
     """How often a step is taken before it is traced: tracing costs seconds, and gains least where a step is long."""
     if get_proxy_mode() is not None:
-        return float("inf")  # somebody else is tracing just now
-    return PATIENCE + sum(x.numel() for x in leaves) / 2**19
+        return -1  # never: somebody else is tracing just now
+    return PATIENCE + sum(x.numel() for x in leaves) // 2**19

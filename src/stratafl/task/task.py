@@ -12,12 +12,12 @@ from torch import Tensor
 from stratafl import keys
 from stratafl.algorithm import Round
 from stratafl.data import Federation
-from stratafl.errors import DataError
+from stratafl.errors import DataError, ModelError
 from stratafl.layout import Layout, Rows
 from stratafl.objectives import Objective, default_objective, sample_hits, sample_losses
 from stratafl.state import State, join, pick
 from stratafl.task.engine import Engine, Gradients, Inputs, Stack
-from stratafl.task.lanes import in_lanes, side_by_side
+from stratafl.task.lanes import in_a_lane, in_lanes, side_by_side
 from stratafl.task.lockstep import Lockstep, plan, table
 
 EVALUATION_BATCH = 256
@@ -34,6 +34,7 @@ class Workshop:
     dtype: torch.dtype
     device: torch.device
     smallest_batch: int = 1
+    features: int = 0  # the width of what the head is given
 
     def task(self, ids: Tensor, rnd: Round, splits: tuple[str, ...] = ("train",)) -> "Task":
         """The task of these clients in this round, with the splits they may look at."""
@@ -131,9 +132,12 @@ class Task:
     ) -> State:
         """Run `step(carry, constants, *stacks) → carry` over the batches of all clients, in lockstep.
 
-        Carry and constants have a leading client axis; a client that is done keeps its carry. With `draws` each step
-        gets so many batches that are shuffled independently.
+        Carry and constants have a leading client axis (what is common to all clients, the step may simply close over);
+        a client that is done keeps its carry. With `draws` each step gets so many batches, shuffled independently.
+        Steps of different clients may run in different threads: they must not write to anything they share.
         """
+        if batch < self._shop.smallest_batch:
+            raise ModelError(f"a BatchNorm of this model cannot train on batches of {batch}: 2 samples are the least")
         lock = plan(
             self._counts("train"),
             batch=batch,
@@ -143,8 +147,11 @@ class Task:
             smallest=self._shop.smallest_batch,
         )
         reels = [self._reel(lock, f"{purpose}/{draw}", shuffle) for draw in range(draws)]
+        if any(lock.dropped):
+            self.note(f"{purpose}/dropped", torch.tensor(lock.dropped, device=self._shop.device))
         lanes = self._lanes()
-        self._shop.engine.prepare()
+        if not in_a_lane():
+            self._shop.engine.prepare()
 
         def run(lane: int) -> State:
             # Clients sorted by falling number of steps are dealt to the lanes in turn, so that all are busy to the end.
@@ -250,5 +257,6 @@ class Task:
             weight = (place < limit).to(torch.float64)
             own = torch.minimum(place.expand(len(counts), -1), (limit - 1).clamp(min=0)) + offsets
             x, y = self._read(samples[own.clamp(max=len(samples) - 1)])
-            outputs, features = self._shop.engine.outputs(rows, x)
+            sizes = tuple(min(max(count - start, 0), len(place)) for count in counts)
+            outputs, features = self._shop.engine.outputs(rows, x, weight.to(self._shop.dtype), sizes)
             yield outputs, features, y, weight

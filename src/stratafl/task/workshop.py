@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import warnings
 from typing import Literal
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from stratafl.data import Federation
 from stratafl.describe import columns
 from stratafl.errors import ModelError, unknown
-from stratafl.layout import Layout
+from stratafl.layout import Layout, Rows
 from stratafl.objectives import default_objective
 from stratafl.state import expand
 from stratafl.task.engine import Engine, Inputs, LoopEngine, Stack, StackedEngine
@@ -38,7 +39,11 @@ def workshop(
     sample = _sample(federation, dtype)
     _check_outputs(module, sample, federation)
     chosen = _engine(module, layout, head, device, engine, federation, sample)
-    return Workshop(federation, chosen, layout, dtype, device, _smallest_batch(module, sample))
+    rows = expand({n: x.to(device) for n, x in columns(module).items()}, 1)
+    weight = torch.ones(1, len(sample), dtype=dtype, device=device)
+    _, features = chosen.outputs(rows, sample.unsqueeze(0), weight, (len(sample),))
+    smallest = _smallest_batch(module, sample)
+    return Workshop(federation, chosen, layout, dtype, device, smallest, features.flatten(2).shape[2])
 
 
 def _sample(federation: Federation, dtype: torch.dtype) -> Tensor:
@@ -107,20 +112,19 @@ def _why_not_stacked(
     x, y = sample.expand(2, *sample.shape), targets.expand(2, *targets.shape)
     weight = torch.ones(2, 2, dtype=next(module.parameters()).dtype, device=sample.device)
     keys = torch.zeros(2, dtype=torch.int64, device=sample.device)
-    trained = layout.trainable()
     try:
-        engine.gradients(
-            default_objective(federation.classes),
-            rows,
-            Stack(x, y, weight, keys, (2, 2)),
-            trained,
-            Inputs(),
-            engine.model.modes(trained),
-        )
-        engine.outputs(rows, x)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's remarks on slow rules are no reason
+            _step(engine, federation, rows, Stack(x, y, weight, keys, (2, 2)), layout.trainable())
+            engine.outputs(rows, x, weight, (2, 2))
     except Exception as error:  # whatever the module does that vmap cannot is a reason, not a failure
         return _first_line(error)
     return None
+
+
+def _step(engine: StackedEngine, federation: Federation, rows: Rows, stack: Stack, trained: tuple[str, ...]) -> None:
+    objective = default_objective(federation.classes)
+    engine.gradients(objective, rows, stack, trained, Inputs(), engine.model.modes(trained))
 
 
 def _first_line(error: Exception) -> str:

@@ -58,11 +58,12 @@ class Case:
         engine: EngineName = "stacked",
         dtype: torch.dtype = torch.float64,
         batchnorm: bool = True,
+        sizes: Iterable[int] = SIZES,
     ) -> Simulation:
         """The case's simulation, or one that differs in some respect."""
         return simulation(
             algorithm or self.algorithm,
-            tiny_federation(dtype=dtype),
+            tiny_federation(sizes, dtype=dtype),
             tiny_model(batchnorm),
             rounds=self.rounds,
             participation=self.participation,

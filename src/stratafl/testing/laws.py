@@ -94,7 +94,7 @@ def bytes_counted(case: Case) -> None:
         task = sim.task(ids, rnd)
         enrolled = alg.enrol(sim.setup, ids)
         down = alg.download(rnd, server, ids)
-        memory, up = alg.work(rnd, alg.receive(rnd, enrolled, down, task), task)
+        memory, up, _ = alg.work(rnd, alg.receive(rnd, enrolled, down, task), task)
         for way, parcel in (("download", down), ("upload", up)):
             _check_bytes(case, sim, way, parcel)
         _check_shape(case, "a client's memory", enrolled, memory)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from stratafl.algorithm import Algorithm, Plan, Round, Setup, Total
+from stratafl.algorithm import Algorithm, Plan, Round, Setup, Total, Work
 from stratafl.errors import ContractError
 from stratafl.execute import Simulation
 from stratafl.layout import Rows
@@ -46,7 +46,7 @@ class Watched(Algorithm):
         with unchanged("receive", memory, _values(parcel)):
             return self.inner.receive(rnd, memory, parcel, task)
 
-    def work(self, rnd: Round, memory: State, task: Task) -> tuple[State, Parcel]:
+    def work(self, rnd: Round, memory: State, task: Task) -> Work:
         with unchanged("work", memory):
             return self.inner.work(rnd, memory, task)
 
