@@ -12,7 +12,7 @@ INSTALLED := $(VENV)/.installed
 
 # Two processes of one thread each: on two cores faster than two that fight for them.
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m stratafl.bench $(ARGS)
@@ -26,7 +26,7 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# torch comes first and alone: a constraint keeps pip from resolving to a build with gigabytes of CUDA.
+# The constraint on torch keeps pip from a build with gigabytes of CUDA.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"

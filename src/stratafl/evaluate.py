@@ -43,6 +43,12 @@ def score_deployed(sim: Simulation, progress: Progress, ids: Tensor, split: str)
     return _scores(sim, progress, _models(sim, progress, ids, sim.algorithm.deploy), split)
 
 
+def state_dict(sim: Simulation, progress: Progress, client: int) -> dict[str, Tensor]:
+    """One client's deployed model, for `module.load_state_dict(…, strict=False)`: counters are not in it."""
+    rows = deployed(sim, progress, torch.tensor([client]))
+    return {name: block[0].clone() for name, block in rows.items()}
+
+
 def accuracy(sim: Simulation, progress: Progress, split: str = "test") -> float:
     """The share of all clients' samples that their deployed models classify correctly."""
     scores = score_deployed(sim, progress, torch.arange(sim.setup.clients), split)
@@ -55,7 +61,7 @@ def _as_received(sim: Simulation) -> Reader:
 
 def _models(sim: Simulation, progress: Progress, ids: Tensor, reader: Reader) -> Iterator[tuple[Tensor, Rows]]:
     """Models of as many clients at a time as memory allows."""
-    rnd = sim.at(progress.t)
+    rnd, ids = sim.at(progress.t), sim.checked(ids)
     for group in ids.split(chunk_size(sim, len(ids))):
         task = sim.task(group, rnd)
         parcel = sim.algorithm.download(rnd, progress.server, group)

@@ -40,6 +40,9 @@ class Start:
     own: bool = False
     per_client: bool = False
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", select(self.layers))
+
     def names(self, layout: Layout, side: Side) -> Names:
         """What a client keeps, or what the server can know of these layers."""
         return layout.staying(self.layers) if side == "client" else layout.travelling(self.layers)
@@ -69,6 +72,9 @@ class Zeros:
 
     layers: Select = select("all")
     per_client: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", select(self.layers))
 
     def names(self, layout: Layout, side: Side) -> Names:
         """The trainable tensors of the layers."""

@@ -2,7 +2,8 @@
 
 A `Select` is a short text, the same in Python, TOML and on the command line:
 
-    all · none · head · base · batchnorm     what the layer is
+    all · none · head · base                 where the layer is
+    convolution · linear · embedding · batchnorm      what the layer is
     first:2 · middle:2 · last:2              counted in forward order (a normalisation follows what it normalises)
     blocks:2                                 the last blocks, classifier included (FedPer's K_P)
     conv1 · layer4 · layer4.1.bn2            a layer, or everything below a module
@@ -15,7 +16,8 @@ from dataclasses import dataclass
 from stratafl.errors import RecordError, unknown
 from stratafl.records import textual
 
-RULES = ("all", "none", "head", "base", "batchnorm")
+KINDS = ("convolution", "linear", "embedding", "batchnorm")
+RULES = ("all", "none", "head", "base", *KINDS)
 _OPPOSITES = {"all": "none", "none": "all", "head": "base", "base": "head"}
 COUNTED = ("first", "middle", "last", "blocks")
 
@@ -53,6 +55,9 @@ class Select:
     def __str__(self) -> str:
         return ("not " if self.inverted else "") + "+".join(self.terms)
 
+    def __repr__(self) -> str:
+        return f"select({str(self)!r})"
+
     def __invert__(self) -> "Select":
         opposite = _OPPOSITES.get(self.terms[0]) if len(self.terms) == 1 and not self.inverted else None
         return Select((opposite,)) if opposite else Select(self.terms, not self.inverted)
@@ -65,6 +70,8 @@ class Select:
 
 def select(given: "str | Select") -> Select:
     """A selection from its text, or itself."""
+    if not isinstance(given, str | Select):
+        raise RecordError(f"layers are chosen by a text such as 'head' or 'conv1+fc', not by {given!r}")
     return Select.parse(given) if isinstance(given, str) else given
 
 
@@ -81,8 +88,8 @@ def _chosen(term: str, layers: Sequence[Layer]) -> set[str]:
     rule, colon, count = term.partition(":")
     if colon:
         return _last_blocks(layers, int(count)) if rule == "blocks" else _counted(rule, int(count), layers)
-    if term == "batchnorm" and any(layer.kind == "block" for layer in layers):
-        raise RecordError("'batchnorm' cannot be chosen where layers are whole blocks: use granularity 'module'")
+    if term in KINDS and any(layer.kind == "block" for layer in layers):
+        raise RecordError(f"'{term}' cannot be chosen where layers are whole blocks: use granularity 'module'")
     if term in RULES:
         return {layer.name for layer in layers if _matches(term, layer)}
     named = {layer.name for layer in layers if layer.name == term or layer.name.startswith(term + ".")}
@@ -92,13 +99,9 @@ def _chosen(term: str, layers: Sequence[Layer]) -> set[str]:
 
 
 def _matches(rule: str, layer: Layer) -> bool:
-    return {
-        "all": True,
-        "none": False,
-        "head": layer.head,
-        "base": not layer.head,
-        "batchnorm": layer.kind == "batchnorm",
-    }[rule]
+    if rule in KINDS:
+        return layer.kind == rule
+    return {"all": True, "none": False, "head": layer.head, "base": not layer.head}[rule]
 
 
 def _counted(rule: str, count: int, layers: Sequence[Layer]) -> set[str]:

@@ -93,6 +93,11 @@ def tensors(state: Mapping[str, Value]) -> Iterable[Tensor]:
         yield from (value,) if isinstance(value, Tensor) else value.values()
 
 
+def stored_elements(state: Mapping[str, Value]) -> int:
+    """How many numbers the state holds."""
+    return sum(x.numel() for x in tensors(state))
+
+
 def stored_bytes(state: Mapping[str, Value]) -> int:
     """What the state occupies, in bytes."""
     return sum(x.numel() * x.element_size() for x in tensors(state))

@@ -427,5 +427,5 @@ def test_masks_per_client_are_counted():
 def test_broadcast_of_a_part_needs_the_rest_from_the_client():
     broken = replace(fedavg(), serve=(Broadcast(select("base")),))
     sim = simulation(broken, tiny_federation(), tiny_model(), rounds=1)
-    with pytest.raises(Exception, match="nobody who has all of fc"):
+    with pytest.raises(Exception, match="nobody who has all of 'fc'"):
         sim.round(sim.start(), Matrix())

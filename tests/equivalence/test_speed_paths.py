@@ -40,6 +40,7 @@ def test_traced_steps_give_the_same_bits(model, monkeypatch):
 def test_lanes_give_the_same_bits(model, monkeypatch):
     one, _ = run(model)
     monkeypatch.setattr(lanes.torch, "get_num_threads", lambda: 3)
+    monkeypatch.setattr(lanes, "WORTHWHILE", 0)
     monkeypatch.setattr(replay, "PATIENCE", 1)
     three, sim = run(model)
     assert len(sim.workshop.engine._traced) > 1
@@ -49,5 +50,11 @@ def test_lanes_give_the_same_bits(model, monkeypatch):
 def test_lanes_run_in_threads_of_their_own():
     names = lanes.in_lanes(lambda lane: threading.current_thread().name, 2)
     assert all(name.startswith("lane") for name in names)
-    assert lanes.side_by_side(5, torch.device("cuda")) == 1
-    assert lanes.side_by_side(1, torch.device("cpu")) == 1
+    assert lanes.side_by_side(5, 2**30, torch.device("cuda")) == 1
+    assert lanes.side_by_side(1, 2**30, torch.device("cpu")) == 1
+    assert lanes.side_by_side(5, 2**10, torch.device("cpu")) == 1
+
+
+def test_lanes_do_not_nest():
+    inner = lanes.in_lanes(lambda lane: lanes.in_lanes(lambda other: (lane, other), 2), 2)
+    assert inner == [[(0, 0), (0, 1)], [(1, 0), (1, 1)]]

@@ -134,7 +134,9 @@ def test_an_unknown_layer_answers_with_the_names_and_the_nearest_one(text, neare
     message = str(refusal.value)
     assert message.startswith(f"unknown layer '{text.split('+')[-1]}'")
     assert f"did you mean '{nearest}" in message
-    assert f"(there is: {', '.join(EVERY)}, all, none, head, base, batchnorm)" in message
+    assert (
+        f"(there is: {', '.join(EVERY)}, all, none, head, base, convolution, linear, embedding, batchnorm)" in message
+    )
     assert "\n" not in message
 
 

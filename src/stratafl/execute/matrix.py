@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from stratafl.errors import MemoryLimitError
+from stratafl.errors import MemoryLimitError, RecordError
 from stratafl.execute.round import Watch, unwatched
 from stratafl.layout import Layout
 from stratafl.parcel import Parcel
@@ -21,6 +21,10 @@ class Matrix:
     """Groups of `chunk` clients; without it, as many as the simulation's memory limit allows."""
 
     chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.chunk is not None and self.chunk < 1:
+            raise RecordError(f"a chunk holds at least one client, not {self.chunk}")
 
     def groups(self, sim: "Simulation", ids: Tensor) -> Iterator[Tensor]:
         """The cohort in chunks."""

@@ -13,7 +13,7 @@ from stratafl import keys
 from stratafl.algorithm import Algorithm, Round, Setup
 from stratafl.data import Federation
 from stratafl.describe import columns, describe
-from stratafl.errors import DataError, ModelError
+from stratafl.errors import DataError, ModelError, RecordError
 from stratafl.execute.memory import client_bytes
 from stratafl.execute.round import Examiner, Executor, Report, run_round
 from stratafl.layout import Buffers, Granularity, Rows
@@ -78,6 +78,17 @@ class Simulation:
         ids = torch.arange(self.setup.clients)
         return self.ordered(ids if everybody else keys.sample(self.setup.seed, rnd.t, self.setup.clients, count))
 
+    def checked(self, ids: Tensor) -> Tensor:
+        """The ids, if each is a client and none comes twice."""
+        given = torch.as_tensor(ids).tolist()
+        wrong = [i for i in given if not 0 <= i < self.setup.clients]
+        if wrong:
+            raise DataError(f"there is no client {wrong[0]}: the {self.setup.clients} clients are numbered from 0")
+        twice = [i for i in given if given.count(i) > 1]
+        if twice:
+            raise DataError(f"a client takes part once, and client {twice[0]} comes {given.count(twice[0])} times")
+        return torch.as_tensor(ids, dtype=torch.int64)
+
     def ordered(self, ids: Tensor) -> Tensor:
         """Larger clients first, so that a chunk holds clients of like size; equal ones by id."""
         ids = ids.sort().values
@@ -102,7 +113,7 @@ class Simulation:
     ) -> tuple[Progress, Report]:
         """One round; `ids` overrides the cohort, `examine` is shown models right after training."""
         rnd = self.at(progress.t)
-        cohort = self.cohort(rnd) if ids is None else ids
+        cohort = self.cohort(rnd) if ids is None else self.checked(ids)
         server, changed, report = run_round(self, executor, rnd, progress.server, progress.clients, cohort, examine)
         return Progress(progress.t + 1, server, {**progress.clients, **changed}), report
 
@@ -140,6 +151,8 @@ def simulation(
         raise DataError(f"participation is a share of the clients above 0 and up to 1, not {participation}")
     if rounds < 0:
         raise DataError(f"the number of rounds cannot be {rounds}")
+    if not isinstance(algorithm, Algorithm):
+        raise RecordError(f"an algorithm is a record such as fedavg(), not {algorithm!r}")
     _check_splits(algorithm, federation)
 
     def draw(number: int, purpose: str) -> nn.Module:

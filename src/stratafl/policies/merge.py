@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from stratafl.algorithm import Round
+from stratafl.errors import unknown
 from stratafl.parcel import Parcel
 from stratafl.records import record
 from stratafl.reduce import add_rows, add_weights, mean_or_hold
@@ -18,6 +19,10 @@ class Mean:
 
     field: str = "theta"
     weights: Literal["samples", "uniform"] = "samples"
+
+    def __post_init__(self) -> None:
+        if self.weights not in ("samples", "uniform"):
+            raise unknown("weights of Mean", str(self.weights), ("samples", "uniform"))
 
     @property
     def reads(self) -> tuple[str, ...]:

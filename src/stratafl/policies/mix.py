@@ -54,9 +54,8 @@ def received(field: Field, own: Rows, rnd: Round, count: int) -> Rows:
 def _refuse(missing: list[str], rnd: Round) -> None:
     if missing:
         layers = dict.fromkeys(rnd.layout.layers[rnd.layout.specs[name].layer].name for name in missing)
-        raise RecordError(
-            f"mix: Take finds nobody who has all of {', '.join(layers)}: neither the download nor the client's memory"
-        )
+        named = ", ".join(map(repr, layers))
+        raise RecordError(f"mix: Take finds nobody who has all of {named}: neither the download nor the memory")
 
 
 @record

@@ -20,6 +20,9 @@ class Upload:
     layers: Select = select("all")
     field: str = "theta"
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", select(self.layers))
+
     @property
     def reads(self) -> tuple[str, ...]:
         """The client's row."""

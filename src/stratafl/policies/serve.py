@@ -18,6 +18,9 @@ class Broadcast:
     layers: Select = select("all")
     field: str = "theta"
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", select(self.layers))
+
     @property
     def reads(self) -> tuple[str, ...]:
         """The server field."""
@@ -39,6 +42,9 @@ class Deliver:
 
     layers: Select = select("all")
     field: str = "theta"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", select(self.layers))
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -44,13 +44,14 @@ class SGD:
     purpose: str = "train"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "edits", tuple(self.edits))
-        object.__setattr__(self, "rates", tuple(self.rates))
-        for name, least in (("lr", 0), ("epochs", 0), ("batch", 1), ("momentum", 0), ("weight_decay", 0)):
-            if not getattr(self, name) >= least:
-                raise RecordError(f"SGD: {name} must be at least {least}, not {getattr(self, name)}")
-        if self.steps is not None and self.steps < 1:
-            raise RecordError(f"SGD: steps must be at least 1, not {self.steps}")
+        object.__setattr__(self, "layers", select(self.layers))
+        for name in ("edits", "rates"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, tuple(value) if isinstance(value, tuple | list) else (value,))
+        for name in ("lr", "momentum", "weight_decay"):
+            _check(name, getattr(self, name), float, 0)
+        for name, least in (("epochs", 0), ("batch", 1), ("steps", 1)):
+            _check(name, getattr(self, name), int, least)
         if self.clip is not None and not self.clip > 0:
             raise RecordError(f"SGD: clip must be above 0, not {self.clip}")
 
@@ -100,3 +101,13 @@ class SGD:
         task.note(f"{self.purpose}/steps", tensor_of(after, "steps"))
         known = {name: value for name, value in after.items() if name not in ("row", "velocity")}
         return {self.row: after["row"], "rate": torch.full((len(task),), rate), **known}
+
+
+def _check(name: str, value: object, kind: type, least: int) -> None:
+    if value is None and name == "steps":
+        return
+    numbers = (int, float) if kind is float else (int,)
+    if not isinstance(value, numbers) or isinstance(value, bool):
+        raise RecordError(f"SGD: {name} is {'a number' if kind is float else 'a whole number'}, not {value!r}")
+    if not value >= least:
+        raise RecordError(f"SGD: {name} must be at least {least}, not {value}")

@@ -141,7 +141,8 @@ def _owners(module: nn.Module) -> dict[str, str]:
         last = path if has else last
         if has or next(sub.children(), None) is None:
             owners[path] = last
-    return owners
+    first = next((owner for owner in owners.values() if owner), "")
+    return {path: owner or first for path, owner in owners.items()}
 
 
 def _in_batchnorm(module: nn.Module, name: str) -> bool:

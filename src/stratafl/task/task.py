@@ -15,7 +15,7 @@ from stratafl.data import Federation
 from stratafl.errors import DataError, ModelError
 from stratafl.layout import Layout, Rows
 from stratafl.objectives import Objective, default_objective, sample_hits, sample_losses
-from stratafl.state import State, join, pick
+from stratafl.state import State, join, pick, stored_elements
 from stratafl.task.engine import Engine, Gradients, Inputs, Stack
 from stratafl.task.lanes import in_a_lane, in_lanes, side_by_side
 from stratafl.task.lockstep import Lockstep, plan, table
@@ -60,13 +60,13 @@ class _Reel:
     """The batches of a whole scan, clients sorted: everything the host must say is said before the first step."""
 
     samples: Tensor  # [C, S, B]
-    hosted_sizes: list[list[int]]
-    sizes: Tensor  # [C, S]
-    noise: Tensor  # [C]
+    sizes: list[list[int]]  # C lists of S
+    weight: Tensor  # [C, S, B]
+    noise: Tensor  # [C, S]
 
     def pick(self, clients: slice) -> "_Reel":
         """The reel of some of the clients."""
-        return _Reel(self.samples[clients], self.hosted_sizes[clients], self.sizes[clients], self.noise[clients])
+        return _Reel(self.samples[clients], self.sizes[clients], self.weight[clients], self.noise[clients])
 
 
 class Task:
@@ -149,7 +149,7 @@ class Task:
         reels = [self._reel(lock, f"{purpose}/{draw}", shuffle) for draw in range(draws)]
         if any(lock.dropped):
             self.note(f"{purpose}/dropped", torch.tensor(lock.dropped, device=self._shop.device))
-        lanes = self._lanes()
+        lanes = self._lanes(carry)
         if not in_a_lane():
             self._shop.engine.prepare()
 
@@ -165,8 +165,8 @@ class Task:
         order = [c for lane in range(lanes) for c in lock.order[lane::lanes]]
         return pick(join(parts), torch.tensor(order, device=self._shop.device).argsort())
 
-    def _lanes(self) -> int:
-        return side_by_side(len(self), self._shop.device) if self._shop.engine.parallel else 1
+    def _lanes(self, carry: State) -> int:
+        return side_by_side(len(self), stored_elements(carry), self._shop.device) if self._shop.engine.parallel else 1
 
     def _lockstep(self, step: Step, carry: State, held: State, steps: list[int], reels: list["_Reel"]) -> State:
         """All steps of clients with so many steps each, a falling list."""
@@ -187,20 +187,20 @@ class Task:
         samples = self._shop.federation.split("train").indices.to(self._shop.device)
         order = list(lock.order)
         sizes = [[lock.size(c, s) if s < lock.steps[c] else 0 for s in range(lock.longest)] for c in order]
-        noise = self._rnd.keys(self.ids[order], f"{purpose}/noise")
-        return _Reel(samples[positions[order]], sizes, torch.tensor(sizes, device=self._shop.device), noise)
+        noise = self._rnd.keys(self.ids[order], f"{purpose}/noise")[:, None]
+        steps = torch.arange(lock.longest, device=self._shop.device)
+        place = torch.arange(lock.batch, device=self._shop.device)
+        weight = (place < torch.tensor(sizes, device=self._shop.device)[:, :, None]).to(self._shop.dtype)
+        return _Reel(samples[positions[order]], sizes, weight, keys.fold(noise, steps))
 
     def _offsets(self, split: str) -> Tensor:
         offsets: Tensor = self._shop.federation.split(split).offsets[self._hosted].to(self._shop.device)
         return offsets
 
     def _stack(self, reel: "_Reel", s: int, active: int) -> Stack:
-        samples = reel.samples[:active, s]
-        place = torch.arange(samples.shape[1], device=samples.device)
-        weight = (place < reel.sizes[:active, s, None]).to(self._shop.dtype)
-        sizes = tuple(row[s] for row in reel.hosted_sizes[:active])
-        x, y = self._read(samples)
-        return Stack(x, y, weight, keys.fold(reel.noise[:active], s), sizes)
+        x, y = self._read(reel.samples[:active, s])
+        sizes = tuple(row[s] for row in reel.sizes[:active])
+        return Stack(x, y, reel.weight[:active, s], reel.noise[:active, s], sizes)
 
     def _read(self, samples: Tensor) -> tuple[Tensor, Tensor]:
         x, y = self._shop.federation.x[samples], self._shop.federation.y[samples]

@@ -88,7 +88,7 @@ class TracingTask(Task):
     def __init__(self, sim: Simulation, ids: Tensor, rnd: Round) -> None:
         super().__init__(sim.workshop, ids, rnd, sim.algorithm.splits)
 
-    def _lanes(self) -> int:
+    def _lanes(self, carry: State) -> int:
         return 1  # tracing patches torch for all threads
 
     def _lockstep(self, step: Step, carry: State, held: State, steps: list[int], reels: list) -> State:  # type: ignore[type-arg]

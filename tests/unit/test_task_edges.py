@@ -1,0 +1,353 @@
+"""Edges of the task and the waist that are easy to get wrong without noticing."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from stratafl import wire
+from stratafl.algorithms import fedavg, fedper, fedrep, local
+from stratafl.algorithms.local import alone
+from stratafl.errors import DataError, ModelError, RecordError, UnknownNameError
+from stratafl.evaluate import received, score, score_deployed, state_dict
+from stratafl.execute import Matrix, simulation
+from stratafl.fields import Number
+from stratafl.layers import Select, select
+from stratafl.objectives import CrossEntropy
+from stratafl.parcel import Field, LayerMask, Parcel, count_bytes
+from stratafl.phased import Phase, Phased
+from stratafl.policies import SGD, Cosine, Mean, Take
+from stratafl.records import record
+from stratafl.reduce import add_rows
+from stratafl.state import rows_of
+from stratafl.task import Task, replay
+from stratafl.testing import SIZES, difference, everything, tiny_federation, tiny_model
+
+
+def tiny(alg=None, model=None, **options):
+    options = {"rounds": 2, "dtype": torch.float64} | options
+    return simulation(alg or fedavg(), tiny_federation(), model or tiny_model(), **options)
+
+
+# Traces
+
+
+def scaled_objective(scale):
+    """Objectives that print alike and mean different things."""
+
+    @dataclass(frozen=True, repr=False)
+    class Scaled:
+        factor: float = scale
+        frozen = constants = carries = ()
+
+        def __repr__(self):
+            return "Scaled()"
+
+        def __call__(self, net, row, frozen, batch, constants, carry):
+            loss, carry, metrics = CrossEntropy()(net, row, frozen, batch, constants, carry)
+            return self.factor * loss, carry, metrics
+
+    return Scaled()
+
+
+def test_a_trace_belongs_to_its_objective_not_to_its_name(monkeypatch):
+    both = replace(fedavg(), train=tuple(SGD(objective=scaled_objective(f), purpose=f"p{f}") for f in (1.0, -1.0)))
+    outcomes = []
+    for patience in (10**9, 1):
+        monkeypatch.setattr(replay, "PATIENCE", patience)
+        sim = tiny(both, rounds=3)
+        outcomes.append(everything(sim, sim.run(Matrix())))
+    assert sim.workshop.engine._traced
+    assert difference(*outcomes) == 0
+
+
+CONSTANT = torch.ones(2)
+
+
+@record
+class LooksAtAConstant:
+    """Legal when it is run, impossible to trace."""
+
+    frozen = constants = carries = ()
+
+    def __call__(self, net, row, frozen, batch, constants, carry):
+        assert float((CONSTANT * 2).sum()) == 4.0
+        return CrossEntropy()(net, row, frozen, batch, constants, carry)
+
+
+def test_a_step_that_cannot_be_traced_goes_on_as_it_is(monkeypatch):
+    monkeypatch.setattr(replay, "PATIENCE", 1)
+    sim = tiny(fedavg(train=SGD(objective=LooksAtAConstant())), rounds=3)
+    plain = tiny(rounds=3)
+    assert difference(everything(sim, sim.run(Matrix())), everything(plain, plain.run(Matrix()))) == 0
+
+
+# Modes
+
+
+class Plain(nn.Module):
+    """Convolution, a BatchNorm without parameters, and a head."""
+
+    def __init__(self, track=True):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 2, 3)
+        self.norm = nn.BatchNorm2d(2, affine=False, track_running_stats=track)
+        self.fc = nn.Linear(2 * 16, 3)
+
+    def forward(self, x):
+        return self.fc(self.norm(self.conv(x)).flatten(1))
+
+
+def test_a_batchnorm_without_parameters_trains_with_what_it_normalises():
+    sim = tiny(fedrep(), Plain())
+    after = received(sim, sim.run(Matrix()), torch.tensor([0]))
+    assert after["norm.running_mean"].abs().min() > 0
+    head_only = tiny(replace(fedper(), train=(SGD(layers=select("head")),)), Plain())
+    frozen = received(head_only, head_only.run(Matrix()), torch.tensor([0]))
+    assert torch.equal(frozen["norm.running_mean"], torch.zeros(1, 2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("engine", ["stacked", "loop"])
+def test_scores_do_not_depend_on_company_even_without_running_statistics(engine):
+    federation = tiny_federation()
+    sim = simulation(fedavg(), federation, Plain(track=False), rounds=1, dtype=torch.float64, engine=engine)
+    progress, ids = sim.start(), torch.arange(len(SIZES))
+    rows = received(sim, progress, ids)
+    together = score(sim, progress, rows, ids, "train").loss
+    for i in ids:
+        one = {n: x[i : i + 1] for n, x in rows.items()}
+        assert torch.allclose(score(sim, progress, one, ids[i : i + 1], "train").loss, together[i], rtol=1e-12)
+
+
+class MyDropout(nn.Dropout):
+    """A dropout that drops nothing."""
+
+    def forward(self, x):
+        return x
+
+
+class MyNorm(nn.BatchNorm2d):
+    """A subclass, with a forward of its own."""
+
+    def forward(self, x):
+        return super().forward(x) + 1
+
+
+def test_subclasses_keep_their_own_forward():
+    model = tiny_model()
+    model.drop = MyDropout(0.9)
+    silent = tiny_model()
+    silent.drop.p = 0.0
+    outcomes = [everything(s, s.run(Matrix())) for s in (tiny(model=model), tiny(model=silent))]
+    assert difference(*outcomes) == 0
+    norm = tiny_model()
+    norm.bn1 = MyNorm(4)
+    with pytest.raises(ModelError, match="'bn1' is a MyNorm"):
+        tiny(model=norm, engine="stacked")
+    assert type(tiny(model=norm).workshop.engine).__name__ == "LoopEngine"
+
+
+# The model inside an objective
+
+
+@record
+class WithCopy:
+    """Uses a copy of the row whose head is detached."""
+
+    train: bool | None = None
+    frozen = constants = carries = ()
+
+    def __call__(self, net, row, frozen, batch, constants, carry):
+        copy = {n: x.detach() if n.startswith("fc") else x for n, x in row.items()}
+        loss = batch.mean(F.cross_entropy(net(copy, batch.x, train=self.train), batch.y, reduction="none"))
+        return loss, carry, {}
+
+
+def test_a_row_that_is_not_known_must_say_how_it_runs():
+    sim = tiny(fedavg(train=SGD(objective=WithCopy())))
+    with pytest.raises(ModelError, match="say train=True or train=False"):
+        sim.run(Matrix())
+
+
+def test_a_detached_copy_trains_the_rest():
+    sim = tiny(fedavg(train=SGD(objective=WithCopy(train=True))), rounds=1)
+    after = received(sim, sim.run(Matrix()), torch.tensor([0]))
+    assert torch.equal(after["fc.weight"][0], sim.setup.start["fc.weight"])
+    assert not torch.equal(after["conv1.weight"][0], sim.setup.start["conv1.weight"])
+
+
+@record
+class ByParts:
+    """The head applied to features, by its name."""
+
+    frozen = constants = carries = ()
+
+    def __call__(self, net, row, frozen, batch, constants, carry):
+        logits = net.part("fc", row, net.features(row, batch.x))
+        return batch.mean(F.cross_entropy(logits, batch.y, reduction="none")), carry, {}
+
+
+def test_a_part_of_the_model_runs_alone():
+    outcomes = [everything(s, s.run(Matrix())) for s in (tiny(fedavg(train=SGD(objective=ByParts()))), tiny())]
+    assert difference(*outcomes) < 1e-12
+
+
+# Fields, parcels, sums
+
+
+def test_own_heads_leave_given_local_statistics_alone():
+    model = tiny_model()
+    model.bn1.running_mean.fill_(5.0)
+    sim = tiny(fedper(initial="own"), model, buffers="local")
+    rows = received(sim, sim.start(), torch.tensor([0, 1]))
+    assert torch.equal(rows["bn1.running_mean"], torch.full((2, 4), 5.0, dtype=torch.float64))
+    assert not torch.equal(rows["fc.weight"][0], rows["fc.weight"][1])
+
+
+@pytest.mark.parametrize(("width", "size"), [("clients", 6), ("layers", 5), ("classes", 3), ("features", 4), (7, 7)])
+def test_numbers_as_wide_as_what_the_federation_knows(width, size):
+    assert Number(width=width).create(tiny().setup, torch.arange(2), "client").shape == (2, size)
+
+
+def test_an_unknown_width_is_refused():
+    with pytest.raises(UnknownNameError, match="unknown width 'client'; did you mean 'clients'"):
+        Number(width="client").create(tiny().setup, None, "server")
+
+
+def test_several_rows_for_one_client_cross_the_wire():
+    layout = tiny().setup.layout
+    rows = {n: torch.randn(1, 3, *s.shape) for n, s in layout.specs.items()}
+    parcel = Parcel({"pool": Field(rows)})
+    data = wire.encode(parcel, layout)
+    again = wire.decode(data, layout)
+    assert difference(again["pool"].rows, rows) == 0
+    assert wire.body_bytes(data) == count_bytes(parcel, layout, 1).total
+
+
+def test_sums_keep_blocks_that_a_later_chunk_does_not_hold():
+    one = add_rows({}, torch.tensor([2.0]), {"a": torch.ones(1, 2)}, None)
+    both = add_rows(one, torch.tensor([3.0]), {"b": torch.ones(1, 2)}, None)
+    assert {n: x.tolist() for n, x in both.items()} == {"a": [2.0, 2.0], "b": [3.0, 3.0]}
+
+
+def test_weights_of_a_mean_are_checked():
+    with pytest.raises(UnknownNameError, match="unknown weights of Mean 'smaples'; did you mean 'samples'"):
+        Mean(weights="smaples")
+
+
+# Rounds
+
+
+def test_models_right_after_training_can_be_examined():
+    sim, seen = tiny(local()), {}
+    progress, _ = sim.round(
+        sim.start(), Matrix(chunk=2), examine=lambda ids, rows: seen.update({int(i): rows for i in ids})
+    )
+    assert set(seen) == set(range(len(SIZES)))
+    sim = tiny(fedper())
+    got = {}
+    progress, _ = sim.round(sim.start(), Matrix(chunk=1), examine=lambda ids, rows: got.update({int(ids): rows}))
+    for client, rows in got.items():
+        assert torch.equal(rows["fc.weight"][0], progress.clients[client]["theta"]["fc.weight"])
+        assert not torch.equal(rows["conv1.weight"][0], progress.server["theta"]["conv1.weight"])
+
+
+def test_a_finish_has_a_clock_of_its_own():
+    train = SGD(schedule=Cosine())
+    alg = Phased((Phase(fedavg(train=train)),), finish=Phase(alone(train=train), participation="all"))
+    sim = tiny(alg, rounds=2)
+    progress, seen = sim.start(), []
+    for _ in range(3):
+        before = progress
+        progress, report = sim.round(progress, Matrix())
+        seen.append(report.notes["train/loss"].mean())
+    moved = [progress.clients[i]["theta"]["fc.weight"] - before.clients[i]["theta"]["fc.weight"] for i in range(6)]
+    assert all(m.abs().max() > 1e-6 for m in moved)
+
+
+def test_fine_tuning_counts_epochs_even_where_training_counts_steps():
+    first, second = fedper(finetune=1, train=SGD(steps=3)).train
+    assert (first.steps, first.epochs, second.steps) == (None, 1, 3)
+    assert fedrep(head_epochs=2, train=SGD(steps=3)).train[0].steps is None
+
+
+@record
+class Selective:
+    """An edit that names layers."""
+
+    layers: Select = select("conv9")
+    reads = ()
+
+    def __call__(self, gradients, row, desk, layout):
+        return gradients
+
+
+def test_layers_named_deep_inside_a_record_are_checked():
+    with pytest.raises(UnknownNameError, match="unknown layer 'conv9'"):
+        tiny(fedavg(train=SGD(edits=(Selective(),))))
+
+
+@pytest.mark.parametrize(("ids", "says"), [([0, 9], "no client 9"), ([1, 1, 0], "client 1 comes 2 times")])
+def test_cohorts_that_cannot_be_are_refused(ids, says):
+    sim = tiny()
+    with pytest.raises(DataError, match=says):
+        sim.round(sim.start(), Matrix(), torch.tensor(ids))
+
+
+def test_a_share_of_the_clients_is_not_lost_to_rounding():
+    federation = tiny_federation([4] * 100)
+    sim = simulation(fedavg(), federation, tiny_model(), rounds=1, participation=0.29)
+    assert len(sim.cohort(sim.at(0))) == 29
+
+
+def test_evaluation_keeps_to_the_memory_limit(monkeypatch):
+    sizes = []
+    scores = Task.scores
+
+    def counting(self, rows, split):
+        sizes.append(len(self))
+        return scores(self, rows, split)
+
+    monkeypatch.setattr(Task, "scores", counting)
+    sim = tiny()
+    limited = replace(sim, memory=sim.client_bytes * 2)
+    ids = torch.arange(len(SIZES))
+    cut = score_deployed(limited, limited.start(), ids, "test")
+    whole = score_deployed(sim, sim.start(), ids, "test")
+    assert sizes == [2, 2, 2, 6]
+    assert torch.equal(cut.loss, whole.loss)
+
+
+def test_a_clients_model_comes_back_as_a_state_dict():
+    sim = tiny(fedper())
+    progress = sim.run(Matrix())
+    module = tiny_model().double()
+    missing, unexpected = module.load_state_dict(state_dict(sim, progress, 3), strict=False)
+    assert not unexpected
+    assert all("num_batches_tracked" in name for name in missing)
+    assert torch.equal(module.fc.weight, progress.clients[3]["theta"]["fc.weight"])
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [({"lr": "fast"}, "lr is a number"), ({"epochs": 1.5}, "epochs is a whole number"), ({"steps": -3}, "steps must")],
+)
+def test_kinds_of_numbers_are_checked(given, says):
+    with pytest.raises(RecordError, match=says):
+        SGD(**given)
+
+
+def test_a_masked_download_needs_the_clients_own_row():
+    @record
+    class Masked:
+        reads = ("theta",)
+        writes = ("down.theta",)
+
+        def __call__(self, rnd, server, ids):
+            return {"theta": Field(rows_of(server, "theta"), True, LayerMask(rnd.layout.layer_mask("base")))}
+
+    sim = tiny(replace(fedavg(), serve=(Masked(),), mix=(Take(),)))
+    with pytest.raises(RecordError, match="Take finds nobody who has all of 'conv1'"):
+        sim.run(Matrix())
