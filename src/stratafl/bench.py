@@ -4,7 +4,8 @@ python -m stratafl.bench [--models mlp,mlp784,cnn,resnet18] [--clients 20] [--ba
 
 The loop is what one writes without a library: a model and an optimiser per client, tensors in memory, no DataLoader;
 it runs with one thread and with all, and the better of the two counts (small models are faster with one).
-Times on a shared machine are noisy; the ratio of the two, measured in turn in one process, is the figure to look at.
+Times on a shared machine are noisy; the ratio of the two, measured one after the other in one process, is the figure
+to look at.
 """
 
 import argparse
@@ -64,7 +65,7 @@ def plain_round(models: list[nn.Module], batches: list[list[tuple[Tensor, Tensor
 
 
 def compare(name: str, clients: int, batch: int, repeats: int) -> dict[str, Any]:
-    """Seconds of a round, loop and engine in turn, the best of `repeats` after the engine's warm-up."""
+    """Seconds of a round of the loop and of the engine, the best of `repeats` after the engine's warm-up."""
     shape, classes, steps = SHAPES[name], CLASSES[name], STEPS[name]
     federation = random_federation(shape, classes, clients, steps * batch)
     torch.manual_seed(0)
@@ -81,10 +82,10 @@ def compare(name: str, clients: int, batch: int, repeats: int) -> dict[str, Any]
         progress, _ = sim.round(progress, executor)
     warm = time.perf_counter() - warm
     loops: dict[int, list[float]] = {threads: [] for threads in {1, torch.get_num_threads()}}
+    for threads, times in loops.items():
+        times.extend(_timed(lambda: plain_round(models, batches, weights), threads) for _ in range(repeats))
     engine_times = []
     for _ in range(repeats):
-        for threads, times in loops.items():
-            times.append(_timed(lambda: plain_round(models, batches, weights), threads))
         begin = time.perf_counter()
         progress, _ = sim.round(progress, executor)
         engine_times.append(time.perf_counter() - begin)

@@ -6,7 +6,7 @@ import torch
 
 from stratafl.algorithm import Algorithm, Work
 from stratafl.algorithms import fedavg, fedper
-from stratafl.fields import Start
+from stratafl.fields import Number, Start
 from stratafl.layers import Select, select
 from stratafl.parcel import Field, LayerMask
 from stratafl.policies import SGD, Take
@@ -123,6 +123,30 @@ class CopyToAnchor:
 
 def mutates_its_input():
     return replace(fedavg(), mix=(Take(), CopyToAnchor()), train=(WritesIntoItsInput(), SGD()))
+
+
+@record
+class Sneaky:
+    """Uses a field that it does not declare."""
+
+    reads = writes = ("theta",)
+
+    def __call__(self, rnd, desk, task):
+        return {"theta": {n: x + 0 * desk["extra"].mean() for n, x in rows_of(desk, "theta").items()}}
+
+
+@record
+class Generous:
+    """Gives a field that it does not declare."""
+
+    reads = writes = ("theta",)
+
+    def __call__(self, rnd, desk, task):
+        return {"theta": desk["theta"], "extra": desk["theta"]}
+
+
+def undeclared(step):
+    return replace(fedavg(), train=(step, SGD()), client={**fedavg().client, "extra": Number(1.0)})
 
 
 class ThinField(Field):

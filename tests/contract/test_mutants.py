@@ -15,6 +15,8 @@ CAUGHT = [
     ("keys randomness by cohort position", lambda: mutants.noise(by_position=True), laws.chunks),
     ("keys randomness by cohort position", lambda: mutants.noise(by_position=True), laws.messages),
     ("mutates its input", mutants.mutates_its_input, laws.purity),
+    ("reads what it does not declare", lambda: mutants.undeclared(mutants.Sneaky()), laws.declared),
+    ("gives what it does not declare", lambda: mutants.undeclared(mutants.Generous()), laws.declared),
     ("declares wrong bytes", mutants.declares_wrong_bytes, laws.bytes_counted),
     ("stores an undeclared layer", lambda: mutants.StoresAnUndeclaredLayer(fedper()), laws.bytes_counted),
     ("draws from torch's own generator", lambda: mutants.AmbientRandomness(fedavg()), laws.seeds),
@@ -38,6 +40,12 @@ def test_mutant_is_caught_by_its_law(fault, build, law):
 @pytest.mark.parametrize("build", [mutants.honest_reader, lambda: mutants.noise(by_position=False)])
 def test_healthy_twins_pass(build):
     testing.check_algorithm(build(), settings=[("follow", 1.0)])
+
+
+def test_a_broken_law_says_where_and_what_is_usually_wrong():
+    with pytest.raises(ContractError, match=r"most in 'server/theta/.*usual cause: a mean over the batch") as caught:
+        laws.padding(testing.Case(mutants.ignores_padding(), "follow", 1.0, 2))
+    assert "\n" not in str(caught.value)
 
 
 def test_check_algorithm_stops_at_a_mutant():

@@ -289,6 +289,24 @@ def test_layers_named_deep_inside_a_record_are_checked():
         tiny(fedavg(train=SGD(edits=(Selective(),))))
 
 
+@record
+class Summing:
+    """An edit that loses the client axis."""
+
+    reads = ()
+
+    def __call__(self, gradients, row, desk, layout):
+        return {n: g.sum(0) for n, g in gradients.items()}
+
+
+def test_an_edit_that_loses_the_client_axis_is_refused():
+    sim = tiny(fedavg(train=SGD(edits=Summing())))
+    with pytest.raises(
+        RecordError, match=r"Summing gives \(4, 1, 3, 3\) for 'conv1.weight', whose gradients are \(6, 4"
+    ):
+        sim.run(Matrix())
+
+
 @pytest.mark.parametrize(("ids", "says"), [([0, 9], "no client 9"), ([1, 1, 0], "client 1 comes 2 times")])
 def test_cohorts_that_cannot_be_are_refused(ids, says):
     sim = tiny()

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from stratafl.errors import RecordError
 from stratafl.layout import Layout, Rows
 from stratafl.objectives import Objective
 from stratafl.state import State, Value, rows_of, tensor_of
@@ -107,7 +108,9 @@ def _direction(
 ) -> Rows:
     """Edited, clipped, decayed and with momentum, in the order of torch's SGD; velocity moves in place."""
     for edit in descent.edits:
-        gradients = edit(gradients, row, desk, layout)
+        edited = edit(gradients, row, desk, layout)
+        _check_edit(edit, gradients, edited)
+        gradients = edited
     if descent.clip is not None:
         norm = layout.dot(gradients, gradients).sum(1).sqrt()
         factor = (descent.clip / (norm + 1e-6)).clamp(max=1)
@@ -119,6 +122,16 @@ def _direction(
     for name, v in velocity.items():
         v.mul_(descent.momentum).add_(gradients[name])
     return velocity
+
+
+def _check_edit(edit: Edit, before: Rows, after: Rows) -> None:
+    """An edit gives every gradient back in its shape: a lost client axis would broadcast without a word."""
+    for name, gradient in before.items():
+        if name not in after or after[name].shape != gradient.shape:
+            found = tuple(after[name].shape) if name in after else "nothing"
+            raise RecordError(
+                f"{type(edit).__name__} gives {found} for '{name}', whose gradients are {tuple(gradient.shape)}"
+            )
 
 
 def _factors(

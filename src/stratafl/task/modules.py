@@ -170,7 +170,9 @@ class MatmulConv2d(nn.Conv2d):
         rows, cols = (
             _Axis(x.shape[2 + d], self.kernel_size[d], self.stride[d], padding[d], self.dilation[d]) for d in (0, 1)
         )
-        weight = self.weight[:, :, rows.taps.start : rows.taps.stop, cols.taps.start : cols.taps.stop]
+        weight = self.weight
+        if (len(rows.taps), len(cols.taps)) != self.kernel_size:  # a slice of everything would still be differentiated
+            weight = weight[:, :, rows.taps.start : rows.taps.stop, cols.taps.start : cols.taps.stop]
         # Channels first, so that stacking slices is the only copy.
         columns: Tensor = _Columns.apply(x.transpose(0, 1), rows, cols)  # type: ignore[no-untyped-call]
         columns = columns.reshape(self.groups, weight[0].numel(), -1)

@@ -98,6 +98,12 @@ def everything(sim: Simulation, progress: Progress) -> Rows:
     return {**progress.tensors(), **flatten({"deployed": models})}
 
 
+def furthest(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> str:
+    """The name of the tensor that differs most."""
+    lonely = sorted(set(a) ^ set(b))
+    return lonely[0] if lonely else max(a, key=lambda name: difference({"": a[name]}, {"": b[name]}))
+
+
 def difference(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     """The largest difference between tensors of the same names; infinite if names, shapes or NaNs differ."""
     if set(a) != set(b):

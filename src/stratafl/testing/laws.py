@@ -14,14 +14,27 @@ from stratafl.execute import Debug, Matrix, Messages, Progress, Simulation
 from stratafl.layout import Rows
 from stratafl.parcel import Parcel, count_bytes
 from stratafl.state import State, clone, flatten
-from stratafl.testing.case import Case, difference, everything, outcome
-from stratafl.testing.watch import TracingTask, Watched
+from stratafl.testing.case import Case, difference, everything, furthest, outcome
+from stratafl.testing.watch import TracingTask, Watched, with_declared_steps
+
+CAUSES = {
+    "messages": "usual causes: something read that was not sent, randomness without a key, a mean over the client axis",
+    "order": "usual causes: randomness keyed by place in the cohort, a fold that depends on who comes last",
+    "chunks": "usual causes: a mean over the client axis, a fold that forgets the sums it is given",
+    "poison": "usual cause: something read that was not sent",
+    "purity": "usual cause: a tensor changed in place",
+    "resume": "usual cause: state kept in Python instead of in declared fields",
+    "seeds": "usual cause: randomness without a key",
+    "declared": "usual cause: a step that behaves differently when a field is missing",
+    "padding": "usual cause: a mean over the batch that is not batch.mean",
+}
 
 
 def _same(law: str, case: Case, other: Rows, what: str, tolerance: float = 1e-12) -> None:
     gap = difference(case.outcome, other)
     if not gap <= tolerance:
-        raise ContractError(law, f"{what} differs by {gap:.1e} ({case})")
+        place = furthest(case.outcome, other)
+        raise ContractError(law, f"{what} differs by {gap:.1e}, most in '{place}' ({case}); {CAUSES[law]}")
 
 
 def messages(case: Case) -> None:
@@ -164,6 +177,12 @@ def trace(case: Case) -> None:
         raise ContractError("trace", f"{type(error).__name__}: {str(error).splitlines()[0]} ({case})") from error
 
 
+def declared(case: Case) -> None:
+    """Steps read and write the fields that they declare, and no others."""
+    sim = replace(case.plain, algorithm=with_declared_steps(case.algorithm))
+    _same("declared", case, outcome(sim, Matrix()), "a run whose steps see only what they declare")
+
+
 LAWS: tuple[Callable[[Case], None], ...] = (
     messages,
     order,
@@ -172,6 +191,7 @@ LAWS: tuple[Callable[[Case], None], ...] = (
     poison,
     purity,
     record,
+    declared,
     bytes_counted,
     cohort_sizes,
     resume,

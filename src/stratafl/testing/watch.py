@@ -1,6 +1,8 @@
 """An algorithm whose inputs are watched, and a task that traces its steps."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -8,8 +10,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from stratafl.algorithm import Algorithm, Plan, Round, Setup, Total, Work
 from stratafl.errors import ContractError
 from stratafl.execute import Simulation
+from stratafl.layerwise import Layerwise
 from stratafl.layout import Rows
 from stratafl.parcel import Parcel
+from stratafl.phased import Phased
 from stratafl.state import State, Value, clone, flatten, pick
 from stratafl.task import Task
 from stratafl.task.engine import Stack
@@ -80,6 +84,47 @@ class unchanged:  # noqa: N801 - reads as a statement
 
 def _values(parcel: Parcel) -> State:
     return {name: field.value for name, field in parcel.items()}
+
+
+def with_declared_steps(algorithm: Algorithm) -> Algorithm:
+    """The algorithm with every client-side step shut off from fields that it does not declare."""
+    if isinstance(algorithm, Phased):
+        phases = tuple(replace(p, algorithm=with_declared_steps(p.algorithm)) for p in algorithm.phases)  # type: ignore[arg-type]
+        finish = algorithm.finish
+        if finish is not None:
+            finish = replace(finish, algorithm=with_declared_steps(finish.algorithm))  # type: ignore[arg-type]
+        return replace(algorithm, phases=phases, finish=finish)
+    if not isinstance(algorithm, Layerwise):
+        return algorithm
+    slots = {slot: tuple(map(Shut, getattr(algorithm, slot))) for slot in ("mix", "train", "tune", "send")}
+    return replace(algorithm, **slots)  # type: ignore[arg-type]
+
+
+class Shut:
+    """A step that sees only the fields it declares, and may give only those it declares."""
+
+    def __init__(self, step: Any) -> None:
+        self.step, self.reads, self.writes = step, step.reads, step.writes
+
+    def __call__(self, rnd: Round, desk: State, *rest: Any) -> Any:
+        """The step on its own fields; a field it writes it may also look at."""
+        known = {*self.reads, *self.writes}
+        given = self.step(rnd, _Desk(self.step, {k: v for k, v in desk.items() if k in known}), *rest)
+        extra = [name for name in given if not {name, f"up.{name}"} & set(self.writes)]
+        if extra:
+            raise ContractError("declared", f"{type(self.step).__name__} gives '{extra[0]}', which it does not declare")
+        return given
+
+
+class _Desk(dict[str, Value]):
+    """The fields that a step declares."""
+
+    def __init__(self, step: object, fields: State) -> None:
+        super().__init__(fields)
+        self.step = step
+
+    def __missing__(self, name: str) -> Value:
+        raise ContractError("declared", f"{type(self.step).__name__} reads '{name}', which it does not declare")
 
 
 class TracingTask(Task):
