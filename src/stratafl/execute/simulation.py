@@ -1,6 +1,7 @@
 """A simulation: an algorithm, a federation and a model put together, and the rounds one after the other."""
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -84,9 +85,9 @@ class Simulation:
         wrong = [i for i in given if not 0 <= i < self.setup.clients]
         if wrong:
             raise DataError(f"there is no client {wrong[0]}: the {self.setup.clients} clients are numbered from 0")
-        twice = [i for i in given if given.count(i) > 1]
-        if twice:
-            raise DataError(f"a client takes part once, and client {twice[0]} comes {given.count(twice[0])} times")
+        twice = next(((i, count) for i, count in Counter(given).items() if count > 1), None)
+        if twice is not None:
+            raise DataError(f"a client takes part once, and client {twice[0]} comes {twice[1]} times")
         return torch.as_tensor(ids, dtype=torch.int64)
 
     def ordered(self, ids: Tensor) -> Tensor:

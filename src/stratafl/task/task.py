@@ -153,17 +153,19 @@ class Task:
         if not in_a_lane():
             self._shop.engine.prepare()
 
-        def run(lane: int) -> State:
-            # Clients sorted by falling number of steps are dealt to the lanes in turn, so that all are busy to the end.
-            order = list(lock.order[lane::lanes])
-            mine = torch.tensor(order, device=self._shop.device)
-            own = [reel.pick(slice(lane, None, lanes)) for reel in reels]
-            return self._lockstep(step, pick(carry, mine), pick(held, mine), [lock.steps[c] for c in order], own)
-
         held = dict(constants or {})
-        parts = in_lanes(run, lanes)
-        order = [c for lane in range(lanes) for c in lock.order[lane::lanes]]
-        return pick(join(parts), torch.tensor(order, device=self._shop.device).argsort())
+        # Clients sorted by falling number of steps are dealt to the lanes in turn, so that all are busy to the end.
+        dealt = [list(lock.order[lane::lanes]) for lane in range(lanes)]
+        if dealt == [list(range(len(self)))]:  # one lane, sorted already: nothing to copy
+            return self._lockstep(step, carry, held, list(lock.steps), reels)
+
+        def run(lane: int) -> State:
+            mine = torch.tensor(dealt[lane], device=self._shop.device)
+            own = [reel.pick(slice(lane, None, lanes)) for reel in reels]
+            return self._lockstep(step, pick(carry, mine), pick(held, mine), [lock.steps[c] for c in dealt[lane]], own)
+
+        order = torch.tensor([client for lane in dealt for client in lane], device=self._shop.device)
+        return pick(join(in_lanes(run, lanes)), order.argsort())
 
     def _lanes(self, carry: State) -> int:
         return side_by_side(len(self), stored_elements(carry), self._shop.device) if self._shop.engine.parallel else 1
