@@ -94,6 +94,7 @@ class Algorithm(ABC):
     row: str = "theta"  # the field of a client's memory that is its model
     splits: tuple[str, ...] = ("train",)  # the splits it needs; `test` is never given
     batch: int = 10  # the largest batch it trains on, from which memory is estimated
+    steps: tuple[object, ...] = ()  # the steps it is made of, for whoever asks what they need
     keeps_rows: bool = False  # True if `absorb` needs every upload side by side, not only their sums
 
     def extend(self, module: nn.Module, example: Tensor, classes: int | None) -> nn.Module:

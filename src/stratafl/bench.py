@@ -13,7 +13,7 @@ import copy
 import json
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from stratafl.algorithms import fedavg
 from stratafl.data import Federation, federate
-from stratafl.errors import unknown
+from stratafl.errors import StrataError, unknown
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
 from stratafl.policies import SGD
@@ -138,19 +138,28 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="the best of so many rounds counts")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    rows = []
-    for name in args.models.split(","):
+    try:
+        measure(args.models.split(","), args.clients, args.batch, args.repeats, args.json)
+    except StrataError as error:
+        parser.error(str(error))
+
+
+def measure(models: Sequence[str], clients: int, batch: int, repeats: int, path: Path | None) -> None:
+    """Measure these models, print a line for each, and write all figures to a file if one is given."""
+    for name in models:
         if name not in SHAPES:
-            parser.error(str(unknown("model", name, SHAPES)))
-        row = compare(name, args.clients, args.batch, args.repeats)
+            raise unknown("model of the bench", name, SHAPES)
+    rows = []
+    for name in models:
+        row = compare(name, clients, batch, repeats)
         rows.append(row)
         print(
             f"{name:10} loop {row['loop_ms_per_client_step']:8.2f} ms   engine {row['engine_ms_per_client_step']:8.2f}"
             f" ms   per client-step: {row['ratio']:5.1f}×",
             flush=True,
         )
-    if args.json:
-        args.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=2))
+    if path is not None:
+        path.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=2), encoding="utf-8")
 
 
 if __name__ == "__main__":

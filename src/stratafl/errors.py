@@ -7,6 +7,8 @@ StrataError                exit code 2
 │   └── PartitionError     a division of the data that cannot be drawn
 ├── ModelError             a module that does not fit the data or the method
 ├── WireError              bytes or parcels that are not what was agreed
+├── RunError               a run directory that cannot be written, read or continued
+│   └── BusyError          … because another process is at work in it
 ├── MemoryLimitError       a computation that needs more memory than it was given
 ├── StageError             a failure inside a round, with stage, client and layer
 └── ContractError          an algorithm that breaks a law of the contract
@@ -44,6 +46,14 @@ class ModelError(StrataError):
 
 class WireError(StrataError):
     """Bytes or parcels that are not what was agreed."""
+
+
+class RunError(StrataError):
+    """A run directory that cannot be written, read or continued."""
+
+
+class BusyError(RunError):
+    """A run directory that another process is at work in."""
 
 
 class MemoryLimitError(StrataError):

@@ -1,46 +1,89 @@
-"""What clients have: the model as received and as deployed, and what it scores on a split of their own data."""
+"""What clients have: models at their stages, and what they score on a split of the clients' own data.
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+Stages, everywhere: `received` (where training would start), `trained` (right after local training, for those who took
+part) and `deployed` (what a client would use in production; may be tuned on its training split).
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from stratafl.algorithm import Round
 from stratafl.execute.matrix import chunk_size
 from stratafl.execute.simulation import Progress, Simulation
 from stratafl.layout import Rows
 from stratafl.state import State, join, rows_of
 from stratafl.task import Scores, Task
 
-if TYPE_CHECKING:
-    from stratafl.algorithm import Round
+Board = dict[str, Scores]  # by "split.stage", such as "test.deployed"
+STAGES = ("received", "deployed")
 
-Reader = Callable[["Round", State, Task], Rows]
+
+@dataclass(frozen=True, eq=False)
+class Visit:
+    """Some clients, with what they have received for a round; nothing of it is kept."""
+
+    sim: Simulation
+    rnd: Round
+    ids: Tensor
+    task: Task
+    desk: State
+
+    def rows(self, stage: str) -> Rows:
+        """Their models at a stage."""
+        if stage == "received":
+            return rows_of(self.desk, self.sim.algorithm.row)
+        if stage == "trained":
+            return self.sim.algorithm.work(self.rnd, self.desk, self.task).trained
+        return self.sim.algorithm.deploy(self.rnd, self.desk, self.task)
+
+    def board(self, splits: Iterable[str], stages: Iterable[str]) -> Board:
+        """What their models score; a stage with the very tensors of another is not scored twice."""
+        models = {stage: self.rows(stage) for stage in stages}
+        board: Board = {}
+        for split in splits:
+            for stage, rows in models.items():
+                twin = next(
+                    (s for s in models if s != stage and f"{split}.{s}" in board and _same(models[s], rows)), None
+                )
+                found = None if twin is None else board[f"{split}.{twin}"]
+                board[f"{split}.{stage}"] = found or _score(self.sim, self.rnd, rows, self.ids, split)
+        return board
 
 
 def received(sim: Simulation, progress: Progress, ids: Tensor) -> Rows:
-    """The model that each of these clients would start its next round from; nothing is kept of it."""
-    return rows_of(join([{"rows": rows} for _, rows in _models(sim, progress, ids, _as_received(sim))]), "rows")
+    """The model that each of these clients would start its next round from."""
+    return _models(sim, progress, ids, "received")
 
 
 def deployed(sim: Simulation, progress: Progress, ids: Tensor) -> Rows:
     """The model that each of these clients would use in production; it may have been tuned on its training split."""
-    return rows_of(join([{"rows": rows} for _, rows in _models(sim, progress, ids, sim.algorithm.deploy)]), "rows")
+    return _models(sim, progress, ids, "deployed")
 
 
 def score(sim: Simulation, progress: Progress, rows: Rows, ids: Tensor, split: str) -> Scores:
     """What these rows score on the clients' own samples; here, and only here, the split may be `test`."""
-    return sim.workshop.task(ids, sim.at(progress.t), (split,)).scores(rows, split)
+    return _score(sim, sim.at(progress.t), rows, ids, split)
 
 
-def score_received(sim: Simulation, progress: Progress, ids: Tensor, split: str) -> Scores:
-    """Scores of the models as received, some clients at a time."""
-    return _scores(sim, progress, _models(sim, progress, ids, _as_received(sim)), split)
+def scoreboard(
+    sim: Simulation, progress: Progress, ids: Tensor, splits: Sequence[str], stages: Sequence[str] = STAGES
+) -> Board:
+    """Scores of these clients' models at each stage on each split, some clients at a time."""
+    return joined([visit.board(splits, stages) for visit in _visits(sim, progress, sim.checked(ids))])
 
 
-def score_deployed(sim: Simulation, progress: Progress, ids: Tensor, split: str) -> Scores:
-    """Scores of the models as deployed, some clients at a time."""
-    return _scores(sim, progress, _models(sim, progress, ids, sim.algorithm.deploy), split)
+def newcomers(sim: Simulation, progress: Progress, splits: Sequence[str]) -> Board:
+    """Scores of clients that never took part: as admitted, after training once from there, and deployed."""
+    visits = _visits(sim, progress, sim.newcomers, new=True)
+    return joined([visit.board(splits, ("received", "trained", "deployed")) for visit in visits])
+
+
+def score_trained(sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, splits: Sequence[str]) -> Board:
+    """Scores of models right after training, as `Simulation.round(examine=…)` shows them."""
+    return {f"{split}.trained": _score(sim, rnd, rows, ids, split) for split in splits}
 
 
 def state_dict(sim: Simulation, progress: Progress, client: int) -> dict[str, Tensor]:
@@ -51,24 +94,34 @@ def state_dict(sim: Simulation, progress: Progress, client: int) -> dict[str, Te
 
 def accuracy(sim: Simulation, progress: Progress, split: str = "test") -> float:
     """The share of all clients' samples that their deployed models classify correctly."""
-    scores = score_deployed(sim, progress, torch.arange(sim.setup.clients), split)
+    scores = scoreboard(sim, progress, torch.arange(sim.setup.clients), (split,), ("deployed",))[f"{split}.deployed"]
     return float(scores.hits.sum() / scores.count.sum())
 
 
-def _as_received(sim: Simulation) -> Reader:
-    return lambda rnd, desk, task: rows_of(desk, sim.algorithm.row)
+def joined(boards: Sequence[Board]) -> Board:
+    """The boards of several groups of clients as one."""
+    names = ("hits", "loss", "count")
+    return {k: Scores(*(torch.cat([getattr(b[k], n) for b in boards]) for n in names)) for k in boards[0]}
 
 
-def _models(sim: Simulation, progress: Progress, ids: Tensor, reader: Reader) -> Iterator[tuple[Tensor, Rows]]:
-    """Models of as many clients at a time as memory allows."""
-    rnd, ids = sim.at(progress.t), sim.checked(ids)
+def _models(sim: Simulation, progress: Progress, ids: Tensor, stage: str) -> Rows:
+    visits = _visits(sim, progress, sim.checked(ids))
+    return rows_of(join([{"rows": visit.rows(stage)} for visit in visits]), "rows")
+
+
+def _visits(sim: Simulation, progress: Progress, ids: Tensor, new: bool = False) -> Iterator[Visit]:
+    """Visits to as many clients at a time as memory allows."""
+    rnd, algorithm = sim.at(progress.t), sim.algorithm
+    serve = algorithm.admit if new else algorithm.download
     for group in ids.split(chunk_size(sim, len(ids))):
         task = sim.task(group, rnd)
-        parcel = sim.algorithm.download(rnd, progress.server, group)
-        desk = sim.algorithm.receive(rnd, sim.memories(progress.clients, group), parcel, task)
-        yield group, reader(rnd, desk, task)
+        memory = sim.memories({} if new else progress.clients, group)
+        yield Visit(sim, rnd, group, task, algorithm.receive(rnd, memory, serve(rnd, progress.server, group), task))
 
 
-def _scores(sim: Simulation, progress: Progress, models: Iterator[tuple[Tensor, Rows]], split: str) -> Scores:
-    parts = [score(sim, progress, rows, group, split) for group, rows in models]
-    return Scores(*(torch.cat([getattr(part, name) for part in parts]) for name in ("hits", "loss", "count")))
+def _score(sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, split: str) -> Scores:
+    return sim.workshop.task(ids, rnd, (split,)).scores(rows, split)
+
+
+def _same(a: Rows, b: Rows) -> bool:
+    return a.keys() == b.keys() and all(x is b[name] for name, x in a.items())

@@ -4,46 +4,30 @@
     name = "fedper"        lr = 0.05        name = "mlp"    name = "digits"         rounds = 20
     personal = "head"      epochs = 1                       partition = "dirichlet" participation = 1.0
 
-Further keys of `[algorithm]` and `[model]` are options of the method and of the model.
+Further keys of `[algorithm]` and `[model]` are options of the method and of the model. An algorithm or a model may also
+be a path, `package.module:name`, and data a file, `samples.npz`.
 """
 
 import dataclasses
-import inspect
-import operator
 import tomllib
-import types
-import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stratafl.algorithm import Algorithm
+from stratafl import settings
 from stratafl.algorithms import ALGORITHMS
-from stratafl.data import PARTITIONS, Federation, digits
+from stratafl.data import DATASETS, PARTITIONS
 from stratafl.errors import RecordError, unknown
-from stratafl.execute import Simulation, simulation
-from stratafl.models import MODELS, build
-from stratafl.policies import SGD, Constant, Exponential
-
-DATASETS = {"digits": digits}
-_LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
-    "least": ("at least", operator.ge),
-    "most": ("at most", operator.le),
-    "above": ("above", operator.gt),
-}
-
-
-def setting(default: Any, **limits: Any) -> Any:
-    """A key with its default and limits: `least`, `most`, `above`, or `among`."""
-    return field(default=default, metadata=limits)
+from stratafl.models import MODELS
+from stratafl.settings import setting
 
 
 @dataclass(frozen=True)
 class AlgorithmTable:
     """Which method, and its options."""
 
-    name: str = setting("fedper", among=ALGORITHMS)
+    name: str = setting("fedper", named=ALGORITHMS)
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -54,7 +38,7 @@ class TrainTable:
     lr: float = setting(0.05, least=0)
     epochs: int = setting(1, least=1)
     batch: int = setting(10, least=1)
-    momentum: float = setting(0.0, least=0, most=1)
+    momentum: float = setting(0.0, least=0, below=1)
     weight_decay: float = setting(0.0, least=0)
     clip: float | None = setting(None, above=0)
     decay: float = setting(1.0, above=0, most=1)
@@ -63,39 +47,67 @@ class TrainTable:
 
 @dataclass(frozen=True)
 class ModelTable:
-    """Which model, its options, and a file with initial weights."""
+    """Which model, its head where that cannot be guessed, a file with initial weights, and its options."""
 
-    name: str = setting("mlp", among=MODELS)
+    name: str = setting("mlp", named=MODELS)
+    head: str | None = None
     weights: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class DataTable:
-    """Which data, over how many clients, divided how."""
+    """Which data, over how many clients, divided how; `newcomers` of them never take part in training.
 
-    name: str = setting("digits", among=DATASETS)
+    `partition = "auto"` keeps the clients that a file names, and else draws Dirichlet shares; `seed` fixes the division
+    while the seed of the run changes.
+    """
+
+    name: str = "digits"
     clients: int = setting(20, least=1)
-    partition: str = setting("dirichlet", among=PARTITIONS)
+    newcomers: int = setting(0, least=0)
+    partition: str = setting("auto", among=("auto", *PARTITIONS))
     alpha: float = setting(0.1, above=0)
     minimum: int = setting(10, least=1)
     per_client: int = setting(2, least=1)
-    validation: float = setting(0.0, least=0, most=0.9)
-    test: float = setting(0.25, least=0, most=0.9)
+    validation: float = setting(0.1, least=0, most=0.9)
+    test: float = setting(0.25, above=0, most=0.9)
+    seed: int | None = setting(None, least=0)
 
 
 @dataclass(frozen=True)
 class RunTable:
-    """How long, with whom, on what."""
+    """How long, with whom, on what; `checkpoint` counts rounds, 0 chooses so that saving takes little of the time."""
 
     rounds: int = setting(20, least=1)
     participation: float = setting(1.0, above=0, most=1)
     seed: int = setting(0, least=0)
     buffers: str = setting("follow", among=("follow", "local"))
     granularity: str = setting("module", among=("tensor", "module", "block"))
-    device: str = "cpu"
+    device: str = "auto"
     engine: str = setting("auto", among=("auto", "stacked", "loop"))
     memory: int | None = setting(None, least=1)
+    checkpoint: int = setting(0, least=0)
+
+
+@dataclass(frozen=True)
+class EvaluateTable:
+    """Every how many rounds, and how many clients (0: all of them; else a sample that stays the same)."""
+
+    every: int = setting(1, least=1)
+    clients: int = setting(0, least=0)
+
+
+@dataclass(frozen=True)
+class StopTable:
+    """When to stop early, by the validation accuracy of deployed models.
+
+    At `target`, or when `patience` evaluated rounds brought no `margin` over the best before them.
+    """
+
+    target: float | None = setting(None, above=0, most=1)
+    patience: int | None = setting(None, least=1)
+    margin: float = setting(0.005, least=0)
 
 
 @dataclass(frozen=True)
@@ -107,6 +119,15 @@ class Experiment:
     model: ModelTable = ModelTable()
     data: DataTable = DataTable()
     run: RunTable = RunTable()
+    evaluate: EvaluateTable = EvaluateTable()
+    stop: StopTable = StopTable()
+
+    def __post_init__(self) -> None:
+        data, stop = self.data, self.stop
+        if not data.name.endswith(".npz") and data.name not in DATASETS:
+            raise unknown("data.name", data.name, [*DATASETS, "FILE.npz"])
+        if (stop.target is not None or stop.patience is not None) and data.validation == 0:
+            raise RecordError("stop looks at validation accuracy: set data.validation, such as 0.1")
 
 
 TABLES: dict[str, type[Any]] = {f.name: type(f.default) for f in dataclasses.fields(Experiment)}
@@ -120,114 +141,49 @@ def from_tables(tables: Mapping[str, Any]) -> Experiment:
             raise unknown("table", name, TABLES)
         if not isinstance(table, Mapping):
             raise RecordError(f"[{name}] is a table of keys, not {table!r}")
-        made[name] = _table(name, TABLES[name], table)
+        made[name] = settings.from_table(name, TABLES[name], table)
     return Experiment(**made)
 
 
-def load(path: Path) -> Experiment:
-    """The experiment in a TOML file."""
+def to_tables(experiment: Experiment) -> dict[str, dict[str, Any]]:
+    """The complete configuration as plain tables; keys at None are left out."""
+    return {name: settings.to_table(getattr(experiment, name)) for name in TABLES}
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file."""
     try:
-        return from_tables(tomllib.loads(path.read_text(encoding="utf-8")))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RecordError(f"cannot read '{path}': {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecordError(f"'{path}' is not TOML: {error}") from error
 
 
-def to_tables(experiment: Experiment) -> dict[str, dict[str, Any]]:
-    """The complete configuration as plain tables; keys at None are left out."""
-    tables = {}
-    for name in TABLES:
-        values = vars(getattr(experiment, name))
-        options = values.get("options", {})
-        plain = {key: value for key, value in values.items() if key != "options" and value is not None}
-        tables[name] = {**plain, **options}
-    return tables
+def load(path: Path) -> Experiment:
+    """The experiment in a TOML file."""
+    return from_tables(read_toml(path))
 
 
-def with_settings(experiment: Experiment, settings: Sequence[str]) -> Experiment:
+def with_settings(experiment: Experiment, given: Sequence[str]) -> Experiment:
     """The experiment with `table.key=value` settings, as the command takes them; values are TOML, or else text."""
     tables = to_tables(experiment)
-    for given in settings:
-        path, equals, text = given.partition("=")
-        table, dot, key = path.strip().partition(".")
-        if not (equals and dot and key):
-            raise RecordError(f"a setting is written table.key=value, such as train.lr=0.1, not '{given}'")
+    for each in given:
+        table, key, value = _parsed(each)
         if table not in TABLES:
             raise unknown("table", table, TABLES)
-        tables[table][key] = _value(text.strip())
+        if table in ("algorithm", "model") and key == "name" and tables[table]["name"] != value:
+            tables[table] = {}  # the options of another method or model mean nothing here
+        tables[table][key] = value
     return from_tables(tables)
 
 
-def _value(text: str) -> Any:
+def _parsed(given: str) -> tuple[str, str, Any]:
+    path, equals, text = given.partition("=")
+    table, dot, key = path.strip().partition(".")
+    if not (equals and dot and key):
+        raise RecordError(f"a setting is written table.key=value, such as train.lr=0.1, not '{given}'")
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        return table, key, tomllib.loads(f"value = {text.strip()}")["value"]
     except tomllib.TOMLDecodeError:
-        return text
-
-
-def _table(name: str, cls: type[Any], table: Mapping[str, Any]) -> Any:
-    hints = typing.get_type_hints(cls)
-    fields = {f.name: f for f in dataclasses.fields(cls) if f.name != "options"}
-    known = {key: value for key, value in table.items() if key in fields}
-    options = {key: value for key, value in table.items() if key not in fields}
-    if options and "options" not in hints:
-        raise unknown(f"key of [{name}]", next(iter(options)), fields)
-    checked = {key: _checked(f"{name}.{key}", hints[key], fields[key].metadata, v) for key, v in known.items()}
-    return cls(**checked, **({"options": options} if "options" in hints else {}))
-
-
-def _checked(key: str, hint: Any, limits: Mapping[str, Any], value: Any) -> Any:
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if isinstance(value, int) and not isinstance(value, bool) and float in kinds:
-        value = float(value)
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        wanted = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}[kinds[0]]
-        raise RecordError(f"{key} is {wanted}, not {value!r}")
-    if "among" in limits and value not in limits["among"]:
-        raise unknown(key, str(value), sorted(limits["among"]))
-    for limit, (word, fits) in _LIMITS.items():
-        if limit in limits and not fits(value, limits[limit]):
-            raise RecordError(f"{key} must be {word} {limits[limit]}, not {value}")
-    return value
-
-
-def algorithm_of(experiment: Experiment) -> Algorithm:
-    """The method with its options and the experiment's local descent."""
-    table, train = experiment.algorithm, experiment.train
-    builder = ALGORITHMS[table.name]
-    accepted = [name for name in inspect.signature(builder).parameters if name != "train"]
-    for option in table.options:
-        if option not in accepted:
-            raise unknown(f"option of {table.name}", option, accepted)
-    numbers = {key: value for key, value in vars(train).items() if key != "decay"}
-    schedule = Constant() if train.decay == 1 else Exponential(train.decay)
-    return builder(**table.options, train=SGD(**numbers, schedule=schedule))
-
-
-def federation_of(experiment: Experiment) -> Federation:
-    """The data over its clients."""
-    data = experiment.data
-    partition = PARTITIONS[data.partition]
-    accepted = {f.name for f in dataclasses.fields(partition)}
-    options = {key: getattr(data, key) for key in ("alpha", "minimum", "per_client") if key in accepted}
-    return DATASETS[data.name](
-        clients=data.clients,
-        partition=partition(**options),
-        validation=data.validation,
-        test=data.test,
-        seed=experiment.run.seed,
-    )
-
-
-def simulation_of(experiment: Experiment) -> Simulation:
-    """Everything put together."""
-    federation, model, run = federation_of(experiment), experiment.model, experiment.run
-    shape, classes = tuple(federation.x.shape[1:]), federation.classes
-    return simulation(
-        algorithm_of(experiment),
-        federation,
-        lambda: build(model.name, shape=shape, classes=classes or 1, **model.options),
-        weights=model.weights,
-        **vars(run),
-    )
+        return table, key, text.strip()

@@ -5,6 +5,7 @@ a subclass. Each step says which fields it reads and writes, so that a record in
 is refused when it is made, not when it runs.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from stratafl.algorithm import Algorithm, Round, Setup, Total, Work
 from stratafl.errors import RecordError
 from stratafl.fields import FieldSpec, Side
-from stratafl.layers import Select
+from stratafl.layers import Select, select
 from stratafl.layout import Layout, Rows
 from stratafl.parcel import Field, Parcel, join
 from stratafl.records import record
@@ -90,6 +91,7 @@ class Extension(Protocol):
         """The extended model; `example` is a batch of zeros of the data's shape."""
 
 
+log = logging.getLogger("stratafl")
 SLOTS = ("serve", "mix", "train", "send", "merge", "tune")
 
 
@@ -115,7 +117,7 @@ class Layerwise(Algorithm):
         _check_flow(self)
 
     @property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[Step, ...]:  # type: ignore[override]
         """The steps of all slots, in the order of a round."""
         return tuple(step for slot in SLOTS for step in getattr(self, slot))
 
@@ -197,7 +199,8 @@ class Layerwise(Algorithm):
 def _resolve(part: object, layout: Layout) -> None:
     """Resolve the selections in a record and in the records it holds."""
     if isinstance(part, Select):
-        layout.resolve(part)
+        if not layout.resolve(part) and not part.inverted and part != select("none"):
+            log.warning("'%s' chooses no layer of this model", part)
     elif isinstance(part, tuple):
         for value in part:
             _resolve(value, layout)

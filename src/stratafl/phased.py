@@ -77,6 +77,11 @@ class Phased(Algorithm):
         return self.phases[0].algorithm.row
 
     @property
+    def steps(self) -> tuple[object, ...]:  # type: ignore[override]
+        """The steps of all phases."""
+        return tuple(step for phase in self._all for step in phase.algorithm.steps)
+
+    @property
     def splits(self) -> tuple[str, ...]:  # type: ignore[override]
         """The splits that some phase needs."""
         return tuple(dict.fromkeys(split for phase in self._all for split in phase.algorithm.splits))

@@ -7,9 +7,10 @@ import tomli_w
 import torch
 
 from stratafl.algorithms import fedper
+from stratafl.assemble import algorithm_of, simulation_of
 from stratafl.errors import RecordError, StrataError
 from stratafl.execute import Matrix
-from stratafl.experiment import Experiment, algorithm_of, from_tables, load, simulation_of, to_tables, with_settings
+from stratafl.experiment import Experiment, from_tables, load, to_tables, with_settings
 from stratafl.policies import SGD, Exponential
 
 

@@ -11,7 +11,7 @@ from stratafl import wire
 from stratafl.algorithms import fedavg, fedper, fedrep, local
 from stratafl.algorithms.local import alone
 from stratafl.errors import DataError, ModelError, RecordError, UnknownNameError
-from stratafl.evaluate import received, score, score_deployed, state_dict
+from stratafl.evaluate import received, score, scoreboard, state_dict
 from stratafl.execute import Matrix, simulation
 from stratafl.fields import Number
 from stratafl.layers import Select, select
@@ -332,8 +332,8 @@ def test_evaluation_keeps_to_the_memory_limit(monkeypatch):
     sim = tiny()
     limited = replace(sim, memory=sim.client_bytes * 2)
     ids = torch.arange(len(SIZES))
-    cut = score_deployed(limited, limited.start(), ids, "test")
-    whole = score_deployed(sim, sim.start(), ids, "test")
+    cut = scoreboard(limited, limited.start(), ids, ["test"])["test.deployed"]
+    whole = scoreboard(sim, sim.start(), ids, ["test"])["test.deployed"]
     assert sizes == [2, 2, 2, 6]
     assert torch.equal(cut.loss, whole.loss)
 

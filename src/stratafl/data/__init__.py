@@ -1,10 +1,16 @@
 """Data: federations of samples, partitions that divide them, and a small real data set that needs no download."""
 
+from collections.abc import Callable
+
 from stratafl.data.digits import digits, digits_arrays
 from stratafl.data.federation import Federation, Ragged, federate, from_clients, from_splits
+from stratafl.data.npz import from_npz
 from stratafl.data.partitions import IID, PARTITIONS, Classes, Dirichlet, Partition, PFLlibDirichlet
 
+DATASETS: dict[str, Callable[..., Federation]] = {"digits": digits}
+
 __all__ = [
+    "DATASETS",
     "IID",
     "PARTITIONS",
     "Classes",
@@ -17,5 +23,6 @@ __all__ = [
     "digits_arrays",
     "federate",
     "from_clients",
+    "from_npz",
     "from_splits",
 ]

@@ -58,11 +58,17 @@ class Simulation:
     setup: Setup
     participation: float = 1.0
     memory: int | None = None  # bytes that a cohort at work may take
+    template: nn.Module | None = None  # the model as drawn, with stock modules; rows fit into a copy of it
 
     @cached_property
     def client_bytes(self) -> int:
         """About what one client at work takes."""
         return client_bytes(self.workshop, self.algorithm.batch)
+
+    @property
+    def newcomers(self) -> Tensor:
+        """The clients that never take part in training."""
+        return torch.arange(self.setup.clients, self.workshop.federation.clients)
 
     def start(self) -> Progress:
         """Before the first round; clients enrol when they are first touched."""
@@ -142,19 +148,24 @@ def simulation(
     device: str = "cpu",
     engine: EngineName = "auto",
     memory: int | None = None,
+    newcomers: int = 0,
 ) -> Simulation:
     """Put a simulation together, refusing what does not fit.
 
     `model` is a module (its weights are the common start) or a function that makes one (drawn from the seed); `weights`
-    is a file with the initial weights; `buffers` says whether BatchNorm statistics follow their layer or stay local.
+    is a file with the initial weights; `buffers` says whether BatchNorm statistics follow their layer or stay local;
+    the last `newcomers` clients of the federation never take part in training.
     """
     if not 0 < participation <= 1:
         raise DataError(f"participation is a share of the clients above 0 and up to 1, not {participation}")
+    if not 0 <= newcomers < federation.clients:
+        raise DataError(f"{newcomers} of {federation.clients} clients cannot be newcomers: somebody must train")
     if rounds < 0:
         raise DataError(f"the number of rounds cannot be {rounds}")
     if not isinstance(algorithm, Algorithm):
         raise RecordError(f"an algorithm is a record such as fedavg(), not {algorithm!r}")
     _check_splits(algorithm, federation)
+    _check_batches(algorithm, federation)
 
     def draw(number: int, purpose: str) -> nn.Module:
         return _drawn(model, algorithm, federation, seed, number, purpose).to(dtype)
@@ -171,8 +182,8 @@ def simulation(
     algorithm.check(layout)
     start = {name: tensor.clone().to(device) for name, tensor in columns(module).items()}
     shop = workshop(federation, module, layout, head=head, device=device, engine=engine)
-    setup = Setup(layout, start, fresh, federation.clients, rounds, seed, federation.classes, shop.features)
-    return Simulation(algorithm, shop, setup, participation, memory)
+    setup = Setup(layout, start, fresh, federation.clients - newcomers, rounds, seed, federation.classes, shop.features)
+    return Simulation(algorithm, shop, setup, participation, memory, module.cpu())
 
 
 def _check_splits(algorithm: Algorithm, federation: Federation) -> None:
@@ -181,6 +192,16 @@ def _check_splits(algorithm: Algorithm, federation: Federation) -> None:
     for split in algorithm.splits:
         if int(federation.counts(split).min()) == 0:
             raise DataError(f"the algorithm needs the split '{split}', which some clients do not have: make it larger")
+
+
+def _check_batches(algorithm: Algorithm, federation: Federation) -> None:
+    largest = int(federation.counts("train").max())
+    for step in algorithm.steps:
+        batch = getattr(step, "batch", 1)
+        if getattr(step, "drop_last", False) and batch > largest:
+            raise DataError(
+                f"drop_last with batches of {batch} leaves nothing to train on: the largest client has {largest}"
+            )
 
 
 def _drawn(

@@ -8,7 +8,9 @@ than a batch), under both rules for buffers, with full and half participation, a
 the law that was broken.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -47,6 +49,32 @@ def check_law(law: Law, rounds: int = 2, participation: float = 1.0, buffers: Bu
         raise ContractError("degenerate", f"{law.says}, but models differ by {gap:.1e} ({case})")
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """A law, in a sentence, and how it was broken, if it was."""
+
+    name: str
+    says: str
+    error: ContractError | None
+
+
+def verdicts(
+    algorithm: Algorithm,
+    laws: Iterable[Law] = (),
+    *,
+    rounds: int = 2,
+    settings: Iterable[tuple[Buffers, float]] = SETTINGS,
+) -> Iterator[Verdict]:
+    """The contract law by law, then the algorithm's own degenerate laws, each in all settings."""
+    cases = [Case(algorithm, buffers, participation, rounds) for buffers, participation in settings]
+    for law in LAWS:
+        name = law.__name__.replace("_", " ")
+        yield Verdict(name, (law.__doc__ or name).splitlines()[0], _broken(law, cases))
+    for own in laws:
+        fitting = [case for case in cases if case.participation == 1.0 or not own.full_participation_only]
+        yield Verdict("degenerate", f"{own.says}.", _broken(partial(_check_case, own), fitting))
+
+
 def check_algorithm(
     algorithm: Algorithm,
     laws: Iterable[Law] = (),
@@ -55,14 +83,22 @@ def check_algorithm(
     settings: Iterable[tuple[Buffers, float]] = SETTINGS,
 ) -> None:
     """Raise a `ContractError` if the algorithm breaks the contract, or one of its own degenerate laws."""
-    laws = tuple(laws)
-    for buffers, participation in settings:
-        case = Case(algorithm, buffers, participation, rounds)
-        for law in LAWS:
+    for verdict in verdicts(algorithm, laws, rounds=rounds, settings=settings):
+        if verdict.error is not None:
+            raise verdict.error
+
+
+def _broken(law: Callable[[Case], None], cases: Iterable[Case]) -> ContractError | None:
+    try:
+        for case in cases:
             law(case)
-        for own in laws:
-            if participation == 1.0 or not own.full_participation_only:
-                check_law(own, rounds, participation, buffers)
+    except ContractError as error:
+        return error
+    return None
+
+
+def _check_case(law: Law, case: Case) -> None:
+    check_law(law, case.rounds, case.participation, case.buffers)
 
 
 __all__ = [
@@ -73,6 +109,7 @@ __all__ = [
     "SIZES",
     "Case",
     "Law",
+    "Verdict",
     "check_algorithm",
     "check_law",
     "difference",
@@ -80,4 +117,5 @@ __all__ = [
     "outcome",
     "tiny_federation",
     "tiny_model",
+    "verdicts",
 ]

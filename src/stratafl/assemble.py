@@ -1,0 +1,108 @@
+"""From an experiment to the objects that run it: algorithm, federation, model, simulation."""
+
+import dataclasses
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from stratafl.algorithm import Algorithm
+from stratafl.algorithms import ALGORITHMS
+from stratafl.data import DATASETS, PARTITIONS, Federation, Partition, from_npz
+from stratafl.errors import ModelError, RecordError
+from stratafl.execute import Simulation, simulation
+from stratafl.experiment import DataTable, Experiment, ModelTable
+from stratafl.models import MODELS
+from stratafl.plugins import called, imported
+from stratafl.policies import SGD, Constant, Exponential
+from stratafl.settings import checked
+
+
+def algorithm_of(experiment: Experiment) -> Algorithm:
+    """The method with its options and the experiment's local descent."""
+    table, train = experiment.algorithm, experiment.train
+    builder: Callable[..., Any] = ALGORITHMS.get(table.name) or imported("algorithm", table.name)
+    numbers = {key: value for key, value in vars(train).items() if key != "decay"}
+    schedule = Constant() if train.decay == 1 else Exponential(train.decay)
+    options = {key: _checked_option(builder, key, value) for key, value in table.options.items()}
+    made = called(table.name, builder, options, {"train": SGD(**numbers, schedule=schedule)})
+    if not isinstance(made, Algorithm):
+        raise RecordError(f"'{table.name}' gives {type(made).__name__}, not an algorithm")
+    return made
+
+
+def _checked_option(builder: Callable[..., Any], key: str, value: Any) -> Any:
+    """The option, checked where its type is a plain one; the builder looks at the rest."""
+    hint = typing.get_type_hints(builder).get(key)
+    kinds = typing.get_args(hint) or (hint,)
+    return checked(f"algorithm.{key}", hint, value) if kinds[0] in (int, float, str, bool) else value
+
+
+def federation_of(experiment: Experiment) -> Federation:
+    """The data over its clients."""
+    data = experiment.data
+    seed = experiment.run.seed if data.seed is None else data.seed
+    cuts: dict[str, Any] = {"validation": data.validation, "test": data.test, "seed": seed}
+    if data.name in DATASETS:
+        return DATASETS[data.name](clients=data.clients, partition=_partition(data, "dirichlet"), **cuts)
+    partition = None if data.partition == "auto" else _partition(data, data.partition)
+    fallback = _partition(data, "dirichlet")
+    return from_npz(data.name, clients=data.clients, partition=partition, fallback=fallback, **cuts)
+
+
+def _partition(data: DataTable, automatic: str) -> Partition:
+    partition = PARTITIONS[automatic if data.partition == "auto" else data.partition]
+    known = {f.name for f in dataclasses.fields(partition)}
+    made: Partition = partition(**{k: getattr(data, k) for k in ("alpha", "minimum", "per_client") if k in known})
+    return made
+
+
+def model_of(table: ModelTable, shape: tuple[int, ...], classes: int | None) -> Callable[[], nn.Module]:
+    """A function that makes the model for samples of this shape and so many classes (or 1 output)."""
+    maker: Callable[..., Any] = MODELS.get(table.name) or imported("model", table.name)
+    offered = {"shape": shape, "classes": classes or 1}
+
+    def make() -> nn.Module:
+        module = called(f"model {table.name}", maker, table.options, offered)
+        if not isinstance(module, nn.Module):
+            raise ModelError(f"'{table.name}' gives {type(module).__name__}, not an nn.Module")
+        return module
+
+    return make
+
+
+def device_of(name: str) -> str:
+    """The device by its name; `auto` is a GPU where there is one."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:  # torch raises either for a device that is not there
+        there = "cpu, cuda" if torch.cuda.is_available() else "cpu"
+        raise RecordError(f"there is no device '{name}' here (there is: auto, {there})") from error
+    return name
+
+
+def simulation_of(experiment: Experiment) -> Simulation:
+    """Everything put together, refusing what does not fit before anything is written."""
+    device = device_of(experiment.run.device)
+    algorithm = algorithm_of(experiment)
+    federation, model, run = federation_of(experiment), experiment.model, experiment.run
+    return simulation(
+        algorithm,
+        federation,
+        model_of(model, tuple(federation.x.shape[1:]), federation.classes),
+        rounds=run.rounds,
+        participation=run.participation,
+        seed=run.seed,
+        granularity=typing.cast(Any, run.granularity),
+        buffers=typing.cast(Any, run.buffers),
+        head=model.head,
+        weights=model.weights,
+        device=device,
+        engine=typing.cast(Any, run.engine),
+        memory=run.memory,
+        newcomers=experiment.data.newcomers,
+    )

@@ -1,0 +1,43 @@
+"""The command `strata`: one line for every mistake, exit code 2, and nothing lost."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from stratafl.errors import StrataError
+
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command and exit."""
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command; its exit code."""
+    try:
+        import typer
+
+        from stratafl.cli.app import app
+    except ModuleNotFoundError as error:
+        return _fail(f"the command needs '{error.name}', which is not installed: pip install 'stratafl[cli]'")
+    try:
+        result = app(list(arguments), standalone_mode=False, prog_name="strata")
+    except StrataError as error:
+        return _fail(str(error), error.exit_code)
+    except typer.TyperException as error:
+        return _fail(error.format_message())
+    except typer.Exit as end:
+        return end.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("stopped", INTERRUPTED)
+    except BrokenPipeError:  # whoever was reading has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return result if isinstance(result, int) else 0
+
+
+def _fail(message: str, code: int = 2) -> int:
+    print(f"strata: {' '.join(message.split())}", file=sys.stderr)
+    return code

@@ -1,0 +1,155 @@
+"""The commands and their options; what they do is imported when they are called, so that help is quick."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="Personalised federated learning, layer by layer.",
+    epilog="First steps: [bold]strata compare[/] and then [bold]strata list[/]. Every command has --help.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+Config = Annotated[Path | None, typer.Option("--config", "-c", help="A TOML file; what it leaves out has its default.")]
+Set = Annotated[list[str] | None, typer.Option("--set", "-s", help="table.key=value, as train.lr=0.1; repeatable.")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="The directory to make; by default a new one in runs/.")]
+Rounds = Annotated[int | None, typer.Option("--rounds", "-r", help="Number of rounds (run.rounds).")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Seed of everything random (run.seed).")]
+Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1 … (run.device).")]
+Engine = Annotated[str | None, typer.Option("--engine", help="auto, stacked or loop (run.engine).")]
+Model = Annotated[str | None, typer.Option("--model", "-m", help="A model of the list, or package.module:Class.")]
+Data = Annotated[str | None, typer.Option("--data", "-d", help="A data set of the list, or a file FILE.npz.")]
+Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes that share the runs of a comparison.")]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs instead of people.")]
+
+
+def _shortcuts(**values: object) -> list[str]:
+    """Options that are short for a setting."""
+    keys = {"seed": "run.seed", "device": "run.device", "engine": "run.engine", "rounds": "run.rounds"}
+    keys |= {"model": "model.name", "data": "data.name", "algorithm": "algorithm.name"}
+    return [f"{keys[name]}={value}" for name, value in values.items() if value is not None]
+
+
+@app.command("list", epilog="Example: [bold]strata list --json[/]")
+def list_(as_json: AsJson = False) -> None:
+    """What there is: algorithms, models, data sets, partitions."""
+    from stratafl.cli import listing
+
+    listing.show(as_json)
+
+
+@app.command(epilog="Example: [bold]strata run --algorithm fedper --rounds 30 --set train.lr=0.1 --out runs/first[/]")
+def run(
+    algorithm: Annotated[
+        str | None, typer.Option("--algorithm", "-a", help="A method of the list, or package.module:builder.")
+    ] = None,
+    model: Model = None,
+    data: Data = None,
+    rounds: Rounds = None,
+    config: Config = None,
+    settings: Set = None,
+    out: Out = None,
+    seed: Seed = None,
+    device: Device = None,
+    engine: Engine = None,
+) -> int:
+    """Run one method; the directory it makes can be resumed, reported and read."""
+    from stratafl.cli import running
+
+    short = _shortcuts(
+        algorithm=algorithm, model=model, data=data, rounds=rounds, seed=seed, device=device, engine=engine
+    )
+    return running.start(config, [*short, *(settings or [])], out)
+
+
+@app.command(epilog="Example: [bold]strata compare --algorithms fedavg,fedper,local --seeds 3 --rounds 20[/]")
+def compare(
+    algorithms: Annotated[
+        str, typer.Option("--algorithms", "-a", help="Methods by comma.")
+    ] = "local,fedavg,fedper,fedrep,fedbn,lgfedavg",
+    seeds: Annotated[int, typer.Option("--seeds", help="So many seeds, from --seed on.")] = 3,
+    model: Model = None,
+    data: Data = None,
+    rounds: Rounds = None,
+    config: Config = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", "-s", help="table.key=value for all, or METHOD.option=value for one; repeatable."),
+    ] = None,
+    out: Out = None,
+    seed: Seed = None,
+    device: Device = None,
+    engine: Engine = None,
+    jobs: Jobs = 1,
+) -> int:
+    """Run several methods with several seeds on the same data, and rank them."""
+    from stratafl.cli import running
+
+    short = _shortcuts(model=model, data=data, rounds=rounds, seed=seed, device=device, engine=engine)
+    methods = [name.strip() for name in algorithms.split(",") if name.strip()]
+    return running.compare(config, [*short, *(settings or [])], methods, seeds, out, jobs)
+
+
+@app.command(epilog="Example: [bold]strata resume runs/first[/]")
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The directory of a run or a comparison.")],
+    jobs: Jobs = 1,
+    worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
+) -> int:
+    """Go on where a run or a comparison was left; ends as if it had never been interrupted."""
+    from stratafl.cli import running
+
+    return running.resume(folder, jobs, worker)
+
+
+@app.command(epilog="Example: [bold]strata report runs/demo --csv table.csv[/]")
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Runs, or folders that hold runs.")],
+    csv: Annotated[Path | None, typer.Option("--csv", help="Write the table to this file.")] = None,
+    svg: Annotated[Path | None, typer.Option("--svg", help="Draw the table into this file.")] = None,
+    target: Annotated[float | None, typer.Option("--target", help="Rounds and bytes to this accuracy, 0 to 1.")] = None,
+) -> None:
+    """Rank runs: accuracy as received and deployed, spread, worst clients, bytes, seconds."""
+    from stratafl.cli import reporting
+
+    reporting.show(folders, csv=csv, svg=svg, target=target)
+
+
+@app.command(epilog="Example: [bold]strata check fedper[/], or [bold]strata check my_package.my_module:my_method[/]")
+def check(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A method of the list, or package.module:builder.")],
+    settings: Annotated[list[str] | None, typer.Option("--set", "-s", help="option=value of the method.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="One setting instead of four.")] = False,
+) -> int:
+    """Hold an algorithm, ours or yours, against the contract."""
+    from stratafl.cli import checking
+
+    return checking.check(name, settings or [], quick)
+
+
+@app.command(epilog="Example: [bold]strata bench --models mlp,cnn --json speed.json[/]")
+def bench(
+    models: Annotated[str, typer.Option("--models", help="Which models, by comma.")] = "mlp,mlp784,cnn,resnet18",
+    clients: Annotated[int, typer.Option("--clients", min=1)] = 20,
+    batch: Annotated[int, typer.Option("--batch", min=1)] = 10,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="The best of so many rounds counts.")] = 3,
+    json: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
+) -> None:
+    """A plain PyTorch loop against the engine, on this machine."""
+    from stratafl.bench import measure
+
+    measure(models.split(","), clients, batch, repeats, json)
+
+
+@app.callback(invoke_without_command=True)
+def version(show: Annotated[bool, typer.Option("--version", help="Say which version this is.")] = False) -> None:
+    """Personalised federated learning, layer by layer."""
+    if show:
+        from stratafl import __version__
+
+        typer.echo(f"stratafl {__version__}")
+        raise typer.Exit

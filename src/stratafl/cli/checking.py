@@ -1,0 +1,32 @@
+"""`check`: an algorithm against the contract, law by law."""
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from stratafl.algorithms.laws import LAWS as OWN_LAWS
+from stratafl.assemble import algorithm_of
+from stratafl.cli.consoles import remarks, results
+from stratafl.errors import StrataError
+from stratafl.experiment import Experiment, with_settings
+from stratafl.testing import SETTINGS, verdicts
+
+
+def check(name: str, options: Sequence[str], quick: bool) -> int:
+    """Print a verdict per law; 2 if one is broken."""
+    settings = [f"algorithm.name={name}", *(f"algorithm.{option}" for option in options)]
+    algorithm = algorithm_of(with_settings(Experiment(), settings))
+    console, broken = results(), 0
+    laws = OWN_LAWS.get(name, ()) if not options else ()
+    with remarks().status(f"{name} against the contract") as status:
+        for verdict in verdicts(algorithm, laws, settings=SETTINGS[:1] if quick else SETTINGS):
+            mark, style = ("✓", "green") if verdict.error is None else ("✗", "bold red")
+            console.print(Text.assemble((f" {mark} ", style), verdict.says))
+            status.update(f"{name}: {verdict.name} done")
+            if verdict.error is not None:
+                broken += 1
+                console.print(Text(f"   {verdict.error}", style="red"))
+    if broken:
+        raise StrataError(f"'{name}' breaks {broken} of the contract's laws")
+    console.print(Text(f"'{name}' keeps the contract", style="bold green"))
+    return 0

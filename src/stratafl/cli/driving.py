@@ -1,0 +1,27 @@
+"""Driving a run from round to round, until its end or until a person has had enough."""
+
+from pathlib import Path
+
+from stratafl.cli import INTERRUPTED
+from stratafl.cli.consoles import remarks
+from stratafl.cli.live import Interrupt, Watch
+from stratafl.runs import Run
+
+
+def advance(run: Run, interrupt: Interrupt, watch: Watch) -> bool:
+    """Rounds to the end, each shown; False if it was interrupted before."""
+    watch(run.progress.t, run.history)
+    try:
+        for _ in run.rounds():
+            watch(run.progress.t, run.history)
+            if interrupt.asked:
+                return run.finished
+    except KeyboardInterrupt:
+        return False
+    return True
+
+
+def interrupted(folder: Path) -> int:
+    """Say how to go on."""
+    remarks().print(f"saved; continue with: strata resume {folder}", markup=False)
+    return INTERRUPTED

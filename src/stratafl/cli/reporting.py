@@ -1,0 +1,121 @@
+"""`report`: the ranking as a table on the terminal, as CSV, as a picture."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from stratafl.cli.consoles import PIPED_WIDTH, results
+from stratafl.errors import RunError
+from stratafl.report import Outcome, Rank, Spread, outcome, ranking, run_folders, to_csv
+from stratafl.runs.files import write_whole
+from stratafl.summary import reached
+
+WIDE = 110  # columns from which on there is room for more numbers
+
+
+def show(
+    folders: Sequence[Path], *, csv: Path | None = None, svg: Path | None = None, target: float | None = None
+) -> None:
+    """Print the ranking of all runs in these folders; write it where asked."""
+    for path in (csv, svg):
+        if path is not None and path.exists():
+            raise RunError(f"'{path}' exists: choose another name, or remove it")
+    outcomes = [outcome(folder) for folder in run_folders(folders)]
+    ranks = ranking(outcomes)
+    console = results()
+    console.print(table(ranks, outcomes, console.width))
+    console.print(Text(_caption(outcomes), style="dim"))
+    if target is not None:
+        console.print(_targets(outcomes, target))
+    if csv is not None:
+        write_whole(csv, to_csv(ranks).encode())
+    if svg is not None:
+        write_whole(svg, picture(ranks, outcomes).encode())
+
+
+def table(ranks: Sequence[Rank], outcomes: Sequence[Outcome], width: int) -> Table:
+    """The ranking; more columns where there is room for them."""
+    regression = "test.deployed.accuracy" not in outcomes[0].lines[-1]
+    share = _plain if regression else _percent
+    columns: list[tuple[str, str, Callable[[Spread], str]]] = [
+        ("received", "received", share),
+        ("deployed", "deployed", share),
+        ("spread", "spread", lambda s: share(Spread(s.mean, 0))),
+        ("worst10", "worst 10%", lambda s: share(Spread(s.mean, 0))),
+        ("bytes", "MB", lambda s: f"{s.mean / 1e6:,.1f}"),
+        ("seconds", "s", lambda s: f"{s.mean:,.1f}"),
+    ]
+    if width >= WIDE:
+        columns.insert(1, ("trained", "trained", share))
+        columns.insert(5, ("newcomers", "newcomers", share))
+        columns += [("converged_round", "converged", lambda s: f"{s.mean:.0f}"), ("best", "best", share)]
+    columns = [column for column in columns if any(column[0] in rank.numbers for rank in ranks)]
+    made = Table(title=_title(outcomes), title_justify="left", header_style="bold", padding=(0, 1))
+    made.add_column("method", no_wrap=width >= WIDE)
+    for _, title, _ in columns:
+        made.add_column(title, justify="right", no_wrap=True)
+    for place, rank in enumerate(ranks):
+        cells = [form(rank.numbers[name]) if name in rank.numbers else "–" for name, _, form in columns]
+        made.add_row(_label(rank), *cells, style="bold green" if place == 0 and len(ranks) > 1 else None)
+    return made
+
+
+def picture(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> str:
+    """The table as an SVG that needs no font from anywhere."""
+    with open("/dev/null", "w", encoding="utf-8") as nowhere:
+        console = Console(record=True, width=PIPED_WIDTH, file=nowhere, force_terminal=True)
+        console.print(table(ranks, outcomes, PIPED_WIDTH))
+        console.print(Text(_caption(outcomes), style="dim"))
+        drawn = console.export_svg(title="strata compare")
+    head, _, rest = drawn.partition("@font-face")
+    return head + rest[rest.rindex("@font-face") :].partition("}")[2] if rest else drawn
+
+
+def _label(rank: Rank) -> str:
+    done, asked = rank.rounds
+    return rank.label if done >= asked else f"{rank.label} ({done}/{asked} rounds)"
+
+
+def _title(outcomes: Sequence[Outcome]) -> str:
+    first = outcomes[0].config
+    same = {
+        (o.config["data"]["name"], o.config["data"]["clients"], o.config["model"]["name"], o.config["run"]["rounds"])
+        for o in outcomes
+    }
+    if len(same) > 1:
+        return f"{len(outcomes)} runs"
+    data, model = Path(first["data"]["name"]).stem, first["model"]["name"]
+    return f"{data}, {first['data']['clients']} clients · {model} · {first['run']['rounds']} rounds"
+
+
+def _caption(outcomes: Sequence[Outcome]) -> str:
+    validated = all("validation.deployed.loss" in outcome.lines[-1] for outcome in outcomes)
+    what = "loss" if "test.deployed.accuracy" not in outcomes[0].lines[-1] else "accuracy"
+    where = f"the round with the best validation {what}" if validated else "the last round"
+    seeds = len({outcome.seed for outcome in outcomes})
+    over = f"; mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
+    return f"test {what} at {where}{over}; spread: standard deviation over clients; MB: up and down, all clients"
+
+
+def _targets(outcomes: Sequence[Outcome], target: float) -> Table:
+    made = Table(title=f"to {target:.1%} test accuracy", title_justify="left", header_style="bold")
+    for title in ("run", "rounds", "MB", "s"):
+        made.add_column(title, justify="left" if title == "run" else "right")
+    for one in outcomes:
+        cost = reached(one.lines, target)
+        cells = (
+            ("never", "", "") if cost is None else (str(cost.round), f"{cost.bytes / 1e6:,.1f}", f"{cost.seconds:,.1f}")
+        )
+        made.add_row(str(one.folder), *cells)
+    return made
+
+
+def _percent(spread: Spread) -> str:
+    return f"{spread.mean:.1%}" + (f" ± {100 * spread.std:.1f}" if spread.std else "")
+
+
+def _plain(spread: Spread) -> str:
+    return f"{spread.mean:.4g}" + (f" ± {spread.std:.2g}" if spread.std else "")

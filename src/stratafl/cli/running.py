@@ -1,0 +1,70 @@
+"""`run`, `compare` and `resume`."""
+
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+
+from stratafl.cli import comparing, reporting
+from stratafl.cli.consoles import remarks, warnings_on
+from stratafl.cli.driving import advance, interrupted
+from stratafl.cli.live import Board, interruptible
+from stratafl.errors import RunError
+from stratafl.experiment import Experiment, load, with_settings
+from stratafl.runs import Comparison, Run, is_comparison, refuse_existing
+
+RUNS = Path("runs")
+
+
+def start(config: Path | None, settings: Sequence[str], out: Path | None) -> int:
+    """A new run, to its end or until it is interrupted."""
+    experiment = with_settings(_base(config), settings)
+    folder = out or _free(f"{experiment.algorithm.name}-{experiment.data.name}-s{experiment.run.seed}")
+    with warnings_on(remarks()):
+        return _drive(Run.create(experiment, folder))
+
+
+def compare(
+    config: Path | None, settings: Sequence[str], methods: Sequence[str], seeds: int, out: Path | None, jobs: int
+) -> int:
+    """A new comparison."""
+    if out is not None:
+        refuse_existing(out)
+    with warnings_on(remarks()):
+        made = Comparison.create(out or _free("compare"), _base(config), methods, seeds, settings)
+        return comparing.drive(made, jobs)
+
+
+def resume(folder: Path, jobs: int, worker: bool) -> int:
+    """Whatever is there, from where it was left."""
+    if not folder.is_dir():
+        raise RunError(f"there is no folder '{folder}'")
+    with warnings_on(remarks()):
+        if not is_comparison(folder):
+            return _drive(Run.open(folder))
+        comparison = Comparison.open(folder)
+        return comparing.work(comparison) if worker else comparing.drive(comparison, jobs)
+
+
+def _base(config: Path | None) -> Experiment:
+    return Experiment() if config is None else load(config)
+
+
+def _free(name: str) -> Path:
+    """A directory of this name in runs/ that is not there yet."""
+    plain = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in Path(name).name)
+    first = RUNS / plain
+    return first if not first.exists() else next(p for n in count(2) if not (p := RUNS / f"{plain}-{n}").exists())
+
+
+def _drive(run: Run) -> int:
+    name, console = run.experiment.algorithm.name, remarks()
+    with run, Board(console, {name: run.trial.rounds}) as board, interruptible(console) as interrupt:
+        for note in run.notes:
+            console.print(f"note: {note}", markup=False)
+        done = advance(run, interrupt, lambda rounds, history: board.show(name, rounds, history))
+    if not done:
+        return interrupted(run.folder)
+    if run.stopped:
+        console.print(f"stopped after round {run.progress.t}: {run.stopped}")
+    reporting.show([run.folder])
+    return 0

@@ -1,0 +1,53 @@
+"""A person's own samples in one file: `x`, `y` and, if samples belong to somebody, `client`."""
+
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratafl.data.federation import Federation, federate
+from stratafl.data.partitions import Partition
+from stratafl.errors import DataError
+
+
+def from_npz(
+    path: str | Path,
+    *,
+    clients: int,
+    partition: Partition | None,
+    fallback: Partition,
+    validation: float,
+    test: float,
+    seed: int,
+) -> Federation:
+    """The federation in a file; without a partition, the clients that it names, or else the fallback."""
+    arrays = _read(Path(path))
+    for name in ("x", "y"):
+        if name not in arrays:
+            raise DataError(f"'{path}' has no array '{name}' (there is: {', '.join(arrays) or 'none'})")
+    x, y, named = arrays["x"], arrays["y"], arrays.get("client")
+    if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
+        raise DataError(f"'{path}': x has shape {x.shape} and y {y.shape}; both count samples along their first axis")
+    if partition is None and named is not None:
+        owners = _named_owners(path, named, len(x))
+    else:
+        owners = (partition or fallback)(y, clients, seed)
+    return federate(x, y, owners, validation=validation, test=test, seed=seed, name=Path(path).stem)
+
+
+def _named_owners(path: str | Path, named: NDArray[np.generic], samples: int) -> list[NDArray[np.int64]]:
+    if named.shape != (samples,):
+        raise DataError(f"'{path}': client has shape {named.shape}, but there are {samples} samples")
+    _, inverse = np.unique(named, return_inverse=True)
+    return [np.flatnonzero(inverse == client) for client in range(int(inverse.max()) + 1)]
+
+
+def _read(path: Path) -> dict[str, NDArray[np.generic]]:
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return {name: stored[name] for name in stored.files}
+    except FileNotFoundError as error:
+        raise DataError(f"there is no data file '{path}'") from error
+    except (OSError, ValueError, BadZipFile, AttributeError) as error:
+        raise DataError(f"'{path}' is not an npz file of plain arrays: {str(error).splitlines()[0]}") from error

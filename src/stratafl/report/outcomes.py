@@ -1,0 +1,84 @@
+"""The outcome of one run, read from its directory."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stratafl.errors import RunError
+from stratafl.experiment import read_toml
+from stratafl.measure import Line
+from stratafl.runs import is_run
+from stratafl.runs.files import read_json, read_lines
+from stratafl.summary import best, converged, cost, evaluated, last, selected
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run's configuration and its lines."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    lines: list[Line]
+    columns: int  # of the model
+
+    @property
+    def seed(self) -> int:
+        """The seed it was run with."""
+        return int(self.config["run"]["seed"])
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds it has behind it."""
+        return int(self.lines[-1]["round"])
+
+    def numbers(self) -> dict[str, float]:
+        """All that is reported of a run; shares from 0 to 1, bytes and seconds up to its last round."""
+        chosen, total = selected(self.lines), cost(self.lines, self.lines[-1])
+        numbers = {
+            "received": _metric(chosen, "test.received"),
+            "trained": _metric(chosen, "test.trained"),
+            "deployed": _metric(chosen, "test.deployed"),
+            "client_mean": _number(chosen, "test.deployed.client_accuracy", "test.deployed.client_loss"),
+            "spread": _number(chosen, "test.deployed.std"),
+            "worst10": _number(chosen, "test.deployed.worst10"),
+            "newcomers": _metric(chosen, "new.test.trained"),
+            "best": _metric(best(self.lines), "test.deployed"),
+            "last": _metric(last(self.lines), "test.deployed"),
+            "selected_round": chosen["round"],
+            "converged_round": converged(self.lines).round,
+            "converged_seconds": converged(self.lines).seconds,
+            "converged_bytes": converged(self.lines).bytes,
+            "bytes": total.bytes,
+            "seconds": total.seconds,
+            "rounds": self.rounds,
+        }
+        return {name: float(value) for name, value in numbers.items() if value is not None}
+
+
+def outcome(folder: Path) -> Outcome:
+    """The outcome in a run directory."""
+    lines = read_lines(folder / "rounds.jsonl")
+    if not evaluated(lines):
+        raise RunError(f"'{folder}' has no evaluated round yet")
+    columns = read_json(folder / "environment.json").get("columns", 0)
+    return Outcome(folder, read_toml(folder / "config.toml"), lines, columns)
+
+
+def run_folders(places: Iterable[Path]) -> list[Path]:
+    """All run directories at or below these places."""
+    found: list[Path] = []
+    for place in places:
+        here = [place] if is_run(place) else sorted(p.parent for p in place.glob("**/config.toml") if is_run(p.parent))
+        if not here:
+            raise RunError(f"there is no run in '{place}'" if place.exists() else f"there is no folder '{place}'")
+        found += [folder for folder in here if folder not in found]
+    return found
+
+
+def _metric(line: Line, place: str) -> float | None:
+    return _number(line, f"{place}.accuracy", f"{place}.loss")
+
+
+def _number(line: Line, *keys: str) -> float | None:
+    return next((float(line[key]) for key in keys if line.get(key) is not None), None)

@@ -1,0 +1,83 @@
+"""Runs that differ in their seed only, taken together and ranked."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from stratafl.report.outcomes import Outcome
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation over seeds (of a sample; 0 for one seed)."""
+
+    mean: float
+    std: float
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A configuration, its seeds, and its numbers over them."""
+
+    label: str
+    seeds: tuple[int, ...]
+    rounds: tuple[int, int]  # done by the seed that is furthest behind, and asked for
+    numbers: Mapping[str, Spread]
+
+
+def ranking(outcomes: Sequence[Outcome]) -> list[Rank]:
+    """Groups of equal configurations, the best deployed accuracy first."""
+    groups: dict[str, list[Outcome]] = {}
+    for one in outcomes:
+        groups.setdefault(repr(_without_seed(one.config)), []).append(one)
+    labels = _labels([group[0].config for group in groups.values()])
+    ranks = [_rank(label, group) for label, group in zip(labels, groups.values(), strict=True)]
+    regression = "test.deployed.accuracy" not in outcomes[0].lines[-1]
+    sign = 1 if regression else -1
+    return sorted(ranks, key=lambda rank: sign * rank.numbers["deployed"].mean)
+
+
+def to_csv(ranks: Sequence[Rank]) -> str:
+    """The ranking as CSV: one line per configuration, mean and standard deviation of every number."""
+    names = list(dict.fromkeys(name for rank in ranks for name in rank.numbers))
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["method", "seeds", *(f"{name}_{part}" for name in names for part in ("mean", "std"))])
+    for rank in ranks:
+        spreads = [rank.numbers.get(name) for name in names]
+        cells = [cell for s in spreads for cell in (("", "") if s is None else (s.mean, s.std))]
+        writer.writerow([rank.label, len(rank.seeds), *cells])
+    return out.getvalue()
+
+
+def _rank(label: str, group: Sequence[Outcome]) -> Rank:
+    each = [one.numbers() for one in group]
+    common = [name for name in each[0] if all(name in numbers for numbers in each)]
+    spreads = {name: _spread([numbers[name] for numbers in each]) for name in common}
+    asked = int(group[0].config["run"]["rounds"])
+    return Rank(label, tuple(one.seed for one in group), (min(one.rounds for one in group), asked), spreads)
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    return Spread(fmean(values), stdev(values) if len(values) > 1 else 0.0)
+
+
+def _without_seed(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {**config, "run": {k: v for k, v in config["run"].items() if k != "seed"}}
+
+
+def _labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The method of each configuration, and whatever else tells it from the others."""
+    flat = [{f"{t}.{k}": v for t, table in _without_seed(c).items() for k, v in table.items()} for c in configs]
+    names = [config["algorithm.name"] for config in flat]
+    keys = dict.fromkeys(key for config in flat for key in config if key != "algorithm.name")
+    labels = []
+    for i, config in enumerate(flat):
+        rivals = [other for j, other in enumerate(flat) if j != i and names[j] == names[i]]
+        own = [key for key in keys if any(other.get(key) != config.get(key) for other in rivals)]
+        told = " ".join(f"{key.partition('.')[2]}={config[key]}" for key in own if key in config)
+        labels.append(f"{names[i]} {told}".strip())
+    return labels

@@ -1,0 +1,122 @@
+"""Checkpoints: two generations, each a folder that appears complete or not at all and proves that it is undamaged.
+
+checkpoint/000012/state.safetensors    the server's state and every client's memory
+checkpoint/000012/manifest.json        its checksum, the round, how long the journals were, and its own checksum
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from stratafl.errors import RunError
+from stratafl.runs.files import explained, read_json, sync_folder, write_json
+
+GENERATIONS = 2
+STATE, MANIFEST = "state.safetensors", "manifest.json"
+_PARTIAL = ".partial-"
+_DAMAGED = "damaged-"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A state, the round after which it was saved, and the committed length of each journal."""
+
+    round: int
+    tensors: Mapping[str, Tensor]
+    journals: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Found:
+    """The newest checkpoint that is undamaged, if there is one, and what is wrong with those that are not."""
+
+    checkpoint: Checkpoint | None
+    complaints: list[str] = field(default_factory=list)
+
+
+def save(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a new generation beside the old one, then let go of the one before that."""
+    target = folder / f"{checkpoint.round:06d}"
+    partial = folder / f"{_PARTIAL}{uuid.uuid4().hex}"
+    with explained("save the checkpoint", target):
+        partial.mkdir(parents=True)
+        try:
+            save_file({name: x.detach().cpu().contiguous() for name, x in checkpoint.tensors.items()}, partial / STATE)
+            _sync_file(partial / STATE)
+            body = {
+                "round": checkpoint.round,
+                "journals": dict(checkpoint.journals),
+                "sha256": _file_digest(partial / STATE),
+            }
+            write_json(partial / MANIFEST, {**body, "manifest_sha256": _body_digest(body)})
+            if target.exists():  # the same round saved again, after it was found damaged and repeated
+                shutil.rmtree(target)
+            partial.rename(target)
+            sync_folder(folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    for old in generations(folder)[GENERATIONS:]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def find(folder: Path) -> Found:
+    """The newest undamaged checkpoint, and what is wrong with newer ones."""
+    complaints: list[str] = []
+    for generation in generations(folder):
+        try:
+            return Found(_load(generation), complaints)
+        except RunError as error:
+            complaints.append(str(error))
+    return Found(None, complaints)
+
+
+def tidy(folder: Path, found: Found) -> None:
+    """Put damaged generations aside, where nothing looks for them, and remove remains of interrupted saves."""
+    for partial in folder.glob(f"{_PARTIAL}*"):
+        shutil.rmtree(partial, ignore_errors=True)
+    for generation in generations(folder)[: len(found.complaints)]:
+        with explained("put aside", generation):
+            generation.rename(generation.with_name(f"{_DAMAGED}{generation.name}-{uuid.uuid4().hex[:6]}"))
+
+
+def generations(folder: Path) -> list[Path]:
+    """The saved generations, the newest first."""
+    return sorted((path for path in folder.glob("[0-9]*") if path.is_dir()), key=lambda p: int(p.name), reverse=True)
+
+
+def _load(generation: Path) -> Checkpoint:
+    manifest = read_json(generation / MANIFEST)
+    body = {key: value for key, value in manifest.items() if key != "manifest_sha256"}
+    if manifest.get("manifest_sha256") != _body_digest(body):
+        raise RunError(f"the checkpoint '{generation}' is damaged: its manifest was changed")
+    state = generation / STATE
+    try:
+        if _file_digest(state) != manifest["sha256"]:
+            raise RunError(f"the checkpoint '{generation}' is damaged: the checksum of {STATE} is wrong")
+        return Checkpoint(int(manifest["round"]), load_file(state), dict(manifest["journals"]))
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise RunError(f"the checkpoint '{generation}' is damaged: {error}") from error
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _body_digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _sync_file(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,110 @@
+"""A comparison: the same experiment for several methods and seeds, each a run of its own in one directory.
+
+compare.toml                 the methods, the seeds, and the common configuration
+fedper/seed-0/               a run directory, and so on
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from stratafl.assemble import simulation_of
+from stratafl.errors import BusyError, RecordError, RunError
+from stratafl.experiment import Experiment, from_tables, read_toml, to_tables, with_settings
+from stratafl.runs.environment import FORMAT
+from stratafl.runs.files import appearing, write_whole
+from stratafl.runs.run import Run, anchored, is_run, refuse_existing
+
+FILE = "compare.toml"
+
+
+@dataclass(frozen=True)
+class Member:
+    """One method with one seed."""
+
+    method: str
+    seed: int
+    experiment: Experiment
+    folder: Path
+
+    def run(self) -> Run:
+        """Its run, new or from where it was left."""
+        if is_run(self.folder):
+            return Run.open(self.folder)
+        try:
+            return Run.create(self.experiment, self.folder)
+        except RunError as error:
+            if is_run(self.folder):
+                raise BusyError(f"another process has just begun '{self.folder}'") from error
+            raise
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Methods × seeds in a directory; `own` are settings of single methods."""
+
+    folder: Path
+    base: Experiment
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+    own: Mapping[str, tuple[str, ...]]
+
+    @classmethod
+    def create(
+        cls, folder: Path, base: Experiment, methods: Sequence[str], seeds: int, settings: Sequence[str]
+    ) -> "Comparison":
+        """A new comparison; `settings` are `table.key=value`, or `method.key=value` for one method alone."""
+        if not methods or len(set(methods)) < len(methods):
+            raise RecordError(f"a comparison needs methods, each once, not '{','.join(methods)}'")
+        if seeds < 1:
+            raise RecordError(f"a comparison needs at least one seed, not {seeds}")
+        own = {m: tuple(f"algorithm.{s.partition('.')[2]}" for s in settings if s.startswith(f"{m}.")) for m in methods}
+        common = [s for s in settings if s.partition(".")[0] not in methods]
+        base = anchored(with_settings(base, common))
+        first = base.run.seed
+        made = cls(folder, base, tuple(methods), tuple(range(first, first + seeds)), own)
+        for member in made.members():
+            if member.seed == first:
+                simulation_of(member.experiment)  # what is wrong with a method is said before the first one runs
+        refuse_existing(folder)
+        with appearing(folder) as partial:
+            write_whole(partial / FILE, tomli_w.dumps(made._tables()).encode())
+        return made
+
+    @classmethod
+    def open(cls, folder: Path) -> "Comparison":
+        """A comparison that exists."""
+        tables = read_toml(folder / FILE)
+        head = tables.pop("compare", {})
+        if not isinstance(head.get("format"), int) or head["format"] > FORMAT:
+            raise RunError(f"'{folder}' is in format {head.get('format')}, this stratafl reads up to {FORMAT}")
+        try:
+            own = {method: tuple(settings) for method, settings in head["settings"].items()}
+            return cls(folder, from_tables(tables), tuple(head["methods"]), tuple(head["seeds"]), own)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise RunError(f"'{folder / FILE}' is damaged: {error}") from error
+
+    def members(self) -> Iterator[Member]:
+        """Seed by seed, so that a comparison that is stopped early has something of every method."""
+        for seed in self.seeds:
+            for method in self.methods:
+                experiment = with_settings(self.base, [f"algorithm.name={method}", *self.own[method]])
+                experiment = replace(experiment, run=replace(experiment.run, seed=seed))
+                yield Member(method, seed, experiment, self.folder / _folder_name(method) / f"seed-{seed}")
+
+    def _tables(self) -> dict[str, Any]:
+        own = {method: list(settings) for method, settings in self.own.items()}
+        head = {"format": FORMAT, "methods": list(self.methods), "seeds": list(self.seeds), "settings": own}
+        return {"compare": head, **to_tables(self.base)}
+
+
+def is_comparison(folder: Path) -> bool:
+    """Whether a folder is a comparison."""
+    return (folder / FILE).is_file()
+
+
+def _folder_name(method: str) -> str:
+    return method.replace(":", "-").replace("/", "-")

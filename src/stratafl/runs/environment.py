@@ -1,0 +1,89 @@
+"""Where a run was made, and what it was made of."""
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import stratafl
+from stratafl.execute import Simulation
+from stratafl.layout import Rows
+
+FORMAT = 1  # of run directories: raised when an older version could not read them
+
+
+def describe(sim: Simulation) -> dict[str, Any]:
+    """Versions, machine, device and commit."""
+    device = sim.workshop.device
+    return {
+        "format": FORMAT,
+        "stratafl": stratafl.__version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "machine": f"{platform.system()} {platform.machine()}",
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": str(device),
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
+        "engine": type(sim.workshop.engine).__name__,
+        "seed": sim.setup.seed,
+        "clients": sim.setup.clients,
+        "columns": sim.setup.layout.columns,
+        "folder": os.getcwd(),
+        "command": sys.argv,
+        "started": now(),
+    }
+
+
+def now() -> str:
+    """The time, UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def differences(then: Mapping[str, Any], today: Mapping[str, Any]) -> list[str]:
+    """What of the environment decides about bits and has changed."""
+    decisive = ("torch", "numpy", "machine", "device", "device_name", "engine")
+    return [f"{k} {then.get(k)} → {today.get(k)}" for k in decisive if then.get(k) != today.get(k)]
+
+
+def data_digest(sim: Simulation) -> str:
+    """A checksum of samples, targets and who holds them."""
+    federation = sim.workshop.federation
+    held = {
+        f"{name}/{part}": getattr(s, part) for name, s in federation.splits.items() for part in ("indices", "offsets")
+    }
+    return _digest({"x": federation.x, "y": federation.y, **held})
+
+
+def model_digest(sim: Simulation) -> str:
+    """A checksum of the model's layers and initial weights."""
+    return _digest(sim.setup.start, [f"{s.name} {s.layer} {s.trainable}" for s in sim.setup.layout.specs.values()])
+
+
+def _digest(tensors: Rows, words: list[str] | None = None) -> str:
+    total = hashlib.sha256("\n".join(words or []).encode())
+    for name, tensor in tensors.items():
+        total.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        total.update(np.ascontiguousarray(tensor.detach().cpu().numpy()).data)
+    return total.hexdigest()
+
+
+def _commit() -> str | None:
+    """The commit of the package's own checkout, if it is one."""
+    folder = Path(stratafl.__file__).parent
+    command = ["git", "-C", str(folder), "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

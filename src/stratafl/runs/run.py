@@ -1,0 +1,249 @@
+"""A run that cannot be lost: a directory, a lock, journals that only grow, and two generations of checkpoints.
+
+    config.toml        the complete configuration
+    environment.json   versions, device, commit, seed, checksums of data and model, and every resumption
+    rounds.jsonl       one line per round
+    clients.jsonl      one line per evaluated client and round
+    layers.jsonl       one line per layer and round
+    checkpoint/        the last two states
+
+A round is computed, then its lines are appended, then, now and then, a checkpoint records the state and how long the
+journals were. Whoever resumes cuts the journals back to that and repeats the rounds that are missing, bit by bit.
+"""
+
+import fcntl
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import tomli_w
+
+from stratafl.assemble import simulation_of
+from stratafl.errors import BusyError, RunError
+from stratafl.execute import Progress, Simulation
+from stratafl.experiment import Experiment, load, to_tables
+from stratafl.measure import Line
+from stratafl.runs import checkpoint, environment
+from stratafl.runs.checkpoint import Checkpoint
+from stratafl.runs.files import Journal, appearing, explained, read_json, read_lines, write_json, write_whole
+from stratafl.summary import stop_reason
+from stratafl.trial import Trial
+
+CONFIG, ENVIRONMENT, CHECKPOINTS = "config.toml", "environment.json", "checkpoint"
+JOURNALS = ("rounds", "clients", "layers")
+SAVING = 0.05  # at most this share of the time goes into checkpoints, where their number is not fixed
+
+
+class Run:
+    """An experiment in its directory, from its beginning or from where it was left; use it as a context."""
+
+    def __init__(self, folder: Path, experiment: Experiment, sim: Simulation) -> None:
+        self.folder, self.experiment, self.sim = folder, experiment, sim
+        self.trial = Trial(sim, experiment.evaluate.every, experiment.evaluate.clients)
+        self.notes: list[str] = []  # what a person should know
+        self._lock = _locked(folder)
+        self._journals = {name: Journal(folder / f"{name}.jsonl") for name in JOURNALS}
+        self.progress = self._restored()
+        self.history: list[Line] = read_lines(folder / "rounds.jsonl")
+        self._saved, self._saved_at, self._saving = self.progress.t, time.monotonic(), 0.0
+
+    @classmethod
+    def create(cls, experiment: Experiment, folder: Path) -> Self:
+        """A new run; everything is checked before the directory is made, and nothing that exists is written over."""
+        refuse_existing(folder)
+        experiment = anchored(experiment)
+        sim = simulation_of(experiment)
+        tables = to_tables(experiment)
+        identity = {"config": tables, "data": environment.data_digest(sim), "model": environment.model_digest(sim)}
+        with appearing(folder) as partial:
+            write_whole(partial / CONFIG, tomli_w.dumps(tables).encode())
+            write_json(partial / ENVIRONMENT, {**environment.describe(sim), "resumed": [], "identity": identity})
+        return cls(folder, experiment, sim)
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """A run that exists; refused if its configuration, data or model are no longer what they were."""
+        then, experiment = _environment(folder), load(folder / CONFIG)
+        run = cls(folder, experiment, _simulation(folder, then, experiment))
+        run._note_resumption(then)
+        return run
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.progress.t >= self.trial.rounds or self.stopped is not None
+
+    @property
+    def stopped(self) -> str | None:
+        """Why it ended early, if it did."""
+        return stop_reason(self.history, self.experiment.stop)
+
+    def rounds(self) -> Iterator[Line]:
+        """Go on to the end; after each round its line. Whoever stops asking loses nothing."""
+        while not self.finished:
+            progress, entry = self.trial.round(self.progress)
+            for name, lines in (("rounds", [entry.round]), ("clients", entry.clients), ("layers", entry.layers)):
+                self._journals[name].append(lines)
+            self.progress = progress
+            self.history.append(entry.round)
+            if self._due():
+                self.save()
+            yield entry.round
+
+    def save(self) -> None:
+        """Write a checkpoint, unless the last one is of this round."""
+        if self._saved == self.progress.t:
+            return
+        begin = time.monotonic()
+        for journal in self._journals.values():
+            journal.sync()
+        sizes = {name: journal.size for name, journal in self._journals.items()}
+        checkpoint.save(self.folder / CHECKPOINTS, Checkpoint(self.progress.t, self.progress.tensors(), sizes))
+        self._saved, self._saved_at = self.progress.t, time.monotonic()
+        self._saving = self._saved_at - begin
+
+    def _due(self) -> bool:
+        every = self.experiment.run.checkpoint
+        if self.finished or (every and self.progress.t % every == 0):
+            return True
+        return not every and time.monotonic() - self._saved_at >= self._saving / SAVING
+
+    def _restored(self) -> Progress:
+        found = checkpoint.find(self.folder / CHECKPOINTS)
+        checkpoint.tidy(self.folder / CHECKPOINTS, found)
+        self.notes += found.complaints
+        saved = found.checkpoint
+        if found.complaints:
+            where = "the beginning" if saved is None else f"the previous checkpoint, after round {saved.round}"
+            self.notes.append(f"going on from {where}")
+        for name, journal in self._journals.items():
+            journal.cut(0 if saved is None else saved.journals[name])
+        if saved is None:
+            return self.sim.start()
+        return _on_device(saved, self.sim)
+
+    def _note_resumption(self, then: dict[str, Any]) -> None:
+        today = environment.describe(self.sim)
+        changed = environment.differences(then, today)
+        if changed:
+            self.notes.append(f"not bit-identical with a run that was never interrupted: {'; '.join(changed)}")
+        entry = {"at": environment.now(), "round": self.progress.t, "changed": changed}
+        write_json(self.folder / ENVIRONMENT, {**then, "resumed": [*then.get("resumed", []), entry]})
+
+    def close(self) -> None:
+        """Save what is done, and let go of the directory."""
+        try:
+            self.save()
+        finally:
+            os.close(self._lock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, RunError):  # the disk refuses: trying again would hide why
+            os.close(self._lock)
+        else:
+            self.close()
+
+
+def stored(folder: Path) -> tuple[Simulation, Progress, list[Line]]:
+    """What a run directory holds, without touching it: simulation, newest checkpoint, lines up to there."""
+    then = _environment(folder)
+    sim = _simulation(folder, then, load(folder / CONFIG))
+    found = checkpoint.find(folder / CHECKPOINTS)
+    if found.checkpoint is None:
+        raise RunError(f"'{folder}' has no checkpoint to read: {'; '.join(found.complaints) or 'none was saved yet'}")
+    progress = _on_device(found.checkpoint, sim)
+    return sim, progress, [line for line in read_lines(folder / "rounds.jsonl") if line["round"] <= progress.t]
+
+
+def _simulation(folder: Path, then: dict[str, Any], experiment: Experiment) -> Simulation:
+    """The simulation of a run that exists; refused if its configuration, data or model are not what they were."""
+    if then.get("folder") not in (None, *sys.path):
+        sys.path.append(then["folder"])  # where its own models and algorithms were found
+    identity = then.get("identity", {})
+    _check_config(folder, identity.get("config", {}), to_tables(experiment))
+    sim = simulation_of(experiment)
+    for what, digest in (("data", environment.data_digest(sim)), ("model", environment.model_digest(sim))):
+        if identity.get(what) != digest:
+            raise RunError(f"the {what} of '{folder}' is not what the run began with: it cannot be continued")
+    return sim
+
+
+def _on_device(saved: Checkpoint, sim: Simulation) -> Progress:
+    return Progress.of({name: tensor.to(sim.workshop.device) for name, tensor in saved.tensors.items()})
+
+
+def refuse_existing(folder: Path) -> None:
+    """Raise if something is there already."""
+    try:
+        taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    except OSError as error:
+        raise RunError(f"cannot look into '{folder}': {error.strerror}") from error
+    if not taken:
+        return
+    if (folder / ENVIRONMENT).exists():
+        raise RunError(
+            f"'{folder}' holds a run already: continue it with 'strata resume {folder}', or choose another --out"
+        )
+    raise RunError(f"'{folder}' exists and is not empty: choose another --out")
+
+
+def anchored(experiment: Experiment) -> Experiment:
+    """The experiment with its files named in full, so that it can be resumed from another folder."""
+    data, model = experiment.data, experiment.model
+    if data.name.endswith(".npz"):
+        data = replace(data, name=str(Path(data.name).absolute()))
+    if model.weights is not None:
+        model = replace(model, weights=str(Path(model.weights).absolute()))
+    return replace(experiment, data=data, model=model)
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a run directory."""
+    return (folder / CONFIG).is_file() and (folder / ENVIRONMENT).is_file()
+
+
+def _environment(folder: Path) -> dict[str, Any]:
+    if not is_run(folder):
+        raise RunError(f"'{folder}' is not a run directory: it has no {CONFIG} and {ENVIRONMENT}")
+    then = read_json(folder / ENVIRONMENT)
+    found = then.get("format")
+    if not isinstance(found, int) or found > environment.FORMAT:
+        raise RunError(
+            f"'{folder}' was written by stratafl {then.get('stratafl')} in format {found}, "
+            f"this one reads up to format {environment.FORMAT}: install a newer stratafl"
+        )
+    return then
+
+
+def _check_config(folder: Path, then: dict[str, Any], today: dict[str, Any]) -> None:
+    for table in sorted({*then, *today}):
+        before, after = then.get(table, {}), today.get(table, {})
+        for key in sorted({*before, *after}):
+            was, now = before.get(key), after.get(key)
+            if was != now:
+                raise RunError(
+                    f"'{folder / CONFIG}' was changed: {table}.{key} was {was!r} and is {now!r}; "
+                    "put it back, or start a new run with --config"
+                )
+
+
+def _locked(folder: Path) -> int:
+    """A lock on the directory that ends with the process, however it ends."""
+    with explained("open", folder):
+        handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        raise BusyError(f"another process is at work in '{folder}'") from error
+    return handle

@@ -1,0 +1,68 @@
+"""Tables of settings: frozen dataclasses ↔ plain tables, every key known, every value of its type and in its range."""
+
+import dataclasses
+import operator
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from math import isnan
+from typing import Any, TypeVar
+
+from stratafl.errors import RecordError, unknown
+
+T = TypeVar("T")
+_LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "least": ("at least", operator.ge),
+    "most": ("at most", operator.le),
+    "above": ("above", operator.gt),
+    "below": ("below", operator.lt),
+}
+_WORDS = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
+OPTIONS = "options"  # the field of a table that takes the keys it does not know itself
+
+
+def setting(default: Any, **limits: Any) -> Any:
+    """A key with its default and limits: `least`, `most`, `above`, `below`, `among`, `named` (among, or a path)."""
+    return field(default=default, metadata=limits)
+
+
+def from_table(name: str, cls: type[T], table: Mapping[str, Any]) -> T:
+    """The dataclass of a table; unknown keys are refused with the nearest match, or become options."""
+    hints = typing.get_type_hints(cls)
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.name != OPTIONS}  # type: ignore[arg-type]
+    known = {key: value for key, value in table.items() if key in fields}
+    options = {key: value for key, value in table.items() if key not in fields}
+    if options and OPTIONS not in hints:
+        raise unknown(f"key of [{name}]", next(iter(options)), fields)
+    values = {key: checked(f"{name}.{key}", hints[key], value, fields[key].metadata) for key, value in known.items()}
+    return cls(**values, **({OPTIONS: options} if OPTIONS in hints else {}))
+
+
+def to_table(value: Any) -> dict[str, Any]:
+    """A dataclass as a plain table, its options among its keys; keys at None are left out."""
+    plain = {key: each for key, each in vars(value).items() if key != OPTIONS and each is not None}
+    return {**plain, **vars(value).get(OPTIONS, {})}
+
+
+def checked(key: str, hint: Any, value: Any, limits: Mapping[str, Any] | None = None) -> Any:
+    """The value, if it is of the hinted type and within the limits; whole numbers pass for numbers."""
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if isinstance(value, int) and not isinstance(value, bool) and float in kinds and int not in kinds:
+        value = float(value)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        raise RecordError(f"{key} is {_WORDS[kinds[0]]}, not {value!r}")
+    _check_limits(key, value, limits or {})
+    return value
+
+
+def _check_limits(key: str, value: Any, limits: Mapping[str, Any]) -> None:
+    if "among" in limits and value not in limits["among"]:
+        raise unknown(key, str(value), sorted(limits["among"]))
+    if "named" in limits and ":" not in value and value not in limits["named"]:
+        raise unknown(key, str(value), sorted(limits["named"]))
+    if isinstance(value, float) and isnan(value):
+        raise RecordError(f"{key} is not a number: nan")
+    for limit, (word, fits) in _LIMITS.items():
+        if limit in limits and not fits(value, limits[limit]):
+            raise RecordError(f"{key} must be {word} {limits[limit]}, not {value}")

@@ -1,0 +1,84 @@
+"""What a run came to, from its lines alone: the selected, best and last round, convergence, targets, when to stop."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stratafl.experiment import StopTable
+from stratafl.measure import Line
+
+CLOSE = 0.005  # "converged": within half a point of the best
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What it took to get to a round."""
+
+    round: int
+    seconds: float
+    bytes: int
+
+
+def quality(line: Line, place: str) -> float:
+    """How good `test.deployed` or another place is in a line, higher is better: accuracy, or minus the loss."""
+    accuracy = line.get(f"{place}.accuracy")
+    if accuracy is not None:
+        return float(accuracy)
+    loss = line.get(f"{place}.loss")
+    return -float(loss) if loss is not None else float("-inf")
+
+
+def evaluated(lines: Sequence[Line]) -> list[Line]:
+    """The rounds that were evaluated."""
+    return [line for line in lines if any(key.startswith(("test.", "validation.")) for key in line)]
+
+
+def selected(lines: Sequence[Line]) -> Line:
+    """The round with the best validation accuracy of deployed models, or without validation the last one."""
+    places = [line for line in lines if "validation.deployed.loss" in line]
+    return max(places, key=lambda line: quality(line, "validation.deployed")) if places else last(lines)
+
+
+def best(lines: Sequence[Line]) -> Line:
+    """The round with the best test accuracy of deployed models: optimistic, but what many papers report."""
+    return max(evaluated(lines), key=lambda line: quality(line, "test.deployed"))
+
+
+def last(lines: Sequence[Line]) -> Line:
+    """The last evaluated round."""
+    return evaluated(lines)[-1]
+
+
+def cost(lines: Sequence[Line], line: Line) -> Cost:
+    """Rounds, seconds of training and server, and bytes both ways, up to and including a round."""
+    before = [each for each in lines if each["round"] <= line["round"]]
+    seconds = sum(each["seconds.train"] + each["seconds.server"] for each in before)
+    return Cost(line["round"], seconds, sum(each["bytes.down"] + each["bytes.up"] for each in before))
+
+
+def converged(lines: Sequence[Line]) -> Cost:
+    """The cost of the first round within half a point of the run's best test accuracy."""
+    reached_line = reached(lines, quality(best(lines), "test.deployed") - CLOSE)
+    assert reached_line is not None  # the best itself is there
+    return reached_line
+
+
+def reached(lines: Sequence[Line], target: float) -> Cost | None:
+    """The cost of the first round whose deployed models have the target test accuracy."""
+    there = (line for line in evaluated(lines) if quality(line, "test.deployed") >= target)
+    first = next(there, None)
+    return None if first is None else cost(lines, first)
+
+
+def stop_reason(lines: Sequence[Line], stop: StopTable) -> str | None:
+    """Why the run ends here, if it does."""
+    values = [quality(line, "validation.deployed") for line in evaluated(lines)]
+    if not values:
+        return None
+    if stop.target is not None and values[-1] >= stop.target:
+        return f"validation accuracy {values[-1]:.1%} reached the target {stop.target:.1%}"
+    patience = stop.patience
+    if patience is not None and len(values) > patience:
+        recent, before = max(values[-patience:]), max(values[:-patience])
+        if recent <= before + stop.margin:
+            return f"no more than {stop.margin:.3f} was gained in {patience} evaluated rounds"
+    return None

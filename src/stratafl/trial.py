@@ -1,0 +1,113 @@
+"""A trial: a simulation that is evaluated as it goes; one round at a time, each with its lines for the record."""
+
+import time
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from stratafl import keys
+from stratafl.algorithm import Round
+from stratafl.evaluate import Board, joined, newcomers, score_trained, scoreboard
+from stratafl.execute import Executor, Matrix, Progress, Simulation
+from stratafl.layout import Rows
+from stratafl.measure import Line, board_line, client_lines, cost_line, layer_lines
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is recorded of a round: one line, one per evaluated client, one per layer."""
+
+    round: Line
+    clients: list[Line] = field(default_factory=list)
+    layers: list[Line] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """A simulation and when and on whom it is evaluated (`sample` clients, always the same ones; 0: all)."""
+
+    sim: Simulation
+    every: int = 1
+    sample: int = 0
+    executor: Executor = Matrix()
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds there are in all."""
+        return self.sim.algorithm.rounds(self.sim.setup.rounds)
+
+    @cached_property
+    def ids(self) -> Tensor:
+        """The clients that are evaluated."""
+        setup = self.sim.setup
+        if not 0 < self.sample < setup.clients:
+            return torch.arange(setup.clients)
+        return torch.argsort(keys.keys(setup.seed, 0, torch.arange(setup.clients), "evaluated"))[: self.sample].sort()[
+            0
+        ]
+
+    @cached_property
+    def splits(self) -> tuple[str, ...]:
+        """The held-out splits that hold any sample."""
+        federation = self.sim.workshop.federation
+        return tuple(split for split in ("validation", "test") if int(federation.counts(split).sum()))
+
+    def round(self, progress: Progress) -> tuple[Progress, Entry]:
+        """One round, evaluated if it is its turn."""
+        rnd = self.sim.at(progress.t)
+        evaluated = self._evaluated(rnd)
+        examiner = _Examiner(self, rnd)
+        progress, report = self.sim.round(progress, self.executor, examine=examiner if evaluated else None)
+        line: Line = {"round": progress.t, "phase": rnd.plan.phase, **cost_line(report)}
+        line["seconds.train"] -= examiner.seconds
+        begin = time.perf_counter()
+        scores, clients = self._evaluation(progress, examiner) if evaluated else ({}, [])
+        line |= scores | {"seconds.evaluate": time.perf_counter() - begin + examiner.seconds}
+        layers = [{"round": progress.t, **each} for each in layer_lines(report, rnd.layout)]
+        return progress, Entry(line, [{"round": progress.t, **each} for each in clients], layers)
+
+    def _evaluated(self, rnd: Round) -> bool:
+        return rnd.plan.evaluated and ((rnd.t + 1) % self.every == 0 or rnd.t + 1 == self.rounds)
+
+    def _evaluation(self, progress: Progress, examiner: "_Examiner") -> tuple[Line, list[Line]]:
+        classes = self.sim.setup.classes
+        board = scoreboard(self.sim, progress, self.ids, self.splits)
+        line, lines = board_line(board, classes), client_lines(self.ids, board, classes)
+        ids, trained = examiner.board
+        line |= board_line(trained, classes)
+        by_client = {each["client"]: each for each in client_lines(ids, trained, classes)}
+        lines = [{**each, **by_client.get(each["client"], {})} for each in lines]
+        if len(self.sim.newcomers):
+            new = newcomers(self.sim, progress, self.splits)
+            line |= board_line(new, classes, "new.")
+            lines += [{"new": True, **each} for each in client_lines(self.sim.newcomers, new, classes)]
+        return line, lines
+
+
+class _Examiner:
+    """Scores models right after training, while they are there; only of clients that are evaluated."""
+
+    def __init__(self, trial: Trial, rnd: Round) -> None:
+        self._trial, self._rnd = trial, rnd
+        self._ids: list[Tensor] = []
+        self._boards: list[Board] = []
+        self.seconds = 0.0
+
+    def __call__(self, group: Tensor, rows: Rows) -> None:
+        """Score the group."""
+        begin = time.perf_counter()
+        mine = torch.isin(group, self._trial.ids).nonzero()[:, 0]
+        if len(mine):
+            rows = rows if len(mine) == len(group) else {name: x[mine.to(x.device)] for name, x in rows.items()}
+            self._ids.append(group[mine])
+            self._boards.append(score_trained(self._trial.sim, self._rnd, rows, group[mine], self._trial.splits))
+        self.seconds += time.perf_counter() - begin
+
+    @property
+    def board(self) -> tuple[Tensor, Board]:
+        """Who was scored, and how."""
+        if not self._boards:
+            return torch.empty(0, dtype=torch.int64), {}
+        return torch.cat(self._ids), joined(self._boards)
