@@ -1,3 +1,4 @@
+# make demo    install into .venv and compare six methods on the digits that come with the package
 # make test    install into .venv and run the tests
 # make bench   a plain loop against the engine, on this machine
 # make lint    ruff, mypy --strict, formatting
@@ -6,16 +7,21 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+RUNNABLE := $(VENV)/.runnable
 INSTALLED := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: test bench lint format clean
+.PHONY: demo test bench lint format clean
+
+demo: $(RUNNABLE)
+	$(BIN)/strata compare --jobs 2 $(ARGS)
 
 # Two processes of one thread each: on two cores faster than two that fight for them.
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 bench: $(INSTALLED)
-	$(BIN)/python -m stratafl.bench $(ARGS)
+	$(BIN)/strata bench $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -27,9 +33,14 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 
 # The constraint on torch keeps pip from a build with gigabytes of CUDA.
-$(INSTALLED): pyproject.toml constraints.txt
+$(RUNNABLE): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@echo "installing into $(VENV), which takes a minute or two …"
+	$(PIP) -e .
+	touch $@
+
+$(INSTALLED): $(RUNNABLE)
+	$(PIP) -e ".[dev]"
 	touch $@
 
 clean:

@@ -27,7 +27,7 @@ from stratafl.settings import setting
 class AlgorithmTable:
     """Which method, and its options."""
 
-    name: str = setting("fedper", named=ALGORITHMS)
+    name: str = setting("fedper", "the method: a name of `strata list`, or `package.module:builder`", named=ALGORITHMS)
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -35,23 +35,23 @@ class AlgorithmTable:
 class TrainTable:
     """Local descent; `decay` multiplies the rate after each round."""
 
-    lr: float = setting(0.05, least=0)
-    epochs: int = setting(1, least=1)
-    batch: int = setting(10, least=1)
-    momentum: float = setting(0.0, least=0, below=1)
-    weight_decay: float = setting(0.0, least=0)
-    clip: float | None = setting(None, above=0)
-    decay: float = setting(1.0, above=0, most=1)
-    drop_last: bool = False
+    lr: float = setting(0.05, "learning rate", least=0)
+    epochs: int = setting(1, "local epochs per round", least=1)
+    batch: int = setting(10, "samples per batch", least=1)
+    momentum: float = setting(0.0, "momentum of SGD, which starts anew each round", least=0, below=1)
+    weight_decay: float = setting(0.0, "weight decay of SGD", least=0)
+    clip: float | None = setting(None, "largest norm of a gradient", above=0)
+    decay: float = setting(1.0, "the learning rate is multiplied by this after each round", above=0, most=1)
+    drop_last: bool = setting(False, "leave out last batches that are not full")
 
 
 @dataclass(frozen=True)
 class ModelTable:
     """Which model, its head where that cannot be guessed, a file with initial weights, and its options."""
 
-    name: str = setting("mlp", named=MODELS)
-    head: str | None = None
-    weights: str | None = None
+    name: str = setting("mlp", "the model: a name of `strata list`, or `package.module:Class`", named=MODELS)
+    head: str | None = setting(None, "the module that is the head, where it cannot be found out")
+    weights: str | None = setting(None, "a safetensors file with the initial weights")
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -63,39 +63,45 @@ class DataTable:
     while the seed of the run changes.
     """
 
-    name: str = "digits"
-    clients: int = setting(20, least=1)
-    newcomers: int = setting(0, least=0)
-    partition: str = setting("auto", among=("auto", *PARTITIONS))
-    alpha: float = setting(0.1, above=0)
-    minimum: int = setting(10, least=1)
-    per_client: int = setting(2, least=1)
-    validation: float = setting(0.1, least=0, most=0.9)
-    test: float = setting(0.25, above=0, most=0.9)
-    seed: int | None = setting(None, least=0)
+    name: str = setting("digits", "the data: a name of `strata list`, or FILE.npz with `x`, `y` and perhaps `client`")
+    clients: int = setting(20, "how many clients share the data", least=1)
+    newcomers: int = setting(0, "the last so many clients never take part in training", least=0)
+    partition: str = setting(
+        "auto",
+        "how data is divided; `auto`: as a file says, or else `dirichlet`",
+        among=("auto", *PARTITIONS),
+    )
+    alpha: float = setting(0.1, "concentration of Dirichlet shares; small is uneven", above=0)
+    minimum: int = setting(10, "samples that each client has at least", least=1)
+    per_client: int = setting(2, "classes per client of the partition `classes`", least=1)
+    validation: float = setting(0.1, "share of each client's samples held out for validation", least=0, most=0.9)
+    test: float = setting(0.25, "share of each client's samples held out for testing", above=0, most=0.9)
+    seed: int | None = setting(None, "seed of the division, where it is to stay while `run.seed` changes", least=0)
 
 
 @dataclass(frozen=True)
 class RunTable:
     """How long, with whom, on what; `checkpoint` counts rounds, 0 chooses so that saving takes little of the time."""
 
-    rounds: int = setting(20, least=1)
-    participation: float = setting(1.0, above=0, most=1)
-    seed: int = setting(0, least=0)
-    buffers: str = setting("follow", among=("follow", "local"))
-    granularity: str = setting("module", among=("tensor", "module", "block"))
-    device: str = "auto"
-    engine: str = setting("auto", among=("auto", "stacked", "loop"))
-    memory: int | None = setting(None, least=1)
-    checkpoint: int = setting(0, least=0)
+    rounds: int = setting(20, "how many rounds", least=1)
+    participation: float = setting(1.0, "share of the clients that take part in a round", above=0, most=1)
+    seed: int = setting(0, "seed of everything random", least=0)
+    buffers: str = setting(
+        "follow", "BatchNorm statistics follow their layer or stay with the client", among=("follow", "local")
+    )
+    granularity: str = setting("module", "what counts as a layer", among=("tensor", "module", "block"))
+    device: str = setting("auto", "`auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1` …")
+    engine: str = setting("auto", "all clients in one step, or client by client", among=("auto", "stacked", "loop"))
+    memory: int | None = setting(None, "bytes that clients at work may take together", least=1)
+    checkpoint: int = setting(0, "rounds between checkpoints; 0: as often as takes 5 % of the time", least=0)
 
 
 @dataclass(frozen=True)
 class EvaluateTable:
     """Every how many rounds, and how many clients (0: all of them; else a sample that stays the same)."""
 
-    every: int = setting(1, least=1)
-    clients: int = setting(0, least=0)
+    every: int = setting(1, "rounds between evaluations; the last round always is", least=1)
+    clients: int = setting(0, "evaluate so many clients, always the same ones; 0: all", least=0)
 
 
 @dataclass(frozen=True)
@@ -105,9 +111,9 @@ class StopTable:
     At `target`, or when `patience` evaluated rounds brought no `margin` over the best before them.
     """
 
-    target: float | None = setting(None, above=0, most=1)
-    patience: int | None = setting(None, least=1)
-    margin: float = setting(0.005, least=0)
+    target: float | None = setting(None, "stop when this validation accuracy is reached", above=0, most=1)
+    patience: int | None = setting(None, "stop when so many evaluated rounds have brought less than `margin`", least=1)
+    margin: float = setting(0.005, "what counts as progress", least=0)
 
 
 @dataclass(frozen=True)

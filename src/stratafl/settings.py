@@ -22,9 +22,12 @@ _WORDS = {float: "a number", int: "a whole number", str: "a text", bool: "true o
 OPTIONS = "options"  # the field of a table that takes the keys it does not know itself
 
 
-def setting(default: Any, **limits: Any) -> Any:
-    """A key with its default and limits: `least`, `most`, `above`, `below`, `among`, `named` (among, or a path)."""
-    return field(default=default, metadata=limits)
+def setting(default: Any, says: str, **limits: Any) -> Any:
+    """A key with its default, what it says, and limits: `least`, `most`, `above`, `below`, `among`, or `named`.
+
+    What is `named` is among the given names or a path `package.module:name`.
+    """
+    return field(default=default, metadata={"says": says, **limits})
 
 
 def from_table(name: str, cls: type[T], table: Mapping[str, Any]) -> T:
@@ -54,6 +57,28 @@ def checked(key: str, hint: Any, value: Any, limits: Mapping[str, Any] | None = 
         raise RecordError(f"{key} is {_WORDS[kinds[0]]}, not {value!r}")
     _check_limits(key, value, limits or {})
     return value
+
+
+def documented(tables: Mapping[str, type[Any]]) -> str:
+    """All keys of all tables with their defaults, limits and meaning, as Markdown."""
+    return "\n".join(_documented(name, cls) for name, cls in tables.items())
+
+
+def _documented(name: str, cls: type[Any]) -> str:
+    fields = [f for f in dataclasses.fields(cls) if f.name != OPTIONS]
+    rows = [f"| `{f.name}` | {_default(f.default)} | {f.metadata['says']}{_range(f.metadata)} |" for f in fields]
+    return "\n".join([f"## [{name}]", "", "| key | default | meaning |", "|---|---|---|", *rows, ""])
+
+
+def _default(value: Any) -> str:
+    return "none" if value is None else f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _range(limits: Mapping[str, Any]) -> str:
+    words = [f"{word} {limits[limit]}" for limit, (word, _) in _LIMITS.items() if limit in limits]
+    if "among" in limits:
+        words.append("one of " + ", ".join(f"`{name}`" for name in limits["among"]))
+    return f" ({', '.join(words)})" if words else ""
 
 
 def _check_limits(key: str, value: Any, limits: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ def run(arguments: Sequence[str]) -> int:
 
         from stratafl.cli.app import app
     except ModuleNotFoundError as error:
-        return _fail(f"the command needs '{error.name}', which is not installed: pip install 'stratafl[cli]'")
+        return _fail(f"the command needs '{error.name}', which is not installed: pip install {error.name}")
     try:
         result = app(list(arguments), standalone_mode=False, prog_name="strata")
     except StrataError as error:

@@ -6,7 +6,7 @@ from rich.text import Text
 
 from stratafl.algorithms.laws import LAWS as OWN_LAWS
 from stratafl.assemble import algorithm_of
-from stratafl.cli.consoles import remarks, results
+from stratafl.cli.consoles import results
 from stratafl.errors import StrataError
 from stratafl.experiment import Experiment, with_settings
 from stratafl.testing import SETTINGS, verdicts
@@ -18,7 +18,7 @@ def check(name: str, options: Sequence[str], quick: bool) -> int:
     algorithm = algorithm_of(with_settings(Experiment(), settings))
     console, broken = results(), 0
     laws = OWN_LAWS.get(name, ()) if not options else ()
-    with remarks().status(f"{name} against the contract") as status:
+    with console.status(f"{name} against the contract") as status:
         for verdict in verdicts(algorithm, laws, settings=SETTINGS[:1] if quick else SETTINGS):
             mark, style = ("✓", "green") if verdict.error is None else ("✗", "bold red")
             console.print(Text.assemble((f" {mark} ", style), verdict.says))

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -27,8 +28,8 @@ _POLL = 0.2  # seconds between two looks at the journals
 class _Tally:
     """How far each run is, shown as one line per method."""
 
-    def __init__(self, comparison: Comparison, board: Board) -> None:
-        self._board, self._done = board, dict[tuple[str, int], int]()
+    def __init__(self, board: Board, done: dict[tuple[str, int], int]) -> None:
+        self._board, self._done = board, done
         self._sizes: dict[tuple[str, int], int] = {}
 
     def watch(self, member: Member) -> Watch:
@@ -55,12 +56,14 @@ class _Tally:
 def drive(comparison: Comparison, jobs: int) -> int:
     """All runs to their end, then the ranking."""
     members = list(comparison.members())
-    totals = dict.fromkeys(comparison.methods, 0)
+    totals, before, done_before = Counter[str](), Counter[str](), dict[tuple[str, int], int]()
     for member in members:
         totals[member.method] += member.experiment.run.rounds
+        done_before[member.method, member.seed] = len(read_lines(member.folder / "rounds.jsonl"))
+        before[member.method] += done_before[member.method, member.seed]
     console = remarks()
-    with Board(console, totals) as board, interruptible(console) as interrupt:
-        tally = _Tally(comparison, board)
+    with Board(console, totals, before) as board, interruptible(console) as interrupt:
+        tally = _Tally(board, done_before)
         if jobs == 1:
             done = _take(members, interrupt, tally.watch)
         else:
@@ -119,14 +122,15 @@ def _share(comparison: Comparison, members: Sequence[Member], jobs: int, interru
         _tell(workers, signal.SIGTERM)  # a second one: they stop at once
     said = [worker.communicate()[1] for worker in workers]
     codes = [worker.returncode for worker in workers]
+    stopped = (INTERRUPTED, -signal.SIGTERM)
     for text, code in zip(said, codes, strict=True):
-        if code not in (0, INTERRUPTED):
+        if code not in (0, *stopped):
             raise StrataError(
                 text.strip().removeprefix("strata: ").splitlines()[-1] if text.strip() else f"exit {code}"
             )
     for line in dict.fromkeys(line for text in said for line in text.splitlines()):
         remarks().print(line, markup=False)
-    return INTERRUPTED not in codes
+    return not set(stopped) & set(codes)
 
 
 def _tell(workers: Sequence["subprocess.Popen[str]"], number: int) -> None:

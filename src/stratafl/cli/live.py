@@ -1,7 +1,9 @@
 """Progress that a person sees: rounds, accuracy so far, a sparkline, time left; nothing where nobody watches."""
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
+import sys
+import termios
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -15,24 +17,27 @@ from stratafl.summary import quality
 Watch = Callable[[int, Sequence[Line]], None]  # rounds done, and their lines
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARKS = 10
+_NAME = 16  # letters of a method's name
 
 
 def sparkline(values: Sequence[float], width: int = _SPARKS) -> str:
-    """The last values as small bars, from the lowest to the highest of all."""
+    """The course of the values as at most `width` small bars, from the lowest to the highest."""
     known = [value for value in values if value == value and abs(value) != float("inf")]
+    if len(known) > width:  # the last value of each of `width` stretches
+        known = [known[(i + 1) * len(known) // width - 1] for i in range(width)]
     if not known:
         return ""
     low, span = min(known), max(max(known) - min(known), 1e-9)
-    return "".join(_BARS[min(int((value - low) / span * len(_BARS)), len(_BARS) - 1)] for value in known[-width:])
+    return "".join(_BARS[min(int((value - low) / span * len(_BARS)), len(_BARS) - 1)] for value in known)
 
 
 class Board:
     """One line per method: rounds done, accuracy of deployed models, its course, time left."""
 
-    def __init__(self, console: Console, lines: dict[str, int]) -> None:
+    def __init__(self, console: Console, lines: Mapping[str, int], done: Mapping[str, int]) -> None:
         self._progress = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
+            BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TextColumn("{task.fields[score]:>6}"),
             TextColumn(f"{{task.fields[course]:{_SPARKS}}}", style="cyan"),
@@ -40,12 +45,17 @@ class Board:
             console=console,
             transient=True,
             disable=not console.is_terminal,
-            expand=True,
         )
         self._tasks: dict[str, TaskID] = {
-            name: self._progress.add_task(name, total=total, start=False, score="", course="")
-            for name, total in lines.items()
+            name: self._add(_short(name), total, done[name], start=False) for name, total in lines.items()
         }
+        self._all = self._add("all", sum(lines.values()), sum(done.values()), visible=len(lines) > 1)
+
+    def _add(self, name: str, total: int, done: int, start: bool = True, visible: bool = True) -> TaskID:
+        # What was done earlier is there from the start, so that it does not count for the speed.
+        return self._progress.add_task(
+            name, total=total, completed=done, start=start, visible=visible, score="", course=""
+        )
 
     def __enter__(self) -> "Board":
         self._progress.start()
@@ -62,6 +72,12 @@ class Board:
         values = [value for line in history if (value := quality(line, "test.deployed")) != float("-inf")]
         score = "" if not values else f"{values[-1]:.1%}" if values[-1] >= 0 else f"{-values[-1]:.4g}"
         self._progress.update(task.id, completed=completed, score=score, course=sparkline(values))
+        done = sum(self._progress.tasks[each].completed for each in self._tasks.values())
+        self._progress.update(self._all, completed=done)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _NAME else "…" + name[1 - _NAME :]
 
 
 class Interrupt:
@@ -81,12 +97,30 @@ class Interrupt:
 
 
 @contextmanager
+def _no_echo_of_controls() -> Iterator[None]:
+    """Keep the terminal from writing ^C into the progress display."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    keyboard = sys.stdin.fileno()
+    before = termios.tcgetattr(keyboard)
+    changed = termios.tcgetattr(keyboard)
+    changed[3] &= ~termios.ECHOCTL
+    termios.tcsetattr(keyboard, termios.TCSANOW, changed)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSANOW, before)
+
+
+@contextmanager
 def interruptible(console: Console, quiet: bool = False) -> Iterator[Interrupt]:
     """Handle SIGINT and SIGTERM while it lasts."""
     interrupt = Interrupt(console, quiet)
     before: dict[int, Any] = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield interrupt
+        with _no_echo_of_controls():
+            yield interrupt
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -28,6 +28,7 @@ def show(
     console = results()
     console.print(table(ranks, outcomes, console.width))
     console.print(Text(_caption(outcomes), style="dim"))
+    console.print(Text(f"runs: {', '.join(map(str, folders))}", style="dim"))
     if target is not None:
         console.print(_targets(outcomes, target))
     if csv is not None:

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
+from rich.console import Console
+
 from stratafl.cli import comparing, reporting
 from stratafl.cli.consoles import remarks, warnings_on
 from stratafl.cli.driving import advance, interrupted
@@ -38,11 +40,13 @@ def resume(folder: Path, jobs: int, worker: bool) -> int:
     """Whatever is there, from where it was left."""
     if not folder.is_dir():
         raise RunError(f"there is no folder '{folder}'")
+    if worker:
+        with warnings_on(Console(quiet=True)):  # whoever started it has said them
+            return comparing.work(Comparison.open(folder))
     with warnings_on(remarks()):
-        if not is_comparison(folder):
-            return _drive(Run.open(folder))
-        comparison = Comparison.open(folder)
-        return comparing.work(comparison) if worker else comparing.drive(comparison, jobs)
+        if is_comparison(folder):
+            return comparing.drive(Comparison.open(folder), jobs)
+        return _drive(Run.open(folder))
 
 
 def _base(config: Path | None) -> Experiment:
@@ -58,7 +62,11 @@ def _free(name: str) -> Path:
 
 def _drive(run: Run) -> int:
     name, console = run.experiment.algorithm.name, remarks()
-    with run, Board(console, {name: run.trial.rounds}) as board, interruptible(console) as interrupt:
+    with (
+        run,
+        Board(console, {name: run.trial.rounds}, {name: run.progress.t}) as board,
+        interruptible(console) as interrupt,
+    ):
         for note in run.notes:
             console.print(f"note: {note}", markup=False)
         done = advance(run, interrupt, lambda rounds, history: board.show(name, rounds, history))

@@ -1,0 +1,33 @@
+"""Halfway: FedAvg whose clients begin each round between the model they receive and the layers they kept."""
+
+from dataclasses import replace
+
+from stratafl.algorithms import fedavg
+from stratafl.fields import Start
+from stratafl.layers import Select, select
+from stratafl.policies import SGD, Take
+from stratafl.records import record
+from stratafl.state import rows_of
+
+
+@record
+class Halfway:
+    """θ_kept ← share · own + (1 − share) · received; all other layers are the received ones."""
+
+    layers: Select = select("head")
+    share: float = 0.5
+    reads = ("theta", "down.theta")  # fields of the client's memory, and of the download
+    writes = ("theta",)
+
+    def __call__(self, rnd, desk, down, task):
+        own = rows_of(desk, "theta")  # what the client keeps: blocks [C, …] by tensor name
+        model = Take()(rnd, desk, down, task)["theta"]  # what it received, complete
+        kept = [name for name in rnd.layout.trainable(self.layers) if name in own]
+        mixed = {name: self.share * own[name] + (1 - self.share) * model[name] for name in kept}
+        return {"theta": {**model, **mixed}}
+
+
+def halfway(*, personal="head", share: float = 0.5, train=SGD()):
+    """The method: FedAvg with another way to mix, and clients that keep these layers."""
+    kept = select(personal)
+    return replace(fedavg(train=train), mix=(Halfway(kept, share),), client={"theta": Start(kept)})
