@@ -119,7 +119,7 @@ def text(classes: int) -> str:
 
 
 @record
-class LastOneWins:
+class NewestWins:
     """Takes the upload of whoever comes last."""
 
     reads = ("up.theta",)
@@ -134,4 +134,4 @@ class LastOneWins:
 
 def last_one_wins():
     """A method that depends on the order of the clients."""
-    return replace(fedavg(), merge=(LastOneWins(),))
+    return replace(fedavg(), merge=(NewestWins(),))
