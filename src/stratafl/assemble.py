@@ -109,6 +109,8 @@ def simulation_of(experiment: Experiment) -> Simulation:
     """Everything put together, refusing what does not fit before anything is written."""
     algorithm = algorithm_of(experiment)
     federation, model, run = federation_of(experiment), experiment.model, experiment.run
+    if federation.classes is None and experiment.stop.target is not None:
+        raise RecordError("stop.target is an accuracy, and this data has no classes: use stop.patience")
     made = simulation(
         algorithm,
         federation,
@@ -125,7 +127,5 @@ def simulation_of(experiment: Experiment) -> Simulation:
         memory=run.memory,
         newcomers=experiment.data.newcomers,
     )
-    if federation.classes is None and experiment.stop.target is not None:
-        raise RecordError("stop.target is an accuracy, and this data has no classes: use stop.patience")
     chunk_size(made, 1)  # a limit that not even one client fits under is refused here
     return made

@@ -23,6 +23,7 @@ from stratafl.errors import BusyError, StrataError
 from stratafl.measure import Line
 from stratafl.runs import Comparison, Member
 from stratafl.runs.files import read_lines
+from stratafl.runs.run import ROUNDS
 
 _POLL = 0.2  # seconds between two looks at the journals
 
@@ -30,8 +31,8 @@ _POLL = 0.2  # seconds between two looks at the journals
 class _Tally:
     """How far each run is, shown as one line per method."""
 
-    def __init__(self, board: Display, done: dict[tuple[str, int], int]) -> None:
-        self._board, self._done = board, done
+    def __init__(self, display: Display, done: dict[tuple[str, int], int]) -> None:
+        self._display, self._done = display, done
         self._sizes: dict[tuple[str, int], int] = {}
 
     def watch(self, member: Member) -> Watch:
@@ -42,12 +43,12 @@ class _Tally:
         """So many rounds of a run are done."""
         self._done[member.method, member.seed] = rounds
         total = sum(done for (method, _), done in self._done.items() if method == member.method)
-        self._board.show(member.method, total, history)
+        self._display.show(member.method, total, history)
 
     def poll(self, members: Sequence[Member]) -> None:
         """Look at the journals that have grown."""
         for member in members:
-            path, key = member.folder / "rounds.jsonl", (member.method, member.seed)
+            path, key = member.folder / ROUNDS, (member.method, member.seed)
             size = path.stat().st_size if path.exists() else 0
             if size > self._sizes.get(key, 0):
                 self._sizes[key] = size
@@ -61,11 +62,11 @@ def drive(comparison: Comparison, jobs: int) -> int:
     totals, before, done_before = Counter[str](), Counter[str](), dict[tuple[str, int], int]()
     for member in members:
         totals[member.method] += member.experiment.run.rounds
-        done_before[member.method, member.seed] = len(read_lines(member.folder / "rounds.jsonl"))
+        done_before[member.method, member.seed] = len(read_lines(member.folder / ROUNDS))
         before[member.method] += done_before[member.method, member.seed]
     console = remarks()
-    with Display(console, totals, before) as board, interruptible(console) as interrupt:
-        tally = _Tally(board, done_before)
+    with Display(console, totals, before) as display, interruptible(console) as interrupt:
+        tally = _Tally(display, done_before)
         if jobs == 1:
             done = _take(members, interrupt, tally.watch)
         else:

@@ -11,6 +11,7 @@ from stratafl.algorithms import ALGORITHMS
 from stratafl.cli.consoles import results
 from stratafl.data import DATASETS, PARTITIONS
 from stratafl.models import MODELS
+from stratafl.plugins import parameters
 
 _GIVEN = ("train", "shape", "classes", "clients", "partition", "validation", "test", "seed", "dtype")  # not for options
 
@@ -56,5 +57,4 @@ def _sentence(maker: Callable[..., Any], from_module: bool) -> str:
 
 
 def _options(maker: Callable[..., Any]) -> list[str]:
-    parameters = inspect.signature(maker).parameters.values()
-    return [p.name for p in parameters if p.name not in _GIVEN and p.kind is not p.VAR_KEYWORD]
+    return [name for name in parameters(maker) if name not in _GIVEN]

@@ -113,11 +113,7 @@ def _caption(outcomes: Sequence[Outcome]) -> str:
     where = f"the round with the best validation {what}" if validated else "the last round"
     seeds = len({outcome.seed for outcome in outcomes})
     over = f"; mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
-    new = (
-        "; new, trained: newcomers after one round"
-        if any(len(o.config) and o.config["data"]["newcomers"] for o in outcomes)
-        else ""
-    )
+    new = "; new, trained: newcomers after one round" if any(o.config["data"]["newcomers"] for o in outcomes) else ""
     return f"test {what} at {where}{over}; spread: standard deviation over clients; MB: up and down, all clients{new}"
 
 

@@ -10,7 +10,7 @@ from stratafl.experiment import from_tables, load, to_tables
 from stratafl.measure import Line
 from stratafl.runs import environment_of, is_run
 from stratafl.runs.files import read_lines
-from stratafl.runs.run import check_config
+from stratafl.runs.run import CONFIG, ROUNDS, check_config
 from stratafl.summary import best, converged, cost, last, selected, stop_reason
 
 SCORED = ("test.", "validation.", "new.")
@@ -75,13 +75,13 @@ class Outcome:
 def outcome(folder: Path) -> Outcome:
     """The outcome in a run directory."""
     then = environment_of(folder)
-    config = to_tables(load(folder / "config.toml"))
-    check_config(folder / "config.toml", (then.get("identity") or {}).get("config") or config, config)
-    lines = read_lines(folder / "rounds.jsonl")
+    config = to_tables(load(folder / CONFIG))
+    check_config(folder / CONFIG, (then.get("identity") or {}).get("config") or config, config)
+    lines = read_lines(folder / ROUNDS)
     if not all(isinstance(line.get(key), int | float) for line in lines for key in NEEDED):
-        raise RunError(f"'{folder / 'rounds.jsonl'}' is damaged: a line lacks one of {', '.join(NEEDED)}")
+        raise RunError(f"'{folder / ROUNDS}' is damaged: a line lacks one of {', '.join(NEEDED)}")
     if not all(isinstance(v, int | float | None) for line in lines for k, v in line.items() if k.startswith(SCORED)):
-        raise RunError(f"'{folder / 'rounds.jsonl'}' is damaged: a score is not a number")
+        raise RunError(f"'{folder / ROUNDS}' is damaged: a score is not a number")
     return Outcome(folder, config, lines, int(then.get("clients") or 0))
 
 

@@ -50,6 +50,7 @@ from stratafl.trial import Trial
 
 log = logging.getLogger("stratafl")
 CONFIG, ENVIRONMENT, CHECKPOINTS = "config.toml", "environment.json", "checkpoint"
+ROUNDS = "rounds.jsonl"
 JOURNALS = ("rounds", "clients", "layers")
 SAVING = 0.05  # at most this share of the time goes into checkpoints, where their number is not fixed
 
@@ -66,7 +67,7 @@ class Run:
             clear_remains(folder)
             self._journals = {name: Journal(folder / f"{name}.jsonl") for name in JOURNALS}
             self._done = (self._restored(), {name: journal.size for name, journal in self._journals.items()})
-            self.history: list[Line] = read_lines(folder / "rounds.jsonl")
+            self.history: list[Line] = read_lines(folder / ROUNDS)
             self._check_history()
         except BaseException:
             os.close(self._lock)
@@ -180,7 +181,7 @@ class Run:
 
     def _check_history(self) -> None:
         if [line.get("round") for line in self.history] != list(range(1, self.progress.t + 1)):
-            where = self.folder / "rounds.jsonl"
+            where = self.folder / ROUNDS
             raise RunError(f"'{where}' was changed: it does not hold the {self.progress.t} rounds that were committed")
 
     def _note_resumption(self, then: dict[str, Any]) -> None:
@@ -220,7 +221,7 @@ def stored(folder: Path) -> tuple[Simulation, Progress, list[Line]]:
     for complaint in found.complaints:
         log.warning("%s: an older checkpoint is read", complaint)
     progress = _on_device(found.checkpoint, sim)
-    return sim, progress, [line for line in read_lines(folder / "rounds.jsonl") if line["round"] <= progress.t]
+    return sim, progress, [line for line in read_lines(folder / ROUNDS) if line["round"] <= progress.t]
 
 
 def _simulation(folder: Path, then: dict[str, Any], experiment: Experiment) -> Simulation:
