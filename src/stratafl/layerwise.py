@@ -92,7 +92,7 @@ class Extension(Protocol):
 
 
 log = logging.getLogger("stratafl")
-SLOTS = ("serve", "mix", "train", "send", "merge", "tune")
+SLOTS = ("serve", "mix", "train", "send", "merge", "tune", "welcome")
 
 
 @record
@@ -108,6 +108,10 @@ class Layerwise(Algorithm):
     client: Mapping[str, FieldSpec]
     row: str = "theta"
     tune: tuple[Train, ...] = ()  # on a copy, before the row is deployed
+    welcome: tuple[Serve, ...] = ()  # what newcomers are sent, where it differs from what is served
+    world: str | None = None
+    tells: tuple[str, ...] = ()
+    leaks: str | None = None
     extension: Extension | None = None
 
     def __post_init__(self) -> None:
@@ -131,9 +135,13 @@ class Layerwise(Algorithm):
         """The largest batch of its steps."""
         return max((getattr(step, "batch", 1) for step in self.steps), default=1)
 
-    def check(self, layout: Layout) -> None:
-        """Resolve every selection of layers, in steps and declared fields."""
-        _resolve((*self.steps, *self.server.values(), *self.client.values(), self.extension), layout)
+    def check(self, setup: Setup) -> None:
+        """Resolve every selection of layers, in steps and declared fields; ask the steps that check for themselves."""
+        _resolve((*self.steps, *self.server.values(), *self.client.values(), self.extension), setup.layout)
+        for step in self.steps:
+            own = getattr(step, "check", None)
+            if own is not None:
+                own(setup)
 
     @property
     def keeps_rows(self) -> bool:  # type: ignore[override]
@@ -155,6 +163,10 @@ class Layerwise(Algorithm):
     def download(self, rnd: Round, server: State, ids: Tensor) -> Parcel:
         """What the serve steps give, together."""
         return Parcel({k: f for step in self.serve for k, f in step(rnd, server, ids).items()})
+
+    def admit(self, rnd: Round, server: State, ids: Tensor) -> Parcel:
+        """What the welcome steps give, or else what is served."""
+        return Parcel({k: f for step in self.welcome or self.serve for k, f in step(rnd, server, ids).items()})
 
     def receive(self, rnd: Round, memory: State, parcel: Parcel, task: "Task") -> State:
         """The memory after the mix steps."""
@@ -229,6 +241,7 @@ def _check_flow(alg: Layerwise) -> None:
     down: set[str] = set()
     up: set[str] = set()
     _walk(alg, "serve", set(alg.server), down)
+    _walk(alg, "welcome", set(alg.server), set(down))
     desk = set(alg.client)
     _walk(alg, "mix", desk, desk, down)
     if alg.row not in desk:

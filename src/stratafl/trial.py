@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stratafl import keys
 from stratafl.algorithm import Round
-from stratafl.evaluate import Board, joined, newcomers, score_trained, scoreboard
+from stratafl.evaluate import STAGES, Board, joined, newcomers, score_trained, scoreboard
 from stratafl.execute import Executor, Matrix, Progress, Simulation
 from stratafl.layout import Rows
 from stratafl.measure import Line, board_line, client_lines, cost_line, layer_lines
@@ -73,7 +73,8 @@ class Trial:
 
     def _evaluation(self, progress: Progress, examiner: "_Examiner") -> tuple[Line, list[Line]]:
         classes = self.sim.setup.classes
-        board = scoreboard(self.sim, progress, self.ids, self.splits)
+        stages = STAGES if self.sim.algorithm.world is None else (*STAGES, "global")
+        board = scoreboard(self.sim, progress, self.ids, self.splits, stages)
         line, lines = board_line(board, classes), client_lines(self.ids, board, classes)
         ids, trained = examiner.board
         line |= board_line(trained, classes)

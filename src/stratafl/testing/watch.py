@@ -105,6 +105,7 @@ class Shut:
 
     def __init__(self, step: Any) -> None:
         self.step, self.reads, self.writes = step, step.reads, step.writes
+        self.splits: tuple[str, ...] = getattr(step, "splits", ())
 
     def __call__(self, rnd: Round, desk: State, *rest: Any) -> Any:
         """The step on its own fields; a field it writes it may also look at."""

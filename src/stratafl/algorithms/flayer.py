@@ -1,0 +1,166 @@
+"""FLAYER (Chen et al., 2025): three layer-wise pieces on FedAvg, each of use alone.
+
+Accuracy-guided initialisation of the head (Eq. 2), a learning rate per layer and step (Eq. 4), and an upload of each
+layer's most changed parameters (Eq. 5–9), averaged over those who sent them. Layers are those of the run's granularity,
+i = 1…L from the input on (`block` for a ResNet: stem, blocks, fc).
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import ceil
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from stratafl.algorithm import Round
+from stratafl.algorithms.fedavg import fedavg
+from stratafl.errors import RecordError, unknown
+from stratafl.fields import Number, Start
+from stratafl.layers import Select, select
+from stratafl.layerwise import Layerwise
+from stratafl.layout import Layout, Rows
+from stratafl.parcel import ColumnMask, Field, Parcel
+from stratafl.policies import SGD, Mean, Remember, Take
+from stratafl.records import record
+from stratafl.state import State, Value, rows_of, tensor_of
+
+if TYPE_CHECKING:
+    from stratafl.task import Task
+
+Split = Literal["train", "validation"]
+
+
+def flayer(
+    *,
+    s: int = 1,
+    guide: bool = True,
+    rates: bool = True,
+    mask: bool = True,
+    accuracy: Split = "train",
+    accuracy_of: Literal["trained", "initialised"] = "trained",
+    unsent: Literal["held", "zero"] = "held",
+    train: SGD = SGD(),
+) -> Layerwise:
+    """Algorithm 1: the last `s` layers are the head; `guide`, `rates` and `mask` switch its three parts (Fig. 3).
+
+    `accuracy` is the split on which A_k is measured, of the model as `trained` or as `initialised`; `unsent="zero"`
+    averages what was not sent as zeros, as line 12 says to the letter, and collapses.
+    """
+    _check("accuracy", accuracy, ("train", "validation"))
+    _check("accuracy_of", accuracy_of, ("trained", "initialised"))
+    _check("unsent", unsent, ("held", "zero"))
+    if s < 1:
+        raise RecordError(f"flayer: s counts the layers of the head, at least 1, not {s}")
+    descent = replace(train, rates=(*train.rates, LayerRate())) if rates else train
+    method = replace(
+        fedavg(train=descent),
+        mix=(Take(), Remember()),
+        send=(TopChange(),) if mask else fedavg().send,
+        merge=(Mean(unsent=unsent),),
+    )
+    if not guide:
+        return method
+    head, measured = select(f"last:{s}"), Accuracy(accuracy)
+    return replace(
+        method,
+        mix=(Guide(head), Remember()),
+        train=(descent, measured) if accuracy_of == "trained" else (measured, descent),
+        client={"theta": Start(head), "accuracy": Number(0.0)},
+    )
+
+
+def _check(key: str, given: str, allowed: tuple[str, ...]) -> None:
+    if given not in allowed:
+        raise unknown(f"{key} of flayer", str(given), allowed)
+
+
+@record
+class Guide:
+    """θ̃_k = [θ_g of the base, A_k·θ_k + (1 − A_k)·θ_g of the head] (Eq. 2)."""
+
+    head: Select
+    reads = ("theta", "accuracy", "down.theta")
+    writes = ("theta",)
+
+    def __call__(self, rnd: Round, desk: State, down: Parcel, task: "Task") -> State:
+        """Statistics of the head are mixed with the same convex weights, where they travel."""
+        if len(rnd.layout.resolve(self.head)) == len(rnd.layout.layers):
+            raise RecordError(f"flayer: '{self.head}' leaves no base: the model has {len(rnd.layout.layers)} layers")
+        own, received = rows_of(desk, "theta"), rows_of(Take()(rnd, desk, down, task), "theta")
+        A = tensor_of(desk, "accuracy")
+        head = [name for name in rnd.layout.travelling(self.head) if name in own]
+        task.note("flayer/accuracy", A)
+        mixed = {n: _each(A, own[n]) * own[n] + (1 - _each(A, own[n])) * received[n] for n in head}
+        return {"theta": {**received, **mixed}}
+
+
+def _each(values: Tensor, block: Tensor) -> Tensor:
+    return values.to(block.dtype).reshape(-1, *(1,) * (block.ndim - 1))
+
+
+@record
+class Accuracy:
+    """A_k: the accuracy of the client's model on its own split; kept for its next round."""
+
+    split: Split = "train"
+    reads = ("theta",)
+    writes = ("accuracy",)
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The split it looks at."""
+        return (self.split,)
+
+    def __call__(self, rnd: Round, desk: State, task: "Task") -> State:
+        """A number from 0 to 1 per client."""
+        theta = rows_of(desk, "theta")
+        return {"accuracy": task.scores(theta, self.split).accuracy.to(next(iter(theta.values())).dtype)}
+
+
+@record
+class LayerRate:
+    """η^(i) = η·(1 + ln(1 + 1/‖g^(i)‖₂)·i/L), for each client, layer and step (Eq. 4); the norm has a floor."""
+
+    floor: float = 1e-8
+    reads = ()
+
+    def __call__(self, gradients: Rows, row: Rows, desk: Mapping[str, Value], layout: Layout) -> Rows:
+        """One factor per client and layer."""
+        norms = layout.norms(gradients).clamp(min=self.floor)
+        L = len(layout.layers)
+        i = torch.arange(1, L + 1, dtype=norms.dtype, device=norms.device)
+        return layout.spread(1 + torch.log1p(1 / norms) * i / L, gradients)
+
+
+@record
+class TopChange:
+    """The UP^i = min(max(i/L, 0.1), 1) of each layer that changed most since initialisation, and n_k (Eq. 5–9)."""
+
+    least: float = 0.1
+    reads = ("theta", "anchor")
+    writes = ("up.theta", "up.samples")
+
+    def __call__(self, rnd: Round, desk: State, task: "Task") -> Mapping[str, Field]:
+        """Trainable columns with their mask; statistics go whole, where they travel."""
+        layout, theta, start = rnd.layout, rows_of(desk, "theta"), rows_of(desk, "anchor")
+        sent = {name: torch.ones_like(theta[name], dtype=torch.bool) for name in layout.travelling()}
+        for i, layer in enumerate(layout.layers, 1):
+            names = [name for name in layer.tensors if layout.specs[name].trainable]
+            if names:
+                change = {name: (theta[name] - start[name]).abs() for name in names}  # Eq. 6
+                sent |= top(change, min(max(i / len(layout.layers), self.least), 1.0))
+        return {
+            "theta": Field({name: theta[name] for name in sent}, mask=ColumnMask(sent)),
+            "samples": Field(task.sizes("train")),
+        }
+
+
+def top(values: Rows, share: float) -> Rows:
+    """The largest ⌈share·P⌉ of all columns of these blocks, client by client; ties go to the first (Eq. 7–8)."""
+    flat = torch.cat([block.flatten(1) for block in values.values()], 1)
+    order = flat.argsort(dim=1, descending=True, stable=True)
+    count = ceil(round(share * flat.shape[1], 6))
+    chosen = torch.zeros_like(flat, dtype=torch.bool).scatter_(1, order[:, :count], True)
+    parts = chosen.split([block[0].numel() for block in values.values()], 1)
+    return {name: part.reshape(block.shape) for (name, block), part in zip(values.items(), parts, strict=True)}
