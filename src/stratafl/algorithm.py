@@ -100,7 +100,6 @@ class Algorithm(ABC):
 
     row: str = "theta"  # the field of a client's memory that is its model
     world: str | None = None  # the server's field that is a whole model for everybody, if there is one
-    tells: tuple[str, ...] = ()  # numbers among the server's fields that are worth recording
     leaks: str | None = None  # what it is given that it should not be, such as test accuracy; said aloud
     splits: tuple[str, ...] = ("train",)  # the splits it needs; `test` is never given
     batch: int = 10  # the largest batch it trains on, from which memory is estimated
@@ -154,6 +153,10 @@ class Algorithm(ABC):
     def deploy(self, rnd: Round, memory: State, task: "Task") -> Rows:
         """Client: the rows it would use in production, from what `receive` gave; may train a copy."""
         return rows_of(memory, self.row)
+
+    def tell(self, rnd: Round, server: State) -> dict[str, Tensor]:
+        """Server: what is worth recording of its state, each a number or `[L, …]`; nothing may depend on it."""
+        return {}
 
     def admit(self, rnd: Round, server: State, ids: Tensor) -> Parcel:
         """Server: what a newcomer gets; differs from `download` where the server keeps a row per client."""

@@ -110,7 +110,6 @@ class Layerwise(Algorithm):
     tune: tuple[Train, ...] = ()  # on a copy, before the row is deployed
     welcome: tuple[Serve, ...] = ()  # what newcomers are sent, where it differs from what is served
     world: str | None = None
-    tells: tuple[str, ...] = ()
     leaks: str | None = None
     extension: Extension | None = None
 
@@ -202,6 +201,11 @@ class Layerwise(Algorithm):
             else:
                 state |= step.finish(rnd, state, _own(total.sums, i))
         return {name: _kept(state[name], spec, rnd.layout, "server") for name, spec in self.server.items()}
+
+    def tell(self, rnd: Round, server: State) -> dict[str, Tensor]:
+        """What the steps that tell something tell."""
+        told = (step.tell(rnd, server) for step in self.steps if hasattr(step, "tell"))
+        return {name: value for each in told for name, value in each.items()}
 
     def deploy(self, rnd: Round, memory: State, task: "Task") -> Rows:
         """The row after the tune steps, on a copy."""

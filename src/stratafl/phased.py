@@ -97,11 +97,6 @@ class Phased(Algorithm):
         return self._all[-1].algorithm.world
 
     @property
-    def tells(self) -> tuple[str, ...]:  # type: ignore[override]
-        """What any phase tells."""
-        return tuple(dict.fromkeys(name for phase in self._all for name in phase.algorithm.tells))
-
-    @property
     def leaks(self) -> str | None:  # type: ignore[override]
         """What any phase leaks."""
         return next((phase.algorithm.leaks for phase in self._all if phase.algorithm.leaks), None)
@@ -167,6 +162,10 @@ class Phased(Algorithm):
     def absorb(self, rnd: Round, server: State, total: Total) -> State:
         """How the round's phase merges."""
         return self.records[rnd.plan.phase].absorb(rnd, server, total)
+
+    def tell(self, rnd: Round, server: State) -> dict[str, Tensor]:
+        """What the round's phase tells."""
+        return self.records[rnd.plan.phase].tell(rnd, server)
 
     def deploy(self, rnd: Round, memory: State, task: "Task") -> Rows:
         """What the round's phase deploys."""

@@ -66,14 +66,11 @@ def fedalp(
         "psi": Weights(groups),
         "between": Number(0.0),
     }
-    average = replace(fedavg(train=train), server=server, welcome=(Broadcast(),), world="theta", tells=TELLS)
+    average = replace(fedavg(train=train), server=server, welcome=(Broadcast(),), world="theta")
     formed = replace(average, merge=(FormGroups(groups, beta, features),))
     main = replace(average, serve=(MixGroups(),), merge=(LearnGroups(base, gamma),))
     first = (Phase(average, rounds=warmup - 1),) if warmup > 1 else ()
     return Phased((*first, Phase(formed, rounds=1, participation="all"), Phase(main)))
-
-
-TELLS = ("psi", "member", "between")
 
 
 @record
@@ -224,6 +221,10 @@ class LearnGroups:
             new[name] = kept.to(group[name].dtype)
             world[name] = (_per_group(share, top) * kept).sum(0).to(group[name].dtype)
         return {"theta": world, "group": new, "between": self._between(server, weight)}
+
+    def tell(self, rnd: Round, server: State) -> dict[str, Tensor]:
+        """Ψ of every group, and the bytes between its servers."""
+        return {"psi": tensor_of(server, "psi").T, "bytes.between": tensor_of(server, "between")}
 
     def _between(self, server: State, weight: Tensor) -> Tensor:
         """Bytes between the servers of the groups and the global one: a model each way for each group at work."""

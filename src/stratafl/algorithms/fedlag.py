@@ -1,4 +1,4 @@
-"""FedLAG ("layer-wise gradient analysis", anonymous, 2024): layers on which clients' updates point against each other become personal.
+"""FedLAG (anonymous, 2024): layers on which clients' updates point against each other become personal.
 
 After every round the server counts, layer by layer, the pairs of clients whose updates conflict (cosine below ξ); the
 k worst layers stay with the clients, the others are averaged.
@@ -107,6 +107,10 @@ class PersonaliseConflicts:
         most = len(scored_layers(setup.layout))
         if self.k > most:
             raise RecordError(f"fedlag: k is from 0 to {most}, the layers of this model that are scored, not {self.k}")
+
+    def tell(self, rnd: Round, server: State) -> dict[str, Tensor]:
+        """The conflicting pairs of each layer, and whether it is personal."""
+        return {"conflicting_pairs": tensor_of(server, "conflicts"), "personal": tensor_of(server, "personal")}
 
     def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
         """Scores from what each client started from, as the server knows it."""

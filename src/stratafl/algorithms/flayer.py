@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from stratafl.algorithm import Round
+from stratafl.algorithm import Round, Setup
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.algorithms.flayer_official import official
 from stratafl.errors import RecordError, unknown
 from stratafl.fields import Number, Start
 from stratafl.layers import Select, select
 from stratafl.layerwise import Layerwise
 from stratafl.layout import Layout, Rows
 from stratafl.parcel import ColumnMask, Field, Parcel
-from stratafl.policies import SGD, Mean, Remember, Take
+from stratafl.policies import SGD, Accuracy, Mean, Remember, Take
 from stratafl.records import record
 from stratafl.state import State, Value, rows_of, tensor_of
 
@@ -37,17 +38,28 @@ def flayer(
     guide: bool = True,
     rates: bool = True,
     mask: bool = True,
-    accuracy: Split = "train",
+    accuracy: Split | float = "train",
     accuracy_of: Literal["trained", "initialised"] = "trained",
+    least: float = 0.1,
     unsent: Literal["held", "zero"] = "held",
+    preset: Literal["paper", "official"] = "paper",
     train: SGD = SGD(),
 ) -> Layerwise:
     """Algorithm 1: the last `s` layers are the head; `guide`, `rates` and `mask` switch its three parts (Fig. 3).
 
-    `accuracy` is the split on which A_k is measured, of the model as `trained` or as `initialised`; `unsent="zero"`
-    averages what was not sent as zeros, as line 12 says to the letter, and collapses.
+    `accuracy` is the split on which A_k is measured, of the model as `trained` or as `initialised`, or a fixed A;
+    `least` is the smallest share of a layer that is sent; `unsent="zero"` averages what was not sent as zeros, as line
+    12 says to the letter, and collapses. `preset="official"` is what the authors' code does (see `flayer_official`).
     """
-    _check("accuracy", accuracy, ("train", "validation"))
+    _check("preset", preset, ("paper", "official"))
+    if preset == "official":
+        return official(train=train)
+    if not isinstance(accuracy, float):
+        _check("accuracy", accuracy, ("train", "validation"))
+    elif not 0 <= accuracy <= 1:
+        raise RecordError(f"flayer: a fixed accuracy is from 0 to 1, not {accuracy}")
+    if not 0 <= least <= 1:
+        raise RecordError(f"flayer: least is a share from 0 to 1, not {least}")
     _check("accuracy_of", accuracy_of, ("trained", "initialised"))
     _check("unsent", unsent, ("held", "zero"))
     if s < 1:
@@ -56,18 +68,17 @@ def flayer(
     method = replace(
         fedavg(train=descent),
         mix=(Take(), Remember()),
-        send=(TopChange(),) if mask else fedavg().send,
+        send=(TopChange(least),) if mask else fedavg().send,
         merge=(Mean(unsent=unsent),),
     )
     if not guide:
         return method
-    head, measured = select(f"last:{s}"), Accuracy(accuracy)
-    return replace(
-        method,
-        mix=(Guide(head), Remember()),
-        train=(descent, measured) if accuracy_of == "trained" else (measured, descent),
-        client={"theta": Start(head), "accuracy": Number(0.0)},
-    )
+    head = select(f"last:{s}")
+    guided = replace(method, mix=(Guide(head), Remember()), client={"theta": Start(head), "accuracy": Number(0.0)})
+    if isinstance(accuracy, float):
+        return replace(guided, client={"theta": Start(head), "accuracy": Number(accuracy)})
+    measured = Accuracy(accuracy)
+    return replace(guided, train=(descent, measured) if accuracy_of == "trained" else (measured, descent))
 
 
 def _check(key: str, given: str, allowed: tuple[str, ...]) -> None:
@@ -83,10 +94,14 @@ class Guide:
     reads = ("theta", "accuracy", "down.theta")
     writes = ("theta",)
 
+    def check(self, setup: Setup) -> None:
+        """Refuse a head that leaves no base."""
+        layers = len(setup.layout.layers)
+        if len(setup.layout.resolve(self.head)) == layers:
+            raise RecordError(f"flayer: s is from 1 to {layers - 1}, '{self.head}' of this model leaves no base")
+
     def __call__(self, rnd: Round, desk: State, down: Parcel, task: "Task") -> State:
         """Statistics of the head are mixed with the same convex weights, where they travel."""
-        if len(rnd.layout.resolve(self.head)) == len(rnd.layout.layers):
-            raise RecordError(f"flayer: '{self.head}' leaves no base: the model has {len(rnd.layout.layers)} layers")
         own, received = rows_of(desk, "theta"), rows_of(Take()(rnd, desk, down, task), "theta")
         A = tensor_of(desk, "accuracy")
         head = [name for name in rnd.layout.travelling(self.head) if name in own]
@@ -97,25 +112,6 @@ class Guide:
 
 def _each(values: Tensor, block: Tensor) -> Tensor:
     return values.to(block.dtype).reshape(-1, *(1,) * (block.ndim - 1))
-
-
-@record
-class Accuracy:
-    """A_k: the accuracy of the client's model on its own split; kept for its next round."""
-
-    split: Split = "train"
-    reads = ("theta",)
-    writes = ("accuracy",)
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """The split it looks at."""
-        return (self.split,)
-
-    def __call__(self, rnd: Round, desk: State, task: "Task") -> State:
-        """A number from 0 to 1 per client."""
-        theta = rows_of(desk, "theta")
-        return {"accuracy": task.scores(theta, self.split).accuracy.to(next(iter(theta.values())).dtype)}
 
 
 @record

@@ -136,6 +136,11 @@ class MixLayers:
             return {"theta": Field(rows)}
         return {"theta": Field(rows, mask=LayerMask(~self.retain(alpha, ids, rnd.layout)))}
 
+    def tell(self, rnd: Round, server: State) -> dict[str, Tensor]:
+        """α of all clients: `[L, N, N]`, row i for client i."""
+        everybody = torch.arange(rnd.setup.clients)
+        return {"alpha": self.hyper.weights(server, everybody, rnd.layout).transpose(0, 1)}
+
     def check(self, setup: Setup) -> None:
         """See `Retain`."""
         self.retain.check(setup)

@@ -23,6 +23,7 @@ Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, c
 Engine = Annotated[str | None, typer.Option("--engine", help="auto, stacked or loop (run.engine).")]
 Model = Annotated[str | None, typer.Option("--model", "-m", help="A model of the list, or package.module:Class.")]
 Data = Annotated[str | None, typer.Option("--data", "-d", help="A data set of the list, or a file FILE.npz.")]
+Look = Annotated[int | None, typer.Option("--lab", help="Look at every layer each so many rounds (evaluate.lab).")]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes that share the runs of a comparison.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs instead of people.")]
 
@@ -30,7 +31,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="For programs instead of pe
 def _shortcuts(**values: object) -> list[str]:
     """Options that are short for a setting."""
     keys = {"seed": "run.seed", "device": "run.device", "engine": "run.engine", "rounds": "run.rounds"}
-    keys |= {"model": "model.name", "data": "data.name", "algorithm": "algorithm.name"}
+    keys |= {"lab": "evaluate.lab", "model": "model.name", "data": "data.name", "algorithm": "algorithm.name"}
     return [f"{keys[name]}={value}" for name, value in values.items() if value is not None]
 
 
@@ -56,12 +57,13 @@ def run(
     seed: Seed = None,
     device: Device = None,
     engine: Engine = None,
+    lab: Look = None,
 ) -> int:
     """Run one method; the directory it makes can be resumed, reported and read."""
     from stratafl.cli import running
 
     short = _shortcuts(
-        algorithm=algorithm, model=model, data=data, rounds=rounds, seed=seed, device=device, engine=engine
+        algorithm=algorithm, model=model, data=data, rounds=rounds, seed=seed, device=device, engine=engine, lab=lab
     )
     return running.start(config, [*short, *(settings or [])], out)
 
@@ -84,12 +86,13 @@ def compare(
     seed: Seed = None,
     device: Device = None,
     engine: Engine = None,
+    lab: Look = None,
     jobs: Jobs = 1,
 ) -> int:
     """Run several methods with several seeds on the same data, and rank them."""
     from stratafl.cli import running
 
-    short = _shortcuts(model=model, data=data, rounds=rounds, seed=seed, device=device, engine=engine)
+    short = _shortcuts(model=model, data=data, rounds=rounds, seed=seed, device=device, engine=engine, lab=lab)
     methods = [name.strip() for name in algorithms.split(",") if name.strip()]
     return running.compare(config, [*short, *(settings or [])], methods, seeds, out, jobs)
 
