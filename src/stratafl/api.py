@@ -12,21 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from stratafl.algorithm import Algorithm
 from stratafl.data import Federation, from_clients
-from stratafl.data.arrays import Array
-from stratafl.errors import DataError, RunError
+from stratafl.data.arrays import Array, plain_tensor
+from stratafl.errors import DataError, ModelError, RecordError, RunError
 from stratafl.evaluate import state_dict
 from stratafl.execute import Progress, Simulation, simulation
 from stratafl.execute.simulation import ModelSource
 from stratafl.export import to_onnx, to_safetensors
 from stratafl.measure import Line
 from stratafl.runs import stored
-from stratafl.summary import last, selected
+from stratafl.summary import evaluated, last, selected
 from stratafl.trial import Trial
 
 
@@ -46,7 +45,10 @@ class Fitted:
     @property
     def accuracy(self) -> float:
         """Test accuracy of the deployed models after the last round, over all samples."""
-        return float(last(self.history)["test.deployed.accuracy"])
+        key = "test.deployed.accuracy"
+        if not evaluated(self.history) or key not in last(self.history):
+            raise DataError("there is no test accuracy: no round was evaluated on labelled test samples")
+        return float(last(self.history)[key])
 
     @property
     def selected(self) -> Line:
@@ -86,7 +88,7 @@ class Fitted:
         return target
 
     def _samples(self, x: Array) -> Tensor:
-        tensor = x if isinstance(x, Tensor) else torch.from_numpy(np.ascontiguousarray(x))
+        tensor = plain_tensor(x, "x")
         shape = tuple(self.sim.workshop.federation.x.shape[1:])
         if tuple(tensor.shape[1:]) != shape:
             raise DataError(
@@ -114,6 +116,10 @@ def fit(
 
     Each client's samples are cut into test, validation and train; `options` are those of `simulation`.
     """
+    if evaluate_every < 1:
+        raise RecordError(f"evaluate_every counts rounds, at least 1, not {evaluate_every}")
+    if not isinstance(model, nn.Module) and not callable(model):
+        raise ModelError(f"a model is an nn.Module or a function that makes one, not {model!r}")
     federation = clients
     if not isinstance(federation, Federation):
         federation = from_clients(federation, validation=validation, test=test, seed=seed)

@@ -1,6 +1,7 @@
 """From an experiment to the objects that run it: algorithm, federation, model, simulation."""
 
 import dataclasses
+import types
 import typing
 from collections.abc import Callable
 from typing import Any
@@ -13,11 +14,14 @@ from stratafl.algorithms import ALGORITHMS
 from stratafl.data import DATASETS, PARTITIONS, Federation, Partition, from_npz
 from stratafl.errors import ModelError, RecordError
 from stratafl.execute import Simulation, simulation
+from stratafl.execute.matrix import chunk_size
 from stratafl.experiment import DataTable, Experiment, ModelTable
 from stratafl.models import MODELS
 from stratafl.plugins import called, imported
 from stratafl.policies import SGD, Constant, Exponential
 from stratafl.settings import checked
+
+_PLAIN = (int, float, str, bool)
 
 
 def algorithm_of(experiment: Experiment) -> Algorithm:
@@ -35,9 +39,10 @@ def algorithm_of(experiment: Experiment) -> Algorithm:
 
 def _checked_option(builder: Callable[..., Any], key: str, value: Any) -> Any:
     """The option, checked where its type is a plain one; the builder looks at the rest."""
-    hint = typing.get_type_hints(builder).get(key)
+    hint = typing.get_type_hints(builder).get(key) if callable(builder) else None
     kinds = typing.get_args(hint) or (hint,)
-    return checked(f"algorithm.{key}", hint, value) if kinds[0] in (int, float, str, bool) else value
+    plain = hint in _PLAIN or (isinstance(hint, types.UnionType) and kinds[0] in _PLAIN)
+    return checked(f"algorithm.{key}", hint, value) if plain else value
 
 
 def federation_of(experiment: Experiment) -> Federation:
@@ -77,11 +82,13 @@ def device_of(name: str) -> str:
     """The device by its name; `auto` is a GPU where there is one."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
+    there = "cpu, cuda" if torch.cuda.is_available() else "cpu"
+    missing = RecordError(f"there is no device '{name}' here (there is: auto, {there})")
     try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:  # torch raises either for a device that is not there
-        there = "cpu, cuda" if torch.cuda.is_available() else "cpu"
-        raise RecordError(f"there is no device '{name}' here (there is: auto, {there})") from error
+        if torch.empty(0, device=name).device.type not in ("cpu", "cuda", "mps", "xpu"):
+            raise missing
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch's words for a device that is not there
+        raise missing from error
     return name
 
 
@@ -90,7 +97,7 @@ def simulation_of(experiment: Experiment) -> Simulation:
     device = device_of(experiment.run.device)
     algorithm = algorithm_of(experiment)
     federation, model, run = federation_of(experiment), experiment.model, experiment.run
-    return simulation(
+    made = simulation(
         algorithm,
         federation,
         model_of(model, tuple(federation.x.shape[1:]), federation.classes),
@@ -106,3 +113,5 @@ def simulation_of(experiment: Experiment) -> Simulation:
         memory=run.memory,
         newcomers=experiment.data.newcomers,
     )
+    chunk_size(made, 1)  # a limit that not even one client fits under is refused here
+    return made

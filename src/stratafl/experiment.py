@@ -18,7 +18,7 @@ from typing import Any
 from stratafl import settings
 from stratafl.algorithms import ALGORITHMS
 from stratafl.data import DATASETS, PARTITIONS
-from stratafl.errors import RecordError, unknown
+from stratafl.errors import RecordError, StrataError, unknown
 from stratafl.models import MODELS
 from stratafl.settings import setting
 
@@ -113,7 +113,9 @@ class StopTable:
     """
 
     target: float | None = setting(None, "stop when this validation accuracy is reached", above=0, most=1)
-    patience: int | None = setting(None, "stop when so many evaluated rounds have brought less than `margin`", least=1)
+    patience: int | None = setting(
+        None, "stop when so many evaluated rounds have brought no more than `margin`", least=1
+    )
     margin: float = setting(0.005, "what counts as progress", least=0)
 
 
@@ -169,7 +171,11 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def load(path: Path) -> Experiment:
     """The experiment in a TOML file."""
-    return from_tables(read_toml(path))
+    tables = read_toml(path)
+    try:
+        return from_tables(tables)
+    except StrataError as error:
+        raise type(error)(f"'{path}': {error}") from error
 
 
 def with_settings(experiment: Experiment, given: Sequence[str]) -> Experiment:

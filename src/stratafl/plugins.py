@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import nn
+
 from stratafl.errors import RecordError, StrataError, UnknownNameError, unknown
 
 
@@ -24,7 +26,7 @@ def imported(kind: str, path: str) -> Any:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise UnknownNameError(f"{kind} '{path}': there is no module '{error.name}' here") from error
-    except Exception as error:  # a person's own file may fail in any way while it is imported
+    except (Exception, SystemExit) as error:  # a person's own file may fail in any way while it is imported
         raise RecordError(f"{kind} '{path}' cannot be imported: {said(error)}") from error
     if not hasattr(module, name):
         raise unknown(f"name in {module_name}", name, [n for n in vars(module) if not n.startswith("_")])
@@ -33,6 +35,8 @@ def imported(kind: str, path: str) -> Any:
 
 def called(what: str, maker: Callable[..., Any], options: Mapping[str, Any], offered: Mapping[str, Any]) -> Any:
     """What `maker` gives for these options and those of the offered arguments that it takes."""
+    if not callable(maker):
+        raise RecordError(f"{what} is {type(maker).__name__}, not something that can be called to make one")
     taken = accepted(maker)
     if taken is not None:
         for option in options:
@@ -50,7 +54,12 @@ def called(what: str, maker: Callable[..., Any], options: Mapping[str, Any], off
 
 def accepted(maker: Callable[..., Any]) -> list[str] | None:
     """The names of the arguments that a function takes; None if it takes any."""
-    parameters = inspect.signature(maker).parameters.values()
+    if isinstance(maker, type) and getattr(maker, "__init__") is nn.Module.__init__:  # noqa: B009
+        return []  # it says that it takes anything, and refuses everything
+    try:
+        parameters = inspect.signature(maker).parameters.values()
+    except ValueError:  # something built in, which does not say what it takes
+        return None
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
     return [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]

@@ -6,7 +6,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from math import isnan
+from math import isfinite
 from typing import Any, TypeVar
 
 from stratafl.errors import RecordError, unknown
@@ -50,11 +50,14 @@ def to_table(value: Any) -> dict[str, Any]:
 
 def checked(key: str, hint: Any, value: Any, limits: Mapping[str, Any] | None = None) -> Any:
     """The value, if it is of the hinted type and within the limits; whole numbers pass for numbers."""
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+    kinds = tuple(typing.get_origin(kind) or kind for kind in (typing.get_args(hint) if union else (hint,)))
+    if value is None and type(None) in kinds:
+        return None
     if isinstance(value, int) and not isinstance(value, bool) and float in kinds and int not in kinds:
         value = float(value)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise RecordError(f"{key} is {_WORDS[kinds[0]]}, not {value!r}")
+        raise RecordError(f"{key} is {_WORDS.get(kinds[0], f'a {kinds[0].__name__}')}, not {value!r}")
     _check_limits(key, value, limits or {})
     return value
 
@@ -86,8 +89,8 @@ def _check_limits(key: str, value: Any, limits: Mapping[str, Any]) -> None:
         raise unknown(key, str(value), sorted(limits["among"]))
     if "named" in limits and ":" not in value and value not in limits["named"]:
         raise unknown(key, str(value), sorted(limits["named"]))
-    if isinstance(value, float) and isnan(value):
-        raise RecordError(f"{key} is not a number: nan")
+    if isinstance(value, float) and not isfinite(value):
+        raise RecordError(f"{key} must be a finite number, not {value}")
     for limit, (word, fits) in _LIMITS.items():
         if limit in limits and not fits(value, limits[limit]):
             raise RecordError(f"{key} must be {word} {limits[limit]}, not {value}")

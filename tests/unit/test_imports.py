@@ -94,6 +94,62 @@ def test_imports_point_one_way(name, forbidden):
     assert not parts(name) & forbidden
 
 
+OUTER = ("api", "assemble", "cli", "experiment", "report", "runs")  # what a person or a directory needs
+SIDE = ("__main__", "bench", "summary")
+CORE = (
+    *LOW,
+    *ABOVE,
+    "data",
+    "export",
+    "measure",
+    "models",
+    "objectives",
+    "plugins",
+    "settings",
+    "trial",
+    "wire",
+)
+
+
+def test_every_module_has_its_place():
+    there = {path.stem for path in ROOT.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert there - {"__init__"} == {*CORE, *OUTER, *SIDE}
+
+
+@pytest.mark.parametrize("name", CORE)
+def test_the_core_knows_neither_command_nor_directories_nor_configuration(name):
+    assert not parts(name) & {*OUTER, *SIDE}
+
+
+@pytest.mark.parametrize(
+    ("name", "forbidden"),
+    [
+        ("experiment", {"api", "assemble", "cli", "execute", "report", "runs", "trial"}),
+        ("assemble", {"api", "cli", "report", "runs", "trial"}),
+        ("summary", {"api", "assemble", "cli", "report", "runs"}),
+        ("runs", {"api", "cli", "report"}),
+        ("report", {"api", "assemble", "cli", "execute"}),
+        ("api", {"assemble", "cli", "experiment", "report"}),
+        ("bench", {"api", "cli", "experiment", "report", "runs"}),
+    ],
+)
+def test_what_is_outside_points_one_way_too(name, forbidden):
+    assert not parts(name) & forbidden
+
+
+def roots(source: str) -> set[str]:
+    """The packages that a source imports, wherever the import stands."""
+    nodes = list(ast.walk(ast.parse(source)))
+    plain = {alias.name.partition(".")[0] for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return plain | {(node.module or "").partition(".")[0] for node in nodes if isinstance(node, ast.ImportFrom)}
+
+
+def test_only_the_command_imports_typer_and_rich():
+    users = {file for file in sorted(ROOT.rglob("*.py")) if roots(file.read_text(encoding="utf-8")) & {"typer", "rich"}}
+    assert users
+    assert {file.relative_to(ROOT).parts[0] for file in users} == {"cli"}
+
+
 @pytest.mark.parametrize("name", ["data", "models"])
 def test_data_and_models_stand_alone(name):
     assert parts(name) <= {name, "errors", "records"}
@@ -101,10 +157,7 @@ def test_data_and_models_stand_alone(name):
 
 def test_nobody_in_the_package_imports_the_tests_or_a_folder_outside():
     for file in sorted(ROOT.rglob("*.py")):
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        names = {a.name.partition(".")[0] for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
-        names |= {(n.module or "").partition(".")[0] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
-        assert not names & {"tests", "pytest", "conftest"}, file.name
+        assert not roots(file.read_text(encoding="utf-8")) & {"tests", "pytest", "conftest"}, file.name
 
 
 SOURCE = """
@@ -121,18 +174,42 @@ def late():
 def test_the_reader_of_imports_sees_every_kind():
     assert set(imported(SOURCE)) == {"task.engine", "keys", "execute.Matrix", "policies.mix.Take"}
     assert set(imported(SOURCE, typing_too=False)) == {"task.engine", "keys", "policies.mix.Take"}
+    assert roots(SOURCE) == {"torch", "stratafl", "typing"}
 
 
 HEAVY = ("typer", "rich", "plotly", "datasets", "flwr", "scipy", "sklearn", "pandas", "matplotlib", "tomli_w", "pytest")
 
 
-def test_the_core_imports_nothing_heavy():
-    program = (
-        "import json, sys, stratafl.execute, stratafl.algorithms, stratafl.testing;"
-        f"print(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
-    )
+def in_a_new_process(program: str) -> list[str]:
+    """Run a program that ends with the variable `found`, a list of names, and give that list."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT.parent)}
+    whole = f"import json, sys\n{program}\nprint(json.dumps(found))"
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=120, check=True
+        [sys.executable, "-c", whole], capture_output=True, text=True, env=environment, timeout=120, check=True
     )
-    assert json.loads(done.stdout) == []
+    found: list[str] = json.loads(done.stdout)
+    return found
+
+
+def test_the_core_imports_nothing_heavy():
+    program = "import stratafl.execute, stratafl.algorithms, stratafl.testing"
+    assert in_a_new_process(f"{program}\nfound = [m for m in {HEAVY!r} if m in sys.modules]") == []
+
+
+def test_the_package_alone_imports_next_to_nothing():
+    heavy = ("torch", "numpy", "stratafl.api", *HEAVY)
+    found = in_a_new_process(f"import stratafl\nfound = [m for m in {heavy!r} if m in sys.modules]")
+    assert found == []
+
+
+def test_all_but_the_command_does_without_typer_and_rich():
+    names = ("api", "trial", "evaluate", "measure", "summary", "runs", "report", "assemble", "bench")
+    program = f"""
+sys.modules.update(typer=None, rich=None)  # as if they were not installed
+import importlib
+for name in {names!r}:
+    importlib.import_module("stratafl." + name)
+import stratafl
+found = [stratafl.fit.__module__, stratafl.load.__module__]
+"""
+    assert in_a_new_process(program) == ["stratafl.api", "stratafl.api"]

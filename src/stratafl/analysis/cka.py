@@ -17,7 +17,8 @@ def cka(features: Tensor) -> Tensor:
     centred = (features - features.mean(1, keepdim=True)).double()
     gram = torch.bmm(centred, centred.transpose(1, 2)).flatten(1)
     unit = gram / gram.norm(dim=1, keepdim=True).clamp(min=torch.finfo(gram.dtype).tiny)
-    return unit @ unit.T
+    similar: Tensor = unit @ unit.T
+    return similar
 
 
 def mean_similarity(similar: Tensor) -> float | None:

@@ -27,15 +27,25 @@ def run(arguments: Sequence[str]) -> int:
     except StrataError as error:
         return _fail(str(error), error.exit_code)
     except typer.TyperException as error:
-        return _fail(error.format_message())
+        message = error.format_message()
+        return _fail(message) if message else 0  # without a command, help was shown
+    except SystemExit as end:
+        return _reader_gone() if isinstance(end.__context__, BrokenPipeError) else int(end.code or 0)
     except typer.Exit as end:
         return end.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return _fail("stopped", INTERRUPTED)
-    except BrokenPipeError:  # whoever was reading has gone, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except BrokenPipeError:
+        return _reader_gone()
+    except OSError as error:
+        return _fail(f"cannot write the output: {error.strerror}")
     return result if isinstance(result, int) else 0
+
+
+def _reader_gone() -> int:
+    """Whoever was reading has gone, as `head` does: no reason to complain, now or at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
 
 
 def _fail(message: str, code: int = 2) -> int:

@@ -1,10 +1,11 @@
 """Where things are printed: results on standard output, progress and remarks on standard error."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.text import Text
 
 PIPED_WIDTH = 120  # of tables that go into a file
 
@@ -27,24 +28,34 @@ class _Remark(logging.Handler):
 
     def __init__(self, console: Console) -> None:
         super().__init__()
-        self._console, self._said = console, set[str]()
+        self._console, self._said, self._held = console, set[str](), list[str]()
+        self.holding = True
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Say it."""
+        """Say it, or keep it until it is known that there is no error to say instead."""
         message = record.getMessage()
         if message not in self._said:
             self._said.add(message)
-            self._console.print(f"[yellow]note:[/] {message}", markup=True)
+            self._held.append(message)
+        if not self.holding:
+            self.release()
+
+    def release(self) -> None:
+        """Say what was held back, and from now on everything at once."""
+        self.holding = False
+        for message in self._held:
+            self._console.print(Text.assemble(("note: ", "yellow"), message))
+        self._held.clear()
 
 
 @contextmanager
-def warnings_on(console: Console) -> Iterator[None]:
-    """Show the library's warnings here instead of logging them."""
+def warnings_on(console: Console) -> Iterator[Callable[[], None]]:
+    """Show the library's warnings here instead of logging them, once the function that it gives was called."""
     log, handler = logging.getLogger("stratafl"), _Remark(console)
     log.addHandler(handler)
     propagate, log.propagate = log.propagate, False
     try:
-        yield
+        yield handler.release
     finally:
         log.removeHandler(handler)
         log.propagate = propagate

@@ -1,5 +1,6 @@
 """Progress that a person sees: rounds, accuracy so far, a sparkline, time left; nothing where nobody watches."""
 
+import os
 import signal
 import sys
 import termios
@@ -99,7 +100,8 @@ class Interrupt:
 @contextmanager
 def _no_echo_of_controls() -> Iterator[None]:
     """Keep the terminal from writing ^C into the progress display."""
-    if not sys.stdin.isatty():
+    # In the background, changing the terminal would stop the process.
+    if sys.stdin is None or not sys.stdin.isatty() or os.tcgetpgrp(sys.stdin.fileno()) != os.getpgrp():
         yield
         return
     keyboard = sys.stdin.fileno()

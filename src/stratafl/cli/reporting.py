@@ -11,7 +11,7 @@ from stratafl.cli.consoles import PIPED_WIDTH, results
 from stratafl.errors import RunError
 from stratafl.report import Outcome, Rank, Spread, outcome, ranking, run_folders, to_csv
 from stratafl.runs.files import write_whole
-from stratafl.summary import reached
+from stratafl.summary import last, reached
 
 WIDE = 110  # columns from which on there is room for more numbers
 
@@ -20,6 +20,8 @@ def show(
     folders: Sequence[Path], *, csv: Path | None = None, svg: Path | None = None, target: float | None = None
 ) -> None:
     """Print the ranking of all runs in these folders; write it where asked."""
+    if target is not None and not 0 < target <= 1:
+        raise RunError(f"--target is an accuracy above 0 and up to 1, not {target}")
     for path in (csv, svg):
         if path is not None and path.exists():
             raise RunError(f"'{path}' exists: choose another name, or remove it")
@@ -39,7 +41,7 @@ def show(
 
 def table(ranks: Sequence[Rank], outcomes: Sequence[Outcome], width: int) -> Table:
     """The ranking; more columns where there is room for them."""
-    regression = "test.deployed.accuracy" not in outcomes[0].lines[-1]
+    regression = "test.deployed.accuracy" not in last(outcomes[0].lines)
     share = _plain if regression else _percent
     columns: list[tuple[str, str, Callable[[Spread], str]]] = [
         ("received", "received", share),
@@ -93,8 +95,8 @@ def _title(outcomes: Sequence[Outcome]) -> str:
 
 
 def _caption(outcomes: Sequence[Outcome]) -> str:
-    validated = all("validation.deployed.loss" in outcome.lines[-1] for outcome in outcomes)
-    what = "loss" if "test.deployed.accuracy" not in outcomes[0].lines[-1] else "accuracy"
+    validated = all("validation.deployed.loss" in last(outcome.lines) for outcome in outcomes)
+    what = "loss" if "test.deployed.accuracy" not in last(outcomes[0].lines) else "accuracy"
     where = f"the round with the best validation {what}" if validated else "the last round"
     seeds = len({outcome.seed for outcome in outcomes})
     over = f"; mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""

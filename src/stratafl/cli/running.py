@@ -21,8 +21,10 @@ def start(config: Path | None, settings: Sequence[str], out: Path | None) -> int
     """A new run, to its end or until it is interrupted."""
     experiment = with_settings(_base(config), settings)
     folder = out or _free(f"{experiment.algorithm.name}-{experiment.data.name}-s{experiment.run.seed}")
-    with warnings_on(remarks()):
-        return _drive(Run.create(experiment, folder))
+    with warnings_on(remarks()) as settled:
+        run = Run.create(experiment, folder)
+        settled()
+        return _drive(run)
 
 
 def compare(
@@ -31,8 +33,9 @@ def compare(
     """A new comparison."""
     if out is not None:
         refuse_existing(out)
-    with warnings_on(remarks()):
+    with warnings_on(remarks()) as settled:
         made = Comparison.create(out or _free("compare"), _base(config), methods, seeds, settings)
+        settled()
         return comparing.drive(made, jobs)
 
 
@@ -43,10 +46,14 @@ def resume(folder: Path, jobs: int, worker: bool) -> int:
     if worker:
         with warnings_on(Console(quiet=True)):  # whoever started it has said them
             return comparing.work(Comparison.open(folder))
-    with warnings_on(remarks()):
+    with warnings_on(remarks()) as settled:
         if is_comparison(folder):
-            return comparing.drive(Comparison.open(folder), jobs)
-        return _drive(Run.open(folder))
+            comparison = Comparison.open(folder)
+            settled()
+            return comparing.drive(comparison, jobs)
+        run = Run.open(folder)
+        settled()
+        return _drive(run)
 
 
 def _base(config: Path | None) -> Experiment:

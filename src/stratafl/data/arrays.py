@@ -43,7 +43,7 @@ def join(parts: Sequence[Part], classes: int | None, dtype: torch.dtype) -> tupl
 
 
 def _samples(part: Part, dtype: torch.dtype) -> Tensor:
-    x = _tensor(part.x, f"x{part.where}")
+    x = plain_tensor(part.x, f"x{part.where}")
     if x.is_floating_point():
         x = x.to(dtype)
     elif x.dtype != torch.uint8:
@@ -55,7 +55,7 @@ def _samples(part: Part, dtype: torch.dtype) -> Tensor:
 
 
 def _targets(part: Part, dtype: torch.dtype) -> Tensor:
-    y = _tensor(part.y, f"y{part.where}")
+    y = plain_tensor(part.y, f"y{part.where}")
     y = y.to(dtype if y.is_floating_point() else torch.int64)
     most = 2 if y.is_floating_point() else 1
     if y.ndim > most or 0 in y.shape[1:]:
@@ -66,7 +66,8 @@ def _targets(part: Part, dtype: torch.dtype) -> Tensor:
     return y
 
 
-def _tensor(values: Array, what: str) -> Tensor:
+def plain_tensor(values: Array, what: str) -> Tensor:
+    """A CPU tensor of real numbers, or a sentence about what else it is."""
     tensor = values.detach().cpu() if isinstance(values, Tensor) else torch.from_numpy(_numbers(values, what))
     if tensor.is_complex():
         raise DataError(f"{what} has dtype {_named(tensor.dtype)}: samples and targets must be real numbers")

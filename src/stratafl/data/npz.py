@@ -1,5 +1,6 @@
 """A person's own samples in one file: `x`, `y` and, if samples belong to somebody, `client`."""
 
+import zlib
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -29,6 +30,8 @@ def from_npz(
     x, y, named = arrays["x"], arrays["y"], arrays.get("client")
     if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
         raise DataError(f"'{path}': x has shape {x.shape} and y {y.shape}; both count samples along their first axis")
+    if len(x) == 0:
+        raise DataError(f"'{path}' holds no samples: x has shape {x.shape}")
     if partition is None and named is not None:
         owners = _named_owners(path, named, len(x))
     else:
@@ -45,9 +48,14 @@ def _named_owners(path: str | Path, named: NDArray[np.generic], samples: int) ->
 
 def _read(path: Path) -> dict[str, NDArray[np.generic]]:
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            return {name: stored[name] for name in stored.files}
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
     except FileNotFoundError as error:
         raise DataError(f"there is no data file '{path}'") from error
-    except (OSError, ValueError, BadZipFile, AttributeError) as error:
-        raise DataError(f"'{path}' is not an npz file of plain arrays: {str(error).splitlines()[0]}") from error
+    except (OSError, ValueError, TypeError, EOFError, BadZipFile, AttributeError, zlib.error) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(f"'{path}' is not an npz file of plain arrays: {reason}") from error
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise DataError(f"'{path}' is not an npz file of plain arrays: '{name}' is {type(array).__name__}")
+    return arrays

@@ -74,7 +74,7 @@ def run_round(
     if len(ids) == 0:
         raise DataError("the cohort is empty: a round needs at least one client")
     algorithm, layout = sim.algorithm, rnd.layout
-    total, changed, notes = Total(), dict[int, State](), list[Mapping[str, Tensor]]()
+    total, changed, notes = Total(), dict[int, State](), list[tuple[int, Mapping[str, Tensor]]]()
     weights: list[tuple[Bytes, Bytes]] = []
     served = 0.0
     begin = time.perf_counter()
@@ -92,7 +92,7 @@ def run_round(
             watch(memory)
         if examine is not None:
             examine(group, rows_of(desk, algorithm.row), trained)
-        notes.append(task.notes)
+        notes.append((len(group), task.notes))
         weights.append((down, count_bytes(upload, layout, len(group))))
         _check_rows(sim, weights[-1][1], len(group), len(ids))
         paused = time.perf_counter()
@@ -106,13 +106,16 @@ def run_round(
         watch(server)
     served += time.perf_counter() - paused
     down, up = (sum(side[1:], side[0]) for side in zip(*weights, strict=True))
-    return server, changed, Report(ids, down, up, _common(notes), time.perf_counter() - begin - served, served)
+    return server, changed, Report(ids, down, up, _joined(notes), time.perf_counter() - begin - served, served)
 
 
-def _common(notes: list[Mapping[str, Tensor]]) -> State:
-    """The notes that every group left, in the order of the cohort."""
-    names = [name for name in notes[0] if all(name in note for note in notes)]
-    return {name: torch.cat([note[name] for note in notes]) for name in names}
+def _joined(notes: list[tuple[int, Mapping[str, Tensor]]]) -> State:
+    """The notes in the order of the cohort; a group that left none has zeros."""
+    like = {name: value for _, note in notes for name, value in note.items()}
+    return {
+        name: torch.cat([note[name] if name in note else one.new_zeros(size, *one.shape[1:]) for size, note in notes])
+        for name, one in like.items()
+    }
 
 
 def _row(memory: State, index: int) -> State:

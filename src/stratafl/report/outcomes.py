@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.errors import RunError
-from stratafl.experiment import read_toml
+from stratafl.experiment import load, to_tables
 from stratafl.measure import Line
-from stratafl.runs import is_run
-from stratafl.runs.files import read_json, read_lines
+from stratafl.runs import environment_of, is_run
+from stratafl.runs.files import read_lines
+from stratafl.runs.run import check_config
 from stratafl.summary import best, converged, cost, evaluated, last, selected
+
+NEEDED = ("round", "bytes.down", "bytes.up", "seconds.train", "seconds.server")
 
 
 @dataclass(frozen=True)
@@ -58,18 +61,23 @@ class Outcome:
 
 def outcome(folder: Path) -> Outcome:
     """The outcome in a run directory."""
+    then = environment_of(folder)
+    config = to_tables(load(folder / "config.toml"))
+    check_config(folder / "config.toml", (then.get("identity") or {}).get("config") or config, config)
     lines = read_lines(folder / "rounds.jsonl")
+    if not all(isinstance(line.get(key), int | float) for line in lines for key in NEEDED):
+        raise RunError(f"'{folder / 'rounds.jsonl'}' is damaged: a line lacks one of {', '.join(NEEDED)}")
     if not evaluated(lines):
         raise RunError(f"'{folder}' has no evaluated round yet")
-    columns = read_json(folder / "environment.json").get("columns", 0)
-    return Outcome(folder, read_toml(folder / "config.toml"), lines, columns)
+    return Outcome(folder, config, lines, then.get("columns", 0))
 
 
 def run_folders(places: Iterable[Path]) -> list[Path]:
     """All run directories at or below these places."""
     found: list[Path] = []
     for place in places:
-        here = [place] if is_run(place) else sorted(p.parent for p in place.glob("**/config.toml") if is_run(p.parent))
+        below = (path.parent for path in place.glob("**/config.toml") if not path.parent.name.startswith("."))
+        here = [place] if is_run(place) else sorted(path for path in below if is_run(path))
         if not here:
             raise RunError(f"there is no run in '{place}'" if place.exists() else f"there is no folder '{place}'")
         found += [folder for folder in here if folder not in found]

@@ -2,12 +2,14 @@
 
 import csv
 import io
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
 from stratafl.report.outcomes import Outcome
+from stratafl.summary import last
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,16 @@ def ranking(outcomes: Sequence[Outcome]) -> list[Rank]:
     """Groups of equal configurations, the best deployed accuracy first."""
     groups: dict[str, list[Outcome]] = {}
     for one in outcomes:
-        groups.setdefault(repr(_without_seed(one.config)), []).append(one)
+        groups.setdefault(json.dumps(_without_seed(one.config), sort_keys=True, default=str), []).append(one)
     labels = _labels([group[0].config for group in groups.values()])
     ranks = [_rank(label, group) for label, group in zip(labels, groups.values(), strict=True)]
-    regression = "test.deployed.accuracy" not in outcomes[0].lines[-1]
+    regression = "test.deployed.accuracy" not in last(outcomes[0].lines)
     sign = 1 if regression else -1
-    return sorted(ranks, key=lambda rank: sign * rank.numbers["deployed"].mean)
+
+    def place(rank: Rank) -> float:  # what diverged comes last
+        return sign * rank.numbers["deployed"].mean if "deployed" in rank.numbers else float("inf")
+
+    return sorted(ranks, key=place)
 
 
 def to_csv(ranks: Sequence[Rank]) -> str:
@@ -78,6 +84,6 @@ def _labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     for i, config in enumerate(flat):
         rivals = [other for j, other in enumerate(flat) if j != i and names[j] == names[i]]
         own = [key for key in keys if any(other.get(key) != config.get(key) for other in rivals)]
-        told = " ".join(f"{key.partition('.')[2]}={config[key]}" for key in own if key in config)
+        told = " ".join(f"{key.removeprefix('algorithm.')}={config[key]}" for key in own if key in config)
         labels.append(f"{names[i]} {told}".strip())
     return labels

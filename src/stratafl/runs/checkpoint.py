@@ -51,7 +51,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     with explained("save the checkpoint", target):
         partial.mkdir(parents=True)
         try:
-            save_file({name: x.detach().cpu().contiguous() for name, x in checkpoint.tensors.items()}, partial / STATE)
+            save_file(_apart(checkpoint.tensors), partial / STATE)
             _sync_file(partial / STATE)
             body = {
                 "round": checkpoint.round,
@@ -63,6 +63,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
                 shutil.rmtree(target)
             partial.rename(target)
             sync_folder(folder)
+            sync_folder(folder.parent)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     for old in generations(folder)[GENERATIONS:]:
@@ -91,7 +92,8 @@ def tidy(folder: Path, found: Found) -> None:
 
 def generations(folder: Path) -> list[Path]:
     """The saved generations, the newest first."""
-    return sorted((path for path in folder.glob("[0-9]*") if path.is_dir()), key=lambda p: int(p.name), reverse=True)
+    found = [path for path in folder.glob("[0-9]*") if path.is_dir() and path.name.isdigit()]
+    return sorted(found, key=lambda path: int(path.name), reverse=True)
 
 
 def _load(generation: Path) -> Checkpoint:
@@ -106,6 +108,18 @@ def _load(generation: Path) -> Checkpoint:
         return Checkpoint(int(manifest["round"]), load_file(state), dict(manifest["journals"]))
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise RunError(f"the checkpoint '{generation}' is damaged: {error}") from error
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors on the CPU, none sharing memory with another, which safetensors refuses."""
+    apart: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        plain = tensor.detach().cpu().contiguous()
+        plain = plain.clone() if plain.untyped_storage().data_ptr() in seen else plain
+        seen.add(plain.untyped_storage().data_ptr())
+        apart[name] = plain
+    return apart
 
 
 def _file_digest(path: Path) -> str:

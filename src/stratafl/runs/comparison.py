@@ -13,10 +13,10 @@ import tomli_w
 
 from stratafl.assemble import simulation_of
 from stratafl.errors import BusyError, RecordError, RunError
-from stratafl.experiment import Experiment, from_tables, read_toml, to_tables, with_settings
+from stratafl.experiment import Experiment, from_tables, load, read_toml, to_tables, with_settings
 from stratafl.runs.environment import FORMAT
 from stratafl.runs.files import appearing, write_whole
-from stratafl.runs.run import Run, anchored, is_run, refuse_existing
+from stratafl.runs.run import CONFIG, Run, anchored, check_config, is_run, refuse_existing
 
 FILE = "compare.toml"
 
@@ -61,6 +61,12 @@ class Comparison:
             raise RecordError(f"a comparison needs methods, each once, not '{','.join(methods)}'")
         if seeds < 1:
             raise RecordError(f"a comparison needs at least one seed, not {seeds}")
+        for given in settings:
+            if given.startswith("algorithm."):
+                option = given.partition(".")[2]
+                raise RecordError(
+                    f"'{given}' would be an option of every method: write METHOD.{option} for one of them"
+                )
         own = {m: tuple(f"algorithm.{s.partition('.')[2]}" for s in settings if s.startswith(f"{m}.")) for m in methods}
         common = [s for s in settings if s.partition(".")[0] not in methods]
         base = anchored(with_settings(base, common))
@@ -79,13 +85,24 @@ class Comparison:
         """A comparison that exists."""
         tables = read_toml(folder / FILE)
         head = tables.pop("compare", {})
-        if not isinstance(head.get("format"), int) or head["format"] > FORMAT:
-            raise RunError(f"'{folder}' is in format {head.get('format')}, this stratafl reads up to {FORMAT}")
-        try:
-            own = {method: tuple(settings) for method, settings in head["settings"].items()}
-            return cls(folder, from_tables(tables), tuple(head["methods"]), tuple(head["seeds"]), own)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise RunError(f"'{folder / FILE}' is damaged: {error}") from error
+        found = head.get("format") if isinstance(head, dict) else None
+        if not isinstance(found, int) or found > FORMAT:
+            raise RunError(f"'{folder / FILE}' is in format {found!r}, this stratafl reads up to {FORMAT}")
+        methods, seeds, own = (head.get(key) for key in ("methods", "seeds", "settings"))
+        if not (methods and _list_of(str, methods) and seeds and _list_of(int, seeds) and isinstance(own, dict)):
+            raise RunError(f"'{folder / FILE}' is damaged: methods and seeds are lists, settings a table")
+        if min(seeds) < 0:
+            raise RunError(f"'{folder / FILE}' is damaged: a seed is at least 0, not {min(seeds)}")
+        for method in methods:
+            if not _list_of(str, own.get(method)):
+                raise RunError(f"'{folder / FILE}' is damaged: '{method}' has no list of settings")
+        own = {method: tuple(settings) for method, settings in own.items()}
+        made = cls(folder, from_tables(tables), tuple(methods), tuple(seeds), own)
+        for member in made.members():
+            if is_run(member.folder):
+                begun = to_tables(load(member.folder / CONFIG))
+                check_config(folder / FILE, begun, to_tables(member.experiment))
+        return made
 
     def members(self) -> Iterator[Member]:
         """Seed by seed, so that a comparison that is stopped early has something of every method."""
@@ -99,6 +116,10 @@ class Comparison:
         own = {method: list(settings) for method, settings in self.own.items()}
         head = {"format": FORMAT, "methods": list(self.methods), "seeds": list(self.seeds), "settings": own}
         return {"compare": head, **to_tables(self.base)}
+
+
+def _list_of(kind: type, value: Any) -> bool:
+    return isinstance(value, list) and all(type(each) is kind for each in value)
 
 
 def is_comparison(folder: Path) -> bool:

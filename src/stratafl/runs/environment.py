@@ -52,7 +52,7 @@ def now() -> str:
 
 def differences(then: Mapping[str, Any], today: Mapping[str, Any]) -> list[str]:
     """What of the environment decides about bits and has changed."""
-    decisive = ("torch", "numpy", "machine", "device", "device_name", "engine")
+    decisive = ("stratafl", "commit", "torch", "numpy", "machine", "device", "device_name", "engine")
     return [f"{k} {then.get(k)} → {today.get(k)}" for k in decisive if then.get(k) != today.get(k)]
 
 

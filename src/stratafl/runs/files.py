@@ -1,5 +1,6 @@
 """Files that are whole or not there, and journals that only grow."""
 
+import errno
 import json
 import os
 import shutil
@@ -43,15 +44,28 @@ def write_whole(path: Path, data: bytes) -> None:
 @contextmanager
 def appearing(folder: Path) -> Iterator[Path]:
     """A folder to fill under another name; it gets its own when it is complete."""
-    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")
+    place = folder.absolute()  # "." has no name to put a dot before
+    partial = place.with_name(f".{place.name}.{uuid.uuid4().hex}.partial")
     with explained("create", folder):
         try:
             partial.mkdir(parents=True)
             yield partial
-            partial.rename(folder)
-            sync_folder(folder.parent)
+            if place.exists():  # perhaps where somebody stands: fill it instead of replacing it
+                if any(place.iterdir()):
+                    raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+                for file in sorted(partial.iterdir()):
+                    file.rename(place / file.name)
+            else:
+                partial.rename(place)
+            sync_folder(place.parent)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+
+
+def clear_remains(folder: Path) -> None:
+    """Remove what interrupted writes left in a folder."""
+    for partial in folder.glob(".*.partial"):
+        partial.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -120,6 +134,9 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         raise RunError(f"cannot read '{path}': {error}") from error
     whole = text[: text.rfind("\n") + 1].splitlines()
     try:
-        return [json.loads(line) for line in whole]
+        lines = [json.loads(line) for line in whole]
     except ValueError as error:
         raise RunError(f"'{path}' is damaged: {error}") from error
+    if not all(isinstance(line, dict) for line in lines):
+        raise RunError(f"'{path}' is damaged: its lines are not all objects")
+    return lines

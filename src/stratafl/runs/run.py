@@ -31,7 +31,17 @@ from stratafl.experiment import Experiment, load, to_tables
 from stratafl.measure import Line
 from stratafl.runs import checkpoint, environment
 from stratafl.runs.checkpoint import Checkpoint
-from stratafl.runs.files import Journal, appearing, explained, read_json, read_lines, write_json, write_whole
+from stratafl.runs.files import (
+    Journal,
+    appearing,
+    clear_remains,
+    explained,
+    read_json,
+    read_lines,
+    sync_folder,
+    write_json,
+    write_whole,
+)
 from stratafl.summary import stop_reason
 from stratafl.trial import Trial
 
@@ -49,9 +59,16 @@ class Run:
         self.trial = Trial(sim, evaluate.every, evaluate.clients, Lab(evaluate.lab))
         self.notes: list[str] = []  # what a person should know
         self._lock = _locked(folder)
-        self._journals = {name: Journal(folder / f"{name}.jsonl") for name in JOURNALS}
-        self.progress = self._restored()
-        self.history: list[Line] = read_lines(folder / "rounds.jsonl")
+        try:
+            clear_remains(folder)
+            self._journals = {name: Journal(folder / f"{name}.jsonl") for name in JOURNALS}
+            self.progress = self._restored()
+            self.history: list[Line] = read_lines(folder / "rounds.jsonl")
+            self._check_history()
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self._committed = {name: journal.size for name, journal in self._journals.items()}
         self._saved, self._saved_at, self._saving = self.progress.t, time.monotonic(), 0.0
 
     @classmethod
@@ -70,9 +87,14 @@ class Run:
     @classmethod
     def open(cls, folder: Path) -> Self:
         """A run that exists; refused if its configuration, data or model are no longer what they were."""
-        then, experiment = _environment(folder), load(folder / CONFIG)
+        then, experiment = environment_of(folder), load(folder / CONFIG)
         run = cls(folder, experiment, _simulation(folder, then, experiment))
-        run._note_resumption(then)
+        try:
+            if not run.finished:
+                run._note_resumption(then)
+        except BaseException:
+            os.close(run._lock)
+            raise
         return run
 
     @property
@@ -91,6 +113,8 @@ class Run:
             progress, entry = self.trial.round(self.progress)
             for name, lines in (("rounds", [entry.round]), ("clients", entry.clients), ("layers", entry.layers)):
                 self._journals[name].append(lines)
+            # From here on the round counts; interrupted before, its lines are cut off again.
+            self._committed = {name: journal.size for name, journal in self._journals.items()}
             self.progress = progress
             self.history.append(entry.round)
             if self._due():
@@ -102,10 +126,10 @@ class Run:
         if self._saved == self.progress.t:
             return
         begin = time.monotonic()
-        for journal in self._journals.values():
-            journal.sync()
-        sizes = {name: journal.size for name, journal in self._journals.items()}
-        checkpoint.save(self.folder / CHECKPOINTS, Checkpoint(self.progress.t, self.progress.tensors(), sizes))
+        for name, journal in self._journals.items():
+            journal.cut(self._committed[name])
+        saved = Checkpoint(self.progress.t, self.progress.tensors(), self._committed)
+        checkpoint.save(self.folder / CHECKPOINTS, saved)
         self._saved, self._saved_at = self.progress.t, time.monotonic()
         self._saving = self._saved_at - begin
 
@@ -123,11 +147,19 @@ class Run:
         if found.complaints:
             where = "the beginning" if saved is None else f"the previous checkpoint, after round {saved.round}"
             self.notes.append(f"going on from {where}")
+        elif saved is None and self._journals["rounds"].size:
+            self.notes.append("no checkpoint was saved: going on from the beginning")
         for name, journal in self._journals.items():
             journal.cut(0 if saved is None else saved.journals[name])
+        sync_folder(self.folder)  # the names of the journals, too, survive a power cut
         if saved is None:
             return self.sim.start()
         return _on_device(saved, self.sim)
+
+    def _check_history(self) -> None:
+        if [line.get("round") for line in self.history] != list(range(1, self.progress.t + 1)):
+            where = self.folder / "rounds.jsonl"
+            raise RunError(f"'{where}' was changed: it does not hold the {self.progress.t} rounds that were committed")
 
     def _note_resumption(self, then: dict[str, Any]) -> None:
         today = environment.describe(self.sim)
@@ -135,7 +167,7 @@ class Run:
         if changed:
             self.notes.append(f"not bit-identical with a run that was never interrupted: {'; '.join(changed)}")
         entry = {"at": environment.now(), "round": self.progress.t, "changed": changed}
-        write_json(self.folder / ENVIRONMENT, {**then, "resumed": [*then.get("resumed", []), entry]})
+        write_json(self.folder / ENVIRONMENT, {**then, "resumed": [*(then.get("resumed") or []), entry]})
 
     def close(self) -> None:
         """Save what is done, and let go of the directory."""
@@ -158,7 +190,7 @@ class Run:
 
 def stored(folder: Path) -> tuple[Simulation, Progress, list[Line]]:
     """What a run directory holds, without touching it: simulation, newest checkpoint, lines up to there."""
-    then = _environment(folder)
+    then = environment_of(folder)
     sim = _simulation(folder, then, load(folder / CONFIG))
     found = checkpoint.find(folder / CHECKPOINTS)
     if found.checkpoint is None:
@@ -171,8 +203,8 @@ def _simulation(folder: Path, then: dict[str, Any], experiment: Experiment) -> S
     """The simulation of a run that exists; refused if its configuration, data or model are not what they were."""
     if then.get("folder") not in (None, *sys.path):
         sys.path.append(then["folder"])  # where its own models and algorithms were found
-    identity = then.get("identity", {})
-    _check_config(folder, identity.get("config", {}), to_tables(experiment))
+    identity = then.get("identity") or {}
+    check_config(folder / CONFIG, identity.get("config") or {}, to_tables(experiment))
     sim = simulation_of(experiment)
     for what, digest in (("data", environment.data_digest(sim)), ("model", environment.model_digest(sim))):
         if identity.get(what) != digest:
@@ -181,7 +213,8 @@ def _simulation(folder: Path, then: dict[str, Any], experiment: Experiment) -> S
 
 
 def _on_device(saved: Checkpoint, sim: Simulation) -> Progress:
-    return Progress.of({name: tensor.to(sim.workshop.device) for name, tensor in saved.tensors.items()})
+    # Copied out of the file, so that products see memory aligned as in a run that was never interrupted.
+    return Progress.of({name: tensor.clone().to(sim.workshop.device) for name, tensor in saved.tensors.items()})
 
 
 def refuse_existing(folder: Path) -> None:
@@ -192,6 +225,8 @@ def refuse_existing(folder: Path) -> None:
         raise RunError(f"cannot look into '{folder}': {error.strerror}") from error
     if not taken:
         return
+    if not folder.is_dir():
+        raise RunError(f"'{folder}' exists and is not a folder: choose another --out")
     if (folder / ENVIRONMENT).exists():
         raise RunError(
             f"'{folder}' holds a run already: continue it with 'strata resume {folder}', or choose another --out"
@@ -214,27 +249,29 @@ def is_run(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and (folder / ENVIRONMENT).is_file()
 
 
-def _environment(folder: Path) -> dict[str, Any]:
+def environment_of(folder: Path) -> dict[str, Any]:
+    """What a run directory says of itself, if this version can read it."""
     if not is_run(folder):
         raise RunError(f"'{folder}' is not a run directory: it has no {CONFIG} and {ENVIRONMENT}")
     then = read_json(folder / ENVIRONMENT)
     found = then.get("format")
     if not isinstance(found, int) or found > environment.FORMAT:
         raise RunError(
-            f"'{folder}' was written by stratafl {then.get('stratafl')} in format {found}, "
+            f"'{folder}' was written by stratafl {then.get('stratafl')} in format {found!r}, "
             f"this one reads up to format {environment.FORMAT}: install a newer stratafl"
         )
     return then
 
 
-def _check_config(folder: Path, then: dict[str, Any], today: dict[str, Any]) -> None:
+def check_config(path: Path, then: dict[str, Any], today: dict[str, Any]) -> None:
+    """Raise if a configuration is not what it was, naming the first key."""
     for table in sorted({*then, *today}):
         before, after = then.get(table, {}), today.get(table, {})
         for key in sorted({*before, *after}):
             was, now = before.get(key), after.get(key)
             if was != now:
                 raise RunError(
-                    f"'{folder / CONFIG}' was changed: {table}.{key} was {was!r} and is {now!r}; "
+                    f"'{path}' was changed: {table}.{key} was {was!r} and is {now!r}; "
                     "put it back, or start a new run with --config"
                 )
 
@@ -245,7 +282,10 @@ def _locked(folder: Path) -> int:
         handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except BlockingIOError as error:
         os.close(handle)
         raise BusyError(f"another process is at work in '{folder}'") from error
+    except OSError as error:
+        os.close(handle)
+        raise RunError(f"cannot lock '{folder}': {error.strerror}") from error
     return handle

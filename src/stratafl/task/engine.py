@@ -50,6 +50,8 @@ class Gradients:
     metrics: dict[str, Tensor]
 
 
+# What vmap has no fast rule for is slower, but right: no reason to tell the person who runs it at every step.
+torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
 Modes = frozenset[str]
 log = logging.getLogger("stratafl")
 _Aside = tuple[Tensor, Rows, Rows, Rows]  # loss, statistics, carry, metrics

@@ -20,6 +20,7 @@ from stratafl.errors import ContractError
 from stratafl.evaluate import received
 from stratafl.execute import Matrix
 from stratafl.layout import Buffers
+from stratafl.plugins import said
 from stratafl.testing.case import (
     CLASSES,
     SHAPE,
@@ -94,6 +95,9 @@ def _broken(law: Callable[[Case], None], cases: Iterable[Case]) -> ContractError
             law(case)
     except ContractError as error:
         return error
+    except Exception as error:  # an algorithm of anybody's may fail in any way
+        name = getattr(law, "__name__", "degenerate").replace("_", " ")
+        return ContractError(name, said(error))
     return None
 
 

@@ -1,0 +1,68 @@
+"""The command in this process, in a folder of its own; and as a program of its own."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_helpers import HERE, SOURCE, Result, Strata, checked_line, command, snapshot
+
+from stratafl.cli import run
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Path:
+    """An empty folder, where the command runs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))  # the command adds folders to it
+    monkeypatch.setattr(sys, "argv", ["strata"])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SOURCE), str(HERE)]))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "LINES"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def strata(place, capsys) -> Strata:
+    """The command; its exit code and what it printed."""
+
+    def call(*arguments: object) -> Result:
+        capsys.readouterr()
+        code = run([str(each) for each in arguments])
+        return Result(code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def refused(strata, place) -> Callable[..., str]:
+    """The command where it must refuse: one line, exit code 2, and nothing changed; the line."""
+
+    def call(*arguments: object, says: str | tuple[str, ...]) -> str:
+        before = snapshot(place)
+        result = strata(*arguments)
+        line = checked_line(result)
+        assert result.out == ""
+        assert snapshot(place) == before
+        for words in (says,) if isinstance(says, str) else says:
+            assert words in line
+        return line
+
+    return call
+
+
+@pytest.fixture
+def program(place) -> Strata:
+    """The command as a process of its own."""
+
+    def call(*arguments: object, **options: Any) -> Result:
+        done = subprocess.run(command(*arguments), **{"capture_output": True, "text": True, **options}, check=False)
+        return Result(done.returncode, done.stdout, done.stderr)
+
+    return call

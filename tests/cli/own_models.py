@@ -1,0 +1,137 @@
+"""Models and methods as a person might write them in a file of their own, for `--model own_models:Name`."""
+
+import time
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from stratafl.algorithms import fedavg
+from stratafl.records import record
+
+NUMBER = 3  # not something that can be called
+
+
+class Perceptron(nn.Module):
+    """Takes the shape of the samples and the number of classes, and an option."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int, width: int = 8):
+        super().__init__()
+        size = 1
+        for length in shape:
+            size *= length
+        self.hidden = nn.Linear(size, width)
+        self.out = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.hidden(x.flatten(1)).relu())
+
+
+class Recurrent(nn.Module):
+    """Reads an image line by line."""
+
+    def __init__(self, classes: int, width: int = 12):
+        super().__init__()
+        self.lstm = nn.LSTM(8, width, batch_first=True)
+        self.out = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, _ = self.lstm(x.squeeze(1))
+        return self.out(states[:, -1])
+
+
+class Attentive(nn.Module):
+    """The lines of an image look at each other."""
+
+    def __init__(self, classes: int):
+        super().__init__()
+        self.embed = nn.Linear(8, 16)
+        self.attention = nn.MultiheadAttention(16, 4, batch_first=True)
+        self.norm = nn.LayerNorm(16)
+        self.out = nn.Linear(16, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        lines = self.embed(x.squeeze(1))
+        seen, _ = self.attention(lines, lines, lines)
+        return self.out(self.norm(lines + seen).mean(1))
+
+
+class Branching(Perceptron):
+    """Does one thing or another, depending on the values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.hidden(x.flatten(1))
+        if hidden.sum() > 0:
+            hidden = 0.5 * hidden
+        return self.out(hidden.relu())
+
+
+class Slow(Perceptron):
+    """Takes its time for a training step as long as there is a file `slow`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and Path("slow").exists():
+            time.sleep(0.05)
+        return super().forward(x)
+
+
+def factory(classes: int, widths: list[int]) -> nn.Module:
+    """A function that makes a model."""
+    sizes = [64, *widths]
+    hidden = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(sizes[-1], classes))
+
+
+class ThreeOutputs(Perceptron):
+    def __init__(self, shape: tuple[int, ...]):
+        super().__init__(shape, 3)
+
+
+class WrongShape(Perceptron):
+    def __init__(self, classes: int):
+        super().__init__((63,), classes)
+
+
+class ConstructorRaises(nn.Module):
+    def __init__(self, classes: int):
+        raise ValueError(f"{classes} classes are\ntoo many for me")
+
+
+class ForwardRaises(Perceptron):
+    def forward(self, x: Tensor) -> Tensor:
+        raise KeyError("no such thing")
+
+
+class ForwardMistyped(Perceptron):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outt(self.hidden(x.flatten(1)))
+
+
+class ForwardAsserts(Perceptron):
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.shape[1] == 3, "wants three channels"
+        return super().forward(x)
+
+
+def text(classes: int) -> str:
+    return "this is not a model"
+
+
+@record
+class LastOneWins:
+    """Takes the upload of whoever comes last."""
+
+    reads = ("up.theta",)
+    writes = ("theta",)
+
+    def fold(self, rnd, server, sums, up, ids):
+        return {"last": {name: rows[-1] for name, rows in up["theta"].rows.items()}}
+
+    def finish(self, rnd, server, sums):
+        return {"theta": sums["last"]}
+
+
+def last_one_wins():
+    """A method that depends on the order of the clients."""
+    return replace(fedavg(), merge=(LastOneWins(),))

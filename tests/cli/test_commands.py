@@ -1,0 +1,534 @@
+"""What the commands do: list, run, resume, compare, report, check, help; and what Ctrl-C does to them."""
+
+import csv
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from statistics import fmean, stdev
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from cli_helpers import SMALL, TINY, Result, checked_line, command, journals, lines, snapshot
+from safetensors.torch import load_file
+
+from stratafl.algorithms import ALGORITHMS
+from stratafl.cli import run
+from stratafl.data import DATASETS, PARTITIONS
+from stratafl.models import MODELS
+from stratafl.runs.files import Journal
+from stratafl.testing import laws
+
+COMMANDS = ("list", "run", "compare", "resume", "report", "check", "bench")
+FILES = {"config.toml", "environment.json", "rounds.jsonl", "clients.jsonl", "layers.jsonl", "checkpoint"}
+
+
+def cells(text):
+    """The rows of the tables in a text."""
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
+
+
+# --- help and list
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_a_screen_and_gives_an_example(strata, name):
+    result = strata(name, "--help")
+    text = [line.rstrip() for line in result.out.strip("\n").splitlines()]
+    assert (result.code, result.err) == (0, "")
+    assert f"Usage: strata {name}" in result.out
+    assert f"Example: strata {name}" in result.out
+    assert len(text) <= 40
+    assert max(map(len, text)) <= 80
+
+
+def test_help_names_every_command(strata):
+    result = strata("--help")
+    assert result.code == 0
+    assert all(f" {name} " in result.out for name in COMMANDS)
+    assert len(result.out.strip("\n").splitlines()) <= 40
+
+
+def test_the_command_alone_is_help_and_no_empty_complaint(strata):
+    result = strata()
+    assert "Usage: strata" in result.out
+    assert "strata: " not in result.err
+
+
+def test_version_is_said(strata):
+    result = strata("--version")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith("stratafl 0.")
+
+
+CATALOGUES = {"algorithms": ALGORITHMS, "models": MODELS, "datasets": DATASETS, "partitions": PARTITIONS}
+
+
+def test_the_list_for_programs_has_everything_with_its_name(strata):
+    result = strata("list", "--json")
+    found = json.loads(result.out)
+    assert (result.code, result.err) == (0, "")
+    assert {kind: {entry["name"] for entry in entries} for kind, entries in found.items()} == {
+        kind: set(known) for kind, known in CATALOGUES.items()
+    }
+    assert all(entry["description"] for entries in found.values() for entry in entries)
+    assert all(entry["name"].isalnum() and entry["name"].islower() for entry in found["algorithms"])
+    assert "personal" in next(entry for entry in found["algorithms"] if entry["name"] == "fedper")["options"]
+
+
+def test_the_list_for_people_mentions_everything(strata):
+    result = strata("list")
+    words = set(result.out.replace("│", " ").split())
+    assert (result.code, result.err) == (0, "")
+    assert {*CATALOGUES, *ALGORITHMS, *MODELS, *DATASETS, *PARTITIONS} <= words
+
+
+# --- run
+
+
+def test_a_run_writes_its_directory_and_prints_a_table(strata, place):
+    result = strata("run", *SMALL, "--rounds", 2, "--algorithm", "fedrep", "--seed", 5, "--out", "some/where")
+    folder = place / "some" / "where"
+    config = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+    assert (result.code, result.err) == (0, "")
+    assert {path.name for path in folder.iterdir()} == FILES
+    assert config["algorithm"]["name"] == "fedrep"
+    assert config["run"]["seed"] == 5
+    assert config["run"]["rounds"] == 2
+    assert [line["round"] for line in lines(folder / "rounds.jsonl")] == [1, 2]
+    assert "digits, 4 clients" in result.out
+    accuracy = max(lines(folder / "rounds.jsonl"), key=lambda line: line["validation.deployed.accuracy"])
+    assert f"{accuracy['test.deployed.accuracy']:.1%}" in result.out
+
+
+def test_two_runs_without_a_name_get_two_directories(strata, place):
+    for _ in range(2):
+        assert strata("run", *SMALL, "--rounds", 1).code == 0
+    first, second = sorted((place / "runs").iterdir())
+    assert journals(first) == journals(second)
+    assert sorted(path.name for path in place.iterdir()) == ["runs"]
+
+
+def test_a_configuration_is_read_and_settings_come_on_top(strata, place):
+    (place / "mine.toml").write_text("[train]\nlr = 0.3\nbatch = 40\n[run]\nrounds = 1\n", encoding="utf-8")
+    assert strata("run", "--config", "mine.toml", *SMALL, "--out", "done").code == 0
+    config = tomllib.loads((place / "done" / "config.toml").read_text(encoding="utf-8"))
+    assert config["train"]["lr"] == 0.3
+    assert config["train"]["batch"] == 50
+    assert config["run"]["rounds"] == 1
+
+
+def test_the_configuration_of_a_run_makes_the_same_run(strata, place):
+    assert strata("run", *SMALL, "--rounds", 2, "--set", "train.momentum=0.5", "--out", "one").code == 0
+    assert strata("run", "--config", "one/config.toml", "--out", "two").code == 0
+    assert journals(place / "one") == journals(place / "two")
+
+
+def test_nothing_but_plain_text_where_nobody_watches(strata, place):
+    for arguments in (
+        ("run", *SMALL, "--rounds", 1, "--out", "done"),
+        ("compare", *SMALL, "--algorithms", "local,fedavg", "--rounds", 1, "--seeds", 1, "--out", "both"),
+        ("resume", "done"),
+        ("report", "done", "both", "--target", 0.05),
+        ("list",),
+    ):
+        result = strata(*arguments)
+        assert (result.code, result.err) == (0, "")
+        assert "\x1b" not in result.out
+        assert max(map(len, result.out.splitlines())) <= 120
+
+
+def test_a_run_that_stops_early_says_why(strata, place):
+    result = strata("run", *SMALL, "--rounds", 5, "--set", "stop.target=0.01", "--out", "done")
+    assert result.code == 0
+    assert result.err.startswith("stopped after round 1: validation accuracy ")
+    assert len(lines(place / "done" / "rounds.jsonl")) == 1
+    assert strata("resume", "done") == result
+
+
+def test_a_run_on_own_data_with_named_clients(strata, place):
+    rng = np.random.default_rng(0)
+    x, y = rng.random((90, 4), dtype=np.float32), np.arange(90) % 3
+    np.savez(place / "mine.npz", x=x, y=y, client=np.repeat(["ann", "bob", "cem"], 30))
+    assert strata("run", "--data", "mine.npz", "--rounds", 1, "--out", "done").code == 0
+    assert [line["client"] for line in lines(place / "done" / "clients.jsonl")] == [0, 1, 2]
+
+
+def test_a_regression_that_diverges_is_reported_all_the_same(strata, place):
+    rng = np.random.default_rng(0)
+    np.savez(place / "mine.npz", x=rng.random((60, 4), dtype=np.float32), y=rng.random(60, dtype=np.float32))
+    result = strata("run", *SMALL, "--data", "mine.npz", "--set", "train.lr=1e30", "--rounds", 1, "--out", "done")
+    assert (result.code, result.err) == (0, "")
+    assert "fedper" in result.out
+    assert strata("report", "done", "--csv", "table.csv").code == 0
+
+
+def test_a_program_without_standard_input_runs(strata, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)  # as with `<&-`
+    assert strata("run", *SMALL, "--rounds", 1).code == 0
+
+
+# --- resume
+
+
+def test_resume_of_a_finished_run_shows_the_table_again_and_changes_nothing(strata, place):
+    first = strata("run", *SMALL, "--rounds", 2, "--out", "done")
+    before = snapshot(place)
+    assert strata("resume", "done") == first
+    assert snapshot(place) == before
+
+
+def test_resume_of_a_finished_comparison_shows_the_table_again_and_changes_nothing(strata, place):
+    arguments = ("--algorithms", "local,fedavg", "--seeds", 1, "--rounds", 1, "--out", "both")
+    first = strata("compare", *SMALL, *arguments)
+    before = snapshot(place)
+    assert strata("resume", "both") == first
+    assert snapshot(place) == before
+
+
+# --- compare
+
+
+def members(folder):
+    return {str(path.parent.relative_to(folder)): journals(path.parent) for path in folder.rglob("config.toml")}
+
+
+def test_a_comparison_is_the_same_with_one_process_and_with_two(strata, place):
+    arguments = ("--algorithms", "local,fedper", "--seeds", 2, "--seed", 3, "--rounds", 2)
+    alone = strata("compare", *SMALL, *arguments, "--out", "alone")
+    shared = strata("compare", *SMALL, *arguments, "--out", "shared", "--jobs", 2)
+    assert [(result.code, result.err) for result in (alone, shared)] == [(0, "")] * 2
+    assert set(members(place / "alone")) == {
+        f"{method}/seed-{seed}" for method in ("local", "fedper") for seed in (3, 4)
+    }
+    assert members(place / "alone") == members(place / "shared")
+
+
+def test_every_method_of_a_comparison_is_in_the_table(strata, place):
+    result = strata("compare", *SMALL, "--algorithms", "local, fedavg,fedbn", "--seeds", 2, "--rounds", 1)
+    assert result.code == 0
+    assert sorted(row[0] for row in cells(result.out)) == ["fedavg", "fedbn", "local"]
+    assert "over 2 seeds" in result.out
+    assert [path.name for path in (place / "runs").iterdir()] == ["compare"]
+
+
+def test_a_setting_of_one_method_applies_to_that_method_only(strata, place):
+    arguments = ("--algorithms", "fedper,fedrep,fedavg", "--seeds", 1, "--rounds", 1, "--out", "three")
+    assert strata("compare", *SMALL, *arguments, "--set", "fedper.personal=all", "--set", "train.lr=0.3").code == 0
+    tables = {
+        name: tomllib.loads((place / "three" / name / "seed-0" / "config.toml").read_text(encoding="utf-8"))
+        for name in ("fedper", "fedrep", "fedavg")
+    }
+    assert {name: table["algorithm"] for name, table in tables.items()} == {
+        "fedper": {"name": "fedper", "personal": "all"},
+        "fedrep": {"name": "fedrep"},
+        "fedavg": {"name": "fedavg"},
+    }
+    assert [table["train"]["lr"] for table in tables.values()] == [0.3] * 3
+    sent = {name: lines(place / "three" / name / "seed-0" / "rounds.jsonl")[0]["bytes.up"] for name in tables}
+    assert sent["fedavg"] > sent["fedrep"] > sent["fedper"]
+
+
+def test_a_comparison_takes_an_own_method(strata, place):
+    arguments = ("--algorithms", "fedavg,own_models:last_one_wins", "--seeds", 1, "--rounds", 1, "--out", "two")
+    result = strata("compare", *SMALL, *arguments)
+    assert result.code == 0
+    assert "own_models:last_one_wins" in result.out
+    assert strata("resume", "two").out == result.out
+
+
+# --- report
+
+
+def raw(folder):
+    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def spent(history, last):
+    """Bytes and seconds up to a round."""
+    until = [line for line in history if line["round"] <= last]
+    size = sum(line["bytes.up"] + line["bytes.down"] for line in until)
+    return size, sum(line["seconds.train"] + line["seconds.server"] for line in until)
+
+
+def expected(folder):
+    """The numbers of a run, from its lines."""
+    history = raw(folder)
+    accuracies = [line["test.deployed.accuracy"] for line in history]
+    chosen = max(history, key=lambda line: line["validation.deployed.accuracy"])
+    near = next(line for line in history if line["test.deployed.accuracy"] >= max(accuracies) - 0.005)["round"]
+    return {
+        "received": chosen["test.received.accuracy"],
+        "trained": chosen["test.trained.accuracy"],
+        "deployed": chosen["test.deployed.accuracy"],
+        "client_mean": chosen["test.deployed.client_accuracy"],
+        "spread": chosen["test.deployed.std"],
+        "worst10": chosen["test.deployed.worst10"],
+        "best": max(accuracies),
+        "last": accuracies[-1],
+        "selected_round": chosen["round"],
+        "converged_round": near,
+        "converged_bytes": spent(history, near)[0],
+        "converged_seconds": spent(history, near)[1],
+        "bytes": spent(history, len(history))[0],
+        "seconds": spent(history, len(history))[1],
+        "rounds": len(history),
+    }
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """Two methods, two seeds, three rounds, the best of which is not always the last; only to be read."""
+    folder = tmp_path_factory.mktemp("compared") / "both"
+    arguments = ["--algorithms", "local,fedper", "--seeds", "2", "--rounds", "3", "--out", str(folder)]
+    with redirect_stdout(StringIO()):
+        assert run(["compare", *SMALL, "--set", "train.lr=0.3", *arguments]) == 0
+    swap_scores(folder / "local" / "seed-0" / "rounds.jsonl")
+    swap_scores(folder / "fedper" / "seed-1" / "rounds.jsonl")
+    return folder
+
+
+def swap_scores(path):
+    """Let the last two rounds change places in all but their costs, so that the best one is not the last."""
+    first, second, third = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    for key in [key for key in third if key.startswith(("test.", "validation."))]:
+        second[key], third[key] = third[key], second[key]
+    assert second["validation.deployed.accuracy"] > third["validation.deployed.accuracy"]
+    assert second["test.deployed.accuracy"] > third["test.deployed.accuracy"] + 0.005
+    path.write_text("".join(json.dumps(line) + "\n" for line in (first, second, third)), encoding="utf-8")
+
+
+def test_the_csv_holds_what_the_journals_say(strata, compared, place):
+    result = strata("report", compared, "--csv", "table.csv")
+    assert (result.code, result.err) == (0, "")
+    with (place / "table.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert sorted(row["method"] for row in rows) == ["fedper", "local"]
+    for row in rows:
+        each = [expected(compared / row["method"] / f"seed-{seed}") for seed in (0, 1)]
+        assert row["seeds"] == "2"
+        assert {name.removesuffix("_mean") for name in row if name.endswith("_mean")} == set(each[0])
+        for name in each[0]:
+            values = [float(one[name]) for one in each]
+            assert float(row[f"{name}_mean"]) == pytest.approx(fmean(values), rel=1e-9)
+            assert float(row[f"{name}_std"]) == pytest.approx(stdev(values), rel=1e-9)
+    assert float(rows[0]["deployed_mean"]) >= float(rows[1]["deployed_mean"])
+
+
+def test_the_table_ranks_by_deployed_accuracy(strata, compared):
+    each = {
+        method: [expected(compared / method / f"seed-{seed}")["deployed"] for seed in (0, 1)]
+        for method in ("local", "fedper")
+    }
+    rows = cells(strata("report", compared).out)
+    assert [row[0] for row in rows] == sorted(each, key=lambda method: -fmean(each[method]))
+    for row in rows:
+        assert f"{fmean(each[row[0]]):.1%} ± {100 * stdev(each[row[0]]):.1f}" in row
+
+
+def test_a_drawn_table_is_a_picture_that_needs_nothing_else(strata, compared, place):
+    assert strata("report", compared, "--svg", "table.svg").code == 0
+    text = (place / "table.svg").read_text(encoding="utf-8")
+    root = ElementTree.fromstring(text)
+    words = "".join(root.itertext())
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert "local" in words
+    assert "fedper" in words
+    assert not re.findall(r"@font-face|@import|href=|url\([^#]", text)
+
+
+def test_the_cost_of_a_target_is_that_of_the_first_round_that_has_it(strata, compared, monkeypatch):
+    history = raw(compared / "local" / "seed-0")
+    target = max(line["test.deployed.accuracy"] for line in history)
+    first = next(line["round"] for line in history if line["test.deployed.accuracy"] >= target)
+    size, seconds = spent(history, first)
+    monkeypatch.chdir(compared)
+    _, title, below = strata("report", "local/seed-0", "--target", target).out.partition(
+        f"to {target:.1%} test accuracy"
+    )
+    assert title
+    assert cells(below) == [["local/seed-0", str(first), f"{size / 1e6:,.1f}", f"{seconds:,.1f}"]]
+
+
+def test_a_target_that_was_not_reached_is_never_reached(strata, compared):
+    result = strata("report", compared, "--target", 1)
+    assert "to 100.0% test accuracy" in result.out
+    assert result.out.count("never") == 4
+
+
+@pytest.mark.parametrize("target", [-0.5, 90, "nan"])
+def test_a_target_is_a_share(refused, compared, target):
+    refused("report", compared, "--target", target, says="target")
+
+
+def test_runs_that_differ_in_more_than_the_seed_are_told_apart(strata, place):
+    for rate in (0.1, 0.2):
+        assert strata("run", *SMALL, "--rounds", 1, "--set", f"train.lr={rate}", "--out", f"rate-{rate}").code == 0
+    result = strata("report", "rate-0.1", "rate-0.2")
+    assert "fedper train.lr=0.1" in result.out
+    assert "fedper train.lr=0.2" in result.out
+
+
+# --- check
+
+
+def test_a_method_of_the_catalogue_keeps_the_contract(strata):
+    result = strata("check", "fedavg", "--quick")
+    assert (result.code, result.err) == (0, "")
+    assert "'fedavg' keeps the contract" in result.out
+    assert "✗" not in result.out
+
+
+def test_a_method_that_breaks_a_law_is_refused_with_the_law(strata, place, monkeypatch):
+    monkeypatch.setattr("stratafl.testing.LAWS", [laws.messages, laws.order, laws.seeds])  # it would take a while
+    result = strata("check", "own_models:last_one_wins", "--quick")
+    assert "own_models:last_one_wins" in checked_line(result)
+    assert "law 'order'" in result.out
+    assert [line[:3] for line in result.out.splitlines() if line[1] in "✓✗"] == [" ✓ ", " ✗ ", " ✓ "]
+    assert snapshot(place) == {}
+
+
+# --- Ctrl-C
+
+
+SLOW = (*TINY, "--set", "train.batch=100", "--rounds", 3, "--set", "run.checkpoint=9")
+MODEL = ("--model", "own_models:Slow", "--engine", "loop")
+
+
+def wait_for(path, count):
+    """Until a journal has so many lines."""
+    deadline = time.monotonic() + 90
+    while not path.exists() or path.read_bytes().count(b"\n") < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def final_state(folder):
+    return load_file(folder / "checkpoint" / "000003" / "state.safetensors")
+
+
+def check_same_end(one, other):
+    assert journals(one) == journals(other)
+    mine, theirs = final_state(one), final_state(other)
+    assert mine.keys() == theirs.keys()
+    assert all(mine[name].equal(tensor) for name, tensor in theirs.items())
+
+
+@pytest.mark.parametrize(
+    ("signals", "rounds"),
+    [([signal.SIGINT], 2), ([signal.SIGINT, signal.SIGINT], 1), ([signal.SIGTERM], 2)],
+    ids=["once", "twice", "terminated"],
+)
+def test_ctrl_c_finishes_the_round_and_twice_stops_at_once_and_nothing_is_lost(strata, place, signals, rounds):
+    (place / "slow").touch()
+    process = subprocess.Popen(
+        command("run", *SLOW, *MODEL, "--out", "stopped"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    wait_for(place / "stopped" / "rounds.jsonl", 1)
+    said = ""
+    for number in signals:
+        process.send_signal(number)
+        said = said or process.stderr.readline()
+    out, err = process.communicate(timeout=60)
+    assert said.startswith("finishing this round")
+    assert err == "saved; continue with: strata resume stopped\n"
+    assert (process.returncode, out) == (130, "")
+    assert [line["round"] for line in lines(place / "stopped" / "rounds.jsonl")] == list(range(1, rounds + 1))
+    (place / "slow").unlink()
+    assert strata("resume", "stopped").code == 0
+    assert strata("run", *SLOW, *MODEL, "--out", "whole").code == 0
+    check_same_end(place / "stopped", place / "whole")
+
+
+def test_ctrl_c_reaches_all_processes_of_a_comparison(strata, place):
+    (place / "slow").touch()
+    given = ("compare", *SLOW, *MODEL, "--algorithms", "local,fedper", "--seeds", 1)
+    process = subprocess.Popen(
+        command(*given, "--jobs", 2, "--out", "stopped"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    wait_for(place / "stopped" / "local" / "seed-0" / "rounds.jsonl", 1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert err.startswith("finishing this round")
+    assert err.endswith("saved; continue with: strata resume stopped\n")
+    assert len(lines(place / "stopped" / "local" / "seed-0" / "rounds.jsonl")) == 2
+    (place / "slow").unlink()
+    resumed = strata("resume", "stopped")
+    assert resumed.code == 0
+    assert strata(*given, "--out", "whole").code == 0
+    for method in ("local", "fedper"):
+        check_same_end(place / "stopped" / method / "seed-0", place / "whole" / method / "seed-0")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("name", ["rounds", "clients", "layers"])
+def test_ctrl_c_between_the_lines_of_a_round_neither_loses_nor_doubles_one(strata, place, monkeypatch, name, when):
+    given = ("run", *SMALL, "--rounds", 3, "--set", "run.checkpoint=9")
+    append, calls = Journal.append, []
+
+    def torn(journal, entries):
+        calls.append(journal.path.stem)
+        now = calls.count(name) == 2 and journal.path.stem == name
+        if now and when == "before":
+            raise KeyboardInterrupt
+        append(journal, entries)
+        if now:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Journal, "append", torn)
+    result = strata(*given, "--out", "torn")
+    monkeypatch.setattr(Journal, "append", append)
+    assert result == Result(130, "", "saved; continue with: strata resume torn\n")
+    assert strata("resume", "torn").code == 0
+    assert strata(*given, "--out", "whole").code == 0
+    check_same_end(place / "torn", place / "whole")
+
+
+# --- the program
+
+
+BACKGROUND = """
+import os, subprocess, sys
+terminal = os.open(sys.argv[1], os.O_RDWR)  # now this session's terminal
+job = subprocess.Popen(sys.argv[2:], stdin=terminal, process_group=0)
+_, status = os.waitpid(job.pid, os.WUNTRACED)
+if os.WIFSTOPPED(status):
+    job.kill()
+    sys.exit(f"it was stopped by {os.WSTOPSIG(status)}")
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_run_in_the_background_of_a_terminal_is_not_stopped(place):
+    keyboard, terminal = pty.openpty()
+    shell = [sys.executable, "-c", BACKGROUND, os.ttyname(terminal)]
+    job = command("run", *SMALL, "--rounds", 1)
+    done = subprocess.run([*shell, *job], start_new_session=True, capture_output=True, text=True, check=False)
+    os.close(keyboard)
+    os.close(terminal)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("argument", ["--version", "--help"])
+def test_a_reader_that_has_gone_is_no_error(place, argument):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command(argument), stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_output_that_cannot_be_written_is_one_line(place):
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        done = subprocess.run(command("--version"), stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert "No space left on device" in checked_line(Result(done.returncode, "", done.stderr))

@@ -1,0 +1,264 @@
+"""What a run came to, and a driver that kills the command again and again before it lets it finish.
+
+python kill.py DIR SEED SETTING...    prints {"kills": [[aim, during], ...], "code": of the last child, "rounds": its}
+
+The driver imports everything once and forks a child for each attempt, which runs `strata run` or `strata resume`, tells
+through a pipe what it is doing, and is sent SIGKILL by the driver. No tensor is touched before the fork.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from stratafl import trial
+from stratafl.cli import run as command
+from stratafl.execute import Simulation
+from stratafl.runs import Run, checkpoint
+from stratafl.runs.files import Journal
+
+PATIENCE = 60  # seconds until a child that nobody killed ends
+MOMENTS: dict[str, tuple[Any, str]] = {
+    "training": (Simulation, "round"),
+    "evaluation": (trial, "scoreboard"),
+    "saving": (checkpoint, "save"),
+    "creating": (Run, "create"),
+    "opening": (Run, "open"),
+}
+EACH = 7  # kills inside each kind of moment
+DELAYS = {"training": 0.04, "evaluation": 0.01, "saving": 0.004}  # up to so many seconds after the moment began
+OPERATIONS = ("mkdir", "fsync", "rename", "replace", "unlink", "rmdir")  # of `os`: between two of them a kill may fall
+
+
+def lines(folder: Path, name: str) -> list[dict[str, Any]]:
+    """A journal, without what depends on the clock."""
+    text = (folder / f"{name}.jsonl").read_text()
+    return [{k: v for k, v in json.loads(x).items() if not k.startswith("seconds.")} for x in text.splitlines()]
+
+
+def outcome(folder: Path) -> dict[str, object]:
+    """All that a run recorded and the bits of its last state: what two runs of the same experiment have in common."""
+    newest = max((folder / "checkpoint").glob("[0-9]*"))
+    state = load_file(newest / "state.safetensors")
+    return {name: lines(folder, name) for name in ("rounds", "clients", "layers")} | {
+        "saved": newest.name,
+        "state": {name: (str(x.dtype), x.numpy().tobytes()) for name, x in state.items()},
+    }
+
+
+class Child:
+    """What happens in a child: it says when a moment begins and ends, and may stop dead at a place."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+
+    def moment(self, name: str, owner: Any, attribute: str) -> None:
+        """Say when a function is at work."""
+        function = getattr(owner, attribute)
+
+        def told(*given: Any, **named: Any) -> Any:
+            self._say(f"+{name}")
+            try:
+                return function(*given, **named)
+            finally:
+                self._say(f"-{name}")
+
+        setattr(owner, attribute, told)
+
+    def stop(self) -> None:
+        """Wait for the end."""
+        self._say("!")
+        time.sleep(PATIENCE)
+
+    def stop_at_operation(self, number: int, owner: Any, attribute: str) -> None:
+        """Stop before the so many-th file operation inside a function."""
+        function, count = getattr(owner, attribute), -1  # -1: not inside
+
+        def counting(operation: Callable[..., Any]) -> Callable[..., Any]:
+            def counted(*given: Any, **named: Any) -> Any:
+                nonlocal count
+                count += count >= 0
+                if count == number:
+                    self.stop()
+                return operation(*given, **named)
+
+            return counted
+
+        def inside(*given: Any, **named: Any) -> Any:
+            nonlocal count
+            count = 0
+            try:
+                return function(*given, **named)
+            finally:
+                count = -1
+
+        for name in OPERATIONS:
+            setattr(os, name, counting(getattr(os, name)))
+        setattr(owner, attribute, inside)
+
+    def stop_in_journal(self, name: str) -> None:
+        """Stop when half of what goes into a journal is written."""
+        append = Journal.append
+
+        def torn(journal: Any, given: Any) -> None:
+            size = journal.size
+            append(journal, given)
+            if journal.path.stem == name:
+                os.truncate(journal.path, (size + journal.size) // 2)
+                self.stop()
+
+        Journal.append = torn  # type: ignore[method-assign]
+
+
+class Driver:
+    """Attempts at a run, one after the other."""
+
+    def __init__(self, folder: Path, settings: list[str]) -> None:
+        for module in ("torch._dynamo", "stratafl.cli.app", "stratafl.cli.running"):
+            import_module(module)  # or else every child would
+        torch.set_num_threads(1)
+        self.folder, self.settings = folder, settings
+        self.kills: list[tuple[str, str | None]] = []
+
+    def attempt(self, aim: str, prepare: Callable[[Child], None], strike: Callable[[str], float | None]) -> int | None:
+        """Run a child; `strike` says for each word from it how many seconds later it is killed, None: not yet.
+
+        The exit code of a child that ended by itself.
+        """
+        child, words = self._forked(prepare)
+        inside: list[str] = []
+        for word in words:
+            inside = _follow(inside, word)
+            delay = strike(word)
+            if delay is not None:
+                time.sleep(delay)
+                os.kill(child, signal.SIGKILL)
+                break
+        for word in words:  # what it said until it was dead
+            inside = _follow(inside, word)
+        _, status = os.waitpid(child, 0)
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+            self.kills.append((aim, inside[-1] if inside else None))
+            return None
+        return os.waitstatus_to_exitcode(status)
+
+    def _forked(self, prepare: Callable[[Child], None]) -> tuple[int, Iterator[str]]:
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            code = 70
+            signal.alarm(PATIENCE)
+            try:
+                os.close(reading)
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+                told = Child(lambda word: os.write(writing, f"{word}\n".encode()) and None)
+                prepare(told)
+                for name, (owner, attribute) in MOMENTS.items():
+                    told.moment(name, owner, attribute)
+                code = command(self._arguments())
+            finally:
+                os._exit(code)
+        os.close(writing)
+        return child, _words(reading)
+
+    def _arguments(self) -> list[str]:
+        if self.folder.exists():
+            return ["resume", str(self.folder)]
+        return ["run", "--out", str(self.folder), *(part for s in self.settings for part in ("--set", s))]
+
+    # Aims
+
+    def at_every_operation(self, moment: str) -> None:
+        """Kill before each file operation of a moment, the first, the second …, until there is no further one."""
+        number, there = 1, True
+        while there and not (moment == "creating" and self.folder.exists()):
+            there = self._at_operation(moment, number)
+            number += 1
+
+    def _at_operation(self, moment: str, number: int) -> bool:
+        met = False
+
+        def strike(word: str) -> float | None:
+            nonlocal met
+            met |= word == "!"
+            return 0.0 if word in ("!", f"-{moment}") else None
+
+        self.attempt(
+            f"{moment}, operation {number}",
+            lambda child: child.stop_at_operation(number, *MOMENTS[moment]),
+            strike,
+        )
+        return met
+
+    def in_every_journal(self) -> None:
+        """Kill in the middle of writing to each journal."""
+        for name in ("rounds", "clients", "layers"):
+            self.attempt(
+                f"half of {name}",
+                lambda child, name=name: child.stop_in_journal(name),
+                lambda word: 0.0 if word == "!" else None,
+            )
+
+    def at_random(self, draw: random.Random) -> None:
+        """Kill some time after a moment began, until each kind was hit often enough."""
+        for _ in range(3 * EACH):
+            for moment, longest in DELAYS.items():
+                if [during for aim, during in self.kills if aim == "at random"].count(moment) < EACH:
+                    self._at_random(moment, draw.randint(1, 2), draw.uniform(0, longest))
+
+    def _at_random(self, moment: str, times: int, delay: float) -> None:
+        seen = 0
+
+        def strike(word: str) -> float | None:
+            nonlocal seen
+            seen += word == f"+{moment}"
+            return delay if seen == times else None
+
+        self.attempt("at random", lambda child: None, strike)
+
+    def to_the_end(self) -> tuple[int | None, int]:
+        """Let it finish; its exit code, and how many rounds were left to it."""
+        rounds = 0
+
+        def count(word: str) -> None:
+            nonlocal rounds
+            rounds += word == "+training"
+
+        return self.attempt("none", lambda child: None, count), rounds
+
+
+def _follow(inside: list[str], word: str) -> list[str]:
+    """The moments that a child is in."""
+    return [*inside, word[1:]] if word[0] == "+" else inside[:-1] if word[0] == "-" else inside
+
+
+def _words(reading: int) -> Iterator[str]:
+    """What comes through a pipe until its other end is closed."""
+    with os.fdopen(reading) as pipe:
+        for line in pipe:
+            yield line.strip()
+
+
+def main(folder: str, seed: str, *settings: str) -> None:
+    """Kill, then finish."""
+    driver = Driver(Path(folder), list(settings))
+    driver.at_every_operation("creating")
+    driver.at_random(random.Random(int(seed)))
+    driver.in_every_journal()
+    driver.at_every_operation("opening")
+    driver.at_every_operation("saving")
+    code, rounds = driver.to_the_end()
+    print(json.dumps({"kills": driver.kills, "code": code, "rounds": rounds}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,92 @@
+"""Processes killed for real, again and again: the run ends with the bits of one that nobody disturbed."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from kill import EACH, outcome
+
+import stratafl
+
+SETTINGS = [
+    "model.name=mlp",
+    "model.hidden=[8]",
+    "model.norm=true",
+    "data.clients=6",
+    "data.partition=iid",
+    "train.batch=40",
+    "run.rounds=60",
+    "run.participation=0.5",
+    "run.checkpoint=1",
+]
+RUN = ["-m", "stratafl", "run", *(part for setting in SETTINGS for part in ("--set", setting)), "--out"]
+RESUME = ["-m", "stratafl", "resume"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(stratafl.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+
+
+def started(*arguments):
+    return subprocess.Popen([sys.executable, *map(str, arguments)], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+
+
+def finished(*arguments):
+    process = started(*arguments)
+    try:
+        said, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    return said
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    finished(*RUN, folder)
+    return outcome(folder)
+
+
+def assert_same(folder, undisturbed):
+    assert len(undisturbed["rounds"]) == 60
+    disturbed = outcome(folder)
+    for name, expected in undisturbed.items():
+        assert disturbed[name] == expected, name
+    begun = [entry["round"] for entry in json.loads((folder / "environment.json").read_text())["resumed"]]
+    assert begun == sorted(begun)  # a round that was saved is never done again
+    assert sorted(os.listdir(folder / "checkpoint")) == ["000059", "000060"]  # nothing damaged, nothing left over
+
+
+def test_a_run_killed_at_every_kind_of_moment_ends_like_one_that_was_not(tmp_path, undisturbed):
+    said = json.loads(finished(Path(__file__).with_name("kill.py"), tmp_path / "run", "0", *SETTINGS))
+    at_random = Counter(during for aim, during in said["kills"] if aim == "at random")
+    for moment in ("training", "evaluation", "saving"):
+        assert at_random[moment] >= EACH
+    assert at_random.total() >= 20
+    aimed = Counter(aim.split(",")[0] for aim, _ in said["kills"])
+    assert [aimed[f"half of {name}"] for name in ("rounds", "clients", "layers")] == [1, 1, 1]
+    for moment in ("creating", "opening", "saving"):
+        assert aimed[moment] >= 4
+    assert said["code"] == 0
+    assert said["rounds"] > 0
+    assert_same(tmp_path / "run", undisturbed)
+
+
+def test_a_command_killed_while_it_runs_is_resumed_by_another(tmp_path, undisturbed):
+    folder, latest = tmp_path / "run", time.monotonic() + 60
+    journal, process = folder / "rounds.jsonl", started(*RUN, folder)
+    while time.monotonic() < latest and not (journal.exists() and journal.stat().st_size > 10_000):  # some rounds
+        time.sleep(0.002)
+    time.sleep(random.Random(0).uniform(0, 0.05))
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    finished(*RESUME, folder)
+    resumed = json.loads((folder / "environment.json").read_text())["resumed"]
+    assert [0 < entry["round"] < 60 for entry in resumed] == [True]
+    assert_same(folder, undisturbed)

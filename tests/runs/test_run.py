@@ -1,0 +1,517 @@
+"""Runs in directories: what they write, and that one which was left in any way ends like one that never was."""
+
+import json
+import os
+import shutil
+import tomllib
+from dataclasses import fields
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from kill import lines, outcome
+
+from stratafl.algorithms import fedavg, fedper
+from stratafl.algorithms.local import alone
+from stratafl.errors import BusyError, RunError, UnknownNameError
+from stratafl.experiment import TABLES, Experiment, load, with_settings
+from stratafl.models import build, save_weights
+from stratafl.phased import Phase, Phased
+from stratafl.runs import Run, checkpoint, is_run, stored
+
+TINY = ("run.rounds=4", "data.clients=4", "data.partition=iid", "model.hidden=[8]", "train.batch=100")
+
+
+def made(*settings):
+    return with_settings(Experiment(), [*TINY, "run.checkpoint=1", *settings])
+
+
+def forward(run, rounds):
+    return list(islice(run.rounds(), rounds))
+
+
+def finish(run):
+    with run:
+        list(run.rounds())
+    return run
+
+
+def whole(folder, *settings):
+    return finish(Run.create(made(*settings), folder))
+
+
+def left(folder, rounds, *settings):
+    """A run that was interrupted and closed."""
+    with Run.create(made(*settings), folder) as run:
+        forward(run, rounds)
+    return run
+
+
+def abandoned(folder, rounds, *settings):
+    """A run whose process ended without a word."""
+    run = Run.create(made(*settings), folder)
+    forward(run, rounds)
+    os.close(run._lock)
+    return run
+
+
+def damage(generation):
+    data = bytearray((generation / "state.safetensors").read_bytes())
+    data[len(data) // 2] ^= 1
+    (generation / "state.safetensors").write_bytes(data)
+
+
+def edit(path, change):
+    value = json.loads(path.read_text())
+    path.write_text(json.dumps(value | change(value)))
+
+
+def everything_in(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def phases(*, train):
+    """An algorithm of this file: `test_run:phases`."""
+    return Phased(
+        (Phase(fedavg(train=train), rounds=2), Phase(fedper(train=train))),
+        finish=Phase(alone(train=train), participation="all"),
+    )
+
+
+# What a run writes
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory):
+    return whole(tmp_path_factory.mktemp("example") / "run")
+
+
+def test_the_directory_holds_what_is_documented(example):
+    names = {"config.toml", "environment.json", "rounds.jsonl", "clients.jsonl", "layers.jsonl", "checkpoint"}
+    assert {path.name for path in example.folder.iterdir()} == names
+    assert sorted(os.listdir(example.folder / "checkpoint")) == ["000003", "000004"]
+    assert is_run(example.folder)
+
+
+def test_the_configuration_written_is_complete_and_means_the_same(example):
+    assert load(example.folder / "config.toml") == example.experiment
+    written = tomllib.loads((example.folder / "config.toml").read_text())
+    assert set(written) == set(TABLES)
+    for name, table in TABLES.items():
+        given = getattr(example.experiment, name)
+        known = {f.name for f in fields(table) if f.name != "options" and getattr(given, f.name) is not None}
+        assert set(written[name]) == known | set(getattr(given, "options", {}))
+
+
+def test_the_environment_says_what_a_reader_needs(example):
+    environment = json.loads((example.folder / "environment.json").read_text())
+    assert environment["format"] == 1
+    assert environment["torch"] == torch.__version__
+    assert (environment["seed"], environment["clients"], environment["columns"]) == (0, 4, 64 * 8 + 8 + 8 * 10 + 10)
+    assert environment["resumed"] == []
+
+
+def test_one_line_per_round_client_and_layer(example):
+    rounds, clients, layers = (lines(example.folder, name) for name in ("rounds", "clients", "layers"))
+    assert [line["round"] for line in rounds] == [1, 2, 3, 4]
+    assert [(line["round"], line["client"]) for line in clients] == [(t, i) for t in (1, 2, 3, 4) for i in range(4)]
+    assert [(line["round"], line["layer"]) for line in layers] == [(t, n) for t in (1, 2, 3, 4) for n in ("fc1", "fc")]
+
+
+def test_layer_lines_have_the_bytes_that_travelled(example):
+    base = 4 * 4 * (64 * 8 + 8)
+    for line in lines(example.folder, "layers"):
+        assert (line["bytes.down"], line["bytes.up"]) == ((base, base) if line["layer"] == "fc1" else (0, 0))
+    for line in lines(example.folder, "rounds"):
+        assert (line["bytes.down"], line["bytes.up"]) == (base, base + 4 * 8)
+
+
+def test_client_lines_add_up_to_the_line_of_their_round(example):
+    for line in lines(example.folder, "rounds"):
+        clients = [each for each in lines(example.folder, "clients") if each["round"] == line["round"]]
+        for place in ("validation.received", "validation.trained", "test.received", "test.trained", "test.deployed"):
+            samples = np.array([each[f"{place.split('.')[0]}.samples"] for each in clients])
+            shares = np.array([each[f"{place}.accuracy"] for each in clients])
+            assert line[f"{place}.accuracy"] == pytest.approx((shares * samples).sum() / samples.sum())
+            assert line[f"{place}.client_accuracy"] == pytest.approx(shares.mean())
+            assert line[f"{place}.std"] == pytest.approx(shares.std())
+            assert line[f"{place}.worst10"] == shares.min()
+
+
+def test_rounds_come_one_by_one_with_what_was_written(tmp_path):
+    with Run.create(made(), tmp_path / "run") as run:
+        for number, line in enumerate(run.rounds(), 1):
+            text = (tmp_path / "run" / "rounds.jsonl").read_text()
+            assert json.loads(text.splitlines()[-1]) == line
+            assert line["round"] == number == run.progress.t == len(run.history)
+    assert run.finished
+    assert run.stopped is None
+
+
+def test_checkpoints_come_every_so_many_rounds_and_at_the_end(tmp_path):
+    run, seen = Run.create(made("run.rounds=5", "run.checkpoint=2"), tmp_path / "run"), []
+    for _ in run.rounds():
+        seen.append([path.name for path in checkpoint.generations(run.folder / "checkpoint")])
+    run.close()
+    second, fourth, last = "000002", "000004", "000005"
+    assert seen == [[], [second], [second], [fourth, second], [last, fourth]]
+
+
+def test_reading_a_run_does_not_touch_it_nor_wait_for_it(tmp_path):
+    with Run.create(made(), tmp_path / "run") as run:
+        forward(run, 2)
+        before = everything_in(run.folder)
+        _, progress, history = stored(run.folder)
+        assert everything_in(run.folder) == before
+        assert (progress.t, history) == (2, run.history)
+
+
+# Resuming
+
+WAYS = {
+    "fedper": (),
+    "traced": ("train.batch=10",),
+    "fedavg": ("algorithm.name=fedavg",),
+    "some of them, norm": ("run.participation=0.5", "data.clients=6", "model.norm=true", "train.momentum=0.9"),
+    "local norm": ("algorithm.name=fedbn", "model.norm=true", "run.buffers=local", "run.participation=0.5"),
+    "decay": ("train.decay=0.5", "evaluate.every=2"),
+    "newcomers": ("data.newcomers=1", "evaluate.clients=2", "data.validation=0"),
+    "phases": ("algorithm.name=test_run:phases", "run.participation=0.5"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_that_was_left_ends_like_one_that_was_not(tmp_path, way):
+    straight = whole(tmp_path / "straight", *WAYS[way])
+    left(tmp_path / "left", 2, *WAYS[way])
+    run = Run.open(tmp_path / "left")
+    assert (run.progress.t, len(run.history), run.notes) == (2, 2, [])
+    finish(run)
+    assert outcome(run.folder) == outcome(straight.folder)
+    then, now = straight.progress.tensors(), run.progress.tensors()
+    assert set(then) == set(now)
+    assert all(torch.equal(then[name], now[name]) for name in then)
+    assert json.loads((run.folder / "environment.json").read_text())["resumed"][0]["round"] == 2
+
+
+@pytest.mark.parametrize("way", ["fedper", "some of them, norm", "phases"])
+def test_a_run_that_was_abandoned_ends_like_one_that_was_not(tmp_path, way):
+    settings = (*WAYS[way], "run.checkpoint=2")
+    straight = whole(tmp_path / "straight", *settings)
+    abandoned(tmp_path / "left", 3, *settings)
+    assert len(lines(tmp_path / "left", "rounds")) == 3
+    run = Run.open(tmp_path / "left")
+    assert (run.progress.t, len(run.history), run.notes) == (2, 2, [])
+    assert {line["round"] for name in ("rounds", "clients", "layers") for line in lines(run.folder, name)} == {1, 2}
+    assert outcome(finish(run).folder) == outcome(straight.folder)
+
+
+@pytest.mark.parametrize("when", ["before the first checkpoint", "before the first round"])
+def test_a_run_that_was_abandoned_early_begins_again(tmp_path, example, when):
+    rounds = 2 if when == "before the first checkpoint" else 0
+    abandoned(tmp_path / "run", rounds, "run.checkpoint=3")
+    run = Run.open(tmp_path / "run")
+    assert (run.progress.t, run.history) == (0, [])
+    assert outcome(finish(run).folder) == outcome(example.folder)
+
+
+def test_a_copy_of_the_folder_at_any_round_can_be_resumed(tmp_path, example):
+    run = Run.create(made("run.checkpoint=2"), tmp_path / "run")
+    for line in run.rounds():
+        shutil.copytree(run.folder, tmp_path / f"copy-{line['round']}")
+    run.close()
+    for number in range(1, 5):
+        assert outcome(finish(Run.open(tmp_path / f"copy-{number}")).folder) == outcome(example.folder)
+
+
+def test_left_after_every_round(tmp_path, example):
+    folder = left(tmp_path / "run", 1).folder
+    while not (run := Run.open(folder)).finished:
+        with run:
+            forward(run, 1)
+    run.close()
+    assert outcome(folder) == outcome(example.folder)
+    resumed = json.loads((folder / "environment.json").read_text())["resumed"]
+    assert [entry["round"] for entry in resumed] == [1, 2, 3]
+
+
+def test_a_finished_run_stays_as_it_is(tmp_path):
+    run = whole(tmp_path / "run")
+    before = outcome(run.folder)
+    again = Run.open(run.folder)
+    assert again.finished
+    assert list(again.rounds()) == []
+    again.close()
+    assert outcome(run.folder) == before
+
+
+def test_torn_lines_behind_the_last_checkpoint_are_cut_off(tmp_path, example):
+    left(tmp_path / "run", 2)
+    for name in ("rounds", "clients", "layers"):
+        with (tmp_path / "run" / f"{name}.jsonl").open("a") as file:
+            file.write('{"round":3,"client":0}\n{"round":3,"cli')
+    assert outcome(finish(Run.open(tmp_path / "run")).folder) == outcome(example.folder)
+
+
+def test_a_run_goes_on_from_the_previous_checkpoint_when_the_newest_is_damaged(tmp_path, example):
+    folder = left(tmp_path / "run", 3).folder
+    damage(folder / "checkpoint" / "000003")
+    run = Run.open(folder)
+    assert run.progress.t == 2
+    assert len(run.notes) == 2
+    assert "000003' is damaged" in run.notes[0]
+    assert run.notes[1] == "going on from the previous checkpoint, after round 2"
+    assert outcome(finish(run).folder) == outcome(example.folder)
+    assert len(list((folder / "checkpoint").glob("damaged-000003-*"))) == 1
+
+
+def test_a_run_begins_again_when_all_checkpoints_are_damaged(tmp_path, example):
+    folder = left(tmp_path / "run", 3).folder
+    for generation in ("000002", "000003"):
+        damage(folder / "checkpoint" / generation)
+    run = Run.open(folder)
+    assert (run.progress.t, run.history) == (0, [])
+    assert len(run.notes) == 3
+    assert run.notes[2] == "going on from the beginning"
+    assert outcome(finish(run).folder) == outcome(example.folder)
+    assert len(list((folder / "checkpoint").glob("damaged-*"))) == 2
+
+
+def test_an_error_inside_a_round_loses_no_round_before_it(tmp_path, monkeypatch, example):
+    run = Run.create(made("run.checkpoint=4"), tmp_path / "run")
+    forward(run, 2)
+    monkeypatch.setattr(type(run.trial), "round", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        finish(run)
+    monkeypatch.undo()
+    run = Run.open(tmp_path / "run")
+    assert run.progress.t == 2
+    assert outcome(finish(run).folder) == outcome(example.folder)
+
+
+def test_a_disk_that_refuses_is_said_and_the_run_can_go_on_later(tmp_path, monkeypatch, example):
+    run = Run.create(made("run.checkpoint=2"), tmp_path / "run")
+
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    forward(run, 3)
+    monkeypatch.setattr(checkpoint, "save_file", refuse)
+    with pytest.raises(RunError, match=r"cannot save the checkpoint .*000004': No space left on device"):
+        finish(run)
+    monkeypatch.undo()
+    run = Run.open(tmp_path / "run")
+    assert run.progress.t == 2
+    assert outcome(finish(run).folder) == outcome(example.folder)
+
+
+# Refused
+
+
+def test_only_one_process_works_in_a_directory(tmp_path):
+    with Run.create(made(), tmp_path / "run") as run:
+        for _ in range(2):
+            with pytest.raises(BusyError, match=r"^another process is at work in '.*run'$"):
+                Run.open(run.folder)
+        forward(run, 1)
+    Run.open(run.folder).close()
+
+
+def test_a_changed_configuration_is_refused_by_key_and_values(tmp_path):
+    folder = left(tmp_path / "run", 1).folder
+    config = folder / "config.toml"
+    config.write_text(config.read_text().replace("lr = 0.05", "lr = 0.06"))
+    before = everything_in(folder)
+    with pytest.raises(RunError, match=r"config.toml' was changed: train.lr was 0.05 and is 0.06;"):
+        Run.open(folder)
+    assert everything_in(folder) == before
+    config.write_text(config.read_text().replace("lr = 0.06", "lr = 0.05"))
+    Run.open(folder).close()
+
+
+def test_a_newer_format_is_refused(tmp_path):
+    folder = left(tmp_path / "run", 1).folder
+    edit(folder / "environment.json", lambda _: {"format": 99, "stratafl": "7.0"})
+    with pytest.raises(RunError, match=r"written by stratafl 7.0 in format 99.*up to format 1: install a newer"):
+        Run.open(folder)
+
+
+@pytest.mark.parametrize("call", [Run.open, stored])
+def test_changed_data_is_refused(tmp_path, call):
+    rng = np.random.default_rng(0)
+    arrays = {"x": rng.standard_normal((40, 3)), "y": rng.integers(0, 2, 40), "client": np.arange(40) % 2}
+    np.savez(tmp_path / "own.npz", **arrays)
+    folder = left(tmp_path / "run", 1, f"data.name={tmp_path}/own.npz", "data.partition=auto", "train.batch=5").folder
+    Run.open(folder).close()
+    arrays["x"][0, 0] += 1e-3
+    np.savez(tmp_path / "own.npz", **arrays)
+    with pytest.raises(RunError, match=r"the data of '.*run' is not what the run began with"):
+        call(folder)
+
+
+def test_changed_initial_weights_are_refused(tmp_path):
+    model = build("mlp", shape=(1, 8, 8), classes=10, hidden=[8])
+    save_weights(model, tmp_path / "start.safetensors")
+    folder = left(tmp_path / "run", 1, f"model.weights={tmp_path}/start.safetensors").folder
+    Run.open(folder).close()
+    torch.nn.init.zeros_(model.fc.bias)
+    save_weights(model, tmp_path / "start.safetensors")
+    with pytest.raises(RunError, match=r"the model of '.*run' is not what the run began with"):
+        Run.open(folder)
+
+
+def test_files_are_named_in_full_so_that_a_run_is_resumed_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    np.savez("own.npz", x=rng.standard_normal((40, 3)), y=rng.integers(0, 2, 40))
+    left(Path("run"), 1, "data.name=own.npz", "data.clients=2", "train.batch=5")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert finish(Run.open(Path("../run"))).finished
+
+
+@pytest.mark.parametrize("what", ["nothing", "a file", "an empty folder", "half a run"])
+def test_what_is_not_a_run_is_not_opened(tmp_path, what):
+    folder = tmp_path / "run"
+    if what == "a file":
+        folder.write_text("")
+    elif what != "nothing":
+        folder.mkdir()
+    if what == "half a run":
+        (folder / "config.toml").write_text("")
+    for call in (Run.open, stored):
+        with pytest.raises(RunError, match=r"run' is not a run directory"):
+            call(folder)
+    assert not is_run(folder)
+
+
+def test_an_existing_run_is_not_written_over(tmp_path):
+    folder = left(tmp_path / "run", 1).folder
+    before = everything_in(folder)
+    with pytest.raises(RunError, match=r"holds a run already: continue it with 'strata resume .*run'"):
+        Run.create(made(), folder)
+    assert everything_in(folder) == before
+
+
+@pytest.mark.parametrize("what", ["a file", "a folder with a file"])
+def test_anything_else_that_exists_is_not_written_over(tmp_path, what):
+    path = tmp_path / "thesis"
+    file = path
+    if what == "a folder with a file":
+        path.mkdir()
+        file = path / "chapter"
+    file.write_text("years of work")
+    before = everything_in(tmp_path)
+    with pytest.raises(RunError, match=r"exists and is not (empty|a folder): choose another --out"):
+        Run.create(made(), path)
+    assert everything_in(tmp_path) == before
+
+
+def test_an_empty_folder_is_taken(tmp_path):
+    (tmp_path / "run").mkdir()
+    assert whole(tmp_path / "run").finished
+
+
+def test_an_experiment_that_does_not_fit_leaves_no_directory(tmp_path):
+    with pytest.raises(UnknownNameError, match="conv9"):
+        Run.create(made("algorithm.personal=conv9"), tmp_path / "runs" / "first")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_shortened_journal_is_refused(tmp_path):
+    folder = left(tmp_path / "run", 2).folder
+    os.truncate(folder / "clients.jsonl", 100)
+    with pytest.raises(RunError, match=r"clients.jsonl' was cut: it holds 100 bytes"):
+        Run.open(folder)
+
+
+def test_a_changed_environment_is_noted(tmp_path):
+    folder = left(tmp_path / "run", 1).folder
+    edit(folder / "environment.json", lambda _: {"torch": "1.0"})
+    with Run.open(folder) as run:
+        assert run.notes == [
+            f"not bit-identical with a run that was never interrupted: torch 1.0 → {torch.__version__}"
+        ]
+    resumed = json.loads((folder / "environment.json").read_text())["resumed"]
+    assert resumed[-1]["changed"] == [f"torch 1.0 → {torch.__version__}"]
+
+
+# Evaluation and the end
+
+
+def test_newcomers_never_take_part_and_are_evaluated(tmp_path):
+    run = whole(tmp_path / "run", "data.clients=6", "data.newcomers=2")
+    assert set(run.progress.clients) == {0, 1, 2, 3}
+    for line in lines(run.folder, "rounds"):
+        assert line["cohort"] == 4
+        stages = {key for key in line if key.startswith("new.") and key.endswith(".accuracy")}
+        assert {f"new.test.{stage}.accuracy" for stage in ("received", "trained", "deployed")} <= stages
+    clients = lines(run.folder, "clients")
+    assert {line["client"] for line in clients if line.get("new")} == {4, 5}
+    assert {line["client"] for line in clients if "new" not in line} == {0, 1, 2, 3}
+
+
+def test_newcomers_leave_no_trace_in_what_the_others_learn(tmp_path):
+    x, y, client = np.linspace(0, 1, 180).reshape(60, 3), np.arange(60) % 2, np.repeat([0, 1, 2], 20)
+    runs = []
+    for shift in (0, 5):
+        np.savez(tmp_path / f"{shift}.npz", x=x + shift * (client == 2)[:, None], y=y, client=client)
+        settings = (f"data.name={tmp_path}/{shift}.npz", "data.partition=auto", "data.newcomers=1", "train.batch=5")
+        runs.append(whole(tmp_path / f"run-{shift}", *settings))
+    first, second = (outcome(run.folder) for run in runs)
+    assert first["state"] == second["state"]
+    assert first["clients"] != second["clients"]
+
+
+def test_evaluation_every_so_many_rounds_and_at_the_end(tmp_path):
+    run = whole(tmp_path / "run", "run.rounds=5", "evaluate.every=2")
+    assert [line["round"] for line in run.history if "test.deployed.accuracy" in line] == [2, 4, 5]
+    assert sorted({line["round"] for line in lines(run.folder, "clients")}) == [2, 4, 5]
+    assert {line["round"] for line in lines(run.folder, "layers")} == {1, 2, 3, 4, 5}
+
+
+def test_evaluation_does_not_change_what_is_learned(tmp_path, example):
+    run = whole(tmp_path / "run", "evaluate.every=4", "evaluate.clients=1")
+    for name, tensor in example.progress.tensors().items():
+        assert torch.equal(tensor, run.progress.tensors()[name])
+
+
+def test_a_sample_of_clients_stays_the_same(tmp_path):
+    settings = ("data.clients=8", "evaluate.clients=3", "run.participation=0.5")
+    left(tmp_path / "run", 2, *settings)
+    run = finish(Run.open(tmp_path / "run"))
+    by_round = {t: [line["client"] for line in lines(run.folder, "clients") if line["round"] == t] for t in range(1, 5)}
+    assert len(set(by_round[1])) == 3
+    assert all(ids == by_round[1] for ids in by_round.values())
+    other = whole(tmp_path / "other", *settings, "algorithm.name=fedavg")
+    assert [line["client"] for line in lines(other.folder, "clients")][:3] == by_round[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "rounds", "says"),
+    [
+        (("stop.target=0.01", "evaluate.every=2"), 2, "reached the target 1.0%"),
+        (("stop.patience=2", "stop.margin=1.0"), 3, "no more than 1.000 was gained in 2 evaluated rounds"),
+    ],
+)
+def test_a_run_that_stops_early_is_finished_and_stays_so(tmp_path, settings, rounds, says):
+    run = whole(tmp_path / "run", "run.checkpoint=0", *settings)
+    assert (run.progress.t, len(lines(run.folder, "rounds"))) == (rounds, rounds)
+    assert says in run.stopped
+    with Run.open(run.folder) as again:
+        assert again.finished
+        assert again.stopped == run.stopped
+        assert again.progress.t == rounds
+        assert list(again.rounds()) == []
+
+
+def test_a_target_that_is_not_reached_does_not_stop(tmp_path):
+    assert whole(tmp_path / "run", "stop.target=1.0").stopped is None
+
+
+def test_the_finish_of_phases_is_one_more_round_with_everybody(tmp_path):
+    run = whole(tmp_path / "run", *WAYS["phases"])
+    assert [line["phase"] for line in run.history] == [0, 0, 1, 1, 2]
+    assert [line["cohort"] for line in run.history] == [2, 2, 2, 2, 4]

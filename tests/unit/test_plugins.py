@@ -1,0 +1,206 @@
+"""A person's own model or algorithm, by its path: found, called with what it takes, refused in one sentence."""
+
+import itertools
+import math
+import sys
+
+import pytest
+from torch import nn
+
+from stratafl.errors import DataError, RecordError, StrataError, UnknownNameError
+from stratafl.plugins import accepted, called, imported, said
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Writes a module into the current folder and gives its name, which no other module ever had."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    written = []
+
+    def write(source):
+        written.append(f"own_module_{next(_numbers)}")
+        (tmp_path / f"{written[-1]}.py").write_text(source, encoding="utf-8")
+        return written[-1]
+
+    yield write
+    for name in written:
+        sys.modules.pop(name, None)
+
+
+def refusal(kind, function, *arguments):
+    with pytest.raises(kind) as error:
+        function(*arguments)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# Imported
+
+
+def test_a_name_in_a_file_of_the_current_folder(own):
+    name = own("answer = 42")
+    assert imported("model", f"{name}:answer") == 42
+
+
+def test_the_current_folder_comes_first_and_once(own, tmp_path):
+    name = own("answer = 42")
+    for _ in range(2):
+        imported("model", f"{name}:answer")
+    assert sys.path[0] == str(tmp_path)
+    assert sys.path.count(str(tmp_path)) == 1
+
+
+def test_a_name_in_an_installed_package():
+    assert imported("model", "math:pi") == math.pi
+    assert imported("model", "os.path:join") is __import__("os").path.join
+
+
+@pytest.mark.parametrize("path", ["fedpre", "package.module", ":name", "module:", ":", ""])
+def test_a_path_has_a_module_and_a_name(path):
+    says = refusal(RecordError, imported, "algorithm", path)
+    assert says == f"algorithm '{path}' is not a name of the catalogue, nor written package.module:name"
+
+
+def test_a_module_that_is_not_there(own):
+    says = refusal(UnknownNameError, imported, "model", "nowhere_at_all:Net")
+    assert says == "model 'nowhere_at_all:Net': there is no module 'nowhere_at_all' here"
+
+
+def test_a_module_that_needs_another_one(own):
+    name = own("import nowhere_at_all")
+    says = refusal(UnknownNameError, imported, "model", f"{name}:Net")
+    assert says == f"model '{name}:Net': there is no module 'nowhere_at_all' here"
+
+
+def test_a_name_that_is_not_in_the_module(own):
+    name = own("class Network: pass\n_hidden = 1\n")
+    says = refusal(UnknownNameError, imported, "model", f"{name}:Netwrk")
+    assert says == f"unknown name in {name} 'Netwrk'; did you mean 'Network'? (there is: Network)"
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("raise ValueError('seven\\nof nine')", "ValueError: seven"),
+        ("raise RuntimeError", "RuntimeError"),
+        ("def f(:", "SyntaxError: invalid syntax"),
+        ("from math import nothing_such", "ImportError: cannot import name 'nothing_such' from 'math'"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_module_that_fails_while_it_is_imported(own, source, says):
+    name = own(source)
+    assert f"model '{name}:Net' cannot be imported: {says}" in refusal(RecordError, imported, "model", f"{name}:Net")
+
+
+def test_a_relative_module():
+    assert "'.models:Net' cannot be imported: TypeError: " in refusal(RecordError, imported, "model", ".models:Net")
+
+
+def test_a_script_that_exits(own):
+    name = own("import sys\nsys.exit(0)\n")
+    assert "SystemExit" in refusal(RecordError, imported, "model", f"{name}:Net")
+
+
+# Called
+
+
+def free(**options):
+    return options
+
+
+def strict(first, *, second=2):
+    return first, second
+
+
+OFFERED = {"shape": (3,), "classes": 2}
+
+
+def test_a_maker_gets_the_options_and_what_it_takes_of_the_offer():
+    def shaped(shape, width=1):
+        return shape, width
+
+    assert called("m", shaped, {"width": 5}, OFFERED) == ((3,), 5)
+    assert called("m", strict, {"first": 1}, OFFERED) == (1, 2)
+    assert called("m", strict, {"first": 1, "second": 3}, {}) == (1, 3)
+
+
+def test_a_maker_that_takes_anything_gets_everything():
+    assert called("m", free, {"width": 5}, OFFERED) == {"shape": (3,), "classes": 2, "width": 5}
+
+
+def test_classes_are_called_as_functions_are():
+    class Made:
+        def __init__(self, classes, width=1):
+            self.given = classes, width
+
+    assert called("m", Made, {}, OFFERED).given == (2, 1)
+
+
+def test_an_unknown_option_is_refused_with_the_nearest_of_its_own():
+    def shaped(shape, classes, width=1, depth=1):
+        return None
+
+    says = refusal(UnknownNameError, called, "model own", shaped, {"widht": 5}, OFFERED)
+    assert says == "unknown option of model own 'widht'; did you mean 'width'? (there is: width, depth)"
+
+
+def test_what_the_maker_raises_is_told_with_its_options():
+    def picky(width=1, name="a"):
+        raise TypeError("unsupported\nfor many reasons")
+
+    says = refusal(RecordError, called, "picky", picky, {"width": "x", "name": 3}, {})
+    assert says == "picky cannot be made with (width='x', name=3): TypeError: unsupported"
+
+
+def test_an_argument_that_nobody_gives():
+    says = refusal(RecordError, called, "strict", strict, {}, {})
+    assert says.startswith("strict cannot be made with (): TypeError: strict() missing 1 required positional argument")
+
+
+def test_errors_of_the_library_pass_as_they_are():
+    def refuses(width=1):
+        raise DataError("too wide")
+
+    assert refusal(DataError, called, "m", refuses, {"width": 9}, {}) == "too wide"
+
+
+def test_what_cannot_be_called_is_refused():
+    says = refusal(RecordError, called, "model math:pi", math.pi, {}, OFFERED)
+    assert says == "model math:pi is float, not something that can be called to make one"
+
+
+def test_what_hides_its_arguments_is_called_or_refused():
+    refusal(StrataError, called, "model builtins:range", range, {}, OFFERED)
+
+
+# Accepted and said
+
+
+def test_the_arguments_that_can_be_named():
+    def every(a, /, b, *args, c, d=1):
+        return None
+
+    assert accepted(every) == ["b", "c", "d"]
+    assert accepted(lambda: None) == []
+    assert accepted(free) is None
+
+
+def test_a_module_without_a_constructor_of_its_own_takes_nothing():
+    class Plain(nn.Module):
+        """torch's own constructor says that it takes anything."""
+
+    assert accepted(Plain) == []
+    assert isinstance(called("m", Plain, {}, OFFERED), Plain)
+    says = refusal(UnknownNameError, called, "model own:Plain", Plain, {"width": 5}, OFFERED)
+    assert says == "unknown option of model own:Plain 'width' (there is: none)"
+
+
+def test_an_error_is_one_line():
+    assert said(ValueError("  first\nsecond")) == "ValueError: first"
+    assert said(ValueError("\n  \n")) == "ValueError"
+    assert said(KeyError("name")) == "KeyError: 'name'"

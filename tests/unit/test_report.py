@@ -1,0 +1,299 @@
+"""Reports of run directories that were written by hand."""
+
+import json
+from math import sqrt
+
+import pytest
+import tomli_w
+
+from stratafl.errors import RunError
+from stratafl.report import Spread, outcome, ranking, run_folders, to_csv
+
+
+def line(number, test=None, validation=None, metric="accuracy", **more):
+    """A round of 2 seconds with the clients, 0.5 with the server, 100 bytes down and 10 up."""
+    made = {"round": number, "seconds.train": 2.0, "seconds.server": 0.5, "bytes.down": 100, "bytes.up": 10}
+    for split, value in (("test", test), ("validation", validation)):
+        if value is not None:
+            made |= {f"{split}.deployed.loss": 1.0, f"{split}.deployed.{metric}": value}
+    return made | more
+
+
+def written(folder, lines, *, seed=0, rounds=3, columns=77, torn="", **tables):
+    """A run directory."""
+    folder.mkdir(parents=True)
+    config = {"algorithm": {"name": "fedper"}, "train": {"lr": 0.1}, "run": {"rounds": rounds, "seed": seed}}
+    for name, table in tables.items():
+        config[name] = {**config.get(name, {}), **table}
+    (folder / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
+    (folder / "environment.json").write_text(json.dumps({"format": 1, "columns": columns}), encoding="utf-8")
+    journal = "".join(json.dumps(each) + "\n" for each in lines) + torn
+    (folder / "rounds.jsonl").write_text(journal, encoding="utf-8")
+    return folder
+
+
+def run(folder, *accuracies, **options):
+    """The outcome of a run with these test accuracies, which validation repeats."""
+    lines = [line(i + 1, accuracy, accuracy) for i, accuracy in enumerate(accuracies)]
+    return outcome(written(folder, lines, **options))
+
+
+# One run
+
+
+def test_an_outcome_is_read_from_its_directory(tmp_path):
+    folder = written(tmp_path / "run", [line(1, 0.5), line(2, 0.6)], seed=4)
+    given = outcome(folder)
+    assert (given.folder, given.seed, given.rounds, given.columns) == (folder, 4, 2, 77)
+    assert given.lines == [line(1, 0.5), line(2, 0.6)]
+    assert (given.config["train"]["lr"], given.config["train"]["epochs"]) == (0.1, 1)  # the file and the defaults
+
+
+def test_all_numbers_of_a_run(tmp_path):
+    chosen = line(
+        2,
+        0.7,
+        0.8,
+        **{
+            "test.received.accuracy": 0.4,
+            "test.trained.accuracy": 0.65,
+            "test.deployed.client_accuracy": 0.72,
+            "test.deployed.std": 0.11,
+            "test.deployed.worst10": 0.3,
+            "new.test.received.accuracy": 0.1,
+            "new.test.trained.accuracy": 0.55,
+        },
+    )
+    lines = [line(1, 0.898, 0.6), chosen, line(3), line(4, 0.9, 0.7), line(5, 0.8, 0.75), line(6)]
+    assert outcome(written(tmp_path / "run", lines)).numbers() == {
+        "received": 0.4,
+        "trained": 0.65,
+        "deployed": 0.7,  # of the round with the best validation accuracy
+        "client_mean": 0.72,
+        "spread": 0.11,
+        "worst10": 0.3,
+        "newcomers": 0.55,
+        "best": 0.9,
+        "last": 0.8,
+        "selected_round": 2.0,
+        "converged_round": 1.0,  # 0.898 is within half a point of 0.9
+        "converged_seconds": 2.5,
+        "converged_bytes": 110.0,
+        "bytes": 6 * 110.0,
+        "seconds": 6 * 2.5,
+        "rounds": 6.0,
+    }
+
+
+def test_what_was_not_measured_is_left_out(tmp_path):
+    numbers = run(tmp_path / "run", 0.5).numbers()
+    missing = {"received", "trained", "client_mean", "spread", "worst10", "newcomers"}
+    assert not missing & set(numbers)
+    assert numbers["deployed"] == 0.5
+
+
+def test_a_regression_is_reported_by_its_loss(tmp_path):
+    lines = [line(i, 3.0 - i, 1.0 * i, metric="loss", **{"test.deployed.client_loss": 9.0}) for i in (1, 2)]
+    numbers = outcome(written(tmp_path / "run", lines)).numbers()
+    assert (numbers["deployed"], numbers["best"], numbers["last"]) == (2.0, 1.0, 1.0)
+    assert (numbers["selected_round"], numbers["client_mean"]) == (1.0, 9.0)
+
+
+def test_a_run_without_an_evaluated_round_is_refused(tmp_path):
+    for name, lines in (("new", []), ("young", [line(1), line(2)])):
+        with pytest.raises(RunError, match=f"{name}' has no evaluated round yet") as error:
+            outcome(written(tmp_path / name, lines))
+        assert "\n" not in str(error.value)
+
+
+def test_a_line_that_is_torn_is_left_out(tmp_path):
+    folder = written(tmp_path / "run", [line(1, 0.5)], torn='{"round": 2, "test.dep')
+    assert outcome(folder).rounds == 1
+
+
+def test_a_journal_that_is_damaged_is_refused(tmp_path):
+    folder = written(tmp_path / "run", [line(1, 0.5)], torn='{"round": 2, "test.dep\n')
+    with pytest.raises(RunError, match=r"rounds.jsonl' is damaged") as error:
+        outcome(folder)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["round", "bytes.down", "bytes.up", "seconds.train", "seconds.server"])
+def test_a_line_that_lacks_a_number_is_refused(tmp_path, key):
+    broken = line(1, 0.5)
+    del broken[key]
+    folder = written(tmp_path / "run", [broken, line(2, 0.5)])
+    with pytest.raises(RunError, match=r"rounds.jsonl' is damaged: a line lacks one of round, bytes.down,") as error:
+        outcome(folder)
+    assert "\n" not in str(error.value)
+
+
+def test_an_environment_without_columns(tmp_path):
+    folder = written(tmp_path / "run", [line(1, 0.5)])
+    (folder / "environment.json").write_text('{"format": 1}', encoding="utf-8")
+    assert outcome(folder).columns == 0
+
+
+# Where runs are
+
+
+def test_runs_at_and_below_places_once_and_in_order(tmp_path):
+    for name in ("b/seed-1", "b/seed-0", "a"):
+        written(tmp_path / name, [line(1, 0.5)])
+    (tmp_path / "b" / "half").mkdir()
+    (tmp_path / "b" / "half" / "config.toml").write_text("", encoding="utf-8")
+    below = [tmp_path / name for name in ("a", "b/seed-0", "b/seed-1")]
+    assert run_folders([tmp_path]) == below
+    assert run_folders([tmp_path / "b" / "seed-1", tmp_path]) == [below[2], below[0], below[1]]
+
+
+def test_places_without_runs_are_refused(tmp_path):
+    with pytest.raises(RunError, match=f"there is no run in '{tmp_path}'"):
+        run_folders([tmp_path])
+    with pytest.raises(RunError, match=r"there is no folder '.*none'"):
+        run_folders([tmp_path / "none"])
+
+
+# Many runs
+
+
+def test_mean_and_standard_deviation_of_a_sample_over_seeds(tmp_path):
+    outcomes = [run(tmp_path / str(seed), accuracy, seed=seed) for seed, accuracy in enumerate((0.5, 0.6, 0.8))]
+    (rank,) = ranking(outcomes)
+    mean = 1.9 / 3
+    std = sqrt(((0.5 - mean) ** 2 + (0.6 - mean) ** 2 + (0.8 - mean) ** 2) / 2)  # by one less than there are
+    assert (rank.label, rank.seeds) == ("fedper", (0, 1, 2))
+    assert rank.numbers["deployed"].mean == pytest.approx(mean)
+    assert rank.numbers["deployed"].std == pytest.approx(std)
+    assert rank.numbers["bytes"] == Spread(110.0, 0.0)
+
+
+def test_one_seed_has_no_deviation(tmp_path):
+    (rank,) = ranking([run(tmp_path / "run", 0.5)])
+    assert rank.numbers["deployed"] == Spread(0.5, 0.0)
+
+
+def test_configurations_are_equal_but_for_the_seed(tmp_path):
+    a = [run(tmp_path / f"a{seed}", 0.5, seed=seed) for seed in (0, 1)]
+    b = [run(tmp_path / f"b{seed}", 0.6, seed=seed, train={"lr": 0.2}) for seed in (0, 1)]
+    ranks = ranking([a[0], b[1], b[0], a[1]])
+    assert [(rank.label, rank.seeds) for rank in ranks] == [
+        ("fedper train.lr=0.2", (1, 0)),
+        ("fedper train.lr=0.1", (0, 1)),
+    ]
+
+
+def test_the_seed_of_the_division_is_part_of_the_configuration(tmp_path):
+    outcomes = [run(tmp_path / str(seed), 0.5 + seed / 10, data={"seed": seed}) for seed in (0, 1)]
+    assert [rank.label for rank in ranking(outcomes)] == ["fedper data.seed=1", "fedper data.seed=0"]
+
+
+def test_the_best_comes_first_and_equals_stay_in_order(tmp_path):
+    def of(name, accuracy):
+        return run(tmp_path / name, accuracy, algorithm={"name": name})
+
+    ranks = ranking([of("fedavg", 0.5), of("fedper", 0.7), of("fedrep", 0.6), of("local", 0.7)])
+    assert [rank.label for rank in ranks] == ["fedper", "local", "fedrep", "fedavg"]
+
+
+def test_of_a_regression_the_lowest_loss_comes_first(tmp_path):
+    def of(name, loss):
+        lines = [line(1, loss, loss, metric="loss")]
+        return outcome(written(tmp_path / name, lines, algorithm={"name": name}))
+
+    ranks = ranking([of("fedavg", 2.0), of("fedper", 1.0), of("local", 3.0)])
+    assert [rank.label for rank in ranks] == ["fedper", "fedavg", "local"]
+
+
+@pytest.mark.parametrize(
+    ("tables", "labels"),
+    [
+        ([{"algorithm": {"name": "fedavg"}}, {"train": {"lr": 0.5}}], ["fedavg", "fedper"]),
+        ([{"train": {"lr": 0.5}}, {}], ["fedper train.lr=0.5", "fedper train.lr=0.1"]),
+        ([{"algorithm": {"personal": "last:2"}}, {}], ["fedper personal=last:2", "fedper"]),
+        (
+            [{"train": {"lr": 0.5}}, {"model": {"hidden": [4]}}, {}],
+            ["fedper train.lr=0.5", "fedper train.lr=0.1 model.hidden=[4]", "fedper train.lr=0.1"],
+        ),
+        (
+            [{"train": {"lr": 0.5}}, {}, {"algorithm": {"name": "local"}, "train": {"lr": 0.7}}],
+            ["fedper train.lr=0.5", "fedper train.lr=0.1", "local"],
+        ),
+    ],
+)
+def test_labels_tell_configurations_of_one_method_apart(tmp_path, tables, labels):
+    outcomes = [run(tmp_path / str(i), 0.9 - i / 10, **each) for i, each in enumerate(tables)]
+    assert [rank.label for rank in ranking(outcomes)] == labels
+
+
+def test_unfinished_runs_show_how_far_they_are(tmp_path):
+    done = run(tmp_path / "0", 0.5, 0.6, 0.7, seed=0)
+    behind = outcome(written(tmp_path / "1", [line(1, 0.5, 0.5), line(2)], seed=1))
+    (rank,) = ranking([done, behind])
+    assert rank.rounds == (2, 3)
+    (whole,) = ranking([done])
+    assert whole.rounds == (3, 3)
+
+
+def test_numbers_that_some_seed_lacks_are_left_out(tmp_path):
+    with_newcomers = outcome(written(tmp_path / "0", [line(1, 0.5, **{"new.test.trained.accuracy": 0.4})]))
+    without = run(tmp_path / "1", 0.6, seed=1)
+    (rank,) = ranking([with_newcomers, without])
+    assert "newcomers" not in rank.numbers
+    assert rank.numbers["deployed"].mean == pytest.approx(0.55)
+
+
+def test_a_regression_that_diverged_comes_last(tmp_path):
+    def of(name, loss):
+        lines = [line(1, 1.0, 1.0) | {"test.deployed.loss": loss, "validation.deployed.loss": loss}]
+        for key in ("test.deployed.accuracy", "validation.deployed.accuracy"):
+            del lines[0][key]
+        return outcome(written(tmp_path / name, lines, algorithm={"name": name}))
+
+    ranks = ranking([of("fedavg", None), of("fedper", 1.0)])
+    assert [rank.label for rank in ranks] == ["fedper", "fedavg"]
+
+
+# What should be
+
+
+def test_a_last_round_that_was_not_evaluated_does_not_turn_the_ranking_around(tmp_path):
+    outcomes = []
+    for name, accuracy in (("fedavg", 0.5), ("fedper", 0.7)):
+        folder = written(tmp_path / name, [line(1, accuracy), line(2)], algorithm={"name": name})
+        outcomes.append(outcome(folder))
+    assert [rank.label for rank in ranking(outcomes)] == ["fedper", "fedavg"]
+
+
+def test_options_in_another_order_are_the_same_configuration(tmp_path):
+    one = run(tmp_path / "0", 0.5, seed=0, algorithm={"personal": "head", "finetune": 1})
+    other = run(tmp_path / "1", 0.6, seed=1, algorithm={"finetune": 1, "personal": "head"})
+    assert [rank.seeds for rank in ranking([one, other])] == [(0, 1)]
+
+
+def test_a_directory_that_was_never_completed_is_no_run(tmp_path):
+    whole = written(tmp_path / "run", [line(1, 0.5)])
+    written(tmp_path / ".other.0123abcd.partial", [])
+    assert run_folders([tmp_path]) == [whole]
+
+
+# CSV
+
+
+def test_the_ranking_as_csv(tmp_path):
+    outcomes = [run(tmp_path / str(seed), accuracy, seed=seed) for seed, accuracy in enumerate((0.25, 0.75))]
+    extra = line(1, 0.25, **{"new.test.trained.accuracy": 0.125})
+    outcomes.append(outcome(written(tmp_path / "new", [extra], algorithm={"name": "own:mine, too"})))
+    header, first, second = to_csv(ranking(outcomes)).splitlines()
+    names = ["deployed", "best", "last", "selected_round", "converged_round", "converged_seconds", "converged_bytes"]
+    names += ["bytes", "seconds", "rounds", "newcomers"]
+    assert header.split(",") == ["method", "seeds", *(f"{n}_{part}" for n in names for part in ("mean", "std"))]
+    std = sqrt(0.125)  # of 0.25 and 0.75
+    assert first.startswith(f"fedper,2,0.5,{std},0.5,{std},0.5,{std},1.0,0.0,1.0,0.0,2.5,0.0,110.0,0.0,110.0,0.0,")
+    assert first.endswith(",1.0,0.0,,")  # it has no newcomers
+    assert second.startswith('"own:mine, too",1,0.25,0.0,')
+    assert second.endswith(",0.125,0.0")
+
+
+def test_an_empty_ranking_is_a_header():
+    assert to_csv([]) == "method,seeds\n"
