@@ -16,6 +16,7 @@ from stratafl.algorithms.flayer import flayer
 from stratafl.algorithms.lgfedavg import lgfedavg
 from stratafl.algorithms.local import local
 from stratafl.algorithms.pfedla import heurpfedla, pfedla
+from stratafl.algorithms.simmix import simmix
 from stratafl.errors import unknown
 
 _BUILDERS: tuple[Callable[..., Algorithm], ...] = (
@@ -32,6 +33,7 @@ _BUILDERS: tuple[Callable[..., Algorithm], ...] = (
     lgfedavg,
     local,
     pfedla,
+    simmix,
 )
 ALGORITHMS = {builder.__name__: builder for builder in _BUILDERS}
 
@@ -59,4 +61,5 @@ __all__ = [
     "lgfedavg",
     "local",
     "pfedla",
+    "simmix",
 ]

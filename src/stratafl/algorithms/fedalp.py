@@ -64,7 +64,7 @@ def fedalp(
         "group": Start(copies=groups),
         "member": Number(0.0, width="clients"),
         "psi": Weights(groups),
-        "between": Number(0.0),
+        "active": Number(0.0),
     }
     average = replace(fedavg(train=train), server=server, welcome=(Broadcast(),), world="theta")
     formed = replace(average, merge=(FormGroups(groups, beta, features),))
@@ -98,8 +98,8 @@ class FormGroups:
     groups: int
     beta: float = 0.6
     features: Literal["cosine", "angle"] = "cosine"
-    reads = ("up.theta", "up.samples", "theta", "group", "member", "psi", "between")
-    writes = ("theta", "group", "member", "psi", "between")
+    reads = ("up.theta", "up.samples", "theta", "group", "member", "psi", "active")
+    writes = ("theta", "group", "member", "psi", "active")
 
     def check(self, setup: Setup) -> None:
         """Refuse more groups than clients."""
@@ -124,7 +124,7 @@ class FormGroups:
             "group": {name: mean[name].expand(self.groups, *mean[name].shape).clone() for name in group},
             "member": member,
             "psi": self.beta * shares(delta, samples, labels, self.groups, layout).to(_type(server)),
-            "between": torch.zeros_like(tensor_of(server, "between")),
+            "active": torch.zeros_like(tensor_of(server, "active")),
         }
 
 
@@ -133,14 +133,19 @@ def _type(server: State) -> torch.dtype:
 
 
 def ward(similarity: Tensor, groups: int, features: str = "cosine") -> Tensor:
-    """The group of each client: Ward's clustering, with its similarities to everybody as its features."""
+    """The group of each client: Ward's clustering, with its similarities to everybody as its features.
+
+    An update that overflowed is like none: similar to nobody but itself.
+    """
     from scipy.cluster.hierarchy import fcluster, linkage  # only whoever forms groups needs scipy
+    from scipy.spatial.distance import pdist
 
     count = len(similarity)
     if count == 1:
         return torch.zeros(1, dtype=torch.int64)
-    x: NDArray[np.float64] = similarity.double().cpu().clamp(-1, 1).fill_diagonal_(1.0).numpy()
-    labels = fcluster(linkage(np.arccos(x) if features == "angle" else x, "ward"), t=groups, criterion="maxclust")
+    x: NDArray[np.float64] = similarity.double().cpu().nan_to_num(0.0).clamp(-1, 1).fill_diagonal_(1.0).numpy()
+    between = pdist(np.arccos(x) if features == "angle" else x)  # of rows: a matrix of angles is not of distances
+    labels = fcluster(linkage(between, "ward"), t=groups, criterion="maxclust")
     return torch.from_numpy(labels.astype(np.int64)) - 1
 
 
@@ -186,8 +191,8 @@ class LearnGroups:
 
     base: Base = "received"
     gamma: Gamma = "group"
-    reads = ("up.theta", "up.samples", "theta", "group", "member", "psi", "between")
-    writes = ("theta", "group", "between")
+    reads = ("up.theta", "up.samples", "theta", "group", "member", "psi", "active")
+    writes = ("theta", "group", "active")
 
     def fold(self, rnd: Round, server: State, sums: State, up: Parcel, ids: Tensor) -> State:
         """Σ n_k·θ_k and Σ n_k of each group, client by client."""
@@ -220,17 +225,14 @@ class LearnGroups:
             kept = torch.where(_per_group(weight > 0, top), moved, old)
             new[name] = kept.to(group[name].dtype)
             world[name] = (_per_group(share, top) * kept).sum(0).to(group[name].dtype)
-        return {"theta": world, "group": new, "between": self._between(server, weight)}
+        active = tensor_of(server, "active")
+        return {"theta": world, "group": new, "active": (weight > 0).sum().to(active.dtype)}
 
     def tell(self, rnd: Round, server: State) -> dict[str, Tensor]:
-        """Ψ of every group, and the bytes between its servers."""
-        return {"psi": tensor_of(server, "psi").T, "bytes.between": tensor_of(server, "between")}
-
-    def _between(self, server: State, weight: Tensor) -> Tensor:
-        """Bytes between the servers of the groups and the global one: a model each way for each group at work."""
+        """Ψ of every group, and the bytes between the servers: a model each way for each group that took part."""
         model = sum(x.numel() * x.element_size() for x in rows_of(server, "theta").values())
-        between = tensor_of(server, "between")
-        return torch.full_like(between, 2 * model) * (weight > 0).sum()
+        between = tensor_of(server, "active").double() * 2 * model  # a float32 would round the bytes of a large model
+        return {"psi": tensor_of(server, "psi").T, "bytes.between": between}
 
 
 def _zeros(group: Rows) -> Rows:

@@ -16,7 +16,7 @@ from stratafl.algorithms.fedavg import fedavg
 from stratafl.errors import RecordError, unknown
 from stratafl.fields import Number, Start
 from stratafl.layerwise import Layerwise
-from stratafl.layout import Layout
+from stratafl.layout import Layout, Rows
 from stratafl.parcel import Field, LayerMask, Parcel
 from stratafl.phased import Phase, Phased
 from stratafl.policies import SGD, Broadcast
@@ -27,7 +27,7 @@ from stratafl.state import State, expand, rows_of, tensor_of
 
 def fedlag(
     *,
-    k: int = 5,
+    k: int | None = None,
     xi: float = -0.1,
     warmup: int = 30,
     weights: Literal["samples", "uniform"] = "samples",
@@ -36,10 +36,11 @@ def fedlag(
 ) -> Phased:
     """Algorithm 1: after `warmup` rounds of FedAvg, the `k` layers with the most conflicts are personal.
 
-    A layer without a conflict never is. `weights="uniform"` is Eq. 4; `bn` says whether a BatchNorm follows the layer
-    that it normalises or is always averaged.
+    A layer without a conflict never is. Left open, `k` is the paper's 5, or half of a model's layers if it has fewer
+    than ten. `weights="uniform"` is Eq. 4; `bn` says whether a BatchNorm follows the layer that it normalises or is
+    always averaged.
     """
-    if k < 0:
+    if k is not None and k < 0:
         raise RecordError(f"fedlag: k is a number of layers from 0, not {k}")
     if not -1 < xi <= 0:
         raise RecordError(f"fedlag: xi must be above -1 and at most 0, not {xi}")
@@ -91,7 +92,7 @@ class BroadcastShared:
 class PersonaliseConflicts:
     """w_g ← the mean of all layers; L_p ← the k layers with the most conflicting pairs (Eq. 1–4, Algorithm 2)."""
 
-    k: int = 5
+    k: int | None = None
     xi: float = -0.1
     weights: Literal["samples", "uniform"] = "samples"
     bn: Literal["follow", "averaged"] = "follow"
@@ -105,7 +106,7 @@ class PersonaliseConflicts:
     def check(self, setup: Setup) -> None:
         """Refuse more personal layers than there are."""
         most = len(scored_layers(setup.layout))
-        if self.k > most:
+        if self.k is not None and self.k > most:
             raise RecordError(f"fedlag: k is from 0 to {most}, the layers of this model that are scored, not {self.k}")
 
     def tell(self, rnd: Round, server: State) -> dict[str, Tensor]:
@@ -115,9 +116,7 @@ class PersonaliseConflicts:
     def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
         """Scores from what each client started from, as the server knows it."""
         layout, trained, held = rnd.layout, up["theta"].rows, rows_of(server, "theta")
-        rows, samples = rows_of(server, "rows"), up["samples"].tensor
-        own = layout.spread(tensor_of(server, "personal") > 0, rows)
-        start = layout.mask(own, {n: x[ids] for n, x in rows.items()}, expand(held, len(ids)))
+        rows, samples, start = rows_of(server, "rows"), up["samples"].tensor, started(server, ids, layout)
         h = {name: trained[name] - start[name] for name in layout.trainable()}  # Eq. 1–2
         conflicts = conflicting_pairs(layout.gram(h), self.xi)
         weights = samples if self.weights == "samples" else torch.ones_like(samples)
@@ -134,13 +133,24 @@ class PersonaliseConflicts:
         """Booleans `[L]`: the k scored layers with the most conflicts, of equals the later, and their BatchNorms."""
         scored = torch.tensor(scored_layers(layout), device=conflicts.device)
         found = conflicts[scored].flip(0)
-        order = found.argsort(descending=True, stable=True)[: self.k]
+        order = found.argsort(descending=True, stable=True)[: self._most(len(scored))]
         personal = torch.zeros(len(layout.layers), dtype=torch.bool, device=conflicts.device)
         personal[scored.flip(0)[order]] = found[order] > 0
         if self.bn == "follow":
             follows = torch.tensor(_normalised(layout), device=conflicts.device)
             personal = personal | ((follows >= 0) & personal[follows.clamp(min=0)])
         return personal
+
+    def _most(self, scored: int) -> int:
+        """k, or where it is left open 5, but not more than half of the layers."""
+        return min(5, max(1, scored // 2)) if self.k is None else self.k
+
+
+def started(server: State, ids: Tensor, layout: Layout) -> Rows:
+    """θ_u^(r): what these clients started the round from, as the server knows it: their own layers in L_p, else w_g."""
+    rows, held = rows_of(server, "rows"), rows_of(server, "theta")
+    own = layout.spread(tensor_of(server, "personal") > 0, rows)
+    return layout.mask(own, {n: x[ids] for n, x in rows.items()}, expand(held, len(ids)))
 
 
 def scored_layers(layout: Layout) -> list[int]:

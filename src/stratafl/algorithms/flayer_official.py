@@ -3,7 +3,8 @@
 It uses each client's test accuracy to steer its training, so its numbers are not comparable with any others. Besides:
 one extra epoch on the head before everything else; rates per child module, once per epoch from its first batch, with
 factors of their own for the first child (1), the head (1/5) and, in the CNN, the middle (20); masks per tensor and
-inside each kernel, none for matrices, and always everything of a 1×1 convolution; batches in order, the last dropped.
+inside each kernel, none for matrices, and always everything of a 1×1 convolution; batches in order, the last dropped;
+statistics stay with clients (`buffers="local"`, which is the run's to say).
 """
 
 from collections.abc import Mapping
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from stratafl.algorithm import Round
+from stratafl.algorithm import Round, Setup
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.errors import RecordError
 from stratafl.fields import Number, Start
 from stratafl.layerwise import Layerwise
 from stratafl.layout import Layout, Rows
@@ -33,6 +35,10 @@ HEAD_RATE = 0.2
 
 def official(*, p: int = 2, middle: float = 20.0, train: SGD = SGD()) -> Layerwise:
     """The last `p` tensors are the head (2; 4 for ResNet-18); `middle` is 20 for the CNN and 1 for the others."""
+    if p < 1:
+        raise RecordError(f"flayer, preset official: p counts the tensors of the head, at least 1, not {p}")
+    if train != SGD(lr=train.lr, epochs=train.epochs, batch=train.batch, drop_last=train.drop_last):
+        raise RecordError("flayer, preset official: plain SGD, of which it takes lr, epochs and batch and nothing else")
     return replace(
         fedavg(),
         mix=(GuideTensors(p), HeadEpoch(p, train.lr, train.batch), Remember()),
@@ -51,14 +57,19 @@ class GuideTensors:
     reads = ("theta", "accuracy", "down.theta")
     writes = ("theta",)
 
+    def check(self, setup: Setup) -> None:
+        """Refuse a head that leaves no base."""
+        most = len(setup.layout.trainable()) - 1
+        if self.p > most:
+            raise RecordError(f"flayer, preset official: p is from 1 to {most} tensors of this model, not {self.p}")
+
     def __call__(self, rnd: Round, desk: State, down: Parcel, task: "Task") -> State:
         """The initialised model."""
         own, received = rows_of(desk, "theta"), rows_of(Take()(rnd, desk, down, task), "theta")
-        A = tensor_of(desk, "accuracy")
-        task.note("flayer/accuracy", A)
-        weight = {
-            n: A.to(own[n].dtype).reshape(-1, *(1,) * (own[n].ndim - 1)) for n in rnd.layout.trainable()[-self.p :]
-        }
+        A, head = tensor_of(desk, "accuracy"), rnd.layout.trainable()[-self.p :]
+        mixed = {rnd.layout.specs[n].layer for n in head}
+        task.note("mix/own", A[:, None] * A.new_tensor([i in mixed for i in range(len(rnd.layout.layers))]))
+        weight = {n: A.to(own[n].dtype).reshape(-1, *(1,) * (own[n].ndim - 1)) for n in head}
         return {"theta": {**received, **{n: w * own[n] + (1 - w) * received[n] for n, w in weight.items()}}}
 
 
@@ -69,6 +80,7 @@ class HeadEpoch:
     p: int
     lr: float
     batch: int
+    drop_last = True
     reads = writes = ("theta",)
 
     def __call__(self, rnd: Round, desk: State, down: Parcel, task: "Task") -> State:
@@ -89,6 +101,7 @@ class ChildRates:
     batch: int
     epochs: int
     middle: float
+    drop_last = True
     reads = writes = ("theta",)
 
     def __call__(self, rnd: Round, desk: State, task: "Task") -> State:
@@ -105,16 +118,36 @@ class ChildRates:
             rates = torch.where(first, fresh, tensor_of(carry, "rates"))
             spread = _per_child(rates, row, task.layout)
             moved = {n: x - self.lr * spread[n] * out.rows[n] if n in out.rows else x for n, x in row.items()}
-            return {"row": {**moved, **out.statistics}, "steps": steps + 1, "rates": rates}
+            return {
+                "row": {**moved, **out.statistics},
+                "steps": steps + 1,
+                "rates": rates,
+                "factors": tensor_of(carry, "factors") + rates,
+                "loss": tensor_of(carry, "loss") + out.loss.detach().double(),
+            }
 
+        none = one.new_zeros(len(task), len(children(task.layout)))
         carry: State = {
             "row": theta,
             "steps": torch.zeros(len(task), dtype=torch.int64, device=one.device),
-            "rates": one.new_ones(len(task), len(children(task.layout))),
+            "rates": none,
+            "factors": none,
+            "loss": torch.zeros(len(task), dtype=torch.float64, device=one.device),
         }
         batches = {"batch": self.batch, "epochs": self.epochs, "shuffle": False, "drop_last": True}
         after = task.scan(step, carry, constants={"per_epoch": per_epoch}, **batches)  # type: ignore[arg-type]
+        self._note(after, task)
         return {"theta": after["row"]}
+
+    def _note(self, after: State, task: "Task") -> None:
+        """Loss, steps and mean rates, under the names that every descent uses."""
+        steps = tensor_of(after, "steps")
+        task.note("train/steps", steps)
+        task.note("train/loss", tensor_of(after, "loss") / steps.clamp(min=1))
+        place = {child: i for i, child in enumerate(children(task.layout))}
+        firsts = [place.get(layer.tensors[0].partition(".")[0], 0) for layer in task.layout.layers]
+        mean = tensor_of(after, "factors")[:, firsts] / steps.clamp(min=1)[:, None]
+        task.note("train/rates", self.lr * mean)
 
 
 def children(layout: Layout) -> list[str]:
@@ -128,7 +161,7 @@ def child_rates(gradients: Rows, layout: Layout, middle: float) -> Tensor:
     rates = []
     for i, child in enumerate(named):
         own = [g for name, g in gradients.items() if name.partition(".")[0] == child]
-        logs = torch.stack([torch.log1p(1 / g.flatten(1).norm(dim=1).clamp(min=1e-8)) for g in own]).mean(0)
+        logs = torch.stack([torch.log1p(1 / _norm(g).clamp(min=1e-8)) for g in own]).mean(0)
         if i == len(named) - 1:
             rates.append(torch.full_like(logs, HEAD_RATE))
         elif i == 0:
@@ -136,6 +169,11 @@ def child_rates(gradients: Rows, layout: Layout, middle: float) -> Tensor:
         else:
             rates.append(middle * (1 + i / (len(named) - 1) * logs))
     return torch.stack(rates, 1)
+
+
+def _norm(g: Tensor) -> Tensor:
+    # A batched product: a row's bits do not depend on how many rows there are.
+    return torch.bmm(g.reshape(len(g), 1, -1), g.reshape(len(g), -1, 1)).reshape(-1).sqrt()
 
 
 def _per_child(rates: Tensor, row: Rows, layout: Layout) -> Rows:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from stratafl import keys
-from stratafl.algorithm import Setup
+from stratafl.algorithm import Round, Setup
 from stratafl.errors import RecordError, unknown
 from stratafl.fields import FieldSpec, Side
 from stratafl.layout import Layout
@@ -50,17 +50,22 @@ class Hypernetwork:
             bound = inputs**-0.5
             fields[f"psi{d}.weight"] = Drawn((outputs, inputs), f"hyper/psi{d}.weight", bound=bound)
             fields[f"psi{d}.bias"] = Drawn((outputs,), f"hyper/psi{d}.bias", bound=bound)
-        layers = "layers" if self.unit == "layer" else 1
-        bound = 0.0 if self.initial == "uniform" else self.width**-0.5
-        positive = self.normalise == "relu" and self.initial == "drawn"  # a row that is all negative has no weights
-        kind: Literal["uniform", "positive"] = "positive" if positive else "uniform"
-        fields["out.weight"] = Drawn((layers, self.width), "hyper/out.weight", bound=bound, pairs=True, kind=kind)
-        fields["out.bias"] = Drawn((layers,), "hyper/out.bias", bound=0.0 if positive else bound, pairs=True)
+        fields["out.weight"], fields["out.bias"] = self._outputs()
         return fields
 
-    def weights(self, server: State, ids: Tensor, layout: Layout) -> Tensor:
+    def _outputs(self) -> tuple["Drawn", "Drawn"]:
+        """Weight and bias of one linear map per layer, a row per client: equal weights are equal outputs above 0."""
+        layers, bound = "layers" if self.unit == "layer" else 1, self.width**-0.5
+        weight, bias = ((layers, self.width), "hyper/out.weight"), ((layers,), "hyper/out.bias")
+        if self.initial == "uniform":
+            return Drawn(*weight, 0.0, True, "constant"), Drawn(*bias, 1.0, True, "constant")
+        if self.normalise == "relu":  # as public code has it: a row that is all negative would have no weights
+            return Drawn(*weight, 1.0, True, "positive"), Drawn(*bias, 0.0, True, "constant")
+        return Drawn(*weight, bound, True), Drawn(*bias, bound, True)
+
+    def weights(self, rnd: Round, server: State, ids: Tensor) -> Tensor:
         """α of these clients: `[C, L, N]`, which sums to 1 over the last axis."""
-        return self._spread(self._alpha(self._of(server, ids), ids), layout)
+        return self._alpha(self._of(server, ids), ids).expand(-1, len(rnd.layout.layers), -1)
 
     def moved(self, server: State, ids: Tensor, toward: Tensor, lr: float) -> State:
         """The fields after one step along Jᵀ·toward, where `toward` `[C, L, N]` is what α would have to grow by."""
@@ -91,9 +96,6 @@ class Hypernetwork:
         alone = torch.nn.functional.one_hot(ids.to(z.device), z.shape[-1]).to(z.dtype)[:, None]
         return torch.where(total > 0, raw / total.clamp(min=torch.finfo(z.dtype).tiny), alone)
 
-    def _spread(self, alpha: Tensor, layout: Layout) -> Tensor:
-        return alpha.expand(-1, len(layout.layers), -1)
-
 
 _UNITS, _NORMS, _STARTS = ("layer", "model"), ("softmax", "relu"), ("drawn", "uniform")
 
@@ -106,7 +108,7 @@ class Drawn:
     purpose: str
     bound: float = 1.0
     pairs: bool = False  # a row per pair of clients
-    kind: Literal["uniform", "positive", "normal"] = "uniform"
+    kind: Literal["uniform", "positive", "normal", "constant"] = "uniform"
 
     def names(self, layout: Layout, side: Side) -> None:
         """It keeps no layer."""
@@ -129,6 +131,8 @@ class Drawn:
         if self.kind == "normal":  # Box and Muller
             radius = torch.sqrt(-2 * torch.log(1 - _share(key, 2 * index)))
             return radius * torch.cos(2 * torch.pi * _share(key, 2 * index + 1))
+        if self.kind == "constant":
+            return torch.full(torch.broadcast_shapes(key.shape, index.shape), self.bound, dtype=torch.float64)
         share = _share(key, index)
         return self.bound * share if self.kind == "positive" else self.bound * (2 * share - 1)
 

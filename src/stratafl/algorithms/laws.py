@@ -15,6 +15,7 @@ from stratafl.algorithms.flayer import flayer
 from stratafl.algorithms.lgfedavg import lgfedavg
 from stratafl.algorithms.local import local
 from stratafl.algorithms.pfedla import heurpfedla, pfedla
+from stratafl.algorithms.simmix import simmix
 from stratafl.policies import Mean
 
 
@@ -58,6 +59,14 @@ LAWS: dict[str, tuple[Law, ...]] = {
         Law(
             "pFedLA with fixed uniform weights is FedAvg with uniform weights",
             pfedla(initial="uniform", hyper_lr=0.0),
+            UNIFORM,
+            full_participation_only=True,
+        ),
+    ),
+    "simmix": (
+        Law(
+            "similarity that does not count is FedAvg with uniform weights",
+            simmix(sharpness=0.0),
             UNIFORM,
             full_participation_only=True,
         ),

@@ -6,7 +6,7 @@ Client i is sent θ̄_i^l = Σ_j α_i^{l,j}·θ_j^l (Eq. 6); what it learned fro
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -15,22 +15,22 @@ from stratafl.algorithm import Round, Setup
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.hypernetwork import Hypernetwork
 from stratafl.errors import RecordError, unknown
-from stratafl.fields import Start
-from stratafl.layerwise import Layerwise
+from stratafl.fields import FieldSpec, Start
+from stratafl.layers import Select, select
+from stratafl.layerwise import Layerwise, MergeRows
 from stratafl.layout import Layout, Rows
 from stratafl.parcel import Field, LayerMask, Parcel
 from stratafl.policies import SGD
 from stratafl.records import record
 from stratafl.state import State, rows_of
 
-if TYPE_CHECKING:
-    from stratafl.task import Task  # noqa: F401
-
 
 def pfedla(
     *,
     hyper_lr: float = 0.005,
-    hyper: Hypernetwork = Hypernetwork(),
+    embedding: int = 100,
+    width: int = 100,
+    depth: int = 3,
     unit: Literal["layer", "model"] = "layer",
     normalise: Literal["softmax", "relu"] = "softmax",
     initial: Literal["drawn", "uniform"] = "drawn",
@@ -40,17 +40,22 @@ def pfedla(
     """Algorithm 1. `unit="model"` is one weight per pair of clients, shared by all layers.
 
     `normalise="relu"` and `sign="public"` are what public code does (the second moves away from the trained model);
-    `initial="uniform"` starts the hypernetworks from equal weights.
+    `initial="uniform"` starts from equal weights; `embedding`, `width` and `depth` are sizes of the hypernetworks.
     """
-    return _mixing(replace(hyper, unit=unit, normalise=normalise, initial=initial), hyper_lr, 0, sign, train)
+    if sign not in ("descent", "public"):
+        raise unknown("sign of pfedla", sign, ("descent", "public"))
+    hyper = Hypernetwork(embedding, width, depth, unit, normalise, initial)
+    return _learned(hyper, Retain(), hyper_lr, -1 if sign == "public" else 1, train)
 
 
 def heurpfedla(
     *,
     k: int = 1,
-    retained: tuple[str, ...] = (),
+    retained: str | Select = "none",
     hyper_lr: float = 0.005,
-    hyper: Hypernetwork = Hypernetwork(),
+    embedding: int = 100,
+    width: int = 100,
+    depth: int = 3,
     normalise: Literal["softmax", "relu"] = "softmax",
     initial: Literal["drawn", "uniform"] = "drawn",
     train: SGD = SGD(),
@@ -58,53 +63,80 @@ def heurpfedla(
     """Algorithm 2: the `k` layers with the largest self weight are not sent; or always the `retained` ones."""
     if k < 0:
         raise RecordError(f"heurpfedla: k is a number of layers from 0, not {k}")
-    hyper = replace(hyper, normalise=normalise, initial=initial)
-    if k == 0 and not retained:
-        return _mixing(hyper, hyper_lr, 0, "descent", train)
-    method = _mixing(hyper, hyper_lr, k, "descent", train, tuple(retained))
-    return replace(method, client={"theta": Start()})  # θ_i^retain lives with the client (line 13)
+    hyper = Hypernetwork(embedding, width, depth, "layer", normalise, initial)
+    retain = Retain(k, select(retained))
+    method = _learned(hyper, retain, hyper_lr, 1, train)
+    return replace(method, client={"theta": Start()}) if retain.anything else method  # θ_i^retain (line 13)
 
 
-def _mixing(hyper: Hypernetwork, lr: float, k: int, sign: str, train: SGD, retained: tuple[str, ...] = ()) -> Layerwise:
-    if sign not in ("descent", "public"):
-        raise unknown("sign of pfedla", sign, ("descent", "public"))
+def _learned(hyper: Hypernetwork, retain: "Retain", lr: float, sign: int, train: SGD) -> Layerwise:
     if lr < 0:
         raise RecordError(f"pfedla: hyper_lr must be at least 0, not {lr}")
-    retain = Retain(k, retained)
+    return mixing(hyper, train, retain, (LearnWeights(hyper, retain, sign * lr),), hyper.fields())
+
+
+class Weights(Protocol):
+    """Where α comes from."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The server fields it needs beside the models."""
+
+    def weights(self, rnd: Round, server: State, ids: Tensor) -> Tensor:
+        """α of these clients: `[C, L, N]`, which sums to 1 over the last axis."""
+
+
+def mixing(
+    weights: Weights,
+    train: SGD,
+    retain: "Retain | None" = None,
+    learn: tuple[MergeRows, ...] = (),
+    fields: Mapping[str, FieldSpec] | None = None,
+) -> Layerwise:
+    """A server that keeps the latest model of every client and sends each a mixture of them, layer by layer."""
     return replace(
         fedavg(train=train),
-        serve=(MixLayers(hyper, retain),),
-        merge=(LearnWeights(hyper, retain, lr if sign == "descent" else -lr),),
-        server={"rows": Start(per_client=True), **hyper.fields()},
+        serve=(MixLayers(weights, retain or Retain()),),
+        merge=(*learn, StoreRows()),  # who learns looks at the models that were mixed, so before they are replaced
+        server={"rows": Start(per_client=True), **(fields or {})},
         welcome=(MeanOfRows(),),
     )
 
 
 @record
 class Retain:
-    """Which layers each client keeps: the `k` with the largest self weight (Algorithm 2 line 6), or named ones.
+    """Which layers each client keeps: the `k` with the largest self weight (Eq. 12), or always the named ones.
 
     Normalisation layers are not chosen; of equal weights the layer nearest the output comes first.
     """
 
     k: int = 0
-    named: tuple[str, ...] = ()
+    named: Select = select("none")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "named", select(self.named))
+
+    @property
+    def anything(self) -> bool:
+        """Whether any layer is kept at all."""
+        return self.k > 0 or self._by_name
+
+    @property
+    def _by_name(self) -> bool:
+        return self.named != select("none")
 
     def __call__(self, alpha: Tensor, ids: Tensor, layout: Layout) -> Tensor:
         """Booleans `[C, L]`: the layers that stay, for weights `[C, L, N]`."""
-        chosen = torch.zeros(alpha.shape[:2], dtype=torch.bool, device=alpha.device)
-        if self.named:
-            chosen[:, [layout.index[name] for name in self.named]] = True
-            return chosen
+        if self._by_name:
+            return layout.layer_mask(self.named, alpha.device).expand(alpha.shape[:2])
         eligible = torch.tensor(eligible_layers(layout), device=alpha.device)
         own = alpha[torch.arange(len(ids), device=alpha.device), :, ids.to(alpha.device)][:, eligible]
         order = own.flip(1).argsort(dim=1, descending=True, stable=True)[:, : self.k]
+        chosen = torch.zeros(alpha.shape[:2], dtype=torch.bool, device=alpha.device)
         return chosen.scatter_(1, eligible.flip(0)[order], True)
 
     def check(self, setup: Setup) -> None:
         """Refuse more layers than there are."""
-        for name in self.named:
-            setup.layout.layer(name)
         most = len(eligible_layers(setup.layout))
         if self.k > most:
             raise RecordError(f"heurpfedla: k is from 0 to {most}, the layers of this model, not {self.k}")
@@ -119,27 +151,27 @@ def eligible_layers(layout: Layout) -> list[int]:
 class MixLayers:
     """θ̄_i^l = Σ_j α_i^{l,j}·θ_j^l (Eq. 5–6), without the layers that are retained."""
 
-    hyper: Hypernetwork
+    given: Weights
     retain: Retain = Retain()
     writes = ("down.theta",)
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The models of all clients, and the hypernetworks."""
-        return ("rows", *self.hyper.names)
+        """The models of all clients, and what the weights come from."""
+        return ("rows", *self.given.names)
 
     def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
         """A row per client."""
-        alpha = self.hyper.weights(server, ids, rnd.layout)
+        alpha = self.given.weights(rnd, server, ids)
         rows = mixed(alpha, rows_of(server, "rows"), rnd.layout)
-        if self.retain == Retain():
+        if not self.retain.anything:
             return {"theta": Field(rows)}
         return {"theta": Field(rows, mask=LayerMask(~self.retain(alpha, ids, rnd.layout)))}
 
     def tell(self, rnd: Round, server: State) -> dict[str, Tensor]:
         """α of all clients: `[L, N, N]`, row i for client i."""
         everybody = torch.arange(rnd.setup.clients)
-        return {"alpha": self.hyper.weights(server, everybody, rnd.layout).transpose(0, 1)}
+        return {"alpha": self.given.weights(rnd, server, everybody).transpose(0, 1)}
 
     def check(self, setup: Setup) -> None:
         """See `Retain`."""
@@ -153,7 +185,7 @@ def mixed(alpha: Tensor, rows: Rows, layout: Layout) -> Rows:
 
 @record
 class LearnWeights:
-    """θ_i ← what client i trained; v_i and ψ_i ← + lr·(∂θ̄_i/∂(v_i, ψ_i))ᵀ·Δθ_i (Eq. 10–11), for the whole cohort.
+    """v_i and ψ_i ← + lr·(∂θ̄_i/∂(v_i, ψ_i))ᵀ·Δθ_i (Eq. 10–11), for the whole cohort at once.
 
     Δθ_i points downhill, so adding is descent: θ̄_i moves towards the trained model. A retained layer was not mixed, so
     it teaches nothing.
@@ -170,25 +202,31 @@ class LearnWeights:
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """The models and the hypernetworks."""
-        return ("rows", *self.hyper.names)
+        """The hypernetworks."""
+        return self.hyper.names
 
     def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
-        """Rows and hypernetworks of these clients."""
+        """The hypernetworks of these clients."""
         rows, trained, layout = rows_of(server, "rows"), up["theta"].rows, rnd.layout
-        alpha = self.hyper.weights(server, ids, layout)
-        kept = self.retain(alpha, ids, layout)
+        alpha = self.hyper.weights(rnd, server, ids)
         start = mixed(alpha, rows, layout)
-        if self.retain != Retain():
-            start = layout.mask(layout.spread(kept, rows), {n: x[ids] for n, x in rows.items()}, start)
         delta = {name: trained[name] - start[name] for name in layout.trainable()}
         toward = layout.cross(delta, rows).permute(1, 0, 2)  # ⟨Δθ_i^l, θ_j^l⟩ = ∂⟨θ̄_i, Δθ_i⟩/∂α_i^{l,j}: [C, L, N]
-        moved = self.hyper.moved(server, ids, torch.where(kept[..., None], 0, toward), self.lr)
-        return {"rows": {name: _put(x, ids, trained[name]) for name, x in rows.items()}, **moved}
+        kept = self.retain(alpha, ids, layout)  # of these layers Δθ_i is from another start, and not asked for
+        return self.hyper.moved(server, ids, torch.where(kept[..., None], 0, toward), self.lr)
 
 
-def _put(rows: Tensor, ids: Tensor, new: Tensor) -> Tensor:
-    return rows.index_copy(0, ids.to(rows.device), new)
+@record
+class StoreRows:
+    """θ_i ← what client i trained (Algorithm 1 line 7); everybody else's model stays as it was."""
+
+    reads = ("up.theta", "rows")
+    writes = ("rows",)
+
+    def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
+        """The models, with those of these clients replaced."""
+        new = up["theta"].rows
+        return {"rows": {n: x.index_copy(0, ids.to(x.device), new[n]) for n, x in rows_of(server, "rows").items()}}
 
 
 @record

@@ -2,10 +2,12 @@
 
 import copy
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from stratafl.layers import Layer
 from stratafl.layout import Layout, Rows
 
 
@@ -14,7 +16,8 @@ def cka(features: Tensor) -> Tensor:
 
     ‖Yᵀ·X‖²/(‖Xᵀ·X‖·‖Yᵀ·Y‖) of centred features, which is the cosine of their n × n Gram matrices.
     """
-    centred = (features - features.mean(1, keepdim=True)).double()
+    features = features.double()
+    centred = features - features.mean(1, keepdim=True)
     gram = torch.bmm(centred, centred.transpose(1, 2)).flatten(1)
     unit = gram / gram.norm(dim=1, keepdim=True).clamp(min=torch.finfo(gram.dtype).tiny)
     similar: Tensor = unit @ unit.T
@@ -32,23 +35,30 @@ def activations(template: nn.Module, rows: Rows, samples: Tensor, layout: Layout
     module = copy.deepcopy(template).to(samples.device).eval()
     seen: dict[str, Tensor] = {}
     found: dict[str, list[Tensor]] = {}
-    handles = [
-        sub.register_forward_hook(lambda _, __, out, name=name: _see(seen, name, out))
-        for name, sub in module.named_modules()
-        if name in layout.index
-    ]
+    for layer in layout.layers:
+        path = outlet(layer)
+        if path:
+            module.get_submodule(path).register_forward_hook(partial(_see, seen, layer.name))
     for client in range(len(next(iter(rows.values())))):
         module.load_state_dict({name: block[client] for name, block in rows.items()}, strict=False)
+        seen.clear()
         with torch.no_grad():
             module(samples)
         for name, out in seen.items():
             found.setdefault(name, []).append(out)
-    for handle in handles:
-        handle.remove()
     return {name: torch.stack(outs) for name, outs in found.items()}
 
 
-def _see(seen: dict[str, Tensor], name: str, out: object) -> None:
+def outlet(layer: Layer) -> str:
+    """The module whose output is the layer's: the smallest that holds all its tensors, or else the last with some."""
+    owners = [tensor.rpartition(".")[0] for tensor in layer.tensors]
+    path = owners[0]
+    while path and not all(f"{owner}.".startswith(f"{path}.") for owner in owners):
+        path = path.rpartition(".")[0]
+    return path or owners[-1]
+
+
+def _see(seen: dict[str, Tensor], name: str, module: nn.Module, inputs: object, out: object) -> None:
     first = out[0] if isinstance(out, tuple) else out  # a recurrent layer gives its states as well
     if isinstance(first, Tensor):
         seen[name] = first.detach().flatten(1).clone()

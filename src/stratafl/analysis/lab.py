@@ -1,6 +1,7 @@
 """What is looked at in a laboratory round: conflicts, similarity, weights, what was sent, norms and rates per layer."""
 
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from stratafl.layout import Layout, Rows
 from stratafl.measure import Line
 from stratafl.state import tensor_of
 
+NOTED = {"rates": "rate", "own": "own"}  # notes `[C, L]` of a purpose, and what their means are called
 ENTRIES = 10_000  # of a matrix of weights; a larger one is told by its mean alone
 
 
@@ -60,20 +62,25 @@ class Bench:
             for name, values in found.items():
                 for line, value in zip(lines, values, strict=True):
                     if value is not None:
-                        line[name] = value
+                        line[name] = _written(value)
         return lines
 
     def _similarities(self, trained: Rows) -> dict[str, list[float | None]]:
-        """Mean CKA over pairs of clients, after local training, on common test samples."""
+        """Mean CKA over pairs of clients, after local training, on common samples."""
         assert self._sim.template is not None  # every simulation that was put together has one
-        federation = self._sim.workshop.federation
-        held = federation.split("test").indices
-        order = torch.argsort(keys.keys(self._sim.setup.seed, 0, torch.arange(len(held)), "laboratory"))
-        x = federation.x[held[order[: self._lab.samples]].to(federation.x.device)]
-        x = x.to(self._sim.workshop.dtype) if x.is_floating_point() or x.dtype == torch.uint8 else x
-        seen = activations(self._sim.template, trained, x, self._rnd.layout)
+        seen = activations(self._sim.template, trained, common(self._sim, self._lab.samples), self._rnd.layout)
         names = self._rnd.layout.names
         return {"cka": [mean_similarity(cka(seen[name])) if name in seen else None for name in names]}
+
+
+def common(sim: Simulation, count: int) -> Tensor:
+    """Samples that all models are shown, the same in every round: of all clients' test splits, if there are any."""
+    federation = sim.workshop.federation
+    splits = [federation.split(name).indices for name in ("test", "validation", "train")]
+    held = next(indices for indices in splits if len(indices))
+    order = torch.argsort(keys.keys(sim.setup.seed, 0, torch.arange(len(held)), "laboratory"))
+    x = federation.x[held[order[:count]].to(federation.x.device)]
+    return x.to(sim.workshop.dtype) if x.is_floating_point() or x.dtype == torch.uint8 else x
 
 
 def conflict_numbers(update: Rows, layout: Layout) -> dict[str, list[float | None]]:
@@ -96,16 +103,27 @@ def told(sim: Simulation, progress: Progress, layout: Layout) -> dict[str, list[
 
 
 def noted(report: Report, layout: Layout) -> dict[str, list[object]]:
-    """Effective learning rates where a method has them, the mean A_k where it has one, and what share was sent."""
+    """What share was sent and, where a method notes them, mean learning rates and weights of the clients' own rows."""
     sizes = torch.zeros(len(layout.layers))
     for spec in layout.specs.values():
         sizes[spec.layer] += spec.size
     whole = (sizes * len(report.cohort)).clamp(min=1)
     found: dict[str, list[object]] = {"sent": (report.up.values / whole).tolist()}
     for name in report.notes:
-        if name.endswith("/rates"):
-            found[f"{name.removesuffix('/rates')}.rate"] = tensor_of(report.notes, name).double().mean(0).tolist()
+        purpose, _, kind = name.rpartition("/")
+        values = tensor_of(report.notes, name).double()
+        if kind == "rates" and f"{purpose}/steps" in report.notes:
+            values = values[tensor_of(report.notes, f"{purpose}/steps") > 0]  # who took no step had no rate
+        if kind in NOTED and len(values):
+            found[f"{purpose}.{NOTED[kind]}"] = values.mean(0).tolist()
     return found
+
+
+def _written(value: object) -> object:
+    """JSON knows neither NaN nor infinity: null."""
+    if isinstance(value, list):
+        return [_written(each) for each in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def _joined(parts: list[Rows]) -> Rows:

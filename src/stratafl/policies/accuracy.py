@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from stratafl.algorithm import Round
+from stratafl.algorithm import Round, Setup
+from stratafl.errors import RecordError
 from stratafl.records import record
 from stratafl.state import State, rows_of
 
@@ -22,6 +23,11 @@ class Accuracy:
     def splits(self) -> tuple[str, ...]:
         """The split it looks at."""
         return (self.split,)
+
+    def check(self, setup: Setup) -> None:
+        """Refuse numbers as targets: nothing would ever be correct."""
+        if setup.classes is None:
+            raise RecordError("an accuracy needs classes, and the targets of this data are numbers")
 
     def __call__(self, rnd: Round, desk: State, task: "Task") -> State:
         """A number from 0 to 1 per client."""
