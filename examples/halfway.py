@@ -20,6 +20,7 @@ class Halfway:
     writes = ("theta",)
 
     def __call__(self, rnd, desk, down, task):
+        """Where training starts."""
         own = rows_of(desk, "theta")  # what the client keeps: blocks [C, …] by tensor name
         model = Take()(rnd, desk, down, task)["theta"]  # what it received, complete
         kept = [name for name in rnd.layout.trainable(self.layers) if name in own]

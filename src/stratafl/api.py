@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from stratafl.algorithm import Algorithm
+from stratafl.assemble import device_of
 from stratafl.data import Federation, from_clients
 from stratafl.data.arrays import Array, plain_tensor
 from stratafl.errors import DataError, ModelError, RecordError, RunError
@@ -53,10 +54,14 @@ class Fitted:
     @property
     def selected(self) -> Line:
         """The line of the round with the best validation accuracy."""
+        if not evaluated(self.history):
+            raise DataError("no round was evaluated, so none can be selected")
         return selected(self.history)
 
     def model(self, client: int) -> nn.Module:
         """A client's own model, as it would be deployed, in evaluation mode."""
+        if not isinstance(client, int):
+            raise DataError(f"a client is a whole number from 0 to {self.clients - 1}, not {client!r}")
         assert self.sim.template is not None  # every simulation that was put together has one
         module = copy.deepcopy(self.sim.template)
         module.load_state_dict(state_dict(self.sim, self.progress, client), strict=False)
@@ -123,7 +128,9 @@ def fit(
     federation = clients
     if not isinstance(federation, Federation):
         federation = from_clients(federation, validation=validation, test=test, seed=seed)
-    trial = Trial(simulation(algorithm, federation, model, rounds=rounds, seed=seed, **options), evaluate_every)
+    device = device_of(options.pop("device", "cpu"))
+    sim = simulation(algorithm, federation, model, rounds=rounds, seed=seed, device=device, **options)
+    trial = Trial(sim, evaluate_every)
     progress, history = trial.sim.start(), list[Line]()
     while progress.t < trial.rounds:
         progress, entry = trial.round(progress)

@@ -16,12 +16,14 @@ from stratafl.errors import ModelError, RecordError
 from stratafl.execute import Simulation, simulation
 from stratafl.execute.matrix import chunk_size
 from stratafl.experiment import DataTable, Experiment, ModelTable
+from stratafl.layers import Select
 from stratafl.models import MODELS
-from stratafl.plugins import called, imported
+from stratafl.plugins import called, imported, parameters
 from stratafl.policies import SGD, Constant, Exponential
 from stratafl.settings import checked
 
 _PLAIN = (int, float, str, bool)
+_HELD = (int, float, str, bool, list, Select)
 
 
 def algorithm_of(experiment: Experiment) -> Algorithm:
@@ -39,10 +41,36 @@ def algorithm_of(experiment: Experiment) -> Algorithm:
 
 def _checked_option(builder: Callable[..., Any], key: str, value: Any) -> Any:
     """The option, checked where its type is a plain one; the builder looks at the rest."""
-    hint = typing.get_type_hints(builder).get(key) if callable(builder) else None
+    hint = _hints(builder).get(key)
     kinds = typing.get_args(hint) or (hint,)
     plain = hint in _PLAIN or (isinstance(hint, types.UnionType) and kinds[0] in _PLAIN)
     return checked(f"algorithm.{key}", hint, value) if plain else value
+
+
+def _hints(builder: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(builder)
+    except Exception:  # a person's own builder may be annotated with anything, or not be a function
+        return {}
+
+
+def completed(experiment: Experiment) -> Experiment:
+    """The experiment with every option of its method and model, at its default where none was given."""
+    algorithm, model = experiment.algorithm, experiment.model
+    builder = ALGORITHMS.get(algorithm.name) or imported("algorithm", algorithm.name)
+    maker = MODELS.get(model.name) or imported("model", model.name)
+    return dataclasses.replace(
+        experiment,
+        algorithm=dataclasses.replace(algorithm, options={**defaults(builder), **algorithm.options}),
+        model=dataclasses.replace(model, options={**defaults(maker), **model.options}),
+    )
+
+
+def defaults(maker: Callable[..., Any]) -> dict[str, Any]:
+    """The defaults of a function's arguments that a configuration can hold."""
+    found = {name: p.default for name, p in parameters(maker).items() if p.default is not p.empty}
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+    return {name: str(v) if isinstance(v, Select) else v for name, v in plain.items() if isinstance(v, _HELD)}
 
 
 def federation_of(experiment: Experiment) -> Federation:
@@ -113,5 +141,7 @@ def simulation_of(experiment: Experiment) -> Simulation:
         memory=run.memory,
         newcomers=experiment.data.newcomers,
     )
+    if federation.classes is None and experiment.stop.target is not None:
+        raise RecordError("stop.target is an accuracy, and this data has no classes: use stop.patience")
     chunk_size(made, 1)  # a limit that not even one client fits under is refused here
     return made

@@ -57,12 +57,21 @@ def accepted(maker: Callable[..., Any]) -> list[str] | None:
     if isinstance(maker, type) and getattr(maker, "__init__") is nn.Module.__init__:  # noqa: B009
         return []  # it says that it takes anything, and refuses everything
     try:
-        parameters = inspect.signature(maker).parameters.values()
+        found = inspect.signature(maker).parameters.values()
     except ValueError:  # something built in, which does not say what it takes
         return None
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in found):
         return None
-    return [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    return [p.name for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+
+
+def parameters(maker: Any) -> Mapping[str, inspect.Parameter]:
+    """What a function takes by name; nothing if it does not say."""
+    try:
+        found = inspect.signature(maker).parameters
+    except (ValueError, TypeError):
+        return {}
+    return {name: p for name, p in found.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 
 
 def said(error: BaseException) -> str:

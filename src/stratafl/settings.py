@@ -38,8 +38,21 @@ def from_table(name: str, cls: type[T], table: Mapping[str, Any]) -> T:
     options = {key: value for key, value in table.items() if key not in fields}
     if options and OPTIONS not in hints:
         raise unknown(f"key of [{name}]", next(iter(options)), fields)
+    for key, value in options.items():
+        _check_plain(f"{name}.{key}", value)
     values = {key: checked(f"{name}.{key}", hints[key], value, fields[key].metadata) for key, value in known.items()}
     return cls(**values, **({OPTIONS: options} if OPTIONS in hints else {}))
+
+
+def _check_plain(key: str, value: Any) -> None:
+    """Refuse what cannot be written down again: dates, and numbers that are not finite."""
+    parts = value if isinstance(value, list) else value.values() if isinstance(value, dict) else ()
+    for part in parts:
+        _check_plain(key, part)
+    if not isinstance(value, bool | int | float | str | list | dict) or (
+        isinstance(value, float) and not isfinite(value)
+    ):
+        raise RecordError(f"{key} is a finite number, a text, true or false, or a list of them, not {value}")
 
 
 def to_table(value: Any) -> dict[str, Any]:

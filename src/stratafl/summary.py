@@ -71,6 +71,8 @@ def reached(lines: Sequence[Line], target: float) -> Cost | None:
 
 def stop_reason(lines: Sequence[Line], stop: StopTable) -> str | None:
     """Why the run ends here, if it does."""
+    if stop.target is None and stop.patience is None:
+        return None
     values = [quality(line, "validation.deployed") for line in evaluated(lines)]
     if not values:
         return None

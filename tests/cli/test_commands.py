@@ -228,11 +228,8 @@ def test_a_setting_of_one_method_applies_to_that_method_only(strata, place):
         name: tomllib.loads((place / "three" / name / "seed-0" / "config.toml").read_text(encoding="utf-8"))
         for name in ("fedper", "fedrep", "fedavg")
     }
-    assert {name: table["algorithm"] for name, table in tables.items()} == {
-        "fedper": {"name": "fedper", "personal": "all"},
-        "fedrep": {"name": "fedrep"},
-        "fedavg": {"name": "fedavg"},
-    }
+    personal = {name: table["algorithm"].get("personal") for name, table in tables.items()}
+    assert personal == {"fedper": "all", "fedrep": "head", "fedavg": None}
     assert [table["train"]["lr"] for table in tables.values()] == [0.3] * 3
     sent = {name: lines(place / "three" / name / "seed-0" / "rounds.jsonl")[0]["bytes.up"] for name in tables}
     assert sent["fedavg"] > sent["fedrep"] > sent["fedper"]
@@ -532,3 +529,10 @@ def test_output_that_cannot_be_written_is_one_line(place):
     with Path("/dev/full").open("w", encoding="utf-8") as full:
         done = subprocess.run(command("--version"), stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert "No space left on device" in checked_line(Result(done.returncode, "", done.stderr))
+
+
+def test_a_setting_of_an_own_method_is_its_own(strata, place):
+    method = "own_models:last_one_wins"
+    given = ("compare", *SMALL, "--algorithms", f"fedavg,{method}", "--seeds", 1, "--rounds", 1)
+    refused = strata(*given, "--set", f"{method}.nothing=1", "--out", "two")
+    assert "unknown option of own_models:last_one_wins 'nothing'" in checked_line(refused)

@@ -147,14 +147,14 @@ def test_a_journal_is_cut_to_what_was_committed(tmp_path):
     assert read_lines(path) == [*lines(2), *lines(1, 7)]
 
 
-def test_syncing_drops_what_a_failed_write_left_and_reaches_the_disk(tmp_path, monkeypatch):
+def test_cutting_drops_what_a_failed_write_left_and_reaches_the_disk(tmp_path, monkeypatch):
     path = tmp_path / "rounds.jsonl"
     journal = Journal(path)
     journal.append(lines(2))
     path.write_bytes(path.read_bytes() + b'{"round": 2, "lo')
     synced, sync = [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(os.fstat(handle).st_size), sync(handle)))
-    journal.sync()
+    journal.cut(journal.size)
     assert synced == [journal.size] == [path.stat().st_size]
     assert read_lines(path) == lines(2)
 

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import tomllib
 from dataclasses import fields
 from itertools import islice
@@ -15,11 +16,12 @@ from kill import lines, outcome
 
 from stratafl.algorithms import fedavg, fedper
 from stratafl.algorithms.local import alone
-from stratafl.errors import BusyError, RunError, UnknownNameError
+from stratafl.errors import BusyError, RunError, StrataError, UnknownNameError
 from stratafl.experiment import TABLES, Experiment, load, with_settings
 from stratafl.models import build, save_weights
 from stratafl.phased import Phase, Phased
 from stratafl.runs import Run, checkpoint, is_run, stored
+from stratafl.runs.files import Journal, uninterrupted
 
 TINY = ("run.rounds=4", "data.clients=4", "data.partition=iid", "model.hidden=[8]", "train.batch=100")
 
@@ -273,8 +275,10 @@ def test_a_run_begins_again_when_all_checkpoints_are_damaged(tmp_path, example):
         damage(folder / "checkpoint" / generation)
     run = Run.open(folder)
     assert (run.progress.t, run.history) == (0, [])
-    assert len(run.notes) == 3
     assert run.notes[2] == "going on from the beginning"
+    (aside,) = folder.glob("aside-*")
+    assert run.notes[3:] == [f"the lines that were there are kept in '{aside.name}'"]
+    assert (aside / "rounds.jsonl").read_bytes().count(b"\n") == 3
     assert outcome(finish(run).folder) == outcome(example.folder)
     assert len(list((folder / "checkpoint").glob("damaged-*"))) == 2
 
@@ -515,3 +519,76 @@ def test_the_finish_of_phases_is_one_more_round_with_everybody(tmp_path):
     run = whole(tmp_path / "run", *WAYS["phases"])
     assert [line["phase"] for line in run.history] == [0, 0, 1, 1, 2]
     assert [line["cohort"] for line in run.history] == [2, 2, 2, 2, 4]
+
+
+def test_interrupted_while_a_round_is_committed_it_counts_whole_or_not_at_all(tmp_path, monkeypatch, example):
+    run = Run.create(made("run.checkpoint=4"), tmp_path / "run")
+    append = Journal.append
+
+    def interrupted(journal, lines):
+        append(journal, lines)
+        if journal.path.name == "layers.jsonl" and len(run.history) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Journal, "append", interrupted)
+    with pytest.raises(KeyboardInterrupt), run:
+        forward(run, 4)
+    monkeypatch.undo()
+    run = Run.open(tmp_path / "run")
+    assert (run.progress.t, len(run.history)) == (1, 1)
+    assert outcome(finish(run).folder) == outcome(example.folder)
+
+
+def test_a_signal_waits_until_a_checkpoint_is_whole(tmp_path):
+    events = []
+    before = signal.signal(signal.SIGINT, lambda *_: events.append("signal"))
+    try:
+        with uninterrupted():
+            os.kill(os.getpid(), signal.SIGINT)
+            events.append("saved")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert events == ["saved", "signal"]
+
+
+def test_a_checkpoint_that_cannot_be_read_is_not_taken_for_damaged(tmp_path, monkeypatch):
+    folder = left(tmp_path / "run", 2).folder
+
+    def refuse(path):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(checkpoint, "_file_digest", refuse)
+    with pytest.raises(RunError, match=r"cannot read .*000002': Input/output error"):
+        Run.open(folder)
+    monkeypatch.undo()
+    assert Run.open(folder).notes == []
+
+
+def test_the_configuration_is_complete(tmp_path):
+    run = Run.create(made(), tmp_path / "run")
+    run.close()
+    config = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    assert config["algorithm"] == {
+        "name": "fedper",
+        "personal": "head",
+        "initial": "common",
+        "finetune": 0,
+        "linear_base": False,
+    }
+    assert config["model"] == {"name": "mlp", "hidden": [8], "norm": False}
+
+
+def test_a_setting_that_came_later_had_its_default(tmp_path, example):
+    folder = left(tmp_path / "run", 2).folder
+    about = json.loads((folder / "environment.json").read_text())
+    del about["identity"]["config"]["data"]["per_client"]
+    (folder / "environment.json").write_text(json.dumps(about))
+    assert outcome(finish(Run.open(folder)).folder) == outcome(example.folder)
+
+
+def test_batches_must_fit_somebody_who_takes_part(tmp_path):
+    x = np.zeros((60, 3), np.float32)
+    np.savez(tmp_path / "mine.npz", x=x, y=np.arange(60) % 2, client=np.repeat([0, 1, 2], [10, 10, 40]))
+    settings = ("data.newcomers=1", "train.batch=20", "train.drop_last=true", "data.partition=auto")
+    with pytest.raises(StrataError, match="leaves nothing to train on: the largest client has 6"):
+        Run.create(made(f"data.name={tmp_path / 'mine.npz'}", *settings), tmp_path / "run")

@@ -8,6 +8,7 @@ import tomli_w
 
 from stratafl.errors import RunError
 from stratafl.report import Spread, outcome, ranking, run_folders, to_csv
+from stratafl.summary import evaluated
 
 
 def line(number, test=None, validation=None, metric="accuracy", **more):
@@ -19,14 +20,14 @@ def line(number, test=None, validation=None, metric="accuracy", **more):
     return made | more
 
 
-def written(folder, lines, *, seed=0, rounds=3, columns=77, torn="", **tables):
+def written(folder, lines, *, seed=0, rounds=3, clients=7, torn="", **tables):
     """A run directory."""
     folder.mkdir(parents=True)
     config = {"algorithm": {"name": "fedper"}, "train": {"lr": 0.1}, "run": {"rounds": rounds, "seed": seed}}
     for name, table in tables.items():
         config[name] = {**config.get(name, {}), **table}
     (folder / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
-    (folder / "environment.json").write_text(json.dumps({"format": 1, "columns": columns}), encoding="utf-8")
+    (folder / "environment.json").write_text(json.dumps({"format": 1, "clients": clients}), encoding="utf-8")
     journal = "".join(json.dumps(each) + "\n" for each in lines) + torn
     (folder / "rounds.jsonl").write_text(journal, encoding="utf-8")
     return folder
@@ -44,7 +45,7 @@ def run(folder, *accuracies, **options):
 def test_an_outcome_is_read_from_its_directory(tmp_path):
     folder = written(tmp_path / "run", [line(1, 0.5), line(2, 0.6)], seed=4)
     given = outcome(folder)
-    assert (given.folder, given.seed, given.rounds, given.columns) == (folder, 4, 2, 77)
+    assert (given.folder, given.seed, given.rounds, given.clients) == (folder, 4, 2, 7)
     assert given.lines == [line(1, 0.5), line(2, 0.6)]
     assert (given.config["train"]["lr"], given.config["train"]["epochs"]) == (0.1, 1)  # the file and the defaults
 
@@ -72,7 +73,8 @@ def test_all_numbers_of_a_run(tmp_path):
         "client_mean": 0.72,
         "spread": 0.11,
         "worst10": 0.3,
-        "newcomers": 0.55,
+        "new_received": 0.1,
+        "new_trained": 0.55,
         "best": 0.9,
         "last": 0.8,
         "selected_round": 2.0,
@@ -87,7 +89,7 @@ def test_all_numbers_of_a_run(tmp_path):
 
 def test_what_was_not_measured_is_left_out(tmp_path):
     numbers = run(tmp_path / "run", 0.5).numbers()
-    missing = {"received", "trained", "client_mean", "spread", "worst10", "newcomers"}
+    missing = {"received", "trained", "client_mean", "spread", "worst10", "new_received", "new_trained"}
     assert not missing & set(numbers)
     assert numbers["deployed"] == 0.5
 
@@ -99,11 +101,22 @@ def test_a_regression_is_reported_by_its_loss(tmp_path):
     assert (numbers["selected_round"], numbers["client_mean"]) == (1.0, 9.0)
 
 
-def test_a_run_without_an_evaluated_round_is_refused(tmp_path):
+def test_a_run_without_an_evaluated_round_has_nothing_to_report(tmp_path):
     for name, lines in (("new", []), ("young", [line(1), line(2)])):
-        with pytest.raises(RunError, match=f"{name}' has no evaluated round yet") as error:
-            outcome(written(tmp_path / name, lines))
-        assert "\n" not in str(error.value)
+        assert not evaluated(outcome(written(tmp_path / name, lines)).lines)
+
+
+def test_the_same_configuration_and_seed_counts_once(tmp_path, caplog):
+    outcomes = [run(tmp_path / name, 0.5, seed=3) for name in ("once", "twice")]
+    (rank,) = ranking(outcomes)
+    assert rank.seeds == (3,)
+    assert "twice' repeats a configuration and a seed" in caplog.text
+
+
+def test_a_score_that_is_not_a_number_is_damage(tmp_path):
+    folder = written(tmp_path / "run", [line(1, 0.5) | {"test.deployed.accuracy": "high"}])
+    with pytest.raises(RunError, match="a score is not a number"):
+        outcome(folder)
 
 
 def test_a_line_that_is_torn_is_left_out(tmp_path):
@@ -128,10 +141,10 @@ def test_a_line_that_lacks_a_number_is_refused(tmp_path, key):
     assert "\n" not in str(error.value)
 
 
-def test_an_environment_without_columns(tmp_path):
+def test_an_environment_without_clients(tmp_path):
     folder = written(tmp_path / "run", [line(1, 0.5)])
     (folder / "environment.json").write_text('{"format": 1}', encoding="utf-8")
-    assert outcome(folder).columns == 0
+    assert outcome(folder).clients == 0
 
 
 # Where runs are
@@ -239,7 +252,7 @@ def test_numbers_that_some_seed_lacks_are_left_out(tmp_path):
     with_newcomers = outcome(written(tmp_path / "0", [line(1, 0.5, **{"new.test.trained.accuracy": 0.4})]))
     without = run(tmp_path / "1", 0.6, seed=1)
     (rank,) = ranking([with_newcomers, without])
-    assert "newcomers" not in rank.numbers
+    assert "new_trained" not in rank.numbers
     assert rank.numbers["deployed"].mean == pytest.approx(0.55)
 
 
@@ -286,7 +299,7 @@ def test_the_ranking_as_csv(tmp_path):
     outcomes.append(outcome(written(tmp_path / "new", [extra], algorithm={"name": "own:mine, too"})))
     header, first, second = to_csv(ranking(outcomes)).splitlines()
     names = ["deployed", "best", "last", "selected_round", "converged_round", "converged_seconds", "converged_bytes"]
-    names += ["bytes", "seconds", "rounds", "newcomers"]
+    names += ["bytes", "seconds", "rounds", "new_trained"]
     assert header.split(",") == ["method", "seeds", *(f"{n}_{part}" for n in names for part in ("mean", "std"))]
     std = sqrt(0.125)  # of 0.25 and 0.75
     assert first.startswith(f"fedper,2,0.5,{std},0.5,{std},0.5,{std},1.0,0.0,1.0,0.0,2.5,0.0,110.0,0.0,110.0,0.0,")

@@ -91,7 +91,7 @@ def conflict_numbers(update: Rows, layout: Layout) -> dict[str, list[float | Non
     trained = [any(layout.specs[name].trainable for name in layer.tensors) for layer in layout.layers]
     found: dict[str, Tensor] = {"update_norm": gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt().mean(1)}
     if pairs:
-        found["conflicts"] = conflicting_pairs(gram, 0.0) / pairs
+        found["conflicts"] = conflicting_pairs(gram, 0.0).double() / pairs
         found["cosine"] = cosines(gram).triu(1).sum((1, 2)) / pairs
     return {k: [x if t else None for x, t in zip(v.tolist(), trained, strict=True)] for k, v in found.items()}
 

@@ -38,7 +38,8 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         return _reader_gone()
     except OSError as error:
-        return _fail(f"cannot write the output: {error.strerror}")
+        where = f" '{error.filename}'" if error.filename else ""
+        return _fail(f"the operating system refuses{where}: {error.strerror}")
     return result if isinstance(result, int) else 0
 
 

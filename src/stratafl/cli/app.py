@@ -7,24 +7,24 @@ import typer
 
 app = typer.Typer(
     help="Personalised federated learning, layer by layer.",
-    epilog="First steps: [bold]strata compare[/] and then [bold]strata list[/]. Every command has --help.",
+    epilog="Example: [bold]strata compare --algorithms fedavg,fedper --rounds 20[/]. Every command has --help.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
 
-Config = Annotated[Path | None, typer.Option("--config", "-c", help="A TOML file; what it leaves out has its default.")]
-Set = Annotated[list[str] | None, typer.Option("--set", "-s", help="table.key=value, as train.lr=0.1; repeatable.")]
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="The directory to make; by default a new one in runs/.")]
-Rounds = Annotated[int | None, typer.Option("--rounds", "-r", help="Number of rounds (run.rounds).")]
-Seed = Annotated[int | None, typer.Option("--seed", help="Seed of everything random (run.seed).")]
-Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1 … (run.device).")]
-Engine = Annotated[str | None, typer.Option("--engine", help="auto, stacked or loop (run.engine).")]
-Model = Annotated[str | None, typer.Option("--model", "-m", help="A model of the list, or package.module:Class.")]
-Data = Annotated[str | None, typer.Option("--data", "-d", help="A data set of the list, or a file FILE.npz.")]
-Look = Annotated[int | None, typer.Option("--lab", help="Look at every layer each so many rounds (evaluate.lab).")]
-Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes that share the runs of a comparison.")]
+Config = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="Settings in TOML.")]
+Set = Annotated[list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="As train.lr=0.1; repeatable.")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="By default a new one in runs/.")]
+Rounds = Annotated[int | None, typer.Option("--rounds", "-r", metavar="N", help="How many rounds.")]
+Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of everything random.")]
+Device = Annotated[str | None, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda, cuda:1 …")]
+Engine = Annotated[str | None, typer.Option("--engine", metavar="NAME", help="auto, stacked or loop.")]
+Model = Annotated[str | None, typer.Option("--model", "-m", metavar="NAME", help="Of the list, or module:Class.")]
+Data = Annotated[str | None, typer.Option("--data", "-d", metavar="NAME", help="Of the list, or FILE.npz.")]
+Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Processes that share the runs.")]
+Look = Annotated[int | None, typer.Option("--lab", metavar="N", help="Look at every layer each N rounds.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs instead of people.")]
 
 
@@ -46,7 +46,7 @@ def list_(as_json: AsJson = False) -> None:
 @app.command(epilog="Example: [bold]strata run --algorithm fedper --rounds 30 --set train.lr=0.1 --out runs/first[/]")
 def run(
     algorithm: Annotated[
-        str | None, typer.Option("--algorithm", "-a", help="A method of the list, or package.module:builder.")
+        str | None, typer.Option("--algorithm", "-a", metavar="NAME", help="Of the list, or module:builder.")
     ] = None,
     model: Model = None,
     data: Data = None,
@@ -59,7 +59,7 @@ def run(
     engine: Engine = None,
     lab: Look = None,
 ) -> int:
-    """Run one method; the directory it makes can be resumed, reported and read."""
+    """Run one method, in a directory that can be resumed and read."""
     from stratafl.cli import running
 
     short = _shortcuts(
@@ -71,16 +71,16 @@ def run(
 @app.command(epilog="Example: [bold]strata compare --algorithms fedavg,fedper,local --seeds 3 --rounds 20[/]")
 def compare(
     algorithms: Annotated[
-        str, typer.Option("--algorithms", "-a", help="Methods by comma.")
+        str, typer.Option("--algorithms", "-a", metavar="NAMES", help="By comma.", show_default=False)
     ] = "local,fedavg,fedper,fedrep,fedbn,lgfedavg",
-    seeds: Annotated[int, typer.Option("--seeds", help="So many seeds, from --seed on.")] = 3,
+    seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="So many, from --seed on.")] = 3,
     model: Model = None,
     data: Data = None,
     rounds: Rounds = None,
     config: Config = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", "-s", help="table.key=value for all, or METHOD.option=value for one; repeatable."),
+        typer.Option("--set", "-s", metavar="KEY=VALUE", help="Or METHOD.option=value for one."),
     ] = None,
     out: Out = None,
     seed: Seed = None,
@@ -89,7 +89,7 @@ def compare(
     lab: Look = None,
     jobs: Jobs = 1,
 ) -> int:
-    """Run several methods with several seeds on the same data, and rank them."""
+    """Run several methods and seeds on the same data, and rank them."""
     from stratafl.cli import running
 
     short = _shortcuts(model=model, data=data, rounds=rounds, seed=seed, device=device, engine=engine, lab=lab)
@@ -103,7 +103,7 @@ def resume(
     jobs: Jobs = 1,
     worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
 ) -> int:
-    """Go on where a run or a comparison was left; ends as if it had never been interrupted."""
+    """Go on where a run or comparison was left, to the same end."""
     from stratafl.cli import running
 
     return running.resume(folder, jobs, worker)
@@ -116,7 +116,7 @@ def report(
     svg: Annotated[Path | None, typer.Option("--svg", help="Draw the table into this file.")] = None,
     target: Annotated[float | None, typer.Option("--target", help="Rounds and bytes to this accuracy, 0 to 1.")] = None,
 ) -> None:
-    """Rank runs: accuracy as received and deployed, spread, worst clients, bytes, seconds."""
+    """Rank runs: accuracy, spread, worst clients, bytes, seconds."""
     from stratafl.cli import reporting
 
     reporting.show(folders, csv=csv, svg=svg, target=target)

@@ -5,18 +5,20 @@ finished nor locked takes it. Progress is read from the journals.
 """
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from stratafl.cli import INTERRUPTED, reporting
 from stratafl.cli.consoles import remarks
 from stratafl.cli.driving import advance, interrupted
-from stratafl.cli.live import Board, Interrupt, Watch, interruptible
+from stratafl.cli.live import Display, Interrupt, Watch, interruptible
 from stratafl.errors import BusyError, StrataError
 from stratafl.measure import Line
 from stratafl.runs import Comparison, Member
@@ -28,7 +30,7 @@ _POLL = 0.2  # seconds between two looks at the journals
 class _Tally:
     """How far each run is, shown as one line per method."""
 
-    def __init__(self, board: Board, done: dict[tuple[str, int], int]) -> None:
+    def __init__(self, board: Display, done: dict[tuple[str, int], int]) -> None:
         self._board, self._done = board, done
         self._sizes: dict[tuple[str, int], int] = {}
 
@@ -62,7 +64,7 @@ def drive(comparison: Comparison, jobs: int) -> int:
         done_before[member.method, member.seed] = len(read_lines(member.folder / "rounds.jsonl"))
         before[member.method] += done_before[member.method, member.seed]
     console = remarks()
-    with Board(console, totals, before) as board, interruptible(console) as interrupt:
+    with Display(console, totals, before) as board, interruptible(console) as interrupt:
         tally = _Tally(board, done_before)
         if jobs == 1:
             done = _take(members, interrupt, tally.watch)
@@ -98,42 +100,66 @@ def _take(members: Sequence[Member], interrupt: Interrupt, watch: Callable[[Memb
                     return False
         except BusyError:
             continue
+        except KeyboardInterrupt:
+            return False
     return True
 
 
 def _share(comparison: Comparison, members: Sequence[Member], jobs: int, interrupt: Interrupt, tally: _Tally) -> bool:
-    """The same by several processes."""
-    command = [sys.executable, "-m", "stratafl", "resume", str(comparison.folder), "--worker"]
-    threads = str(max(1, (os.cpu_count() or 1) // jobs))
-    environment = {"OMP_NUM_THREADS": threads, **os.environ}
-    # In a session of their own: Ctrl-C reaches this process alone, which tells them.
-    start = partial(subprocess.Popen, command, env=environment, stderr=subprocess.PIPE, text=True)
-    workers = [start(start_new_session=True) for _ in range(jobs)]
-    told = False
-    try:
-        while any(worker.poll() is None for worker in workers):
-            time.sleep(_POLL)
-            tally.poll(members)
-            failed = any(worker.poll() not in (None, 0) for worker in workers)
-            if (interrupt.asked or failed) and not told:
-                told = True
-                _tell(workers, signal.SIGTERM)
-    except KeyboardInterrupt:
-        _tell(workers, signal.SIGTERM)  # a second one: they stop at once
-    said = [worker.communicate()[1] for worker in workers]
+    """The same by several processes; False if they were interrupted."""
+    with TemporaryDirectory() as place:
+        said = [Path(place) / f"worker-{number}" for number in range(jobs)]
+        workers = [_worker(comparison, jobs, path) for path in said]
+        _attend(workers, members, interrupt, tally)
+        lines = list(dict.fromkeys(line for path in said for line in path.read_text(errors="replace").splitlines()))
     codes = [worker.returncode for worker in workers]
     stopped = (INTERRUPTED, -signal.SIGTERM)
-    for text, code in zip(said, codes, strict=True):
+    for code in codes:
         if code not in (0, *stopped):
-            raise StrataError(
-                text.strip().removeprefix("strata: ").splitlines()[-1] if text.strip() else f"exit {code}"
-            )
-    for line in dict.fromkeys(line for text in said for line in text.splitlines()):
+            raise StrataError(_why(code, lines, comparison))
+    for line in lines:
         remarks().print(line, markup=False)
     return not set(stopped) & set(codes)
 
 
-def _tell(workers: Sequence["subprocess.Popen[str]"], number: int) -> None:
-    for worker in workers:
-        if worker.poll() is None:
-            worker.send_signal(number)
+def _worker(comparison: Comparison, jobs: int, said: Path) -> "subprocess.Popen[bytes]":
+    """A process that takes runs, in a session of its own: Ctrl-C reaches this process alone, which tells it."""
+    command = [sys.executable, "-m", "stratafl", "resume", str(comparison.folder), "--worker"]
+    environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs)), **os.environ}
+    with said.open("wb") as errors:
+        return subprocess.Popen(command, env=environment, stderr=errors, start_new_session=True)
+
+
+def _attend(
+    workers: "Sequence[subprocess.Popen[bytes]]", members: Sequence[Member], interrupt: Interrupt, tally: _Tally
+) -> None:
+    """Show how far they are; pass on the first Ctrl-C, or that one of them failed, and then the second."""
+    told = 0
+    while any(worker.poll() is None for worker in workers):
+        try:
+            time.sleep(_POLL)
+            tally.poll(members)
+            failed = any(worker.poll() not in (None, 0) for worker in workers)
+            if (interrupt.asked or failed) and told == 0:
+                told = _tell(workers, 1)
+        except KeyboardInterrupt:  # the second press
+            told += _tell(workers, max(2 - told, 0))
+
+
+def _tell(workers: "Sequence[subprocess.Popen[bytes]]", times: int) -> int:
+    for number in range(times):
+        time.sleep(_POLL if number else 0)  # two signals at once would arrive as one
+        for worker in workers:
+            if worker.poll() is None:
+                worker.send_signal(signal.SIGTERM)
+    return times
+
+
+def _why(code: int, lines: Sequence[str], comparison: Comparison) -> str:
+    complaints = [line.removeprefix("strata: ") for line in lines if line.startswith("strata: ")]
+    again = f"strata resume {shlex.quote(str(comparison.folder))}"
+    if complaints:
+        return complaints[-1]
+    return (
+        f"a process of the comparison ended with {code}: {lines[-1] if lines else 'it was killed'}; go on with: {again}"
+    )

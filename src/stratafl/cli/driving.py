@@ -1,5 +1,6 @@
 """Driving a run from round to round, until its end or until a person has had enough."""
 
+import shlex
 from pathlib import Path
 
 from stratafl.cli import INTERRUPTED
@@ -23,5 +24,5 @@ def advance(run: Run, interrupt: Interrupt, watch: Watch) -> bool:
 
 def interrupted(folder: Path) -> int:
     """Say how to go on."""
-    remarks().print(f"saved; continue with: strata resume {folder}", markup=False)
+    remarks().print(f"saved; continue with: strata resume {shlex.quote(str(folder))}", markup=False)
     return INTERRUPTED

@@ -32,7 +32,7 @@ def sparkline(values: Sequence[float], width: int = _SPARKS) -> str:
     return "".join(_BARS[min(int((value - low) / span * len(_BARS)), len(_BARS) - 1)] for value in known)
 
 
-class Board:
+class Display:
     """One line per method: rounds done, accuracy of deployed models, its course, time left."""
 
     def __init__(self, console: Console, lines: Mapping[str, int], done: Mapping[str, int]) -> None:
@@ -58,7 +58,7 @@ class Board:
             name, total=total, completed=done, start=start, visible=visible, score="", course=""
         )
 
-    def __enter__(self) -> "Board":
+    def __enter__(self) -> "Display":
         self._progress.start()
         return self
 
@@ -97,11 +97,19 @@ class Interrupt:
             self._console.print("finishing this round, then saving (Ctrl-C again stops at once)")
 
 
+def _in_front() -> bool:
+    """Whether this process is the one that the terminal talks to."""
+    try:
+        return sys.stdin is not None and sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except OSError:  # a terminal, but not ours
+        return False
+
+
 @contextmanager
 def _no_echo_of_controls() -> Iterator[None]:
     """Keep the terminal from writing ^C into the progress display."""
     # In the background, changing the terminal would stop the process.
-    if sys.stdin is None or not sys.stdin.isatty() or os.tcgetpgrp(sys.stdin.fileno()) != os.getpgrp():
+    if not _in_front():
         yield
         return
     keyboard = sys.stdin.fileno()

@@ -1,5 +1,6 @@
 """`report`: the ranking as a table on the terminal, as CSV, as a picture."""
 
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -7,11 +8,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stratafl.cli.consoles import PIPED_WIDTH, results
+from stratafl.cli.consoles import PIPED_WIDTH, remarks, results
 from stratafl.errors import RunError
 from stratafl.report import Outcome, Rank, Spread, outcome, ranking, run_folders, to_csv
 from stratafl.runs.files import write_whole
-from stratafl.summary import last, reached
+from stratafl.summary import evaluated, last, reached
 
 WIDE = 110  # columns from which on there is room for more numbers
 
@@ -25,12 +26,14 @@ def show(
     for path in (csv, svg):
         if path is not None and path.exists():
             raise RunError(f"'{path}' exists: choose another name, or remove it")
-    outcomes = [outcome(folder) for folder in run_folders(folders)]
+    outcomes = _outcomes(folders)
     ranks = ranking(outcomes)
     console = results()
     console.print(table(ranks, outcomes, console.width))
     console.print(Text(_caption(outcomes), style="dim"))
     console.print(Text(f"runs: {', '.join(map(str, folders))}", style="dim"))
+    if target is not None and outcomes[0].regression:
+        raise RunError("--target is an accuracy, and these runs have no classes")
     if target is not None:
         console.print(_targets(outcomes, target))
     if csv is not None:
@@ -39,10 +42,20 @@ def show(
         write_whole(svg, picture(ranks, outcomes).encode())
 
 
+def _outcomes(folders: Sequence[Path]) -> list[Outcome]:
+    """What can be reported; runs that have nothing to report yet are named, and fail only if there is nothing else."""
+    found = [(folder, outcome(folder)) for folder in run_folders(folders)]
+    empty = [folder for folder, one in found if not evaluated(one.lines)]
+    if len(empty) == len(found):
+        raise RunError(f"'{empty[0]}' has no evaluated round yet")
+    for folder in empty:
+        remarks().print(f"note: '{folder}' has no evaluated round yet", markup=False)
+    return [one for _, one in found if evaluated(one.lines)]
+
+
 def table(ranks: Sequence[Rank], outcomes: Sequence[Outcome], width: int) -> Table:
     """The ranking; more columns where there is room for them."""
-    regression = "test.deployed.accuracy" not in last(outcomes[0].lines)
-    share = _plain if regression else _percent
+    share = _plain if outcomes[0].regression else _percent
     columns: list[tuple[str, str, Callable[[Spread], str]]] = [
         ("received", "received", share),
         ("deployed", "deployed", share),
@@ -53,7 +66,7 @@ def table(ranks: Sequence[Rank], outcomes: Sequence[Outcome], width: int) -> Tab
     ]
     if width >= WIDE:
         columns.insert(1, ("trained", "trained", share))
-        columns.insert(5, ("newcomers", "newcomers", share))
+        columns.insert(5, ("new_trained", "new, trained", share))
         columns += [("converged_round", "converged", lambda s: f"{s.mean:.0f}"), ("best", "best", share)]
     columns = [column for column in columns if any(column[0] in rank.numbers for rank in ranks)]
     made = Table(title=_title(outcomes), title_justify="left", header_style="bold", padding=(0, 1))
@@ -68,39 +81,44 @@ def table(ranks: Sequence[Rank], outcomes: Sequence[Outcome], width: int) -> Tab
 
 def picture(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> str:
     """The table as an SVG that needs no font from anywhere."""
-    with open("/dev/null", "w", encoding="utf-8") as nowhere:
-        console = Console(record=True, width=PIPED_WIDTH, file=nowhere, force_terminal=True)
-        console.print(table(ranks, outcomes, PIPED_WIDTH))
-        console.print(Text(_caption(outcomes), style="dim"))
-        drawn = console.export_svg(title="strata compare")
+    console = Console(record=True, width=PIPED_WIDTH, file=io.StringIO(), force_terminal=True)
+    console.print(table(ranks, outcomes, PIPED_WIDTH))
+    console.print(Text(_caption(outcomes), style="dim"))
+    drawn = console.export_svg(title="strata compare")
     head, _, rest = drawn.partition("@font-face")
     return head + rest[rest.rindex("@font-face") :].partition("}")[2] if rest else drawn
 
 
 def _label(rank: Rank) -> str:
     done, asked = rank.rounds
-    return rank.label if done >= asked else f"{rank.label} ({done}/{asked} rounds)"
+    if done >= asked:
+        return rank.label
+    return f"{rank.label} (stopped at {done})" if rank.stopped else f"{rank.label} ({done}/{asked} rounds)"
 
 
 def _title(outcomes: Sequence[Outcome]) -> str:
     first = outcomes[0].config
     same = {
-        (o.config["data"]["name"], o.config["data"]["clients"], o.config["model"]["name"], o.config["run"]["rounds"])
-        for o in outcomes
+        (o.config["data"]["name"], o.clients, o.config["model"]["name"], o.config["run"]["rounds"]) for o in outcomes
     }
     if len(same) > 1:
         return f"{len(outcomes)} runs"
     data, model = Path(first["data"]["name"]).stem, first["model"]["name"]
-    return f"{data}, {first['data']['clients']} clients · {model} · {first['run']['rounds']} rounds"
+    return f"{data}, {outcomes[0].clients} clients · {model} · {first['run']['rounds']} rounds"
 
 
 def _caption(outcomes: Sequence[Outcome]) -> str:
     validated = all("validation.deployed.loss" in last(outcome.lines) for outcome in outcomes)
-    what = "loss" if "test.deployed.accuracy" not in last(outcomes[0].lines) else "accuracy"
+    what = "loss" if outcomes[0].regression else "accuracy"
     where = f"the round with the best validation {what}" if validated else "the last round"
     seeds = len({outcome.seed for outcome in outcomes})
     over = f"; mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
-    return f"test {what} at {where}{over}; spread: standard deviation over clients; MB: up and down, all clients"
+    new = (
+        "; new, trained: newcomers after one round"
+        if any(len(o.config) and o.config["data"]["newcomers"] for o in outcomes)
+        else ""
+    )
+    return f"test {what} at {where}{over}; spread: standard deviation over clients; MB: up and down, all clients{new}"
 
 
 def _targets(outcomes: Sequence[Outcome], target: float) -> Table:

@@ -9,7 +9,7 @@ from rich.console import Console
 from stratafl.cli import comparing, reporting
 from stratafl.cli.consoles import remarks, warnings_on
 from stratafl.cli.driving import advance, interrupted
-from stratafl.cli.live import Board, interruptible
+from stratafl.cli.live import Display, interruptible
 from stratafl.errors import RunError
 from stratafl.experiment import Experiment, load, with_settings
 from stratafl.runs import Comparison, Run, is_comparison, refuse_existing
@@ -20,7 +20,8 @@ RUNS = Path("runs")
 def start(config: Path | None, settings: Sequence[str], out: Path | None) -> int:
     """A new run, to its end or until it is interrupted."""
     experiment = with_settings(_base(config), settings)
-    folder = out or _free(f"{experiment.algorithm.name}-{experiment.data.name}-s{experiment.run.seed}")
+    data = Path(experiment.data.name).stem
+    folder = out or _free(f"{experiment.algorithm.name}-{data}-s{experiment.run.seed}")
     with warnings_on(remarks()) as settled:
         run = Run.create(experiment, folder)
         settled()
@@ -62,21 +63,18 @@ def _base(config: Path | None) -> Experiment:
 
 def _free(name: str) -> Path:
     """A directory of this name in runs/ that is not there yet."""
-    plain = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in Path(name).name)
+    plain = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
     first = RUNS / plain
     return first if not first.exists() else next(p for n in count(2) if not (p := RUNS / f"{plain}-{n}").exists())
 
 
 def _drive(run: Run) -> int:
     name, console = run.experiment.algorithm.name, remarks()
-    with (
-        run,
-        Board(console, {name: run.trial.rounds}, {name: run.progress.t}) as board,
-        interruptible(console) as interrupt,
-    ):
+    display = Display(console, {name: run.trial.rounds}, {name: run.progress.t})
+    with interruptible(console) as interrupt, run, display:
         for note in run.notes:
             console.print(f"note: {note}", markup=False)
-        done = advance(run, interrupt, lambda rounds, history: board.show(name, rounds, history))
+        done = advance(run, interrupt, lambda rounds, history: display.show(name, rounds, history))
     if not done:
         return interrupted(run.folder)
     if run.stopped:

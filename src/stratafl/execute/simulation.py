@@ -159,12 +159,12 @@ def simulation(
         raise DataError(f"participation is a share of the clients above 0 and up to 1, not {participation}")
     if not 0 <= newcomers < federation.clients:
         raise DataError(f"{newcomers} of {federation.clients} clients cannot be newcomers: somebody must train")
-    if rounds < 0:
+    if not isinstance(rounds, int) or rounds < 0:
         raise DataError(f"the number of rounds cannot be {rounds}")
     if not isinstance(algorithm, Algorithm):
         raise RecordError(f"an algorithm is a record such as fedavg(), not {algorithm!r}")
     _check_splits(algorithm, federation)
-    _check_batches(algorithm, federation)
+    _check_batches(algorithm, federation, newcomers)
 
     def draw(number: int, purpose: str) -> nn.Module:
         return _drawn(model, algorithm, federation, seed, number, purpose).to(dtype)
@@ -196,8 +196,8 @@ def _check_splits(algorithm: Algorithm, federation: Federation) -> None:
             raise DataError(f"the algorithm needs the split '{split}', which some clients do not have: make it larger")
 
 
-def _check_batches(algorithm: Algorithm, federation: Federation) -> None:
-    largest = int(federation.counts("train").max())
+def _check_batches(algorithm: Algorithm, federation: Federation, newcomers: int) -> None:
+    largest = int(federation.counts("train")[: federation.clients - newcomers].max())
     for step in algorithm.steps:
         batch = getattr(step, "batch", 1)
         if getattr(step, "drop_last", False) and batch > largest:

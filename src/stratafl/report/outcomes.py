@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.errors import RunError
-from stratafl.experiment import load, to_tables
+from stratafl.experiment import from_tables, load, to_tables
 from stratafl.measure import Line
 from stratafl.runs import environment_of, is_run
 from stratafl.runs.files import read_lines
 from stratafl.runs.run import check_config
-from stratafl.summary import best, converged, cost, evaluated, last, selected
+from stratafl.summary import best, converged, cost, last, selected, stop_reason
 
+SCORED = ("test.", "validation.", "new.")
 NEEDED = ("round", "bytes.down", "bytes.up", "seconds.train", "seconds.server")
 
 
@@ -23,12 +24,22 @@ class Outcome:
     folder: Path
     config: Mapping[str, Any]
     lines: list[Line]
-    columns: int  # of the model
+    clients: int  # that took part
 
     @property
     def seed(self) -> int:
         """The seed it was run with."""
         return int(self.config["run"]["seed"])
+
+    @property
+    def regression(self) -> bool:
+        """Whether it is measured by its loss, because there are no classes."""
+        return "test.deployed.accuracy" not in last(self.lines)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it ended early, as it was asked to."""
+        return stop_reason(self.lines, from_tables({"stop": self.config["stop"]}).stop) is not None
 
     @property
     def rounds(self) -> int:
@@ -45,7 +56,9 @@ class Outcome:
             "client_mean": _number(chosen, "test.deployed.client_accuracy", "test.deployed.client_loss"),
             "spread": _number(chosen, "test.deployed.std"),
             "worst10": _number(chosen, "test.deployed.worst10"),
-            "newcomers": _metric(chosen, "new.test.trained"),
+            "new_received": _metric(chosen, "new.test.received"),
+            "new_trained": _metric(chosen, "new.test.trained"),
+            "new_deployed": _metric(chosen, "new.test.deployed"),
             "best": _metric(best(self.lines), "test.deployed"),
             "last": _metric(last(self.lines), "test.deployed"),
             "selected_round": chosen["round"],
@@ -67,9 +80,9 @@ def outcome(folder: Path) -> Outcome:
     lines = read_lines(folder / "rounds.jsonl")
     if not all(isinstance(line.get(key), int | float) for line in lines for key in NEEDED):
         raise RunError(f"'{folder / 'rounds.jsonl'}' is damaged: a line lacks one of {', '.join(NEEDED)}")
-    if not evaluated(lines):
-        raise RunError(f"'{folder}' has no evaluated round yet")
-    return Outcome(folder, config, lines, then.get("columns", 0))
+    if not all(isinstance(v, int | float | None) for line in lines for k, v in line.items() if k.startswith(SCORED)):
+        raise RunError(f"'{folder / 'rounds.jsonl'}' is damaged: a score is not a number")
+    return Outcome(folder, config, lines, int(then.get("clients") or 0))
 
 
 def run_folders(places: Iterable[Path]) -> list[Path]:

@@ -3,13 +3,16 @@
 import csv
 import io
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
+from stratafl.errors import RunError
 from stratafl.report.outcomes import Outcome
-from stratafl.summary import last
+
+log = logging.getLogger("stratafl")
 
 
 @dataclass(frozen=True)
@@ -27,18 +30,24 @@ class Rank:
     label: str
     seeds: tuple[int, ...]
     rounds: tuple[int, int]  # done by the seed that is furthest behind, and asked for
+    stopped: bool  # early, as it was asked to
     numbers: Mapping[str, Spread]
 
 
 def ranking(outcomes: Sequence[Outcome]) -> list[Rank]:
     """Groups of equal configurations, the best deployed accuracy first."""
+    if len({one.regression for one in outcomes}) > 1:
+        raise RunError("some of these runs have classes and some have none: they cannot be ranked together")
     groups: dict[str, list[Outcome]] = {}
     for one in outcomes:
-        groups.setdefault(json.dumps(_without_seed(one.config), sort_keys=True, default=str), []).append(one)
+        group = groups.setdefault(json.dumps(_without_seed(one.config), sort_keys=True, default=str), [])
+        if one.seed in (other.seed for other in group):
+            log.warning("'%s' repeats a configuration and a seed, and is left out", one.folder)
+        else:
+            group.append(one)
     labels = _labels([group[0].config for group in groups.values()])
     ranks = [_rank(label, group) for label, group in zip(labels, groups.values(), strict=True)]
-    regression = "test.deployed.accuracy" not in last(outcomes[0].lines)
-    sign = 1 if regression else -1
+    sign = 1 if outcomes[0].regression else -1
 
     def place(rank: Rank) -> float:  # what diverged comes last
         return sign * rank.numbers["deployed"].mean if "deployed" in rank.numbers else float("inf")
@@ -64,7 +73,13 @@ def _rank(label: str, group: Sequence[Outcome]) -> Rank:
     common = [name for name in each[0] if all(name in numbers for numbers in each)]
     spreads = {name: _spread([numbers[name] for numbers in each]) for name in common}
     asked = int(group[0].config["run"]["rounds"])
-    return Rank(label, tuple(one.seed for one in group), (min(one.rounds for one in group), asked), spreads)
+    return Rank(
+        label,
+        tuple(one.seed for one in group),
+        (min(one.rounds for one in group), asked),
+        all(one.stopped for one in group),
+        spreads,
+    )
 
 
 def _spread(values: Sequence[float]) -> Spread:

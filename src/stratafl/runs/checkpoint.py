@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from stratafl.errors import RunError
-from stratafl.runs.files import explained, read_json, sync_folder, write_json
+from stratafl.runs.files import explained, sync_folder, write_json
 
 GENERATIONS = 2
 STATE, MANIFEST = "state.safetensors", "manifest.json"
@@ -76,7 +76,7 @@ def find(folder: Path) -> Found:
     for generation in generations(folder):
         try:
             return Found(_load(generation), complaints)
-        except RunError as error:
+        except DamagedError as error:
             complaints.append(str(error))
     return Found(None, complaints)
 
@@ -96,18 +96,34 @@ def generations(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name), reverse=True)
 
 
+class DamagedError(RunError):
+    """A checkpoint that is not what was written."""
+
+
 def _load(generation: Path) -> Checkpoint:
-    manifest = read_json(generation / MANIFEST)
+    state = generation / STATE
+    for path in (generation / MANIFEST, state):
+        if not path.exists():
+            raise DamagedError(f"the checkpoint '{generation}' is damaged: {path.name} is missing")
+    try:
+        manifest = json.loads((generation / MANIFEST).read_bytes())
+    except ValueError as error:
+        raise DamagedError(f"the checkpoint '{generation}' is damaged: {MANIFEST}: {error}") from error
+    except OSError as error:  # not damage: it may be readable again in a moment
+        raise RunError(f"cannot read '{generation}': {error.strerror}") from error
+    if not isinstance(manifest, dict):
+        raise DamagedError(f"the checkpoint '{generation}' is damaged: {MANIFEST} is not an object")
     body = {key: value for key, value in manifest.items() if key != "manifest_sha256"}
     if manifest.get("manifest_sha256") != _body_digest(body):
-        raise RunError(f"the checkpoint '{generation}' is damaged: its manifest was changed")
-    state = generation / STATE
+        raise DamagedError(f"the checkpoint '{generation}' is damaged: its manifest was changed")
     try:
         if _file_digest(state) != manifest["sha256"]:
-            raise RunError(f"the checkpoint '{generation}' is damaged: the checksum of {STATE} is wrong")
+            raise DamagedError(f"the checkpoint '{generation}' is damaged: the checksum of {STATE} is wrong")
         return Checkpoint(int(manifest["round"]), load_file(state), dict(manifest["journals"]))
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise RunError(f"the checkpoint '{generation}' is damaged: {error}") from error
+    except OSError as error:
+        raise RunError(f"cannot read '{generation}': {error.strerror}") from error
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise DamagedError(f"the checkpoint '{generation}' is damaged: {error}") from error
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

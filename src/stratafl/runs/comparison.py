@@ -11,7 +11,7 @@ from typing import Any
 
 import tomli_w
 
-from stratafl.assemble import simulation_of
+from stratafl.assemble import completed, simulation_of
 from stratafl.errors import BusyError, RecordError, RunError
 from stratafl.experiment import Experiment, from_tables, load, read_toml, to_tables, with_settings
 from stratafl.runs.environment import FORMAT
@@ -67,8 +67,10 @@ class Comparison:
                 raise RecordError(
                     f"'{given}' would be an option of every method: write METHOD.{option} for one of them"
                 )
-        own = {m: tuple(f"algorithm.{s.partition('.')[2]}" for s in settings if s.startswith(f"{m}.")) for m in methods}
-        common = [s for s in settings if s.partition(".")[0] not in methods]
+        own = {
+            m: tuple(f"algorithm.{s.removeprefix(f'{m}.')}" for s in settings if s.startswith(f"{m}.")) for m in methods
+        }
+        common = [s for s in settings if not any(s.startswith(f"{m}.") for m in methods)]
         base = anchored(with_settings(base, common))
         first = base.run.seed
         made = cls(folder, base, tuple(methods), tuple(range(first, first + seeds)), own)
@@ -101,7 +103,7 @@ class Comparison:
         for member in made.members():
             if is_run(member.folder):
                 begun = to_tables(load(member.folder / CONFIG))
-                check_config(folder / FILE, begun, to_tables(member.experiment))
+                check_config(folder / FILE, begun, to_tables(completed(member.experiment)))
         return made
 
     def members(self) -> Iterator[Member]:

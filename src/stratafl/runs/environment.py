@@ -15,6 +15,7 @@ import torch
 
 import stratafl
 from stratafl.execute import Simulation
+from stratafl.experiment import Experiment
 from stratafl.layout import Rows
 
 FORMAT = 1  # of run directories: raised when an older version could not read them
@@ -52,8 +53,21 @@ def now() -> str:
 
 def differences(then: Mapping[str, Any], today: Mapping[str, Any]) -> list[str]:
     """What of the environment decides about bits and has changed."""
-    decisive = ("stratafl", "commit", "torch", "numpy", "machine", "device", "device_name", "engine")
+    decisive = ("stratafl", "commit", "code", "torch", "numpy", "machine", "device", "device_name", "engine")
     return [f"{k} {then.get(k)} → {today.get(k)}" for k in decisive if then.get(k) != today.get(k)]
+
+
+def identity(sim: Simulation) -> dict[str, str]:
+    """What a run is made of, and must still be made of when it goes on."""
+    method = hashlib.sha256(repr(sim.algorithm).encode()).hexdigest()
+    return {"algorithm": method, "data": data_digest(sim), "model": model_digest(sim)}
+
+
+def code(experiment: Experiment) -> dict[str, str]:
+    """Checksums of a person's own files that the experiment names by `package.module:name`."""
+    paths = [path for path in (experiment.algorithm.name, experiment.model.name) if ":" in path]
+    files = {path: getattr(sys.modules.get(path.partition(":")[0]), "__file__", None) for path in paths}
+    return {path: hashlib.sha256(Path(file).read_bytes()).hexdigest() for path, file in files.items() if file}
 
 
 def data_digest(sim: Simulation) -> str:
@@ -79,11 +93,12 @@ def _digest(tensors: Rows, words: list[str] | None = None) -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the package's own checkout, if it is one."""
-    folder = Path(stratafl.__file__).parent
-    command = ["git", "-C", str(folder), "rev-parse", "HEAD"]
+    """The commit of the package's own checkout, if it is one, and not of a project that it is installed in."""
+    folder = Path(stratafl.__file__).resolve().parent
+    command = ["git", "-C", str(folder), "rev-parse", "--show-toplevel", "HEAD"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None
+    top, _, commit = done.stdout.strip().partition("\n")
+    return commit if commit and Path(top) / "src" / "stratafl" == folder else None

@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import shutil
+import signal
+import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -50,13 +52,13 @@ def appearing(folder: Path) -> Iterator[Path]:
         try:
             partial.mkdir(parents=True)
             yield partial
-            if place.exists():  # perhaps where somebody stands: fill it instead of replacing it
+            if place.exists() and place.samefile(Path.cwd()):  # where somebody stands cannot be replaced
                 if any(place.iterdir()):
                     raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
                 for file in sorted(partial.iterdir()):
                     file.rename(place / file.name)
             else:
-                partial.rename(place)
+                partial.rename(place)  # over a folder only if that is empty
             sync_folder(place.parent)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -65,7 +67,26 @@ def appearing(folder: Path) -> Iterator[Path]:
 def clear_remains(folder: Path) -> None:
     """Remove what interrupted writes left in a folder."""
     for partial in folder.glob(".*.partial"):
-        partial.unlink(missing_ok=True)
+        if partial.is_file():
+            partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Put off Ctrl-C and the like until what must be whole is done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    waiting: list[int] = []
+    kinds = (signal.SIGINT, signal.SIGTERM)
+    before = {kind: signal.signal(kind, lambda number, _: waiting.append(number)) for kind in kinds}
+    try:
+        yield
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+        for number in waiting:
+            os.kill(os.getpid(), number)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -108,10 +129,6 @@ class Journal:
         with explained("write", self.path), self.path.open("ab") as file:
             file.write(data)
         self.size += len(data)
-
-    def sync(self) -> None:
-        """Make sure that what is committed is on the disk, and that nothing else is."""
-        self.cut(self.size)
 
     def cut(self, size: int) -> None:
         """Drop what was written after `size`: lines of rounds that were not committed."""

@@ -12,9 +12,12 @@ journals were. Whoever resumes cuts the journals back to that and repeats the ro
 """
 
 import fcntl
+import logging
 import os
+import shlex
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,10 +27,10 @@ from typing import Any, Self
 import tomli_w
 
 from stratafl.analysis import Lab
-from stratafl.assemble import simulation_of
+from stratafl.assemble import completed, simulation_of
 from stratafl.errors import BusyError, RunError
 from stratafl.execute import Progress, Simulation
-from stratafl.experiment import Experiment, load, to_tables
+from stratafl.experiment import Experiment, from_tables, load, to_tables
 from stratafl.measure import Line
 from stratafl.runs import checkpoint, environment
 from stratafl.runs.checkpoint import Checkpoint
@@ -39,12 +42,14 @@ from stratafl.runs.files import (
     read_json,
     read_lines,
     sync_folder,
+    uninterrupted,
     write_json,
     write_whole,
 )
 from stratafl.summary import stop_reason
 from stratafl.trial import Trial
 
+log = logging.getLogger("stratafl")
 CONFIG, ENVIRONMENT, CHECKPOINTS = "config.toml", "environment.json", "checkpoint"
 JOURNALS = ("rounds", "clients", "layers")
 SAVING = 0.05  # at most this share of the time goes into checkpoints, where their number is not fixed
@@ -62,26 +67,26 @@ class Run:
         try:
             clear_remains(folder)
             self._journals = {name: Journal(folder / f"{name}.jsonl") for name in JOURNALS}
-            self.progress = self._restored()
+            self._done = (self._restored(), {name: journal.size for name, journal in self._journals.items()})
             self.history: list[Line] = read_lines(folder / "rounds.jsonl")
             self._check_history()
         except BaseException:
             os.close(self._lock)
             raise
-        self._committed = {name: journal.size for name, journal in self._journals.items()}
         self._saved, self._saved_at, self._saving = self.progress.t, time.monotonic(), 0.0
 
     @classmethod
     def create(cls, experiment: Experiment, folder: Path) -> Self:
         """A new run; everything is checked before the directory is made, and nothing that exists is written over."""
         refuse_existing(folder)
-        experiment = anchored(experiment)
+        experiment = completed(anchored(experiment))
         sim = simulation_of(experiment)
         tables = to_tables(experiment)
-        identity = {"config": tables, "data": environment.data_digest(sim), "model": environment.model_digest(sim)}
+        identity = {"config": tables, **environment.identity(sim)}
+        about = {**environment.describe(sim), "code": environment.code(experiment)}
         with appearing(folder) as partial:
             write_whole(partial / CONFIG, tomli_w.dumps(tables).encode())
-            write_json(partial / ENVIRONMENT, {**environment.describe(sim), "resumed": [], "identity": identity})
+            write_json(partial / ENVIRONMENT, {**about, "resumed": [], "identity": identity})
         return cls(folder, experiment, sim)
 
     @classmethod
@@ -96,6 +101,11 @@ class Run:
             os.close(run._lock)
             raise
         return run
+
+    @property
+    def progress(self) -> Progress:
+        """The state after the rounds that are done."""
+        return self._done[0]
 
     @property
     def finished(self) -> bool:
@@ -113,9 +123,8 @@ class Run:
             progress, entry = self.trial.round(self.progress)
             for name, lines in (("rounds", [entry.round]), ("clients", entry.clients), ("layers", entry.layers)):
                 self._journals[name].append(lines)
-            # From here on the round counts; interrupted before, its lines are cut off again.
-            self._committed = {name: journal.size for name, journal in self._journals.items()}
-            self.progress = progress
+            # One assignment: from here on the round counts; interrupted before, its lines are cut off again.
+            self._done = (progress, {name: journal.size for name, journal in self._journals.items()})
             self.history.append(entry.round)
             if self._due():
                 self.save()
@@ -123,14 +132,15 @@ class Run:
 
     def save(self) -> None:
         """Write a checkpoint, unless the last one is of this round."""
-        if self._saved == self.progress.t:
+        progress, sizes = self._done
+        if self._saved == progress.t:
             return
         begin = time.monotonic()
-        for name, journal in self._journals.items():
-            journal.cut(self._committed[name])
-        saved = Checkpoint(self.progress.t, self.progress.tensors(), self._committed)
-        checkpoint.save(self.folder / CHECKPOINTS, saved)
-        self._saved, self._saved_at = self.progress.t, time.monotonic()
+        with uninterrupted():
+            for name, journal in self._journals.items():
+                journal.cut(sizes[name])
+            checkpoint.save(self.folder / CHECKPOINTS, Checkpoint(progress.t, progress.tensors(), sizes))
+            self._saved, self._saved_at = progress.t, time.monotonic()
         self._saving = self._saved_at - begin
 
     def _due(self) -> bool:
@@ -148,7 +158,9 @@ class Run:
             where = "the beginning" if saved is None else f"the previous checkpoint, after round {saved.round}"
             self.notes.append(f"going on from {where}")
         elif saved is None and self._journals["rounds"].size:
-            self.notes.append("no checkpoint was saved: going on from the beginning")
+            self.notes.append("there is no checkpoint: going on from the beginning")
+        if saved is None:
+            self._put_aside()
         for name, journal in self._journals.items():
             journal.cut(0 if saved is None else saved.journals[name])
         sync_folder(self.folder)  # the names of the journals, too, survive a power cut
@@ -156,13 +168,25 @@ class Run:
             return self.sim.start()
         return _on_device(saved, self.sim)
 
+    def _put_aside(self) -> None:
+        """Keep the lines of rounds that no checkpoint covers any more."""
+        if any(journal.size for journal in self._journals.values()):
+            aside = self.folder / f"aside-{uuid.uuid4().hex[:6]}"
+            with explained("put aside the lines in", self.folder):
+                aside.mkdir()
+                for name, journal in self._journals.items():
+                    if journal.path.exists():
+                        journal.path.rename(aside / journal.path.name)
+                    self._journals[name] = Journal(journal.path)
+            self.notes.append(f"the lines that were there are kept in '{aside.name}'")
+
     def _check_history(self) -> None:
         if [line.get("round") for line in self.history] != list(range(1, self.progress.t + 1)):
             where = self.folder / "rounds.jsonl"
             raise RunError(f"'{where}' was changed: it does not hold the {self.progress.t} rounds that were committed")
 
     def _note_resumption(self, then: dict[str, Any]) -> None:
-        today = environment.describe(self.sim)
+        today = {**environment.describe(self.sim), "code": environment.code(self.experiment)}
         changed = environment.differences(then, today)
         if changed:
             self.notes.append(f"not bit-identical with a run that was never interrupted: {'; '.join(changed)}")
@@ -195,6 +219,8 @@ def stored(folder: Path) -> tuple[Simulation, Progress, list[Line]]:
     found = checkpoint.find(folder / CHECKPOINTS)
     if found.checkpoint is None:
         raise RunError(f"'{folder}' has no checkpoint to read: {'; '.join(found.complaints) or 'none was saved yet'}")
+    for complaint in found.complaints:
+        log.warning("%s: an older checkpoint is read", complaint)
     progress = _on_device(found.checkpoint, sim)
     return sim, progress, [line for line in read_lines(folder / "rounds.jsonl") if line["round"] <= progress.t]
 
@@ -206,8 +232,8 @@ def _simulation(folder: Path, then: dict[str, Any], experiment: Experiment) -> S
     identity = then.get("identity") or {}
     check_config(folder / CONFIG, identity.get("config") or {}, to_tables(experiment))
     sim = simulation_of(experiment)
-    for what, digest in (("data", environment.data_digest(sim)), ("model", environment.model_digest(sim))):
-        if identity.get(what) != digest:
+    for what, today in environment.identity(sim).items():
+        if identity.get(what) != today:
             raise RunError(f"the {what} of '{folder}' is not what the run began with: it cannot be continued")
     return sim
 
@@ -228,9 +254,8 @@ def refuse_existing(folder: Path) -> None:
     if not folder.is_dir():
         raise RunError(f"'{folder}' exists and is not a folder: choose another --out")
     if (folder / ENVIRONMENT).exists():
-        raise RunError(
-            f"'{folder}' holds a run already: continue it with 'strata resume {folder}', or choose another --out"
-        )
+        again = f"strata resume {shlex.quote(str(folder))}"
+        raise RunError(f"'{folder}' holds a run already: continue it with '{again}', or choose another --out")
     raise RunError(f"'{folder}' exists and is not empty: choose another --out")
 
 
@@ -264,7 +289,8 @@ def environment_of(folder: Path) -> dict[str, Any]:
 
 
 def check_config(path: Path, then: dict[str, Any], today: dict[str, Any]) -> None:
-    """Raise if a configuration is not what it was, naming the first key."""
+    """Raise if a configuration is not what it was, naming the first key; keys that came later had their default."""
+    then = to_tables(from_tables(then)) if then else today
     for table in sorted({*then, *today}):
         before, after = then.get(table, {}), today.get(table, {})
         for key in sorted({*before, *after}):

@@ -136,6 +136,10 @@ class Task:
         a client that is done keeps its carry. With `draws` each step gets so many batches, shuffled independently.
         Steps of different clients may run in different threads: they must not write to anything they share.
         """
+        if not drop_last:  # a batch wider than anybody's data would be nothing but padding
+            batch = max(
+                min(batch, int(self._shop.federation.counts("train").max())), min(batch, self._shop.smallest_batch)
+            )
         if batch < self._shop.smallest_batch:
             raise ModelError(f"a BatchNorm of this model cannot train on batches of {batch}: 2 samples are the least")
         lock = plan(
