@@ -3,8 +3,8 @@
     python examples/pfedla_weights.py [SEED]
 
 Fig. 5: eight clients with four classes each; client 0 is the target, client 1 has the same classes, client 2 three of
-them, the others none. Fig. 6: a chain, in which neighbours share three of four classes. Hypernetworks start from equal
-weights (`initial="uniform"`): weights that grow make the next step larger, so with drawn ones luck decides.
+them, the others none. Fig. 6: a chain, in which neighbours share three of four classes. Shown from equal weights and,
+for Fig. 5, also from drawn ones, with which the paper's order appears far less often (docs/algorithms/pfedla.md).
 """
 
 import sys

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from stratafl.algorithm import Algorithm
-from stratafl.assemble import device_of
 from stratafl.data import Federation, from_clients
 from stratafl.data.arrays import Array, plain_tensor
 from stratafl.errors import DataError, ModelError, RecordError, RunError
@@ -128,8 +127,7 @@ def fit(
     federation = clients
     if not isinstance(federation, Federation):
         federation = from_clients(federation, validation=validation, test=test, seed=seed)
-    device = device_of(options.pop("device", "cpu"))
-    sim = simulation(algorithm, federation, model, rounds=rounds, seed=seed, device=device, **options)
+    sim = simulation(algorithm, federation, model, rounds=rounds, seed=seed, **options)
     trial = Trial(sim, evaluate_every)
     progress, history = trial.sim.start(), list[Line]()
     while progress.t < trial.rounds:

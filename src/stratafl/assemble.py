@@ -6,7 +6,6 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 
 from stratafl.algorithm import Algorithm
@@ -106,23 +105,8 @@ def model_of(table: ModelTable, shape: tuple[int, ...], classes: int | None) -> 
     return make
 
 
-def device_of(name: str) -> str:
-    """The device by its name; `auto` is a GPU where there is one."""
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    there = "cpu, cuda" if torch.cuda.is_available() else "cpu"
-    missing = RecordError(f"there is no device '{name}' here (there is: auto, {there})")
-    try:
-        if torch.empty(0, device=name).device.type not in ("cpu", "cuda", "mps", "xpu"):
-            raise missing
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch's words for a device that is not there
-        raise missing from error
-    return name
-
-
 def simulation_of(experiment: Experiment) -> Simulation:
     """Everything put together, refusing what does not fit before anything is written."""
-    device = device_of(experiment.run.device)
     algorithm = algorithm_of(experiment)
     federation, model, run = federation_of(experiment), experiment.model, experiment.run
     made = simulation(
@@ -136,7 +120,7 @@ def simulation_of(experiment: Experiment) -> Simulation:
         buffers=typing.cast(Any, run.buffers),
         head=model.head,
         weights=model.weights,
-        device=device,
+        device=run.device,
         engine=typing.cast(Any, run.engine),
         memory=run.memory,
         newcomers=experiment.data.newcomers,

@@ -16,6 +16,7 @@ from stratafl.algorithm import Algorithm, Round, Setup
 from stratafl.data import Federation
 from stratafl.describe import columns, describe
 from stratafl.errors import DataError, ModelError, RecordError
+from stratafl.execute.devices import device_of
 from stratafl.execute.memory import client_bytes
 from stratafl.execute.round import Examiner, Executor, Report, run_round
 from stratafl.layout import Buffers, Granularity, Rows
@@ -155,6 +156,7 @@ def simulation(
     is a file with the initial weights; `buffers` says whether BatchNorm statistics follow their layer or stay local;
     the last `newcomers` clients of the federation never take part in training.
     """
+    device = device_of(device)
     if not 0 < participation <= 1:
         raise DataError(f"participation is a share of the clients above 0 and up to 1, not {participation}")
     if not 0 <= newcomers < federation.clients:
