@@ -12,6 +12,10 @@ __version__ = "0.1.0.dev0"
 __all__ = ["Fitted", "__version__", "fit", "load"]
 
 
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
+
+
 def __getattr__(name: str) -> Any:
     # Late, so that `strata --help` need not wait for torch.
     if name not in ("Fitted", "fit", "load"):

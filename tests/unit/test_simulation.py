@@ -293,3 +293,9 @@ def test_a_module_that_branches_on_values_runs_client_by_client_and_says_so(capl
     assert sim.run(Matrix()).t == 1
     with pytest.raises(ModelError, match="Branches does not run stacked"):
         simulation(fedavg(), tiny_federation(), Branches(), rounds=1, engine="stacked")
+
+
+def test_float_targets_that_the_model_does_not_give_are_refused():
+    x, y = np.zeros((8, 4), np.float32), np.eye(3, dtype=np.float32)[np.arange(8) % 3]
+    with pytest.raises(ModelError, match="gives 2 numbers for a sample, and the targets are 3 numbers: if they are cl"):
+        simulation(fedavg(), from_clients([(x, y)] * 2), nn.Linear(4, 2), rounds=1)

@@ -70,7 +70,7 @@ def table(ranks: Sequence[Rank], outcomes: Sequence[Outcome], width: int) -> Tab
         columns += [("converged_round", "converged", lambda s: f"{s.mean:.0f}"), ("best", "best", share)]
     columns = [column for column in columns if any(column[0] in rank.numbers for rank in ranks)]
     made = Table(title=_title(outcomes), title_justify="left", header_style="bold", padding=(0, 1))
-    made.add_column("method", no_wrap=width >= WIDE)
+    made.add_column("method", overflow="fold", min_width=8)  # a long label is folded, numbers never are
     for _, title, _ in columns:
         made.add_column(title, justify="right", no_wrap=True)
     for place, rank in enumerate(ranks):

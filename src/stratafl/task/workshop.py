@@ -65,6 +65,12 @@ def _check_outputs(module: nn.Module, sample: Tensor, federation: Federation) ->
     classes = federation.classes
     if classes is not None and (output.ndim != 2 or output.shape[1] < classes):
         raise ModelError(f"{name} gives outputs of shape {tuple(output.shape[1:])}, the labels need {classes} classes")
+    wanted = federation.y[0].numel()
+    if classes is None and output[0].numel() != wanted:
+        raise ModelError(
+            f"{name} gives {output[0].numel()} numbers for a sample, and the targets are {wanted} numbers: "
+            "if they are classes, give them as whole numbers from 0"
+        )
 
 
 def _smallest_batch(module: nn.Module, sample: Tensor) -> int:
