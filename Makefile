@@ -1,5 +1,6 @@
 # make demo    install into .venv and compare six methods on the digits that come with the package
 # make test    install into .venv and run the tests
+# make test-slow  the mechanisms that the papers show, on data
 # make bench   a plain loop against the engine, on this machine
 # make lint    ruff, mypy --strict, formatting
 # make clean   remove everything that was built or installed
@@ -11,14 +12,17 @@ RUNNABLE := $(VENV)/.runnable
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test bench lint format clean
+.PHONY: demo test test-slow bench lint format clean
 
 demo: $(RUNNABLE)
 	$(BIN)/strata compare --jobs 2 $(ARGS)
 
 # Two processes of one thread each: on two cores faster than two that fight for them.
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
+
+test-slow: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m slow $(ARGS)
 
 bench: $(INSTALLED)
 	$(BIN)/strata bench $(ARGS)

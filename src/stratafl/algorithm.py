@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from stratafl import keys
@@ -45,6 +46,12 @@ class Setup:
     seed: int = 0
     classes: int | None = None
     features: int = 0  # the width of what the head is given
+    participation: float = 1.0  # the share of clients that a round samples
+
+    def sampled(self, t: int) -> Tensor:
+        """The clients that round t samples, the same for every algorithm, in increasing order."""
+        count = max(1, int(self.participation * self.clients + 1e-9))  # 0.29 of 100 is 29
+        return torch.arange(self.clients) if count >= self.clients else keys.sample(self.seed, t, self.clients, count)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +99,8 @@ class Algorithm(ABC):
     """A federated algorithm, as executors see it."""
 
     row: str = "theta"  # the field of a client's memory that is its model
+    world: str | None = None  # the server's field that is a whole model for everybody, if there is one
+    leaks: str | None = None  # what it is given that it should not be, such as test accuracy; said aloud
     splits: tuple[str, ...] = ("train",)  # the splits it needs; `test` is never given
     batch: int = 10  # the largest batch it trains on, from which memory is estimated
     steps: tuple[object, ...] = ()  # the steps it is made of, for whoever asks what they need
@@ -101,8 +110,8 @@ class Algorithm(ABC):
         """The model it trains, from the model it was given; `example` is a batch of zeros of the data's shape."""
         return module
 
-    def check(self, layout: Layout) -> None:
-        """Raise if it names a layer that the model does not have."""
+    def check(self, setup: Setup) -> None:
+        """Raise if it names a layer that the model does not have, or does not fit the federation."""
         return
 
     def rounds(self, requested: int) -> int:
@@ -144,6 +153,10 @@ class Algorithm(ABC):
     def deploy(self, rnd: Round, memory: State, task: "Task") -> Rows:
         """Client: the rows it would use in production, from what `receive` gave; may train a copy."""
         return rows_of(memory, self.row)
+
+    def tell(self, rnd: Round, server: State) -> dict[str, Tensor]:
+        """Server: what is worth recording of its state, each a number or `[L, …]`; nothing may depend on it."""
+        return {}
 
     def admit(self, rnd: Round, server: State, ids: Tensor) -> Parcel:
         """Server: what a newcomer gets; differs from `download` where the server keeps a row per client."""

@@ -1,7 +1,8 @@
 """What clients have: models at their stages, and what they score on a split of the clients' own data.
 
 Stages, everywhere: `received` (where training would start), `trained` (right after local training, for those who took
-part) and `deployed` (what a client would use in production; may be tuned on its training split).
+part) and `deployed` (what a client would use in production; may be tuned on its training split); `global` is the
+server's model for everybody, of methods that have one beside what they send.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +15,7 @@ from stratafl.algorithm import Round
 from stratafl.execute.matrix import chunk_size
 from stratafl.execute.simulation import Progress, Simulation
 from stratafl.layout import Rows
-from stratafl.state import State, join, rows_of
+from stratafl.state import State, expand, join, rows_of
 from stratafl.task import Scores, Task
 
 Board = dict[str, Scores]  # by "split.stage", such as "test.deployed"
@@ -30,9 +31,15 @@ class Visit:
     ids: Tensor
     task: Task
     desk: State
+    server: State
 
     def rows(self, stage: str) -> Rows:
         """Their models at a stage."""
+        if stage == "global":
+            return {
+                **self.rows("received"),
+                **expand(rows_of(self.server, str(self.sim.algorithm.world)), len(self.ids)),
+            }
         if stage == "received":
             return rows_of(self.desk, self.sim.algorithm.row)
         if stage == "trained":
@@ -116,7 +123,8 @@ def _visits(sim: Simulation, progress: Progress, ids: Tensor, new: bool = False)
     for group in ids.split(chunk_size(sim, len(ids))):
         task = sim.task(group, rnd)
         memory = sim.memories({} if new else progress.clients, group)
-        yield Visit(sim, rnd, group, task, algorithm.receive(rnd, memory, serve(rnd, progress.server, group), task))
+        desk = algorithm.receive(rnd, memory, serve(rnd, progress.server, group), task)
+        yield Visit(sim, rnd, group, task, desk, progress.server)
 
 
 def _score(sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, split: str) -> Scores:

@@ -102,6 +102,7 @@ class EvaluateTable:
 
     every: int = setting(1, "rounds between evaluations; the last round always is", least=1)
     clients: int = setting(0, "evaluate so many clients, always the same ones; 0: all", least=0)
+    lab: int = setting(0, "rounds between looks at every layer (conflicts, CKA, weights …); 0: never", least=0)
 
 
 @dataclass(frozen=True)

@@ -33,12 +33,13 @@ class FieldSpec(Protocol):
 class Start:
     """Layers of the initial model: the common one, or with `own` one that each client draws for itself.
 
-    On the server, `per_client` keeps a row for every client of the federation.
+    On the server, `per_client` keeps a row for every client of the federation, and `copies` so many rows.
     """
 
     layers: Select = select("all")
     own: bool = False
     per_client: bool = False
+    copies: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", select(self.layers))
@@ -57,6 +58,8 @@ class Start:
         if self.own and ids is None:
             raise RecordError("Start(own=True) draws a model for each client: a server field needs per_client as well")
         start = {name: setup.start[name] for name in names}
+        if self.copies is not None:
+            return {name: x.expand(self.copies, *x.shape).clone() for name, x in start.items()}
         if ids is None:
             return start
         rows = expand(start, len(ids))

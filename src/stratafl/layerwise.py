@@ -92,7 +92,7 @@ class Extension(Protocol):
 
 
 log = logging.getLogger("stratafl")
-SLOTS = ("serve", "mix", "train", "send", "merge", "tune")
+SLOTS = ("serve", "mix", "train", "send", "merge", "tune", "welcome")
 
 
 @record
@@ -108,6 +108,9 @@ class Layerwise(Algorithm):
     client: Mapping[str, FieldSpec]
     row: str = "theta"
     tune: tuple[Train, ...] = ()  # on a copy, before the row is deployed
+    welcome: tuple[Serve, ...] = ()  # what newcomers are sent, where it differs from what is served
+    world: str | None = None
+    leaks: str | None = None
     extension: Extension | None = None
 
     def __post_init__(self) -> None:
@@ -131,9 +134,13 @@ class Layerwise(Algorithm):
         """The largest batch of its steps."""
         return max((getattr(step, "batch", 1) for step in self.steps), default=1)
 
-    def check(self, layout: Layout) -> None:
-        """Resolve every selection of layers, in steps and declared fields."""
-        _resolve((*self.steps, *self.server.values(), *self.client.values(), self.extension), layout)
+    def check(self, setup: Setup) -> None:
+        """Resolve every selection of layers, in steps and declared fields; ask the steps that check for themselves."""
+        _resolve((*self.steps, *self.server.values(), *self.client.values(), self.extension), setup.layout)
+        for step in self.steps:
+            own = getattr(step, "check", None)
+            if own is not None:
+                own(setup)
 
     @property
     def keeps_rows(self) -> bool:  # type: ignore[override]
@@ -155,6 +162,10 @@ class Layerwise(Algorithm):
     def download(self, rnd: Round, server: State, ids: Tensor) -> Parcel:
         """What the serve steps give, together."""
         return Parcel({k: f for step in self.serve for k, f in step(rnd, server, ids).items()})
+
+    def admit(self, rnd: Round, server: State, ids: Tensor) -> Parcel:
+        """What the welcome steps give, or else what is served."""
+        return Parcel({k: f for step in self.welcome or self.serve for k, f in step(rnd, server, ids).items()})
 
     def receive(self, rnd: Round, memory: State, parcel: Parcel, task: "Task") -> State:
         """The memory after the mix steps."""
@@ -190,6 +201,11 @@ class Layerwise(Algorithm):
             else:
                 state |= step.finish(rnd, state, _own(total.sums, i))
         return {name: _kept(state[name], spec, rnd.layout, "server") for name, spec in self.server.items()}
+
+    def tell(self, rnd: Round, server: State) -> dict[str, Tensor]:
+        """What the steps that tell something tell."""
+        told = (step.tell(rnd, server) for step in self.steps if hasattr(step, "tell"))
+        return {name: value for each in told for name, value in each.items()}
 
     def deploy(self, rnd: Round, memory: State, task: "Task") -> Rows:
         """The row after the tune steps, on a copy."""
@@ -229,6 +245,7 @@ def _check_flow(alg: Layerwise) -> None:
     down: set[str] = set()
     up: set[str] = set()
     _walk(alg, "serve", set(alg.server), down)
+    _walk(alg, "welcome", set(alg.server), set(down))
     desk = set(alg.client)
     _walk(alg, "mix", desk, desk, down)
     if alg.row not in desk:

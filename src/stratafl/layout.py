@@ -113,8 +113,12 @@ class Layout:
 
     def gram(self, a: Mapping[str, Tensor]) -> Tensor:
         """`[L, C, C]`: the inner products of all pairs of rows, layer by layer."""
-        flat = {n: a[n].reshape(len(a[n]), -1) for n, s in self._of(a) if s.trainable}
-        return self._per_layer({n: x @ x.T for n, x in flat.items()}, dim=0)
+        return self.cross(a, a)
+
+    def cross(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
+        """`[L, C, N]`: the inner products of the trainable columns of all rows of `a` with all rows of `b`."""
+        names = [name for name, spec in self._of(a) if spec.trainable]
+        return self._per_layer({n: a[n].flatten(1) @ b[n].flatten(1).T for n in names}, dim=0)
 
     def blend(self, weights: Tensor, rows: Mapping[str, Tensor], statistics: Tensor | None = None) -> Rows:
         """Mix rows: block by block `W_l · Θ_l`, for `weights` `[L, C, N]` or `[C, N]`, rows `[N, …]`.

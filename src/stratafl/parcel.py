@@ -156,6 +156,7 @@ class Bytes:
     clients: Tensor  # [C]
     layers: Tensor  # [L]
     other: int
+    values: Tensor  # [L]: how many values that is, over all clients
 
     @property
     def total(self) -> int:
@@ -163,39 +164,37 @@ class Bytes:
         return int(self.clients.sum())
 
     def __add__(self, more: "Bytes") -> "Bytes":
-        return Bytes(torch.cat([self.clients, more.clients]), self.layers + more.layers, self.other + more.other)
+        clients = torch.cat([self.clients, more.clients])
+        return Bytes(clients, self.layers + more.layers, self.other + more.other, self.values + more.values)
 
 
 def count_bytes(parcel: Parcel, layout: Layout, clients: int) -> Bytes:
     """Values that were sent, plus one bit per column (or layer) for each mask; a common field goes to every client."""
     weights = torch.zeros(clients, len(layout.layers) + 1, dtype=torch.int64)
+    values = torch.zeros(len(layout.layers), dtype=torch.int64)
     for field in parcel.values():
-        weights += _field_bytes(field, layout, clients)
-    return Bytes(weights.sum(1), weights[:, :-1].sum(0), int(weights[:, -1].sum()))
+        if isinstance(field.value, Tensor):
+            weights[:, -1] += field.value.numel() * field.value.element_size() // (1 if field.common else clients)
+            continue
+        sent = field.sent(layout)
+        for name, block in field.value.items():
+            columns = _columns(block, None if sent is None else sent[name], field, clients)
+            layer = layout.specs[name].layer
+            weights[:, layer] += columns * block.element_size() + _bitmap(block, field)
+            values[layer] += columns.sum()
+        if isinstance(field.mask, LayerMask):
+            weights[:, -1] += (len(layout.layers) + 7) // 8
+    return Bytes(weights.sum(1), weights[:, :-1].sum(0), int(weights[:, -1].sum()), values)
 
 
-def _field_bytes(field: Field, layout: Layout, clients: int) -> Tensor:
-    """`[C, L + 1]`: bytes per client and layer, the last column for what belongs to no layer."""
-    weights = torch.zeros(clients, len(layout.layers) + 1, dtype=torch.int64)
-    if isinstance(field.value, Tensor):
-        weights[:, -1] = field.value.numel() * field.value.element_size() // (1 if field.common else clients)
-        return weights
-    sent = field.sent(layout)
-    for name, block in field.value.items():
-        weights[:, layout.specs[name].layer] += _block_bytes(
-            block, None if sent is None else sent[name], field, clients
-        )
-    if isinstance(field.mask, LayerMask):
-        weights[:, -1] += (len(layout.layers) + 7) // 8
-    return weights
-
-
-def _block_bytes(block: Tensor, sent: Tensor | None, field: Field, clients: int) -> Tensor:
-    shape = block.shape if field.common else block.shape[1:]
-    size = shape.numel()
+def _columns(block: Tensor, sent: Tensor | None, field: Field, clients: int) -> Tensor:
+    """How many columns of a block each client sends or is sent."""
     if sent is None:
-        return torch.full((clients,), size * block.element_size())
+        return torch.full((clients,), block.numel() if field.common else block[0].numel())
     dense = sent.expand(block.shape)
-    columns = dense.sum().expand(clients) if field.common else dense.reshape(clients, -1).sum(1)
-    bitmap = (size + 7) // 8 if isinstance(field.mask, ColumnMask) else 0
-    return columns.cpu() * block.element_size() + bitmap
+    return (dense.sum().expand(clients) if field.common else dense.reshape(clients, -1).sum(1)).cpu()
+
+
+def _bitmap(block: Tensor, field: Field) -> int:
+    size = block.numel() if field.common else block[0].numel()
+    return (size + 7) // 8 if isinstance(field.mask, ColumnMask) else 0

@@ -19,7 +19,7 @@ from stratafl.algorithm import Algorithm, Participation, Plan, Round, Setup, Tot
 from stratafl.errors import RecordError
 from stratafl.fields import FieldSpec, Together
 from stratafl.layerwise import Layerwise
-from stratafl.layout import Layout, Rows
+from stratafl.layout import Rows
 from stratafl.parcel import Parcel
 from stratafl.records import record
 from stratafl.state import State
@@ -91,10 +91,20 @@ class Phased(Algorithm):
         """The largest batch of all phases."""
         return max(phase.algorithm.batch for phase in self._all)
 
-    def check(self, layout: Layout) -> None:
+    @property
+    def world(self) -> str | None:  # type: ignore[override]
+        """The last phase's whole model for everybody."""
+        return self._all[-1].algorithm.world
+
+    @property
+    def leaks(self) -> str | None:  # type: ignore[override]
+        """What any phase leaks."""
+        return next((phase.algorithm.leaks for phase in self._all if phase.algorithm.leaks), None)
+
+    def check(self, setup: Setup) -> None:
         """Check every phase."""
         for phase in self._all:
-            phase.algorithm.check(layout)
+            phase.algorithm.check(setup)
 
     @property
     def keeps_rows(self) -> bool:  # type: ignore[override]
@@ -133,6 +143,10 @@ class Phased(Algorithm):
         """What the round's phase serves."""
         return self.records[rnd.plan.phase].download(rnd, server, ids)
 
+    def admit(self, rnd: Round, server: State, ids: Tensor) -> Parcel:
+        """What the round's phase gives a newcomer."""
+        return self.records[rnd.plan.phase].admit(rnd, server, ids)
+
     def receive(self, rnd: Round, memory: State, parcel: Parcel, task: "Task") -> State:
         """How the round's phase mixes."""
         return self.records[rnd.plan.phase].receive(rnd, memory, parcel, task)
@@ -148,6 +162,10 @@ class Phased(Algorithm):
     def absorb(self, rnd: Round, server: State, total: Total) -> State:
         """How the round's phase merges."""
         return self.records[rnd.plan.phase].absorb(rnd, server, total)
+
+    def tell(self, rnd: Round, server: State) -> dict[str, Tensor]:
+        """What the round's phase tells."""
+        return self.records[rnd.plan.phase].tell(rnd, server)
 
     def deploy(self, rnd: Round, memory: State, task: "Task") -> Rows:
         """What the round's phase deploys."""

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from stratafl import keys
 from stratafl.algorithm import Round
-from stratafl.evaluate import Board, joined, newcomers, score_trained, scoreboard
+from stratafl.analysis.lab import Bench, Lab
+from stratafl.evaluate import STAGES, Board, joined, newcomers, score_trained, scoreboard
 from stratafl.execute import Executor, Matrix, Progress, Simulation
 from stratafl.layout import Rows
 from stratafl.measure import Line, board_line, client_lines, cost_line, layer_lines
@@ -31,6 +32,7 @@ class Trial:
     sim: Simulation
     every: int = 1
     sample: int = 0
+    lab: Lab = Lab()
     executor: Executor = Matrix()
 
     @property
@@ -58,22 +60,32 @@ class Trial:
         """One round, evaluated if it is its turn."""
         rnd = self.sim.at(progress.t)
         evaluated = self._evaluated(rnd)
-        examiner = _Examiner(self, rnd)
-        progress, report = self.sim.round(progress, self.executor, examine=examiner if evaluated else None)
-        line: Line = {"round": progress.t, "phase": rnd.plan.phase, **cost_line(report)}
+        bench = Bench(self.lab, self.sim, rnd) if self.lab.due(rnd.t) else None
+        examiner = _Examiner(self, rnd, evaluated, bench)
+        watched = evaluated or bench is not None
+        progress, report = self.sim.round(progress, self.executor, examine=examiner if watched else None)
+        line: Line = {"round": progress.t, "phase": rnd.plan.phase, **cost_line(report), **self._told(progress)}
         line["seconds.train"] -= examiner.seconds
         begin = time.perf_counter()
         scores, clients = self._evaluation(progress, examiner) if evaluated else ({}, [])
+        seen = bench.lines(progress, report) if bench is not None else [{} for _ in rnd.layout.layers]
         line |= scores | {"seconds.evaluate": time.perf_counter() - begin + examiner.seconds}
-        layers = [{"round": progress.t, **each} for each in layer_lines(report, rnd.layout)]
+        plain = layer_lines(report, rnd.layout)
+        layers = [{"round": progress.t, **each, **more} for each, more in zip(plain, seen, strict=True)]
         return progress, Entry(line, [{"round": progress.t, **each} for each in clients], layers)
+
+    def _told(self, progress: Progress) -> Line:
+        """The numbers that the algorithm tells of its server, such as bytes between servers."""
+        told = self.sim.algorithm.tell(self.sim.at(progress.t), progress.server)
+        return {name: float(value) for name, value in told.items() if value.ndim == 0}
 
     def _evaluated(self, rnd: Round) -> bool:
         return rnd.plan.evaluated and ((rnd.t + 1) % self.every == 0 or rnd.t + 1 == self.rounds)
 
     def _evaluation(self, progress: Progress, examiner: "_Examiner") -> tuple[Line, list[Line]]:
         classes = self.sim.setup.classes
-        board = scoreboard(self.sim, progress, self.ids, self.splits)
+        stages = STAGES if self.sim.algorithm.world is None else (*STAGES, "global")
+        board = scoreboard(self.sim, progress, self.ids, self.splits, stages)
         line, lines = board_line(board, classes), client_lines(self.ids, board, classes)
         ids, trained = examiner.board
         line |= board_line(trained, classes)
@@ -89,21 +101,27 @@ class Trial:
 class _Examiner:
     """Scores models right after training, while they are there; only of clients that are evaluated."""
 
-    def __init__(self, trial: Trial, rnd: Round) -> None:
-        self._trial, self._rnd = trial, rnd
+    def __init__(self, trial: Trial, rnd: Round, evaluated: bool, bench: Bench | None) -> None:
+        self._trial, self._rnd, self._evaluated, self._bench = trial, rnd, evaluated, bench
         self._ids: list[Tensor] = []
         self._boards: list[Board] = []
         self.seconds = 0.0
 
-    def __call__(self, group: Tensor, rows: Rows) -> None:
-        """Score the group."""
+    def __call__(self, group: Tensor, received: Rows, rows: Rows) -> None:
+        """Score the group, and show it to the laboratory."""
         begin = time.perf_counter()
+        if self._bench is not None:
+            self._bench.collect(received, rows)
+        if self._evaluated:
+            self._score(group, rows)
+        self.seconds += time.perf_counter() - begin
+
+    def _score(self, group: Tensor, rows: Rows) -> None:
         mine = torch.isin(group, self._trial.ids).nonzero()[:, 0]
         if len(mine):
             rows = rows if len(mine) == len(group) else {name: x[mine.to(x.device)] for name, x in rows.items()}
             self._ids.append(group[mine])
             self._boards.append(score_trained(self._trial.sim, self._rnd, rows, group[mine], self._trial.splits))
-        self.seconds += time.perf_counter() - begin
 
     @property
     def board(self) -> tuple[Tensor, Board]:

@@ -1,16 +1,70 @@
 """Every algorithm of the catalogue keeps the contract, in every setting, and its own degenerate laws."""
 
 import pytest
+import torch
 
-from stratafl.algorithms import ALGORITHMS, algorithm, fedper
+from stratafl.algorithms import (
+    ALGORITHMS,
+    algorithm,
+    fedalp,
+    fedavg,
+    fedavg30local,
+    fedlag,
+    fedper,
+    flayer,
+    heurpfedla,
+    pfedla,
+)
 from stratafl.algorithms.laws import LAWS
-from stratafl.testing import SETTINGS, check_algorithm, check_law
+from stratafl.evaluate import received
+from stratafl.execute import Matrix
+from stratafl.testing import SETTINGS, Case, check_algorithm, check_law, difference
+
+# Methods whose mechanism needs some rounds, or a shorter warm-up, before it does anything.
+ACTING = {
+    "fedalp": fedalp(groups=2, warmup=1),
+    "fedavg30local": fedavg30local(warmup=2),
+    "fedlag": fedlag(k=2, xi=0.0, warmup=0),
+    "flayer": flayer(s=1),
+    "flayer official": flayer(preset="official"),
+    "heurpfedla": heurpfedla(k=1, hyper_lr=0.5),
+    "pfedla": pfedla(hyper_lr=0.5),
+}
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: f"{s[0]}-{s[1]}")
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - set(ACTING)))
 def test_contract(name, setting):
     check_algorithm(algorithm(name), settings=[setting])
+
+
+@pytest.mark.parametrize(("rounds", "setting"), [(5, ("follow", 0.5)), (3, ("local", 1.0))])
+@pytest.mark.parametrize("name", ACTING)
+def test_contract_of_methods_that_need_time_to_act(name, rounds, setting):
+    check_algorithm(ACTING[name], rounds=rounds, settings=[setting])
+
+
+@pytest.mark.parametrize("name", ACTING)
+def test_in_the_contract_their_mechanism_acts(name):
+    case = Case(ACTING[name], "follow", 0.5, rounds=5)
+    sim, ids = case.plain, torch.arange(6)
+    progress = sim.run(Matrix())
+    plain = case.simulation(fedavg())
+    gap = difference(received(sim, progress, ids), received(plain, plain.run(Matrix()), ids))
+    assert gap > 1e-4
+    told = sim.algorithm.tell(sim.at(progress.t), progress.server)
+    if name == "fedalp":
+        assert len(progress.server["member"].unique()) == 2
+        assert told["psi"].max() == pytest.approx(0.6)
+        assert told["psi"].min() < 0.5
+    if name == "fedlag":
+        assert 1 <= int(told["personal"].sum()) < len(sim.setup.layout.layers)
+    if "pfedla" in name:
+        assert float((told["alpha"] - told["alpha"].mean(-1, keepdim=True)).abs().max()) > 0.01
+    if name == "flayer":
+        _, report = sim.round(progress, Matrix())
+        whole = sum(spec.size for spec in sim.setup.layout.specs.values()) * len(report.cohort)
+        assert 0.3 * whole < int(report.up.values.sum()) < 0.9 * whole
 
 
 VARIANTS = {

@@ -99,6 +99,7 @@ SIDE = ("__main__", "bench", "summary")
 CORE = (
     *LOW,
     *ABOVE,
+    "analysis",
     "data",
     "export",
     "measure",

@@ -4,18 +4,38 @@ from collections.abc import Callable
 from typing import Any
 
 from stratafl.algorithm import Algorithm
+from stratafl.algorithms.fedalp import fedalp
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.algorithms.fedavg30local import fedavg30local
 from stratafl.algorithms.fedbn import fedbn
+from stratafl.algorithms.fedlag import fedlag
 from stratafl.algorithms.fedper import fedper
 from stratafl.algorithms.fedprox import fedprox
 from stratafl.algorithms.fedrep import fedrep
+from stratafl.algorithms.flayer import flayer
 from stratafl.algorithms.lgfedavg import lgfedavg
 from stratafl.algorithms.local import local
+from stratafl.algorithms.pfedla import heurpfedla, pfedla
+from stratafl.algorithms.simmix import simmix
 from stratafl.errors import unknown
 
-ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
-    builder.__name__: builder for builder in (fedavg, fedbn, fedper, fedprox, fedrep, lgfedavg, local)
-}
+_BUILDERS: tuple[Callable[..., Algorithm], ...] = (
+    fedalp,
+    fedavg,
+    fedavg30local,
+    fedbn,
+    fedlag,
+    fedper,
+    fedprox,
+    fedrep,
+    flayer,
+    heurpfedla,
+    lgfedavg,
+    local,
+    pfedla,
+    simmix,
+)
+ALGORITHMS = {builder.__name__: builder for builder in _BUILDERS}
 
 
 def algorithm(name: str, **options: Any) -> Algorithm:
@@ -25,4 +45,21 @@ def algorithm(name: str, **options: Any) -> Algorithm:
     return ALGORITHMS[name](**options)
 
 
-__all__ = ["ALGORITHMS", "algorithm", "fedavg", "fedbn", "fedper", "fedprox", "fedrep", "lgfedavg", "local"]
+__all__ = [
+    "ALGORITHMS",
+    "algorithm",
+    "fedalp",
+    "fedavg",
+    "fedavg30local",
+    "fedbn",
+    "fedlag",
+    "fedper",
+    "fedprox",
+    "fedrep",
+    "flayer",
+    "heurpfedla",
+    "lgfedavg",
+    "local",
+    "pfedla",
+    "simmix",
+]

@@ -1,15 +1,22 @@
 """Degenerate laws: for each algorithm, special cases that must equal a simpler one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stratafl.algorithm import Algorithm
+from stratafl.algorithms.fedalp import fedalp
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.algorithms.fedavg30local import fedavg30local
 from stratafl.algorithms.fedbn import fedbn
+from stratafl.algorithms.fedlag import fedlag
 from stratafl.algorithms.fedper import fedper
 from stratafl.algorithms.fedprox import fedprox
 from stratafl.algorithms.fedrep import fedrep
+from stratafl.algorithms.flayer import flayer
 from stratafl.algorithms.lgfedavg import lgfedavg
 from stratafl.algorithms.local import local
+from stratafl.algorithms.pfedla import heurpfedla, pfedla
+from stratafl.algorithms.simmix import simmix
+from stratafl.policies import Mean
 
 
 @dataclass(frozen=True)
@@ -24,7 +31,46 @@ class Law:
     clients: int | None = None  # only so many clients
 
 
+UNIFORM = replace(fedavg(), merge=(Mean(weights="uniform"),))
 LAWS: dict[str, tuple[Law, ...]] = {
+    "fedalp": (
+        # Without BatchNorm: the round that forms the groups reaches everybody, and statistics may stay with clients.
+        Law("FedALP with β = 0 is FedAvg", fedalp(beta=0.0, groups=2, warmup=1), fedavg(), batchnorm=False),
+    ),
+    "fedavg30local": (
+        Law("without a warm-up it is Local", fedavg30local(warmup=0), local(), full_participation_only=True),
+        Law("with nothing but a warm-up it is FedAvg", fedavg30local(warmup=9), fedavg()),
+    ),
+    "fedlag": (Law("FedLAG that personalises nothing is FedAvg", fedlag(k=0, warmup=0), fedavg()),),
+    "flayer": (
+        Law(
+            "FLAYER with rates off, full masks and A = 0 is FedAvg",
+            flayer(rates=False, least=1.0, accuracy=0.0),
+            fedavg(),
+        ),
+        Law(
+            "FLAYER with A = 1, without rates and masks, is FedPer",
+            flayer(rates=False, mask=False, accuracy=1.0),
+            fedper(),
+        ),
+    ),
+    "heurpfedla": (Law("HeurpFedLA that retains nothing is pFedLA", heurpfedla(k=0), pfedla()),),
+    "pfedla": (
+        Law(
+            "pFedLA with fixed uniform weights is FedAvg with uniform weights",
+            pfedla(initial="uniform", hyper_lr=0.0),
+            UNIFORM,
+            full_participation_only=True,
+        ),
+    ),
+    "simmix": (
+        Law(
+            "similarity that does not count is FedAvg with uniform weights",
+            simmix(sharpness=0.0),
+            UNIFORM,
+            full_participation_only=True,
+        ),
+    ),
     "fedavg": (Law("with one client, FedAvg is Local", fedavg(), local(), clients=1),),
     "fedbn": (Law("without BatchNorm, FedBN is FedAvg", fedbn(), fedavg(), batchnorm=False),),
     "fedper": (

@@ -24,13 +24,14 @@ Engine = Annotated[str | None, typer.Option("--engine", metavar="NAME", help="au
 Model = Annotated[str | None, typer.Option("--model", "-m", metavar="NAME", help="Of the list, or module:Class.")]
 Data = Annotated[str | None, typer.Option("--data", "-d", metavar="NAME", help="Of the list, or FILE.npz.")]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Processes that share the runs.")]
+Look = Annotated[int | None, typer.Option("--lab", metavar="N", help="Look at every layer each N rounds.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs instead of people.")]
 
 
 def _shortcuts(**values: object) -> list[str]:
     """Options that are short for a setting."""
     keys = {"seed": "run.seed", "device": "run.device", "engine": "run.engine", "rounds": "run.rounds"}
-    keys |= {"model": "model.name", "data": "data.name", "algorithm": "algorithm.name"}
+    keys |= {"lab": "evaluate.lab", "model": "model.name", "data": "data.name", "algorithm": "algorithm.name"}
     return [f"{keys[name]}={value}" for name, value in values.items() if value is not None]
 
 
@@ -56,12 +57,13 @@ def run(
     seed: Seed = None,
     device: Device = None,
     engine: Engine = None,
+    lab: Look = None,
 ) -> int:
     """Run one method, in a directory that can be resumed and read."""
     from stratafl.cli import running
 
     short = _shortcuts(
-        algorithm=algorithm, model=model, data=data, rounds=rounds, seed=seed, device=device, engine=engine
+        algorithm=algorithm, model=model, data=data, rounds=rounds, seed=seed, device=device, engine=engine, lab=lab
     )
     return running.start(config, [*short, *(settings or [])], out)
 
@@ -84,12 +86,13 @@ def compare(
     seed: Seed = None,
     device: Device = None,
     engine: Engine = None,
+    lab: Look = None,
     jobs: Jobs = 1,
 ) -> int:
     """Run several methods and seeds on the same data, and rank them."""
     from stratafl.cli import running
 
-    short = _shortcuts(model=model, data=data, rounds=rounds, seed=seed, device=device, engine=engine)
+    short = _shortcuts(model=model, data=data, rounds=rounds, seed=seed, device=device, engine=engine, lab=lab)
     methods = [name.strip() for name in algorithms.split(",") if name.strip()]
     return running.compare(config, [*short, *(settings or [])], methods, seeds, out, jobs)
 

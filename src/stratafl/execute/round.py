@@ -13,7 +13,7 @@ from stratafl.algorithm import Round, Total
 from stratafl.errors import DataError, MemoryLimitError
 from stratafl.layout import Layout, Rows
 from stratafl.parcel import Bytes, Parcel, count_bytes
-from stratafl.state import State, apply, pick
+from stratafl.state import State, apply, pick, rows_of
 
 if TYPE_CHECKING:
     from stratafl.execute.simulation import Simulation
@@ -39,7 +39,7 @@ class Watch(Protocol):
         """Look at it."""
 
 
-Examiner = Callable[[Tensor, Rows], None]
+Examiner = Callable[[Tensor, Rows, Rows], None]  # clients, their models as received, and after training
 
 
 def unwatched(state: State | Parcel) -> None:
@@ -69,7 +69,7 @@ def run_round(
 ) -> tuple[State, dict[int, State], Report]:
     """The server's next state, the memories that changed, and what it cost; nothing given is written to.
 
-    `examine` is shown each group's models right after training, which nobody keeps.
+    `examine` is shown each group's models as received and right after training, which nobody keeps.
     """
     if len(ids) == 0:
         raise DataError("the cohort is empty: a round needs at least one client")
@@ -91,7 +91,7 @@ def run_round(
             memory, upload, trained = algorithm.work(rnd, desk, task)
             watch(memory)
         if examine is not None:
-            examine(group, trained)
+            examine(group, rows_of(desk, algorithm.row), trained)
         notes.append((len(group), task.notes))
         weights.append((down, count_bytes(upload, layout, len(group))))
         _check_rows(sim, weights[-1][1], len(group), len(ids))

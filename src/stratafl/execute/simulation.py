@@ -1,6 +1,7 @@
 """A simulation: an algorithm, a federation and a model put together, and the rounds one after the other."""
 
 import copy
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from stratafl.state import State, flatten, join, pick, unflatten
 from stratafl.task import Task, Workshop, workshop
 from stratafl.task.workshop import EngineName
 
+log = logging.getLogger("stratafl")
 ModelSource = nn.Module | Callable[[], nn.Module]
 
 
@@ -57,7 +59,6 @@ class Simulation:
     algorithm: Algorithm
     workshop: Workshop
     setup: Setup
-    participation: float = 1.0
     memory: int | None = None  # bytes that a cohort at work may take
     template: nn.Module | None = None  # the model as drawn, with stock modules; rows fit into a copy of it
 
@@ -81,10 +82,8 @@ class Simulation:
 
     def cohort(self, rnd: Round) -> Tensor:
         """Who takes part, the same for every algorithm, in the order in which rows are summed up."""
-        count = max(1, int(self.participation * self.setup.clients + 1e-9))  # 0.29 of 100 is 29
-        everybody = rnd.plan.participation == "all" or count >= self.setup.clients
-        ids = torch.arange(self.setup.clients)
-        return self.ordered(ids if everybody else keys.sample(self.setup.seed, rnd.t, self.setup.clients, count))
+        everybody = torch.arange(self.setup.clients)
+        return self.ordered(everybody if rnd.plan.participation == "all" else self.setup.sampled(rnd.t))
 
     def checked(self, ids: Tensor) -> Tensor:
         """The ids, if each is a client and none comes twice."""
@@ -181,15 +180,18 @@ def simulation(
         each = [columns(draw(i, "own model")) for i in ids.tolist()]
         return {name: torch.stack([one[name] for one in each]).to(device) for name in layout.specs}
 
-    algorithm.check(layout)
     start = {name: tensor.clone().to(device) for name, tensor in columns(module).items()}
     shop = workshop(federation, module, layout, head=head, device=device, engine=engine)
-    setup = Setup(layout, start, fresh, federation.clients - newcomers, rounds, seed, federation.classes, shop.features)
-    return Simulation(algorithm, shop, setup, participation, memory, module.cpu())
+    clients, classes = federation.clients - newcomers, federation.classes
+    setup = Setup(layout, start, fresh, clients, rounds, seed, classes, shop.features, participation)
+    algorithm.check(setup)
+    return Simulation(algorithm, shop, setup, memory, module.cpu())
 
 
 def _check_splits(algorithm: Algorithm, federation: Federation) -> None:
-    if "test" in algorithm.splits:
+    if algorithm.leaks is not None:
+        log.warning("%s: its numbers are not comparable with any other", algorithm.leaks)
+    elif "test" in algorithm.splits:
         raise DataError("the algorithm asks for the test split, which no algorithm is given")
     for split in algorithm.splits:
         if int(federation.counts(split).min()) == 0:

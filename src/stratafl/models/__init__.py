@@ -9,6 +9,7 @@ from torch import nn
 from stratafl.errors import ModelError, unknown
 from stratafl.models.cnn import CNN
 from stratafl.models.embedding import EmbeddingClassifier
+from stratafl.models.lenet import LeNet
 from stratafl.models.linear_base import LinearBase
 from stratafl.models.mlp import MLP
 from stratafl.models.resnet import ResNet, resnet18, resnet18cifar, resnet34, resnet34cifar
@@ -22,6 +23,7 @@ __all__ = [
     "MODELS",
     "ConvNorm",
     "EmbeddingClassifier",
+    "LeNet",
     "LinearBase",
     "ResNet",
     "Stage",
@@ -36,6 +38,7 @@ __all__ = [
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": MLP,
     "cnn": CNN,
+    "lenet": LeNet,
     "resnet18": resnet18,
     "resnet18cifar": resnet18cifar,
     "resnet34": resnet34,

@@ -21,7 +21,7 @@ class CNN(Staged):
         padding = 2 if min(height, width) < 16 else 0
         self.conv1 = nn.Conv2d(channels, 32, 5, padding=padding)
         self.conv2 = nn.Conv2d(32, 64, 5, padding=padding)
-        self.fc1 = nn.Linear(64 * _pooled(height, padding) * _pooled(width, padding), 512)
+        self.fc1 = nn.Linear(64 * pooled(height, padding) * pooled(width, padding), 512)
         self.fc = nn.Linear(512, classes)
 
     def stages(self) -> tuple[Stage, ...]:
@@ -36,7 +36,8 @@ class CNN(Staged):
         return relu(self._apply_module("fc1", x.flatten(1)))
 
 
-def _pooled(side: int, padding: int) -> int:
+def pooled(side: int, padding: int) -> int:
+    """The side of an image after two 5×5 convolutions, each with a pooling by 2."""
     for _ in range(2):
         side = (side + 2 * padding - 4) // 2
     return side

@@ -1,5 +1,6 @@
 """Policies: the steps that fill the slots, one idea per file."""
 
+from stratafl.policies.accuracy import Accuracy
 from stratafl.policies.edits import Pull
 from stratafl.policies.merge import Mean
 from stratafl.policies.mix import Remember, Take, TakeNumber
@@ -10,6 +11,7 @@ from stratafl.policies.train import SGD
 
 __all__ = [
     "SGD",
+    "Accuracy",
     "Broadcast",
     "Constant",
     "Cosine",

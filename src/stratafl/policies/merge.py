@@ -15,14 +15,20 @@ from stratafl.state import State, rows_of
 
 @record
 class Mean:
-    """Σ w_k·θ_k / Σ w_k, column by column over those who sent it; what nobody sent is held."""
+    """Σ w_k·θ_k / Σ w_k, column by column over those who sent it; what nobody sent is held.
+
+    With `unsent="zero"` a column that a client did not send counts as 0 in the mean over all.
+    """
 
     field: str = "theta"
     weights: Literal["samples", "uniform"] = "samples"
+    unsent: Literal["held", "zero"] = "held"
 
     def __post_init__(self) -> None:
         if self.weights not in ("samples", "uniform"):
             raise unknown("weights of Mean", str(self.weights), ("samples", "uniform"))
+        if self.unsent not in ("held", "zero"):
+            raise unknown("unsent of Mean", str(self.unsent), ("held", "zero"))
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -42,7 +48,7 @@ class Mean:
         top, bottom = (rows_of(sums, name) if sums else {} for name in ("top", "bottom"))
         return {
             "top": add_rows(top, weights, field.rows, sent),
-            "bottom": add_weights(bottom, weights, field.rows, sent),
+            "bottom": add_weights(bottom, weights, field.rows, sent if self.unsent == "held" else None),
         }
 
     def finish(self, rnd: Round, server: State, sums: State) -> State:

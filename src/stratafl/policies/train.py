@@ -99,7 +99,10 @@ class SGD:
         )
         task.note(f"{self.purpose}/loss", tensor_of(after, "loss") / tensor_of(after, "steps").clamp(min=1))
         task.note(f"{self.purpose}/steps", tensor_of(after, "steps"))
-        known = {name: value for name, value in after.items() if name not in ("row", "velocity")}
+        if self.rates:
+            mean = tensor_of(after, "factors") / tensor_of(after, "steps").clamp(min=1)[:, None]
+            task.note(f"{self.purpose}/rates", rate * mean)
+        known = {name: value for name, value in after.items() if name not in ("row", "velocity", "factors")}
         return {self.row: after["row"], "rate": torch.full((len(task),), rate), **known}
 
 

@@ -26,6 +26,7 @@ from typing import Any, Self
 
 import tomli_w
 
+from stratafl.analysis import Lab
 from stratafl.assemble import completed, simulation_of
 from stratafl.errors import BusyError, RunError
 from stratafl.execute import Progress, Simulation
@@ -60,7 +61,8 @@ class Run:
 
     def __init__(self, folder: Path, experiment: Experiment, sim: Simulation) -> None:
         self.folder, self.experiment, self.sim = folder, experiment, sim
-        self.trial = Trial(sim, experiment.evaluate.every, experiment.evaluate.clients)
+        evaluate = experiment.evaluate
+        self.trial = Trial(sim, evaluate.every, evaluate.clients, Lab(evaluate.lab))
         self.notes: list[str] = []  # what a person should know
         self._lock = _locked(folder)
         try:

@@ -66,6 +66,8 @@ def descend(task: Task, descent: Descent, row: Rows, desk: Mapping[str, Value], 
         "velocity": {n: torch.zeros_like(row[n]) for n in descent.trained} if descent.momentum else {},
     }
     carry |= {name: desk[name] for name in objective.carries}
+    if descent.rates:
+        carry["factors"] = next(iter(row.values())).new_zeros(count, len(task.layout.layers))
     reads = [*objective.frozen, *objective.constants, *(r for e in (*descent.edits, *descent.rates) for r in e.reads)]
     constants = {name: desk[name] for name in reads}
     rate = torch.tensor(descent.lr, dtype=next(iter(row.values())).dtype, device=device)
@@ -98,6 +100,8 @@ def _step(task: Task, descent: Descent, rate: Tensor) -> Callable[[State, State,
             "steps": tensor_of(carry, "steps") + 1,
             "loss": tensor_of(carry, "loss") + out.loss.detach().double(),
         }
+        if descent.rates:
+            counted["factors"] = tensor_of(carry, "factors") + _by_layer(factors, row, task.layout)
         return {"row": {**row, **out.statistics}, "velocity": velocity, **counted, **out.carry}
 
     return step
@@ -142,6 +146,18 @@ def _factors(
         for name, factor in rate(gradients, row, desk, layout).items():
             factors[name] = factors[name] * factor if name in factors else factor
     return factors
+
+
+def _by_layer(factors: Rows, row: Rows, layout: Layout) -> Tensor:
+    """`[C, L]`: the mean factor of the tensors of each layer that have one, for whoever watches."""
+    like = next(iter(row.values()))
+    sums = [like.new_zeros(len(like)) for _ in layout.layers]
+    counts = [0] * len(sums)
+    for name, factor in factors.items():
+        layer = layout.specs[name].layer
+        sums[layer] = sums[layer] + factor.flatten(1).mean(1).expand(len(like))
+        counts[layer] += 1
+    return torch.stack([total / max(count, 1) for total, count in zip(sums, counts, strict=True)], 1)
 
 
 def _move(row: Rows, direction: Rows, rate: Tensor, factors: Rows) -> None:

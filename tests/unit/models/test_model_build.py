@@ -12,7 +12,7 @@ from stratafl.models import CNN, MLP, MODELS, ConvNorm, EmbeddingClassifier, Res
 
 def test_the_catalogue() -> None:
     assert list(MODELS) == [
-        "mlp", "cnn", "resnet18", "resnet18cifar", "resnet34", "resnet34cifar", "embedding", "convnorm",
+        "mlp", "cnn", "lenet", "resnet18", "resnet18cifar", "resnet34", "resnet34cifar", "embedding", "convnorm",
     ]  # fmt: skip
     assert all(hasattr(stratafl.models, name) for name in stratafl.models.__all__)
 

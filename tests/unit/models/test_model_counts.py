@@ -20,6 +20,11 @@ PARAMETERS = [
     ("cnn", COLOUR, 10, {}, 878_538, 8),
     ("cnn", COLOUR, 100, {}, 924_708, 8),
     ("cnn", TINY, 200, {}, 5_694_600, 8),
+    ("lenet", GRAY, 10, {}, 85_822, 10),
+    ("lenet", GRAY, 62, {}, 90_242, 10),
+    ("lenet", COLOUR, 10, {}, 121_182, 10),
+    ("lenet", COLOUR, 10, {"norm": True}, 121_182 + 96, 14),
+    ("lenet", COLOUR, 100, {}, 128_832, 10),
     ("embedding", (200,), 4, {"vocabulary": 98_635}, 3_157_508, 5),
     ("embedding", (200,), 4, {"vocabulary": 32_000}, 1_025_188, 5),
     ("embedding", (200,), 4, {"vocabulary": 32_000, "width": 512}, 16_648_708, 5),
@@ -66,6 +71,34 @@ def test_parameters_and_tensors(
 def test_cnn_layers(shape: tuple[int, ...], classes: int, layers: tuple[int, ...]) -> None:
     model = shapes_only("cnn", shape=shape, classes=classes)
     assert tuple(count(model, name) for name in ("conv1", "conv2", "fc1", "fc")) == layers
+
+
+@pytest.mark.parametrize(
+    ("shape", "layers"),
+    [
+        (GRAY, (416, 12_832, 61_560, 10_164, 850)),
+        (COLOUR, (1_216, 12_832, 96_120, 10_164, 850)),
+        ((1, 8, 8), (416, 12_832, 15_480, 10_164, 850)),
+    ],
+)
+def test_lenet_layers(shape: tuple[int, ...], layers: tuple[int, ...]) -> None:
+    model = shapes_only("lenet", shape=shape, classes=10)
+    assert tuple(count(model, name) for name in ("conv1", "conv2", "fc1", "fc2", "fc3")) == layers
+
+
+def test_lenet_normalises_between_convolution_and_relu() -> None:
+    plain, model, x = (
+        build("lenet", shape=(1, 8, 8), classes=2),
+        build("lenet", shape=(1, 8, 8), classes=2, norm=True),
+        torch.randn(4, 1, 8, 8),
+    )
+    assert [stage.name for stage in model.stages()] == ["conv1", "conv2", "fc1", "fc2", "fc3"]
+    assert [name for name, _ in model.named_children()] == ["conv1", "bn1", "conv2", "bn2", "fc1", "fc2", "fc3"]
+    model.load_state_dict(plain.state_dict(), strict=False)
+    with torch.no_grad():
+        model.bn1.bias.fill_(-100.0)  # so the ReLU after it lets nothing through
+        assert not model.stages()[0].run(x).any()
+        assert plain.stages()[0].run(x).any()
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_stage_names_are_distinct_and_end_with_the_head(case: Case) -> None:
 def test_a_swapped_head_is_used(case: Case) -> None:
     model, x = case.model().eval(), case.batch()
     features = model.features(x)
-    model.fc = nn.Identity()
+    setattr(model, model.head_name, nn.Identity())
     torch.testing.assert_close(model(x), features, rtol=0, atol=0)
 
 

@@ -1,0 +1,176 @@
+"""FedLAG (anonymous, 2024): layers on which clients' updates point against each other become personal.
+
+After every round the server counts, layer by layer, the pairs of clients whose updates conflict (cosine below ξ); the
+k worst layers stay with the clients, the others are averaged.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from stratafl.algorithm import Round, Setup
+from stratafl.algorithms.fedavg import fedavg
+from stratafl.errors import RecordError, unknown
+from stratafl.fields import Number, Start
+from stratafl.layerwise import Layerwise
+from stratafl.layout import Layout, Rows
+from stratafl.parcel import Field, LayerMask, Parcel
+from stratafl.phased import Phase, Phased
+from stratafl.policies import SGD, Broadcast
+from stratafl.records import record
+from stratafl.reduce import add_rows, add_weights, mean_or_hold
+from stratafl.state import State, expand, rows_of, tensor_of
+
+
+def fedlag(
+    *,
+    k: int | None = None,
+    xi: float = -0.1,
+    warmup: int = 30,
+    weights: Literal["samples", "uniform"] = "samples",
+    bn: Literal["follow", "averaged"] = "follow",
+    train: SGD = SGD(),
+) -> Phased:
+    """Algorithm 1: after `warmup` rounds of FedAvg, the `k` layers with the most conflicts are personal.
+
+    A layer without a conflict never is. Left open, `k` is the paper's 5, or half of a model's layers if it has fewer
+    than ten. `weights="uniform"` is Eq. 4; `bn` says whether a BatchNorm follows the layer that it normalises or is
+    always averaged.
+    """
+    if k is not None and k < 0:
+        raise RecordError(f"fedlag: k is a number of layers from 0, not {k}")
+    if not -1 < xi <= 0:
+        raise RecordError(f"fedlag: xi must be above -1 and at most 0, not {xi}")
+    if warmup < 0:
+        raise RecordError(f"fedlag: warmup is a number of rounds from 0, not {warmup}")
+    if bn not in ("follow", "averaged"):
+        raise unknown("bn of fedlag", str(bn), ("follow", "averaged"))
+    merge = PersonaliseConflicts(k, xi, weights, bn)
+    method = _lag(merge, train)
+    # The warm-up personalises nothing, but the server already keeps what each client uploads: in the first round after
+    # it, that is where a client's personal layers are.
+    return Phased((*_warm(warmup, _lag(replace(merge, k=0), train)), Phase(method)))
+
+
+def _warm(rounds: int, record: Layerwise) -> tuple[Phase, ...]:
+    return (Phase(record, rounds=rounds),) if rounds else ()
+
+
+def _lag(merge: "PersonaliseConflicts", train: SGD) -> Layerwise:
+    return replace(
+        fedavg(train=train),
+        serve=(BroadcastShared(),),
+        merge=(merge,),
+        server={
+            "theta": Start(),
+            "rows": Start(per_client=True),
+            "personal": Number(0.0, width="layers"),
+            "conflicts": Number(0.0, width="layers"),
+        },
+        client={"theta": Start()},
+        welcome=(Broadcast(),),
+    )
+
+
+@record
+class BroadcastShared:
+    """The averaged layers, without those that are personal now."""
+
+    reads = ("theta", "personal")
+    writes = ("down.theta",)
+
+    def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
+        """One common field with a mask of layers."""
+        shared = tensor_of(server, "personal") == 0
+        return {"theta": Field(rows_of(server, "theta"), common=True, mask=LayerMask(shared))}
+
+
+@record
+class PersonaliseConflicts:
+    """w_g ← the mean of all layers; L_p ← the k layers with the most conflicting pairs (Eq. 1–4, Algorithm 2)."""
+
+    k: int | None = None
+    xi: float = -0.1
+    weights: Literal["samples", "uniform"] = "samples"
+    bn: Literal["follow", "averaged"] = "follow"
+    reads = ("up.theta", "up.samples", "theta", "rows", "personal", "conflicts")
+    writes = ("theta", "rows", "personal", "conflicts")
+
+    def __post_init__(self) -> None:
+        if self.weights not in ("samples", "uniform"):
+            raise unknown("weights of fedlag", str(self.weights), ("samples", "uniform"))
+
+    def check(self, setup: Setup) -> None:
+        """Refuse more personal layers than there are."""
+        most = len(scored_layers(setup.layout))
+        if self.k is not None and self.k > most:
+            raise RecordError(f"fedlag: k is from 0 to {most}, the layers of this model that are scored, not {self.k}")
+
+    def tell(self, rnd: Round, server: State) -> dict[str, Tensor]:
+        """The conflicting pairs of each layer, and whether it is personal."""
+        return {"conflicting_pairs": tensor_of(server, "conflicts"), "personal": tensor_of(server, "personal")}
+
+    def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
+        """Scores from what each client started from, as the server knows it."""
+        layout, trained, held = rnd.layout, up["theta"].rows, rows_of(server, "theta")
+        rows, samples, start = rows_of(server, "rows"), up["samples"].tensor, started(server, ids, layout)
+        h = {name: trained[name] - start[name] for name in layout.trainable()}  # Eq. 1–2
+        conflicts = conflicting_pairs(layout.gram(h), self.xi)
+        weights = samples if self.weights == "samples" else torch.ones_like(samples)
+        mean = mean_or_hold(add_rows({}, weights, trained, None), add_weights({}, weights, trained, None), held)
+        like = tensor_of(server, "personal")
+        return {
+            "theta": mean,
+            "rows": {name: x.index_copy(0, ids.to(x.device), trained[name]) for name, x in rows.items()},
+            "personal": self._personal(conflicts, layout).to(like.dtype),
+            "conflicts": conflicts.to(like.dtype),
+        }
+
+    def _personal(self, conflicts: Tensor, layout: Layout) -> Tensor:
+        """Booleans `[L]`: the k scored layers with the most conflicts, of equals the later, and their BatchNorms."""
+        scored = torch.tensor(scored_layers(layout), device=conflicts.device)
+        found = conflicts[scored].flip(0)
+        order = found.argsort(descending=True, stable=True)[: self._most(len(scored))]
+        personal = torch.zeros(len(layout.layers), dtype=torch.bool, device=conflicts.device)
+        personal[scored.flip(0)[order]] = found[order] > 0
+        if self.bn == "follow":
+            follows = torch.tensor(_normalised(layout), device=conflicts.device)
+            personal = personal | ((follows >= 0) & personal[follows.clamp(min=0)])
+        return personal
+
+    def _most(self, scored: int) -> int:
+        """k, or where it is left open 5, but not more than half of the layers."""
+        return min(5, max(1, scored // 2)) if self.k is None else self.k
+
+
+def started(server: State, ids: Tensor, layout: Layout) -> Rows:
+    """θ_u^(r): what these clients started the round from, as the server knows it: their own layers in L_p, else w_g."""
+    rows, held = rows_of(server, "rows"), rows_of(server, "theta")
+    own = layout.spread(tensor_of(server, "personal") > 0, rows)
+    return layout.mask(own, {n: x[ids] for n, x in rows.items()}, expand(held, len(ids)))
+
+
+def scored_layers(layout: Layout) -> list[int]:
+    """The layers with trainable columns that do not merely normalise another one."""
+    trained = {layout.specs[name].layer for name in layout.trainable()}
+    return [i for i, layer in enumerate(layout.layers) if i in trained and layer.normalises is None]
+
+
+def _normalised(layout: Layout) -> list[int]:
+    """For each layer the one that it normalises, or -1."""
+    return [-1 if layer.normalises is None else layout.index[layer.normalises] for layer in layout.layers]
+
+
+def cosines(gram: Tensor) -> Tensor:
+    """`[L, C, C]` cosines from inner products; 0 with an update of norm 0."""
+    norms = gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
+    scale = norms[:, :, None] * norms[:, None, :]
+    return torch.where(scale > 0, gram / scale.clamp(min=torch.finfo(gram.dtype).tiny), 0)
+
+
+def conflicting_pairs(gram: Tensor, xi: float) -> Tensor:
+    """GC_ξ(l) = #{u < v : cos(h_{l,u}, h_{l,v}) < ξ} (Definition 4.1, Eq. 3), from Gram matrices `[L, C, C]`."""
+    return (cosines(gram) < xi).triu(1).sum((1, 2))

@@ -1,0 +1,215 @@
+"""FLAYER as its authors' published code does it, to explain the paper's tables; not what the paper describes.
+
+It uses each client's test accuracy to steer its training, so its numbers are not comparable with any others. Besides:
+one extra epoch on the head before everything else; rates per child module, once per epoch from its first batch, with
+factors of their own for the first child (1), the head (1/5) and, in the CNN, the middle (20); masks per tensor and
+inside each kernel, none for matrices, and always everything of a 1×1 convolution; batches in order, the last dropped;
+statistics stay with clients (`buffers="local"`, which is the run's to say).
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from stratafl.algorithm import Round, Setup
+from stratafl.algorithms.fedavg import fedavg
+from stratafl.errors import RecordError
+from stratafl.fields import Number, Start
+from stratafl.layerwise import Layerwise
+from stratafl.layout import Layout, Rows
+from stratafl.parcel import ColumnMask, Field, Parcel
+from stratafl.policies import SGD, Accuracy, Remember, Take
+from stratafl.records import record
+from stratafl.state import State, rows_of, tensor_of
+from stratafl.task.descent import Descent, descend
+
+if TYPE_CHECKING:
+    from stratafl.task import Task
+    from stratafl.task.engine import Stack
+
+HEAD_RATE = 0.2
+
+
+def official(*, p: int = 2, middle: float = 20.0, train: SGD = SGD()) -> Layerwise:
+    """The last `p` tensors are the head (2; 4 for ResNet-18); `middle` is 20 for the CNN and 1 for the others."""
+    if p < 1:
+        raise RecordError(f"flayer, preset official: p counts the tensors of the head, at least 1, not {p}")
+    if train != SGD(lr=train.lr, epochs=train.epochs, batch=train.batch, drop_last=train.drop_last):
+        raise RecordError("flayer, preset official: plain SGD, of which it takes lr, epochs and batch and nothing else")
+    return replace(
+        fedavg(),
+        mix=(GuideTensors(p), HeadEpoch(p, train.lr, train.batch), Remember()),
+        train=(Accuracy("test"), ChildRates(train.lr, train.batch, train.epochs, middle)),
+        send=(KernelTop(),),
+        client={"theta": Start(), "accuracy": Number(0.0)},
+        leaks="flayer, preset official: the test accuracy of each client steers its training",
+    )
+
+
+@record
+class GuideTensors:
+    """A_k·own + (1 − A_k)·received for the last p tensors."""
+
+    p: int
+    reads = ("theta", "accuracy", "down.theta")
+    writes = ("theta",)
+
+    def check(self, setup: Setup) -> None:
+        """Refuse a head that leaves no base."""
+        most = len(setup.layout.trainable()) - 1
+        if self.p > most:
+            raise RecordError(f"flayer, preset official: p is from 1 to {most} tensors of this model, not {self.p}")
+
+    def __call__(self, rnd: Round, desk: State, down: Parcel, task: "Task") -> State:
+        """The initialised model."""
+        own, received = rows_of(desk, "theta"), rows_of(Take()(rnd, desk, down, task), "theta")
+        A, head = tensor_of(desk, "accuracy"), rnd.layout.trainable()[-self.p :]
+        mixed = {rnd.layout.specs[n].layer for n in head}
+        task.note("mix/own", A[:, None] * A.new_tensor([i in mixed for i in range(len(rnd.layout.layers))]))
+        weight = {n: A.to(own[n].dtype).reshape(-1, *(1,) * (own[n].ndim - 1)) for n in head}
+        return {"theta": {**received, **{n: w * own[n] + (1 - w) * received[n] for n, w in weight.items()}}}
+
+
+@record
+class HeadEpoch:
+    """One epoch on the last p tensors alone, the rest frozen but in training mode; for everybody, every round."""
+
+    p: int
+    lr: float
+    batch: int
+    drop_last = True
+    reads = writes = ("theta",)
+
+    def __call__(self, rnd: Round, desk: State, down: Parcel, task: "Task") -> State:
+        """The model that is evaluated as received."""
+        trained = rnd.layout.trainable()[-self.p :]
+        descent = Descent(task.objective(), trained, self.lr * HEAD_RATE, frozen_modules_train=True)
+        after = descend(
+            task, descent, rows_of(desk, "theta"), desk, batch=self.batch, shuffle=False, drop_last=True, purpose="head"
+        )
+        return {"theta": after["row"]}
+
+
+@record
+class ChildRates:
+    """SGD with a rate per top-level child, computed from the first batch of each epoch."""
+
+    lr: float
+    batch: int
+    epochs: int
+    middle: float
+    drop_last = True
+    reads = writes = ("theta",)
+
+    def __call__(self, rnd: Round, desk: State, task: "Task") -> State:
+        """The trained model."""
+        theta = rows_of(desk, "theta")
+        per_epoch = (task.sizes("train") // self.batch).clamp(min=1)
+        one = next(iter(theta.values()))
+
+        def step(carry: State, constants: State, stack: "Stack") -> State:
+            row, steps = rows_of(carry, "row"), tensor_of(carry, "steps")
+            out = task.gradients(row, stack)
+            fresh = child_rates(out.rows, task.layout, self.middle)
+            first = (steps % tensor_of(constants, "per_epoch") == 0)[:, None]
+            rates = torch.where(first, fresh, tensor_of(carry, "rates"))
+            spread = _per_child(rates, row, task.layout)
+            moved = {n: x - self.lr * spread[n] * out.rows[n] if n in out.rows else x for n, x in row.items()}
+            return {
+                "row": {**moved, **out.statistics},
+                "steps": steps + 1,
+                "rates": rates,
+                "factors": tensor_of(carry, "factors") + rates,
+                "loss": tensor_of(carry, "loss") + out.loss.detach().double(),
+            }
+
+        none = one.new_zeros(len(task), len(children(task.layout)))
+        carry: State = {
+            "row": theta,
+            "steps": torch.zeros(len(task), dtype=torch.int64, device=one.device),
+            "rates": none,
+            "factors": none,
+            "loss": torch.zeros(len(task), dtype=torch.float64, device=one.device),
+        }
+        batches = {"batch": self.batch, "epochs": self.epochs, "shuffle": False, "drop_last": True}
+        after = task.scan(step, carry, constants={"per_epoch": per_epoch}, **batches)  # type: ignore[arg-type]
+        self._note(after, task)
+        return {"theta": after["row"]}
+
+    def _note(self, after: State, task: "Task") -> None:
+        """Loss, steps and mean rates, under the names that every descent uses."""
+        steps = tensor_of(after, "steps")
+        task.note("train/steps", steps)
+        task.note("train/loss", tensor_of(after, "loss") / steps.clamp(min=1))
+        place = {child: i for i, child in enumerate(children(task.layout))}
+        firsts = [place.get(layer.tensors[0].partition(".")[0], 0) for layer in task.layout.layers]
+        mean = tensor_of(after, "factors")[:, firsts] / steps.clamp(min=1)[:, None]
+        task.note("train/rates", self.lr * mean)
+
+
+def children(layout: Layout) -> list[str]:
+    """The top-level children of the module that have parameters, in their order."""
+    return list(dict.fromkeys(name.partition(".")[0] for name in layout.trainable()))
+
+
+def child_rates(gradients: Rows, layout: Layout, middle: float) -> Tensor:
+    """`[C, children]`: 1, then middle·(1 + i/(n−1)·mean over tensors of ln(1 + 1/‖g‖)), and 1/5 for the head."""
+    named = children(layout)
+    rates = []
+    for i, child in enumerate(named):
+        own = [g for name, g in gradients.items() if name.partition(".")[0] == child]
+        logs = torch.stack([torch.log1p(1 / _norm(g).clamp(min=1e-8)) for g in own]).mean(0)
+        if i == len(named) - 1:
+            rates.append(torch.full_like(logs, HEAD_RATE))
+        elif i == 0:
+            rates.append(torch.ones_like(logs))
+        else:
+            rates.append(middle * (1 + i / (len(named) - 1) * logs))
+    return torch.stack(rates, 1)
+
+
+def _norm(g: Tensor) -> Tensor:
+    # A batched product: a row's bits do not depend on how many rows there are.
+    return torch.bmm(g.reshape(len(g), 1, -1), g.reshape(len(g), -1, 1)).reshape(-1).sqrt()
+
+
+def _per_child(rates: Tensor, row: Rows, layout: Layout) -> Rows:
+    place = {child: i for i, child in enumerate(children(layout))}
+    names = layout.trainable()
+    return {n: rates[:, place[n.partition(".")[0]]].reshape(-1, *(1,) * (row[n].ndim - 1)) for n in names}
+
+
+@record
+class KernelTop:
+    """What changed most, tensor by tensor: keep = clamp(i/T, 0.1, 0.9), all of the last two and of matrices."""
+
+    reads = ("theta", "anchor")
+    writes = ("up.theta", "up.samples")
+
+    def __call__(self, rnd: Round, desk: State, task: "Task") -> Mapping[str, Field]:
+        """Trainable columns with their mask; statistics go whole, where they travel."""
+        theta, start, names = rows_of(desk, "theta"), rows_of(desk, "anchor"), rnd.layout.trainable()
+        sent = {name: torch.ones_like(theta[name], dtype=torch.bool) for name in rnd.layout.travelling()}
+        for i, name in enumerate(names[:-2]):
+            keep = min(max(i / len(names), 0.1), 0.9)
+            sent[name] = kernel_mask((theta[name] - start[name]).abs(), keep)
+        field = Field({name: theta[name] for name in sent}, mask=ColumnMask(sent))
+        return {"theta": field, "samples": Field(task.sizes("train"))}
+
+
+def kernel_mask(change: Tensor, keep: float) -> Tensor:
+    """Without the smallest changes: of each k×k kernel (1 to k² − 1 of them), of a vector; a matrix is kept whole."""
+    if change.ndim == 5:
+        flat = change.flatten(3)
+        size = flat.shape[-1]
+        pruned = 1 if size == 1 else min(max(round(size * (1 - keep)), 1), size - 1)
+    elif change.ndim == 2:
+        flat = change
+        pruned = round(flat.shape[-1] * (1 - keep))
+    else:
+        return torch.ones_like(change, dtype=torch.bool)
+    order = flat.argsort(dim=-1, stable=True)
+    return torch.ones_like(flat, dtype=torch.bool).scatter_(-1, order[..., :pruned], False).reshape(change.shape)

@@ -1,0 +1,142 @@
+"""The hypernetworks of pFedLA, one per client, computed for many clients at once."""
+
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from stratafl import keys
+from stratafl.algorithm import Round, Setup
+from stratafl.errors import RecordError, unknown
+from stratafl.fields import FieldSpec, Side
+from stratafl.layout import Layout
+from stratafl.records import record
+from stratafl.state import State, tensor_of
+
+
+@record
+class Hypernetwork:
+    """α_i = HN_i(v_i; ψ_i) (Eq. 4): an embedding, an MLP with ReLU, and for each layer one output per client.
+
+    The paper gives no sizes; these are those of public code.
+    """
+
+    embedding: int = 100
+    width: int = 100
+    depth: int = 3
+    unit: Literal["layer", "model"] = "layer"
+    normalise: Literal["softmax", "relu"] = "softmax"
+    initial: Literal["drawn", "uniform"] = "drawn"
+
+    def __post_init__(self) -> None:
+        for key, allowed in (("unit", _UNITS), ("normalise", _NORMS), ("initial", _STARTS)):
+            if getattr(self, key) not in allowed:
+                raise unknown(f"{key} of a hypernetwork", str(getattr(self, key)), allowed)
+        for key in ("embedding", "width", "depth"):
+            if getattr(self, key) < 1:
+                raise RecordError(f"{key} of a hypernetwork must be at least 1, not {getattr(self, key)}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The server fields that it consists of."""
+        return tuple(self.fields())
+
+    def fields(self) -> dict[str, FieldSpec]:
+        """Embedding, hidden layers and outputs of every client."""
+        sizes = [self.embedding, *[self.width] * self.depth]
+        fields: dict[str, FieldSpec] = {"v": Drawn((self.embedding,), "hyper/v", kind="normal")}
+        for d, (inputs, outputs) in enumerate(pairwise(sizes)):
+            bound = inputs**-0.5
+            fields[f"psi{d}.weight"] = Drawn((outputs, inputs), f"hyper/psi{d}.weight", bound=bound)
+            fields[f"psi{d}.bias"] = Drawn((outputs,), f"hyper/psi{d}.bias", bound=bound)
+        fields["out.weight"], fields["out.bias"] = self._outputs()
+        return fields
+
+    def _outputs(self) -> tuple["Drawn", "Drawn"]:
+        """Weight and bias of one linear map per layer, a row per client: equal weights are equal outputs above 0."""
+        layers, bound = "layers" if self.unit == "layer" else 1, self.width**-0.5
+        weight, bias = ((layers, self.width), "hyper/out.weight"), ((layers,), "hyper/out.bias")
+        if self.initial == "uniform":
+            return Drawn(*weight, 0.0, True, "constant"), Drawn(*bias, 1.0, True, "constant")
+        if self.normalise == "relu":  # as public code has it: a row that is all negative would have no weights
+            return Drawn(*weight, 1.0, True, "positive"), Drawn(*bias, 0.0, True, "constant")
+        return Drawn(*weight, bound, True), Drawn(*bias, bound, True)
+
+    def weights(self, rnd: Round, server: State, ids: Tensor) -> Tensor:
+        """α of these clients: `[C, L, N]`, which sums to 1 over the last axis."""
+        return self._alpha(self._of(server, ids), ids).expand(-1, len(rnd.layout.layers), -1)
+
+    def moved(self, server: State, ids: Tensor, toward: Tensor, lr: float) -> State:
+        """The fields after one step along Jᵀ·toward, where `toward` `[C, L, N]` is what α would have to grow by."""
+        with torch.enable_grad():
+            own = {name: x.detach().requires_grad_() for name, x in self._of(server, ids).items()}
+            alpha = self._alpha(own, ids)
+            pull = toward if self.unit == "layer" else toward.sum(1, keepdim=True)
+            steps = torch.autograd.grad(alpha, list(own.values()), grad_outputs=pull.to(alpha.dtype))
+        after = {name: x.detach() + lr * step for (name, x), step in zip(own.items(), steps, strict=True)}
+        return {name: tensor_of(server, name).index_copy(0, ids.to(x.device), x) for name, x in after.items()}
+
+    def _of(self, server: State, ids: Tensor) -> dict[str, Tensor]:
+        return {name: tensor_of(server, name)[ids] for name in self.names}
+
+    def _alpha(self, own: dict[str, Tensor], ids: Tensor) -> Tensor:
+        x = own["v"].unsqueeze(-1)
+        for d in range(self.depth):
+            x = torch.relu(torch.bmm(own[f"psi{d}.weight"], x) + own[f"psi{d}.bias"].unsqueeze(-1))
+        out = own["out.weight"]  # [C, N, L or 1, H]
+        z = torch.bmm(out.flatten(1, 2), x).reshape(out.shape[:3]) + own["out.bias"]
+        return self._normalised(z.transpose(1, 2), ids)
+
+    def _normalised(self, z: Tensor, ids: Tensor) -> Tensor:
+        if self.normalise == "softmax":
+            return torch.softmax(z, -1)
+        raw = torch.relu(z)
+        total = raw.sum(-1, keepdim=True)
+        alone = torch.nn.functional.one_hot(ids.to(z.device), z.shape[-1]).to(z.dtype)[:, None]
+        return torch.where(total > 0, raw / total.clamp(min=torch.finfo(z.dtype).tiny), alone)
+
+
+_UNITS, _NORMS, _STARTS = ("layer", "model"), ("softmax", "relu"), ("drawn", "uniform")
+
+
+@record
+class Drawn:
+    """A server field with a row per client, drawn by a key of (seed, client) or of (seed, client, other client)."""
+
+    shape: tuple[int | str, ...]
+    purpose: str
+    bound: float = 1.0
+    pairs: bool = False  # a row per pair of clients
+    kind: Literal["uniform", "positive", "normal", "constant"] = "uniform"
+
+    def names(self, layout: Layout, side: Side) -> None:
+        """It keeps no layer."""
+        return
+
+    def create(self, setup: Setup, ids: Tensor | None, side: Side) -> Tensor:
+        """`[N, …]`, or `[N, N, …]` for pairs."""
+        everybody = torch.arange(setup.clients)
+        key = keys.keys(setup.seed, 0, everybody, self.purpose)
+        if self.pairs:
+            key = keys.fold(key[:, None], everybody)
+        sizes = [len(setup.layout.layers) if size == "layers" else int(size) for size in self.shape]
+        count = int(torch.tensor(sizes).prod())
+        index = torch.arange(count)
+        values = self._values(key[..., None], index).reshape(*key.shape, *sizes)
+        like = next(iter(setup.start.values()))
+        return values.to(like.dtype).to(like.device)
+
+    def _values(self, key: Tensor, index: Tensor) -> Tensor:
+        if self.kind == "normal":  # Box and Muller
+            radius = torch.sqrt(-2 * torch.log(1 - _share(key, 2 * index)))
+            return radius * torch.cos(2 * torch.pi * _share(key, 2 * index + 1))
+        if self.kind == "constant":
+            return torch.full(torch.broadcast_shapes(key.shape, index.shape), self.bound, dtype=torch.float64)
+        share = _share(key, index)
+        return self.bound * share if self.kind == "positive" else self.bound * (2 * share - 1)
+
+
+def _share(key: Tensor, index: Tensor) -> Tensor:
+    """Numbers from 0 to below 1."""
+    return ((keys.stream(key, index) >> 11) & ((1 << 53) - 1)).double() / (1 << 53)

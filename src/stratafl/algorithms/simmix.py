@@ -1,0 +1,52 @@
+"""Mixing by similarity, the motivating experiment of pFedLA (Ma et al., 2022, Fig. 1): cosines instead of learning.
+
+As in pFedLA the server keeps the latest model of every client and sends each its own mixture of them. The paper says
+that similarities between layers, or between models, give the weights, and not what is compared nor how it becomes a
+weight. Our reading: the cosine of what clients have learned since the common initial model, through a softmax.
+"""
+
+from math import isfinite
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from stratafl.algorithm import Round
+from stratafl.algorithms.fedlag import cosines
+from stratafl.algorithms.pfedla import mixing
+from stratafl.errors import RecordError, unknown
+from stratafl.layerwise import Layerwise
+from stratafl.policies import SGD
+from stratafl.records import record
+from stratafl.state import State, rows_of
+
+
+def simmix(*, unit: Literal["layer", "model"] = "layer", sharpness: float = 5.0, train: SGD = SGD()) -> Layerwise:
+    """θ̄_i^l = Σ_j α_i^{l,j}·θ_j^l with α from `Similarity`, per layer or one for the whole `model`."""
+    return mixing(Similarity(unit, sharpness), train)
+
+
+@record
+class Similarity:
+    """α_i^{l,j} = softmax_j(sharpness·cos(u_i^l, u_j^l)), where u_j = θ_j − θ^(0) on trainable columns.
+
+    A client that has learned nothing yet is at cosine 0 to everybody, itself included: its weights are equal.
+    """
+
+    unit: Literal["layer", "model"] = "layer"
+    sharpness: float = 5.0
+    names = ()
+
+    def __post_init__(self) -> None:
+        if self.unit not in ("layer", "model"):
+            raise unknown("unit of simmix", str(self.unit), ("layer", "model"))
+        if not (isfinite(self.sharpness) and self.sharpness >= 0):
+            raise RecordError(f"simmix: sharpness is a finite number from 0, not {self.sharpness}")
+
+    def weights(self, rnd: Round, server: State, ids: Tensor) -> Tensor:
+        """α of these clients: `[C, L, N]`."""
+        rows, start = rows_of(server, "rows"), rnd.setup.start
+        gram = rnd.layout.gram({name: rows[name] - start[name] for name in rnd.layout.trainable()})
+        if self.unit == "model":
+            gram = gram.sum(0, keepdim=True).expand_as(gram)
+        return torch.softmax(self.sharpness * cosines(gram)[:, ids], -1).transpose(0, 1)

@@ -1,0 +1,130 @@
+"""What is looked at in a laboratory round: conflicts, similarity, weights, what was sent, norms and rates per layer."""
+
+from dataclasses import dataclass
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from stratafl import keys
+from stratafl.algorithm import Round
+from stratafl.algorithms.fedlag import conflicting_pairs, cosines
+from stratafl.analysis.cka import activations, cka, mean_similarity
+from stratafl.execute import Progress, Report, Simulation
+from stratafl.layout import Layout, Rows
+from stratafl.measure import Line
+from stratafl.state import tensor_of
+
+NOTED = {"rates": "rate", "own": "own"}  # notes `[C, L]` of a purpose, and what their means are called
+ENTRIES = 10_000  # of a matrix of weights; a larger one is told by its mean alone
+
+
+@dataclass(frozen=True)
+class Lab:
+    """Every how many rounds (0: never), on how many clients at most, and with how many common samples."""
+
+    every: int = 0
+    clients: int = 20
+    samples: int = 100
+
+    def due(self, t: int) -> bool:
+        """Whether round t (from 0) is one to look at; the first always is."""
+        return self.every > 0 and (t == 0 or (t + 1) % self.every == 0)
+
+
+class Bench:
+    """Collects the models of a round as they pass, and looks at them when it is over."""
+
+    def __init__(self, lab: Lab, sim: Simulation, rnd: Round) -> None:
+        self._lab, self._sim, self._rnd = lab, sim, rnd
+        self._received: list[Rows] = []
+        self._trained: list[Rows] = []
+
+    def collect(self, received: Rows, trained: Rows) -> None:
+        """Keep as many clients as the laboratory takes."""
+        room = self._lab.clients - sum(len(next(iter(rows.values()))) for rows in self._trained)
+        if room > 0:
+            self._received.append({name: x[:room] for name, x in received.items()})
+            self._trained.append({name: x[:room] for name, x in trained.items()})
+
+    def lines(self, progress: Progress, report: Report) -> list[Line]:
+        """What to add to each layer's line."""
+        layout = self._rnd.layout
+        lines: list[Line] = [{} for _ in layout.layers]
+        received, trained = _joined(self._received), _joined(self._trained)
+        update = {name: trained[name] - received[name] for name in layout.trainable()}
+        for found in (
+            conflict_numbers(update, layout),
+            self._similarities(trained),
+            told(self._sim, progress, layout),
+            noted(report, layout),
+        ):
+            for name, values in found.items():
+                for line, value in zip(lines, values, strict=True):
+                    if value is not None:
+                        line[name] = _written(value)
+        return lines
+
+    def _similarities(self, trained: Rows) -> dict[str, list[float | None]]:
+        """Mean CKA over pairs of clients, after local training, on common samples."""
+        assert self._sim.template is not None  # every simulation that was put together has one
+        seen = activations(self._sim.template, trained, common(self._sim, self._lab.samples), self._rnd.layout)
+        names = self._rnd.layout.names
+        return {"cka": [mean_similarity(cka(seen[name])) if name in seen else None for name in names]}
+
+
+def common(sim: Simulation, count: int) -> Tensor:
+    """Samples that all models are shown, the same in every round: of all clients' test splits, if there are any."""
+    federation = sim.workshop.federation
+    splits = [federation.split(name).indices for name in ("test", "validation", "train")]
+    held = next(indices for indices in splits if len(indices))
+    order = torch.argsort(keys.keys(sim.setup.seed, 0, torch.arange(len(held)), "laboratory"))
+    x = federation.x[held[order[:count]].to(federation.x.device)]
+    return x.to(sim.workshop.dtype) if x.is_floating_point() or x.dtype == torch.uint8 else x
+
+
+def conflict_numbers(update: Rows, layout: Layout) -> dict[str, list[float | None]]:
+    """The share of conflicting pairs (cosine below 0), the mean cosine, and the mean norm of updates, per layer."""
+    gram = layout.gram(update).double()
+    count = gram.shape[1]
+    pairs = count * (count - 1) / 2
+    trained = [any(layout.specs[name].trainable for name in layer.tensors) for layer in layout.layers]
+    found: dict[str, Tensor] = {"update_norm": gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt().mean(1)}
+    if pairs:
+        found["conflicts"] = conflicting_pairs(gram, 0.0).double() / pairs
+        found["cosine"] = cosines(gram).triu(1).sum((1, 2)) / pairs
+    return {k: [x if t else None for x, t in zip(v.tolist(), trained, strict=True)] for k, v in found.items()}
+
+
+def told(sim: Simulation, progress: Progress, layout: Layout) -> dict[str, list[object]]:
+    """What the algorithm tells about its layers, whole where it is small, and the mean of each layer where not."""
+    values = {k: v for k, v in sim.algorithm.tell(sim.at(progress.t), progress.server).items() if v.ndim}
+    return {k: (v if v[0].numel() <= ENTRIES else v.flatten(1).mean(1)).tolist() for k, v in values.items()}
+
+
+def noted(report: Report, layout: Layout) -> dict[str, list[object]]:
+    """What share was sent and, where a method notes them, mean learning rates and weights of the clients' own rows."""
+    sizes = torch.zeros(len(layout.layers))
+    for spec in layout.specs.values():
+        sizes[spec.layer] += spec.size
+    whole = (sizes * len(report.cohort)).clamp(min=1)
+    found: dict[str, list[object]] = {"sent": (report.up.values / whole).tolist()}
+    for name in report.notes:
+        purpose, _, kind = name.rpartition("/")
+        values = tensor_of(report.notes, name).double()
+        if kind == "rates" and f"{purpose}/steps" in report.notes:
+            values = values[tensor_of(report.notes, f"{purpose}/steps") > 0]  # who took no step had no rate
+        if kind in NOTED and len(values):
+            found[f"{purpose}.{NOTED[kind]}"] = values.mean(0).tolist()
+    return found
+
+
+def _written(value: object) -> object:
+    """JSON knows neither NaN nor infinity: null."""
+    if isinstance(value, list):
+        return [_written(each) for each in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
+
+
+def _joined(parts: list[Rows]) -> Rows:
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

@@ -1,0 +1,35 @@
+"""Accuracy: what a client knows about how good its model is."""
+
+from typing import TYPE_CHECKING
+
+from stratafl.algorithm import Round, Setup
+from stratafl.errors import RecordError
+from stratafl.records import record
+from stratafl.state import State, rows_of
+
+if TYPE_CHECKING:
+    from stratafl.task import Task
+
+
+@record
+class Accuracy:
+    """A_k: the accuracy of the client's model on its own split; kept for its next round."""
+
+    split: str = "train"
+    reads = ("theta",)
+    writes = ("accuracy",)
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The split it looks at."""
+        return (self.split,)
+
+    def check(self, setup: Setup) -> None:
+        """Refuse numbers as targets: nothing would ever be correct."""
+        if setup.classes is None:
+            raise RecordError("an accuracy needs classes, and the targets of this data are numbers")
+
+    def __call__(self, rnd: Round, desk: State, task: "Task") -> State:
+        """A number from 0 to 1 per client."""
+        theta = rows_of(desk, "theta")
+        return {"accuracy": task.scores(theta, self.split).accuracy.to(next(iter(theta.values())).dtype)}

@@ -1,0 +1,495 @@
+"""FedALP as in its paper: every equation by hand or by a plain loop, both readings of what it leaves open."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from plain_clients import LAYERS, Clients, Model, assert_same, clients, flat, is_statistic, layer_of, state
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.spatial.distance import pdist
+from torch import Tensor
+
+from stratafl.algorithm import Round, Setup
+from stratafl.algorithms import fedalp, fedavg
+from stratafl.algorithms.fedalp import FormGroups, LearnGroups, MixGroups, shares, ward
+from stratafl.algorithms.fedlag import cosines
+from stratafl.algorithms.laws import Law
+from stratafl.errors import ContractError, RecordError, UnknownNameError
+from stratafl.evaluate import received
+from stratafl.execute import Matrix, Simulation, simulation
+from stratafl.layers import Layer
+from stratafl.layout import Layout, Spec
+from stratafl.parcel import Field, Parcel
+from stratafl.policies import SGD
+from stratafl.testing import check_law, difference, tiny_federation, tiny_model
+from stratafl.trial import Trial
+
+D = torch.float64
+
+
+def T(*values):
+    return torch.tensor(values, dtype=D)
+
+
+def toy_layout(statistics: bool = False) -> Layout:
+    """Layers a, of two columns, and b, of one; with `statistics`, a third column of b that is not trained."""
+    specs = [Spec("a.w", (2,), 0, True), Spec("b.w", (1,), 1, True)]
+    specs += [Spec("b.mean", (1,), 1, False)] if statistics else []
+    names = ("b.w", "b.mean") if statistics else ("b.w",)
+    return Layout(
+        specs, [Layer("a", "linear", "a", False, None, ("a.w",)), Layer("b", "linear", "b", True, None, names)]
+    )
+
+
+def toy_round(layout: Layout, count: int) -> Round:
+    start = {name: torch.zeros(spec.shape, dtype=D) for name, spec in layout.specs.items()}
+    return Round(Setup(layout, start, lambda _: start, count, 10), 0)
+
+
+def parcel(samples: Tensor, **rows: Tensor) -> Parcel:
+    return Parcel({"theta": Field({n.replace("_", "."): x for n, x in rows.items()}), "samples": Field(samples)})
+
+
+# Eq. 3–4: similarities
+
+
+def test_cosines_by_hand():
+    updates = {"a.w": T([3, 4], [4, -3], [0, 0], [6, 8]), "b.w": T([0], [12], [0], [0])}
+    rho = cosines(toy_layout().gram(updates).sum(0, keepdim=True))[0]
+    expected = T([1, 0, 0, 1], [0, 1, 0, 0], [0, 0, 0, 0], [1, 0, 0, 1])
+    torch.testing.assert_close(rho, expected)
+    whole = {"a.w": T([3, 4], [3, -4]), "b.w": T([12], [12])}  # 135 of 169, over the layers together
+    assert float(cosines(toy_layout().gram(whole).sum(0, keepdim=True))[0, 0, 1]) == pytest.approx((9 - 16 + 144) / 169)
+
+
+# Clustering
+
+
+def similarity_of(updates: np.ndarray) -> Tensor:
+    unit = updates / np.linalg.norm(updates, axis=1, keepdims=True)
+    return torch.from_numpy(unit @ unit.T)
+
+
+def test_two_clear_groups_are_found():
+    rng = np.random.default_rng(0)
+    centres = np.eye(2, 8)[[0, 1, 1, 0, 0, 1, 0]]
+    labels = ward(similarity_of(centres + 0.1 * rng.standard_normal((7, 8))), 2)
+    assert sorted(labels.unique().tolist()) == [0, 1]
+    assert (labels == labels[0]).tolist() == [True, False, False, True, True, False, True]
+
+
+def test_rows_of_similarities_are_what_ward_sees():
+    rng = np.random.default_rng(1)
+    rho = similarity_of(rng.standard_normal((9, 4)))
+    for features, x in (("cosine", rho.numpy()), ("angle", np.arccos(rho.numpy().clip(-1, 1)))):
+        expected = fcluster(linkage(pdist(x), "ward"), t=3, criterion="maxclust")
+        assert (ward(rho, 3, features) + 1).tolist() == expected.tolist()
+
+
+def test_angles_may_group_differently():
+    found = [(ward(rho, 3).tolist(), ward(rho, 3, "angle").tolist()) for rho in map(_random_similarities, range(20))]
+    assert any(_partition(a) != _partition(b) for a, b in found)
+
+
+def _random_similarities(seed):
+    return similarity_of(np.random.default_rng(seed).standard_normal((9, 4)))
+
+
+def _partition(labels):
+    return {frozenset(i for i, x in enumerate(labels) if x == label) for label in labels}
+
+
+def test_clients_that_did_not_move_are_similar_to_themselves_only():
+    rho = T([1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0])
+    assert _partition(ward(rho, 3).tolist()) == {frozenset({0, 1}), frozenset({2}), frozenset({3})}
+    assert set(ward(torch.zeros(4, 4), 2).tolist()) <= {0, 1}  # nobody moved
+    assert len(ward(torch.full((4, 4), torch.nan), 2)) == 4  # nor does an update that overflowed stop the run
+    assert ward(T([1.0]), 1).tolist() == [0]  # a federation of one
+
+
+def test_rounding_above_one_is_not_an_angle_that_does_not_exist():
+    rho = T([1 + 1e-12, -1 - 1e-12, 1], [-1 - 1e-12, 1, -1], [1, -1, 1])
+    assert _partition(ward(rho, 2, "angle").tolist()) == {frozenset({0, 2}), frozenset({1})}
+
+
+# Eq. 5–8: Ψ
+
+
+def test_layer_weights_by_hand():
+    """Group 0: D = (1/8)(3, 4) + (1/8)(3, 4) → δ_a = 10/8; group 1: D_a = (6/8)(0, 1), D_b = (6/8)·2."""
+    delta = {"a.w": T([3, 4], [3, 4], [0, 1]), "b.w": T([-1], [5], [2])}
+    found = shares(delta, T(1, 1, 6), torch.tensor([0, 0, 1]), 2, toy_layout())
+    torch.testing.assert_close(found, T([1, 0.4], [0.5, 1]))
+
+
+def test_a_group_that_does_not_move_has_no_weight():
+    delta = {"a.w": T([3, 4], [-3, -4], [0, 0]), "b.w": T([1], [-1], [0])}  # in group 0 they cancel
+    found = shares(delta, T(1, 1, 6), torch.tensor([0, 0, 1]), 3, toy_layout())
+    assert torch.equal(found, torch.zeros(3, 2, dtype=D))
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.6, 1.0])
+def test_forming_groups_by_hand(beta):
+    """Two pairs that move against each other; Ψ = β·δ/max δ; w_g is FedAvg's mean, and every w_m starts there."""
+    layout = toy_layout()
+    rnd = toy_round(layout, 4)
+    server = _server(groups=2, clients=4, world={"a.w": T(1, 1), "b.w": T(1)})
+    a, b = T([4, 5], [-2, -3], [4, 5], [-2, -3]), T([3.5], [1], [3.5], [1])
+    up, ids = parcel(T(1, 1, 1, 5), a_w=a, b_w=b), torch.tensor([3, 0, 2, 1])
+    new = FormGroups(2, beta).absorb(rnd, server, up, ids)
+    member = new["member"].tolist()
+    assert member[3] == member[2] != member[0] == member[1]
+    first = int(member[3])
+    torch.testing.assert_close(new["psi"][[first, 1 - first]], beta * T([1, 0.5], [1, 0]))
+    torch.testing.assert_close(new["theta"]["a.w"], (T(4, 5) * 2 + T(-2, -3) * 6) / 8)
+    assert all(torch.equal(new["group"][n][m], new["theta"][n]) for n in layout.specs for m in range(2))
+
+
+def _server(groups, clients, world, member=None, psi=None, group=None):
+    copies = {n: x.expand(groups, *x.shape).clone() for n, x in world.items()}
+    return {
+        "theta": world,
+        "group": group or copies,
+        "member": torch.zeros(clients, dtype=D) if member is None else member,
+        "psi": torch.zeros(groups, 2, dtype=D) if psi is None else psi,
+        "active": T(0)[0],
+    }
+
+
+# Eq. 9–10 and lines 10–11
+
+
+@pytest.fixture
+def mixed():
+    """Two groups with Ψ = (1, 0.5) and (0.25, 0), w_g = 0 and w_m = ±8, statistics 7 in w_g and 1 in w_m."""
+    world = {"a.w": T(0, 0), "b.w": T(0), "b.mean": T(7)}
+    group = {"a.w": T([8, 0], [-8, -8]), "b.w": T([4], [-4]), "b.mean": T([1], [1])}
+    return _server(2, 3, world, T(0, 0, 1), T([1, 0.5], [0.25, 0]), group)
+
+
+def test_mixing_by_hand(mixed):
+    rnd = toy_round(toy_layout(statistics=True), 3)
+    sent = MixGroups()(rnd, mixed, torch.tensor([2, 0]))["theta"].rows
+    torch.testing.assert_close(sent["a.w"], T([-2, -2], [8, 0]))
+    torch.testing.assert_close(sent["b.w"], T([0], [2]))
+    torch.testing.assert_close(sent["b.mean"], T([7], [7]))  # the global ones
+
+
+# Clients 0 and 1 (n = 1, 3) received a = (8, 0), b = 2 and moved by (4, 0), 4 and (0, 4), 0: on average (1, 3), 1.
+# Client 2 (n = 4) received a = (−2, −2), b = 0 and moved by (2, 2), 8. Γ is ½ and ½.
+UPLOADS = parcel(T(1, 3, 4), a_w=T([12, 0], [8, 4], [0, 0]), b_w=T([6], [2], [8]), b_mean=T([1], [5], [3]))
+BY_HAND = {
+    ("received", "group"): (T([9, 3], [0, 0]), T([3], [8])),
+    ("received", "all"): (T([8.5, 1.5], [-1, -1]), T([2.5], [4])),
+    ("group", "group"): (T([9, 3], [-6, -6]), T([5], [4])),
+    ("group", "all"): (T([8.5, 1.5], [-7, -7]), T([4.5], [0])),
+}
+
+
+@pytest.mark.parametrize(("base", "gamma"), BY_HAND)
+def test_lines_10_and_11_by_hand(mixed, base, gamma):
+    rnd, ids = toy_round(toy_layout(statistics=True), 3), torch.tensor([0, 1, 2])
+    step = LearnGroups(base, gamma)
+    new = step.finish(rnd, mixed, step.fold(rnd, mixed, {}, UPLOADS, ids))
+    a, b = BY_HAND[base, gamma]
+    torch.testing.assert_close(new["group"]["a.w"], a)
+    torch.testing.assert_close(new["group"]["b.w"], b)
+    torch.testing.assert_close(new["theta"]["a.w"], a.mean(0))
+    torch.testing.assert_close(new["theta"]["b.w"], b.mean(0))
+    torch.testing.assert_close(new["theta"]["b.mean"], T((1 + 15 + 12) / 8))  # FedAvg's
+
+
+def test_a_group_of_whom_nobody_was_sampled_keeps_its_model_and_has_no_weight(mixed):
+    rnd, step = toy_round(toy_layout(statistics=True), 3), LearnGroups()
+    up, ids = UPLOADS.pick(torch.tensor([1])), torch.tensor([1])
+    new = step.finish(rnd, mixed, step.fold(rnd, mixed, {}, up, ids))
+    torch.testing.assert_close(new["group"]["a.w"], T([8, 4], [-8, -8]))
+    torch.testing.assert_close(new["theta"]["a.w"], T(8, 4))
+    assert float(step.tell(rnd, {**mixed, **new})["bytes.between"]) == 2 * 8 * 4  # a model of four doubles, each way
+
+
+def test_folding_in_chunks_is_folding_at_once(mixed):
+    rnd, step, sums = toy_round(toy_layout(statistics=True), 3), LearnGroups(), {}
+    for k in range(3):
+        sums = step.fold(rnd, mixed, sums, UPLOADS.pick(torch.tensor([k])), torch.tensor([k]))
+    whole = step.fold(rnd, mixed, {}, UPLOADS, torch.arange(3))
+    assert all(torch.equal(sums["top"][n], x) for n, x in whole["top"].items())
+    assert torch.equal(sums["weight"], whole["weight"])
+
+
+# The quadratic toy: two groups of one client with optima −1 and 2, from which a round moves by a share of the way
+
+
+def _fixed_point(psi: float, base: str, share: float = 0.5, rounds: int = 600):
+    layout = Layout([Spec("w", (1,), 0, True)], [Layer("w", "linear", "w", True, None, ("w",))])
+    setup = Setup(layout, {"w": T(0)}, lambda _: {}, 2, rounds)
+    optima, ids, rnd, step = T([-1], [2]), torch.arange(2), Round(setup, 0), LearnGroups(base)
+    server = _server(2, 2, {"w": T(0)}, T(0, 1), T([psi], [psi]))
+    for _ in range(rounds):
+        sent = MixGroups()(rnd, server, ids)["theta"].rows["w"]
+        up = parcel(T(1, 1), w=sent + share * (optima - sent))
+        server = {**server, **step.finish(rnd, server, step.fold(rnd, server, {}, up, ids))}
+    return MixGroups()(rnd, server, ids)["theta"].rows["w"].flatten(), server["group"]["w"].flatten()
+
+
+PSIS = (0.1, 0.3, 0.6, 0.9, 1.0)
+
+
+@pytest.mark.parametrize("psi", PSIS)
+def test_in_the_default_the_fixed_point_depends_on_psi(psi):
+    """With shares s: W − c̄ = Ψ·s/(1 − (1 − s)·Ψ) of the way from the common optimum c̄ = ½ to the group's."""
+    sent, _ = _fixed_point(psi, "received")
+    way = psi * 0.5 / (1 - 0.5 * psi)
+    torch.testing.assert_close(sent, 0.5 + way * T(-1.5, 1.5))
+
+
+@pytest.mark.parametrize("psi", PSIS)
+def test_to_the_letter_every_group_ends_at_its_own_optimum(psi):
+    """Line 10 integrates: whatever Ψ, clients end where their group would alone, and w_m grows like 1/Ψ."""
+    sent, group = _fixed_point(psi, "group")
+    torch.testing.assert_close(sent, T(-1, 2))
+    torch.testing.assert_close(group, 0.5 + T(-1.5, 1.5) / psi)
+
+
+# Whole runs against a plain loop
+
+
+@dataclass
+class Plain:
+    """FedALP in a plain loop: the last warm-up round asks everybody."""
+
+    clients: Clients
+    groups: int = 2
+    beta: float = 0.8
+    warmup: int = 1
+    base: str = "received"
+    gamma: str = "group"
+
+    def __post_init__(self) -> None:
+        self.world = state(self.clients.module)
+        self.group: list[Model] = []
+        self.member: list[int] = []
+        self.psi: list[dict[str, float]] = []
+
+    def run(self, rounds: int) -> "Plain":
+        for t in range(rounds):
+            if t < self.warmup:
+                self.warm(t)
+            else:
+                self.main(t)
+        return self
+
+    def warm(self, t: int) -> None:
+        asked = self.clients.everybody if t == self.warmup - 1 else self.clients.sampled(t)
+        trained = {k: self.clients.trained(self.world, k, t) for k in asked}
+        if t == self.warmup - 1:
+            self.form({k: {n: x - self.world[n] for n, x in model.items()} for k, model in trained.items()})
+        self.world = self.clients.mean({k: trained[k] for k in self.clients.sampled(t)})
+        self.group = [dict(self.world) for _ in range(self.groups)]
+
+    def form(self, updates: dict[int, Model]) -> None:
+        vectors = torch.stack([flat(updates[k]) for k in self.clients.everybody])
+        rho = torch.corrcoef(torch.cat([vectors, -vectors], 1))  # symmetric about 0: a correlation is a cosine
+        self.member = [int(x) for x in fcluster(linkage(rho.numpy(), "ward"), t=self.groups, criterion="maxclust") - 1]
+        for m in range(self.groups):
+            mine = [k for k in self.clients.everybody if self.member[k] == m]
+            D_m = {n: sum(self.clients.samples(k) * updates[k][n] for k in mine) for n in self.world}
+            length = {layer: float(flat(D_m, layer).norm()) for layer in LAYERS}
+            self.psi.append({layer: self.beta * x / max(length.values()) for layer, x in length.items()})
+
+    def sent(self, m: int) -> Model:
+        def mix(n: str) -> Tensor:
+            psi = 0.0 if is_statistic(n) else self.psi[m][layer_of(n)]
+            return psi * self.group[m][n] + (1 - psi) * self.world[n]
+
+        return {n: mix(n) for n in self.world}
+
+    def main(self, t: int) -> None:
+        cohort = self.clients.sampled(t)
+        total = sum(self.clients.samples(k) for k in cohort)
+        received = [self.sent(m) for m in range(self.groups)]
+        world = {n: torch.zeros_like(x) for n, x in self.world.items()}
+        for m in range(self.groups):
+            mine = [k for k in cohort if self.member[k] == m]
+            if not mine:
+                continue
+            mean = self.clients.mean({k: self.clients.trained(received[m], k, t) for k in mine})
+            mass = sum(self.clients.samples(k) for k in mine) / total
+            for n, x in mean.items():
+                base = received[m] if self.base == "received" else self.group[m]
+                step = (x - received[m][n]) * (1 if self.gamma == "group" else mass)
+                self.group[m][n] = x if is_statistic(n) else base[n] + step
+                world[n] += mass * self.group[m][n]
+        self.world = world
+
+    def models(self) -> list[Model]:
+        return [self.sent(self.member[k]) for k in self.clients.everybody]
+
+
+def together(plain: Plain, rounds: int = 4) -> Simulation:
+    method = fedalp(
+        beta=plain.beta,
+        groups=plain.groups,
+        warmup=plain.warmup,
+        base=plain.base,
+        gamma=plain.gamma,
+        train=plain.clients.train,
+    )
+    return simulation(
+        method,
+        plain.clients.federation,
+        plain.clients.module,
+        rounds=rounds,
+        participation=plain.clients.participation,
+        dtype=D,
+    )
+
+
+@pytest.mark.parametrize(("base", "gamma"), BY_HAND)
+def test_four_rounds_against_a_plain_loop(base, gamma):
+    plain = Plain(clients(), base=base, gamma=gamma)
+    sim = together(plain)
+    progress = sim.run(Matrix())
+    assert_same(sim, progress, plain.run(4).models())
+    assert progress.server["member"].tolist() in (plain.member, [1 - m for m in plain.member])
+    assert len(set(plain.member)) == 2
+    gaps = [float((progress.server["theta"][n] - x).abs().max()) for n, x in plain.world.items()]
+    assert max(gaps) < 1e-10
+
+
+def test_a_third_of_the_clients_and_a_longer_warm_up_against_a_plain_loop():
+    """Two clients take part: every main round, some group has nobody."""
+    plain = Plain(clients(participation=1 / 3), groups=3, warmup=2)
+    sim = together(plain, rounds=6)
+    assert_same(sim, sim.run(Matrix()), plain.run(6).models())
+    assert len(set(plain.member)) == 3
+
+
+def test_the_probing_round_asks_everybody_and_averages_the_sampled():
+    sim = together(Plain(clients(participation=0.5), warmup=2))
+    progress, first = sim.round(sim.start(), Matrix())
+    progress, probing = sim.round(progress, Matrix())
+    _, main = sim.round(progress, Matrix())
+    assert [len(report.cohort) for report in (first, probing, main)] == [3, 6, 3]
+
+
+# Special cases, what is evaluated, bytes
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_without_beta_it_is_fedavg_after_four_rounds(participation):
+    law = Law("β = 0 is FedAvg", fedalp(beta=0.0, groups=3, warmup=2), fedavg(), batchnorm=False)
+    check_law(law, rounds=4, participation=participation)
+
+
+def test_to_the_letter_it_is_fedavg_only_if_everybody_takes_part():
+    law = Law("β = 0 is FedAvg", fedalp(beta=0.0, groups=3, warmup=1, base="group"), fedavg(), batchnorm=False)
+    check_law(law, rounds=4)
+    with pytest.raises(ContractError, match="β = 0 is FedAvg, but models differ"):
+        check_law(law, rounds=4, participation=0.5)
+
+
+def test_where_it_acts_models_differ_between_groups_and_from_fedavg():
+    data, module, train = tiny_federation(), tiny_model(), SGD(lr=0.2)
+    runs = []
+    for method in (fedalp(groups=2, warmup=1, train=train), fedavg(train=train)):
+        sim = simulation(method, data, module, rounds=3, dtype=D)
+        progress = sim.run(Matrix())
+        runs.append((sim, progress, received(sim, progress, torch.arange(6))))
+    (sim, progress, own), (_, _, common) = runs
+    assert progress.server["member"].unique().tolist() == [0, 1]
+    assert difference(own, common) > 1e-3
+    member = progress.server["member"].tolist()
+    other = member.index(1 - member[0])
+    assert float((own["fc.weight"][0] - own["fc.weight"][other]).abs().max()) > 1e-3
+    assert len({tuple(x.flatten().tolist()) for x in own["fc.weight"]}) == 2  # one model per group
+
+
+def test_psi_is_told_per_layer_and_reaches_beta():
+    sim = simulation(fedalp(beta=0.7, groups=2, warmup=1), tiny_federation(), tiny_model(), rounds=2)
+    progress = sim.run(Matrix())
+    psi = sim.algorithm.tell(sim.at(2), progress.server)["psi"]
+    assert psi.shape == (5, 2)
+    torch.testing.assert_close(psi.max(0).values, torch.full((2,), 0.7))
+
+
+def test_the_global_model_is_evaluated_on_every_clients_samples():
+    data, module = tiny_federation(), tiny_model(batchnorm=False)
+    sim = simulation(fedalp(groups=2, warmup=1, train=SGD(lr=0.3)), data, module, rounds=3, dtype=D)
+    trial, progress = Trial(sim), sim.start()
+    for _ in range(3):
+        progress, entry = trial.round(progress)
+    net = module.double()
+    net.load_state_dict(progress.server["theta"])
+    held = data.split("test").indices
+    expected = float((net.eval()(data.x[held]).argmax(1) == data.y[held]).double().mean())
+    assert entry.round["test.global.accuracy"] == pytest.approx(expected)
+    assert entry.round["test.global.loss"] != entry.round["test.received.loss"]
+
+
+def test_bytes_of_clients_and_between_servers():
+    sim = simulation(fedalp(groups=2, warmup=1), tiny_federation(), tiny_model(batchnorm=False), rounds=3)
+    model = 4 * sim.setup.layout.columns
+    trial, progress = Trial(sim), sim.start()
+    between = []
+    for _ in range(3):
+        progress, entry = trial.round(progress)
+        between.append(entry.round["bytes.between"])
+        assert entry.round["bytes.down"] == 6 * model
+        assert entry.round["bytes.up"] == 6 * (model + 8)  # and n_k
+    assert between == [0, 2 * 2 * model, 2 * 2 * model]
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"beta": -0.1}, "beta must be from 0 to 1, not -0.1"),
+        ({"beta": 1.01}, "beta must be from 0 to 1, not 1.01"),
+        ({"beta": float("nan")}, "beta must be from 0 to 1, not nan"),
+        ({"groups": 0}, "groups must be at least 1, not 0"),
+        ({"warmup": 0}, "warmup must be at least 1 round"),
+    ],
+)
+def test_bad_numbers_are_refused(options, message):
+    with pytest.raises(RecordError, match=message):
+        fedalp(**options)
+
+
+@pytest.mark.parametrize("option", ["base", "gamma", "features"])
+def test_bad_readings_are_refused(option):
+    with pytest.raises(UnknownNameError, match=f"{option} of fedalp"):
+        fedalp(**{option: "recieved"})
+
+
+def test_more_groups_than_clients_are_refused():
+    with pytest.raises(RecordError, match="groups is from 1 to 6, the clients, not 7"):
+        simulation(fedalp(groups=7), tiny_federation(), tiny_model(), rounds=1)
+    with pytest.raises(RecordError, match="groups is from 1 to 4"):  # newcomers are nobody's members
+        simulation(fedalp(groups=5), tiny_federation(), tiny_model(), rounds=1, newcomers=2)
+
+
+def test_as_many_groups_as_clients_and_one_group_run():
+    for groups in (1, 6):
+        sim = simulation(fedalp(groups=groups, warmup=1), tiny_federation(), tiny_model(), rounds=3)
+        progress = sim.run(Matrix())
+        assert len(progress.server["member"].unique()) == groups
+        assert bool(torch.isfinite(progress.server["theta"]["fc.weight"]).all())
+
+
+def test_newcomers_are_sent_the_global_model():
+    sim = simulation(fedalp(groups=2, warmup=1), tiny_federation(), tiny_model(), rounds=2, newcomers=1)
+    progress = sim.run(Matrix())
+    given = sim.algorithm.admit(sim.at(2), progress.server, torch.tensor([5]))["theta"]
+    assert given.common
+    assert all(torch.equal(given.rows[n], x) for n, x in progress.server["theta"].items())
+
+
+def test_one_group_is_fedavg():
+    """w_1 is w_g: there is nothing to mix."""
+    law = Law("one group is FedAvg", fedalp(groups=1, warmup=1), fedavg(), batchnorm=False)
+    check_law(law, rounds=3)
+    check_law(replace(law, special=fedalp(groups=1, warmup=1, base="group")), rounds=3)

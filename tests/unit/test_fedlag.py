@@ -1,0 +1,389 @@
+"""FedLAG as in its paper: every equation by hand or by a plain loop; and its control, FedAvg and then nothing."""
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from plain_clients import UNITS, Clients, Model, assert_same, clients, flat, layer_of, state
+
+from stratafl.algorithm import Round, Setup
+from stratafl.algorithms import fedavg, fedavg30local, fedlag
+from stratafl.algorithms.fedlag import PersonaliseConflicts, conflicting_pairs, cosines, scored_layers, started
+from stratafl.algorithms.laws import Law
+from stratafl.describe import describe
+from stratafl.errors import RecordError, UnknownNameError
+from stratafl.evaluate import received
+from stratafl.execute import Matrix, Simulation, simulation
+from stratafl.layers import Layer
+from stratafl.layout import Layout, Spec
+from stratafl.models import build
+from stratafl.parcel import Field, Parcel
+from stratafl.policies import SGD
+from stratafl.testing import check_law, difference, tiny_federation, tiny_model
+
+D = torch.float64
+IDS = torch.arange(6)
+
+
+def T(*values):
+    return torch.tensor(values, dtype=D)
+
+
+# Eq. 1–3: updates and conflict scores, by hand
+
+
+def toy_layout() -> Layout:
+    """Layers a and b of two columns each."""
+    layers = [Layer(n, "linear", n, n == "b", None, (f"{n}.w",)) for n in "ab"]
+    return Layout([Spec("a.w", (2,), 0, True), Spec("b.w", (2,), 1, True)], layers)
+
+
+def toy_round(layout: Layout, count: int) -> Round:
+    start = {name: torch.zeros(spec.shape, dtype=D) for name, spec in layout.specs.items()}
+    return Round(Setup(layout, start, lambda _: start, count, 10), 0)
+
+
+# a: client 1 goes against client 0, client 2 does not move. b: cosines 0–1: −0.6, 0–2: 0, 1–2: 0.8.
+H = {"a.w": T([1, 0], [-2, 0], [0, 0]), "b.w": T([2, 0], [-3, 4], [0, 7])}
+
+
+def test_cosines_by_hand():
+    found = cosines(toy_layout().gram(H))
+    assert found[0].tolist() == [[1, -1, 0], [-1, 1, 0], [0, 0, 0]]  # with an update of norm 0 there is none
+    torch.testing.assert_close(found[1], T([1, -0.6, 0], [-0.6, 1, 0.8], [0, 0.8, 1]))
+
+
+@pytest.mark.parametrize(("xi", "scores"), [(0.0, [1, 1]), (-0.5, [1, 1]), (-0.6, [1, 0]), (-0.9, [1, 0])])
+def test_conflicts_are_pairs_strictly_below_the_threshold(xi, scores):
+    assert conflicting_pairs(toy_layout().gram(H), xi).tolist() == scores
+
+
+def test_a_pair_counts_once():
+    gram = toy_layout().gram({"a.w": T([1, 0], [-1, 0.1], [-1, -0.1]), "b.w": T([1, 0], [1, 1], [0, 1])})
+    assert conflicting_pairs(gram, 0.0).tolist() == [2, 0]
+
+
+def toy_server(personal=(0, 0)):
+    """w_g = 0 in both layers; the rows that clients 0 … 3 uploaded last are 10, 20, 30, 40 everywhere."""
+    last = T([10, 10], [20, 20], [30, 30], [40, 40])
+    return {
+        "theta": {"a.w": T(0, 0), "b.w": T(0, 0)},
+        "rows": {"a.w": last, "b.w": last.clone()},
+        "personal": T(*personal),
+        "conflicts": T(0, 0),
+    }
+
+
+def absorbed(server, a, b, samples=(1, 1, 1), ids=(0, 1, 2), **options):
+    up = Parcel({"theta": Field({"a.w": a, "b.w": b}), "samples": Field(T(*samples))})
+    step = PersonaliseConflicts(**{"k": 1, "xi": 0.0, **options})
+    return step.absorb(toy_round(toy_layout(), 4), server, up, torch.tensor(ids))
+
+
+def test_updates_are_from_where_each_client_started():
+    """Layer a is personal, so clients 2, 0, 1 started it from 30, 10, 20: their updates are (1, 0), (−1, 0), (1, 1)."""
+    server = toy_server(personal=(1, 0))
+    a = T([31, 30], [9, 10], [21, 21])
+    start = started(server, torch.tensor([2, 0, 1]), toy_layout())
+    torch.testing.assert_close(start["a.w"], T([30, 30], [10, 10], [20, 20]))
+    torch.testing.assert_close(start["b.w"], torch.zeros(3, 2, dtype=D))
+    new = absorbed(server, a, T([1, 0], [1, 1], [1, 2]), ids=(2, 0, 1))
+    assert new["conflicts"].tolist() == [2, 0]
+    assert new["personal"].tolist() == [1, 0]
+    assert new["rows"]["a.w"].tolist() == [[9, 10], [21, 21], [31, 30], [40, 40]]  # client 3 was not there
+
+
+def test_the_server_averages_personal_layers_too():
+    """Algorithm 1 line 13; with n_k or as in Eq. 4."""
+    server = toy_server(personal=(1, 0))
+    a, b = T([31, 30], [9, 10], [20, 20]), T([2, 0], [0, 2], [4, 4])
+    torch.testing.assert_close(absorbed(server, a, b, weights="uniform")["theta"]["a.w"], T(20, 20))
+    mean = absorbed(server, a, b, samples=(1, 1, 2))["theta"]
+    torch.testing.assert_close(mean["a.w"], T(20, 20))
+    torch.testing.assert_close(mean["b.w"], T(2.5, 2.5))
+    torch.testing.assert_close(absorbed(server, a, b, samples=(1, 1, 2), weights="uniform")["theta"]["b.w"], T(2, 2))
+
+
+def test_of_equal_scores_the_later_layer_is_personal():
+    moved = T([1, 0], [-1, 0], [1, 1])
+    assert absorbed(toy_server(), moved, moved)["personal"].tolist() == [0, 1]
+    assert absorbed(toy_server(), moved, moved, k=2)["personal"].tolist() == [1, 1]
+
+
+def test_more_conflicts_go_before_a_later_place():
+    assert absorbed(toy_server(), T([1, 0], [-1, 0], [-1, 0]), T([1, 0], [-1, 0], [0, 1]))["personal"].tolist() == [
+        1,
+        0,
+    ]
+
+
+def test_a_layer_without_a_conflict_is_never_personal():
+    same = T([1, 0], [1, 1], [1, 0])
+    assert absorbed(toy_server(), same, same, k=2)["personal"].tolist() == [0, 0]
+    assert absorbed(toy_server(), T([1, 0], [-1, 0], [1, 0]), same, k=2)["personal"].tolist() == [1, 0]
+    assert absorbed(toy_server((1, 1)), same[:1], same[:1], (1,), (2,), k=2)["personal"].tolist() == [0, 0]  # no pairs
+
+
+# BatchNorm, and how many layers
+
+
+def personal_layers(layout: Layout, scores: dict[str, int], **options) -> list[str]:
+    conflicts = torch.tensor([scores.get(name, 0) for name in layout.names])
+    chosen = PersonaliseConflicts(**options)._personal(conflicts, layout)
+    return [name for name, mine in zip(layout.names, chosen.tolist(), strict=True) if mine]
+
+
+def test_a_batchnorm_is_not_scored_and_follows_its_convolution():
+    layout = describe(tiny_model())
+    assert [layout.names[i] for i in scored_layers(layout)] == ["conv1", "conv2", "fc"]
+    scores = {"conv1": 3, "bn1": 9, "conv2": 5, "bn2": 1, "fc": 4}
+    assert personal_layers(layout, scores, k=1) == ["conv2", "bn2"]
+    assert personal_layers(layout, scores, k=2) == ["conv2", "bn2", "fc"]
+    assert personal_layers(layout, scores, k=2, bn="averaged") == ["conv2", "fc"]
+    assert personal_layers(layout, scores, k=0) == []
+
+
+def test_left_open_k_is_five_or_half_of_a_small_models_layers():
+    with torch.device("meta"):
+        large = describe(build("resnet18cifar", shape=(3, 32, 32), classes=10))
+    everywhere = dict.fromkeys(large.names, 1)
+    assert sum(not name.startswith("bn") and ".bn" not in name for name in large.names) > 10
+    assert len(personal_layers(large, everywhere, bn="averaged")) == 5
+    for hidden, expected in (((), ["fc"]), ((8,), ["fc"]), ((8, 8, 8), ["fc3", "fc"])):
+        small = describe(build("mlp", shape=(1, 6, 6), classes=3, hidden=hidden))
+        assert personal_layers(small, dict.fromkeys(small.names, 1)) == expected
+
+
+# Whole runs against a plain loop
+
+
+@dataclass
+class Plain:
+    """FedLAG in a plain loop over whole models."""
+
+    clients: Clients
+    k: int = 1
+    xi: float = 0.0
+    warmup: int = 0
+    weights: str = "samples"
+    bn: str = "follow"
+    personal: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.world = state(self.clients.module)
+        self.own: list[Model] = [dict(self.world) for _ in self.clients.everybody]
+        self.sets: list[set[str]] = []
+
+    def start(self, client: int) -> Model:
+        return {n: self.own[client][n] if layer_of(n) in self.personal else x for n, x in self.world.items()}
+
+    def run(self, rounds: int) -> "Plain":
+        for t in range(rounds):
+            self.round(t)
+        return self
+
+    def round(self, t: int) -> None:
+        cohort = self.clients.sampled(t)
+        starts = {k: self.start(k) for k in cohort}
+        trained = {k: self.clients.trained(starts[k], k, t) for k in cohort}
+        h = {k: {n: trained[k][n] - starts[k][n] for n in self.world} for k in cohort}
+        scores = {layer: self.conflicts([flat(h[k], layer) for k in cohort]) for layer in UNITS}
+        ranked = sorted(UNITS, key=lambda layer: (scores[layer], UNITS.index(layer)), reverse=True)
+        chosen = [layer for layer in ranked[: self.k] if scores[layer] > 0] if t >= self.warmup else []
+        follow = {"conv1": "bn1", "conv2": "bn2"} if self.bn == "follow" else {}
+        self.personal = {*chosen, *(follow[layer] for layer in chosen if layer in follow)}
+        self.sets.append(self.personal)
+        self.world = self.clients.mean(trained, uniform=self.weights == "uniform")
+        for client, model in trained.items():
+            self.own[client] = model
+
+    def conflicts(self, h: list[torch.Tensor]) -> int:
+        pairs = [(h[u], h[v]) for u in range(len(h)) for v in range(u)]
+        return sum(bool(torch.cosine_similarity(a, b, dim=0) < self.xi) for a, b in pairs)
+
+
+def together(plain: Plain, rounds: int = 5) -> Simulation:
+    options = {name: getattr(plain, name) for name in ("k", "xi", "warmup", "weights", "bn")}
+    return simulation(
+        fedlag(**options, train=plain.clients.train),
+        plain.clients.federation,
+        plain.clients.module,
+        rounds=rounds,
+        participation=plain.clients.participation,
+        dtype=D,
+    )
+
+
+VARIANTS = {
+    "default": {},
+    "uniform": {"weights": "uniform", "k": 2},
+    "averaged": {"bn": "averaged", "k": 2},
+    "warm-up": {"warmup": 2, "xi": -0.1},
+}
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+def test_five_rounds_with_half_of_the_clients_against_a_plain_loop(options):
+    plain = Plain(clients(participation=0.5), **options)
+    sim = together(plain)
+    progress = sim.start()
+    for t in range(5):
+        progress, _ = sim.round(progress, Matrix())
+        plain.round(t)
+        named = {n for n, mine in zip(sim.setup.layout.names, progress.server["personal"], strict=True) if mine}
+        assert named == plain.sets[t]
+    assert_same(sim, progress, [plain.start(k) for k in plain.clients.everybody])
+    assert len({frozenset(chosen) for chosen in plain.sets}) > 1  # the personal layers change from round to round
+    assert any(plain.sets)
+    assert all(not chosen for chosen in plain.sets[: plain.warmup])
+
+
+def test_everybody_against_a_plain_loop():
+    plain = Plain(clients(), k=2, xi=-0.1)
+    sim = together(plain)
+    assert_same(sim, sim.run(Matrix()), plain.run(5) and [plain.start(k) for k in plain.clients.everybody])
+    assert any(plain.sets)
+
+
+@pytest.mark.parametrize("buffers", ["follow", "local"])
+@pytest.mark.parametrize("warmup", [0, 2])
+def test_the_server_knows_what_a_client_started_from(buffers, warmup):
+    """Bit for bit, in every round, for clients that were away as well: it never needs to be told."""
+    method = fedlag(k=2, xi=0.0, warmup=warmup, train=SGD(lr=0.2))
+    sim = simulation(method, tiny_federation(), tiny_model(), rounds=5, participation=0.5, buffers=buffers, dtype=D)
+    progress, seen = sim.start(), 0
+    for _ in range(5):
+        server = progress.server
+
+        def compare(ids, models, _, server=server):
+            nonlocal seen
+            believed = started(server, ids, sim.setup.layout)
+            assert all(torch.equal(believed[n], models[n]) for n in believed)
+            seen += len(ids)
+
+        progress, _ = sim.round(progress, Matrix(), examine=compare)
+    assert seen == 15
+
+
+def test_who_was_not_sampled_keeps_its_layers_and_takes_the_newest_shared_ones():
+    sim = simulation(fedlag(k=2, xi=0.0, warmup=0, train=SGD(lr=0.2)), tiny_federation(), tiny_model(), rounds=2)
+    names, layout = sim.setup.layout.names, sim.setup.layout
+    progress, _ = sim.round(sim.start(), Matrix(), ids=torch.arange(5))
+    away = progress.clients[2]["theta"]
+    progress, _ = sim.round(progress, Matrix(), ids=torch.tensor([0, 1, 3, 4]))
+    personal = {names[i] for i in progress.server["personal"].nonzero()[:, 0].tolist()}
+    assert personal
+    assert personal != set(names)
+    rows = received(sim, progress, torch.tensor([2, 5]))
+    for name, spec in layout.specs.items():
+        mine = names[spec.layer] in personal
+        assert torch.equal(rows[name][0], away[name] if mine else progress.server["theta"][name])
+        assert torch.equal(rows[name][1], sim.setup.start[name] if mine else progress.server["theta"][name])
+
+
+# Bytes
+
+
+def test_a_model_goes_up_and_what_is_shared_comes_down():
+    sim = simulation(fedlag(k=1, xi=0.0, warmup=1), tiny_federation(), tiny_model(batchnorm=False), rounds=4)
+    layout, progress, personal = sim.setup.layout, sim.start(), []
+    sizes = [sum(spec.size for spec in layout.specs.values() if spec.layer == i) for i in range(len(layout.layers))]
+    for _ in range(4):
+        mine = progress.server["personal"].nonzero()[:, 0].tolist()
+        personal.append(len(mine))
+        progress, report = sim.round(progress, Matrix())
+        assert report.up.total == 6 * (4 * layout.columns + 8)  # θ and n_k, no more than FedAvg
+        kept = sum(sizes[i] for i in mine)
+        assert report.down.total == 6 * (4 * (layout.columns - kept) + 1)  # and one byte that says which layers
+    assert personal[:2] == [0, 0]
+    assert personal[2:] == [1, 1]
+
+
+# Special cases
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_without_personal_layers_it_is_fedavg_after_five_rounds(participation):
+    law = Law("k = 0 is FedAvg", fedlag(k=0, warmup=2), fedavg(), batchnorm=False)
+    check_law(law, rounds=5, participation=participation)
+
+
+def test_a_warm_up_is_fedavg():
+    check_law(Law("a warm-up is FedAvg", fedlag(k=2, xi=0.0, warmup=5), fedavg()), rounds=3, participation=0.5)
+
+
+def test_where_it_acts_clients_differ_from_each_other_and_from_fedavg():
+    models = []
+    for method in (fedlag(k=1, xi=0.0, warmup=1, train=SGD(lr=0.2)), fedavg(train=SGD(lr=0.2))):
+        sim = simulation(method, tiny_federation(), tiny_model(), rounds=4, dtype=D)
+        progress = sim.run(Matrix())
+        models.append(received(sim, progress, IDS))
+        if method != fedavg(train=SGD(lr=0.2)):
+            told = sim.algorithm.tell(sim.at(4), progress.server)
+            assert 0 < int(told["personal"].sum()) < len(sim.setup.layout.layers)
+            assert told["conflicting_pairs"].max() > 0
+    own, common = models
+    assert difference(own, common) > 1e-3
+    assert any(float((x[0] - x[1]).abs().max()) > 1e-3 for x in own.values())
+    assert all(torch.equal(x[0], x[1]) for x in common.values())
+
+
+# FedAvg and then nothing
+
+
+def test_the_control_sends_nothing_after_its_warm_up_and_goes_on_from_its_own_models():
+    plain = clients(participation=0.5)
+    sim = simulation(
+        fedavg30local(warmup=2, train=plain.train), plain.federation, plain.module, rounds=4, participation=0.5, dtype=D
+    )
+    progress, traffic = sim.start(), []
+    for _ in range(4):
+        progress, report = sim.round(progress, Matrix())
+        traffic.append(report.down.total + report.up.total)
+    assert traffic[0] == traffic[1] > 0
+    assert traffic[2:] == [0, 0]
+    world = state(plain.module)
+    own = [dict(world) for _ in plain.everybody]
+    for t in range(4):
+        for client in plain.sampled(t):
+            own[client] = plain.trained(world if t < 2 else own[client], client, t)
+        world = plain.mean({k: own[k] for k in plain.sampled(t)}) if t < 2 else world
+    assert_same(sim, progress, own)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"xi": -1.0}, "xi must be above -1 and at most 0, not -1.0"),
+        ({"xi": 0.01}, "xi must be above -1 and at most 0, not 0.01"),
+        ({"xi": float("nan")}, "xi must be above -1 and at most 0, not nan"),
+        ({"k": -1}, "k is a number of layers from 0, not -1"),
+        ({"warmup": -1}, "warmup is a number of rounds from 0, not -1"),
+    ],
+)
+def test_bad_numbers_are_refused(options, message):
+    with pytest.raises(RecordError, match=message):
+        fedlag(**options)
+
+
+@pytest.mark.parametrize("option", ["weights", "bn"])
+def test_bad_readings_are_refused(option):
+    with pytest.raises(UnknownNameError, match=f"{option} of fedlag"):
+        fedlag(**{option: "nobody"})
+
+
+def test_more_layers_than_there_are_is_refused():
+    for batchnorm, most in ((True, 3), (False, 2)):
+        with pytest.raises(
+            RecordError, match=f"k is from 0 to {most}, the layers of this model that are scored, not 4"
+        ):
+            simulation(fedlag(k=4), tiny_federation(), tiny_model(batchnorm), rounds=1)
+        simulation(fedlag(k=most), tiny_federation(), tiny_model(batchnorm), rounds=1)
+
+
+def test_a_bad_warm_up_of_the_control_is_refused():
+    with pytest.raises(RecordError, match="warmup is a number of rounds from 0, not -1"):
+        fedavg30local(warmup=-1)

@@ -1,0 +1,807 @@
+"""FLAYER equation by equation: values worked out by hand, and whole runs against plain PyTorch loops in float64."""
+
+import copy
+import importlib
+import logging
+import math
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from stratafl import keys
+from stratafl.algorithms import fedavg, flayer
+from stratafl.algorithms.flayer import Guide, LayerRate, TopChange, positions, top
+from stratafl.algorithms.flayer_official import HEAD_RATE, KernelTop, child_rates, children, kernel_mask, official
+from stratafl.data import from_splits
+from stratafl.describe import describe
+from stratafl.errors import DataError, RecordError, StrataError
+from stratafl.evaluate import received
+from stratafl.execute import Matrix, simulation
+from stratafl.layers import select
+from stratafl.models import build
+from stratafl.parcel import ColumnMask, Field, Parcel, count_bytes
+from stratafl.policies import SGD, Accuracy, Mean
+from stratafl.task import engine
+from stratafl.testing import CLASSES, SHAPE, tiny_federation
+
+SIZES = (23, 14, 12, 7, 4)
+TRAIN = SGD(lr=0.05, epochs=2, batch=5)
+PARTS = {
+    "none": flayer(guide=False, rates=False, mask=False, train=TRAIN),
+    "guide": flayer(rates=False, mask=False, train=TRAIN),
+    "rates": flayer(guide=False, mask=False, train=TRAIN),
+    "mask": flayer(guide=False, rates=False, train=TRAIN),
+    "all": flayer(train=TRAIN),
+}
+
+
+@pytest.fixture(autouse=True)
+def untraced(monkeypatch):
+    """Steps are not traced: that takes most of the time of a short run."""
+    monkeypatch.setattr(engine, "patience", lambda _: float("inf"), raising=False)
+
+
+def mlp(*hidden):
+    torch.manual_seed(3)
+    return build("mlp", shape=SHAPE, classes=CLASSES, hidden=hidden)
+
+
+def convnorm():
+    torch.manual_seed(5)
+    return build("convnorm", shape=SHAPE, classes=CLASSES, channels=4, dropout=0.0)
+
+
+def made(alg, module, federation=None, **options):
+    options = {"rounds": 3, "dtype": torch.float64} | options
+    return simulation(alg, federation or tiny_federation(SIZES), module, **options)
+
+
+def everybody(sim, progress):
+    return received(sim, progress, torch.arange(sim.setup.clients))
+
+
+def close(a, b):
+    a, b = (torch.as_tensor(x, dtype=torch.float64) for x in (a, b))
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+# Eq. 2: where training starts
+
+
+def mixed(module, head, A, own, theirs, **options):
+    """What `Guide` makes of heads full of `own` and a global model full of `theirs`."""
+    sim = made(flayer(), module, **options)
+    rnd, layout = sim.at(0), sim.setup.layout
+    task = sim.task(torch.arange(len(A)), rnd)
+    kept = layout.staying(select(head))
+    desk = {
+        "theta": {n: torch.full((len(A), *layout.specs[n].shape), own, dtype=torch.float64) for n in kept},
+        "accuracy": torch.tensor(A, dtype=torch.float64),
+    }
+    sent = {n: torch.full(layout.specs[n].shape, theirs, dtype=torch.float64) for n in layout.travelling()}
+    rows = Guide(select(head))(rnd, desk, Parcel({"theta": Field(sent, common=True)}), task)["theta"]
+    return rows, task
+
+
+def test_the_head_is_mixed_by_accuracy_and_the_base_is_the_global_one():
+    rows, task = mixed(mlp(4), "last:1", (0.0, 0.25, 1.0), own=2.0, theirs=6.0)
+    for name in ("fc.weight", "fc.bias"):  # A·2 + (1 − A)·6
+        assert [rows[name][k].unique().tolist() for k in range(3)] == [[6.0], [5.0], [2.0]]
+    for name in ("fc1.weight", "fc1.bias"):
+        assert rows[name].unique().tolist() == [6.0]
+    close(task.notes["mix/own"], [[0, 0], [0, 0.25], [0, 1]])
+
+
+@pytest.mark.parametrize(("buffers", "expected"), [("follow", 5.0), ("local", 2.0)])
+def test_statistics_of_the_head_are_mixed_like_it_where_they_travel(buffers, expected):
+    rows, _ = mixed(convnorm(), "last:2", (0.25,), own=2.0, theirs=6.0, buffers=buffers)
+    assert rows["bn2.running_mean"].unique().tolist() == [expected]
+    assert rows["bn1.running_mean"].unique().tolist() == [6.0 if buffers == "follow" else 2.0]
+    assert rows["bn2.weight"].unique().tolist() == rows["conv2.weight"].unique().tolist() == [5.0]
+    assert rows["bn1.weight"].unique().tolist() == rows["conv1.weight"].unique().tolist() == [6.0]
+
+
+def share_correct(module, row, x, y):
+    net = copy.deepcopy(module).double().eval()
+    net.load_state_dict(row, strict=False)
+    with torch.no_grad():
+        return float((net(x).argmax(1) == y).double().mean())
+
+
+def of(federation, client, split="train"):
+    held = federation.split(split).of(client)
+    return federation.x[held], federation.y[held]
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+@pytest.mark.parametrize("moment", ["trained", "initialised"])
+def test_the_accuracy_is_that_of_the_last_time_it_took_part(moment, split):
+    module, federation = convnorm(), tiny_federation(SIZES)
+    sim = made(flayer(accuracy_of=moment, accuracy=split, train=TRAIN), module, federation)
+    first = sim.start()
+    assert [float(a) for a in sim.algorithm.enrol(sim.setup, torch.arange(5))["accuracy"]] == [0.0] * 5
+    seen = {}
+    second, _ = sim.round(first, Matrix(), torch.tensor([0]), lambda g, before, after: seen.update(a=(before, after)))
+    begun, trained = ({n: x[0] for n, x in rows.items()} for rows in seen["a"])
+    expected = share_correct(module, trained if moment == "trained" else begun, *of(federation, 0, split))
+    assert 0 < expected < 1
+    close(second.clients[0]["accuracy"], expected)
+    rows, world = everybody(sim, second), second.server["theta"]
+    for name in ("fc.weight", "fc.bias"):
+        close(rows[name][0], expected * trained[name] + (1 - expected) * world[name])
+        assert torch.equal(rows[name][1], world[name])  # who never took part has A = 0
+    third, _ = sim.round(second, Matrix(), torch.tensor([1]))
+    assert third.clients[0]["accuracy"] == second.clients[0]["accuracy"]
+    close(
+        everybody(sim, third)["fc.bias"][0],
+        expected * trained["fc.bias"] + (1 - expected) * third.server["theta"]["fc.bias"],
+    )
+
+
+def test_the_first_round_starts_from_the_global_model():
+    sim = made(flayer(), convnorm())
+    rows = everybody(sim, sim.start())
+    assert all(torch.equal(rows[name][k], x) for name, x in sim.setup.start.items() for k in range(5))
+
+
+def test_a_fixed_accuracy_is_never_measured():
+    alg = flayer(accuracy=0.3, train=TRAIN)
+    assert not any(isinstance(step, Accuracy) for step in alg.steps)
+    sim = made(alg, mlp(4))
+    progress = sim.run(Matrix())
+    assert {round(float(memory["accuracy"]), 12) for memory in progress.clients.values()} == {0.3}
+    assert flayer(accuracy=1) == flayer(accuracy=1.0)
+
+
+# Eq. 3–4: a rate per client, layer and step
+
+
+def test_the_rate_by_hand():
+    layout = describe(mlp(2, 3))
+    assert layout.names == ("fc1", "fc2", "fc")
+    zeros = {n: torch.zeros(2, *s.shape, dtype=torch.float64) for n, s in layout.specs.items()}
+    zeros["fc1.weight"][0, 0, 0] = 3.0
+    zeros["fc1.bias"][0, 1] = 4.0  # ‖g^(1)‖ = 5 over weight and bias
+    zeros["fc2.weight"][0, 0, 1] = 0.1
+    zeros["fc.bias"][0, 2] = -1.0
+    factors = LayerRate()(zeros, zeros, {}, layout)
+    floor = math.log(1 + 1e8)
+    expected = {  # 1 + ln(1 + 1/‖g‖)·i/3
+        "fc1": [1 + math.log(1.2) / 3, 1 + floor / 3],
+        "fc2": [1 + math.log(11) * 2 / 3, 1 + floor * 2 / 3],
+        "fc": [1 + math.log(2), 1 + floor],
+    }
+    for name, factor in factors.items():
+        close(factor.flatten(), expected[name.partition(".")[0]])
+    assert LayerRate(floor=1.0)(zeros, zeros, {}, layout)["fc.bias"].flatten().tolist()[1] == 1 + math.log(2)
+
+
+def test_a_normalisation_is_part_of_the_layer_it_normalises():
+    layout = describe(convnorm())
+    assert layout.names == ("conv1", "bn1", "conv2", "bn2", "fc")
+    assert positions(layout) == [1, 1, 2, 2, 3]
+    gradients = {n: torch.zeros(1, *s.shape).double() for n, s in layout.specs.items() if s.trainable}
+    gradients["conv2.weight"][0, 0, 0, 0, 0], gradients["bn2.bias"][0, 1] = 3.0, 4.0
+    factors = LayerRate()(gradients, gradients, {}, layout)
+    for name in ("conv2.weight", "bn2.weight", "bn2.bias"):
+        close(factors[name].flatten(), [1 + math.log(1.2) * 2 / 3])
+    with torch.device("meta"):
+        blocks = describe(build("resnet18", shape=(3, 32, 32), classes=10), granularity="block")
+    assert positions(blocks) == list(range(1, 11))  # stem, eight blocks, fc
+
+
+def test_two_steps_by_hand():
+    """Two numbers, w₂·w₁·x with squared error: g₁ = 2·(w₂·w₁·x − y)·w₂·x, g₂ = 2·(w₂·w₁·x − y)·w₁·x."""
+    module = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+    with torch.no_grad():
+        module[0].weight.fill_(0.5)
+        module[1].weight.fill_(2.0)
+    data = from_splits([{"train": ([[3.0]], [[1.0]])}], dtype=torch.float64)
+    sim = made(flayer(guide=False, mask=False, train=SGD(lr=0.01, epochs=2)), module, data, rounds=1)
+    progress, report = sim.round(sim.start(), Matrix())
+    w, rates = [0.5, 2.0], []
+    for _ in range(2):
+        residual = 2 * (w[0] * w[1] * 3 - 1) * 3
+        g = [residual * w[1], residual * w[0]]
+        rates.append([0.01 * (1 + math.log(1 + 1 / abs(g[i])) * (i + 1) / 2) for i in range(2)])
+        w = [w[i] - rates[-1][i] * g[i] for i in range(2)]
+    close(progress.server["theta"]["0.weight"].item(), w[0])
+    close(progress.server["theta"]["1.weight"].item(), w[1])
+    close(report.notes["train/rates"], [[(rates[0][i] + rates[1][i]) / 2 for i in range(2)]])
+
+
+# Eq. 5–9: what is sent
+
+
+def test_the_largest_of_weight_and_bias_together():
+    values = {"w": torch.tensor([[[1.0, 5.0], [2.0, 3.0]]]), "b": torch.tensor([[4.0, 0.5]])}
+    half = top(values, 0.5)  # three of six: 5, 4, 3
+    assert half["w"].tolist() == [[[False, True], [False, True]]]
+    assert half["b"].tolist() == [[True, False]]
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.1, 1), (1 / 3, 4), (0.3, 3), (0.31, 4), (0.7, 7), (1.0, 10)])
+def test_a_share_is_rounded_up(share, count):
+    assert int(top({"w": torch.rand(1, 10)}, share)["w"].sum()) == count
+
+
+def test_ties_go_to_the_first():
+    values = {"w": torch.tensor([[1.0, 2.0, 1.0], [0.0, 0.0, 0.0]]), "b": torch.tensor([[1.0], [0.0]])}
+    chosen = top(values, 0.5)
+    assert chosen["w"].tolist() == [[True, True, False], [True, True, False]]
+    assert not chosen["b"].any()
+
+
+def upload(module, least=0.1, clients=2, seed=0, **options):
+    """What `TopChange` sends of rows that moved at random."""
+    layout = describe(module, **options)
+    generator = torch.Generator().manual_seed(seed)
+    start, theta = (
+        {n: torch.randn(clients, *s.shape, generator=generator) for n, s in layout.specs.items()} for _ in range(2)
+    )
+    task = SimpleNamespace(sizes=lambda split: torch.arange(1, clients + 1))
+    desk = {"theta": theta, "anchor": start}
+    return layout, desk, Parcel(TopChange(least)(SimpleNamespace(layout=layout), desk, task))
+
+
+@pytest.mark.parametrize("least", [0.1, 0.5, 1.0])
+def test_each_layer_sends_its_share_of_what_changed_most(least):
+    layout, desk, parcel = upload(mlp(7, 5), least)
+    sent = parcel["theta"].mask.sent
+    for i, name in enumerate(layout.names, 1):
+        share = min(max(i / 3, least), 1)  # Eq. 5
+        tensors = [f"{name}.weight", f"{name}.bias"]
+        for k in range(2):
+            change = torch.cat([(desk["theta"][n][k] - desk["anchor"][n][k]).abs().flatten() for n in tensors])
+            chosen = torch.cat([sent[n][k].flatten() for n in tensors])
+            assert int(chosen.sum()) == math.ceil(share * len(change) - 1e-9)  # Eq. 7
+            assert chosen.all() or change[chosen].min() >= change[~chosen].max()  # Eq. 6 and 8
+    for name, block in parcel["theta"].rows.items():  # Eq. 9: the trained values themselves
+        assert torch.equal(block[sent[name]], desk["theta"][name][sent[name]])
+    assert parcel["samples"].tensor.tolist() == [1, 2]
+
+
+def test_the_first_layers_of_a_deep_model_send_a_tenth():
+    layout, _, parcel = upload(mlp(*(3,) * 19), clients=1)
+    sent = parcel["theta"].mask.sent
+    counts = [int(sum(sent[n].sum() for n in layer.tensors)) for layer in layout.layers]
+    assert counts[:3] == [math.ceil(0.1 * 111), math.ceil(0.1 * 12), math.ceil(0.15 * 12)]
+    assert counts[-1] == 12
+
+
+@pytest.mark.parametrize("buffers", ["follow", "local"])
+def test_statistics_go_whole_or_not_at_all(buffers):
+    layout, _, parcel = upload(convnorm(), buffers=buffers)
+    sent = parcel["theta"].mask.sent
+    statistics = [n for n, s in layout.specs.items() if not s.trainable]
+    assert len(statistics) == 4
+    assert all(sent[n].all() if buffers == "follow" else n not in sent for n in statistics)
+    unit = int(sum(sent[n][0].sum() for n in ("conv1.weight", "bn1.weight", "bn1.bias")))
+    assert unit == math.ceil(sum(layout.specs[n].size for n in ("conv1.weight", "bn1.weight", "bn1.bias")) / 3)
+
+
+@pytest.mark.parametrize(("model", "classes", "values"), [("cnn", 100, 692_324), ("cnn", 10, 646_154)])
+def test_bytes_are_values_and_a_bitmap(model, classes, values):
+    """2.77 MB and 0.12 MB of masks instead of 3.70 MB, for 100 classes."""
+    layout, _, parcel = upload(build(model, shape=(3, 32, 32), classes=classes), clients=1)
+    bytes_ = count_bytes(parcel, layout, 1)
+    bitmap = sum(math.ceil(spec.size / 8) for spec in layout.specs.values())
+    assert int(bytes_.values.sum()) == values
+    assert bytes_.total == 4 * values + bitmap + 8  # and n_k
+    if classes == 100:
+        assert (round(4 * values / 1e6, 2), round(bitmap / 1e6, 2), round(4 * layout.columns / 1e6, 2)) == (
+            2.77,
+            0.12,
+            3.70,
+        )
+
+
+# Line 12: the mean over those who sent
+
+
+def merged(unsent):
+    layout = describe(nn.Sequential(nn.Linear(4, 1, bias=False)))
+    rows = torch.tensor([[[1.0, 2.0, 3.0, 9.0]], [[5.0, 6.0, 9.0, 9.0]], [[9.0, 7.0, 9.0, 9.0]]])
+    sent = torch.tensor([[[1, 1, 1, 0]], [[1, 1, 0, 0]], [[0, 1, 0, 0]]]).bool()
+    up = Parcel({"theta": Field({"0.weight": rows}, mask=ColumnMask({"0.weight": sent}))}).poisoned(layout)
+    up = Parcel({**up, "samples": Field(torch.tensor([1, 3, 4]))})
+    rnd, server = SimpleNamespace(layout=layout), {"theta": {"0.weight": torch.tensor([[10.0, 20.0, 30.0, 40.0]])}}
+    merge = Mean(unsent=unsent)
+    sums = merge.fold(rnd, server, {}, up, torch.arange(3))
+    return merge.finish(rnd, server, sums)["theta"]["0.weight"].flatten()
+
+
+def test_the_mean_is_over_those_who_sent_and_what_nobody_sent_is_held():
+    close(merged("held"), [(1 + 15) / 4, (2 + 18 + 28) / 8, 3, 40])
+
+
+def test_the_letter_of_line_12_averages_zeros_in():
+    close(merged("zero"), [16 / 8, 48 / 8, 3 / 8, 0])
+
+
+def test_the_letter_of_line_12_collapses_the_base():
+    norms = {}
+    for unsent in ("held", "zero"):
+        sim = made(flayer(unsent=unsent, train=replace(TRAIN, epochs=1)), mlp(16, 8), rounds=8)
+        progress, norms[unsent] = sim.start(), []
+        for _ in range(8):
+            norms[unsent].append(float(progress.server["theta"]["fc1.weight"].norm()))
+            progress, _ = sim.round(progress, Matrix())
+    assert all(later < 0.8 * earlier for earlier, later in zip(norms["zero"][:5], norms["zero"][1:5], strict=False))
+    assert norms["zero"][-1] < 0.3 * norms["zero"][0]
+    assert min(norms["held"]) >= 0.99 * norms["held"][0]
+
+
+# Whole runs
+
+
+def cut(federation, seed, t, client, sgd, purpose="train"):
+    """The batches of a client: the keyed shuffle is all that is taken from the library."""
+    held = federation.split("train").of(client)
+    base = keys.keys(seed, t, torch.tensor([client]), f"{purpose}/0")
+    for epoch in range(sgd.epochs):
+        order = keys.shuffles(keys.fold(base, epoch), torch.tensor([len(held)]), len(held))[0]
+        yield from held[order].split(sgd.batch)
+
+
+def state(net):
+    tensors = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+    return {name: x.detach().clone() for name, x in tensors.items() if x.is_floating_point()}
+
+
+def is_statistic(name):
+    return "running" in name
+
+
+@dataclass
+class Plain:
+    """FLAYER client by client, with stock modules and autograd; layers are lists of prefixes."""
+
+    federation: object
+    server: nn.Module
+    layers: tuple[tuple[str, ...], ...]
+    s: int = 1
+    buffers: str = "follow"
+    unsent: str = "held"
+    least: float = 0.1
+    fixed: float | None = None
+    split: str = "train"
+    moment: str = "trained"
+    participation: float = 0.6
+    own: dict = field(default_factory=dict)
+    accuracy: dict = field(default_factory=dict)
+    cohorts: list = field(default_factory=list)
+
+    def __post_init__(self):
+        self.own = {k: state(self.server) for k in range(self.federation.clients)}  # Algorithm 1 line 1
+
+    def layer_of(self, name):
+        return next(i for i, prefixes in enumerate(self.layers, 1) if name.partition(".")[0] in prefixes)
+
+    def initialised(self, k):
+        net, world = copy.deepcopy(self.server), state(self.server)
+        A = self.accuracy.get(k, 0.0 if self.fixed is None else self.fixed)
+        start = dict(world)
+        for name, x in self.own[k].items():
+            if self.buffers == "local" and is_statistic(name):
+                start[name] = x
+            elif self.layer_of(name) > len(self.layers) - self.s:
+                start[name] = A * x + (1 - A) * world[name]
+        net.load_state_dict(start, strict=False)
+        return net
+
+    def descend(self, net, k, t):
+        net.train()
+        L = len(self.layers)
+        for samples in cut(self.federation, 0, t, k, TRAIN):
+            names, tensors = zip(*net.named_parameters(), strict=True)
+            loss = cross_entropy(net(self.federation.x[samples]), self.federation.y[samples])
+            gradients = dict(zip(names, torch.autograd.grad(loss, tensors), strict=True))
+            squares = [0.0] * (L + 1)
+            for name, g in gradients.items():
+                squares[self.layer_of(name)] += float(g.square().sum())
+            with torch.no_grad():
+                for name, p in zip(names, tensors, strict=True):
+                    i = self.layer_of(name)
+                    norm = max(math.sqrt(squares[i]), 1e-8)
+                    p -= TRAIN.lr * (1 + math.log(1 + 1 / norm) * i / L) * gradients[name]
+
+    def mask(self, before, after):
+        kept = {name: torch.ones_like(x) for name, x in after.items()}
+        L = len(self.layers)
+        for i in range(1, L + 1):
+            names = [n for n in after if self.layer_of(n) == i and not is_statistic(n)]
+            change = [(float(d), n, j) for n in names for j, d in enumerate((after[n] - before[n]).abs().flatten())]
+            ranked = sorted(range(len(change)), key=lambda j, change=change: (-change[j][0], j))
+            count = math.ceil(round(min(max(i / L, self.least), 1) * len(change), 6))
+            for j in ranked[count:]:
+                kept[change[j][1]].view(-1)[change[j][2]] = 0
+        return kept
+
+    def round(self, t):
+        N = self.federation.clients
+        cohort = keys.sample(0, t, N, int(self.participation * N)).tolist()
+        self.cohorts.append(cohort)
+        world, top_sum, weight, everyone = state(self.server), {}, {}, 0
+        for k in cohort:
+            net = self.initialised(k)
+            before, began = state(net), copy.deepcopy(net)
+            self.descend(net, k, t)
+            after, n = state(net), len(self.federation.split("train").of(k))
+            if self.fixed is None:
+                judged = net if self.moment == "trained" else began
+                self.accuracy[k] = share_correct(self.server, state(judged), *of(self.federation, k, self.split))
+            kept = self.mask(before, after)
+            everyone += n
+            for name, x in after.items():
+                top_sum[name] = top_sum.get(name, 0) + n * kept[name] * x
+                weight[name] = weight.get(name, 0) + n * kept[name]
+            self.own[k] = after
+        new = {}
+        for name, x in world.items():
+            if self.unsent == "zero":
+                new[name] = top_sum[name] / everyone
+            else:
+                new[name] = torch.where(weight[name] > 0, top_sum[name] / weight[name].clamp(min=1), x)
+            if self.buffers == "local" and is_statistic(name):
+                new[name] = x
+        self.server.load_state_dict(new, strict=False)
+
+
+CONV = (("conv1", "bn1"), ("conv2", "bn2"), ("fc",))
+CASES = {
+    "paper": ({}, {}, "follow"),
+    "local statistics": ({}, {}, "local"),
+    "two layers in the head": ({"s": 2}, {"s": 2}, "follow"),
+    "zeros averaged in": ({"unsent": "zero"}, {"unsent": "zero"}, "follow"),
+    "fixed accuracy": ({"accuracy": 0.3}, {"fixed": 0.3}, "follow"),
+    "validation, as initialised": (
+        {"accuracy": "validation", "accuracy_of": "initialised", "least": 0.5},
+        {"split": "validation", "moment": "initialised", "least": 0.5},
+        "follow",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_is_its_plain_loop(name):
+    """Three rounds, five ragged clients of which three take part, all three parts on."""
+    options, plain, buffers = CASES[name]
+    federation, module = tiny_federation(SIZES), convnorm().double()
+    alg = flayer(train=TRAIN, **options)
+    sim = made(alg, module, federation, participation=0.6, buffers=buffers, engine="stacked")
+    oracle = Plain(federation, copy.deepcopy(module), CONV, buffers=buffers, **plain)
+    progress = sim.start()
+    for t in range(3):
+        progress, report = sim.round(progress, Matrix())
+        oracle.round(t)
+        assert sorted(report.cohort.tolist()) == sorted(oracle.cohorts[t])
+    assert len(set(map(tuple, oracle.cohorts))) > 1
+    rows = everybody(sim, progress)
+    for k in range(5):
+        expected = state(oracle.initialised(k))
+        assert max(float((rows[n][k] - x).abs().max()) for n, x in expected.items()) < 1e-10
+    moved = max(float((rows[n] - x).abs().max()) for n, x in sim.setup.start.items())
+    assert moved > 1e-2
+    for k, A in oracle.accuracy.items():
+        close(progress.clients[k]["accuracy"], A)
+
+
+def test_each_part_alone_and_all_together_differ():
+    """Fig. 3's variants: from FedAvg, and from each other."""
+    models = {}
+    for name, alg in PARTS.items():
+        sim = made(alg, mlp(8, 6))
+        models[name] = everybody(sim, sim.run(Matrix()))
+    sim = made(fedavg(train=TRAIN), mlp(8, 6))
+    plain = everybody(sim, sim.run(Matrix()))
+    assert all(torch.equal(models["none"][n], plain[n]) for n in plain)
+    for a, b in combinations(PARTS, 2):
+        assert max(float((models[a][n] - models[b][n]).abs().max()) for n in plain) > 1e-3, (a, b)
+
+
+def test_masks_leave_something_out():
+    sim = made(flayer(train=TRAIN), mlp(8, 6))
+    _, report = sim.round(sim.start(), Matrix())
+    sizes = torch.tensor([sum(sim.setup.layout.specs[n].size for n in one.tensors) for one in sim.setup.layout.layers])
+    share = report.up.values / (5 * sizes)
+    assert [round(x, 2) for x in share.tolist()] == [0.33, 0.67, 1.0]
+
+
+# On real data
+
+
+@pytest.fixture
+def examples(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])
+    return SimpleNamespace(
+        parts=importlib.import_module("examples.flayer_parts"), cka=importlib.import_module("examples.flayer_cka")
+    )
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_layers_are_less_alike_the_nearer_they_are_to_the_output(examples, seed):
+    """Fig. 2: CKA after local training, on the digits."""
+    first, last = examples.cka.similarities(flayer(train=examples.cka.TRAIN), seed, rounds=3)
+    for similar in (first, last):
+        assert similar["fc1"] > similar["fc2"] + 0.02
+        assert similar["fc2"] > similar["fc"] + 0.05
+
+
+def test_early_on_mixing_the_head_helps_and_all_parts_help_more(examples):
+    """Fig. 3, models as received after eight rounds on the digits: 56 and 71 % where FedAvg has 22 %."""
+    reached = {
+        name: examples.parts.history(examples.parts.PARTS[name], 0, rounds=8, every=8)[-1]["test.received.accuracy"]
+        for name in ("FedAvg", "aggregation only", "FLAYER")
+    }
+    assert reached["FLAYER"] > reached["aggregation only"] + 0.05
+    assert reached["aggregation only"] > reached["FedAvg"] + 0.2
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"s": 0}, "s counts the layers of the head, at least 1, not 0"),
+        ({"least": -0.1}, "least is a share from 0 to 1, not -0.1"),
+        ({"least": 1.5}, "least is a share from 0 to 1, not 1.5"),
+        ({"accuracy": 1.5}, "a fixed accuracy is from 0 to 1, not 1.5"),
+        ({"accuracy": -1}, "a fixed accuracy is from 0 to 1, not -1"),
+        ({"accuracy": True}, "accuracy of flayer"),
+        ({"accuracy": "test"}, "train, validation"),
+        ({"accuracy": "validatoin"}, "did you mean 'validation'"),
+        ({"accuracy_of": "training"}, "trained, initialised"),
+        ({"unsent": "zeros"}, "did you mean 'zero'"),
+        ({"preset": "oficial"}, "did you mean 'official'"),
+        ({"preset": "official", "s": 2}, "takes no option but train"),
+        ({"preset": "official", "train": SGD(momentum=0.9)}, "plain SGD"),
+    ],
+)
+def test_bad_options_are_refused(options, said):
+    with pytest.raises(StrataError) as caught:
+        flayer(**options)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("module", "s", "said"),
+    [
+        (mlp(4), 2, "s is from 1 to 1"),
+        (mlp(4, 4, 4), 4, "s is from 1 to 3"),
+        (convnorm(), 3, "s is from 1 to 2"),
+        (mlp(), 1, "a model of one layer has no head to mix"),
+        (mlp(4), 5, "the model has 2: fc1, fc"),
+    ],
+)
+def test_a_head_that_leaves_no_base_is_refused(module, s, said):
+    with pytest.raises(RecordError, match=said):
+        made(flayer(s=s), module)
+
+
+def test_a_split_that_does_not_exist_is_refused():
+    nothing = from_splits([{"train": ([[0.0], [1.0]], [0, 1]), "test": ([[0.0]], [0])}] * 2, classes=2)
+    module = nn.Sequential(nn.Linear(1, 2), nn.Linear(2, 2))
+    with pytest.raises(DataError, match="needs the split 'validation', which some clients do not have"):
+        simulation(flayer(accuracy="validation"), nothing, module, rounds=1)
+
+
+def test_an_accuracy_needs_classes():
+    numbers = from_splits([{"train": ([[0.0], [1.0]], [[0.5], [1.0]])}])
+    module = nn.Sequential(nn.Linear(1, 2), nn.Linear(2, 1))
+    with pytest.raises(RecordError, match="an accuracy needs classes"):
+        simulation(flayer(), numbers, module, rounds=1)
+    simulation(flayer(accuracy=0.5), numbers, module, rounds=1)
+
+
+# What the authors' code does
+
+
+class Short(nn.Module):
+    """Convolutions of 3×3 and of 1×1, a hidden layer and a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 2, 3)
+        self.norm = nn.BatchNorm2d(2)
+        self.point = nn.Conv2d(2, 3, 1)
+        self.hidden = nn.Linear(48, 5)
+        self.fc = nn.Linear(5, CLASSES)
+
+    def forward(self, x):
+        z = torch.relu(self.point(torch.relu(self.norm(self.conv(x)))))
+        return self.fc(torch.relu(self.hidden(z.flatten(1))))
+
+
+def short():
+    torch.manual_seed(2)
+    return Short().double()
+
+
+def test_the_official_preset_says_aloud_that_it_leaks(caplog):
+    with caplog.at_level(logging.WARNING, "stratafl"):
+        made(flayer(preset="official"), short())
+    assert "the test accuracy of each client steers its training" in caplog.text
+    assert "not comparable" in caplog.text
+
+
+def test_nobody_is_given_the_test_split_without_saying_so():
+    with pytest.raises(DataError, match="asks for the test split"):
+        made(replace(official(), leaks=None), short())
+
+
+def test_official_rates_by_hand():
+    """The first child 1, the head 1/5, between them 20·(1 + i/(n − 1)·mean of ln(1 + 1/‖g‖) over its tensors)."""
+    layout = describe(mlp(2, 3))
+    assert children(layout) == ["fc1", "fc2", "fc"]
+    gradients = {n: torch.zeros(1, *s.shape).double() for n, s in layout.specs.items()}
+    gradients["fc2.weight"][0, 0, 0], gradients["fc2.bias"][0, 0] = 1.0, 0.1
+    close(child_rates(gradients, layout, 20.0), [[1, 20 * (1 + (math.log(2) + math.log(11)) / 2 / 2), 0.2]])
+    close(child_rates(gradients, layout, 1.0)[0, 1], 1 + (math.log(2) + math.log(11)) / 4)
+    deeper = describe(short())
+    assert children(deeper) == ["conv", "norm", "point", "hidden", "fc"]
+
+
+def test_kernel_masks_by_hand():
+    change = torch.arange(9.0).reshape(1, 1, 1, 3, 3)
+    assert kernel_mask(change, 0.5).flatten().tolist() == [False] * 4 + [True] * 5  # round(4.5) is 4
+    assert int(kernel_mask(change, 0.99).sum()) == 8  # at least one goes
+    assert int(kernel_mask(change, 0.01).sum()) == 1  # and one stays
+    assert not kernel_mask(torch.ones(2, 3, 4, 1, 1), 0.9).any()  # nothing stays of a 1×1 convolution
+    vector = kernel_mask(torch.tensor([[3.0, 1.0, 2.0, 0.0, 4.0]]), 0.6)
+    assert vector.tolist() == [[True, False, True, False, True]]
+    assert kernel_mask(torch.zeros(2, 3, 4), 0.1).all()  # a matrix is never masked
+
+
+def test_official_shares_go_by_tensor():
+    """clamp(index / tensors, 0.1, 0.9) from 0, everything of the last two."""
+    layout = describe(build("mlp", shape=SHAPE, classes=10, hidden=(10,) * 4))
+    generator = torch.Generator().manual_seed(0)
+    theta = {n: torch.randn(1, *s.shape, generator=generator) for n, s in layout.specs.items()}
+    desk = {"theta": theta, "anchor": {n: torch.zeros_like(x) for n, x in theta.items()}}
+    task = SimpleNamespace(sizes=lambda split: torch.ones(1, dtype=torch.int64))
+    sent = KernelTop()(SimpleNamespace(layout=layout), desk, task)["theta"].mask.sent
+    assert all(sent[n].all() for n in sent if n.endswith("weight"))
+    biases = [int(sent[f"fc{i}.bias"].sum()) for i in range(1, 5)]
+    assert biases == [10 - round(10 * (1 - max(i / 10, 0.1))) for i in (1, 3, 5, 7)]
+    assert sent["fc.bias"].all()
+
+
+@dataclass
+class PlainOfficial:
+    """The authors' code in plain loops, for the model `Short` with local statistics."""
+
+    federation: object
+    server: nn.Module
+    epochs: int = 2
+    lr: float = 0.01
+    batch: int = 5
+    middle: float = 20.0
+    own: dict = field(default_factory=dict)
+    accuracy: dict = field(default_factory=dict)
+
+    def batches(self, k):
+        held = self.federation.split("train").of(k)
+        return [b for b in held.split(self.batch) if len(b) == self.batch]  # in order, the last dropped
+
+    def gradients(self, net, samples):
+        loss = cross_entropy(net(self.federation.x[samples]), self.federation.y[samples])
+        names, tensors = zip(*net.named_parameters(), strict=True)
+        return dict(zip(names, torch.autograd.grad(loss, tensors), strict=True))
+
+    def initialised(self, k):
+        net, A = copy.deepcopy(self.server), self.accuracy.get(k, 0.0)
+        start = state(net)
+        for name, x in self.own.get(k, {}).items():
+            if is_statistic(name):
+                start[name] = x
+            elif name in ("fc.weight", "fc.bias"):
+                start[name] = A * x + (1 - A) * start[name]
+        net.load_state_dict(start, strict=False)
+        net.train()  # all of it: statistics move
+        for samples in self.batches(k):
+            gradients = self.gradients(net, samples)
+            with torch.no_grad():
+                for name in ("fc.weight", "fc.bias"):
+                    net.get_parameter(name).sub_(self.lr / 5 * gradients[name])
+        return net
+
+    def rates(self, gradients):
+        names = list(dict.fromkeys(n.partition(".")[0] for n in gradients))
+        rates = dict.fromkeys(names, 1.0) | {"fc": 0.2}
+        for i, child in enumerate(names[1:-1], 1):
+            logs = [math.log(1 + 1 / float(g.norm())) for n, g in gradients.items() if n.startswith(f"{child}.")]
+            rates[child] = self.middle * (1 + i / (len(names) - 1) * sum(logs) / len(logs))
+        return rates
+
+    def train(self, net, k):
+        net.train()
+        for _ in range(self.epochs):
+            for step, samples in enumerate(self.batches(k)):
+                gradients = self.gradients(net, samples)
+                if step == 0:
+                    rates = self.rates(gradients)
+                with torch.no_grad():
+                    for name, p in net.named_parameters():
+                        p -= self.lr * rates[name.partition(".")[0]] * gradients[name]
+
+    def round(self):
+        cohort = sorted(range(self.federation.clients), key=lambda k: -len(self.federation.split("train").of(k)))
+        sums, weights = {}, {}
+        for k in cohort:
+            net = self.initialised(k)
+            self.accuracy[k] = share_correct(self.server, state(net), *of(self.federation, k, "test"))
+            before = state(net)
+            self.train(net, k)
+            self.own[k] = after = state(net)
+            n, names = len(self.federation.split("train").of(k)), [n for n in after if not is_statistic(n)]
+            for i, name in enumerate(names):
+                change = (after[name] - before[name]).abs()
+                kept = self.kept(change, min(max(i / len(names), 0.1), 0.9), i >= len(names) - 2)
+                sums[name] = sums.get(name, 0) + n * kept * after[name]
+                weights[name] = weights.get(name, 0) + n * kept
+        world = state(self.server)
+        for name, total in sums.items():
+            world[name] = torch.where(weights[name] > 0, total / weights[name].clamp(min=1), world[name])
+        self.server.load_state_dict(world, strict=False)
+
+    def kept(self, change, keep, last):
+        kept = torch.ones_like(change)
+        if last or change.ndim == 2:
+            return kept
+        groups = change.flatten(0, 1).flatten(1) if change.ndim == 4 else change[None]
+        flags = kept.view(groups.shape)
+        for group, flag in zip(groups, flags, strict=True):
+            size = len(group)
+            pruned = round(size * (1 - keep))
+            if change.ndim == 4:
+                pruned = 1 if size == 1 else min(max(pruned, 1), size - 1)
+            flag[sorted(range(size), key=lambda j, group=group: (float(group[j]), j))[:pruned]] = 0
+        return kept
+
+
+def test_the_official_preset_is_its_plain_loop():
+    federation, module = tiny_federation((23, 14, 12, 7)), short()
+    train = SGD(lr=0.01, epochs=2, batch=5)
+    sim = made(flayer(preset="official", train=train), module, federation, buffers="local", engine="stacked")
+    oracle, progress = PlainOfficial(federation, copy.deepcopy(module)), sim.start()
+    for _ in range(3):
+        progress, report = sim.round(progress, Matrix())
+        oracle.round()
+    rows = everybody(sim, progress)
+    for k in range(4):
+        expected = state(oracle.initialised(k))
+        assert max(float((rows[n][k] - x).abs().max()) for n, x in expected.items()) < 1e-10
+        close(progress.clients[k]["accuracy"], oracle.accuracy[k])
+    assert len(set(oracle.accuracy.values())) > 1
+    assert torch.equal(progress.server["theta"]["point.weight"], module.point.weight.detach())  # never changes
+    assert not torch.equal(progress.clients[0]["theta"]["point.weight"], module.point.weight.detach())
+    assert not torch.equal(progress.server["theta"]["conv.weight"], module.conv.weight.detach())
+    assert report.notes["train/steps"].tolist() == [8, 4, 4, 2]
+
+
+def test_before_training_the_official_preset_trains_the_head_alone():
+    federation, module = tiny_federation((23, 14)), short()
+    sim = made(flayer(preset="official", train=SGD(lr=0.1, batch=5)), module, federation, buffers="local")
+    rows = everybody(sim, sim.start())
+    moved = {n for n, x in sim.setup.start.items() if not torch.equal(rows[n][0], x)}
+    assert moved == {"fc.weight", "fc.bias", "norm.running_mean", "norm.running_var"}
+    assert HEAD_RATE == 0.2
+
+
+@pytest.mark.parametrize(("p", "said"), [(0, "at least 1, not 0"), (10, "p is from 1 to 9 tensors of this model")])
+def test_official_heads_of_an_impossible_size_are_refused(p, said):
+    with pytest.raises(RecordError, match=said):
+        made(official(p=p), short())
+
+
+def test_official_batches_that_leave_nothing_are_refused():
+    with pytest.raises(DataError, match="drop_last with batches of 50 leaves nothing"):
+        made(flayer(preset="official", train=SGD(batch=50)), short())

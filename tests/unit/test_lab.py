@@ -1,0 +1,391 @@
+"""The layer laboratory: its numbers by hand, its lines for every method, and that looking changes and costs nothing."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from stratafl import trial as trial_module
+from stratafl.algorithms import ALGORITHMS, algorithm, fedalp, fedavg, fedlag, fedper, flayer, pfedla
+from stratafl.analysis import Lab, cka, lab
+from stratafl.analysis.cka import activations, mean_similarity, outlet
+from stratafl.analysis.lab import Bench, common, conflict_numbers, noted, told
+from stratafl.data import from_splits
+from stratafl.describe import columns, describe
+from stratafl.execute import Matrix, simulation
+from stratafl.experiment import Experiment, with_settings
+from stratafl.layout import Layout
+from stratafl.models import build
+from stratafl.policies import SGD
+from stratafl.runs import Run
+from stratafl.runs.files import read_lines
+from stratafl.state import expand
+from stratafl.task import engine
+from stratafl.testing import CLASSES, SHAPE, difference, everything, tiny_federation, tiny_model
+from stratafl.trial import Trial
+
+PLAIN = {"round", "layer", "columns", "bytes.down", "bytes.up"}
+ALWAYS = {"cka", "conflicts", "cosine", "update_norm", "sent"}
+ACTING = {  # settings in which methods that need time act at once
+    "fedalp": fedalp(groups=2, warmup=1),
+    "fedlag": fedlag(k=2, xi=0.0, warmup=0),
+    "flayer": flayer(s=1),
+    "pfedla": pfedla(hyper_lr=0.5),
+}
+
+
+@pytest.fixture(autouse=True)
+def untraced(monkeypatch):
+    """Steps are not traced: that takes most of the time of a short run."""
+    monkeypatch.setattr(engine, "patience", lambda _: float("inf"), raising=False)
+
+
+def made(alg, batchnorm=True, rounds=3, **options):
+    options = {"dtype": torch.float64, "participation": 0.5} | options
+    return simulation(alg, tiny_federation(), tiny_model(batchnorm), rounds=rounds, **options)
+
+
+def run(trial):
+    progress, entries = trial.sim.start(), []
+    while progress.t < trial.rounds:
+        progress, entry = trial.round(progress)
+        entries.append(entry)
+    return progress, entries
+
+
+def looked(entry):
+    return any("cka" in line for line in entry.layers)
+
+
+# Linear CKA
+
+
+def textbook(x, y):
+    """‖Yᵀ·X‖²_F / (‖Xᵀ·X‖_F·‖Yᵀ·Y‖_F) of centred features, pair by pair."""
+    x, y = (z.double() - z.double().mean(0) for z in (x, y))
+    return float((y.T @ x).square().sum() / ((x.T @ x).norm() * (y.T @ y).norm()))
+
+
+@pytest.fixture
+def features():
+    return torch.randn(4, 30, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def test_cka_is_the_textbook_formula_pair_by_pair(features):
+    similar = cka(features)
+    for i in range(4):
+        for j in range(4):
+            assert float(similar[i, j]) == pytest.approx(textbook(features[i], features[j]), abs=1e-12)
+            pair = cka(features[[i, j]])
+            assert float(pair[0, 1]) == pytest.approx(float(similar[i, j]), abs=1e-12)
+
+
+def test_cka_knows_rotation_scale_and_shift(features):
+    x = features[0]
+    rotation, _ = torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2)))
+    assert textbook(rotation, rotation) == pytest.approx(1)
+    stretched = x * torch.tensor([1.0, 1, 1, 1, 1, 20], dtype=torch.float64)
+    similar = cka(torch.stack([x, x @ rotation, -3 * x + 7, stretched]))
+    assert similar[0, :3].tolist() == pytest.approx([1, 1, 1])
+    assert float(similar[0, 3]) < 0.9  # but not for every linear map
+
+
+def test_cka_of_unrelated_features_is_low_and_of_orthogonal_ones_zero():
+    generator = torch.Generator().manual_seed(3)
+    many = torch.randn(2, 2000, 3, dtype=torch.float64, generator=generator)
+    assert float(cka(many)[0, 1]) < 0.01
+    t = torch.arange(64) * 2 * math.pi / 64
+    waves = torch.stack([torch.sin(t)[:, None], torch.sin(2 * t)[:, None]]).double()
+    assert float(cka(waves)[0, 1]) == pytest.approx(0, abs=1e-12)
+
+
+def test_cka_keeps_its_digits_in_single_precision(features):
+    far = features.float() + 100
+    assert float(cka(far)[0, 1]) == pytest.approx(textbook(far[0], far[1]), abs=1e-12)
+
+
+def test_the_mean_leaves_out_what_a_client_is_to_itself():
+    similar = torch.tensor([[1.0, 0.2, 0.4], [0.2, 1.0, 0.6], [0.4, 0.6, 1.0]])
+    assert mean_similarity(similar) == pytest.approx(0.4)
+    assert mean_similarity(torch.ones(1, 1)) is None
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "module", "block"])
+@pytest.mark.parametrize("name", ["mlp", "convnorm", "resnet18"])
+def test_what_layers_give_at_every_granularity(name, granularity):
+    torch.manual_seed(0)
+    options = {"hidden": (5,), "norm": True} if name == "mlp" else {}
+    shape = (3, 32, 32) if name == "resnet18" else SHAPE
+    module = build(name, shape=shape, classes=CLASSES, **options)
+    layout = describe(module, granularity=granularity)
+    rows = {n: x.clone() for n, x in expand(columns(module), 2).items()}
+    rows["fc.bias"][1] += 1
+    x = torch.randn(4, *shape)
+    seen = activations(module, rows, x, layout)
+    assert set(seen) == set(layout.names)
+    last = "fc.bias" if granularity == "tensor" else "fc"
+    with torch.no_grad():
+        torch.testing.assert_close(seen[last][0], module.eval()(x))
+    torch.testing.assert_close(seen[last][1], seen[last][0] + 1)
+
+
+def test_a_block_without_a_module_gives_what_its_last_part_gives():
+    with torch.device("meta"):
+        layout = describe(build("resnet18", shape=(3, 32, 32), classes=3), granularity="block")
+    assert [outlet(layer) for layer in layout.layers[:3]] == ["bn1", "layer1.0", "layer1.1"]
+
+
+def test_a_linear_base_is_seen_as_well():
+    sim = made(fedper(linear_base=True), participation=1.0, rounds=1)
+    _, (entry,) = run(Trial(sim, lab=Lab(1)))
+    assert all(0 <= line["cka"] <= 1 + 1e-12 for line in entry.layers)
+
+
+def test_samples_are_common_constant_and_of_the_test_split():
+    sim = made(fedavg())
+    held = {
+        tuple(x.flatten().tolist()) for x in sim.workshop.federation.x[sim.workshop.federation.split("test").indices]
+    }
+    x = common(sim, 10)
+    assert len(x) == 10
+    assert {tuple(one.flatten().tolist()) for one in x} <= held
+    assert torch.equal(x, common(made(fedlag(k=1, warmup=0), rounds=9), 10))
+    assert len(common(sim, 1000)) == len(held)
+
+
+def test_without_a_test_split_other_samples_are_taken():
+    data = from_splits([{"train": ([[0.0], [1.0]], [0, 1])}] * 3, classes=2)
+    sim = simulation(fedavg(), data, nn.Sequential(nn.Linear(1, 2), nn.Linear(2, 2)), rounds=1)
+    assert sorted(common(sim, 9).flatten().tolist()) == [0, 0, 0, 1, 1, 1]
+
+
+# Conflicts, cosines, norms, rates, shares
+
+
+@pytest.fixture
+def layout():
+    return describe(nn.Sequential(nn.Linear(1, 2), nn.Linear(2, 1, bias=False)))
+
+
+def test_conflicts_cosines_and_norms_by_hand(layout):
+    """Layer 0 has the updates (3, 4, 0, 0), (−3, −4, 0, 0), (0, 0, 5, 12); layer 1 has (1, 0), (1, 1), (0, 0)."""
+    update = {
+        "0.weight": torch.tensor([[[3.0], [4.0]], [[-3.0], [-4.0]], [[0.0], [0.0]]]),
+        "0.bias": torch.tensor([[0.0, 0.0], [0.0, 0.0], [5.0, 12.0]]),
+        "1.weight": torch.tensor([[[1.0, 0.0]], [[1.0, 1.0]], [[0.0, 0.0]]]),
+    }
+    found = conflict_numbers(update, layout)
+    assert found["conflicts"] == pytest.approx([1 / 3, 0])
+    assert found["cosine"] == pytest.approx([-1 / 3, math.sqrt(0.5) / 3])
+    assert found["update_norm"] == pytest.approx([(5 + 5 + 13) / 3, (1 + math.sqrt(2)) / 3])
+
+
+def test_an_update_is_what_was_trained_less_what_was_received():
+    sim, seen = made(flayer(), batchnorm=False, participation=1.0), {}
+    progress, _ = sim.round(sim.start(), Matrix())
+    bench = Bench(Lab(1), sim, sim.at(1))
+
+    def examine(group, before, after):
+        bench.collect(before, after)
+        seen.update({name: (after[name] - before[name]).flatten(1) for name in before})
+
+    lines = bench.lines(*sim.round(progress, Matrix(), examine=examine))
+    for line, name in zip(lines, ("fc1", "fc"), strict=True):
+        update = torch.cat([seen[f"{name}.weight"], seen[f"{name}.bias"]], 1)
+        cosine = torch.nn.functional.cosine_similarity(update[:, None], update[None], dim=-1)
+        pairs = cosine[torch.triu(torch.ones_like(cosine), 1).bool()]
+        assert line["update_norm"] == pytest.approx(float(update.norm(dim=1).mean()), abs=1e-12)
+        assert line["cosine"] == pytest.approx(float(pairs.mean()), abs=1e-12)
+        assert line["conflicts"] == pytest.approx(float((pairs < 0).double().mean()), abs=1e-12)
+
+
+def test_one_client_conflicts_with_nobody(layout):
+    update = {n: torch.ones(1, *s.shape) for n, s in layout.specs.items()}
+    assert set(conflict_numbers(update, layout)) == {"update_norm"}
+
+
+def test_layers_that_are_not_trained_have_no_updates():
+    module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, affine=False), nn.Linear(2, 2))
+    layout = describe(module)
+    update = {n: torch.ones(2, *s.shape) for n, s in layout.specs.items() if s.trainable}
+    assert conflict_numbers(update, layout)["cosine"] == [pytest.approx(1), None, pytest.approx(1)]
+
+
+def test_a_rate_is_the_rate_times_the_mean_factor():
+    """One step per client, so the factor is 1 + ln(1 + 1/‖g‖)·i/L, and the update is rate·g."""
+    sim = made(flayer(mask=False, guide=False, train=SGD(lr=0.1, batch=50)), batchnorm=False, participation=1.0)
+    moved = {}
+
+    def see(group, before, after):
+        moved.update({n: after[n] - before[n] for n in before})
+
+    _, report = sim.round(sim.start(), Matrix(), examine=see)
+    layout = sim.setup.layout
+    rates = report.notes["train/rates"]
+    norms = layout.norms(moved) / rates  # ‖g‖, if the rate is what it claims to be
+    i = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    torch.testing.assert_close(rates, 0.1 * (1 + torch.log1p(1 / norms) * i / 2), rtol=0, atol=1e-12)
+    torch.testing.assert_close(torch.tensor(noted(report, layout)["train.rate"]).double(), rates.mean(0))
+
+
+def test_shares_that_were_sent():
+    _, (entry, *_) = run(Trial(made(flayer(), participation=1.0, batchnorm=False), lab=Lab(1)))
+    sizes = {line["layer"]: line["columns"] for line in entry.layers}
+    assert sizes == {"fc1": 296, "fc": 27}
+    assert [line["sent"] for line in entry.layers] == pytest.approx([0.5, 1.0])
+    _, (entry, *_) = run(Trial(made(fedper(), participation=1.0, batchnorm=False), lab=Lab(1)))
+    assert [line["sent"] for line in entry.layers] == [1.0, 0.0]
+
+
+def test_the_weight_of_the_own_head_is_told():
+    sim = made(flayer(), batchnorm=False)
+    _, entries = run(Trial(sim, lab=Lab(1)))
+    assert [line["mix.own"] for line in entries[0].layers] == [0, 0]  # nobody has an accuracy yet
+    assert entries[-1].layers[0]["mix.own"] == 0
+    assert 0 < entries[-1].layers[1]["mix.own"] <= 1
+    _, official = run(Trial(made(flayer(preset="official"), batchnorm=False), lab=Lab(1)))
+    assert 0 < official[-1].layers[1]["mix.own"] <= 1
+    assert official[-1].layers[1]["train.rate"] == pytest.approx(0.05 / 5, rel=1e-6)
+
+
+# What methods tell
+
+
+def test_alpha_psi_and_conflicts_are_told_layer_by_layer():
+    names = made(fedavg()).setup.layout.names
+    entries = {name: run(Trial(made(alg, rounds=4), lab=Lab(1)))[1][-1] for name, alg in ACTING.items()}
+    for entry in entries.values():
+        assert [line["layer"] for line in entry.layers] == list(names)
+    alpha = torch.tensor([line["alpha"] for line in entries["pfedla"].layers])
+    assert alpha.shape == (5, 6, 6)
+    torch.testing.assert_close(alpha.sum(-1), torch.ones(5, 6))
+    assert all(len(line["psi"]) == 2 and min(line["psi"]) >= 0 for line in entries["fedalp"].layers)
+    assert all({"conflicting_pairs", "personal"} <= set(line) for line in entries["fedlag"].layers)
+
+
+def test_a_large_matrix_is_told_by_its_mean(monkeypatch):
+    monkeypatch.setattr(lab, "ENTRIES", 35)
+    sim = made(pfedla())
+    progress, _ = sim.round(sim.start(), Matrix())
+    assert told(sim, progress, sim.setup.layout)["alpha"] == pytest.approx([1 / 6] * 5)
+    monkeypatch.setattr(lab, "ENTRIES", 36)
+    assert len(told(sim, progress, sim.setup.layout)["alpha"][0]) == 6
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_every_method_has_its_lines(name):
+    sim = made(ACTING.get(name) or algorithm(name), rounds=2)
+    _, entries = run(Trial(sim, lab=Lab(2)))
+    assert [looked(entry) for entry in entries] == [True, True]
+    for line in entries[-1].layers:
+        assert set(line) >= PLAIN | ALWAYS
+        assert 0 <= line["cka"] <= 1 + 1e-9
+        assert -1 - 1e-9 <= line["cosine"] <= 1 + 1e-9
+        assert 0 <= line["conflicts"] <= 1
+        assert line["update_norm"] > 0
+    json.dumps([entry.layers for entry in entries], allow_nan=False)
+
+
+def test_numbers_that_are_not_finite_are_null():
+    """A run that has diverged can still be written."""
+    sim = made(flayer(train=SGD(lr=1e30)), rounds=2, dtype=torch.float32)
+    _, entries = run(Trial(sim, lab=Lab(1)))
+    text = json.dumps(entries[-1].layers, allow_nan=False)
+    assert "null" in text
+
+
+# When, on whom, at what cost
+
+
+@pytest.mark.parametrize(("every", "expected"), [(0, []), (1, [1, 2, 3, 4, 5]), (2, [1, 2, 4]), (3, [1, 3]), (10, [1])])
+def test_every_so_many_rounds_and_always_the_first(every, expected):
+    assert [t + 1 for t in range(5) if Lab(every).due(t)] == expected
+
+
+def test_only_so_many_clients_are_looked_at():
+    sim = made(fedavg(), participation=1.0)
+    for chunk in (None, 1, 4):
+        bench, seen = Bench(Lab(1, clients=3), sim, sim.at(0)), []
+        examine = lambda group, before, after, bench=bench: bench.collect(before, after)  # noqa: E731
+        sim.round(sim.start(), Matrix() if chunk is None else Matrix(chunk=chunk), examine=examine)
+        seen = sum(len(next(iter(rows.values()))) for rows in bench._trained)
+        assert seen == 3
+
+
+@pytest.mark.parametrize("name", ["fedlag", "flayer", "pfedla"])
+def test_the_laboratory_changes_nothing(name):
+    sim = made(ACTING[name])
+    (plain, without), (watched, looks) = run(Trial(sim)), run(Trial(sim, lab=Lab(1)))
+    assert difference(everything(sim, plain), everything(sim, watched)) == 0
+    for a, b in zip(without, looks, strict=True):
+        drop = lambda line: {k: v for k, v in line.items() if not k.startswith("seconds")}  # noqa: E731
+        assert drop(a.round) == drop(b.round)
+        assert a.clients == b.clients
+        assert a.layers == [{k: v for k, v in line.items() if k in PLAIN} for line in b.layers]
+
+
+def test_when_off_nothing_of_it_is_called(monkeypatch):
+    calls = []
+
+    def counted(name, function):
+        return lambda *a, **k: (calls.append(name), function(*a, **k))[1]
+
+    for name in ("activations", "cka", "conflict_numbers", "told", "noted", "common"):
+        monkeypatch.setattr(lab, name, counted(name, getattr(lab, name)))
+    monkeypatch.setattr(trial_module, "Bench", counted("Bench", Bench))
+    monkeypatch.setattr(Layout, "gram", counted("gram", Layout.gram))
+    sim = made(fedavg())
+    run(Trial(sim))
+    assert calls == []
+    examined = []
+    real = type(sim).round
+    monkeypatch.setattr(
+        type(sim),
+        "round",
+        lambda self, p, e, examine=None: (examined.append(examine), real(self, p, e, examine=examine))[1],
+    )
+    run(Trial(sim, every=3))
+    assert [examine is None for examine in examined] == [True, True, False]  # only the evaluated round is examined
+    run(Trial(sim, lab=Lab(2)))
+    layers = len(sim.setup.layout.layers)
+    assert {name: calls.count(name) for name in set(calls)} == {
+        "Bench": 2,
+        "activations": 2,
+        "common": 2,
+        "conflict_numbers": 2,
+        "gram": 2,
+        "told": 2,
+        "noted": 2,
+        "cka": 2 * layers,
+    }
+
+
+SETTINGS = (
+    "algorithm.name=flayer",
+    "run.rounds=4",
+    "run.checkpoint=1",
+    "evaluate.lab=2",
+    "evaluate.every=4",
+    "data.clients=4",
+    "data.alpha=1.0",
+    "model.hidden=[8]",
+)
+
+
+def test_a_resumed_run_has_the_same_lines(tmp_path):
+    experiment = with_settings(Experiment(), SETTINGS)
+    with Run.create(experiment, tmp_path / "whole") as whole:
+        assert len(list(whole.rounds())) == 4
+    with Run.create(experiment, tmp_path / "part") as part:
+        for line in part.rounds():
+            if line["round"] == 3:
+                break
+    with Run.open(tmp_path / "part") as again:
+        assert [line["round"] for line in again.rounds()] == [4]
+    whole, part = (read_lines(tmp_path / name / "layers.jsonl") for name in ("whole", "part"))
+    assert whole == part
+    assert [line["round"] for line in whole] == [1, 1, 2, 2, 3, 3, 4, 4]
+    assert [line["round"] for line in whole if "cka" in line] == [1, 1, 2, 2, 4, 4]
+    assert {key for line in whole for key in line} == PLAIN | ALWAYS | {"train.rate", "mix.own"}
