@@ -155,7 +155,11 @@ class Algorithm(ABC):
         return rows_of(memory, self.row)
 
     def tell(self, rnd: Round, server: State) -> dict[str, Tensor]:
-        """Server: what is worth recording of its state, each a number or `[L, …]`; nothing may depend on it."""
+        """Server: what is worth looking at, each `[L, …]`; asked by the laboratory only."""
+        return {}
+
+    def costs(self, rnd: Round, server: State) -> dict[str, float]:
+        """Server: costs besides those between clients and server, such as `bytes.between` servers; recorded always."""
         return {}
 
     def admit(self, rnd: Round, server: State, ids: Tensor) -> Parcel:

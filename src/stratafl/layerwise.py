@@ -207,6 +207,11 @@ class Layerwise(Algorithm):
         told = (step.tell(rnd, server) for step in self.steps if hasattr(step, "tell"))
         return {name: value for each in told for name, value in each.items()}
 
+    def costs(self, rnd: Round, server: State) -> dict[str, float]:
+        """What the steps that cost something else cost."""
+        each = (step.costs(rnd, server) for step in self.steps if hasattr(step, "costs"))
+        return {name: value for costs in each for name, value in costs.items()}
+
     def deploy(self, rnd: Round, memory: State, task: "Task") -> Rows:
         """The row after the tune steps, on a copy."""
         return rows_of(_after(self.tune, rnd, memory, task), self.row)

@@ -118,7 +118,7 @@ class Layout:
     def cross(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
         """`[L, C, N]`: the inner products of the trainable columns of all rows of `a` with all rows of `b`."""
         names = [name for name, spec in self._of(a) if spec.trainable]
-        return self._per_layer({n: a[n].flatten(1) @ b[n].flatten(1).T for n in names}, dim=0)
+        return self._per_layer({n: _flat(a[n]) @ _flat(b[n]).T for n in names}, dim=0)
 
     def blend(self, weights: Tensor, rows: Mapping[str, Tensor], statistics: Tensor | None = None) -> Rows:
         """Mix rows: block by block `W_l · Θ_l`, for `weights` `[L, C, N]` or `[C, N]`, rows `[N, …]`.
@@ -131,7 +131,7 @@ class Layout:
                 return statistics
             return weights[spec.layer] if weights.ndim == 3 else weights
 
-        return {n: (weight(s) @ rows[n].reshape(len(rows[n]), -1)).reshape(-1, *s.shape) for n, s in self._of(rows)}
+        return {n: (weight(s) @ _flat(rows[n])).reshape(-1, *s.shape) for n, s in self._of(rows)}
 
     def mask(self, chosen: Mapping[str, Tensor], a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Rows:
         """Column by column `a` where chosen, else `b`; `chosen` broadcasts (as `spread` gives it) or is dense."""
@@ -148,6 +148,10 @@ class Layout:
         for name, part in parts.items():
             sums[self.specs[name].layer] = sums[self.specs[name].layer] + part
         return torch.stack(sums, dim)
+
+
+def _flat(rows: Tensor) -> Tensor:
+    return rows.reshape(len(rows), -1)  # not flatten(1), which a parameter without axes has not
 
 
 def _row_dot(a: Tensor, b: Tensor) -> Tensor:

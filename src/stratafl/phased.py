@@ -167,6 +167,10 @@ class Phased(Algorithm):
         """What the round's phase tells."""
         return self.records[rnd.plan.phase].tell(rnd, server)
 
+    def costs(self, rnd: Round, server: State) -> dict[str, float]:
+        """What the round's phase costs besides."""
+        return self.records[rnd.plan.phase].costs(rnd, server)
+
     def deploy(self, rnd: Round, memory: State, task: "Task") -> Rows:
         """What the round's phase deploys."""
         return self.records[rnd.plan.phase].deploy(rnd, memory, task)

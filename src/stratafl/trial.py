@@ -62,9 +62,11 @@ class Trial:
         evaluated = self._evaluated(rnd)
         bench = Bench(self.lab, self.sim, rnd) if self.lab.due(rnd.t) else None
         examiner = _Examiner(self, rnd, evaluated, bench)
-        watched = evaluated or bench is not None
-        progress, report = self.sim.round(progress, self.executor, examine=examiner if watched else None)
-        line: Line = {"round": progress.t, "phase": rnd.plan.phase, **cost_line(report), **self._told(progress)}
+        examined = evaluated or bench is not None
+        progress, report = self.sim.round(
+            progress, self.executor, examine=examiner if examined else None, watched=bench is not None
+        )
+        line: Line = {"round": progress.t, "phase": rnd.plan.phase, **cost_line(report), **self._costs(progress)}
         line["seconds.train"] -= examiner.seconds
         begin = time.perf_counter()
         scores, clients = self._evaluation(progress, examiner) if evaluated else ({}, [])
@@ -74,10 +76,8 @@ class Trial:
         layers = [{"round": progress.t, **each, **more} for each, more in zip(plain, seen, strict=True)]
         return progress, Entry(line, [{"round": progress.t, **each} for each in clients], layers)
 
-    def _told(self, progress: Progress) -> Line:
-        """The numbers that the algorithm tells of its server, such as bytes between servers."""
-        told = self.sim.algorithm.tell(self.sim.at(progress.t), progress.server)
-        return {name: float(value) for name, value in told.items() if value.ndim == 0}
+    def _costs(self, progress: Progress) -> dict[str, float]:
+        return self.sim.algorithm.costs(self.sim.at(progress.t), progress.server)
 
     def _evaluated(self, rnd: Round) -> bool:
         return rnd.plan.evaluated and ((rnd.t + 1) % self.every == 0 or rnd.t + 1 == self.rounds)

@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 from cli_helpers import SMALL, TINY, Result, checked_line, command, journals, snapshot
 
+from stratafl.algorithms import ALGORITHMS
 from stratafl.cli import run
 
-METHODS = "(there is: fedavg, fedbn, fedper, fedprox, fedrep, lgfedavg, local)"
+METHODS = f"(there is: {', '.join(sorted(ALGORITHMS))})"
 
 
 # --- names

@@ -187,7 +187,7 @@ def test_phased_keeps_the_contract():
 
 
 @record
-class StoreRows:
+class KeepRows:
     """Each upload replaces the row of who sent it."""
 
     reads = ("up.theta", "models")
@@ -220,7 +220,7 @@ def row_keeper(serve, mix=Take()):
         mix=(mix,),
         train=(SGD(),),
         send=(Upload(),),
-        merge=(StoreRows(),),
+        merge=(KeepRows(),),
         server={"models": Start(per_client=True)},
         client={"theta": Start(select("none"))},
     )

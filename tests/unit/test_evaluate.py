@@ -286,7 +286,7 @@ def test_trained_models_are_those_of_a_plain_round():
     first, _ = sim.round(sim.start(), Matrix())
     seen = []
 
-    def examine(ids, rows):
+    def examine(ids, received, rows):
         seen.append((ids, score_trained(sim, sim.at(1), rows, ids, SPLITS)))
 
     _, report = sim.round(first, Matrix(chunk=2), examine=examine)

@@ -204,7 +204,7 @@ def test_two_steps_by_hand():
         module[1].weight.fill_(2.0)
     data = from_splits([{"train": ([[3.0]], [[1.0]])}], dtype=torch.float64)
     sim = made(flayer(guide=False, mask=False, train=SGD(lr=0.01, epochs=2)), module, data, rounds=1)
-    progress, report = sim.round(sim.start(), Matrix())
+    progress, report = sim.round(sim.start(), Matrix(), watched=True)
     w, rates = [0.5, 2.0], []
     for _ in range(2):
         residual = 2 * (w[0] * w[1] * 3 - 1) * 3

@@ -221,7 +221,7 @@ def test_a_rate_is_the_rate_times_the_mean_factor():
     def see(group, before, after):
         moved.update({n: after[n] - before[n] for n in before})
 
-    _, report = sim.round(sim.start(), Matrix(), examine=see)
+    _, report = sim.round(sim.start(), Matrix(), examine=see, watched=True)
     layout = sim.setup.layout
     rates = report.notes["train/rates"]
     norms = layout.norms(moved) / rates  # ‖g‖, if the rate is what it claims to be
@@ -344,7 +344,10 @@ def test_when_off_nothing_of_it_is_called(monkeypatch):
     monkeypatch.setattr(
         type(sim),
         "round",
-        lambda self, p, e, examine=None: (examined.append(examine), real(self, p, e, examine=examine))[1],
+        lambda self, p, e, examine, watched: (
+            examined.append(examine),
+            real(self, p, e, examine=examine, watched=watched),
+        )[1],
     )
     run(Trial(sim, every=3))
     assert [examine is None for examine in examined] == [True, True, False]  # only the evaluated round is examined

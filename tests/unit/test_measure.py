@@ -27,7 +27,7 @@ def of_accuracies(shares):
 
 
 def report(notes, down=(8, 8), up=(4, 5), seconds=(3.0, 0.5)):
-    sides = [Bytes(torch.tensor(each), torch.tensor([sum(each)]), 0) for each in (down, up)]
+    sides = [Bytes(torch.tensor(each), torch.tensor([sum(each)]), 0, torch.tensor([0])) for each in (down, up)]
     return Report(torch.arange(len(down)), *sides, notes, *seconds)
 
 
@@ -251,7 +251,9 @@ def test_what_is_personal_sends_nothing():
 
 def test_both_directions_of_a_layer_are_told_apart():
     layout = describe(build("mlp", shape=(2,), classes=2, hidden=(3,)))
-    down, up = Bytes(torch.tensor([33]), torch.tensor([10, 20]), 3), Bytes(torch.tensor([7]), torch.tensor([4, 3]), 0)
+    none = torch.zeros(2)
+    down = Bytes(torch.tensor([33]), torch.tensor([10, 20]), 3, none)
+    up = Bytes(torch.tensor([7]), torch.tensor([4, 3]), 0, none)
     assert layer_lines(Report(torch.tensor([0]), down, up, {}, 0.0, 0.0), layout) == [
         {"layer": "fc1", "columns": 9, "bytes.down": 10, "bytes.up": 4},
         {"layer": "fc", "columns": 8, "bytes.down": 20, "bytes.up": 3},

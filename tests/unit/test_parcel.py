@@ -130,8 +130,9 @@ def test_a_layer_mask_of_nine_layers_takes_two_bytes():
 
 
 def test_bytes_of_groups_add_up():
-    parts = [Bytes(torch.tensor([1, 2]), torch.tensor([3, 0]), 4), Bytes(torch.tensor([5]), torch.tensor([0, 6]), 7)]
-    both = parts[0] + parts[1]
+    one = Bytes(torch.tensor([1, 2]), torch.tensor([3, 0]), 4, torch.tensor([1, 0]))
+    both = one + Bytes(torch.tensor([5]), torch.tensor([0, 6]), 7, torch.tensor([0, 2]))
+    assert both.values.tolist() == [1, 2]
     assert (both.clients.tolist(), both.layers.tolist(), both.other, both.total) == ([1, 2, 5], [3, 6], 11, 8)
 
 

@@ -243,12 +243,12 @@ def test_weights_of_a_mean_are_checked():
 def test_models_right_after_training_can_be_examined():
     sim, seen = tiny(local()), {}
     progress, _ = sim.round(
-        sim.start(), Matrix(chunk=2), examine=lambda ids, rows: seen.update({int(i): rows for i in ids})
+        sim.start(), Matrix(chunk=2), examine=lambda ids, _, rows: seen.update({int(i): rows for i in ids})
     )
     assert set(seen) == set(range(len(SIZES)))
     sim = tiny(fedper())
     got = {}
-    progress, _ = sim.round(sim.start(), Matrix(chunk=1), examine=lambda ids, rows: got.update({int(ids): rows}))
+    progress, _ = sim.round(sim.start(), Matrix(chunk=1), examine=lambda ids, _, rows: got.update({int(ids): rows}))
     for client, rows in got.items():
         assert torch.equal(rows["fc.weight"][0], progress.clients[client]["theta"]["fc.weight"])
         assert not torch.equal(rows["conv1.weight"][0], progress.server["theta"]["conv1.weight"])

@@ -229,10 +229,13 @@ class LearnGroups:
         return {"theta": world, "group": new, "active": (weight > 0).sum().to(active.dtype)}
 
     def tell(self, rnd: Round, server: State) -> dict[str, Tensor]:
-        """Ψ of every group, and the bytes between the servers: a model each way for each group that took part."""
+        """Ψ of every group, layer by layer."""
+        return {"psi": tensor_of(server, "psi").T}
+
+    def costs(self, rnd: Round, server: State) -> dict[str, float]:
+        """The bytes between the servers: a model each way for each group that took part."""
         model = sum(x.numel() * x.element_size() for x in rows_of(server, "theta").values())
-        between = tensor_of(server, "active").double() * 2 * model  # a float32 would round the bytes of a large model
-        return {"psi": tensor_of(server, "psi").T, "bytes.between": between}
+        return {"bytes.between": float(tensor_of(server, "active")) * 2 * model}
 
 
 def _zeros(group: Rows) -> Rows:

@@ -98,7 +98,7 @@ def conflict_numbers(update: Rows, layout: Layout) -> dict[str, list[float | Non
 
 def told(sim: Simulation, progress: Progress, layout: Layout) -> dict[str, list[object]]:
     """What the algorithm tells about its layers, whole where it is small, and the mean of each layer where not."""
-    values = {k: v for k, v in sim.algorithm.tell(sim.at(progress.t), progress.server).items() if v.ndim}
+    values = sim.algorithm.tell(sim.at(progress.t), progress.server)
     return {k: (v if v[0].numel() <= ENTRIES else v.flatten(1).mean(1)).tolist() for k, v in values.items()}
 
 

@@ -66,6 +66,7 @@ def run_round(
     clients: Mapping[int, State],
     ids: Tensor,
     examine: Examiner | None = None,
+    watched: bool = False,
 ) -> tuple[State, dict[int, State], Report]:
     """The server's next state, the memories that changed, and what it cost; nothing given is written to.
 
@@ -79,7 +80,7 @@ def run_round(
     served = 0.0
     begin = time.perf_counter()
     for group in executor.groups(sim, ids):
-        task = sim.task(group, rnd)
+        task = sim.task(group, rnd, watched)
         with executor.stage("download", group, layout) as watch:
             parcel = algorithm.download(rnd, server, group)
             down = count_bytes(parcel, layout, len(group))

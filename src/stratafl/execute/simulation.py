@@ -102,9 +102,9 @@ class Simulation:
         sizes = self.workshop.federation.counts("train")[ids]
         return ids[torch.argsort(sizes, descending=True, stable=True)]
 
-    def task(self, ids: Tensor, rnd: Round) -> Task:
+    def task(self, ids: Tensor, rnd: Round, watched: bool = False) -> Task:
         """The task of these clients, with the splits that the algorithm declares."""
-        return self.workshop.task(ids, rnd, self.algorithm.splits)
+        return self.workshop.task(ids, rnd, self.algorithm.splits, watched)
 
     def memories(self, clients: Mapping[int, State], ids: Tensor) -> State:
         """The memories of these clients, side by side; who has none enrols."""
@@ -116,12 +116,22 @@ class Simulation:
         return self.algorithm.enrol(self.setup, torch.tensor([client]))
 
     def round(
-        self, progress: Progress, executor: Executor, ids: Tensor | None = None, examine: Examiner | None = None
+        self,
+        progress: Progress,
+        executor: Executor,
+        ids: Tensor | None = None,
+        examine: Examiner | None = None,
+        watched: bool = False,
     ) -> tuple[Progress, Report]:
-        """One round; `ids` overrides the cohort, `examine` is shown models right after training."""
+        """One round; `ids` overrides the cohort, `examine` is shown models right after training.
+
+        `watched` has steps note what costs time to note, such as the mean rate of every layer.
+        """
         rnd = self.at(progress.t)
         cohort = self.cohort(rnd) if ids is None else self.checked(ids)
-        server, changed, report = run_round(self, executor, rnd, progress.server, progress.clients, cohort, examine)
+        server, changed, report = run_round(
+            self, executor, rnd, progress.server, progress.clients, cohort, examine, watched
+        )
         return Progress(progress.t + 1, server, {**progress.clients, **changed}), report
 
     def run(self, executor: Executor) -> Progress:

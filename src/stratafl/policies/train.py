@@ -99,7 +99,7 @@ class SGD:
         )
         task.note(f"{self.purpose}/loss", tensor_of(after, "loss") / tensor_of(after, "steps").clamp(min=1))
         task.note(f"{self.purpose}/steps", tensor_of(after, "steps"))
-        if self.rates:
+        if "factors" in after:
             mean = tensor_of(after, "factors") / tensor_of(after, "steps").clamp(min=1)[:, None]
             task.note(f"{self.purpose}/rates", rate * mean)
         known = {name: value for name, value in after.items() if name not in ("row", "velocity", "factors")}

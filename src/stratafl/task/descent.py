@@ -66,7 +66,7 @@ def descend(task: Task, descent: Descent, row: Rows, desk: Mapping[str, Value], 
         "velocity": {n: torch.zeros_like(row[n]) for n in descent.trained} if descent.momentum else {},
     }
     carry |= {name: desk[name] for name in objective.carries}
-    if descent.rates:
+    if descent.rates and task.watched:
         carry["factors"] = next(iter(row.values())).new_zeros(count, len(task.layout.layers))
     reads = [*objective.frozen, *objective.constants, *(r for e in (*descent.edits, *descent.rates) for r in e.reads)]
     constants = {name: desk[name] for name in reads}
@@ -100,7 +100,7 @@ def _step(task: Task, descent: Descent, rate: Tensor) -> Callable[[State, State,
             "steps": tensor_of(carry, "steps") + 1,
             "loss": tensor_of(carry, "loss") + out.loss.detach().double(),
         }
-        if descent.rates:
+        if "factors" in carry:
             counted["factors"] = tensor_of(carry, "factors") + _by_layer(factors, row, task.layout)
         return {"row": {**row, **out.statistics}, "velocity": velocity, **counted, **out.carry}
 

@@ -36,9 +36,9 @@ class Workshop:
     smallest_batch: int = 1
     features: int = 0  # the width of what the head is given
 
-    def task(self, ids: Tensor, rnd: Round, splits: tuple[str, ...] = ("train",)) -> "Task":
+    def task(self, ids: Tensor, rnd: Round, splits: tuple[str, ...] = ("train",), watched: bool = False) -> "Task":
         """The task of these clients in this round, with the splits they may look at."""
-        return Task(self, ids, rnd, splits)
+        return Task(self, ids, rnd, splits, watched)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +72,9 @@ class _Reel:
 class Task:
     """What C clients can do with their data in one round."""
 
-    def __init__(self, workshop: Workshop, ids: Tensor, rnd: Round, splits: tuple[str, ...]) -> None:
+    def __init__(
+        self, workshop: Workshop, ids: Tensor, rnd: Round, splits: tuple[str, ...], watched: bool = False
+    ) -> None:
         if len(ids) == 0:
             raise DataError("the cohort is empty: a round needs at least one client")
         self._shop, self._rnd, self._splits = workshop, rnd, splits
@@ -80,6 +82,7 @@ class Task:
         self._hosted = ids.tolist()
         self.layout = workshop.layout
         self.classes = workshop.federation.classes
+        self.watched = watched  # whether anybody reads what costs time to note
         self.notes: dict[str, Tensor] = {}
 
     def __len__(self) -> int:
