@@ -23,7 +23,7 @@ from stratafl.layout import Buffers, Granularity, Rows
 from stratafl.models import load_weights
 from stratafl.state import State, flatten, join, pick, unflatten
 from stratafl.task import Task, Workshop, workshop
-from stratafl.task.workshop import EngineName
+from stratafl.task.workshop import Choice, EngineName
 
 log = logging.getLogger("stratafl")
 ModelSource = nn.Module | Callable[[], nn.Module]
@@ -157,6 +157,8 @@ def simulation(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     engine: EngineName = "auto",
+    graphs: Choice = "auto",
+    compile: Choice = "auto",
     memory: int | None = None,
     newcomers: int = 0,
 ) -> Simulation:
@@ -191,7 +193,7 @@ def simulation(
         return {name: torch.stack([one[name] for one in each]).to(device) for name in layout.specs}
 
     start = {name: tensor.clone().to(device) for name, tensor in columns(module).items()}
-    shop = workshop(federation, module, layout, head=head, device=device, engine=engine)
+    shop = workshop(federation, module, layout, head=head, device=device, engine=engine, graphs=graphs, compile=compile)
     clients, classes = federation.clients - newcomers, federation.classes
     setup = Setup(layout, start, fresh, clients, rounds, seed, classes, shop.features, participation)
     algorithm.check(setup)

@@ -1,7 +1,7 @@
 """Minibatch descent of all clients: one step of it, in place on rows that belong to it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -37,7 +37,10 @@ class Rate(Protocol):
         """One factor per layer (as `spread` gives it) or per column."""
 
 
-@dataclass(frozen=True, eq=False)
+RATE = "learning rate"  # a constant of the scan, so that a step which is kept from round to round sees today's
+
+
+@dataclass(frozen=True)
 class Descent:
     """What a step of descent does."""
 
@@ -70,15 +73,16 @@ def descend(task: Task, descent: Descent, row: Rows, desk: Mapping[str, Value], 
         carry["factors"] = next(iter(row.values())).new_zeros(count, len(task.layout.layers))
     reads = [*objective.frozen, *objective.constants, *(r for e in (*descent.edits, *descent.rates) for r in e.reads)]
     constants = {name: desk[name] for name in reads}
-    rate = torch.tensor(descent.lr, dtype=next(iter(row.values())).dtype, device=device)
-    return task.scan(_step(task, descent, rate), carry, constants=constants, **batches)  # type: ignore[arg-type]
+    constants[RATE] = torch.tensor(descent.lr, dtype=next(iter(row.values())).dtype, device=device).expand(count)
+    name = (replace(descent, lr=0.0), "factors" in carry)
+    return task.scan(_step(task, descent), carry, constants=constants, name=name, **batches)  # type: ignore[arg-type]
 
 
-def _step(task: Task, descent: Descent, rate: Tensor) -> Callable[[State, State, Stack], State]:
+def _step(task: Task, descent: Descent) -> Callable[[State, State, Stack], State]:
     objective = descent.objective
 
     def step(carry: State, desk: State, stack: Stack) -> State:
-        row = rows_of(carry, "row")
+        row, rate = rows_of(carry, "row"), tensor_of(desk, RATE)[0]
         inputs = Inputs(
             {name: rows_of(desk, name) for name in objective.frozen},
             {name: tensor_of(desk, name) for name in objective.constants},

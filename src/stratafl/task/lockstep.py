@@ -38,6 +38,13 @@ class Lockstep:
         place = step % self.per_epoch[client]
         return min(self.batch, self.counts[client] - place * self.batch)
 
+    def sizes(self) -> Tensor:
+        """`[C, S]`: the number of real samples in every batch, 0 where a client is done."""
+        steps, counts, per_epoch = (torch.tensor(x)[:, None] for x in (self.steps, self.counts, self.per_epoch))
+        step = torch.arange(self.longest)
+        place = step % per_epoch.clamp(min=1)
+        return torch.where(step < steps, (counts - place * self.batch).clamp(max=self.batch), 0)
+
     @property
     def epochs(self) -> int:
         """The number of shuffles that are needed."""

@@ -4,6 +4,8 @@ They are swapped in by class, so that names and tensors of the model stay as the
 """
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,10 +120,29 @@ class _Axis:
     def _start(self, tap: int) -> int:
         return tap * self.dilation - self.padding
 
+    @property
+    def reach(self) -> slice:
+        """What all taps together see of the padded input; with a dilation of 1."""
+        return slice(self.taps.start, self.taps.stop + self.stride * (self.out - 1))
+
     def slice(self, tap: int) -> slice:
         """What a tap sees of the padded input."""
         start = tap * self.dilation
         return slice(start, start + self.stride * (self.out - 1) + 1, self.stride)
+
+
+_fusing = False
+
+
+@contextmanager
+def fusing() -> Iterator[None]:
+    """While a step is traced for the compiler, which likes other slices than those that are fast without it."""
+    global _fusing
+    _fusing = True
+    try:
+        yield
+    finally:
+        _fusing = False
 
 
 class _Columns(torch.autograd.Function):
@@ -157,6 +178,53 @@ class _Columns(torch.autograd.Function):
         return inside, None, None
 
 
+class _FusedColumns(torch.autograd.Function):
+    """The same for the compiler, which makes one kernel of each direction.
+
+    Of a stack of 25 slices it would make 25 kernels, of slices added in place as many; measured on an H200 with the
+    CNN: 0.53 ms per step against HERE.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, rows: _Axis, cols: _Axis) -> Tensor:
+        """Windows are views, which one copy lays out."""
+        if rows.padding or cols.padding:
+            x = F.pad(x, (cols.padding, cols.padding, rows.padding, rows.padding))
+        windows = (
+            x[:, :, rows.reach, cols.reach]
+            .unfold(2, len(rows.taps), rows.stride)
+            .unfold(3, len(cols.taps), cols.stride)
+        )
+        return windows.permute(0, 4, 5, 1, 2, 3).flatten(1, 2)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, _Axis, _Axis], output: Tensor) -> None:
+        """Keep the geometry."""
+        ctx.axes = inputs[1:]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        """Every slice in an image of its own, and these added up, which the compiler never lays out."""
+        rows, cols = ctx.axes
+        taps = [(i, j) for i in rows.taps for j in cols.taps]
+        images = [_image(gradient[:, place], rows, cols, i, j) for place, (i, j) in enumerate(taps)]
+        padded = sum(images[1:], images[0])
+        inside = padded[:, :, rows.padding : rows.padding + rows.size, cols.padding : cols.padding + cols.size]
+        return inside, None, None
+
+
+def _image(part: Tensor, rows: _Axis, cols: _Axis, i: int, j: int) -> Tensor:
+    """Zeros with a slice put where it came from: what torch makes of a slice's gradient, as one operation each way."""
+    for dim, axis, tap in ((3, cols, j), (2, rows, i)):
+        sizes = [*part.shape]
+        sizes[dim] = axis.size + 2 * axis.padding
+        where = axis.slice(tap)
+        part = torch.ops.aten.slice_backward(part, sizes, dim, where.start, where.stop, where.step)
+    return part
+
+
 class MatmulConv2d(nn.Conv2d):
     """Convolution as shifted slices and one product, which stacked clients turn into one batched product.
 
@@ -174,7 +242,8 @@ class MatmulConv2d(nn.Conv2d):
         if (len(rows.taps), len(cols.taps)) != self.kernel_size:  # a slice of everything would still be differentiated
             weight = weight[:, :, rows.taps.start : rows.taps.stop, cols.taps.start : cols.taps.stop]
         # Channels first, so that stacking slices is the only copy.
-        columns: Tensor = _Columns.apply(x.transpose(0, 1), rows, cols)  # type: ignore[no-untyped-call]
+        slices = _FusedColumns if _fusing and self.dilation == (1, 1) else _Columns
+        columns: Tensor = slices.apply(x.transpose(0, 1), rows, cols)  # type: ignore[no-untyped-call]
         columns = columns.reshape(self.groups, weight[0].numel(), -1)
         weight = weight.reshape(self.groups, self.out_channels // self.groups, -1)
         product = weight[0] @ columns[0] if self.groups == 1 else weight @ columns
@@ -231,7 +300,9 @@ _DROPOUTS = {nn.Dropout: False, nn.Dropout1d: True, nn.Dropout2d: True, nn.Dropo
 _BATCHNORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-def prepare(module: nn.Module, context: Context, *, stacked: bool, device: torch.device) -> nn.Module:
+def prepare(
+    module: nn.Module, context: Context, *, stacked: bool, device: torch.device, products: frozenset[str] | None = None
+) -> nn.Module:
     """Swap modules in place for the ones above; without stacking, BatchNorm, convolutions and products stay stock.
 
     Only torch's own classes are swapped: a subclass may have a forward of its own.
@@ -245,7 +316,7 @@ def prepare(module: nn.Module, context: Context, *, stacked: bool, device: torch
             _swap(sub, MaskedBatchNorm, context, path)
         elif stacked and isinstance(sub, _BatchNorm):
             raise ModelError(f"'{path}' is a {kind.__name__}, of which only torch's own kinds know about padding")
-        elif stacked and device.type == "cpu" and kind is nn.Conv2d and _plain(sub):
+        elif stacked and kind is nn.Conv2d and _plain(sub) and (products is None or path in products):
             sub.__class__ = MatmulConv2d
         elif stacked and device.type == "cpu" and kind is nn.Linear:
             sub.__class__ = MatmulLinear

@@ -3,7 +3,7 @@
 Ragged clients, padding and the choice of engine live behind it; what algorithms see is a leading client axis C.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,12 +15,14 @@ from stratafl.data import Federation
 from stratafl.errors import DataError, ModelError
 from stratafl.layout import Layout, Rows
 from stratafl.objectives import Objective, default_objective, sample_hits, sample_losses
-from stratafl.state import State, join, pick, stored_elements
+from stratafl.state import State, apply, join, pick, stored_elements
 from stratafl.task.engine import Engine, Gradients, Inputs, Stack
 from stratafl.task.lanes import in_a_lane, in_lanes, side_by_side
 from stratafl.task.lockstep import Lockstep, plan, table
+from stratafl.task.programs import Programs, Reel, shared
 
-EVALUATION_BATCH = 256
+EVALUATION_BATCH = 256  # samples of each client
+AT_ONCE = 16384  # samples of all clients on a GPU, which is idle while Python prepares small batches
 Step = Callable[..., State]
 
 
@@ -35,6 +37,7 @@ class Workshop:
     device: torch.device
     smallest_batch: int = 1
     features: int = 0  # the width of what the head is given
+    programs: Programs | None = None  # steps that are kept from scan to scan
 
     def task(self, ids: Tensor, rnd: Round, splits: tuple[str, ...] = ("train",), watched: bool = False) -> "Task":
         """The task of these clients in this round, with the splits they may look at."""
@@ -53,20 +56,6 @@ class Scores:
     def accuracy(self) -> Tensor:
         """The share of hits of each client; 0 without samples."""
         return self.hits / self.count.clamp(min=1)
-
-
-@dataclass(frozen=True, eq=False)
-class _Reel:
-    """The batches of a whole scan, clients sorted: everything the host must say is said before the first step."""
-
-    samples: Tensor  # [C, S, B]
-    sizes: list[list[int]]  # C lists of S
-    weight: Tensor  # [C, S, B]
-    noise: Tensor  # [C, S]
-
-    def pick(self, clients: slice) -> "_Reel":
-        """The reel of some of the clients."""
-        return _Reel(self.samples[clients], self.sizes[clients], self.weight[clients], self.noise[clients])
 
 
 class Task:
@@ -132,12 +121,14 @@ class Task:
         drop_last: bool = False,
         shuffle: bool = True,
         purpose: str = "train",
+        name: Hashable = None,
     ) -> State:
         """Run `step(carry, constants, *stacks) → carry` over the batches of all clients, in lockstep.
 
         Carry and constants have a leading client axis (what is common to all clients, the step may simply close over);
         a client that is done keeps its carry. With `draws` each step gets so many batches, shuffled independently.
-        Steps of different clients may run in different threads: they must not write to anything they share.
+        Steps of different clients may run in different threads: they must not write to anything they share. A step with
+        a `name`, which stands for everything it closes over, is kept from scan to scan where that is faster.
         """
         if not drop_last:  # a batch wider than anybody's data would be nothing but padding
             batch = max(
@@ -156,11 +147,14 @@ class Task:
         reels = [self._reel(lock, f"{purpose}/{draw}", shuffle) for draw in range(draws)]
         if any(lock.dropped):
             self.note(f"{purpose}/dropped", torch.tensor(lock.dropped, device=self._shop.device))
+        held = dict(constants or {})
+        if self._shop.programs is not None and name is not None:
+            done = self._program(name, step, carry, held, reels, lock)
+            if done is not None:
+                return done
         lanes = self._lanes(carry)
         if not in_a_lane():
             self._shop.engine.prepare()
-
-        held = dict(constants or {})
         # Clients sorted by falling number of steps are dealt to the lanes in turn, so that all are busy to the end.
         dealt = [list(lock.order[lane::lanes]) for lane in range(lanes)]
         if dealt == [list(range(len(self)))]:  # one lane, sorted already: nothing to copy
@@ -174,10 +168,24 @@ class Task:
         order = torch.tensor([client for lane in dealt for client in lane], device=self._shop.device)
         return pick(join(in_lanes(run, lanes)), order.argsort())
 
+    def _program(
+        self, name: Hashable, step: Step, carry: State, held: State, reels: list[Reel], lock: Lockstep
+    ) -> State | None:
+        """All steps as a program; its clients are sorted like the reels."""
+        assert self._shop.programs is not None
+        order = torch.tensor(lock.order, device=self._shop.device)
+        sorted_already = list(lock.order) == list(range(len(self)))
+        if not sorted_already:
+            carry, held = pick(carry, order), _permuted(held, order)
+        data = (self._shop.federation.x, self._shop.federation.y)
+        steps = [lock.steps[c] for c in lock.order]
+        done = self._shop.programs.scan(name, step, self._pair, data, carry, held, reels, steps)
+        return done if done is None or sorted_already else pick(done, order.argsort())
+
     def _lanes(self, carry: State) -> int:
         return side_by_side(len(self), stored_elements(carry), self._shop.device) if self._shop.engine.parallel else 1
 
-    def _lockstep(self, step: Step, carry: State, held: State, steps: list[int], reels: list["_Reel"]) -> State:
+    def _lockstep(self, step: Step, carry: State, held: State, steps: list[int], reels: list[Reel]) -> State:
         """All steps of clients with so many steps each, a falling list."""
         done: list[State] = []
         width = len(steps)
@@ -189,30 +197,32 @@ class Task:
             carry = step(carry, held, *(self._stack(reel, s, active) for reel in reels))
         return join([carry, *reversed(done)]) if done else carry
 
-    def _reel(self, lock: Lockstep, purpose: str, shuffle: bool) -> "_Reel":
+    def _reel(self, lock: Lockstep, purpose: str, shuffle: bool) -> Reel:
         base = self._rnd.keys(self.ids, purpose)
         epochs = torch.stack([keys.fold(base, e) for e in range(max(lock.epochs, 1))])
         positions = table(lock, epochs, self._offsets("train"), shuffle=shuffle)
         samples = self._shop.federation.split("train").indices.to(self._shop.device)
         order = list(lock.order)
-        sizes = [[lock.size(c, s) if s < lock.steps[c] else 0 for s in range(lock.longest)] for c in order]
+        sizes = lock.sizes()[order]
         noise = self._rnd.keys(self.ids[order], f"{purpose}/noise")[:, None]
         steps = torch.arange(lock.longest, device=self._shop.device)
         place = torch.arange(lock.batch, device=self._shop.device)
-        weight = (place < torch.tensor(sizes, device=self._shop.device)[:, :, None]).to(self._shop.dtype)
-        return _Reel(samples[positions[order]], sizes, weight, keys.fold(noise, steps))
+        weight = (place < sizes.to(self._shop.device)[:, :, None]).to(self._shop.dtype)
+        return Reel(samples[positions[order]], weight, keys.fold(noise, steps), sizes)
 
     def _offsets(self, split: str) -> Tensor:
         offsets: Tensor = self._shop.federation.split(split).offsets[self._hosted].to(self._shop.device)
         return offsets
 
-    def _stack(self, reel: "_Reel", s: int, active: int) -> Stack:
+    def _stack(self, reel: Reel, s: int, active: int) -> Stack:
         x, y = self._read(reel.samples[:active, s])
-        sizes = tuple(row[s] for row in reel.sizes[:active])
-        return Stack(x, y, reel.weight[:active, s], reel.noise[:active, s], sizes)
+        return Stack(x, y, reel.weight[:active, s], reel.noise[:active, s], tuple(reel.sizes[:active, s].tolist()))
 
     def _read(self, samples: Tensor) -> tuple[Tensor, Tensor]:
-        x, y = self._shop.federation.x[samples], self._shop.federation.y[samples]
+        return self._pair((self._shop.federation.x, self._shop.federation.y), samples)
+
+    def _pair(self, data: tuple[Tensor, ...], samples: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = data[0][samples], data[1][samples]
         return (x.to(self._shop.dtype) if x.is_floating_point() or x.dtype == torch.uint8 else x), y
 
     def gradients(
@@ -261,11 +271,17 @@ class Task:
         samples = self._shop.federation.split(split).indices.to(self._shop.device)
         limit = torch.tensor(counts, device=self._shop.device)[:, None]
         offsets = self._offsets(split)[:, None]
-        for start in range(0, max(counts), EVALUATION_BATCH):
-            place = torch.arange(start, min(start + EVALUATION_BATCH, max(counts)), device=self._shop.device)
+        width = EVALUATION_BATCH if self._shop.device.type == "cpu" else max(EVALUATION_BATCH, AT_ONCE // len(self))
+        for start in range(0, max(counts), width):
+            place = torch.arange(start, min(start + width, max(counts)), device=self._shop.device)
             weight = (place < limit).to(torch.float64)
             own = torch.minimum(place.expand(len(counts), -1), (limit - 1).clamp(min=0)) + offsets
             x, y = self._read(samples[own.clamp(max=len(samples) - 1)])
             sizes = tuple(min(max(count - start, 0), len(place)) for count in counts)
             outputs, features = self._shop.engine.outputs(rows, x, weight.to(self._shop.dtype), sizes)
             yield outputs, features, y, weight
+
+
+def _permuted(constants: State, order: Tensor) -> State:
+    """Constants in another order; what all clients share has none."""
+    return {name: apply(lambda x: x if shared(x) else x[order], value) for name, value in constants.items()}

@@ -17,9 +17,11 @@ from stratafl.objectives import default_objective
 from stratafl.state import expand
 from stratafl.task.engine import Engine, Inputs, LoopEngine, Stack, StackedEngine
 from stratafl.task.model import Model
+from stratafl.task.programs import Programs
 from stratafl.task.task import Workshop
 
 EngineName = Literal["auto", "stacked", "loop"]
+Choice = Literal["auto", "on", "off"]
 log = logging.getLogger("stratafl")
 
 
@@ -31,8 +33,13 @@ def workshop(
     head: str | None = None,
     device: str | torch.device = "cpu",
     engine: EngineName = "auto",
+    graphs: Choice = "auto",
+    compile: Choice = "auto",
 ) -> Workshop:
-    """The workshop of a federation; `engine` forces the stacked or the client-by-client path."""
+    """The workshop of a federation; `engine` forces the stacked or the client-by-client path.
+
+    `graphs` has steps kept as programs (captured on a GPU), `compile` has them compiled.
+    """
     device = torch.device(device)
     dtype = next(p.dtype for p in module.parameters())
     federation = federation.to(device)
@@ -43,7 +50,9 @@ def workshop(
     weight = torch.ones(1, len(sample), dtype=dtype, device=device)
     _, features = chosen.outputs(rows, sample.unsqueeze(0), weight, (len(sample),))
     smallest = _smallest_batch(module, sample)
-    return Workshop(federation, chosen, layout, dtype, device, smallest, features.flatten(2).shape[2])
+    kept = graphs == "on" or (graphs == "auto" and device.type == "cuda")
+    programs = Programs(device, compile=compile == "on") if kept and isinstance(chosen, StackedEngine) else None
+    return Workshop(federation, chosen, layout, dtype, device, smallest, features.flatten(2).shape[2], programs)
 
 
 def _sample(federation: Federation, dtype: torch.dtype) -> Tensor:

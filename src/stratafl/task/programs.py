@@ -1,0 +1,250 @@
+"""Programs: one step of all slots, on tensors that stay where they are, so that it can be captured and replayed.
+
+On a GPU a step of stacked clients is hundreds of short kernels, and launching them from Python takes longer than
+running them. A CUDA graph launches all of them at once; a compiled step has fewer of them. What enters a step from
+round to round (rows, rates, batches) is copied into tensors with fixed addresses, and nothing is read back before the
+scan is over.
+"""
+
+import logging
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from stratafl.layout import Rows
+from stratafl.state import State, flatten, unflatten
+from stratafl.task.engine import Stack
+from stratafl.task.modules import fusing
+from stratafl.task.slots import Turn, duration, enough, timetable, turns
+
+log = logging.getLogger("stratafl")
+Step = Callable[..., State]
+Data = tuple[Tensor, ...]
+Read = Callable[[Data, Tensor], tuple[Tensor, Tensor]]
+WARM_UP = 2  # runs before a capture: libraries allocate on their first use, which a capture does not allow
+
+
+@dataclass(frozen=True, eq=False)
+class Reel:
+    """The batches of a whole scan: everything the host must say is said before the first step."""
+
+    samples: Tensor  # [C, S, B]
+    weight: Tensor  # [C, S, B]
+    noise: Tensor  # [C, S]
+    sizes: Tensor  # [C, S] on the host: how many samples of each batch are real
+
+    def pick(self, clients: slice) -> "Reel":
+        """The reel of some of the clients."""
+        return Reel(self.samples[clients], self.weight[clients], self.noise[clients], self.sizes[clients])
+
+    def columns(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Its tensors."""
+        return self.samples, self.weight, self.noise
+
+    def at(self, step: Tensor) -> tuple[Tensor, ...]:
+        """The columns of one step, whose number only the device knows."""
+        return tuple(column.index_select(1, step).squeeze(1) for column in self.columns())
+
+
+class Program:
+    """A step of so many slots, for scans of up to `length` steps."""
+
+    def __init__(
+        self,
+        step: Step,
+        read: Read,
+        data: Data,
+        carry: State,
+        held: State,
+        reels: Sequence[Reel],
+        slots: int,
+        length: int,
+    ) -> None:
+        self.slots, self.length = slots, length
+        self._step, self._read, self._data = step, read, data
+        self._hollow = tuple(name for name, value in carry.items() if not isinstance(value, Tensor) and not value)
+        self._carry = {name: _blank(x, slots) for name, x in _leaves(carry).items()}
+        self._held = {name: _constant(x, slots) for name, x in _leaves(held).items()}
+        self._reels = [_blank_reel(reel, slots, length) for reel in reels]
+        self._at = torch.zeros(1, dtype=torch.int64, device=reels[0].samples.device)
+        self.replay: Callable[[], object] = self.once
+
+    def tensors(self) -> list[Tensor]:
+        """Everything that a step reads or writes."""
+        reels = [column for reel in self._reels for column in reel.columns()]
+        return [self._at, *self._data, *self._carry.values(), *self._held.values(), *reels]
+
+    def on(self, tensors: Sequence[Tensor]) -> "Program":
+        """The same program on other tensors, in the order of `tensors`."""
+        twin, rest = copy(self), iter(tensors)
+        twin._at = next(rest)
+        twin._data = tuple(next(rest) for _ in self._data)
+        twin._carry = {name: next(rest) for name in self._carry}
+        twin._held = {name: next(rest) for name in self._held}
+        twin._reels = [Reel(next(rest), next(rest), next(rest), reel.sizes) for reel in self._reels]
+        return twin
+
+    def once(self) -> None:
+        """One step of all slots."""
+        stacks = []
+        for reel in self._reels:
+            samples, weight, noise = reel.at(self._at)
+            stacks.append(Stack(*self._read(self._data, samples), weight, noise, ()))
+        after = _leaves(self._step(self._state(self._carry), unflatten(self._held), *stacks))
+        for name, old in self._carry.items():
+            if after[name] is not old:
+                old.copy_(after[name])
+        self._at.add_(1)
+
+    def run(self, carry: State, held: State, reels: Sequence[Reel], steps: Sequence[int]) -> State:
+        """All steps of all clients; what is given is not written to."""
+        plan = turns(steps, self.slots)
+        constants = _leaves(held)
+        done = {name: x.clone(memory_format=torch.contiguous_format) for name, x in _leaves(carry).items()}
+        own = {name: x for name, x in self._held.items() if not shared(x)}
+        self._load(constants, reels, plan)
+        for leaving, coming, until in _shifts(plan):
+            for turn in leaving:
+                _copy_row(self._carry, turn.slot, done, turn.client)
+            for turn in coming:
+                _copy_row(done, turn.client, self._carry, turn.slot)
+                _copy_row(constants, turn.client, own, turn.slot)
+            for _ in range(until):
+                self.replay()
+        return self._state(done)
+
+    def _state(self, leaves: Rows) -> State:
+        return {**{name: {} for name in self._hollow}, **unflatten(leaves)}
+
+    def _load(self, constants: Rows, reels: Sequence[Reel], plan: Sequence[Turn]) -> None:
+        longest = max((turn.end for turn in plan), default=0)
+        client, step = (x.to(self._at.device) for x in timetable(plan, self.slots, longest))
+        for mine, reel in zip(self._reels, reels, strict=True):
+            for kept, column in zip(mine.columns(), reel.columns(), strict=True):
+                kept[:, :longest].copy_(column[client, step])
+        for name, kept in self._held.items():
+            if shared(kept):
+                kept[:1].copy_(constants[name][:1])
+        self._at.zero_()
+
+
+def shared(x: Tensor) -> bool:
+    """Whether all clients see one and the same row, which is then kept once."""
+    return x.stride(0) == 0
+
+
+def _leaves(state: State) -> Rows:
+    """Flat names and tensors, without the marks of fields that hold no layer."""
+    return {path: x for path, x in flatten(state).items() if not path.endswith("/")}
+
+
+def _blank(x: Tensor, *leading: int) -> Tensor:
+    return x.new_zeros(*leading, *x.shape[1:])
+
+
+def _blank_reel(reel: Reel, slots: int, length: int) -> Reel:
+    samples, weight, noise = (_blank(x[:, 0], slots, length) for x in reel.columns())
+    return Reel(samples, weight, noise, reel.sizes)
+
+
+def _constant(x: Tensor, slots: int) -> Tensor:
+    return _blank(x, 1).expand(slots, *x.shape[1:]) if shared(x) else _blank(x, slots)
+
+
+def _copy_row(source: Rows, here: int, target: Rows, there: int) -> None:
+    """One row of every tensor, in one launch per type: hundreds of small copies would cost as much as a step."""
+    for kind in {x.dtype for x in target.values()}:
+        names = [name for name, x in target.items() if x.dtype == kind]
+        torch._foreach_copy_([target[n][there] for n in names], [source[n][here] for n in names])
+
+
+def _shifts(plan: Sequence[Turn]) -> Iterator[tuple[list[Turn], list[Turn], int]]:
+    """Who leaves and who comes whenever anybody does, and how many steps there are until the next time."""
+    times = sorted({t for turn in plan for t in (turn.begin, turn.end)})
+    for now, following in pairwise([*times, *times[-1:]]):
+        leaving = [turn for turn in plan if turn.end == now]
+        yield leaving, [turn for turn in plan if turn.begin == now], following - now
+
+
+def captured(once: Callable[[], object], pool: Any) -> Callable[[], object]:
+    """The step as one CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UP):
+            once()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        once()
+    return graph.replay
+
+
+def compiled(program: Program) -> Callable[[], object]:
+    """The step as fewer kernels: traced into plain operations, and these fused by torch's compiler."""
+    from torch._inductor.compile_fx import compile_fx  # imports the compiler, which takes seconds
+
+    tensors = program.tensors()
+
+    def once(*given: Tensor) -> tuple[Tensor]:
+        twin = program.on(given)
+        twin.once()
+        return (twin._at,)
+
+    with fusing():
+        traced = make_fx(once)(*tensors)
+    run: Callable[..., object] = compile_fx(traced, tensors)  # type: ignore[assignment]
+    return lambda: run(*tensors)
+
+
+class Programs:
+    """The programs of a workshop: made when a scan first needs one, kept for the rounds to come."""
+
+    def __init__(self, device: torch.device, *, graphs: bool = True, compile: bool = False) -> None:
+        self._graphs, self._compile = graphs and device.type == "cuda", compile
+        self._pool = torch.cuda.graph_pool_handle() if self._graphs else (0, 0)
+        self._kept: dict[Hashable, Program] = {}
+        self._refused: set[Hashable] = set()
+
+    def scan(
+        self,
+        name: Hashable,
+        step: Step,
+        read: Read,
+        data: Data,
+        carry: State,
+        held: State,
+        reels: Sequence[Reel],
+        steps: Sequence[int],
+    ) -> State | None:
+        """The carry after all steps, or None if this step cannot be a program."""
+        likeness = tuple((n, x.shape[1:], x.dtype, shared(x)) for s in (carry, held) for n, x in _leaves(s).items())
+        key = (name, likeness, reels[0].samples.shape[2], len(reels))
+        try:
+            if key in self._refused:
+                return None
+        except TypeError:  # a name that cannot be compared cannot be found again
+            return None
+        program = self._kept.get(key)
+        slots = program.slots if program else enough(steps)
+        length = duration(steps, slots)
+        if program is None or program.length < length:
+            program = Program(step, read, data, carry, held, reels, slots, length + length // 4)
+            try:
+                self._prepare(program)
+            except Exception as error:  # anybody's objective may do what cannot be captured; then it goes on as it is
+                log.warning("a step is not captured: %s: %s", type(error).__name__, str(error).splitlines()[0])
+                self._refused.add(key)
+                return None
+            self._kept[key] = program
+        return program.run(carry, held, reels, steps)
+
+    def _prepare(self, program: Program) -> None:
+        once: Callable[[], object] = compiled(program) if self._compile else program.once
+        program.replay = captured(once, self._pool) if self._graphs else once

@@ -1,0 +1,60 @@
+"""Slots: everybody gets all steps, in order, at one place at a time, and no slot waits."""
+
+import pytest
+import torch
+
+from stratafl.task.slots import Turn, duration, enough, timetable, turns
+
+CASES = [
+    ([5, 3, 2], 2),
+    ([3, 3, 3], 3),
+    ([7], 1),
+    ([4, 4, 4, 4], 3),
+    ([9, 1, 1, 1, 1], 2),
+    ([10, 0, 7, 3, 0], 2),
+    ([2] * 7, 3),
+]
+
+
+def test_a_plan_by_hand():
+    """5 + 3 + 2 steps at two slots take 5: the second client fills the second slot, and the third goes after it."""
+    assert turns([5, 3, 2], 2) == [Turn(0, 0, 0, 5), Turn(1, 1, 0, 3), Turn(2, 1, 3, 5)]
+
+
+def test_who_does_not_fit_into_a_slot_begins_at_the_next():
+    """4 + 4 + 4 at two slots take 6: the second client has 2 left at the first slot, and takes its first 2 at the second."""
+    assert turns([4, 4, 4], 2) == [Turn(0, 0, 0, 4), Turn(1, 1, 0, 2, 0), Turn(1, 0, 4, 6, 2), Turn(2, 1, 2, 6)]
+
+
+@pytest.mark.parametrize(("steps", "slots"), CASES)
+def test_everybody_takes_all_steps_in_order_and_at_one_place_at_a_time(steps, slots):
+    plan = turns(steps, slots)
+    for client, count in enumerate(steps):
+        mine = sorted((t for t in plan if t.client == client), key=lambda t: t.begin)
+        taken = [t.first + s for t in mine for s in range(t.end - t.begin)]
+        assert taken == list(range(count))
+        assert all(a.end <= b.begin for a, b in zip(mine, mine[1:], strict=False))
+    for slot in range(slots):
+        there = sorted((t for t in plan if t.slot == slot), key=lambda t: t.begin)
+        assert all(a.end <= b.begin for a, b in zip(there, there[1:], strict=False))
+    assert all(0 <= t.slot < slots and t.begin < t.end <= duration(steps, slots) for t in plan)
+
+
+@pytest.mark.parametrize(("steps", "slots"), CASES)
+def test_the_time_is_the_longest_clients_or_the_mean_of_the_slots(steps, slots):
+    assert max(t.end for t in turns(steps, slots)) == max(max(steps), -(-sum(steps) // slots))
+
+
+def test_the_fewest_slots_that_do_not_make_a_round_longer():
+    assert enough([303, 100, 100, 100, 3]) == 2
+    assert enough([5, 5, 5]) == 3
+    assert enough([0, 0]) == enough([]) == 1
+    for steps, _ in CASES:
+        assert duration(steps, enough(steps)) == max(steps)
+
+
+def test_a_timetable_says_who_is_where_at_which_of_its_steps():
+    client, step = timetable(turns([4, 4, 4], 2), 2, 6)
+    assert client.tolist() == [[0, 0, 0, 0, 1, 1], [1, 1, 2, 2, 2, 2]]
+    assert step.tolist() == [[0, 1, 2, 3, 2, 3], [0, 1, 0, 1, 2, 3]]
+    assert torch.equal(timetable([], 2, 3)[0], torch.zeros(2, 3, dtype=torch.int64))
