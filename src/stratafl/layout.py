@@ -62,6 +62,11 @@ class Layout:
         """P: the number of trainable columns."""
         return sum(spec.size for spec in self.specs.values() if spec.trainable)
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of columns of each layer, statistics included."""
+        return tuple(sum(self.specs[name].size for name in layer.tensors) for layer in self.layers)
+
     def layer(self, name: str) -> Layer:
         """The layer of that name."""
         if name not in self.index:
@@ -105,7 +110,7 @@ class Layout:
 
     def dot(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
         """`[C, L]`: the inner product of the trainable columns of each layer, row by row."""
-        return self._per_layer({n: _row_dot(a[n], b[n]) for n, s in self._of(a) if s.trainable}, dim=-1)
+        return self._per_layer({n: row_dot(a[n], b[n]) for n, s in self._of(a) if s.trainable}, dim=-1)
 
     def norms(self, a: Mapping[str, Tensor]) -> Tensor:
         """`[C, L]`: the Euclidean norm of the trainable columns of each layer."""
@@ -154,6 +159,7 @@ def _flat(rows: Tensor) -> Tensor:
     return rows.reshape(len(rows), -1)  # not flatten(1), which a parameter without axes has not
 
 
-def _row_dot(a: Tensor, b: Tensor) -> Tensor:
+def row_dot(a: Tensor, b: Tensor) -> Tensor:
+    """`[C]`: the inner product of two blocks, row by row."""
     # A batched product gives each row the same bits for every C; a sum over [1, P] is split over threads.
     return torch.bmm(a.reshape(len(a), 1, -1), b.reshape(len(b), -1, 1)).reshape(-1)

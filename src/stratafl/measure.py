@@ -3,7 +3,6 @@
 from math import ceil
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from stratafl.evaluate import Board
@@ -83,10 +82,8 @@ def client_lines(ids: Tensor, board: Board, classes: int | None) -> list[Line]:
 
 def layer_lines(report: Report, layout: Layout) -> list[Line]:
     """One line per layer: its columns and what of it was sent."""
-    sizes = torch.zeros(len(layout.layers), dtype=torch.int64)
-    for spec in layout.specs.values():
-        sizes[spec.layer] += spec.size
-    columns = zip(layout.names, *map(_list, (sizes, report.down.layers, report.up.layers)), strict=True)
+    sent = map(_list, (report.down.layers, report.up.layers))
+    columns = zip(layout.names, layout.sizes, *sent, strict=True)
     return [{"layer": name, "columns": size, "bytes.down": down, "bytes.up": up} for name, size, down, up in columns]
 
 

@@ -375,6 +375,27 @@ def test_runs_that_differ_in_more_than_the_seed_are_told_apart(strata, place):
     assert "fedper train.lr=0.2" in result.out
 
 
+def test_a_method_that_leaks_is_marked_wherever_it_is_written(strata, place):
+    official = ("--set", "flayer.preset=official", "--set", "train.drop_last=true")
+    batches = ("--set", "train.batch=10")
+    methods = ("--algorithms", "fedavg,flayer", "--seeds", 1, "--rounds", 1)
+    result = strata("compare", *methods, *SMALL, *batches, *official, "--out", "both")
+    assert result.code == 0, result
+    footnote = "† test data steers its training: not comparable"
+    assert {row[0] for row in cells(result.out)} == {"fedavg", "flayer †"}
+    assert footnote in result.out
+    assert "steers its training" in json.loads(Path("both/flayer/seed-0/environment.json").read_text())["leaks"]
+    assert json.loads(Path("both/fedavg/seed-0/environment.json").read_text())["leaks"] is None
+    again = strata("report", "both", "--csv", "table.csv", "--svg", "table.svg", "--target", 0.01)
+    assert [row[0] for row in cells(again.out)].count("both/flayer/seed-0 †") == 1
+    assert footnote in again.out
+    written = Path("table.csv").read_text(encoding="utf-8").splitlines()
+    table = {row["method"]: row["leaks"] for row in csv.DictReader(written)}
+    assert table == {"fedavg": "", "flayer †": "test data steers its training: not comparable"}
+    assert "†" in Path("table.svg").read_text(encoding="utf-8")
+    assert footnote not in strata("report", "both/fedavg").out
+
+
 # --- check
 
 

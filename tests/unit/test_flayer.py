@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from stratafl import keys
-from stratafl.algorithms import fedavg, flayer
+from stratafl.algorithms import fedavg, fedper, flayer
 from stratafl.algorithms.flayer import Guide, LayerRate, TopChange, positions, top
 from stratafl.algorithms.flayer_official import HEAD_RATE, KernelTop, child_rates, children, kernel_mask, official
 from stratafl.data import from_splits
@@ -26,7 +26,7 @@ from stratafl.execute import Matrix, simulation
 from stratafl.layers import select
 from stratafl.models import build
 from stratafl.parcel import ColumnMask, Field, Parcel, count_bytes
-from stratafl.policies import SGD, Accuracy, Mean
+from stratafl.policies import SGD, Accuracy, Mean, Pull, Remember, Take
 from stratafl.task import engine
 from stratafl.testing import CLASSES, SHAPE, tiny_federation
 
@@ -216,6 +216,54 @@ def test_two_steps_by_hand():
     close(report.notes["train/rates"], [[(rates[0][i] + rates[1][i]) / 2 for i in range(2)]])
 
 
+EDITED = {"pull": SGD(edits=Pull(3.0)), "clip": SGD(clip=0.5), "decay": SGD(weight_decay=0.7), "plain": SGD()}
+
+
+@pytest.mark.parametrize("name", EDITED)
+def test_the_rate_is_that_of_the_gradient_after_edits_and_before_clipping_and_decay(name):
+    """The two numbers above; the second step is pulled back to where the first began."""
+    module = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+    with torch.no_grad():
+        module[0].weight.fill_(0.5)
+        module[1].weight.fill_(2.0)
+    data = from_splits([{"train": ([[3.0]], [[1.0]])}], dtype=torch.float64)
+    train = replace(EDITED[name], lr=0.01, epochs=2)
+    sim = made(flayer(guide=False, mask=False, train=train), module, data, rounds=1)
+    progress, _ = sim.round(sim.start(), Matrix())
+    w = [0.5, 2.0]
+    for _ in range(2):
+        residual = 2 * (w[0] * w[1] * 3 - 1) * 3
+        g = [residual * w[1], residual * w[0]]
+        if name == "pull":
+            g = [g[i] + 3.0 * (w[i] - (0.5, 2.0)[i]) for i in range(2)]
+        rates = [0.01 * (1 + math.log(1 + 1 / abs(g[i])) * (i + 1) / 2) for i in range(2)]
+        if name == "clip":
+            g = [each * 0.5 / (math.hypot(*g) + 1e-6) for each in g]
+        if name == "decay":
+            g = [g[i] + 0.7 * w[i] for i in range(2)]
+        w = [w[i] - rates[i] * g[i] for i in range(2)]
+    close(progress.server["theta"]["0.weight"].item(), w[0])
+    close(progress.server["theta"]["1.weight"].item(), w[1])
+
+
+def test_rates_that_were_there_are_kept():
+    own = LayerRate(floor=0.5)
+    assert flayer(train=SGD(rates=own)).train[0].rates == (own, LayerRate())
+
+
+@pytest.mark.parametrize("floor", [0, -1.0, math.inf, math.nan, "1"])
+def test_a_floor_is_above_zero(floor):
+    with pytest.raises(RecordError, match="floor is a norm above 0"):
+        LayerRate(floor=floor)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_the_floor_does_not_vanish_in_short_numbers(dtype):
+    layout = describe(mlp(2))
+    zeros = {n: torch.zeros(1, *s.shape, dtype=dtype) for n, s in layout.specs.items()}
+    assert all(factor.isfinite().all() for factor in LayerRate()(zeros, zeros, {}, layout).values())
+
+
 # Eq. 5–9: what is sent
 
 
@@ -229,6 +277,11 @@ def test_the_largest_of_weight_and_bias_together():
 @pytest.mark.parametrize(("share", "count"), [(0.1, 1), (1 / 3, 4), (0.3, 3), (0.31, 4), (0.7, 7), (1.0, 10)])
 def test_a_share_is_rounded_up(share, count):
     assert int(top({"w": torch.rand(1, 10)}, share)["w"].sum()) == count
+
+
+def test_a_share_that_is_whole_is_not_rounded_up():
+    assert 7 / 25 * 100 > 28
+    assert int(top({"w": torch.rand(1, 100)}, 7 / 25)["w"].sum()) == 28
 
 
 def test_ties_go_to_the_first():
@@ -284,6 +337,34 @@ def test_statistics_go_whole_or_not_at_all(buffers):
     assert all(sent[n].all() if buffers == "follow" else n not in sent for n in statistics)
     unit = int(sum(sent[n][0].sum() for n in ("conv1.weight", "bn1.weight", "bn1.bias")))
     assert unit == math.ceil(sum(layout.specs[n].size for n in ("conv1.weight", "bn1.weight", "bn1.bias")) / 3)
+
+
+def test_another_method_sends_the_largest_changes_of_the_layers_it_shares():
+    """FedPer: the base alone, with i and L of the whole model; each column is averaged over those who sent it."""
+    federation = tiny_federation(SIZES)
+    base = replace(fedper(train=TRAIN), mix=(Take(), Remember()), send=(TopChange(layers="base"),))
+    sim, seen = made(base, mlp(8, 6), federation, rounds=1), {}
+    progress, report = sim.round(
+        sim.start(), Matrix(), examine=lambda group, before, after: seen.update(a=(group.tolist(), before, after))
+    )
+    order, before, after = seen["a"]
+    n = torch.tensor([len(federation.split("train").of(k)) for k in order]).double()
+    for i, layer in ((1, "fc1"), (2, "fc2")):
+        names = [f"{layer}.weight", f"{layer}.bias"]
+        old, new = (torch.cat([rows[name].flatten(1) for name in names], 1) for rows in (before, after))
+        kept = torch.zeros_like(old)
+        for k, change in enumerate((new - old).abs()):
+            count = math.ceil(i / 3 * len(change) - 1e-9)
+            kept[k, sorted(range(len(change)), key=lambda j, c=change: (-float(c[j]), j))[:count]] = 1
+        weight = (n[:, None] * kept).sum(0)
+        expected = torch.where(weight > 0, (n[:, None] * kept * new).sum(0) / weight.clamp(min=1), old[0])
+        close(torch.cat([progress.server["theta"][name].flatten() for name in names]), expected)
+        assert int(report.up.values[i - 1]) == int(kept.sum())
+    assert "fc.weight" not in progress.server["theta"]
+    assert int(report.up.values[2]) == 0
+    rows = everybody(sim, progress)
+    for k, client in enumerate(order):
+        assert torch.equal(rows["fc.weight"][client], after["fc.weight"][k])
 
 
 @pytest.mark.parametrize(("model", "classes", "values"), [("cnn", 100, 692_324), ("cnn", 10, 646_154)])
@@ -550,19 +631,34 @@ def test_early_on_mixing_the_head_helps_and_all_parts_help_more(examples):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"s": 0}, "s counts the layers of the head, at least 1, not 0"),
+        ({"s": 0}, "s counts the layers of the head, a whole number of at least 1, not 0"),
+        ({"s": "2"}, "a whole number of at least 1, not '2'"),
+        ({"s": 1.5}, "a whole number of at least 1, not 1.5"),
+        ({"s": True}, "a whole number of at least 1, not True"),
+        ({"guide": "no"}, "guide is true or false, not 'no'"),
+        ({"rates": 1}, "rates is true or false, not 1"),
+        ({"mask": None}, "mask is true or false, not None"),
+        ({"least": "0.1"}, "least is a share from 0 to 1, not '0.1'"),
         ({"least": -0.1}, "least is a share from 0 to 1, not -0.1"),
         ({"least": 1.5}, "least is a share from 0 to 1, not 1.5"),
-        ({"accuracy": 1.5}, "a fixed accuracy is from 0 to 1, not 1.5"),
-        ({"accuracy": -1}, "a fixed accuracy is from 0 to 1, not -1"),
-        ({"accuracy": True}, "accuracy of flayer"),
+        ({"accuracy": 1.5}, "train, validation or a fixed number from 0 to 1, not 1.5"),
+        ({"accuracy": -1}, "a fixed number from 0 to 1, not -1"),
+        ({"accuracy": True}, "a fixed number from 0 to 1, not True"),
+        ({"accuracy": None}, "a fixed number from 0 to 1, not None"),
+        ({"accuracy": 0.3, "accuracy_of": "initialised"}, "accuracy=0.3 is never measured"),
         ({"accuracy": "test"}, "train, validation"),
         ({"accuracy": "validatoin"}, "did you mean 'validation'"),
         ({"accuracy_of": "training"}, "trained, initialised"),
         ({"unsent": "zeros"}, "did you mean 'zero'"),
         ({"preset": "oficial"}, "did you mean 'official'"),
-        ({"preset": "official", "s": 2}, "takes no option but train"),
-        ({"preset": "official", "train": SGD(momentum=0.9)}, "plain SGD"),
+        ({"preset": "official", "s": 2}, "takes p, middle and train, and its parts cannot be switched: leave out s=2"),
+        ({"preset": "official", "mask": False}, "leave out mask=False"),
+        ({"preset": "official", "p": "4"}, "p counts the tensors of the head, at least 1, not '4'"),
+        ({"preset": "official", "middle": 0}, "middle is a factor above 0, not 0"),
+        ({"preset": "official", "train": SGD(momentum=0.9, drop_last=True)}, "plain SGD"),
+        ({"preset": "official", "train": SGD()}, "set train.drop_last to true"),
+        ({"p": 4}, "p and middle are options of the preset 'official': leave out p=4"),
+        ({"middle": 1.0}, "leave out middle=1.0"),
     ],
 )
 def test_bad_options_are_refused(options, said):
@@ -632,6 +728,21 @@ def test_the_official_preset_says_aloud_that_it_leaks(caplog):
     assert "not comparable" in caplog.text
 
 
+@pytest.mark.parametrize("train", [SGD(drop_last=True), SGD(shuffle=False)])
+def test_batches_that_the_official_preset_would_not_take_are_refused(train):
+    with pytest.raises(RecordError, match="batches in order without the last that is not full"):
+        official(train=train)
+
+
+def test_the_official_preset_says_when_statistics_would_travel(caplog):
+    with caplog.at_level(logging.WARNING, "stratafl"):
+        made(official(), short(), buffers="local")
+        made(official(), mlp(4))
+        assert "keep statistics with clients" not in caplog.text
+        made(official(), short())
+    assert "its authors keep statistics with clients: set run.buffers to 'local'" in caplog.text
+
+
 def test_nobody_is_given_the_test_split_without_saying_so():
     with pytest.raises(DataError, match="asks for the test split"):
         made(replace(official(), leaks=None), short())
@@ -645,6 +756,8 @@ def test_official_rates_by_hand():
     gradients["fc2.weight"][0, 0, 0], gradients["fc2.bias"][0, 0] = 1.0, 0.1
     close(child_rates(gradients, layout, 20.0), [[1, 20 * (1 + (math.log(2) + math.log(11)) / 2 / 2), 0.2]])
     close(child_rates(gradients, layout, 1.0)[0, 1], 1 + (math.log(2) + math.log(11)) / 4)
+    gradients["fc2.bias"][0, 0] = 0.0  # a norm of 0 has a floor
+    close(child_rates(gradients, layout, 1.0)[0, 1], 1 + (math.log(2) + math.log(1 + 1e8)) / 4)
     deeper = describe(short())
     assert children(deeper) == ["conv", "norm", "point", "hidden", "fc"]
 
@@ -652,6 +765,7 @@ def test_official_rates_by_hand():
 def test_kernel_masks_by_hand():
     change = torch.arange(9.0).reshape(1, 1, 1, 3, 3)
     assert kernel_mask(change, 0.5).flatten().tolist() == [False] * 4 + [True] * 5  # round(4.5) is 4
+    assert int(kernel_mask(change, 0.7).sum()) == 6  # round(2.7) is 3
     assert int(kernel_mask(change, 0.99).sum()) == 8  # at least one goes
     assert int(kernel_mask(change, 0.01).sum()) == 1  # and one stays
     assert not kernel_mask(torch.ones(2, 3, 4, 1, 1), 0.9).any()  # nothing stays of a 1×1 convolution
@@ -674,6 +788,33 @@ def test_official_shares_go_by_tensor():
     assert sent["fc.bias"].all()
 
 
+def test_official_shares_are_from_a_tenth_to_nine_tenths():
+    """Of 40 tensors: the second has 1/40 and keeps 4 of 40, the last but two has 37/40 and loses 4 of 40."""
+    layout = describe(build("mlp", shape=SHAPE, classes=3, hidden=(40,) * 19))
+    assert layout.trainable()[37] == "fc19.bias"
+    theta = {n: torch.randn(1, *s.shape) for n, s in layout.specs.items()}
+    desk = {"theta": theta, "anchor": {n: torch.zeros_like(x) for n, x in theta.items()}}
+    task = SimpleNamespace(sizes=lambda split: torch.ones(1, dtype=torch.int64))
+    sent = KernelTop()(SimpleNamespace(layout=layout), desk, task)["theta"].mask.sent
+    assert (int(sent["fc1.bias"].sum()), int(sent["fc19.bias"].sum())) == (4, 36)
+
+
+def test_rates_of_the_official_preset_are_added_up_only_when_watched():
+    sim = made(flayer(preset="official"), short(), buffers="local")
+    _, quiet = sim.round(sim.start(), Matrix())
+    _, watched = sim.round(sim.start(), Matrix(), watched=True)
+    assert "train/rates" not in quiet.notes
+    assert watched.notes["train/rates"].shape == (5, 5)
+
+
+def test_official_rates_are_noted_for_layers_with_something_to_train():
+    module = nn.Sequential(nn.Flatten(), nn.Linear(36, 4), nn.BatchNorm1d(4, affine=False), nn.Linear(4, CLASSES))
+    sim = made(official(), module, buffers="local")
+    _, report = sim.round(sim.start(), Matrix(), watched=True)
+    assert sim.setup.layout.names == ("1", "2", "3")
+    assert ((report.notes["train/rates"] > 0).sum(0) > 0).tolist() == [True, False, True]
+
+
 @dataclass
 class PlainOfficial:
     """The authors' code in plain loops, for the model `Short` with local statistics."""
@@ -684,6 +825,7 @@ class PlainOfficial:
     lr: float = 0.01
     batch: int = 5
     middle: float = 20.0
+    p: int = 2
     own: dict = field(default_factory=dict)
     accuracy: dict = field(default_factory=dict)
 
@@ -696,20 +838,24 @@ class PlainOfficial:
         names, tensors = zip(*net.named_parameters(), strict=True)
         return dict(zip(names, torch.autograd.grad(loss, tensors), strict=True))
 
+    @property
+    def head(self):
+        return [name for name, _ in self.server.named_parameters()][-self.p :]
+
     def initialised(self, k):
         net, A = copy.deepcopy(self.server), self.accuracy.get(k, 0.0)
         start = state(net)
         for name, x in self.own.get(k, {}).items():
             if is_statistic(name):
                 start[name] = x
-            elif name in ("fc.weight", "fc.bias"):
+            elif name in self.head:
                 start[name] = A * x + (1 - A) * start[name]
         net.load_state_dict(start, strict=False)
         net.train()  # all of it: statistics move
         for samples in self.batches(k):
             gradients = self.gradients(net, samples)
             with torch.no_grad():
-                for name in ("fc.weight", "fc.bias"):
+                for name in self.head:
                     net.get_parameter(name).sub_(self.lr / 5 * gradients[name])
         return net
 
@@ -767,11 +913,12 @@ class PlainOfficial:
         return kept
 
 
-def test_the_official_preset_is_its_plain_loop():
+@pytest.mark.parametrize("own", [{}, {"p": 4, "middle": 1.0}], ids=["cnn", "resnet"])
+def test_the_official_preset_is_its_plain_loop(own):
     federation, module = tiny_federation((23, 14, 12, 7)), short()
-    train = SGD(lr=0.01, epochs=2, batch=5)
-    sim = made(flayer(preset="official", train=train), module, federation, buffers="local", engine="stacked")
-    oracle, progress = PlainOfficial(federation, copy.deepcopy(module)), sim.start()
+    train = SGD(lr=0.01, epochs=2, batch=5, drop_last=True)
+    sim = made(flayer(preset="official", train=train, **own), module, federation, buffers="local", engine="stacked")
+    oracle, progress = PlainOfficial(federation, copy.deepcopy(module), **own), sim.start()
     for _ in range(3):
         progress, report = sim.round(progress, Matrix())
         oracle.round()
@@ -789,7 +936,9 @@ def test_the_official_preset_is_its_plain_loop():
 
 def test_before_training_the_official_preset_trains_the_head_alone():
     federation, module = tiny_federation((23, 14)), short()
-    sim = made(flayer(preset="official", train=SGD(lr=0.1, batch=5)), module, federation, buffers="local")
+    sim = made(
+        flayer(preset="official", train=SGD(lr=0.1, batch=5, drop_last=True)), module, federation, buffers="local"
+    )
     rows = everybody(sim, sim.start())
     moved = {n for n, x in sim.setup.start.items() if not torch.equal(rows[n][0], x)}
     assert moved == {"fc.weight", "fc.bias", "norm.running_mean", "norm.running_var"}
@@ -804,4 +953,4 @@ def test_official_heads_of_an_impossible_size_are_refused(p, said):
 
 def test_official_batches_that_leave_nothing_are_refused():
     with pytest.raises(DataError, match="drop_last with batches of 50 leaves nothing"):
-        made(flayer(preset="official", train=SGD(batch=50)), short())
+        made(flayer(preset="official", train=SGD(batch=50, drop_last=True)), short())

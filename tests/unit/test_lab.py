@@ -2,6 +2,9 @@
 
 import json
 import math
+from dataclasses import dataclass
+from itertools import combinations
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,15 +13,16 @@ from torch import nn
 from stratafl import trial as trial_module
 from stratafl.algorithms import ALGORITHMS, algorithm, fedalp, fedavg, fedlag, fedper, flayer, pfedla
 from stratafl.analysis import Lab, cka, lab
-from stratafl.analysis.cka import activations, mean_similarity, outlet
+from stratafl.analysis.cka import centred_gram, grams, mean_similarity, outlet
 from stratafl.analysis.lab import Bench, common, conflict_numbers, noted, told
 from stratafl.data import from_splits
 from stratafl.describe import columns, describe
+from stratafl.errors import RecordError
 from stratafl.execute import Matrix, simulation
 from stratafl.experiment import Experiment, with_settings
 from stratafl.layout import Layout
 from stratafl.models import build
-from stratafl.policies import SGD
+from stratafl.policies import SGD, Exponential
 from stratafl.runs import Run
 from stratafl.runs.files import read_lines
 from stratafl.state import expand
@@ -121,20 +125,81 @@ def test_what_layers_give_at_every_granularity(name, granularity):
     module = build(name, shape=shape, classes=CLASSES, **options)
     layout = describe(module, granularity=granularity)
     rows = {n: x.clone() for n, x in expand(columns(module), 2).items()}
-    rows["fc.bias"][1] += 1
+    rows["fc.weight"][1] *= 3
     x = torch.randn(4, *shape)
-    seen = activations(module, rows, x, layout)
+    seen = grams(module, rows, x, layout)
     assert set(seen) == set(layout.names)
     last = "fc.bias" if granularity == "tensor" else "fc"
     with torch.no_grad():
-        torch.testing.assert_close(seen[last][0], module.eval()(x))
-    torch.testing.assert_close(seen[last][1], seen[last][0] + 1)
+        torch.testing.assert_close(seen[last][0], centred_gram(module.eval()(x)))
+    torch.testing.assert_close(seen[last][1], 9 * seen[last][0], rtol=1e-4, atol=1e-5)
+    assert {(one.shape, one.dtype) for one in seen.values()} == {((2, 4, 4), torch.float64)}  # no features are kept
 
 
 def test_a_block_without_a_module_gives_what_its_last_part_gives():
     with torch.device("meta"):
-        layout = describe(build("resnet18", shape=(3, 32, 32), classes=3), granularity="block")
-    assert [outlet(layer) for layer in layout.layers[:3]] == ["bn1", "layer1.0", "layer1.1"]
+        module = build("resnet18", shape=(3, 32, 32), classes=3)
+    layout = describe(module, granularity="block")
+    assert [outlet(layer, module) for layer in layout.layers[:3]] == ["bn1", "layer1.0", "layer1.1"]
+
+
+class Listed(nn.Module):
+    """Layers in a list and in a dictionary, which are never called themselves."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.ModuleList([nn.Linear(3, 4), nn.Linear(4, 5)])
+        self.named = nn.ModuleDict({"a": nn.Linear(5, 5), "b": nn.Linear(5, 4)})
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, x):
+        for layer in (*self.body, *self.named.values()):
+            x = torch.relu(layer(x))
+        return self.fc(x)
+
+
+def test_a_block_in_a_list_gives_what_its_last_part_gives():
+    module = Listed()
+    layout = describe(module, granularity="block")
+    assert layout.names == ("body", "named", "fc")
+    assert [outlet(layer, module) for layer in layout.layers] == ["body.1", "named.b", "fc"]
+    x = torch.randn(6, 3)
+    seen = grams(module, expand(columns(module), 1), x, layout)
+    with torch.no_grad():
+        expected = centred_gram(module.body[1](torch.relu(module.body[0](x))))
+    torch.testing.assert_close(seen["body"][0], expected)
+    assert set(seen) == set(layout.names)
+
+
+def test_a_layer_is_seen_before_an_activation_in_place():
+    torch.manual_seed(0)
+    first, last = nn.Linear(5, 4), nn.Linear(4, 2)
+    x = torch.randn(6, 5)
+    for inplace in (False, True):
+        module = nn.Sequential(first, nn.ReLU(inplace=inplace), last)
+        seen = grams(module, expand(columns(module), 1), x, describe(module))
+        with torch.no_grad():
+            torch.testing.assert_close(seen["0"][0], centred_gram(first(x)))
+
+
+@pytest.mark.parametrize("samples", [3, 20])
+def test_cka_is_that_of_trained_models_on_so_many_samples(samples):
+    sim, seen = made(fedavg(train=SGD(lr=1.0)), batchnorm=False, participation=1.0), {}
+    bench = Bench(Lab(1, samples=samples), sim, sim.at(0))
+
+    def examine(group, before, after):
+        bench.collect(before, after)
+        seen.update(after)
+
+    lines = bench.lines(*sim.round(sim.start(), Matrix(), examine=examine))
+    x = common(sim, samples).flatten(1)
+    assert len(x) == samples
+    hidden = [x @ seen["fc1.weight"][k].T + seen["fc1.bias"][k] for k in range(6)]
+    last = [torch.relu(h) @ seen["fc.weight"][k].T + seen["fc.bias"][k] for k, h in enumerate(hidden)]
+    for line, features in zip(lines, (hidden, last), strict=True):
+        pairs = [textbook(a, b) for a, b in combinations(features, 2)]
+        assert line["cka"] == pytest.approx(sum(pairs) / 15, abs=1e-12)
+        assert line["cka"] < 0.999
 
 
 def test_a_linear_base_is_seen_as_well():
@@ -152,6 +217,7 @@ def test_samples_are_common_constant_and_of_the_test_split():
     assert len(x) == 10
     assert {tuple(one.flatten().tolist()) for one in x} <= held
     assert torch.equal(x, common(made(fedlag(k=1, warmup=0), rounds=9), 10))
+    assert not torch.equal(x, common(made(fedavg(), seed=1), 10))
     assert len(common(sim, 1000)) == len(held)
 
 
@@ -213,6 +279,44 @@ def test_layers_that_are_not_trained_have_no_updates():
     assert conflict_numbers(update, layout)["cosine"] == [pytest.approx(1), None, pytest.approx(1)]
 
 
+@pytest.mark.parametrize("method", [fedavg, flayer])
+def test_a_layer_that_was_not_trained_has_neither_rate_nor_directions(method):
+    sim = made(method(train=SGD(layers="head")), batchnorm=False, participation=1.0)
+    _, (entry, *_) = run(Trial(sim, lab=Lab(1)))
+    base, head = entry.layers
+    absent = {"train.rate", "conflicts", "cosine"}
+    assert not absent & set(base)
+    assert base["update_norm"] == 0
+    assert absent <= set(head)
+
+
+def test_a_rate_that_chooses_layers_leaves_the_others_at_the_plain_rate():
+    @dataclass(frozen=True)
+    class Slower:
+        reads = ()
+
+        def __call__(self, gradients, row, desk, layout):
+            return layout.spread(torch.full((len(row["fc.bias"]), 2), 0.5), ["fc1.weight", "fc1.bias"])
+
+    sim = made(fedavg(train=SGD(lr=0.1, rates=Slower())), batchnorm=False)
+    _, (entry, *_) = run(Trial(sim, lab=Lab(1)))
+    assert [line["train.rate"] for line in entry.layers] == pytest.approx([0.05, 0.1])
+
+
+def test_a_schedule_shows_in_the_rates_of_every_method():
+    sim = made(fedavg(train=SGD(lr=0.1, schedule=Exponential(0.5))), rounds=3)
+    _, entries = run(Trial(sim, lab=Lab(1)))
+    for t, entry in enumerate(entries):
+        assert [line["train.rate"] for line in entry.layers] == pytest.approx([0.1 * 0.5**t] * 5, rel=1e-12)
+    assert "train/rates" not in sim.round(sim.start(), Matrix())[1].notes
+
+
+def test_shares_of_large_layers_keep_their_digits():
+    columns = 2**24 + 1
+    report = SimpleNamespace(cohort=[0], up=SimpleNamespace(values=torch.tensor([2**24])), notes={})
+    assert noted(report, SimpleNamespace(sizes=(columns,)))["sent"] == [2**24 / columns]
+
+
 def test_a_rate_is_the_rate_times_the_mean_factor():
     """One step per client, so the factor is 1 + ln(1 + 1/‖g‖)·i/L, and the update is rate·g."""
     sim = made(flayer(mask=False, guide=False, train=SGD(lr=0.1, batch=50)), batchnorm=False, participation=1.0)
@@ -237,6 +341,12 @@ def test_shares_that_were_sent():
     assert [line["sent"] for line in entry.layers] == pytest.approx([0.5, 1.0])
     _, (entry, *_) = run(Trial(made(fedper(), participation=1.0, batchnorm=False), lab=Lab(1)))
     assert [line["sent"] for line in entry.layers] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(("buffers", "norm"), [("follow", 1.0), ("local", 0.5)])
+def test_shares_are_of_all_columns_with_statistics(buffers, norm):
+    _, (entry, *_) = run(Trial(made(fedavg(), buffers=buffers), lab=Lab(1)))
+    assert [line["sent"] for line in entry.layers] == [1, norm, 1, norm, 1]  # conv1, bn1, conv2, bn2, fc
 
 
 def test_the_weight_of_the_own_head_is_told():
@@ -269,9 +379,15 @@ def test_a_large_matrix_is_told_by_its_mean(monkeypatch):
     monkeypatch.setattr(lab, "ENTRIES", 35)
     sim = made(pfedla())
     progress, _ = sim.round(sim.start(), Matrix())
-    assert told(sim, progress, sim.setup.layout)["alpha"] == pytest.approx([1 / 6] * 5)
+    assert told(sim, progress)["alpha"] == pytest.approx([1 / 6] * 5)
     monkeypatch.setattr(lab, "ENTRIES", 36)
-    assert len(told(sim, progress, sim.setup.layout)["alpha"][0]) == 6
+    assert len(told(sim, progress)["alpha"][0]) == 6
+
+
+def test_a_server_tells_as_of_after_the_round():
+    method = SimpleNamespace(tell=lambda rnd, server: {"t": torch.tensor([[rnd], [server]])})
+    sim = SimpleNamespace(at=lambda t: t, algorithm=method)
+    assert told(sim, SimpleNamespace(t=3, server=7)) == {"t": [[3], [7]]}
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
@@ -285,6 +401,7 @@ def test_every_method_has_its_lines(name):
         assert -1 - 1e-9 <= line["cosine"] <= 1 + 1e-9
         assert 0 <= line["conflicts"] <= 1
         assert line["update_norm"] > 0
+        assert any(key.endswith(".rate") for key in line)
     json.dumps([entry.layers for entry in entries], allow_nan=False)
 
 
@@ -297,6 +414,14 @@ def test_numbers_that_are_not_finite_are_null():
 
 
 # When, on whom, at what cost
+
+
+@pytest.mark.parametrize(
+    "bad", [{"every": -1}, {"every": 1.5}, {"every": "2"}, {"clients": 0}, {"samples": 1}, {"samples": True}]
+)
+def test_a_laboratory_that_cannot_be_is_refused(bad):
+    with pytest.raises(RecordError, match=f"Lab: {next(iter(bad))} is a whole number of at least"):
+        Lab(**bad)
 
 
 @pytest.mark.parametrize(("every", "expected"), [(0, []), (1, [1, 2, 3, 4, 5]), (2, [1, 2, 4]), (3, [1, 3]), (10, [1])])
@@ -332,7 +457,7 @@ def test_when_off_nothing_of_it_is_called(monkeypatch):
     def counted(name, function):
         return lambda *a, **k: (calls.append(name), function(*a, **k))[1]
 
-    for name in ("activations", "cka", "conflict_numbers", "told", "noted", "common"):
+    for name in ("grams", "similarities", "conflict_numbers", "told", "noted", "common"):
         monkeypatch.setattr(lab, name, counted(name, getattr(lab, name)))
     monkeypatch.setattr(trial_module, "Bench", counted("Bench", Bench))
     monkeypatch.setattr(Layout, "gram", counted("gram", Layout.gram))
@@ -355,13 +480,13 @@ def test_when_off_nothing_of_it_is_called(monkeypatch):
     layers = len(sim.setup.layout.layers)
     assert {name: calls.count(name) for name in set(calls)} == {
         "Bench": 2,
-        "activations": 2,
+        "grams": 2,
         "common": 2,
         "conflict_numbers": 2,
         "gram": 2,
         "told": 2,
         "noted": 2,
-        "cka": 2 * layers,
+        "similarities": 2 * layers,
     }
 
 

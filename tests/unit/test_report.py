@@ -20,14 +20,16 @@ def line(number, test=None, validation=None, metric="accuracy", **more):
     return made | more
 
 
-def written(folder, lines, *, seed=0, rounds=3, clients=7, torn="", **tables):
+def written(folder, lines, *, seed=0, rounds=3, clients=7, torn="", leaks=None, **tables):
     """A run directory."""
     folder.mkdir(parents=True)
     config = {"algorithm": {"name": "fedper"}, "train": {"lr": 0.1}, "run": {"rounds": rounds, "seed": seed}}
     for name, table in tables.items():
         config[name] = {**config.get(name, {}), **table}
     (folder / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
-    (folder / "environment.json").write_text(json.dumps({"format": 1, "clients": clients}), encoding="utf-8")
+    (folder / "environment.json").write_text(
+        json.dumps({"format": 1, "clients": clients, "leaks": leaks}), encoding="utf-8"
+    )
     journal = "".join(json.dumps(each) + "\n" for each in lines) + torn
     (folder / "rounds.jsonl").write_text(journal, encoding="utf-8")
     return folder
@@ -201,6 +203,13 @@ def test_the_seed_of_the_division_is_part_of_the_configuration(tmp_path):
     assert [rank.label for rank in ranking(outcomes)] == ["fedper data.seed=1", "fedper data.seed=0"]
 
 
+def test_how_often_layers_are_looked_at_makes_no_other_method(tmp_path):
+    outcomes = [run(tmp_path / str(seed), 0.5, seed=seed, evaluate={"lab": seed}) for seed in (0, 1)]
+    assert [(rank.label, rank.seeds) for rank in ranking(outcomes)] == [("fedper", (0, 1))]
+    others = [run(tmp_path / f"lr{lab}", 0.4, evaluate={"lab": lab}, train={"lr": lab + 0.2}) for lab in (0, 1)]
+    assert {rank.label for rank in ranking(others)} == {"fedper train.lr=0.2", "fedper train.lr=1.2"}
+
+
 def test_the_best_comes_first_and_equals_stay_in_order(tmp_path):
     def of(name, accuracy):
         return run(tmp_path / name, accuracy, algorithm={"name": name})
@@ -306,6 +315,20 @@ def test_the_ranking_as_csv(tmp_path):
     assert first.endswith(",1.0,0.0,,")  # it has no newcomers
     assert second.startswith('"own:mine, too",1,0.25,0.0,')
     assert second.endswith(",0.125,0.0")
+
+
+def test_a_method_that_leaks_is_marked(tmp_path):
+    honest = run(tmp_path / "0", 0.5)
+    leaking = run(tmp_path / "1", 0.9, leaks="it saw the test split", algorithm={"name": "flayer"})
+    assert (honest.leaks, leaking.leaks) == (None, "it saw the test split")
+    ranks = ranking([honest, leaking])
+    assert [(rank.label, rank.leaks) for rank in ranks] == [("flayer †", True), ("fedper", False)]
+    header, first, second = to_csv(ranks).splitlines()
+    assert header.endswith(",leaks")
+    assert first.startswith("flayer †,1,0.9,")
+    assert first.endswith(",test data steers its training: not comparable")
+    assert second.endswith(",")
+    assert "leaks" not in to_csv(ranks[1:])
 
 
 def test_an_empty_ranking_is_a_header():

@@ -5,17 +5,18 @@ layer's most changed parameters (Eq. 5–9), averaged over those who sent them. 
 i = 1…L from the input on (`block` for a ResNet: stem, blocks, fc); a normalisation is part of the layer it normalises.
 """
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import replace
-from math import ceil
-from typing import TYPE_CHECKING, Literal
+from math import ceil, inf
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from stratafl.algorithm import Round, Setup
 from stratafl.algorithms.fedavg import fedavg
-from stratafl.algorithms.flayer_official import official
+from stratafl.algorithms.flayer_official import IN_ORDER, official
 from stratafl.errors import RecordError, unknown
 from stratafl.fields import Number, Start
 from stratafl.layers import Select, select
@@ -43,30 +44,32 @@ def flayer(
     least: float = 0.1,
     unsent: Literal["held", "zero"] = "held",
     preset: Literal["paper", "official"] = "paper",
-    train: SGD = SGD(),
+    p: int = 2,
+    middle: float = 20.0,
+    train: SGD | None = None,
 ) -> Layerwise:
     """Algorithm 1: the last `s` layers are the head; `guide`, `rates` and `mask` switch its three parts (Fig. 3).
 
     `accuracy` is the split on which A_k is measured, of the model as `trained` or as `initialised`, or a fixed A;
     `least` is the smallest share of a layer that is sent; `unsent="zero"` averages what was not sent as zeros, as line
-    12 says to the letter, and collapses. `preset="official"` is what the authors' code does (see `flayer_official`).
+    12 says to the letter, and collapses. `preset="official"` is what the authors' code does (see `flayer_official`),
+    with `p` and `middle`, which are its alone, instead of all these.
     """
     _check("preset", preset, ("paper", "official"))
+    ours: dict[str, Any] = {"s": s, "guide": guide, "rates": rates, "mask": mask, "least": least, "unsent": unsent}
+    ours |= {"accuracy": accuracy, "accuracy_of": accuracy_of}
     if preset == "official":
-        if (s, guide, rates, mask, accuracy, accuracy_of, least, unsent) != _PAPER:
-            raise RecordError("flayer: the preset 'official' takes no option but train: its parts cannot be switched")
-        return official(train=train)
-    _check_accuracy(accuracy)
-    if not 0 <= least <= 1:
-        raise RecordError(f"flayer: least is a share from 0 to 1, not {least}")
-    _check("accuracy_of", accuracy_of, ("trained", "initialised"))
-    _check("unsent", unsent, ("held", "zero"))
-    if s < 1:
-        raise RecordError(f"flayer: s counts the layers of the head, at least 1, not {s}")
-    descent = replace(train, rates=(*train.rates, LayerRate())) if rates else train
+        _refuse_given("the preset 'official' takes p, middle and train, and its parts cannot be switched", ours)
+        # Tables have no word for the order of batches, so that it is nobody's wish.
+        return official(p=p, middle=middle, train=replace(train or IN_ORDER, shuffle=False))
+    _refuse_given("p and middle are options of the preset 'official'", {"p": p, "middle": middle})
+    _check_options(ours)
+    descent = train or SGD()
+    descent = replace(descent, rates=(*descent.rates, LayerRate())) if rates else descent
     method = replace(
-        fedavg(train=descent),
+        fedavg(),
         mix=(Take(), Remember()),
+        train=(descent,),
         send=(TopChange(least),) if mask else fedavg().send,
         merge=(Mean(unsent=unsent),),
     )
@@ -80,7 +83,35 @@ def flayer(
     return replace(guided, train=(descent, measured) if accuracy_of == "trained" else (measured, descent))
 
 
-_PAPER = (1, True, True, True, "train", "trained", 0.1, "held")  # the defaults of s … unsent
+def _refuse_given(why: str, options: Mapping[str, Any]) -> None:
+    """Refuse options that are not at their default, because they would be ignored."""
+    defaults = inspect.signature(flayer).parameters
+    for name, value in options.items():
+        if value != defaults[name].default:
+            raise RecordError(f"flayer: {why}: leave out {name}={value!r}")
+
+
+def _check_options(given: Mapping[str, Any]) -> None:
+    for name in ("guide", "rates", "mask"):
+        if not isinstance(given[name], bool):
+            raise RecordError(f"flayer: {name} is true or false, not {given[name]!r}")
+    s, least = given["s"], given["least"]
+    if not isinstance(s, int) or isinstance(s, bool) or s < 1:
+        raise RecordError(f"flayer: s counts the layers of the head, a whole number of at least 1, not {s!r}")
+    if not _is_share(least):
+        raise RecordError(f"flayer: least is a share from 0 to 1, not {least!r}")
+    _check("accuracy_of", given["accuracy_of"], ("trained", "initialised"))
+    _check("unsent", given["unsent"], ("held", "zero"))
+    _check_accuracy(given["accuracy"], given["accuracy_of"])
+
+
+def _check_accuracy(accuracy: Any, moment: str) -> None:
+    if isinstance(accuracy, str):
+        _check("accuracy", accuracy, ("train", "validation"))
+    elif not _is_share(accuracy):
+        raise RecordError(f"flayer: accuracy is train, validation or a fixed number from 0 to 1, not {accuracy!r}")
+    elif moment != "trained":
+        raise RecordError(f"flayer: accuracy={accuracy} is never measured: leave out accuracy_of={moment!r}")
 
 
 def _check(key: str, given: str, allowed: tuple[str, ...]) -> None:
@@ -88,11 +119,8 @@ def _check(key: str, given: str, allowed: tuple[str, ...]) -> None:
         raise unknown(f"{key} of flayer", str(given), allowed)
 
 
-def _check_accuracy(accuracy: Split | float) -> None:
-    if isinstance(accuracy, str | bool):
-        _check("accuracy", str(accuracy), ("train", "validation"))
-    elif not 0 <= accuracy <= 1:
-        raise RecordError(f"flayer: a fixed accuracy is from 0 to 1, not {accuracy}")
+def _is_share(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 
 def positions(layout: Layout) -> list[int]:
@@ -137,11 +165,16 @@ class LayerRate:
     floor: float = 1e-8
     reads = ()
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.floor, int | float) or not 0 < self.floor < inf:
+            raise RecordError(f"LayerRate: floor is a norm above 0, not {self.floor!r}")
+
     def __call__(self, gradients: Rows, row: Rows, desk: Mapping[str, Value], layout: Layout) -> Rows:
         """One factor per client and layer."""
         place = positions(layout)
         L = max(place)
-        norms = _joined(layout.dot(gradients, gradients), place).sqrt().clamp(min=self.floor)
+        norms = _joined(layout.dot(gradients, gradients), place).sqrt()
+        norms = norms.clamp(min=max(self.floor, torch.finfo(norms.dtype).tiny))  # in float16, 1e-8 is 0
         i = torch.arange(1, L + 1, dtype=norms.dtype, device=norms.device)
         factors = 1 + torch.log1p(1 / norms) * i / L
         return layout.spread(torch.stack([factors[:, j - 1] for j in place], 1), gradients)
@@ -157,20 +190,27 @@ def _joined(squares: Tensor, place: list[int]) -> Tensor:
 
 @record
 class TopChange:
-    """The UP^i = min(max(i/L, 0.1), 1) of each layer that changed most since initialisation, and n_k (Eq. 5–9)."""
+    """The UP^i = min(max(i/L, 0.1), 1) of each layer that changed most since initialisation, and n_k (Eq. 5–9).
+
+    Of a method that sends some `layers` only, only those; i and L count all layers of the model.
+    """
 
     least: float = 0.1
+    layers: Select = select("all")
     reads = ("theta", "anchor")
     writes = ("up.theta", "up.samples")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", select(self.layers))
 
     def __call__(self, rnd: Round, desk: State, task: "Task") -> Mapping[str, Field]:
         """Trainable columns with their mask; statistics go whole, where they travel."""
         layout, theta, start = rnd.layout, rows_of(desk, "theta"), rows_of(desk, "anchor")
-        sent = {name: torch.ones_like(theta[name], dtype=torch.bool) for name in layout.travelling()}
+        sent = {name: torch.ones_like(theta[name], dtype=torch.bool) for name in layout.travelling(self.layers)}
         place = positions(layout)
         L = max(place)
         for i in range(1, L + 1):
-            names = [name for name in layout.trainable() if place[layout.specs[name].layer] == i]
+            names = [name for name in layout.trainable(self.layers) if place[layout.specs[name].layer] == i]
             if names:
                 change = {name: (theta[name] - start[name]).abs() for name in names}  # Eq. 6
                 sent |= top(change, min(max(i / L, self.least), 1.0))

@@ -7,9 +7,10 @@ inside each kernel, none for matrices, and always everything of a 1×1 convoluti
 statistics stay with clients (`buffers="local"`, which is the run's to say).
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from stratafl.algorithms.fedavg import fedavg
 from stratafl.errors import RecordError
 from stratafl.fields import Number, Start
 from stratafl.layerwise import Layerwise
-from stratafl.layout import Layout, Rows
+from stratafl.layout import Layout, Rows, row_dot
 from stratafl.parcel import ColumnMask, Field, Parcel
 from stratafl.policies import SGD, Accuracy, Remember, Take
 from stratafl.records import record
@@ -30,15 +31,15 @@ if TYPE_CHECKING:
     from stratafl.task import Task
     from stratafl.task.engine import Stack
 
+log = logging.getLogger("stratafl")
 HEAD_RATE = 0.2
+IN_ORDER = SGD(drop_last=True, shuffle=False)
+FLOOR = 1e-8  # of a norm; the authors' code divides by zero
 
 
-def official(*, p: int = 2, middle: float = 20.0, train: SGD = SGD()) -> Layerwise:
+def official(*, p: int = 2, middle: float = 20.0, train: SGD = IN_ORDER) -> Layerwise:
     """The last `p` tensors are the head (2; 4 for ResNet-18); `middle` is 20 for the CNN and 1 for the others."""
-    if p < 1:
-        raise RecordError(f"flayer, preset official: p counts the tensors of the head, at least 1, not {p}")
-    if train != SGD(lr=train.lr, epochs=train.epochs, batch=train.batch, drop_last=train.drop_last):
-        raise RecordError("flayer, preset official: plain SGD, of which it takes lr, epochs and batch and nothing else")
+    _check_options(p, middle, train)
     return replace(
         fedavg(),
         mix=(GuideTensors(p), HeadEpoch(p, train.lr, train.batch), Remember()),
@@ -47,6 +48,20 @@ def official(*, p: int = 2, middle: float = 20.0, train: SGD = SGD()) -> Layerwi
         client={"theta": Start(), "accuracy": Number(0.0)},
         leaks="flayer, preset official: the test accuracy of each client steers its training",
     )
+
+
+def _check_options(p: Any, middle: Any, train: SGD) -> None:
+    if not isinstance(p, int) or isinstance(p, bool) or p < 1:
+        raise RecordError(f"flayer, preset official: p counts the tensors of the head, at least 1, not {p!r}")
+    if not isinstance(middle, int | float) or isinstance(middle, bool) or not middle > 0:
+        raise RecordError(f"flayer, preset official: middle is a factor above 0, not {middle!r}")
+    if train.shuffle or not train.drop_last:
+        raise RecordError(
+            "flayer, preset official: batches in order without the last that is not full: "
+            "set train.drop_last to true (SGD: and shuffle to False)"
+        )
+    if train != SGD(lr=train.lr, epochs=train.epochs, batch=train.batch, drop_last=True, shuffle=False):
+        raise RecordError("flayer, preset official: plain SGD, of which it takes lr, epochs and batch and nothing else")
 
 
 @record
@@ -58,10 +73,13 @@ class GuideTensors:
     writes = ("theta",)
 
     def check(self, setup: Setup) -> None:
-        """Refuse a head that leaves no base."""
-        most = len(setup.layout.trainable()) - 1
+        """Refuse a head that leaves no base; say when statistics would travel."""
+        layout = setup.layout
+        most = len(layout.trainable()) - 1
         if self.p > most:
             raise RecordError(f"flayer, preset official: p is from 1 to {most} tensors of this model, not {self.p}")
+        if layout.travelling() != layout.trainable():
+            log.warning("flayer, preset official: its authors keep statistics with clients: set run.buffers to 'local'")
 
     def __call__(self, rnd: Round, desk: State, down: Parcel, task: "Task") -> State:
         """The initialised model."""
@@ -118,12 +136,13 @@ class ChildRates:
             rates = torch.where(first, fresh, tensor_of(carry, "rates"))
             spread = _per_child(rates, row, task.layout)
             moved = {n: x - self.lr * spread[n] * out.rows[n] if n in out.rows else x for n, x in row.items()}
+            watched = {"factors": tensor_of(carry, "factors") + rates} if "factors" in carry else {}
             return {
                 "row": {**moved, **out.statistics},
                 "steps": steps + 1,
                 "rates": rates,
-                "factors": tensor_of(carry, "factors") + rates,
                 "loss": tensor_of(carry, "loss") + out.loss.detach().double(),
+                **watched,
             }
 
         none = one.new_zeros(len(task), len(children(task.layout)))
@@ -131,9 +150,10 @@ class ChildRates:
             "row": theta,
             "steps": torch.zeros(len(task), dtype=torch.int64, device=one.device),
             "rates": none,
-            "factors": none,
             "loss": torch.zeros(len(task), dtype=torch.float64, device=one.device),
         }
+        if task.watched:
+            carry["factors"] = none
         batches = {"batch": self.batch, "epochs": self.epochs, "shuffle": False, "drop_last": True}
         after = task.scan(step, carry, constants={"per_epoch": per_epoch}, **batches)  # type: ignore[arg-type]
         self._note(after, task)
@@ -144,10 +164,9 @@ class ChildRates:
         steps = tensor_of(after, "steps")
         task.note("train/steps", steps)
         task.note("train/loss", tensor_of(after, "loss") / steps.clamp(min=1))
-        place = {child: i for i, child in enumerate(children(task.layout))}
-        firsts = [place.get(layer.tensors[0].partition(".")[0], 0) for layer in task.layout.layers]
-        mean = tensor_of(after, "factors")[:, firsts] / steps.clamp(min=1)[:, None]
-        task.note("train/rates", self.lr * mean)
+        if "factors" in after:
+            mean = tensor_of(after, "factors") / steps.clamp(min=1)[:, None]
+            task.note("train/rates", self.lr * _per_layer(mean, task.layout))
 
 
 def children(layout: Layout) -> list[str]:
@@ -161,7 +180,7 @@ def child_rates(gradients: Rows, layout: Layout, middle: float) -> Tensor:
     rates = []
     for i, child in enumerate(named):
         own = [g for name, g in gradients.items() if name.partition(".")[0] == child]
-        logs = torch.stack([torch.log1p(1 / _norm(g).clamp(min=1e-8)) for g in own]).mean(0)
+        logs = torch.stack([torch.log1p(1 / row_dot(g, g).sqrt().clamp(min=FLOOR)) for g in own]).mean(0)
         if i == len(named) - 1:
             rates.append(torch.full_like(logs, HEAD_RATE))
         elif i == 0:
@@ -171,15 +190,19 @@ def child_rates(gradients: Rows, layout: Layout, middle: float) -> Tensor:
     return torch.stack(rates, 1)
 
 
-def _norm(g: Tensor) -> Tensor:
-    # A batched product: a row's bits do not depend on how many rows there are.
-    return torch.bmm(g.reshape(len(g), 1, -1), g.reshape(len(g), -1, 1)).reshape(-1).sqrt()
-
-
 def _per_child(rates: Tensor, row: Rows, layout: Layout) -> Rows:
     place = {child: i for i, child in enumerate(children(layout))}
     names = layout.trainable()
     return {n: rates[:, place[n.partition(".")[0]]].reshape(-1, *(1,) * (row[n].ndim - 1)) for n in names}
+
+
+def _per_layer(rates: Tensor, layout: Layout) -> Tensor:
+    """`[C, L]`: the rate of the child that each layer is in; 0 without trainable columns."""
+    place = {child: i for i, child in enumerate(children(layout))}
+    layers = rates.new_zeros(len(rates), len(layout.layers))
+    for name in layout.trainable():
+        layers[:, layout.specs[name].layer] = rates[:, place[name.partition(".")[0]]]
+    return layers
 
 
 @record

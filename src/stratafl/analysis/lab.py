@@ -1,5 +1,6 @@
 """What is looked at in a laboratory round: conflicts, similarity, weights, what was sent, norms and rates per layer."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
 
@@ -9,7 +10,8 @@ from torch import Tensor
 from stratafl import keys
 from stratafl.algorithm import Round
 from stratafl.algorithms.fedlag import conflicting_pairs, cosines
-from stratafl.analysis.cka import activations, cka, mean_similarity
+from stratafl.analysis.cka import grams, mean_similarity, similarities
+from stratafl.errors import RecordError
 from stratafl.execute import Progress, Report, Simulation
 from stratafl.layout import Layout, Rows
 from stratafl.measure import Line
@@ -26,6 +28,12 @@ class Lab:
     every: int = 0
     clients: int = 20
     samples: int = 100
+
+    def __post_init__(self) -> None:
+        for name, least in (("every", 0), ("clients", 1), ("samples", 2)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise RecordError(f"Lab: {name} is a whole number of at least {least}, not {value!r}")
 
     def due(self, t: int) -> bool:
         """Whether round t (from 0) is one to look at; the first always is."""
@@ -56,7 +64,7 @@ class Bench:
         for found in (
             conflict_numbers(update, layout),
             self._similarities(trained),
-            told(self._sim, progress, layout),
+            told(self._sim, progress),
             noted(report, layout),
         ):
             for name, values in found.items():
@@ -68,9 +76,9 @@ class Bench:
     def _similarities(self, trained: Rows) -> dict[str, list[float | None]]:
         """Mean CKA over pairs of clients, after local training, on common samples."""
         assert self._sim.template is not None  # every simulation that was put together has one
-        seen = activations(self._sim.template, trained, common(self._sim, self._lab.samples), self._rnd.layout)
+        seen = grams(self._sim.template, trained, common(self._sim, self._lab.samples), self._rnd.layout)
         names = self._rnd.layout.names
-        return {"cka": [mean_similarity(cka(seen[name])) if name in seen else None for name in names]}
+        return {"cka": [mean_similarity(similarities(seen[name])) if name in seen else None for name in names]}
 
 
 def common(sim: Simulation, count: int) -> Tensor:
@@ -84,38 +92,45 @@ def common(sim: Simulation, count: int) -> Tensor:
 
 
 def conflict_numbers(update: Rows, layout: Layout) -> dict[str, list[float | None]]:
-    """The share of conflicting pairs (cosine below 0), the mean cosine, and the mean norm of updates, per layer."""
+    """The share of conflicting pairs (cosine below 0), the mean cosine, and the mean norm of updates, per layer.
+
+    A layer that nobody moved has no directions to compare.
+    """
     gram = layout.gram(update).double()
     count = gram.shape[1]
     pairs = count * (count - 1) / 2
-    trained = [any(layout.specs[name].trainable for name in layer.tensors) for layer in layout.layers]
-    found: dict[str, Tensor] = {"update_norm": gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt().mean(1)}
+    squares = gram.diagonal(dim1=1, dim2=2).clamp(min=0)
+    trainable = [any(layout.specs[name].trainable for name in layer.tensors) for layer in layout.layers]
+    found = {"update_norm": _where(trainable, squares.sqrt().mean(1))}
     if pairs:
-        found["conflicts"] = conflicting_pairs(gram, 0.0).double() / pairs
-        found["cosine"] = cosines(gram).triu(1).sum((1, 2)) / pairs
-    return {k: [x if t else None for x, t in zip(v.tolist(), trained, strict=True)] for k, v in found.items()}
+        moved = (squares != 0).any(1).tolist()
+        found["conflicts"] = _where(moved, conflicting_pairs(gram, 0.0).double() / pairs)
+        found["cosine"] = _where(moved, cosines(gram).triu(1).sum((1, 2)) / pairs)
+    return found
 
 
-def told(sim: Simulation, progress: Progress, layout: Layout) -> dict[str, list[object]]:
+def _where(there: Iterable[bool], values: Tensor) -> list[float | None]:
+    return [value if here else None for here, value in zip(there, values.tolist(), strict=True)]
+
+
+def told(sim: Simulation, progress: Progress) -> dict[str, list[object]]:
     """What the algorithm tells about its layers, whole where it is small, and the mean of each layer where not."""
     values = sim.algorithm.tell(sim.at(progress.t), progress.server)
     return {k: (v if v[0].numel() <= ENTRIES else v.flatten(1).mean(1)).tolist() for k, v in values.items()}
 
 
-def noted(report: Report, layout: Layout) -> dict[str, list[object]]:
+def noted(report: Report, layout: Layout) -> dict[str, list[float | None]]:
     """What share was sent and, where a method notes them, mean learning rates and weights of the clients' own rows."""
-    sizes = torch.zeros(len(layout.layers))
-    for spec in layout.specs.values():
-        sizes[spec.layer] += spec.size
-    whole = (sizes * len(report.cohort)).clamp(min=1)
-    found: dict[str, list[object]] = {"sent": (report.up.values / whole).tolist()}
+    whole = torch.tensor(layout.sizes, dtype=torch.float64) * len(report.cohort)
+    found: dict[str, list[float | None]] = {"sent": (report.up.values / whole.clamp(min=1)).tolist()}
     for name in report.notes:
         purpose, _, kind = name.rpartition("/")
         values = tensor_of(report.notes, name).double()
         if kind == "rates" and f"{purpose}/steps" in report.notes:
             values = values[tensor_of(report.notes, f"{purpose}/steps") > 0]  # who took no step had no rate
         if kind in NOTED and len(values):
-            found[f"{purpose}.{NOTED[kind]}"] = values.mean(0).tolist()
+            said = [kind != "rates" or bool(column.any()) for column in values.T]  # without a rate: not trained
+            found[f"{purpose}.{NOTED[kind]}"] = _where(said, values.mean(0))
     return found
 
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from stratafl.cli.consoles import PIPED_WIDTH, remarks, results
 from stratafl.errors import RunError
-from stratafl.report import Outcome, Rank, Spread, outcome, ranking, run_folders, to_csv
+from stratafl.report import INCOMPARABLE, MARK, Outcome, Rank, Spread, outcome, ranking, run_folders, to_csv
 from stratafl.runs.files import write_whole
 from stratafl.summary import evaluated, last, reached
 
@@ -30,7 +30,7 @@ def show(
     ranks = ranking(outcomes)
     console = results()
     console.print(table(ranks, outcomes, console.width))
-    console.print(Text(_caption(outcomes), style="dim"))
+    _explain(console, outcomes)
     console.print(Text(f"runs: {', '.join(map(str, folders))}", style="dim"))
     if target is not None and outcomes[0].regression:
         raise RunError("--target is an accuracy, and these runs have no classes")
@@ -73,17 +73,24 @@ def table(ranks: Sequence[Rank], outcomes: Sequence[Outcome], width: int) -> Tab
     made.add_column("method", overflow="fold", min_width=8)  # a long label is folded, numbers never are
     for _, title, _ in columns:
         made.add_column(title, justify="right", no_wrap=True)
-    for place, rank in enumerate(ranks):
+    first = next((rank for rank in ranks if not rank.leaks), None)
+    for rank in ranks:
         cells = [form(rank.numbers[name]) if name in rank.numbers else "–" for name, _, form in columns]
-        made.add_row(_label(rank), *cells, style="bold green" if place == 0 and len(ranks) > 1 else None)
+        made.add_row(_label(rank), *cells, style="bold green" if rank is first and len(ranks) > 1 else None)
     return made
+
+
+def _explain(console: Console, outcomes: Sequence[Outcome]) -> None:
+    if any(one.leaks for one in outcomes):
+        console.print(Text(f"{MARK} {INCOMPARABLE}", style="bold red"))
+    console.print(Text(_caption(outcomes), style="dim"))
 
 
 def picture(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> str:
     """The table as an SVG that needs no font from anywhere."""
     console = Console(record=True, width=PIPED_WIDTH, file=io.StringIO(), force_terminal=True)
     console.print(table(ranks, outcomes, PIPED_WIDTH))
-    console.print(Text(_caption(outcomes), style="dim"))
+    _explain(console, outcomes)
     drawn = console.export_svg(title="strata compare")
     head, _, rest = drawn.partition("@font-face")
     return head + rest[rest.rindex("@font-face") :].partition("}")[2] if rest else drawn
@@ -126,7 +133,7 @@ def _targets(outcomes: Sequence[Outcome], target: float) -> Table:
         cells = (
             ("never", "", "") if cost is None else (str(cost.round), f"{cost.bytes / 1e6:,.1f}", f"{cost.seconds:,.1f}")
         )
-        made.add_row(str(one.folder), *cells)
+        made.add_row(f"{one.folder} {MARK}" if one.leaks else str(one.folder), *cells)
     return made
 
 

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from stratafl.algorithm import Round
 from stratafl.errors import RecordError
@@ -99,11 +100,19 @@ class SGD:
         )
         task.note(f"{self.purpose}/loss", tensor_of(after, "loss") / tensor_of(after, "steps").clamp(min=1))
         task.note(f"{self.purpose}/steps", tensor_of(after, "steps"))
-        if "factors" in after:
-            mean = tensor_of(after, "factors") / tensor_of(after, "steps").clamp(min=1)[:, None]
-            task.note(f"{self.purpose}/rates", rate * mean)
+        if task.watched:
+            task.note(f"{self.purpose}/rates", rate * _mean_factors(after, trained, task))
         known = {name: value for name, value in after.items() if name not in ("row", "velocity", "factors")}
         return {self.row: after["row"], "rate": torch.full((len(task),), rate), **known}
+
+
+def _mean_factors(after: State, trained: tuple[str, ...], task: "Task") -> Tensor:
+    """`[C, L]`: the mean factor on the rate over all steps; 0 for a layer that is not trained."""
+    if "factors" in after:
+        return tensor_of(after, "factors") / tensor_of(after, "steps").clamp(min=1)[:, None]
+    plain = torch.zeros(len(task.layout.layers), dtype=torch.float64, device=task.ids.device)
+    plain[[task.layout.specs[name].layer for name in trained]] = 1.0
+    return plain.expand(len(task), -1)
 
 
 def _check(name: str, value: object, kind: type, least: int) -> None:

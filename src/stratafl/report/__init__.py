@@ -1,6 +1,6 @@
 """Reports: what a set of runs came to."""
 
 from stratafl.report.outcomes import Outcome, outcome, run_folders
-from stratafl.report.ranking import Rank, Spread, ranking, to_csv
+from stratafl.report.ranking import INCOMPARABLE, MARK, Rank, Spread, ranking, to_csv
 
-__all__ = ["Outcome", "Rank", "Spread", "outcome", "ranking", "run_folders", "to_csv"]
+__all__ = ["INCOMPARABLE", "MARK", "Outcome", "Rank", "Spread", "outcome", "ranking", "run_folders", "to_csv"]

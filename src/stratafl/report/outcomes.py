@@ -25,6 +25,7 @@ class Outcome:
     config: Mapping[str, Any]
     lines: list[Line]
     clients: int  # that took part
+    leaks: str | None = None  # what its method is given that it should not be
 
     @property
     def seed(self) -> int:
@@ -82,7 +83,7 @@ def outcome(folder: Path) -> Outcome:
         raise RunError(f"'{folder / ROUNDS}' is damaged: a line lacks one of {', '.join(NEEDED)}")
     if not all(isinstance(v, int | float | None) for line in lines for k, v in line.items() if k.startswith(SCORED)):
         raise RunError(f"'{folder / ROUNDS}' is damaged: a score is not a number")
-    return Outcome(folder, config, lines, int(then.get("clients") or 0))
+    return Outcome(folder, config, lines, int(then.get("clients") or 0), then.get("leaks"))
 
 
 def run_folders(places: Iterable[Path]) -> list[Path]:

@@ -13,6 +13,8 @@ from stratafl.errors import RunError
 from stratafl.report.outcomes import Outcome
 
 log = logging.getLogger("stratafl")
+MARK = "†"  # behind whatever a method that leaks is called
+INCOMPARABLE = "test data steers its training: not comparable"
 
 
 @dataclass(frozen=True)
@@ -27,11 +29,12 @@ class Spread:
 class Rank:
     """A configuration, its seeds, and its numbers over them."""
 
-    label: str
+    label: str  # marked, if it leaks
     seeds: tuple[int, ...]
     rounds: tuple[int, int]  # done by the seed that is furthest behind, and asked for
     stopped: bool  # early, as it was asked to
     numbers: Mapping[str, Spread]
+    leaks: bool = False
 
 
 def ranking(outcomes: Sequence[Outcome]) -> list[Rank]:
@@ -40,7 +43,7 @@ def ranking(outcomes: Sequence[Outcome]) -> list[Rank]:
         raise RunError("some of these runs have classes and some have none: they cannot be ranked together")
     groups: dict[str, list[Outcome]] = {}
     for one in outcomes:
-        group = groups.setdefault(json.dumps(_without_seed(one.config), sort_keys=True, default=str), [])
+        group = groups.setdefault(json.dumps(_method(one.config), sort_keys=True, default=str), [])
         if one.seed in (other.seed for other in group):
             log.warning("'%s' repeats a configuration and a seed, and is left out", one.folder)
         else:
@@ -56,15 +59,21 @@ def ranking(outcomes: Sequence[Outcome]) -> list[Rank]:
 
 
 def to_csv(ranks: Sequence[Rank]) -> str:
-    """The ranking as CSV: one line per configuration, mean and standard deviation of every number."""
+    """The ranking as CSV: one line per configuration, mean and standard deviation of every number.
+
+    Where a method leaks, a last column says which.
+    """
     names = list(dict.fromkeys(name for rank in ranks for name in rank.numbers))
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["method", "seeds", *(f"{name}_{part}" for name in names for part in ("mean", "std"))])
+    leaking = any(rank.leaks for rank in ranks)
+    numbers = [f"{name}_{part}" for name in names for part in ("mean", "std")]
+    writer.writerow(["method", "seeds", *numbers, *(["leaks"] if leaking else [])])
     for rank in ranks:
         spreads = [rank.numbers.get(name) for name in names]
         cells = [cell for s in spreads for cell in (("", "") if s is None else (s.mean, s.std))]
-        writer.writerow([rank.label, len(rank.seeds), *cells])
+        said = [INCOMPARABLE if rank.leaks else ""] if leaking else []
+        writer.writerow([rank.label, len(rank.seeds), *cells, *said])
     return out.getvalue()
 
 
@@ -73,12 +82,14 @@ def _rank(label: str, group: Sequence[Outcome]) -> Rank:
     common = [name for name in each[0] if all(name in numbers for numbers in each)]
     spreads = {name: _spread([numbers[name] for numbers in each]) for name in common}
     asked = int(group[0].config["run"]["rounds"])
+    leaks = any(one.leaks for one in group)
     return Rank(
-        label,
+        f"{label} {MARK}" if leaks else label,
         tuple(one.seed for one in group),
         (min(one.rounds for one in group), asked),
         all(one.stopped for one in group),
         spreads,
+        leaks,
     )
 
 
@@ -86,13 +97,15 @@ def _spread(values: Sequence[float]) -> Spread:
     return Spread(fmean(values), stdev(values) if len(values) > 1 else 0.0)
 
 
-def _without_seed(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {**config, "run": {k: v for k, v in config["run"].items() if k != "seed"}}
+def _method(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes one method another: neither its seed, nor how often its layers are looked at."""
+    besides = {"run": "seed", "evaluate": "lab"}
+    return {name: {k: v for k, v in table.items() if k != besides.get(name)} for name, table in config.items()}
 
 
 def _labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """The method of each configuration, and whatever else tells it from the others."""
-    flat = [{f"{t}.{k}": v for t, table in _without_seed(c).items() for k, v in table.items()} for c in configs]
+    flat = [{f"{t}.{k}": v for t, table in _method(c).items() for k, v in table.items()} for c in configs]
     names = [config["algorithm.name"] for config in flat]
     keys = dict.fromkeys(key for config in flat for key in config if key != "algorithm.name")
     labels = []

@@ -40,6 +40,7 @@ def describe(sim: Simulation) -> dict[str, Any]:
         "seed": sim.setup.seed,
         "clients": sim.setup.clients,
         "columns": sim.setup.layout.columns,
+        "leaks": sim.algorithm.leaks,
         "folder": os.getcwd(),
         "command": sys.argv,
         "started": now(),

@@ -27,7 +27,10 @@ class Edit(Protocol):
 
 
 class Rate(Protocol):
-    """A factor on the learning rate: (gradients, row, fields of the desk, layout) → factors that broadcast."""
+    """A factor on the learning rate: (gradients, row, fields of the desk, layout) → factors that broadcast.
+
+    It sees the gradients after all edits, before clipping and weight decay.
+    """
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -98,27 +101,30 @@ def _step(task: Task, descent: Descent) -> Callable[[State, State, Stack], State
         )
         velocity = rows_of(carry, "velocity")
         desk = {**desk, "steps": carry["steps"]}  # edits and rates may ask how far it is
-        factors = _factors(descent, out.rows, row, desk, task.layout)
-        _move(row, _direction(descent, out.rows, row, desk, task.layout, velocity), rate, factors)
+        gradients = _edited(descent, out.rows, row, desk, task.layout)
+        factors = _factors(descent, gradients, row, desk, task.layout)
+        _move(row, _direction(descent, gradients, row, task.layout, velocity), rate, factors)
         counted = {
             "steps": tensor_of(carry, "steps") + 1,
             "loss": tensor_of(carry, "loss") + out.loss.detach().double(),
         }
         if "factors" in carry:
-            counted["factors"] = tensor_of(carry, "factors") + _by_layer(factors, row, task.layout)
+            counted["factors"] = tensor_of(carry, "factors") + _by_layer(factors, descent.trained, row, task.layout)
         return {"row": {**row, **out.statistics}, "velocity": velocity, **counted, **out.carry}
 
     return step
 
 
-def _direction(
-    descent: Descent, gradients: Rows, row: Rows, desk: Mapping[str, Value], layout: Layout, velocity: Rows
-) -> Rows:
-    """Edited, clipped, decayed and with momentum, in the order of torch's SGD; velocity moves in place."""
+def _edited(descent: Descent, gradients: Rows, row: Rows, desk: Mapping[str, Value], layout: Layout) -> Rows:
     for edit in descent.edits:
         edited = edit(gradients, row, desk, layout)
         _check_edit(edit, gradients, edited)
         gradients = edited
+    return gradients
+
+
+def _direction(descent: Descent, gradients: Rows, row: Rows, layout: Layout, velocity: Rows) -> Rows:
+    """Clipped, decayed and with momentum, in the order of torch's SGD; velocity moves in place."""
     if descent.clip is not None:
         norm = layout.dot(gradients, gradients).sum(1).sqrt()
         factor = (descent.clip / (norm + 1e-6)).clamp(max=1)
@@ -152,14 +158,14 @@ def _factors(
     return factors
 
 
-def _by_layer(factors: Rows, row: Rows, layout: Layout) -> Tensor:
-    """`[C, L]`: the mean factor of the tensors of each layer that have one, for whoever watches."""
+def _by_layer(factors: Rows, trained: tuple[str, ...], row: Rows, layout: Layout) -> Tensor:
+    """`[C, L]`: the mean factor of the trained tensors of each layer, for whoever watches; 0 where none is trained."""
     like = next(iter(row.values()))
     sums = [like.new_zeros(len(like)) for _ in layout.layers]
     counts = [0] * len(sums)
-    for name, factor in factors.items():
-        layer = layout.specs[name].layer
-        sums[layer] = sums[layer] + factor.flatten(1).mean(1).expand(len(like))
+    for name in trained:
+        layer, factor = layout.specs[name].layer, factors.get(name, like.new_ones(1))
+        sums[layer] = sums[layer] + factor.reshape(len(factor), -1).mean(1).expand(len(like))
         counts[layer] += 1
     return torch.stack([total / max(count, 1) for total, count in zip(sums, counts, strict=True)], 1)
 
