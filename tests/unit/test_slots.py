@@ -1,5 +1,7 @@
 """Slots: everybody gets all steps, in order, at one place at a time, and no slot waits."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -22,7 +24,7 @@ def test_a_plan_by_hand():
 
 
 def test_who_does_not_fit_into_a_slot_begins_at_the_next():
-    """4 + 4 + 4 at two slots take 6: the second client has 2 left at the first slot, and takes its first 2 at the second."""
+    """4 + 4 + 4 at two slots take 6: the second client takes its first 2 at the second slot, the others at the first."""
     assert turns([4, 4, 4], 2) == [Turn(0, 0, 0, 4), Turn(1, 1, 0, 2, 0), Turn(1, 0, 4, 6, 2), Turn(2, 1, 2, 6)]
 
 
@@ -33,10 +35,10 @@ def test_everybody_takes_all_steps_in_order_and_at_one_place_at_a_time(steps, sl
         mine = sorted((t for t in plan if t.client == client), key=lambda t: t.begin)
         taken = [t.first + s for t in mine for s in range(t.end - t.begin)]
         assert taken == list(range(count))
-        assert all(a.end <= b.begin for a, b in zip(mine, mine[1:], strict=False))
+        assert all(a.end <= b.begin for a, b in pairwise(mine))
     for slot in range(slots):
         there = sorted((t for t in plan if t.slot == slot), key=lambda t: t.begin)
-        assert all(a.end <= b.begin for a, b in zip(there, there[1:], strict=False))
+        assert all(a.end <= b.begin for a, b in pairwise(there))
     assert all(0 <= t.slot < slots and t.begin < t.end <= duration(steps, slots) for t in plan)
 
 
