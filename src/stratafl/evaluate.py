@@ -79,13 +79,15 @@ def scoreboard(
     sim: Simulation, progress: Progress, ids: Tensor, splits: Sequence[str], stages: Sequence[str] = STAGES
 ) -> Board:
     """Scores of these clients' models at each stage on each split, some clients at a time."""
-    return joined([visit.board(splits, stages) for visit in _visits(sim, progress, sim.checked(ids))])
+    with sim.arithmetic():
+        return joined([visit.board(splits, stages) for visit in _visits(sim, progress, sim.checked(ids))])
 
 
 def newcomers(sim: Simulation, progress: Progress, splits: Sequence[str]) -> Board:
     """Scores of clients that never took part: as admitted, after training once from there, and deployed."""
-    visits = _visits(sim, progress, sim.newcomers, new=True)
-    return joined([visit.board(splits, ("received", "trained", "deployed")) for visit in visits])
+    with sim.arithmetic():
+        visits = _visits(sim, progress, sim.newcomers, new=True)
+        return joined([visit.board(splits, ("received", "trained", "deployed")) for visit in visits])
 
 
 def score_trained(sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, splits: Sequence[str]) -> Board:
@@ -112,8 +114,9 @@ def joined(boards: Sequence[Board]) -> Board:
 
 
 def _models(sim: Simulation, progress: Progress, ids: Tensor, stage: str) -> Rows:
-    visits = _visits(sim, progress, sim.checked(ids))
-    return rows_of(join([{"rows": visit.rows(stage)} for visit in visits]), "rows")
+    with sim.arithmetic():
+        visits = _visits(sim, progress, sim.checked(ids))
+        return rows_of(join([{"rows": visit.rows(stage)} for visit in visits]), "rows")
 
 
 def _visits(sim: Simulation, progress: Progress, ids: Tensor, new: bool = False) -> Iterator[Visit]:
@@ -128,7 +131,8 @@ def _visits(sim: Simulation, progress: Progress, ids: Tensor, new: bool = False)
 
 
 def _score(sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, split: str) -> Scores:
-    return sim.workshop.task(ids, rnd, (split,)).scores(rows, split)
+    with sim.arithmetic():
+        return sim.workshop.task(ids, rnd, (split,)).scores(rows, split)
 
 
 def _same(a: Rows, b: Rows) -> bool:

@@ -24,7 +24,7 @@ def test_a_plan_by_hand():
 
 
 def test_who_does_not_fit_into_a_slot_begins_at_the_next():
-    """4 + 4 + 4 at two slots take 6: the second client takes its first 2 at the second slot, the others at the first."""
+    """4 + 4 + 4 at two slots take 6: the second client takes 2 at the second slot, then 2 at the first."""
     assert turns([4, 4, 4], 2) == [Turn(0, 0, 0, 4), Turn(1, 1, 0, 2, 0), Turn(1, 0, 4, 6, 2), Turn(2, 1, 2, 6)]
 
 

@@ -4,6 +4,7 @@ import copy
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +24,9 @@ from stratafl.layout import Buffers, Granularity, Rows
 from stratafl.models import load_weights
 from stratafl.state import State, flatten, join, pick, unflatten
 from stratafl.task import Task, Workshop, workshop
-from stratafl.task.workshop import Choice, EngineName
+from stratafl.task.arithmetic import precision
+from stratafl.task.speed import USUAL, Speed
+from stratafl.task.workshop import EngineName
 
 log = logging.getLogger("stratafl")
 ModelSource = nn.Module | Callable[[], nn.Module]
@@ -66,6 +69,10 @@ class Simulation:
     def client_bytes(self) -> int:
         """About what one client at work takes."""
         return client_bytes(self.workshop, self.algorithm.batch)
+
+    def arithmetic(self) -> AbstractContextManager[None]:
+        """With as many digits as this simulation multiplies."""
+        return precision(self.workshop.speed.precision)
 
     @property
     def newcomers(self) -> Tensor:
@@ -129,9 +136,10 @@ class Simulation:
         """
         rnd = self.at(progress.t)
         cohort = self.cohort(rnd) if ids is None else self.checked(ids)
-        server, changed, report = run_round(
-            self, executor, rnd, progress.server, progress.clients, cohort, examine, watched
-        )
+        with self.arithmetic():
+            server, changed, report = run_round(
+                self, executor, rnd, progress.server, progress.clients, cohort, examine, watched
+            )
         return Progress(progress.t + 1, server, {**progress.clients, **changed}), report
 
     def run(self, executor: Executor) -> Progress:
@@ -157,8 +165,7 @@ def simulation(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     engine: EngineName = "auto",
-    graphs: Choice = "auto",
-    compile: Choice = "auto",
+    speed: Speed = USUAL,
     memory: int | None = None,
     newcomers: int = 0,
 ) -> Simulation:
@@ -193,7 +200,9 @@ def simulation(
         return {name: torch.stack([one[name] for one in each]).to(device) for name in layout.specs}
 
     start = {name: tensor.clone().to(device) for name, tensor in columns(module).items()}
-    shop = workshop(federation, module, layout, head=head, device=device, engine=engine, graphs=graphs, compile=compile)
+    shop = workshop(
+        federation, module, layout, head=head, device=device, engine=engine, speed=speed, batch=algorithm.batch
+    )
     clients, classes = federation.clients - newcomers, federation.classes
     setup = Setup(layout, start, fresh, clients, rounds, seed, classes, shop.features, participation)
     algorithm.check(setup)

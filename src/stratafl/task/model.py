@@ -19,12 +19,23 @@ class Model:
     """The skeleton of a model: its structure, to be filled with anybody's columns."""
 
     def __init__(
-        self, module: nn.Module, layout: Layout, *, head: str | None, stacked: bool, device: torch.device
+        self,
+        module: nn.Module,
+        layout: Layout,
+        *,
+        head: str | None,
+        stacked: bool,
+        device: torch.device,
+        rounded: bool = False,
+        products: Mapping[str, bool] | None = None,
     ) -> None:
         self.context = Context()
         self.layout = layout
         self.head_name = head_of(module, head)
-        self.module = prepare(copy.deepcopy(module).to(device), self.context, stacked=stacked, device=device)
+        own = copy.deepcopy(module).to(device)
+        self.module = prepare(own, self.context, stacked=stacked, device=device, rounded=rounded)
+        for path, product in (products or {}).items():
+            self.module.get_submodule(path).product = product  # type: ignore[assignment]
         self.module.requires_grad_(False)
         self._masked = {name for name in layout.specs if _in_batchnorm(self.module, name)} if stacked else set()
         self._modes: frozenset[str] | None = None

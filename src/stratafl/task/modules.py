@@ -145,6 +145,26 @@ def fusing() -> Iterator[None]:
         _fusing = False
 
 
+_rounded: torch.dtype | None = None
+
+
+@contextmanager
+def rounding(kind: torch.dtype | None) -> Iterator[None]:
+    """While factors of products are rounded to a type with fewer digits."""
+    global _rounded
+    before, _rounded = _rounded, kind
+    try:
+        yield
+    finally:
+        _rounded = before
+
+
+def _multiplied(a: Tensor, b: Tensor) -> Tensor:
+    if _rounded is None or a.dtype != torch.float32:
+        return a @ b
+    return (a.to(_rounded) @ b.to(_rounded)).to(a.dtype)
+
+
 class _Columns(torch.autograd.Function):
     """The shifted slices of `[in, B, h, w]` as columns `[in, taps, B, out_h, out_w]`.
 
@@ -228,11 +248,16 @@ def _image(part: Tensor, rows: _Axis, cols: _Axis, i: int, j: int) -> Tensor:
 class MatmulConv2d(nn.Conv2d):
     """Convolution as shifted slices and one product, which stacked clients turn into one batched product.
 
-    On the CPU stock convolutions of stacked clients become grouped ones, which are slow and whose bits depend on C.
+    On the CPU stock convolutions of stacked clients become grouped ones, which are slow and whose bits depend on C. On
+    a GPU they may be faster for some shapes, as long as nothing is fused.
     """
+
+    product = True
 
     def forward(self, x: Tensor) -> Tensor:
         """The convolution of `[B, in, h, w]`."""
+        if not (self.product or _fusing):
+            return super().forward(x)
         batch = len(x)
         padding = _pair(self.padding)
         rows, cols = (
@@ -246,7 +271,7 @@ class MatmulConv2d(nn.Conv2d):
         columns: Tensor = slices.apply(x.transpose(0, 1), rows, cols)  # type: ignore[no-untyped-call]
         columns = columns.reshape(self.groups, weight[0].numel(), -1)
         weight = weight.reshape(self.groups, self.out_channels // self.groups, -1)
-        product = weight[0] @ columns[0] if self.groups == 1 else weight @ columns
+        product = _multiplied(weight[0], columns[0]) if self.groups == 1 else _multiplied(weight, columns)
         y = product.reshape(self.out_channels, batch, rows.out, cols.out)
         y = y if self.bias is None else y + self.bias[:, None, None, None]
         return y.transpose(0, 1)
@@ -264,7 +289,7 @@ class _LinearProduct(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, weight: Tensor) -> Tensor:
         """The product of `[B, in]` and `[out, in]`."""
-        return (weight @ x.mT.contiguous()).mT.contiguous()
+        return _multiplied(weight, x.mT.contiguous()).mT.contiguous()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -276,8 +301,8 @@ class _LinearProduct(torch.autograd.Function):
         """Gradients of the factors that need one."""
         x, weight = ctx.saved_tensors
         return (
-            gradient @ weight if ctx.needs_input_grad[0] else None,
-            gradient.mT @ x if ctx.needs_input_grad[1] else None,
+            _multiplied(gradient, weight) if ctx.needs_input_grad[0] else None,
+            _multiplied(gradient.mT, x) if ctx.needs_input_grad[1] else None,
         )
 
 
@@ -301,7 +326,7 @@ _BATCHNORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def prepare(
-    module: nn.Module, context: Context, *, stacked: bool, device: torch.device, products: frozenset[str] | None = None
+    module: nn.Module, context: Context, *, stacked: bool, device: torch.device, rounded: bool = False
 ) -> nn.Module:
     """Swap modules in place for the ones above; without stacking, BatchNorm, convolutions and products stay stock.
 
@@ -316,9 +341,9 @@ def prepare(
             _swap(sub, MaskedBatchNorm, context, path)
         elif stacked and isinstance(sub, _BatchNorm):
             raise ModelError(f"'{path}' is a {kind.__name__}, of which only torch's own kinds know about padding")
-        elif stacked and kind is nn.Conv2d and _plain(sub) and (products is None or path in products):
+        elif stacked and kind is nn.Conv2d and _plain(sub):
             sub.__class__ = MatmulConv2d
-        elif stacked and device.type == "cpu" and kind is nn.Linear:
+        elif stacked and (rounded or device.type == "cpu") and kind is nn.Linear:
             sub.__class__ = MatmulLinear
     return module
 

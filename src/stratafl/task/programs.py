@@ -7,6 +7,7 @@ scan is over.
 """
 
 import logging
+import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -203,12 +204,21 @@ def compiled(program: Program) -> Callable[[], object]:
     return lambda: run(*tensors)
 
 
-class Programs:
-    """The programs of a workshop: made when a scan first needs one, kept for the rounds to come."""
+GAIN = 0.4  # of a round's time that compiling saves at least; measured on an H200: CNN 0.56, ResNet-18 0.74
+COST = (8.0, 0.8)  # seconds to compile, and for each tensor of the model; measured there: CNN 12–20, ResNet-18 49–58
 
-    def __init__(self, device: torch.device, *, graphs: bool = True, compile: bool = False) -> None:
-        self._graphs, self._compile = graphs and device.type == "cuda", compile
-        self._pool = torch.cuda.graph_pool_handle() if self._graphs else (0, 0)
+
+class Programs:
+    """The programs of a workshop: made when a scan first needs one, kept for the rounds to come.
+
+    Whether steps are compiled is decided, if nobody has decided it, when the second scan of a kind has been timed.
+    """
+
+    def __init__(self, device: torch.device, compile: str = "auto", *, tensors: int = 0) -> None:
+        self._device, self._graphs = device, device.type == "cuda"
+        self.compiles: bool | None = {"on": True, "off": False}.get(compile, None if self._graphs else False)
+        self._pool = torch.cuda.graph_pool_handle() if self._graphs else None
+        self._cost = COST[0] + COST[1] * tensors
         self._kept: dict[Hashable, Program] = {}
         self._refused: set[Hashable] = set()
 
@@ -222,6 +232,7 @@ class Programs:
         held: State,
         reels: Sequence[Reel],
         steps: Sequence[int],
+        rounds_left: int,
     ) -> State | None:
         """The carry after all steps, or None if this step cannot be a program."""
         likeness = tuple((n, x.shape[1:], x.dtype, shared(x)) for s in (carry, held) for n, x in _leaves(s).items())
@@ -234,17 +245,46 @@ class Programs:
         program = self._kept.get(key)
         slots = program.slots if program else enough(steps)
         length = duration(steps, slots)
-        if program is None or program.length < length:
-            program = Program(step, read, data, carry, held, reels, slots, length + length // 4)
-            try:
-                self._prepare(program)
-            except Exception as error:  # anybody's objective may do what cannot be captured; then it goes on as it is
-                log.warning("a step is not captured: %s: %s", type(error).__name__, str(error).splitlines()[0])
-                self._refused.add(key)
-                return None
-            self._kept[key] = program
+        if program is not None and program.length >= length:
+            return self._timed(program, rounds_left, carry, held, reels, steps)
+        program = Program(step, read, data, carry, held, reels, slots, length + length // 4)
+        try:
+            self._prepare(program)
+        except Exception as error:  # anybody's objective may do what cannot be captured; then it goes on as it is
+            log.warning("a step is taken anew every time: %s: %s", type(error).__name__, _first_line(error))
+            self._refused.add(key)
+            return None
+        self._kept[key] = program
         return program.run(carry, held, reels, steps)
 
+    def _timed(self, program: Program, rounds_left: int, *scan: Any) -> State:
+        """The scan, with its time taken if that decides something."""
+        if self.compiles is not None:
+            return program.run(*scan)
+        begin = time.perf_counter()
+        done = program.run(*scan)
+        torch.cuda.synchronize(self._device)
+        seconds = time.perf_counter() - begin
+        self.compiles = GAIN * seconds * rounds_left > self._cost
+        said = "compiled" if self.compiles else "not compiled"
+        log.info(
+            "steps are %s: %d rounds of %.2f s are left, and compiling takes about %.0f s",
+            *(said, rounds_left, seconds, self._cost),
+        )
+        if self.compiles:
+            self._kept.clear()
+        return done
+
     def _prepare(self, program: Program) -> None:
-        once: Callable[[], object] = compiled(program) if self._compile else program.once
+        once: Callable[[], object] = program.once
+        if self.compiles:
+            try:
+                once = compiled(program)
+            except Exception as error:  # no compiler, or none that knows these operations
+                log.warning("steps are not compiled: %s: %s", type(error).__name__, _first_line(error))
+                self.compiles = False
         program.replay = captured(once, self._pool) if self._graphs else once
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "")

@@ -20,6 +20,7 @@ from stratafl.task.engine import Engine, Gradients, Inputs, Stack
 from stratafl.task.lanes import in_a_lane, in_lanes, side_by_side
 from stratafl.task.lockstep import Lockstep, plan, table
 from stratafl.task.programs import Programs, Reel, shared
+from stratafl.task.speed import USUAL, Speed
 
 EVALUATION_BATCH = 256  # samples of each client
 AT_ONCE = 16384  # samples of all clients on a GPU, which is idle while Python prepares small batches
@@ -38,6 +39,7 @@ class Workshop:
     smallest_batch: int = 1
     features: int = 0  # the width of what the head is given
     programs: Programs | None = None  # steps that are kept from scan to scan
+    speed: Speed = USUAL
 
     def task(self, ids: Tensor, rnd: Round, splits: tuple[str, ...] = ("train",), watched: bool = False) -> "Task":
         """The task of these clients in this round, with the splits they may look at."""
@@ -179,7 +181,8 @@ class Task:
             carry, held = pick(carry, order), _permuted(held, order)
         data = (self._shop.federation.x, self._shop.federation.y)
         steps = [lock.steps[c] for c in lock.order]
-        done = self._shop.programs.scan(name, step, self._pair, data, carry, held, reels, steps)
+        left = self._rnd.setup.rounds - self._rnd.t
+        done = self._shop.programs.scan(name, step, self._pair, data, carry, held, reels, steps, left)
         return done if done is None or sorted_already else pick(done, order.argsort())
 
     def _lanes(self, carry: State) -> int:

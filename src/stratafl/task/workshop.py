@@ -3,6 +3,7 @@
 import copy
 import logging
 import warnings
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import torch
@@ -15,13 +16,15 @@ from stratafl.errors import ModelError, unknown
 from stratafl.layout import Layout, Rows
 from stratafl.objectives import default_objective
 from stratafl.state import expand
+from stratafl.task.arithmetic import check_precision, precision
 from stratafl.task.engine import Engine, Inputs, LoopEngine, Stack, StackedEngine
 from stratafl.task.model import Model
 from stratafl.task.programs import Programs
+from stratafl.task.speed import USUAL, Speed, settled
 from stratafl.task.task import Workshop
 
 EngineName = Literal["auto", "stacked", "loop"]
-Choice = Literal["auto", "on", "off"]
+SEVERAL = 16  # clients with which convolutions are measured
 log = logging.getLogger("stratafl")
 
 
@@ -33,26 +36,35 @@ def workshop(
     head: str | None = None,
     device: str | torch.device = "cpu",
     engine: EngineName = "auto",
-    graphs: Choice = "auto",
-    compile: Choice = "auto",
+    speed: Speed = USUAL,
+    batch: int = 10,
 ) -> Workshop:
     """The workshop of a federation; `engine` forces the stacked or the client-by-client path.
 
-    `graphs` has steps kept as programs (captured on a GPU), `compile` has them compiled.
+    `speed` says what is done to be fast on batches of about `batch` samples.
     """
     device = torch.device(device)
     dtype = next(p.dtype for p in module.parameters())
     federation = federation.to(device)
     sample = _sample(federation, dtype)
     _check_outputs(module, sample, federation)
-    chosen = _engine(module, layout, head, device, engine, federation, sample)
+    check_precision(speed.precision, device)
+
+    def model(stacked: bool, products: Mapping[str, bool] | None = None) -> Model:
+        rounded = speed.precision == "bf16"
+        return Model(module, layout, head=head, stacked=stacked, device=device, rounded=rounded, products=products)
+
+    with precision(speed.precision):
+        speed = settled(speed, model, sample, device, min(federation.clients, SEVERAL), batch)
+    chosen = _engine(module, layout, engine, federation, sample, lambda stacked: model(stacked, speed.products))
     rows = expand({n: x.to(device) for n, x in columns(module).items()}, 1)
     weight = torch.ones(1, len(sample), dtype=dtype, device=device)
     _, features = chosen.outputs(rows, sample.unsqueeze(0), weight, (len(sample),))
     smallest = _smallest_batch(module, sample)
-    kept = graphs == "on" or (graphs == "auto" and device.type == "cuda")
-    programs = Programs(device, compile=compile == "on") if kept and isinstance(chosen, StackedEngine) else None
-    return Workshop(federation, chosen, layout, dtype, device, smallest, features.flatten(2).shape[2], programs)
+    kept = speed.keeps(device) and isinstance(chosen, StackedEngine)
+    programs = Programs(device, speed.compile, tensors=len(layout.specs)) if kept else None
+    width = features.flatten(2).shape[2]
+    return Workshop(federation, chosen, layout, dtype, device, smallest, width, programs, speed)
 
 
 def _sample(federation: Federation, dtype: torch.dtype) -> Tensor:
@@ -97,18 +109,17 @@ def _smallest_batch(module: nn.Module, sample: Tensor) -> int:
 def _engine(
     module: nn.Module,
     layout: Layout,
-    head: str | None,
-    device: torch.device,
     name: EngineName,
     federation: Federation,
     sample: Tensor,
+    model: Callable[[bool], Model],
 ) -> Engine:
     if name not in ("auto", "stacked", "loop"):
         raise unknown("engine", str(name), ("auto", "stacked", "loop"))
-    loop = LoopEngine(Model(module, layout, head=head, stacked=False, device=device))
+    loop = LoopEngine(model(False))
     if name == "loop":
         return loop
-    stacked = StackedEngine(lambda: Model(module, layout, head=head, stacked=True, device=device))
+    stacked = StackedEngine(lambda: model(True))
     reason = _why_not_stacked(stacked, module, layout, federation, sample)
     if reason is None:
         return stacked

@@ -1,0 +1,82 @@
+"""Convolutions on a GPU, as stock ones or as products of shifted slices: whichever is faster for its shape, measured.
+
+Stacked clients turn a stock convolution into one with a group per client. Which of the two is faster depends on the
+shape by a factor of up to five in both directions, and on the GPU; compiled steps always use products, which fuse.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from stratafl.task.modules import MatmulConv2d
+from stratafl.task.programs import captured
+
+REPEATS = 20
+
+
+def measured(module: nn.Module, sample: Tensor, clients: int, batch: int) -> dict[str, bool]:
+    """For each convolution that may be a product whether it is faster as one, for so many clients and samples."""
+    found: dict[str, bool] = {}
+    known: dict[object, bool] = {}
+    for path, shape in _inputs(module, sample).items():
+        conv = convolutions(module)[path]
+        geometry = (conv.weight.shape, conv.stride, conv.padding, conv.dilation, conv.groups, shape)
+        if geometry not in known:
+            x = sample.new_zeros(clients, batch, *shape)
+            stock, product = (_milliseconds(_step(conv, x, clients), as_product=p, conv=conv) for p in (False, True))
+            known[geometry] = product < stock
+        found[path] = known[geometry]
+    return found
+
+
+def convolutions(module: nn.Module) -> dict[str, MatmulConv2d]:
+    """The convolutions that may be products, by their names."""
+    return {path: sub for path, sub in module.named_modules() if isinstance(sub, MatmulConv2d)}
+
+
+def _inputs(module: nn.Module, sample: Tensor) -> dict[str, torch.Size]:
+    """The shape of a sample at each convolution."""
+    shapes: dict[str, torch.Size] = {}
+
+    def see(path: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            shapes[path] = inputs[0].shape[1:]
+
+        return hook
+
+    hooks = [conv.register_forward_pre_hook(see(path)) for path, conv in convolutions(module).items()]
+    try:
+        with torch.no_grad():
+            module(sample)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return shapes
+
+
+def _step(conv: nn.Conv2d, x: Tensor, clients: int) -> Callable[[], object]:
+    weight = conv.weight.detach().expand(clients, *conv.weight.shape).clone()
+
+    def loss(weight: Tensor, x: Tensor) -> Tensor:
+        output: Tensor = functional_call(conv, {"weight": weight}, (x,))
+        return output.sum()
+
+    return lambda: vmap(grad(loss, argnums=(0, 1)))(weight, x)
+
+
+def _milliseconds(step: Callable[[], object], *, as_product: bool, conv: MatmulConv2d) -> float:
+    before, conv.product = conv.product, as_product
+    try:
+        replay = captured(step, torch.cuda.graph_pool_handle())
+    finally:
+        conv.product = before
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    replay()
+    start.record()
+    for _ in range(REPEATS):
+        replay()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end))
