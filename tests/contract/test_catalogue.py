@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from stratafl.algorithms import (
     ALGORITHMS,
@@ -17,8 +18,8 @@ from stratafl.algorithms import (
 )
 from stratafl.algorithms.laws import LAWS
 from stratafl.evaluate import received
-from stratafl.execute import Matrix
-from stratafl.testing import SETTINGS, Case, check_algorithm, check_law, difference
+from stratafl.execute import Matrix, Messages, simulation
+from stratafl.testing import CLASSES, SETTINGS, Case, check_algorithm, check_law, difference, tiny_federation
 
 # Methods whose mechanism needs some rounds, or a shorter warm-up, before it does anything.
 ACTING = {
@@ -65,6 +66,27 @@ def test_in_the_contract_their_mechanism_acts(name):
         _, report = sim.round(progress, Matrix())
         whole = sum(spec.size for spec in sim.setup.layout.specs.values()) * len(report.cohort)
         assert 0.3 * whole < int(report.up.values.sum()) < 0.9 * whole
+
+
+class Scaled(nn.Module):
+    """A linear model whose output is scaled by a parameter without axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(36, CLASSES)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * self.fc(x.flatten(1))
+
+
+@pytest.mark.parametrize("executor", [Matrix(), Messages()], ids=["matrix", "messages"])
+@pytest.mark.parametrize("name", ACTING)
+def test_a_parameter_without_axes_is_a_column_like_any_other(name, executor):
+    sim = simulation(ACTING[name], tiny_federation(), Scaled, rounds=3, dtype=torch.float64)
+    scale = received(sim, sim.run(executor), torch.arange(6))["scale"]
+    assert scale.shape == (6,)
+    assert bool((scale != 1.5).all())
 
 
 VARIANTS = {
