@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from plain_clients import UNITS, Clients, Model, assert_same, clients, flat, layer_of, state
+from torch import Tensor, nn
 
 from stratafl.algorithm import Round, Setup
 from stratafl.algorithms import fedavg, fedavg30local, fedlag
-from stratafl.algorithms.fedlag import PersonaliseConflicts, conflicting_pairs, cosines, scored_layers, started
+from stratafl.algorithms.fedlag import PersonaliseConflicts, conflicting_pairs, cosines, started
 from stratafl.algorithms.laws import Law
 from stratafl.describe import describe
 from stratafl.errors import RecordError, UnknownNameError
@@ -19,7 +20,7 @@ from stratafl.layout import Layout, Spec
 from stratafl.models import build
 from stratafl.parcel import Field, Parcel
 from stratafl.policies import SGD
-from stratafl.testing import check_law, difference, tiny_federation, tiny_model
+from stratafl.testing import CLASSES, check_law, difference, tiny_federation, tiny_model
 
 D = torch.float64
 IDS = torch.arange(6)
@@ -135,12 +136,54 @@ def personal_layers(layout: Layout, scores: dict[str, int], **options) -> list[s
 
 def test_a_batchnorm_is_not_scored_and_follows_its_convolution():
     layout = describe(tiny_model())
-    assert [layout.names[i] for i in scored_layers(layout)] == ["conv1", "conv2", "fc"]
+    assert [layout.names[i] for i in layout.computing] == ["conv1", "conv2", "fc"]
     scores = {"conv1": 3, "bn1": 9, "conv2": 5, "bn2": 1, "fc": 4}
     assert personal_layers(layout, scores, k=1) == ["conv2", "bn2"]
     assert personal_layers(layout, scores, k=2) == ["conv2", "bn2", "fc"]
     assert personal_layers(layout, scores, k=2, bn="averaged") == ["conv2", "fc"]
     assert personal_layers(layout, scores, k=0) == []
+
+
+class Normed(nn.Module):
+    """Normalisations that follow no layer of their width: of the input, after flattening, and of every other kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.BatchNorm2d(1)
+        self.conv = nn.Conv2d(1, 2, 3)
+        self.flat = nn.BatchNorm1d(32)
+        self.layer = nn.LayerNorm(32)
+        self.fc1 = nn.Linear(32, 4)
+        self.group = nn.GroupNorm(2, 4)
+        self.fc = nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(self.flat(self.conv(self.before(x)).flatten(1)))
+        return self.fc(torch.relu(self.group(self.fc1(x))))
+
+
+def test_no_normalisation_is_scored_whether_or_not_it_follows_a_layer():
+    layout = describe(Normed())
+    assert [layer.name for layer in layout.layers if not layer.computes] == ["before", "flat", "layer", "group"]
+    assert {layer.name: layer.normalises for layer in layout.layers if layer.normalises} == {"group": "fc1"}
+    assert [layout.names[i] for i in layout.computing] == ["conv", "fc1", "fc"]
+    everywhere = dict.fromkeys(layout.names, 9) | {"fc1": 1, "conv": 2, "fc": 3}
+    assert personal_layers(layout, everywhere, k=3) == ["conv", "fc1", "group", "fc"]
+    assert personal_layers(layout, everywhere, k=3, bn="averaged") == ["conv", "fc1", "fc"]
+    with pytest.raises(RecordError, match="k is from 0 to 3, the layers of this model that are scored, not 4"):
+        simulation(fedlag(k=4), tiny_federation(), Normed, rounds=1)
+
+
+def test_in_a_run_normalisations_without_a_layer_stay_averaged():
+    sim = simulation(fedlag(k=3, xi=0.0, warmup=0, train=SGD(lr=0.3)), tiny_federation(), Normed, rounds=3, dtype=D)
+    progress = sim.run(Matrix())
+    chosen = {sim.setup.layout.names[i] for i in progress.server["personal"].nonzero()[:, 0].tolist()}
+    assert chosen
+    assert not chosen & {"before", "flat", "layer"}
+
+
+def test_a_model_that_only_normalises_has_no_personal_layer():
+    assert personal_layers(describe(nn.Sequential(nn.BatchNorm1d(3))), {"0": 4}) == []
 
 
 def test_left_open_k_is_five_or_half_of_a_small_models_layers():
@@ -149,7 +192,7 @@ def test_left_open_k_is_five_or_half_of_a_small_models_layers():
     everywhere = dict.fromkeys(large.names, 1)
     assert sum(not name.startswith("bn") and ".bn" not in name for name in large.names) > 10
     assert len(personal_layers(large, everywhere, bn="averaged")) == 5
-    for hidden, expected in (((), ["fc"]), ((8,), ["fc"]), ((8, 8, 8), ["fc3", "fc"])):
+    for hidden, expected in (((), ["fc"]), ((8,), ["fc"]), ((8, 8), ["fc"]), ((8, 8, 8), ["fc3", "fc"])):
         small = describe(build("mlp", shape=(1, 6, 6), classes=3, hidden=hidden))
         assert personal_layers(small, dict.fromkeys(small.names, 1)) == expected
 

@@ -105,7 +105,7 @@ class PersonaliseConflicts:
 
     def check(self, setup: Setup) -> None:
         """Refuse more personal layers than there are."""
-        most = len(scored_layers(setup.layout))
+        most = len(setup.layout.computing)
         if self.k is not None and self.k > most:
             raise RecordError(f"fedlag: k is from 0 to {most}, the layers of this model that are scored, not {self.k}")
 
@@ -131,7 +131,7 @@ class PersonaliseConflicts:
 
     def _personal(self, conflicts: Tensor, layout: Layout) -> Tensor:
         """Booleans `[L]`: the k scored layers with the most conflicts, of equals the later, and their BatchNorms."""
-        scored = torch.tensor(scored_layers(layout), device=conflicts.device)
+        scored = torch.tensor(layout.computing, dtype=torch.int64, device=conflicts.device)
         found = conflicts[scored].flip(0)
         order = found.argsort(descending=True, stable=True)[: self._most(len(scored))]
         personal = torch.zeros(len(layout.layers), dtype=torch.bool, device=conflicts.device)
@@ -151,12 +151,6 @@ def started(server: State, ids: Tensor, layout: Layout) -> Rows:
     rows, held = rows_of(server, "rows"), rows_of(server, "theta")
     own = layout.spread(tensor_of(server, "personal") > 0, rows)
     return layout.mask(own, {n: x[ids] for n, x in rows.items()}, expand(held, len(ids)))
-
-
-def scored_layers(layout: Layout) -> list[int]:
-    """The layers with trainable columns that do not merely normalise another one."""
-    trained = {layout.specs[name].layer for name in layout.trainable()}
-    return [i for i, layer in enumerate(layout.layers) if i in trained and layer.normalises is None]
 
 
 def _normalised(layout: Layout) -> list[int]:

@@ -129,7 +129,7 @@ class Retain:
         """Booleans `[C, L]`: the layers that stay, for weights `[C, L, N]`."""
         if self._by_name:
             return layout.layer_mask(self.named, alpha.device).expand(alpha.shape[:2])
-        eligible = torch.tensor(eligible_layers(layout), device=alpha.device)
+        eligible = torch.tensor(layout.computing, dtype=torch.int64, device=alpha.device)
         own = alpha[torch.arange(len(ids), device=alpha.device), :, ids.to(alpha.device)][:, eligible]
         order = own.flip(1).argsort(dim=1, descending=True, stable=True)[:, : self.k]
         chosen = torch.zeros(alpha.shape[:2], dtype=torch.bool, device=alpha.device)
@@ -137,14 +137,9 @@ class Retain:
 
     def check(self, setup: Setup) -> None:
         """Refuse more layers than there are."""
-        most = len(eligible_layers(setup.layout))
+        most = len(setup.layout.computing)
         if self.k > most:
             raise RecordError(f"heurpfedla: k is from 0 to {most}, the layers of this model, not {self.k}")
-
-
-def eligible_layers(layout: Layout) -> list[int]:
-    """The layers that are not normalisations."""
-    return [i for i, layer in enumerate(layout.layers) if layer.kind not in ("batchnorm", "norm")]
 
 
 @record
