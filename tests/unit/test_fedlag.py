@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from stratafl.algorithm import Round, Setup
 from stratafl.algorithms import fedavg, fedavg30local, fedlag
-from stratafl.algorithms.fedlag import PersonaliseConflicts, conflicting_pairs, cosines, started
+from stratafl.algorithms.fedlag import PersonaliseConflicts, started
 from stratafl.algorithms.laws import Law
 from stratafl.describe import describe
 from stratafl.errors import RecordError, UnknownNameError
@@ -20,6 +20,7 @@ from stratafl.layout import Layout, Spec
 from stratafl.models import build
 from stratafl.parcel import Field, Parcel
 from stratafl.policies import SGD
+from stratafl.similarity import conflicting_pairs, cosines
 from stratafl.testing import CLASSES, check_law, difference, tiny_federation, tiny_model
 
 D = torch.float64

@@ -22,6 +22,7 @@ from stratafl.phased import Phase, Phased
 from stratafl.policies import SGD, Broadcast
 from stratafl.records import record
 from stratafl.reduce import add_rows, add_weights, mean_or_hold
+from stratafl.similarity import conflicting_pairs
 from stratafl.state import State, expand, rows_of, tensor_of
 
 
@@ -156,15 +157,3 @@ def started(server: State, ids: Tensor, layout: Layout) -> Rows:
 def _normalised(layout: Layout) -> list[int]:
     """For each layer the one that it normalises, or -1."""
     return [-1 if layer.normalises is None else layout.index[layer.normalises] for layer in layout.layers]
-
-
-def cosines(gram: Tensor) -> Tensor:
-    """`[L, C, C]` cosines from inner products; 0 with an update of norm 0."""
-    norms = gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
-    scale = norms[:, :, None] * norms[:, None, :]
-    return torch.where(scale > 0, gram / scale.clamp(min=torch.finfo(gram.dtype).tiny), 0)
-
-
-def conflicting_pairs(gram: Tensor, xi: float) -> Tensor:
-    """GC_ξ(l) = #{u < v : cos(h_{l,u}, h_{l,v}) < ξ} (Definition 4.1, Eq. 3), from Gram matrices `[L, C, C]`."""
-    return (cosines(gram) < xi).triu(1).sum((1, 2))
