@@ -158,8 +158,7 @@ class Phased(Algorithm):
         work = self.records[rnd.plan.phase].work(rnd, memory, task)
         if not self._all[rnd.plan.phase].only_sampled_learn:
             return work
-        sampled = torch.isin(task.ids, rnd.setup.sampled(rnd.t).to(task.ids.device))
-        return work._replace(memory=_where(sampled, work.memory, memory))
+        return work._replace(memory=_where(rnd.sampled(task.ids), work.memory, memory))
 
     def fold(self, rnd: Round, server: State, total: Total, uploads: Parcel, ids: Tensor) -> Total:
         """How the round's phase sums up."""

@@ -528,8 +528,10 @@ def test_bytes_between_servers_are_recorded_in_every_round_of_a_longer_warm_up()
         ({"beta": -0.1}, "beta must be from 0 to 1, not -0.1"),
         ({"beta": 1.01}, "beta must be from 0 to 1, not 1.01"),
         ({"beta": float("nan")}, "beta must be from 0 to 1, not nan"),
-        ({"groups": 0}, "groups must be at least 1, not 0"),
-        ({"warmup": 0}, "warmup must be at least 1 round"),
+        ({"groups": 0}, "fedalp: groups is a whole number from 1, not 0"),
+        ({"groups": 2.5}, "fedalp: groups is a whole number from 1, not 2.5"),
+        ({"warmup": 0}, "fedalp: warmup is a whole number from 1, not 0"),
+        ({"warmup": 1.5}, "fedalp: warmup is a whole number from 1, not 1.5"),
     ],
 )
 def test_bad_numbers_are_refused(options, message):

@@ -375,24 +375,39 @@ def test_where_it_acts_clients_differ_from_each_other_and_from_fedavg():
 # FedAvg and then nothing
 
 
-def test_the_control_sends_nothing_after_its_warm_up_and_goes_on_from_its_own_models():
+def control(warmup: int, rounds: int):
     plain = clients(participation=0.5)
-    sim = simulation(
-        fedavg30local(warmup=2, train=plain.train), plain.federation, plain.module, rounds=4, participation=0.5, dtype=D
-    )
-    progress, traffic = sim.start(), []
-    for _ in range(4):
-        progress, report = sim.round(progress, Matrix())
-        traffic.append(report.down.total + report.up.total)
-    assert traffic[0] == traffic[1] > 0
-    assert traffic[2:] == [0, 0]
+    method = fedavg30local(warmup=warmup, train=plain.train)
+    return plain, simulation(method, plain.federation, plain.module, rounds=rounds, participation=0.5, dtype=D)
+
+
+@pytest.mark.parametrize(("warmup", "rounds"), [(1, 3), (2, 2), (2, 4), (3, 4)])
+def test_the_control_goes_on_from_what_was_trained_or_sent_last_in_its_warm_up(warmup, rounds):
+    """As in the published code, which sends the model to all clients in every round of the warm-up."""
+    plain, sim = control(warmup, rounds)
     world = state(plain.module)
     own = [dict(world) for _ in plain.everybody]
-    for t in range(4):
+    for t in range(rounds):
+        if t < warmup:
+            own = [dict(world) for _ in plain.everybody]
         for client in plain.sampled(t):
-            own[client] = plain.trained(world if t < 2 else own[client], client, t)
-        world = plain.mean({k: own[k] for k in plain.sampled(t)}) if t < 2 else world
+            own[client] = plain.trained(own[client], client, t)
+        world = plain.mean({k: own[k] for k in plain.sampled(t)}) if t < warmup else world
+    progress = sim.run(Matrix())
     assert_same(sim, progress, own)
+    assert all(float((progress.server["theta"][n] - x).abs().max()) < 1e-10 for n, x in world.items())
+
+
+def test_the_control_reaches_everybody_once_and_sends_nothing_after_its_warm_up():
+    _, sim = control(warmup=2, rounds=4)
+    progress, down, up = sim.start(), [], []
+    for _ in range(4):
+        progress, report = sim.round(progress, Matrix())
+        down.append(int(report.down.values.sum()))
+        up.append(int(report.up.values.sum()))
+    model = sum(spec.size for spec in sim.setup.layout.specs.values())
+    assert down == [3 * model, 6 * model, 0, 0]
+    assert up == [3 * model, 3 * model, 0, 0]
 
 
 # Bad input
@@ -404,8 +419,10 @@ def test_the_control_sends_nothing_after_its_warm_up_and_goes_on_from_its_own_mo
         ({"xi": -1.0}, "xi must be above -1 and at most 0, not -1.0"),
         ({"xi": 0.01}, "xi must be above -1 and at most 0, not 0.01"),
         ({"xi": float("nan")}, "xi must be above -1 and at most 0, not nan"),
-        ({"k": -1}, "k is a number of layers from 0, not -1"),
-        ({"warmup": -1}, "warmup is a number of rounds from 0, not -1"),
+        ({"k": -1}, "fedlag: k is a whole number from 0, not -1"),
+        ({"k": 1.5}, "fedlag: k is a whole number from 0, not 1.5"),
+        ({"warmup": -1}, "fedlag: warmup is a whole number from 0, not -1"),
+        ({"warmup": 1.5}, "fedlag: warmup is a whole number from 0, not 1.5"),
     ],
 )
 def test_bad_numbers_are_refused(options, message):
@@ -428,6 +445,7 @@ def test_more_layers_than_there_are_is_refused():
         simulation(fedlag(k=most), tiny_federation(), tiny_model(batchnorm), rounds=1)
 
 
-def test_a_bad_warm_up_of_the_control_is_refused():
-    with pytest.raises(RecordError, match="warmup is a number of rounds from 0, not -1"):
-        fedavg30local(warmup=-1)
+@pytest.mark.parametrize("warmup", [-1, 1.5, True])
+def test_a_bad_warm_up_of_the_control_is_refused(warmup):
+    with pytest.raises(RecordError, match=f"fedavg30local: warmup is a whole number from 0, not {warmup}"):
+        fedavg30local(warmup=warmup)

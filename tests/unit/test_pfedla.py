@@ -407,17 +407,41 @@ def test_retained_layers_teach_nothing():
 def test_bad_options_are_refused_with_what_there_is():
     with pytest.raises(RecordError, match="k is from 0 to 3, the layers of this model, not 4"):
         run_of(heurpfedla(k=4), rounds=0)
-    with pytest.raises(RecordError, match="from 0, not -1"):
-        heurpfedla(k=-1)
     with pytest.raises(UnknownNameError, match="conv9"):
         run_of(heurpfedla(retained="conv9"), rounds=0)
-    with pytest.raises(RecordError, match="hyper_lr must be at least 0, not -1"):
-        pfedla(hyper_lr=-1.0)
-    with pytest.raises(RecordError, match="width of a hypernetwork must be at least 1, not 0"):
-        pfedla(width=0)
     for key, value in (("unit", "block"), ("normalise", "max"), ("initial", "zero"), ("sign", "up")):
         with pytest.raises(UnknownNameError, match=value):
             pfedla(**{key: value})
+
+
+@pytest.mark.parametrize("method", [pfedla, heurpfedla])
+@pytest.mark.parametrize("rate", [-1.0, float("nan"), float("inf"), "fast"])
+def test_a_rate_of_the_hypernetworks_is_a_finite_number_and_refused_by_the_methods_own_name(method, rate):
+    with pytest.raises(RecordError, match=rf"^{method.__name__}: hyper_lr is a finite number from 0, not {rate}$"):
+        method(hyper_lr=rate)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        (heurpfedla, {"k": -1}, "heurpfedla: k is a whole number from 0, not -1"),
+        (heurpfedla, {"k": 1.5}, "heurpfedla: k is a whole number from 0, not 1.5"),
+        (pfedla, {"embedding": 2.5}, "embedding of a hypernetwork is a whole number from 1, not 2.5"),
+        (pfedla, {"width": 0}, "width of a hypernetwork is a whole number from 1, not 0"),
+        (heurpfedla, {"depth": True}, "depth of a hypernetwork is a whole number from 1, not True"),
+    ],
+)
+def test_numbers_of_layers_and_sizes_are_whole(method, options, message):
+    with pytest.raises(RecordError, match=f"^{message}$"):
+        method(**options)
+
+
+def test_layers_are_named_or_chosen_but_not_both():
+    assert heurpfedla() == heurpfedla(k=1)
+    assert heurpfedla(retained="fc").serve[0].retain == Retain(0, "fc")
+    for k in (0, 1, 2):
+        with pytest.raises(RecordError, match=rf"named \('conv2\+fc'\) or chosen \(k={k}\), not both"):
+            heurpfedla(k=k, retained="conv2+fc")
 
 
 def cost(shape, retained, **options):
@@ -428,7 +452,8 @@ def cost(shape, retained, **options):
     """
     rng = np.random.default_rng(0)
     sample = {"train": (rng.random((2, *shape), dtype=np.float32), np.array([0, 9]))}
-    method = heurpfedla(k=0, retained=retained, train=SGD(batch=2), width=2, embedding=2)
+    kept = {"k": 0} if retained == "none" else {"retained": retained}
+    method = heurpfedla(**kept, train=SGD(batch=2), width=2, embedding=2)
     module = build("lenet", shape=shape, classes=10, **options)
     sim = simulation(method, from_splits([sample] * 10, classes=10), module, rounds=1, buffers="local")
     _, report = sim.round(sim.start(), Matrix())

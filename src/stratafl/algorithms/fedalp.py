@@ -21,7 +21,7 @@ from stratafl.layout import Layout, Rows
 from stratafl.parcel import Field, Parcel
 from stratafl.phased import Phase, Phased
 from stratafl.policies import SGD, Broadcast
-from stratafl.records import record
+from stratafl.records import record, whole_number
 from stratafl.reduce import add_rows, add_rows_by_group, add_weights, mean_or_hold
 from stratafl.similarity import cosines
 from stratafl.state import State, rows_of, tensor_of
@@ -47,10 +47,8 @@ def fedalp(
     """
     if not 0 <= beta <= 1:
         raise RecordError(f"fedalp: beta must be from 0 to 1, not {beta}")
-    if groups < 1:
-        raise RecordError(f"fedalp: groups must be at least 1, not {groups}")
-    if warmup < 1:
-        raise RecordError(f"fedalp: warmup must be at least 1 round, whose updates form the groups, not {warmup}")
+    whole_number("fedalp: groups", groups, least=1)
+    whole_number("fedalp: warmup", warmup, least=1)  # the last of its rounds forms the groups
     for key, given, allowed in (
         ("base", base, ("received", "group")),
         ("gamma", gamma, ("group", "all")),
@@ -127,7 +125,7 @@ class FormGroups:
 
 def _mean_of_sampled(rnd: Round, trained: Rows, samples: Tensor, ids: Tensor, held: Rows) -> Rows:
     """FedAvg's mean; a weight of 0 would not do for the others, one of whom may have overflowed."""
-    mine = torch.isin(ids.cpu(), rnd.setup.sampled(rnd.t)).nonzero()[:, 0]
+    mine = rnd.sampled(ids).nonzero()[:, 0]
     rows, weights = {name: x[mine] for name, x in trained.items()}, samples[mine]
     return mean_or_hold(add_rows({}, weights, rows, None), add_weights({}, weights, rows, None), held)
 

@@ -20,7 +20,7 @@ from stratafl.layout import Layout, Rows
 from stratafl.parcel import Field, LayerMask, Parcel
 from stratafl.phased import Phase, Phased
 from stratafl.policies import SGD, Broadcast
-from stratafl.records import record
+from stratafl.records import record, whole_number
 from stratafl.reduce import add_rows, add_weights, mean_or_hold
 from stratafl.similarity import conflicting_pairs
 from stratafl.state import State, expand, rows_of, tensor_of
@@ -41,12 +41,11 @@ def fedlag(
     than ten. `weights="uniform"` is Eq. 4; `bn` says whether a BatchNorm follows the layer that it normalises or is
     always averaged.
     """
-    if k is not None and k < 0:
-        raise RecordError(f"fedlag: k is a number of layers from 0, not {k}")
+    if k is not None:
+        whole_number("fedlag: k", k, least=0)
     if not -1 < xi <= 0:
         raise RecordError(f"fedlag: xi must be above -1 and at most 0, not {xi}")
-    if warmup < 0:
-        raise RecordError(f"fedlag: warmup is a number of rounds from 0, not {warmup}")
+    whole_number("fedlag: warmup", warmup, least=0)
     if bn not in ("follow", "averaged"):
         raise unknown("bn of fedlag", str(bn), ("follow", "averaged"))
     merge = PersonaliseConflicts(k, xi, weights, bn)

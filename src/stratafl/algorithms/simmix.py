@@ -5,7 +5,6 @@ that similarities between layers, or between models, give the weights, and not w
 weight. Our reading: the cosine of what clients have learned since the common initial model, through a softmax.
 """
 
-from math import isfinite
 from typing import Literal
 
 import torch
@@ -13,10 +12,10 @@ from torch import Tensor
 
 from stratafl.algorithm import Round
 from stratafl.algorithms.pfedla import mixing
-from stratafl.errors import RecordError, unknown
+from stratafl.errors import unknown
 from stratafl.layerwise import Layerwise
 from stratafl.policies import SGD
-from stratafl.records import record
+from stratafl.records import finite_number, record
 from stratafl.similarity import cosines_between
 from stratafl.state import State, rows_of
 
@@ -40,8 +39,7 @@ class Similarity:
     def __post_init__(self) -> None:
         if self.unit not in ("layer", "model"):
             raise unknown("unit of simmix", str(self.unit), ("layer", "model"))
-        if not (isfinite(self.sharpness) and self.sharpness >= 0):
-            raise RecordError(f"simmix: sharpness is a finite number from 0, not {self.sharpness}")
+        finite_number("simmix: sharpness", self.sharpness, least=0)
 
     def weights(self, rnd: Round, server: State, ids: Tensor) -> Tensor:
         """α of these clients: `[C, L, N]`."""
