@@ -217,6 +217,7 @@ class Plain:
         self.world = state(self.clients.module)
         self.own: list[Model] = [dict(self.world) for _ in self.clients.everybody]
         self.sets: list[set[str]] = []
+        self.scores: dict[str, int] = {}
 
     def start(self, client: int) -> Model:
         return {n: self.own[client][n] if layer_of(n) in self.personal else x for n, x in self.world.items()}
@@ -231,7 +232,7 @@ class Plain:
         starts = {k: self.start(k) for k in cohort}
         trained = {k: self.clients.trained(starts[k], k, t) for k in cohort}
         h = {k: {n: trained[k][n] - starts[k][n] for n in self.world} for k in cohort}
-        scores = {layer: self.conflicts([flat(h[k], layer) for k in cohort]) for layer in UNITS}
+        scores = self.scores = {layer: self.conflicts([flat(h[k], layer) for k in cohort]) for layer in UNITS}
         ranked = sorted(UNITS, key=lambda layer: (scores[layer], UNITS.index(layer)), reverse=True)
         chosen = [layer for layer in ranked[: self.k] if scores[layer] > 0] if t >= self.warmup else []
         follow = {"conv1": "bn1", "conv2": "bn2"} if self.bn == "follow" else {}
@@ -263,6 +264,8 @@ VARIANTS = {
     "uniform": {"weights": "uniform", "k": 2},
     "averaged": {"bn": "averaged", "k": 2},
     "warm-up": {"warmup": 2, "xi": -0.1},
+    "warm-up, uniform": {"warmup": 2, "weights": "uniform", "k": 2},
+    "warm-up, another threshold": {"warmup": 2, "xi": -0.4, "k": 2},
 }
 
 
@@ -274,8 +277,10 @@ def test_five_rounds_with_half_of_the_clients_against_a_plain_loop(options):
     for t in range(5):
         progress, _ = sim.round(progress, Matrix())
         plain.round(t)
-        named = {n for n, mine in zip(sim.setup.layout.names, progress.server["personal"], strict=True) if mine}
-        assert named == plain.sets[t]
+        told = sim.algorithm.tell(sim.at(t), progress.server)
+        by_name = {key: dict(zip(sim.setup.layout.names, x.tolist(), strict=True)) for key, x in told.items()}
+        assert {name for name, mine in by_name["personal"].items() if mine} == plain.sets[t]
+        assert {name: by_name["conflicting_pairs"][name] for name in UNITS} == plain.scores  # in the warm-up as well
     assert_same(sim, progress, [plain.start(k) for k in plain.clients.everybody])
     assert len({frozenset(chosen) for chosen in plain.sets}) > 1  # the personal layers change from round to round
     assert any(plain.sets)
@@ -323,6 +328,18 @@ def test_who_was_not_sampled_keeps_its_layers_and_takes_the_newest_shared_ones()
         mine = names[spec.layer] in personal
         assert torch.equal(rows[name][0], away[name] if mine else progress.server["theta"][name])
         assert torch.equal(rows[name][1], sim.setup.start[name] if mine else progress.server["theta"][name])
+
+
+def test_newcomers_are_sent_the_mean_of_all_layers_also_of_personal_ones():
+    method = fedlag(k=2, xi=0.0, warmup=0, train=SGD(lr=0.2))
+    sim = simulation(method, tiny_federation(), tiny_model(), rounds=3, newcomers=1, dtype=D)
+    progress = sim.run(Matrix())
+    assert bool(progress.server["personal"].any())
+    given = method.admit(sim.at(3), progress.server, torch.tensor([5]))["theta"]
+    assert given.common
+    assert given.mask is None
+    assert set(given.rows) == set(sim.setup.layout.specs)
+    assert all(torch.equal(given.rows[n], x) for n, x in progress.server["theta"].items())
 
 
 # Bytes

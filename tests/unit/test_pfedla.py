@@ -6,6 +6,7 @@ from math import exp
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from stratafl.algorithms import fedavg, heurpfedla, pfedla, simmix
@@ -13,6 +14,7 @@ from stratafl.algorithms.hypernetwork import Drawn, Hypernetwork
 from stratafl.algorithms.pfedla import Retain, mixed
 from stratafl.algorithms.simmix import Similarity
 from stratafl.data import from_splits
+from stratafl.describe import describe
 from stratafl.errors import RecordError, UnknownNameError
 from stratafl.evaluate import newcomers, received
 from stratafl.execute import Matrix, simulation
@@ -143,6 +145,17 @@ def test_eq_12_retains_the_largest_self_weights(linear):
     assert kept(2) == [["conv2", "fc"], ["conv1", "fc"], ["conv2", "fc"]]  # equal ones: nearest the output first
     assert kept(3) == [["conv1", "conv2", "fc"]] * 3  # never a normalisation
     assert Retain(0, "conv1+bn2")(alpha, ids, layout).tolist() == [[True, False, False, True, False]] * 3
+
+
+def test_no_normalisation_of_any_kind_is_retained():
+    module = nn.Sequential(
+        nn.BatchNorm1d(6), nn.Linear(6, 4), nn.LayerNorm(4), nn.GroupNorm(2, 4), nn.Linear(4, 4), nn.BatchNorm1d(4)
+    )
+    layout, ids = describe(module), torch.arange(2)
+    alpha = torch.tensor([0.9, 0.1, 0.8, 0.7, 0.2, 0.6])[None, :, None].expand(2, 6, 2)
+    for k, kept in ((1, ["4"]), (2, ["1", "4"])):
+        for row in Retain(k)(alpha, ids, layout):
+            assert [layout.names[i] for i in row.nonzero()[:, 0]] == kept
 
 
 # Whole runs
@@ -336,6 +349,18 @@ def test_draws_belong_to_pairs_of_clients_whoever_else_there_is():
     assert len(set(few["out.bias"].flatten().tolist())) == few["out.bias"].numel()
     assert not torch.equal(few["out.weight"][0, 1], few["out.weight"][1, 0])
     assert not torch.equal(server((9, 5, 7), seed=1)["v"], few["v"])
+
+
+def test_a_hypernetwork_starts_in_the_ranges_of_pytorchs_linear_layers(linear):
+    """U(−1/√n, 1/√n) of n inputs; embeddings are normal."""
+    fields = Hypernetwork(embedding=16, width=400, depth=2).fields()
+    drawn = {name: spec.create(linear.setup, None, "server") for name, spec in fields.items()}
+    inputs = {"psi0.weight": 16, "psi0.bias": 16, "psi1.weight": 400, "psi1.bias": 400, "out.weight": 400}
+    for name, n in inputs.items():
+        assert 0.97 * n**-0.5 < float(drawn[name].abs().max()) <= n**-0.5, name
+        assert abs(float(drawn[name].std()) / (3 * n) ** -0.5 - 1) < 0.1, name
+    assert float(drawn["out.bias"].abs().max()) <= 400**-0.5
+    assert float(drawn["v"].abs().max()) > 1
 
 
 def test_draws_have_the_distribution_they_say(linear):
