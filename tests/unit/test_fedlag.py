@@ -265,7 +265,6 @@ VARIANTS = {
     "averaged": {"bn": "averaged", "k": 2},
     "warm-up": {"warmup": 2, "xi": -0.1},
     "warm-up, uniform": {"warmup": 2, "weights": "uniform", "k": 2},
-    "warm-up, another threshold": {"warmup": 2, "xi": -0.4, "k": 2},
 }
 
 
@@ -285,6 +284,18 @@ def test_five_rounds_with_half_of_the_clients_against_a_plain_loop(options):
     assert len({frozenset(chosen) for chosen in plain.sets}) > 1  # the personal layers change from round to round
     assert any(plain.sets)
     assert all(not chosen for chosen in plain.sets[: plain.warmup])
+
+
+def test_a_warm_up_counts_conflicts_with_the_methods_own_threshold():
+    told = []
+    for xi in (0.0, -0.1, -0.4):
+        plain = Plain(clients(), xi=xi, warmup=3)
+        sim = together(plain, rounds=2)
+        found = sim.algorithm.tell(sim.at(1), sim.run(Matrix()).server)["conflicting_pairs"]
+        scores = plain.run(2).scores
+        told.append([int(found[sim.setup.layout.index[name]]) for name in UNITS])
+        assert told[-1] == [scores[name] for name in UNITS]
+    assert told[0] != told[1] != told[2]
 
 
 def test_everybody_against_a_plain_loop():
