@@ -4,7 +4,7 @@
 
 Every phase works on the union of what the phases declare: a field that a later phase needs is kept up to date by the
 earlier ones. A client that was not reached before a change still has what it had: where that matters, a phase of one
-round with `participation="all"` reaches everybody.
+round with `participation="all"` reaches everybody, and with `only_sampled_learn` teaches only the sampled ones.
 """
 
 from collections.abc import Mapping, Sequence

@@ -18,6 +18,7 @@ from stratafl.describe import describe
 from stratafl.errors import RecordError, UnknownNameError
 from stratafl.evaluate import newcomers, received
 from stratafl.execute import Matrix, simulation
+from stratafl.layout import Layout
 from stratafl.models import build
 from stratafl.parcel import Field, Parcel
 from stratafl.policies import SGD
@@ -519,6 +520,26 @@ def test_similarity_of_layers_and_of_models_by_hand(linear):
     assert found == [pytest.approx([other / (exp(3) + other), exp(3) / (exp(3) + other)], abs=1e-12)] * 2
     still = {n: torch.stack([linear.setup.start[n]] * 2) for n in names}
     assert Similarity("layer", 3.0).weights(linear, {"rows": still}, ids).tolist() == [[[0.5, 0.5]] * 2]
+
+
+@pytest.mark.parametrize("unit", ["layer", "model"])
+def test_similarities_of_a_few_clients_are_computed_for_these_alone(unit, monkeypatch):
+    """C·N·P products for a cohort, or a chunk of it, not N²·P; the same weights as among everybody."""
+    sim, progress = run_of(simmix(unit=unit, train=TRAIN), participation=1.0)
+    rnd, shapes = sim.at(3), []
+    cross = Layout.cross
+
+    def seen(layout, a, b):
+        shapes.append((len(a["fc.bias"]), len(b["fc.bias"])))
+        return cross(layout, a, b)
+
+    monkeypatch.setattr(Layout, "cross", seen)
+    whole = Similarity(unit).weights(rnd, progress.server, IDS)
+    few = Similarity(unit).weights(rnd, progress.server, torch.tensor([3, 1]))
+    assert shapes == [(4, 4), (2, 4)]
+    torch.testing.assert_close(few, whole[[3, 1]], rtol=0, atol=1e-14)
+    own = whole[IDS, :, IDS]
+    assert float((own - whole.amax(-1)).abs().max()) < 1e-14  # nobody is more like a client than itself
 
 
 @pytest.mark.parametrize("unit", ["layer", "model"])

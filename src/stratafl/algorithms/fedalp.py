@@ -113,12 +113,13 @@ class FormGroups:
         delta = without_overflow({name: trained[name][order] - held[name] for name in layout.trainable()})
         rho = cosines(layout.gram(delta).sum(0, keepdim=True))[0]  # Eq. 3–4
         labels = ward(rho, self.groups, self.features).to(member.device)
+        share = shares(delta, samples[order], labels, self.groups, layout)  # Eq. 5–7
         mean = _mean_of_sampled(rnd, trained, samples, ids, held)
         return {
             "theta": mean,
             "group": {n: mean[n].expand_as(x).clone() for n, x in rows_of(server, "group").items()},
             "member": member.index_copy(0, ids[order].to(member.device), labels.to(member.dtype)),
-            "psi": self.beta * shares(delta, samples[order], labels, self.groups, layout).to(psi.dtype),  # Eq. 5–8
+            "psi": self.beta * share.to(psi.dtype),  # Eq. 8
             "active": torch.zeros_like(tensor_of(server, "active")),
         }
 

@@ -27,10 +27,10 @@ def ward(similarity: Tensor, groups: int, features: str = "cosine") -> Tensor:
 
 
 def shares(delta: Rows, samples: Tensor, labels: Tensor, groups: int, layout: Layout) -> Tensor:
-    """δ_m/max δ_m with δ_m^(l) = ‖Σ_{k∈G_m} γ_k·Δw_k^(l)‖₂ (Eq. 5–8): `[M, L]`; 0 for a group that does not move."""
+    """δ_m/max δ_m, δ_m^(l) = ‖Σ_{k∈G_m} γ_k·Δw_k^(l)‖₂ (Eq. 5–8 without β): `[M, L]`; 0 where a group stays."""
     gamma = samples.double() / samples.sum()  # a quotient of whole numbers would be rounded to float32
-    D = add_rows_by_group({}, labels.to(samples.device), groups, gamma, delta)
-    lengths = layout.norms(D)
+    D = add_rows_by_group({}, labels.to(samples.device), groups, gamma, delta)  # Eq. 5
+    lengths = layout.norms(D)  # δ_m, Eq. 6–7
     longest = lengths.max(1, keepdim=True).values
     return torch.where(longest > 0, lengths / longest.clamp(min=torch.finfo(lengths.dtype).tiny), 0)
 
