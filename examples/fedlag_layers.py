@@ -2,9 +2,10 @@
 
     python examples/fedlag_layers.py --seeds 0 1 2
 
-Adaptive layers against the first, the middle or the last K for good, against those that FedLAG chose most often for
-good, against FedAvg, and against the control: FedAvg for the warm-up, then everybody alone. All get the same rounds and
-steps. About a minute and a half per seed on a free core.
+Adaptive layers against the first, the middle or the last K for good (FedPer's, where the paper takes FedBABU's, and
+K = 2, where it has 4 as well), against those that FedLAG chose most often for good, against FedAvg, and against the
+control: FedAvg for the warm-up, then everybody alone. All get the same rounds and steps. About a minute and a half per
+seed on a free core.
 """
 
 import argparse

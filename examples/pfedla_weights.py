@@ -57,7 +57,7 @@ def ranked(alpha: Tensor) -> tuple[float, float, float, float]:
 
 
 def band(alpha: Tensor) -> list[float]:
-    """Mean weight by distance along the chain of Fig. 6: 4, 3, 2, 1 and then 0 or 1 shared classes."""
+    """Mean weight by distance along the chain of Fig. 6: 4, 3, 2, 1, 0, 0, 0, 1 shared classes."""
     apart = (torch.arange(8)[:, None] - torch.arange(8)).abs()
     return [float(alpha[apart == d].mean()) for d in range(8)]
 

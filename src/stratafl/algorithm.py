@@ -73,6 +73,10 @@ class Round:
         t, rounds = self.plan.clock or (self.t, self.setup.rounds)
         return max(min(t, rounds - 1), 0), max(rounds, 1)
 
+    def sampled(self, ids: Tensor) -> Tensor:
+        """`[C]` booleans: which of these clients the round samples; in some rounds the others take part as well."""
+        return torch.isin(ids, self.setup.sampled(self.t).to(ids.device))
+
     def keys(self, ids: Tensor, purpose: str) -> Tensor:
         """One random key per client, for one purpose, in this round."""
         return keys.keys(self.setup.seed, self.t, ids, purpose)

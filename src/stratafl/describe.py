@@ -5,12 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from stratafl.errors import ModelError, unknown
-from stratafl.layers import Layer
+from stratafl.layers import NORMALISATIONS, Layer
 from stratafl.layout import Buffers, Granularity, Layout, Rows, Spec
 
 _KINDS: tuple[tuple[type[nn.Module], str], ...] = (
@@ -56,7 +55,8 @@ def describe(
     trainable = {name for owner in owners for name in owner.parameters}
     specs = [Spec(n, shapes[n], names.index(home), n in trainable) for n, home in homes.items()]
     head_path = head_of(module, head)
-    layers = [_layer(name, owners, homes, blocks, head_path, granularity) for name in names]
+    followed = {} if granularity == "block" else _followed(owners)
+    layers = [_layer(name, owners, homes, blocks, head_path, followed) for name in names]
     return Layout(specs, layers, buffers)
 
 
@@ -151,25 +151,51 @@ def _home(owner: _Owner, name: str, granularity: Granularity, blocks: dict[str, 
 
 
 def _layer(
-    name: str, owners: list[_Owner], homes: dict[str, str], blocks: dict[str, str], head: str, granularity: Granularity
+    name: str,
+    owners: list[_Owner],
+    homes: dict[str, str],
+    blocks: dict[str, str],
+    head: str,
+    followed: dict[str, _Owner],
 ) -> Layer:
     members = [o for o in owners if any(homes[n] == name for n in _tensors(o))]
     first = members[0]
     inside = all(o.path == head or o.path.startswith(head + ".") for o in members)
-    normalised = None if granularity == "block" else _normalised(first, owners)
+    normalised = followed.get(first.path)
     home = None if normalised is None else homes[_tensors(normalised)[0]]
     tensors = tuple(n for n, h in homes.items() if h == name)
     kind = first.kind if len(members) == 1 else "block"
     return Layer(name, kind, blocks[first.path], inside, home, tensors)
 
 
+def _followed(owners: list[_Owner]) -> dict[str, _Owner]:
+    """For each normalisation the layer that it follows: the nearest before it that is as wide.
+
+    Where that is the same layer for several, although one as wide before it has none (as when a model makes all its
+    convolutions first), they are paired in their order.
+    """
+    nearest = {norm.path: found for norm in owners if (found := _normalised(norm, owners)) is not None}
+    for place, layer in enumerate(owners):
+        rivals = [path for path, found in nearest.items() if found is layer]
+        if len(rivals) > 1:
+            taken = {found.path for found in nearest.values()}
+            free = [owner for owner in owners[:place] if owner.path not in taken and _width(owner) == _width(layer)]
+            nearest |= zip(rivals, free[1 - len(rivals) :], strict=False)
+    return nearest
+
+
 def _normalised(norm: _Owner, owners: list[_Owner]) -> _Owner | None:
     """The nearest layer before a normalisation that gives as many channels as it normalises."""
-    if norm.kind not in ("batchnorm", "norm"):
+    if norm.kind not in NORMALISATIONS:
         return None
     width = next((_lookup(norm.module, n.rpartition(".")[2]).numel() for n in _tensors(norm)), 0)
-    for owner in reversed(owners[: owners.index(norm)]):
-        weight = getattr(owner.module, "weight", None)
-        if owner.kind in ("convolution", "linear") and isinstance(weight, torch.Tensor) and weight.shape[0] == width:
-            return owner
-    return None
+    before = owners[: owners.index(norm)]
+    return next((owner for owner in reversed(before) if _width(owner) == width), None)
+
+
+def _width(owner: _Owner) -> int | None:
+    """How many channels a convolution or a linear layer gives."""
+    weight = getattr(owner.module, "weight", None)
+    if owner.kind not in ("convolution", "linear") or not isinstance(weight, Tensor):
+        return None
+    return weight.shape[0]

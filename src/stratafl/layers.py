@@ -17,6 +17,7 @@ from stratafl.errors import RecordError, unknown
 from stratafl.records import textual
 
 KINDS = ("convolution", "linear", "embedding", "batchnorm")
+NORMALISATIONS = ("batchnorm", "norm")
 RULES = ("all", "none", "head", "base", *KINDS)
 _OPPOSITES = {"all": "none", "none": "all", "head": "base", "base": "head"}
 COUNTED = ("first", "middle", "last", "blocks")
@@ -32,6 +33,11 @@ class Layer:
     head: bool
     normalises: str | None
     tensors: tuple[str, ...]
+
+    @property
+    def computes(self) -> bool:
+        """Whether it is more than a normalisation, whether or not that is known to follow some layer."""
+        return self.kind not in NORMALISATIONS
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,12 @@ class Layout:
         """The number of columns of each layer, statistics included."""
         return tuple(sum(self.specs[name].size for name in layer.tensors) for layer in self.layers)
 
+    @property
+    def computing(self) -> tuple[int, ...]:
+        """The places of the layers that are trained and are more than a normalisation."""
+        trained = {self.specs[name].layer for name in self.trainable()}
+        return tuple(i for i, layer in enumerate(self.layers) if i in trained and layer.computes)
+
     def layer(self, name: str) -> Layer:
         """The layer of that name."""
         if name not in self.index:
@@ -106,7 +112,8 @@ class Layout:
 
     def spread(self, values: Tensor, names: Iterable[str]) -> Rows:
         """`[…, L]` values, one per layer, to the tensors of the layers: `[…, 1, …, 1]`, ready to broadcast."""
-        return {n: values[..., s.layer].reshape(*values.shape[:-1], *(1,) * len(s.shape)) for n, s in self._of(names)}
+        # A tuple: a parameter without axes and values without a client axis leave no sizes to name.
+        return {n: values[..., s.layer].reshape((*values.shape[:-1], *(1,) * len(s.shape))) for n, s in self._of(names)}
 
     def dot(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
         """`[C, L]`: the inner product of the trainable columns of each layer, row by row."""

@@ -4,15 +4,16 @@
 
 Every phase works on the union of what the phases declare: a field that a later phase needs is kept up to date by the
 earlier ones. A client that was not reached before a change still has what it had: where that matters, a phase of one
-round with `participation="all"` reaches everybody.
+round with `participation="all"` reaches everybody, and with `only_sampled_learn` teaches only the sampled ones.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from stratafl.algorithm import Algorithm, Participation, Plan, Round, Setup, Total, Work
@@ -22,7 +23,7 @@ from stratafl.layerwise import Layerwise
 from stratafl.layout import Rows
 from stratafl.parcel import Parcel
 from stratafl.records import record
-from stratafl.state import State
+from stratafl.state import State, combine
 
 if TYPE_CHECKING:
     from stratafl.task import Task
@@ -36,6 +37,7 @@ class Phase:
     rounds: int | None = None
     participation: Participation = "sampled"
     evaluated: bool = True
+    only_sampled_learn: bool = False  # of all who take part, whoever was not sampled keeps what it received
 
 
 @record
@@ -153,7 +155,10 @@ class Phased(Algorithm):
 
     def work(self, rnd: Round, memory: State, task: "Task") -> Work:
         """How the round's phase trains and what it sends."""
-        return self.records[rnd.plan.phase].work(rnd, memory, task)
+        work = self.records[rnd.plan.phase].work(rnd, memory, task)
+        if not self._all[rnd.plan.phase].only_sampled_learn:
+            return work
+        return work._replace(memory=_where(rnd.sampled(task.ids), work.memory, memory))
 
     def fold(self, rnd: Round, server: State, total: Total, uploads: Parcel, ids: Tensor) -> Total:
         """How the round's phase sums up."""
@@ -168,12 +173,23 @@ class Phased(Algorithm):
         return self.records[rnd.plan.phase].tell(rnd, server)
 
     def costs(self, rnd: Round, server: State) -> dict[str, float]:
-        """What the round's phase costs besides."""
-        return self.records[rnd.plan.phase].costs(rnd, server)
+        """What the round's phase costs besides; 0 of what only others cost, so that every round has the same keys."""
+        known = {name: 0.0 for record in self.records for name in record.costs(rnd, server)}
+        return {**known, **self.records[rnd.plan.phase].costs(rnd, server)}
 
     def deploy(self, rnd: Round, memory: State, task: "Task") -> Rows:
         """What the round's phase deploys."""
         return self.records[rnd.plan.phase].deploy(rnd, memory, task)
+
+
+def _where(chosen: Tensor, a: State, b: State) -> State:
+    """The fields of `a`, for clients that were not chosen as they are in `b`."""
+
+    def pick(pair: Sequence[Tensor]) -> Tensor:
+        after, before = pair
+        return torch.where(chosen.reshape(-1, *(1,) * (after.ndim - 1)), after, before)
+
+    return {name: combine(pick, (value, b[name])) for name, value in a.items()}
 
 
 def _union(declared: list[Mapping[str, FieldSpec]]) -> dict[str, FieldSpec]:

@@ -101,3 +101,17 @@ def from_toml(text: str) -> Any:
         return from_table(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise RecordError(f"not TOML: {error}") from error
+
+
+def whole_number(name: str, value: Any, least: int) -> int:
+    """The value, if it is a whole number from `least` on."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise RecordError(f"{name} is a whole number from {least}, not {value}")
+    return value
+
+
+def finite_number(name: str, value: Any, least: float) -> float:
+    """The value, if it is a finite number from `least` on."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value < float("inf"):
+        raise RecordError(f"{name} is a finite number from {least}, not {value}")
+    return value

@@ -17,6 +17,13 @@ def add_rows(total: Mapping[str, Tensor], weights: Tensor, rows: Mapping[str, Te
     return {**total, **{n: _add(total.get(n), weights, _cleared(rows[n], sent, n)) for n in rows}}
 
 
+def add_rows_by_group(
+    total: Mapping[str, Tensor], places: Tensor, groups: int, weights: Tensor, rows: Mapping[str, Tensor]
+) -> Rows:
+    """The total `[M, …]` with Σ_{k∈G_m} w_k·x_k more for each of M groups; `places` `[C]` are the clients' groups."""
+    return {**total, **{n: _add_by_group(total.get(n), places, groups, weights, rows[n]) for n in rows}}
+
+
 def add_weights(total: Mapping[str, Tensor], weights: Tensor, rows: Mapping[str, Tensor], sent: Rows | None) -> Rows:
     """The total with Σ_k w_k more, for each block over the clients (or columns) that sent it."""
     return {**total, **{n: _add(total.get(n), weights, _presence(rows[n], sent, n)) for n in rows}}
@@ -50,4 +57,18 @@ def _add(total: Tensor | None, weights: Tensor, rows: Tensor) -> Tensor:
         return total.add_(torch.tensordot(weights, rows.to(torch.float64), 1))
     for weight, row in zip(weights, rows, strict=True):
         total.addcmul_(row, weight)
+    return total
+
+
+def _add_by_group(total: Tensor | None, places: Tensor, groups: int, weights: Tensor, rows: Tensor) -> Tensor:
+    if total is None:
+        total = rows.new_zeros(groups, *rows.shape[1:], dtype=torch.float64)
+    else:
+        total = total.clone()
+    weights = weights.to(torch.float64)
+    if rows.device.type != "cpu":
+        member = (places == torch.arange(groups, device=places.device)[:, None]) * weights
+        return total.add_(torch.tensordot(member, rows.to(torch.float64), 1))
+    for place, weight, row in zip(places.split(1), weights, rows, strict=True):
+        total.index_add_(0, place, (row.double() * weight).unsqueeze(0))
     return total

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from stratafl.algorithms import (
     ALGORITHMS,
@@ -14,11 +15,12 @@ from stratafl.algorithms import (
     flayer,
     heurpfedla,
     pfedla,
+    simmix,
 )
 from stratafl.algorithms.laws import LAWS
 from stratafl.evaluate import received
-from stratafl.execute import Matrix
-from stratafl.testing import SETTINGS, Case, check_algorithm, check_law, difference
+from stratafl.execute import Matrix, Messages, simulation
+from stratafl.testing import CLASSES, SETTINGS, Case, check_algorithm, check_law, difference, tiny_federation
 
 # Methods whose mechanism needs some rounds, or a shorter warm-up, before it does anything.
 ACTING = {
@@ -27,8 +29,9 @@ ACTING = {
     "fedlag": fedlag(k=2, xi=0.0, warmup=0),
     "flayer": flayer(s=1),
     "flayer official": flayer(preset="official"),
-    "heurpfedla": heurpfedla(k=1, hyper_lr=0.5),
-    "pfedla": pfedla(hyper_lr=0.5),
+    "heurpfedla": heurpfedla(k=2, hyper_lr=50.0, initial="uniform"),
+    "pfedla": pfedla(hyper_lr=50.0, initial="uniform"),
+    "simmix": simmix(),
 }
 
 
@@ -59,12 +62,39 @@ def test_in_the_contract_their_mechanism_acts(name):
         assert told["psi"].min() < 0.5
     if name == "fedlag":
         assert 1 <= int(told["personal"].sum()) < len(sim.setup.layout.layers)
-    if "pfedla" in name:
-        assert float((told["alpha"] - told["alpha"].mean(-1, keepdim=True)).abs().max()) > 0.01
+    if "pfedla" in name or name == "simmix":  # weights that were learned: they began as equal ones
+        began = sim.algorithm.tell(sim.at(0), sim.algorithm.init(sim.setup))["alpha"]
+        assert torch.allclose(began, torch.full_like(began, 1 / 6))
+        assert float((told["alpha"] - began).abs().max()) > 0.01
+    _, report = sim.round(progress, Matrix())
+    whole = sum(spec.size for spec in sim.setup.layout.specs.values()) * len(report.cohort)
+    if name == "heurpfedla":
+        down = sim.algorithm.download(sim.at(progress.t), progress.server, report.cohort)["theta"]
+        assert (~down.mask.sent).sum(1).tolist() == [2] * len(report.cohort)
+        assert 0 < int(report.down.values.sum()) < 0.9 * whole
     if name == "flayer":
-        _, report = sim.round(progress, Matrix())
-        whole = sum(spec.size for spec in sim.setup.layout.specs.values()) * len(report.cohort)
         assert 0.3 * whole < int(report.up.values.sum()) < 0.9 * whole
+
+
+class Scaled(nn.Module):
+    """A linear model whose output is scaled by a parameter without axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(36, CLASSES)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * self.fc(x.flatten(1))
+
+
+@pytest.mark.parametrize("executor", [Matrix(), Messages()], ids=["matrix", "messages"])
+@pytest.mark.parametrize("name", ACTING)
+def test_a_parameter_without_axes_is_a_column_like_any_other(name, executor):
+    sim = simulation(ACTING[name], tiny_federation(), Scaled, rounds=3, dtype=torch.float64)
+    scale = received(sim, sim.run(executor), torch.arange(6))["scale"]
+    assert scale.shape == (6,)
+    assert bool((scale != 1.5).all())
 
 
 VARIANTS = {

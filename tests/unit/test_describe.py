@@ -208,6 +208,34 @@ def test_a_normalisation_follows_the_nearest_layer_of_its_width():
     assert describe(module).layer("norm").normalises == "wide"
 
 
+def followed(**modules: nn.Module) -> dict[str, str | None]:
+    layers = describe(nn.ModuleDict(modules)).layers
+    return {layer.name: layer.normalises for layer in layers if not layer.computes}
+
+
+def convolutions(*widths: int) -> dict[str, nn.Module]:
+    return {f"conv{i}": nn.Conv2d(1, width, 1) for i, width in enumerate(widths, 1)}
+
+
+def norms(*widths: int) -> dict[str, nn.Module]:
+    return {f"bn{i}": nn.BatchNorm2d(width) for i, width in enumerate(widths, 1)}
+
+
+def test_normalisations_made_after_all_convolutions_are_paired_in_order():
+    assert followed(**convolutions(4, 4), **norms(4, 4)) == {"bn1": "conv1", "bn2": "conv2"}
+    assert followed(**convolutions(4, 8, 4), **norms(4, 8, 4)) == {"bn1": "conv1", "bn2": "conv2", "bn3": "conv3"}
+    assert followed(**convolutions(4, 4, 4), **norms(4, 4)) == {"bn1": "conv2", "bn2": "conv3"}  # the nearest ones
+    assert followed(**convolutions(4, 4), **norms(4, 4, 4)) == {"bn1": "conv1", "bn2": "conv2", "bn3": "conv2"}
+    assert followed(**convolutions(8, 4), **norms(4, 4)) == {"bn1": "conv2", "bn2": "conv2"}  # nobody else is as wide
+
+
+def test_the_normalisations_of_a_transformer_follow_what_they_normalise():
+    """PyTorch makes both at the end of a layer; what they normalise ends with attention's output and with linear2."""
+    layout = describe(nn.Sequential(nn.Linear(3, 8), nn.TransformerEncoderLayer(8, 2, 16), nn.Linear(8, 2)))
+    assert layout.layer("1.norm1").normalises == "1.self_attn.out_proj"
+    assert layout.layer("1.norm2").normalises == "1.linear2"
+
+
 def test_blocks_are_the_models_stages_or_else_its_children():
     assert [layer.block for layer in describe(convnorm()).layers] == ["conv1", "conv1", "conv2", "conv2", "fc"]
     resnet = describe(build("resnet18cifar", shape=(3, 8, 8), classes=2), granularity="block")

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from plain_clients import UNITS, Clients, Model, assert_same, clients, flat, layer_of, state
+from torch import Tensor, nn
 
 from stratafl.algorithm import Round, Setup
 from stratafl.algorithms import fedavg, fedavg30local, fedlag
-from stratafl.algorithms.fedlag import PersonaliseConflicts, conflicting_pairs, cosines, scored_layers, started
+from stratafl.algorithms.fedlag import PersonaliseConflicts, started
 from stratafl.algorithms.laws import Law
 from stratafl.describe import describe
 from stratafl.errors import RecordError, UnknownNameError
@@ -19,7 +20,8 @@ from stratafl.layout import Layout, Spec
 from stratafl.models import build
 from stratafl.parcel import Field, Parcel
 from stratafl.policies import SGD
-from stratafl.testing import check_law, difference, tiny_federation, tiny_model
+from stratafl.similarity import conflicting_pairs, cosines
+from stratafl.testing import CLASSES, check_law, difference, tiny_federation, tiny_model
 
 D = torch.float64
 IDS = torch.arange(6)
@@ -135,12 +137,54 @@ def personal_layers(layout: Layout, scores: dict[str, int], **options) -> list[s
 
 def test_a_batchnorm_is_not_scored_and_follows_its_convolution():
     layout = describe(tiny_model())
-    assert [layout.names[i] for i in scored_layers(layout)] == ["conv1", "conv2", "fc"]
+    assert [layout.names[i] for i in layout.computing] == ["conv1", "conv2", "fc"]
     scores = {"conv1": 3, "bn1": 9, "conv2": 5, "bn2": 1, "fc": 4}
     assert personal_layers(layout, scores, k=1) == ["conv2", "bn2"]
     assert personal_layers(layout, scores, k=2) == ["conv2", "bn2", "fc"]
     assert personal_layers(layout, scores, k=2, bn="averaged") == ["conv2", "fc"]
     assert personal_layers(layout, scores, k=0) == []
+
+
+class Normed(nn.Module):
+    """Normalisations that follow no layer of their width: of the input, after flattening, and of every other kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.BatchNorm2d(1)
+        self.conv = nn.Conv2d(1, 2, 3)
+        self.flat = nn.BatchNorm1d(32)
+        self.layer = nn.LayerNorm(32)
+        self.fc1 = nn.Linear(32, 4)
+        self.group = nn.GroupNorm(2, 4)
+        self.fc = nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(self.flat(self.conv(self.before(x)).flatten(1)))
+        return self.fc(torch.relu(self.group(self.fc1(x))))
+
+
+def test_no_normalisation_is_scored_whether_or_not_it_follows_a_layer():
+    layout = describe(Normed())
+    assert [layer.name for layer in layout.layers if not layer.computes] == ["before", "flat", "layer", "group"]
+    assert {layer.name: layer.normalises for layer in layout.layers if layer.normalises} == {"group": "fc1"}
+    assert [layout.names[i] for i in layout.computing] == ["conv", "fc1", "fc"]
+    everywhere = dict.fromkeys(layout.names, 9) | {"fc1": 1, "conv": 2, "fc": 3}
+    assert personal_layers(layout, everywhere, k=3) == ["conv", "fc1", "group", "fc"]
+    assert personal_layers(layout, everywhere, k=3, bn="averaged") == ["conv", "fc1", "fc"]
+    with pytest.raises(RecordError, match="k is from 0 to 3, the layers of this model that are scored, not 4"):
+        simulation(fedlag(k=4), tiny_federation(), Normed, rounds=1)
+
+
+def test_in_a_run_normalisations_without_a_layer_stay_averaged():
+    sim = simulation(fedlag(k=3, xi=0.0, warmup=0, train=SGD(lr=0.3)), tiny_federation(), Normed, rounds=3, dtype=D)
+    progress = sim.run(Matrix())
+    chosen = {sim.setup.layout.names[i] for i in progress.server["personal"].nonzero()[:, 0].tolist()}
+    assert chosen
+    assert not chosen & {"before", "flat", "layer"}
+
+
+def test_a_model_that_only_normalises_has_no_personal_layer():
+    assert personal_layers(describe(nn.Sequential(nn.BatchNorm1d(3))), {"0": 4}) == []
 
 
 def test_left_open_k_is_five_or_half_of_a_small_models_layers():
@@ -149,7 +193,7 @@ def test_left_open_k_is_five_or_half_of_a_small_models_layers():
     everywhere = dict.fromkeys(large.names, 1)
     assert sum(not name.startswith("bn") and ".bn" not in name for name in large.names) > 10
     assert len(personal_layers(large, everywhere, bn="averaged")) == 5
-    for hidden, expected in (((), ["fc"]), ((8,), ["fc"]), ((8, 8, 8), ["fc3", "fc"])):
+    for hidden, expected in (((), ["fc"]), ((8,), ["fc"]), ((8, 8), ["fc"]), ((8, 8, 8), ["fc3", "fc"])):
         small = describe(build("mlp", shape=(1, 6, 6), classes=3, hidden=hidden))
         assert personal_layers(small, dict.fromkeys(small.names, 1)) == expected
 
@@ -173,6 +217,7 @@ class Plain:
         self.world = state(self.clients.module)
         self.own: list[Model] = [dict(self.world) for _ in self.clients.everybody]
         self.sets: list[set[str]] = []
+        self.scores: dict[str, int] = {}
 
     def start(self, client: int) -> Model:
         return {n: self.own[client][n] if layer_of(n) in self.personal else x for n, x in self.world.items()}
@@ -187,7 +232,7 @@ class Plain:
         starts = {k: self.start(k) for k in cohort}
         trained = {k: self.clients.trained(starts[k], k, t) for k in cohort}
         h = {k: {n: trained[k][n] - starts[k][n] for n in self.world} for k in cohort}
-        scores = {layer: self.conflicts([flat(h[k], layer) for k in cohort]) for layer in UNITS}
+        scores = self.scores = {layer: self.conflicts([flat(h[k], layer) for k in cohort]) for layer in UNITS}
         ranked = sorted(UNITS, key=lambda layer: (scores[layer], UNITS.index(layer)), reverse=True)
         chosen = [layer for layer in ranked[: self.k] if scores[layer] > 0] if t >= self.warmup else []
         follow = {"conv1": "bn1", "conv2": "bn2"} if self.bn == "follow" else {}
@@ -219,6 +264,7 @@ VARIANTS = {
     "uniform": {"weights": "uniform", "k": 2},
     "averaged": {"bn": "averaged", "k": 2},
     "warm-up": {"warmup": 2, "xi": -0.1},
+    "warm-up, uniform": {"warmup": 2, "weights": "uniform", "k": 2},
 }
 
 
@@ -230,12 +276,26 @@ def test_five_rounds_with_half_of_the_clients_against_a_plain_loop(options):
     for t in range(5):
         progress, _ = sim.round(progress, Matrix())
         plain.round(t)
-        named = {n for n, mine in zip(sim.setup.layout.names, progress.server["personal"], strict=True) if mine}
-        assert named == plain.sets[t]
+        told = sim.algorithm.tell(sim.at(t), progress.server)
+        by_name = {key: dict(zip(sim.setup.layout.names, x.tolist(), strict=True)) for key, x in told.items()}
+        assert {name for name, mine in by_name["personal"].items() if mine} == plain.sets[t]
+        assert {name: by_name["conflicting_pairs"][name] for name in UNITS} == plain.scores  # in the warm-up as well
     assert_same(sim, progress, [plain.start(k) for k in plain.clients.everybody])
     assert len({frozenset(chosen) for chosen in plain.sets}) > 1  # the personal layers change from round to round
     assert any(plain.sets)
     assert all(not chosen for chosen in plain.sets[: plain.warmup])
+
+
+def test_a_warm_up_counts_conflicts_with_the_methods_own_threshold():
+    told = []
+    for xi in (0.0, -0.1, -0.4):
+        plain = Plain(clients(), xi=xi, warmup=3)
+        sim = together(plain, rounds=2)
+        found = sim.algorithm.tell(sim.at(1), sim.run(Matrix()).server)["conflicting_pairs"]
+        scores = plain.run(2).scores
+        told.append([int(found[sim.setup.layout.index[name]]) for name in UNITS])
+        assert told[-1] == [scores[name] for name in UNITS]
+    assert told[0] != told[1] != told[2]
 
 
 def test_everybody_against_a_plain_loop():
@@ -279,6 +339,18 @@ def test_who_was_not_sampled_keeps_its_layers_and_takes_the_newest_shared_ones()
         mine = names[spec.layer] in personal
         assert torch.equal(rows[name][0], away[name] if mine else progress.server["theta"][name])
         assert torch.equal(rows[name][1], sim.setup.start[name] if mine else progress.server["theta"][name])
+
+
+def test_newcomers_are_sent_the_mean_of_all_layers_also_of_personal_ones():
+    method = fedlag(k=2, xi=0.0, warmup=0, train=SGD(lr=0.2))
+    sim = simulation(method, tiny_federation(), tiny_model(), rounds=3, newcomers=1, dtype=D)
+    progress = sim.run(Matrix())
+    assert bool(progress.server["personal"].any())
+    given = method.admit(sim.at(3), progress.server, torch.tensor([5]))["theta"]
+    assert given.common
+    assert given.mask is None
+    assert set(given.rows) == set(sim.setup.layout.specs)
+    assert all(torch.equal(given.rows[n], x) for n, x in progress.server["theta"].items())
 
 
 # Bytes
@@ -331,24 +403,39 @@ def test_where_it_acts_clients_differ_from_each_other_and_from_fedavg():
 # FedAvg and then nothing
 
 
-def test_the_control_sends_nothing_after_its_warm_up_and_goes_on_from_its_own_models():
+def control(warmup: int, rounds: int):
     plain = clients(participation=0.5)
-    sim = simulation(
-        fedavg30local(warmup=2, train=plain.train), plain.federation, plain.module, rounds=4, participation=0.5, dtype=D
-    )
-    progress, traffic = sim.start(), []
-    for _ in range(4):
-        progress, report = sim.round(progress, Matrix())
-        traffic.append(report.down.total + report.up.total)
-    assert traffic[0] == traffic[1] > 0
-    assert traffic[2:] == [0, 0]
+    method = fedavg30local(warmup=warmup, train=plain.train)
+    return plain, simulation(method, plain.federation, plain.module, rounds=rounds, participation=0.5, dtype=D)
+
+
+@pytest.mark.parametrize(("warmup", "rounds"), [(1, 3), (2, 2), (2, 4), (3, 4)])
+def test_the_control_goes_on_from_what_was_trained_or_sent_last_in_its_warm_up(warmup, rounds):
+    """As in the published code, which sends the model to all clients in every round of the warm-up."""
+    plain, sim = control(warmup, rounds)
     world = state(plain.module)
     own = [dict(world) for _ in plain.everybody]
-    for t in range(4):
+    for t in range(rounds):
+        if t < warmup:
+            own = [dict(world) for _ in plain.everybody]
         for client in plain.sampled(t):
-            own[client] = plain.trained(world if t < 2 else own[client], client, t)
-        world = plain.mean({k: own[k] for k in plain.sampled(t)}) if t < 2 else world
+            own[client] = plain.trained(own[client], client, t)
+        world = plain.mean({k: own[k] for k in plain.sampled(t)}) if t < warmup else world
+    progress = sim.run(Matrix())
     assert_same(sim, progress, own)
+    assert all(float((progress.server["theta"][n] - x).abs().max()) < 1e-10 for n, x in world.items())
+
+
+def test_the_control_reaches_everybody_once_and_sends_nothing_after_its_warm_up():
+    _, sim = control(warmup=2, rounds=4)
+    progress, down, up = sim.start(), [], []
+    for _ in range(4):
+        progress, report = sim.round(progress, Matrix())
+        down.append(int(report.down.values.sum()))
+        up.append(int(report.up.values.sum()))
+    model = sum(spec.size for spec in sim.setup.layout.specs.values())
+    assert down == [3 * model, 6 * model, 0, 0]
+    assert up == [3 * model, 3 * model, 0, 0]
 
 
 # Bad input
@@ -360,8 +447,10 @@ def test_the_control_sends_nothing_after_its_warm_up_and_goes_on_from_its_own_mo
         ({"xi": -1.0}, "xi must be above -1 and at most 0, not -1.0"),
         ({"xi": 0.01}, "xi must be above -1 and at most 0, not 0.01"),
         ({"xi": float("nan")}, "xi must be above -1 and at most 0, not nan"),
-        ({"k": -1}, "k is a number of layers from 0, not -1"),
-        ({"warmup": -1}, "warmup is a number of rounds from 0, not -1"),
+        ({"k": -1}, "fedlag: k is a whole number from 0, not -1"),
+        ({"k": 1.5}, "fedlag: k is a whole number from 0, not 1.5"),
+        ({"warmup": -1}, "fedlag: warmup is a whole number from 0, not -1"),
+        ({"warmup": 1.5}, "fedlag: warmup is a whole number from 0, not 1.5"),
     ],
 )
 def test_bad_numbers_are_refused(options, message):
@@ -384,6 +473,7 @@ def test_more_layers_than_there_are_is_refused():
         simulation(fedlag(k=most), tiny_federation(), tiny_model(batchnorm), rounds=1)
 
 
-def test_a_bad_warm_up_of_the_control_is_refused():
-    with pytest.raises(RecordError, match="warmup is a number of rounds from 0, not -1"):
-        fedavg30local(warmup=-1)
+@pytest.mark.parametrize("warmup", [-1, 1.5, True])
+def test_a_bad_warm_up_of_the_control_is_refused(warmup):
+    with pytest.raises(RecordError, match=f"fedavg30local: warmup is a whole number from 0, not {warmup}"):
+        fedavg30local(warmup=warmup)

@@ -61,7 +61,7 @@ ABOVE = (
     "evaluate",
     "testing",
 )
-LOW = ("errors", "keys", "records", "layers", "layout", "describe", "state", "parcel", "reduce")
+LOW = ("errors", "keys", "records", "layers", "layout", "describe", "state", "parcel", "reduce", "similarity")
 
 
 @pytest.mark.parametrize("name", LOW)

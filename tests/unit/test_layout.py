@@ -66,6 +66,15 @@ def test_spread_without_a_client_axis_and_on_some_names(layout):
     }
 
 
+@pytest.mark.parametrize("lead", [(), (2,)])
+def test_spread_on_a_parameter_without_axes(lead):
+    layers = [Layer(name, "other", name, False, None, (name,)) for name in "ab"]
+    layout = Layout([Spec("a", (3,), 0, True), Spec("b", (), 1, True)], layers)
+    spread = layout.spread(torch.arange(2.0).expand(*lead, 2), ["a", "b"])
+    assert {name: x.shape for name, x in spread.items()} == {"a": (*lead, 1), "b": lead}
+    assert spread["b"].flatten().tolist() == [1.0] * len(spread["b"].flatten())
+
+
 def test_dot_sums_the_trainable_columns_of_each_layer(layout):
     a, b = draw(layout, C, 1), draw(layout, C, 2)
     expected = [[0.0] * 5 for _ in range(C)]

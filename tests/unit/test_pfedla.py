@@ -6,6 +6,7 @@ from math import exp
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from stratafl.algorithms import fedavg, heurpfedla, pfedla, simmix
@@ -13,9 +14,11 @@ from stratafl.algorithms.hypernetwork import Drawn, Hypernetwork
 from stratafl.algorithms.pfedla import Retain, mixed
 from stratafl.algorithms.simmix import Similarity
 from stratafl.data import from_splits
+from stratafl.describe import describe
 from stratafl.errors import RecordError, UnknownNameError
 from stratafl.evaluate import newcomers, received
 from stratafl.execute import Matrix, simulation
+from stratafl.layout import Layout
 from stratafl.models import build
 from stratafl.parcel import Field, Parcel
 from stratafl.policies import SGD
@@ -143,6 +146,17 @@ def test_eq_12_retains_the_largest_self_weights(linear):
     assert kept(2) == [["conv2", "fc"], ["conv1", "fc"], ["conv2", "fc"]]  # equal ones: nearest the output first
     assert kept(3) == [["conv1", "conv2", "fc"]] * 3  # never a normalisation
     assert Retain(0, "conv1+bn2")(alpha, ids, layout).tolist() == [[True, False, False, True, False]] * 3
+
+
+def test_no_normalisation_of_any_kind_is_retained():
+    module = nn.Sequential(
+        nn.BatchNorm1d(6), nn.Linear(6, 4), nn.LayerNorm(4), nn.GroupNorm(2, 4), nn.Linear(4, 4), nn.BatchNorm1d(4)
+    )
+    layout, ids = describe(module), torch.arange(2)
+    alpha = torch.tensor([0.9, 0.1, 0.8, 0.7, 0.2, 0.6])[None, :, None].expand(2, 6, 2)
+    for k, kept in ((1, ["4"]), (2, ["1", "4"])):
+        for row in Retain(k)(alpha, ids, layout):
+            assert [layout.names[i] for i in row.nonzero()[:, 0]] == kept
 
 
 # Whole runs
@@ -338,6 +352,18 @@ def test_draws_belong_to_pairs_of_clients_whoever_else_there_is():
     assert not torch.equal(server((9, 5, 7), seed=1)["v"], few["v"])
 
 
+def test_a_hypernetwork_starts_in_the_ranges_of_pytorchs_linear_layers(linear):
+    """U(−1/√n, 1/√n) of n inputs; embeddings are normal."""
+    fields = Hypernetwork(embedding=16, width=400, depth=2).fields()
+    drawn = {name: spec.create(linear.setup, None, "server") for name, spec in fields.items()}
+    inputs = {"psi0.weight": 16, "psi0.bias": 16, "psi1.weight": 400, "psi1.bias": 400, "out.weight": 400}
+    for name, n in inputs.items():
+        assert 0.97 * n**-0.5 < float(drawn[name].abs().max()) <= n**-0.5, name
+        assert abs(float(drawn[name].std()) / (3 * n) ** -0.5 - 1) < 0.1, name
+    assert float(drawn["out.bias"].abs().max()) <= 400**-0.5
+    assert float(drawn["v"].abs().max()) > 1
+
+
 def test_draws_have_the_distribution_they_say(linear):
     normal = Drawn((20_000,), "x", kind="normal").create(linear.setup, None, "server")[0]
     assert abs(float(normal.mean())) < 0.03
@@ -407,17 +433,41 @@ def test_retained_layers_teach_nothing():
 def test_bad_options_are_refused_with_what_there_is():
     with pytest.raises(RecordError, match="k is from 0 to 3, the layers of this model, not 4"):
         run_of(heurpfedla(k=4), rounds=0)
-    with pytest.raises(RecordError, match="from 0, not -1"):
-        heurpfedla(k=-1)
     with pytest.raises(UnknownNameError, match="conv9"):
         run_of(heurpfedla(retained="conv9"), rounds=0)
-    with pytest.raises(RecordError, match="hyper_lr must be at least 0, not -1"):
-        pfedla(hyper_lr=-1.0)
-    with pytest.raises(RecordError, match="width of a hypernetwork must be at least 1, not 0"):
-        pfedla(width=0)
     for key, value in (("unit", "block"), ("normalise", "max"), ("initial", "zero"), ("sign", "up")):
         with pytest.raises(UnknownNameError, match=value):
             pfedla(**{key: value})
+
+
+@pytest.mark.parametrize("method", [pfedla, heurpfedla])
+@pytest.mark.parametrize("rate", [-1.0, float("nan"), float("inf"), "fast"])
+def test_a_rate_of_the_hypernetworks_is_a_finite_number_and_refused_by_the_methods_own_name(method, rate):
+    with pytest.raises(RecordError, match=rf"^{method.__name__}: hyper_lr is a finite number from 0, not {rate}$"):
+        method(hyper_lr=rate)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        (heurpfedla, {"k": -1}, "heurpfedla: k is a whole number from 0, not -1"),
+        (heurpfedla, {"k": 1.5}, "heurpfedla: k is a whole number from 0, not 1.5"),
+        (pfedla, {"embedding": 2.5}, "embedding of a hypernetwork is a whole number from 1, not 2.5"),
+        (pfedla, {"width": 0}, "width of a hypernetwork is a whole number from 1, not 0"),
+        (heurpfedla, {"depth": True}, "depth of a hypernetwork is a whole number from 1, not True"),
+    ],
+)
+def test_numbers_of_layers_and_sizes_are_whole(method, options, message):
+    with pytest.raises(RecordError, match=f"^{message}$"):
+        method(**options)
+
+
+def test_layers_are_named_or_chosen_but_not_both():
+    assert heurpfedla() == heurpfedla(k=1)
+    assert heurpfedla(retained="fc").serve[0].retain == Retain(0, "fc")
+    for k in (0, 1, 2):
+        with pytest.raises(RecordError, match=rf"named \('conv2\+fc'\) or chosen \(k={k}\), not both"):
+            heurpfedla(k=k, retained="conv2+fc")
 
 
 def cost(shape, retained, **options):
@@ -428,7 +478,8 @@ def cost(shape, retained, **options):
     """
     rng = np.random.default_rng(0)
     sample = {"train": (rng.random((2, *shape), dtype=np.float32), np.array([0, 9]))}
-    method = heurpfedla(k=0, retained=retained, train=SGD(batch=2), width=2, embedding=2)
+    kept = {"k": 0} if retained == "none" else {"retained": retained}
+    method = heurpfedla(**kept, train=SGD(batch=2), width=2, embedding=2)
     module = build("lenet", shape=shape, classes=10, **options)
     sim = simulation(method, from_splits([sample] * 10, classes=10), module, rounds=1, buffers="local")
     _, report = sim.round(sim.start(), Matrix())
@@ -469,6 +520,26 @@ def test_similarity_of_layers_and_of_models_by_hand(linear):
     assert found == [pytest.approx([other / (exp(3) + other), exp(3) / (exp(3) + other)], abs=1e-12)] * 2
     still = {n: torch.stack([linear.setup.start[n]] * 2) for n in names}
     assert Similarity("layer", 3.0).weights(linear, {"rows": still}, ids).tolist() == [[[0.5, 0.5]] * 2]
+
+
+@pytest.mark.parametrize("unit", ["layer", "model"])
+def test_similarities_of_a_few_clients_are_computed_for_these_alone(unit, monkeypatch):
+    """C·N·P products for a cohort, or a chunk of it, not N²·P; the same weights as among everybody."""
+    sim, progress = run_of(simmix(unit=unit, train=TRAIN), participation=1.0)
+    rnd, shapes = sim.at(3), []
+    cross = Layout.cross
+
+    def seen(layout, a, b):
+        shapes.append((len(a["fc.bias"]), len(b["fc.bias"])))
+        return cross(layout, a, b)
+
+    monkeypatch.setattr(Layout, "cross", seen)
+    whole = Similarity(unit).weights(rnd, progress.server, IDS)
+    few = Similarity(unit).weights(rnd, progress.server, torch.tensor([3, 1]))
+    assert shapes == [(4, 4), (2, 4)]
+    torch.testing.assert_close(few, whole[[3, 1]], rtol=0, atol=1e-14)
+    own = whole[IDS, :, IDS]
+    assert float((own - whole.amax(-1)).abs().max()) < 1e-14  # nobody is more like a client than itself
 
 
 @pytest.mark.parametrize("unit", ["layer", "model"])

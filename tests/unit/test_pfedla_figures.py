@@ -23,7 +23,7 @@ def test_weights_follow_the_classes_that_clients_share(example):
 
 
 def test_weights_fall_along_a_chain_of_clients(example):
-    """Fig. 6: neighbours share three of four classes; from five steps on, one class at most."""
+    """Fig. 6: at distances 0 to 7 clients share 4, 3, 2, 1, 0, 0, 0 and again 1 of four classes."""
     for alpha in example.weights(example.CHAIN, seed=0, rounds=25, hyper_lr=0.2).values():
         bands = example.band(alpha)
         assert bands[:4] == sorted(bands[:4], reverse=True)

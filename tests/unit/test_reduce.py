@@ -8,7 +8,7 @@ from stratafl.layers import Layer
 from stratafl.layout import Layout, Rows, Spec
 from stratafl.parcel import ColumnMask, Field, LayerMask, Mask, Parcel
 from stratafl.policies import Mean
-from stratafl.reduce import add_rows, add_weights, mean_or_hold
+from stratafl.reduce import add_rows, add_rows_by_group, add_weights, mean_or_hold
 
 NAN = float("nan")
 # Two layers of one tensor with three columns each.
@@ -98,6 +98,40 @@ def test_clients_are_added_one_after_the_other(chunk):
     # Each one is lost beside 1e16; three of them added up first would not be.
     rows = block([1e16], [1.0], [1.0], [1.0], [-1e16])
     assert merged({"a": rows}, [1] * 5, chunk=chunk)["a"].tolist() == [0.0, 0.0, 0.0]
+
+
+PLACES, SAMPLES = torch.tensor([1, 0, 1, 1, 0, 3, 1]), torch.tensor([3, 17, 5, 101, 9, 2, 31])
+
+
+def test_every_group_has_the_sum_of_its_own_rows():
+    draw = torch.Generator().manual_seed(0)
+    rows = {"a": torch.randn(7, 3, generator=draw), "scalar": torch.randn(7, generator=draw)}
+    found = add_rows_by_group({}, PLACES, 4, SAMPLES, rows)
+    for name, x in rows.items():
+        for m in range(4):
+            mine = torch.eq(PLACES, m)
+            alone = add_rows({}, SAMPLES[mine], {name: x[mine]}, None)[name]
+            torch.testing.assert_close(found[name][m], alone, rtol=1e-15, atol=1e-15)
+    assert found["a"][2].tolist() == [0.0] * 3
+    assert found["a"].dtype == torch.float64
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 4, 5, 6])
+def test_clients_of_a_group_are_added_one_after_the_other(chunk):
+    # Each one is lost beside 1e16; three of them added up first would not be.
+    rows, places = block([1e16], [7.0], [1.0], [1.0], [1.0], [-1e16]), torch.tensor([1, 0, 1, 1, 1, 1])
+    total: Rows = {}
+    for some in torch.arange(6).split(chunk):
+        total = add_rows_by_group(total, places[some], 2, torch.ones(len(some)), {"a": rows[some]})
+    assert total["a"].flatten().tolist() == [7.0, 0.0]
+
+
+def test_a_row_that_overflowed_spoils_no_group_but_its_own_and_nothing_given_is_changed():
+    rows, total = torch.ones(7, 1), {"a": torch.zeros(4, 1, dtype=torch.float64)}
+    rows[5] = float("inf")
+    found = add_rows_by_group(total, PLACES, 4, SAMPLES, {"a": rows})["a"]
+    assert found.flatten().tolist() == [26.0, 140.0, 0.0, float("inf")]
+    assert total["a"].flatten().tolist() == [0.0] * 4
 
 
 def test_sums_are_kept_in_float64():

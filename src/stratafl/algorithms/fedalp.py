@@ -9,22 +9,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from stratafl.algorithm import Round, Setup
 from stratafl.algorithms.fedavg import fedavg
-from stratafl.algorithms.fedlag import cosines
+from stratafl.algorithms.grouping import shares, ward, without_overflow
 from stratafl.errors import RecordError, unknown
 from stratafl.fields import FieldSpec, Number, Start
 from stratafl.layout import Layout, Rows
 from stratafl.parcel import Field, Parcel
 from stratafl.phased import Phase, Phased
 from stratafl.policies import SGD, Broadcast
-from stratafl.records import record
-from stratafl.reduce import add_rows, add_weights, mean_or_hold
+from stratafl.records import record, whole_number
+from stratafl.reduce import add_rows, add_rows_by_group, add_weights, mean_or_hold
+from stratafl.similarity import cosines
 from stratafl.state import State, rows_of, tensor_of
 
 Base = Literal["received", "group"]
@@ -48,10 +47,8 @@ def fedalp(
     """
     if not 0 <= beta <= 1:
         raise RecordError(f"fedalp: beta must be from 0 to 1, not {beta}")
-    if groups < 1:
-        raise RecordError(f"fedalp: groups must be at least 1, not {groups}")
-    if warmup < 1:
-        raise RecordError(f"fedalp: warmup must be at least 1 round, whose updates form the groups, not {warmup}")
+    whole_number("fedalp: groups", groups, least=1)
+    whole_number("fedalp: warmup", warmup, least=1)  # the last of its rounds forms the groups
     for key, given, allowed in (
         ("base", base, ("received", "group")),
         ("gamma", gamma, ("group", "all")),
@@ -63,18 +60,19 @@ def fedalp(
         "theta": Start(),
         "group": Start(copies=groups),
         "member": Number(0.0, width="clients"),
-        "psi": Weights(groups),
+        "psi": LayerWeights(groups),
         "active": Number(0.0),
     }
     average = replace(fedavg(train=train), server=server, welcome=(Broadcast(),), world="theta")
     formed = replace(average, merge=(FormGroups(groups, beta, features),))
     main = replace(average, serve=(MixGroups(),), merge=(LearnGroups(base, gamma),))
     first = (Phase(average, rounds=warmup - 1),) if warmup > 1 else ()
-    return Phased((*first, Phase(formed, rounds=1, participation="all"), Phase(main)))
+    probe = Phase(formed, rounds=1, participation="all", only_sampled_learn=True)
+    return Phased((*first, probe, Phase(main)))
 
 
 @record
-class Weights:
+class LayerWeights:
     """Ψ: a weight per group and layer, 0 before there are groups."""
 
     groups: int
@@ -92,7 +90,8 @@ class Weights:
 class FormGroups:
     """FedAvg's mean, and from the updates of all clients the groups and their layer weights (Algorithm 2).
 
-    Everybody is asked once, but the mean is over those whom the round would have sampled.
+    Everybody is asked once, but the mean is over those whom the round would have sampled. Groups are numbered by the
+    ids of their clients, whatever the order of the cohort; an update that overflowed counts as none.
     """
 
     groups: int
@@ -109,53 +108,27 @@ class FormGroups:
     def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
         """w_g, w_m ← w_g, the members and Ψ."""
         layout, trained, held = rnd.layout, up["theta"].rows, rows_of(server, "theta")
-        samples = up["samples"].tensor
-        delta = {name: trained[name] - held[name] for name in layout.trainable()}
-        labels = ward(cosines(layout.gram(delta).sum(0, keepdim=True))[0], self.groups, self.features)
-        sampled = torch.isin(ids.cpu(), rnd.setup.sampled(rnd.t)).to(samples.device)
-        weights = samples * sampled
-        mean = mean_or_hold(add_rows({}, weights, trained, None), add_weights({}, weights, trained, None), held)
-        group = rows_of(server, "group")
-        member = tensor_of(server, "member").index_copy(
-            0, ids.to(samples.device), labels.to(samples.device).to(_type(server))
-        )
+        samples, member, psi = up["samples"].tensor, tensor_of(server, "member"), tensor_of(server, "psi")
+        order = ids.argsort()
+        delta = without_overflow({name: trained[name][order] - held[name] for name in layout.trainable()})
+        rho = cosines(layout.gram(delta).sum(0, keepdim=True))[0]  # Eq. 3–4
+        labels = ward(rho, self.groups, self.features).to(member.device)
+        share = shares(delta, samples[order], labels, self.groups, layout)  # Eq. 5–7
+        mean = _mean_of_sampled(rnd, trained, samples, ids, held)
         return {
             "theta": mean,
-            "group": {name: mean[name].expand(self.groups, *mean[name].shape).clone() for name in group},
-            "member": member,
-            "psi": self.beta * shares(delta, samples, labels, self.groups, layout).to(_type(server)),
+            "group": {n: mean[n].expand_as(x).clone() for n, x in rows_of(server, "group").items()},
+            "member": member.index_copy(0, ids[order].to(member.device), labels.to(member.dtype)),
+            "psi": self.beta * share.to(psi.dtype),  # Eq. 8
             "active": torch.zeros_like(tensor_of(server, "active")),
         }
 
 
-def _type(server: State) -> torch.dtype:
-    return tensor_of(server, "psi").dtype
-
-
-def ward(similarity: Tensor, groups: int, features: str = "cosine") -> Tensor:
-    """The group of each client: Ward's clustering, with its similarities to everybody as its features.
-
-    An update that overflowed is like none: similar to nobody but itself.
-    """
-    from scipy.cluster.hierarchy import fcluster, linkage  # only whoever forms groups needs scipy
-    from scipy.spatial.distance import pdist
-
-    count = len(similarity)
-    if count == 1:
-        return torch.zeros(1, dtype=torch.int64)
-    x: NDArray[np.float64] = similarity.double().cpu().nan_to_num(0.0).clamp(-1, 1).fill_diagonal_(1.0).numpy()
-    between = pdist(np.arccos(x) if features == "angle" else x)  # of rows: a matrix of angles is not of distances
-    labels = fcluster(linkage(between, "ward"), t=groups, criterion="maxclust")
-    return torch.from_numpy(labels.astype(np.int64)) - 1
-
-
-def shares(delta: Rows, samples: Tensor, labels: Tensor, groups: int, layout: Layout) -> Tensor:
-    """δ_m/max δ_m with δ_m^(l) = ‖Σ_{k∈G_m} γ_k·Δw_k^(l)‖₂ (Eq. 5–8): `[M, L]`; 0 for a group that does not move."""
-    parts = [samples * (labels.to(samples.device) == m) for m in range(groups)]
-    D = [add_rows({}, part / samples.sum(), delta, None) for part in parts]
-    lengths = layout.norms({name: torch.stack([d[name] for d in D]) for name in delta})
-    longest = lengths.max(1, keepdim=True).values
-    return torch.where(longest > 0, lengths / longest.clamp(min=torch.finfo(lengths.dtype).tiny), 0)
+def _mean_of_sampled(rnd: Round, trained: Rows, samples: Tensor, ids: Tensor, held: Rows) -> Rows:
+    """FedAvg's mean; a weight of 0 would not do for the others, one of whom may have overflowed."""
+    mine = rnd.sampled(ids).nonzero()[:, 0]
+    rows, weights = {name: x[mine] for name, x in trained.items()}, samples[mine]
+    return mean_or_hold(add_rows({}, weights, rows, None), add_weights({}, weights, rows, None), held)
 
 
 @record
@@ -196,22 +169,20 @@ class LearnGroups:
 
     def fold(self, rnd: Round, server: State, sums: State, up: Parcel, ids: Tensor) -> State:
         """Σ n_k·θ_k and Σ n_k of each group, client by client."""
-        trained, samples = up["theta"].rows, up["samples"].tensor.double()
+        samples, groups = up["samples"].tensor, len(tensor_of(server, "psi"))
         m = tensor_of(server, "member")[ids].long()
-        group = rows_of(server, "group")
-        top = {n: x.clone() for n, x in rows_of(sums, "top").items()} if sums else _zeros(group)
-        weight = tensor_of(sums, "weight").clone() if sums else samples.new_zeros(len(next(iter(group.values()))))
-        for client, place in enumerate(m.tolist()):
-            weight[place] += samples[client]
-            for name, total in top.items():
-                total[place].addcmul_(trained[name][client], samples[client])
-        return {"top": top, "weight": weight}
+        top = rows_of(sums, "top") if sums else {}
+        weight = tensor_of(sums, "weight") if sums else samples.new_zeros(groups, dtype=torch.float64)
+        return {
+            "top": add_rows_by_group(top, m, groups, samples, up["theta"].rows),
+            "weight": weight.index_add(0, m, samples.double()),  # whole numbers: their order changes no bit
+        }
 
     def finish(self, rnd: Round, server: State, sums: State) -> State:
         """The groups' models and the global one."""
         layout, weight, group = rnd.layout, tensor_of(sums, "weight"), rows_of(server, "group")
-        received = group_models(server, layout)
-        share = weight / weight.sum()  # Γ_m
+        received = group_models(server, layout)  # Eq. 9–10
+        share = weight / weight.sum()  # Γ_m = Σ_{k∈G_m} γ_k
         new: Rows = {}
         world: Rows = {}
         for name, top in rows_of(sums, "top").items():
@@ -219,12 +190,12 @@ class LearnGroups:
             mean = top / _per_group(weight.clamp(min=1e-300), top)
             if layout.specs[name].trainable:
                 step = (mean - sent) * (1 if self.gamma == "group" else _per_group(share, top))
-                moved = (sent if self.base == "received" else old) + step
+                moved = (sent if self.base == "received" else old) + step  # line 10
             else:
                 moved = mean
             kept = torch.where(_per_group(weight > 0, top), moved, old)
             new[name] = kept.to(group[name].dtype)
-            world[name] = (_per_group(share, top) * kept).sum(0).to(group[name].dtype)
+            world[name] = (_per_group(share, top) * kept).sum(0).to(group[name].dtype)  # line 11
         active = tensor_of(server, "active")
         return {"theta": world, "group": new, "active": (weight > 0).sum().to(active.dtype)}
 
@@ -236,10 +207,6 @@ class LearnGroups:
         """The bytes between the servers: a model each way for each group that took part."""
         model = sum(x.numel() * x.element_size() for x in rows_of(server, "theta").values())
         return {"bytes.between": float(tensor_of(server, "active")) * 2 * model}
-
-
-def _zeros(group: Rows) -> Rows:
-    return {name: torch.zeros_like(x, dtype=torch.float64) for name, x in group.items()}
 
 
 def _per_group(values: Tensor, like: Tensor) -> Tensor:

@@ -1,17 +1,46 @@
 """FedAvg for some rounds, then everybody alone: what the published code of FedLAG amounts to, as a control.
 
-Its function that should give clients the averaged layers after the warm-up copies nothing.
+Its function that should give clients the averaged layers after the warm-up copies nothing. During the warm-up it sends
+the model to everybody, whoever trains it then; as only the last time matters later, only the last round does so here.
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from stratafl.algorithm import Round
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.local import alone
-from stratafl.errors import RecordError
+from stratafl.parcel import Field, LayerMask
 from stratafl.phased import Phase, Phased
-from stratafl.policies import SGD
+from stratafl.policies import SGD, Upload
+from stratafl.records import record, whole_number
+from stratafl.state import State
+
+if TYPE_CHECKING:
+    from stratafl.task import Task
 
 
 def fedavg30local(*, warmup: int = 30, train: SGD = SGD()) -> Phased:
-    """Clients go on from the model that they last trained in the warm-up."""
-    if warmup < 0:
-        raise RecordError(f"fedavg30local: warmup is a number of rounds from 0, not {warmup}")
-    return Phased((Phase(fedavg(train=train), rounds=warmup), Phase(alone(train=train))))
+    """Clients go on from what they trained in the last round of the warm-up, or else from what they were sent in it."""
+    whole_number("fedavg30local: warmup", warmup, least=0)
+    average, apart = fedavg(train=train), Phase(alone(train=train))
+    if warmup == 0:
+        return Phased((apart,))
+    last = replace(average, send=(UploadIfSampled(),))
+    everybody = Phase(last, rounds=1, participation="all", only_sampled_learn=True)
+    return Phased((Phase(average, rounds=warmup - 1), everybody, apart))
+
+
+@record
+class UploadIfSampled:
+    """The client's row and n_k, where everybody takes part: no layer of those whom the round did not sample."""
+
+    reads = ("theta",)
+    writes = ("up.theta", "up.samples")
+
+    def __call__(self, rnd: Round, desk: State, task: "Task") -> Mapping[str, Field]:
+        """The fields of `Upload`, with a mask."""
+        sent = LayerMask(rnd.sampled(task.ids)[:, None].expand(-1, len(rnd.layout.layers)))
+        fields = Upload()(rnd, desk, task)
+        return {**fields, "theta": replace(fields["theta"], mask=sent)}

@@ -20,8 +20,9 @@ from stratafl.layout import Layout, Rows
 from stratafl.parcel import Field, LayerMask, Parcel
 from stratafl.phased import Phase, Phased
 from stratafl.policies import SGD, Broadcast
-from stratafl.records import record
+from stratafl.records import record, whole_number
 from stratafl.reduce import add_rows, add_weights, mean_or_hold
+from stratafl.similarity import conflicting_pairs
 from stratafl.state import State, expand, rows_of, tensor_of
 
 
@@ -40,12 +41,11 @@ def fedlag(
     than ten. `weights="uniform"` is Eq. 4; `bn` says whether a BatchNorm follows the layer that it normalises or is
     always averaged.
     """
-    if k is not None and k < 0:
-        raise RecordError(f"fedlag: k is a number of layers from 0, not {k}")
+    if k is not None:
+        whole_number("fedlag: k", k, least=0)
     if not -1 < xi <= 0:
         raise RecordError(f"fedlag: xi must be above -1 and at most 0, not {xi}")
-    if warmup < 0:
-        raise RecordError(f"fedlag: warmup is a number of rounds from 0, not {warmup}")
+    whole_number("fedlag: warmup", warmup, least=0)
     if bn not in ("follow", "averaged"):
         raise unknown("bn of fedlag", str(bn), ("follow", "averaged"))
     merge = PersonaliseConflicts(k, xi, weights, bn)
@@ -105,7 +105,7 @@ class PersonaliseConflicts:
 
     def check(self, setup: Setup) -> None:
         """Refuse more personal layers than there are."""
-        most = len(scored_layers(setup.layout))
+        most = len(setup.layout.computing)
         if self.k is not None and self.k > most:
             raise RecordError(f"fedlag: k is from 0 to {most}, the layers of this model that are scored, not {self.k}")
 
@@ -131,7 +131,7 @@ class PersonaliseConflicts:
 
     def _personal(self, conflicts: Tensor, layout: Layout) -> Tensor:
         """Booleans `[L]`: the k scored layers with the most conflicts, of equals the later, and their BatchNorms."""
-        scored = torch.tensor(scored_layers(layout), device=conflicts.device)
+        scored = torch.tensor(layout.computing, dtype=torch.int64, device=conflicts.device)
         found = conflicts[scored].flip(0)
         order = found.argsort(descending=True, stable=True)[: self._most(len(scored))]
         personal = torch.zeros(len(layout.layers), dtype=torch.bool, device=conflicts.device)
@@ -153,24 +153,6 @@ def started(server: State, ids: Tensor, layout: Layout) -> Rows:
     return layout.mask(own, {n: x[ids] for n, x in rows.items()}, expand(held, len(ids)))
 
 
-def scored_layers(layout: Layout) -> list[int]:
-    """The layers with trainable columns that do not merely normalise another one."""
-    trained = {layout.specs[name].layer for name in layout.trainable()}
-    return [i for i, layer in enumerate(layout.layers) if i in trained and layer.normalises is None]
-
-
 def _normalised(layout: Layout) -> list[int]:
     """For each layer the one that it normalises, or -1."""
     return [-1 if layer.normalises is None else layout.index[layer.normalises] for layer in layout.layers]
-
-
-def cosines(gram: Tensor) -> Tensor:
-    """`[L, C, C]` cosines from inner products; 0 with an update of norm 0."""
-    norms = gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
-    scale = norms[:, :, None] * norms[:, None, :]
-    return torch.where(scale > 0, gram / scale.clamp(min=torch.finfo(gram.dtype).tiny), 0)
-
-
-def conflicting_pairs(gram: Tensor, xi: float) -> Tensor:
-    """GC_ξ(l) = #{u < v : cos(h_{l,u}, h_{l,v}) < ξ} (Definition 4.1, Eq. 3), from Gram matrices `[L, C, C]`."""
-    return (cosines(gram) < xi).triu(1).sum((1, 2))

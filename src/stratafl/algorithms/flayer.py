@@ -222,7 +222,7 @@ class TopChange:
 
 def top(values: Rows, share: float) -> Rows:
     """The largest ⌈share·P⌉ of all columns of these blocks, client by client; ties go to the first (Eq. 7–8)."""
-    flat = torch.cat([block.flatten(1) for block in values.values()], 1)
+    flat = torch.cat([block.reshape(len(block), -1) for block in values.values()], 1)
     count = ceil(round(share * flat.shape[1], 6))
     if count == flat.shape[1]:
         return {name: torch.ones_like(block, dtype=torch.bool) for name, block in values.items()}

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from stratafl import keys
 from stratafl.algorithm import Round, Setup
-from stratafl.errors import RecordError, unknown
+from stratafl.errors import unknown
 from stratafl.fields import FieldSpec, Side
 from stratafl.layout import Layout
-from stratafl.records import record
+from stratafl.records import record, whole_number
 from stratafl.state import State, tensor_of
 
 
@@ -34,8 +34,7 @@ class Hypernetwork:
             if getattr(self, key) not in allowed:
                 raise unknown(f"{key} of a hypernetwork", str(getattr(self, key)), allowed)
         for key in ("embedding", "width", "depth"):
-            if getattr(self, key) < 1:
-                raise RecordError(f"{key} of a hypernetwork must be at least 1, not {getattr(self, key)}")
+            whole_number(f"{key} of a hypernetwork", getattr(self, key), least=1)
 
     @property
     def names(self) -> tuple[str, ...]:

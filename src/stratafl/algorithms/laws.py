@@ -33,10 +33,7 @@ class Law:
 
 UNIFORM = replace(fedavg(), merge=(Mean(weights="uniform"),))
 LAWS: dict[str, tuple[Law, ...]] = {
-    "fedalp": (
-        # Without BatchNorm: the round that forms the groups reaches everybody, and statistics may stay with clients.
-        Law("FedALP with β = 0 is FedAvg", fedalp(beta=0.0, groups=2, warmup=1), fedavg(), batchnorm=False),
-    ),
+    "fedalp": (Law("FedALP with β = 0 is FedAvg", fedalp(beta=0.0, groups=2, warmup=1), fedavg()),),
     "fedavg30local": (
         Law("without a warm-up it is Local", fedavg30local(warmup=0), local(), full_participation_only=True),
         Law("with nothing but a warm-up it is FedAvg", fedavg30local(warmup=9), fedavg()),

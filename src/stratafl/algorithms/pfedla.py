@@ -21,7 +21,7 @@ from stratafl.layerwise import Layerwise, MergeRows
 from stratafl.layout import Layout, Rows
 from stratafl.parcel import Field, LayerMask, Parcel
 from stratafl.policies import SGD
-from stratafl.records import record
+from stratafl.records import finite_number, record, whole_number
 from stratafl.state import State, rows_of
 
 
@@ -44,13 +44,14 @@ def pfedla(
     """
     if sign not in ("descent", "public"):
         raise unknown("sign of pfedla", sign, ("descent", "public"))
+    finite_number("pfedla: hyper_lr", hyper_lr, least=0)
     hyper = Hypernetwork(embedding, width, depth, unit, normalise, initial)
     return _learned(hyper, Retain(), hyper_lr, -1 if sign == "public" else 1, train)
 
 
 def heurpfedla(
     *,
-    k: int = 1,
+    k: int | None = None,
     retained: str | Select = "none",
     hyper_lr: float = 0.005,
     embedding: int = 100,
@@ -60,18 +61,23 @@ def heurpfedla(
     initial: Literal["drawn", "uniform"] = "drawn",
     train: SGD = SGD(),
 ) -> Layerwise:
-    """Algorithm 2: the `k` layers with the largest self weight are not sent; or always the `retained` ones."""
-    if k < 0:
-        raise RecordError(f"heurpfedla: k is a number of layers from 0, not {k}")
+    """Algorithm 2: the `k` layers (1) with the largest self weight are not sent; or instead the `retained` ones."""
+    finite_number("heurpfedla: hyper_lr", hyper_lr, least=0)
     hyper = Hypernetwork(embedding, width, depth, "layer", normalise, initial)
-    retain = Retain(k, select(retained))
+    retain = _retain(k, select(retained))
     method = _learned(hyper, retain, hyper_lr, 1, train)
     return replace(method, client={"theta": Start()}) if retain.anything else method  # θ_i^retain (line 13)
 
 
+def _retain(k: int | None, named: Select) -> "Retain":
+    if k is not None and named != select("none"):
+        raise RecordError(f"heurpfedla: the retained layers are named ('{named}') or chosen (k={k}), not both")
+    if named != select("none"):
+        return Retain(0, named)
+    return Retain(whole_number("heurpfedla: k", 1 if k is None else k, least=0))
+
+
 def _learned(hyper: Hypernetwork, retain: "Retain", lr: float, sign: int, train: SGD) -> Layerwise:
-    if lr < 0:
-        raise RecordError(f"pfedla: hyper_lr must be at least 0, not {lr}")
     return mixing(hyper, train, retain, (LearnWeights(hyper, retain, sign * lr),), hyper.fields())
 
 
@@ -129,7 +135,7 @@ class Retain:
         """Booleans `[C, L]`: the layers that stay, for weights `[C, L, N]`."""
         if self._by_name:
             return layout.layer_mask(self.named, alpha.device).expand(alpha.shape[:2])
-        eligible = torch.tensor(eligible_layers(layout), device=alpha.device)
+        eligible = torch.tensor(layout.computing, dtype=torch.int64, device=alpha.device)
         own = alpha[torch.arange(len(ids), device=alpha.device), :, ids.to(alpha.device)][:, eligible]
         order = own.flip(1).argsort(dim=1, descending=True, stable=True)[:, : self.k]
         chosen = torch.zeros(alpha.shape[:2], dtype=torch.bool, device=alpha.device)
@@ -137,14 +143,9 @@ class Retain:
 
     def check(self, setup: Setup) -> None:
         """Refuse more layers than there are."""
-        most = len(eligible_layers(setup.layout))
+        most = len(setup.layout.computing)
         if self.k > most:
             raise RecordError(f"heurpfedla: k is from 0 to {most}, the layers of this model, not {self.k}")
-
-
-def eligible_layers(layout: Layout) -> list[int]:
-    """The layers that are not normalisations."""
-    return [i for i, layer in enumerate(layout.layers) if layer.kind not in ("batchnorm", "norm")]
 
 
 @record

@@ -5,19 +5,18 @@ that similarities between layers, or between models, give the weights, and not w
 weight. Our reading: the cosine of what clients have learned since the common initial model, through a softmax.
 """
 
-from math import isfinite
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from stratafl.algorithm import Round
-from stratafl.algorithms.fedlag import cosines
 from stratafl.algorithms.pfedla import mixing
-from stratafl.errors import RecordError, unknown
+from stratafl.errors import unknown
 from stratafl.layerwise import Layerwise
 from stratafl.policies import SGD
-from stratafl.records import record
+from stratafl.records import finite_number, record
+from stratafl.similarity import cosines_between
 from stratafl.state import State, rows_of
 
 
@@ -40,13 +39,14 @@ class Similarity:
     def __post_init__(self) -> None:
         if self.unit not in ("layer", "model"):
             raise unknown("unit of simmix", str(self.unit), ("layer", "model"))
-        if not (isfinite(self.sharpness) and self.sharpness >= 0):
-            raise RecordError(f"simmix: sharpness is a finite number from 0, not {self.sharpness}")
+        finite_number("simmix: sharpness", self.sharpness, least=0)
 
     def weights(self, rnd: Round, server: State, ids: Tensor) -> Tensor:
         """α of these clients: `[C, L, N]`."""
-        rows, start = rows_of(server, "rows"), rnd.setup.start
-        gram = rnd.layout.gram({name: rows[name] - start[name] for name in rnd.layout.trainable()})
+        rows, start, layout = rows_of(server, "rows"), rnd.setup.start, rnd.layout
+        u = {name: rows[name] - start[name] for name in layout.trainable()}
+        products, squares = layout.cross({name: x[ids] for name, x in u.items()}, u), layout.dot(u, u).T
         if self.unit == "model":
-            gram = gram.sum(0, keepdim=True).expand_as(gram)
-        return torch.softmax(self.sharpness * cosines(gram)[:, ids], -1).transpose(0, 1)
+            products, squares = (x.sum(0, keepdim=True).expand_as(x) for x in (products, squares))
+        norms = squares.sqrt()
+        return torch.softmax(self.sharpness * cosines_between(products, norms[:, ids], norms), -1).transpose(0, 1)

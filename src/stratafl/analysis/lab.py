@@ -9,12 +9,12 @@ from torch import Tensor
 
 from stratafl import keys
 from stratafl.algorithm import Round
-from stratafl.algorithms.fedlag import conflicting_pairs, cosines
 from stratafl.analysis.cka import grams, mean_similarity, similarities
 from stratafl.errors import RecordError
 from stratafl.execute import Progress, Report, Simulation
 from stratafl.layout import Layout, Rows
 from stratafl.measure import Line
+from stratafl.similarity import conflicting_pairs, cosines
 from stratafl.state import tensor_of
 
 NOTED = {"rates": "rate", "own": "own"}  # notes `[C, L]` of a purpose, and what their means are called
