@@ -3,7 +3,7 @@
 import dataclasses
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
@@ -14,12 +14,13 @@ from stratafl.data import DATASETS, PARTITIONS, Federation, Partition, from_npz
 from stratafl.errors import ModelError, RecordError
 from stratafl.execute import Simulation, simulation
 from stratafl.execute.matrix import chunk_size
-from stratafl.experiment import DataTable, Experiment, ModelTable
+from stratafl.experiment import DataTable, Experiment, ModelTable, RunTable
 from stratafl.layers import Select
 from stratafl.models import MODELS
 from stratafl.plugins import called, imported, parameters
 from stratafl.policies import SGD, Constant, Exponential
 from stratafl.settings import checked
+from stratafl.task.speed import Speed
 
 _PLAIN = (int, float, str, bool)
 _HELD = (int, float, str, bool, list, Select)
@@ -105,8 +106,19 @@ def model_of(table: ModelTable, shape: tuple[int, ...], classes: int | None) -> 
     return make
 
 
-def simulation_of(experiment: Experiment) -> Simulation:
-    """Everything put together, refusing what does not fit before anything is written."""
+def _speed(run: RunTable, tuning: Mapping[str, Any]) -> Speed:
+    compile = run.compile
+    if compile == "auto" and tuning.get("compiled") is not None:
+        compile = "on" if tuning["compiled"] else "off"
+    words = {name: getattr(run, name) for name in ("precision", "graphs", "convolutions")}
+    return Speed(**words, compile=typing.cast(Any, compile), products=tuning.get("products"))
+
+
+def simulation_of(experiment: Experiment, tuning: Mapping[str, Any] | None = None) -> Simulation:
+    """Everything put together, refusing what does not fit before anything is written.
+
+    `tuning` is what an earlier part of the same run found out about what is fast, see `Workshop.tuning`.
+    """
     algorithm = algorithm_of(experiment)
     federation, model, run = federation_of(experiment), experiment.model, experiment.run
     if federation.classes is None and experiment.stop.target is not None:
@@ -124,6 +136,7 @@ def simulation_of(experiment: Experiment) -> Simulation:
         weights=model.weights,
         device=run.device,
         engine=typing.cast(Any, run.engine),
+        speed=_speed(run, tuning or {}),
         memory=run.memory,
         newcomers=experiment.data.newcomers,
     )

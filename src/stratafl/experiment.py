@@ -21,6 +21,8 @@ from stratafl.data import DATASETS, PARTITIONS
 from stratafl.errors import RecordError, StrataError, unknown
 from stratafl.models import MODELS
 from stratafl.settings import setting
+from stratafl.task.arithmetic import PRECISIONS
+from stratafl.task.speed import CHOICES, CONVOLUTIONS
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,12 @@ class RunTable:
     granularity: str = setting("module", "what counts as a layer", among=("tensor", "module", "block"))
     device: str = setting("auto", "`auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1` …")
     engine: str = setting("auto", "all clients in one step, or client by client", among=("auto", "stacked", "loop"))
+    precision: str = setting("fp32", "digits of products on a GPU: 24, 11 or 8 bits", among=PRECISIONS)
+    compile: str = setting("auto", "compile steps; `auto`: on a GPU, if the run is long enough to pay", among=CHOICES)
+    graphs: str = setting("auto", "capture steps and replay them; `auto`: on a GPU", among=CHOICES)
+    convolutions: str = setting(
+        "auto", "as products of shifted slices, or stock; `auto`: on a GPU as measured", among=CONVOLUTIONS
+    )
     memory: int | None = setting(None, "bytes that clients at work may take together", least=1)
     checkpoint: int = setting(0, "rounds between checkpoints; 0: as often as takes 5 % of the time", least=0)
 

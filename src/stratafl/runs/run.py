@@ -74,6 +74,7 @@ class Run:
         except BaseException:
             os.close(self._lock)
             raise
+        self._tuning = sim.workshop.tuning
         self._saved, self._saved_at, self._saving = self.progress.t, time.monotonic(), 0.0
 
     @classmethod
@@ -127,6 +128,7 @@ class Run:
             # One assignment: from here on the round counts; interrupted before, its lines are cut off again.
             self._done = (progress, {name: journal.size for name, journal in self._journals.items()})
             self.history.append(entry.round)
+            self._note_tuning()
             if self._due():
                 self.save()
             yield entry.round
@@ -194,6 +196,13 @@ class Run:
         entry = {"at": environment.now(), "round": self.progress.t, "changed": changed}
         write_json(self.folder / ENVIRONMENT, {**then, "resumed": [*(then.get("resumed") or []), entry]})
 
+    def _note_tuning(self) -> None:
+        """Write down what was decided about speed since, so that a resumed run computes the same bits."""
+        tuning = self.sim.workshop.tuning
+        if tuning != self._tuning:
+            write_json(self.folder / ENVIRONMENT, {**read_json(self.folder / ENVIRONMENT), "tuning": tuning})
+            self._tuning = tuning
+
     def close(self) -> None:
         """Save what is done, and let go of the directory."""
         try:
@@ -232,7 +241,7 @@ def _simulation(folder: Path, then: dict[str, Any], experiment: Experiment) -> S
         sys.path.append(then["folder"])  # where its own models and algorithms were found
     identity = then.get("identity") or {}
     check_config(folder / CONFIG, identity.get("config") or {}, to_tables(experiment))
-    sim = simulation_of(experiment)
+    sim = simulation_of(experiment, then.get("tuning"))
     for what, today in environment.identity(sim).items():
         if identity.get(what) != today:
             raise RunError(f"the {what} of '{folder}' is not what the run began with: it cannot be continued")

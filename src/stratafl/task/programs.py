@@ -28,6 +28,7 @@ log = logging.getLogger("stratafl")
 Step = Callable[..., State]
 Data = tuple[Tensor, ...]
 Read = Callable[[Data, Tensor], tuple[Tensor, Tensor]]
+ROOM = 8  # the least steps that a program has room for: tracing and warming up take some
 WARM_UP = 2  # runs before a capture: libraries allocate on their first use, which a capture does not allow
 
 
@@ -247,7 +248,7 @@ class Programs:
         length = duration(steps, slots)
         if program is not None and program.length >= length:
             return self._timed(program, rounds_left, carry, held, reels, steps)
-        program = Program(step, read, data, carry, held, reels, slots, length + length // 4)
+        program = Program(step, read, data, carry, held, reels, slots, max(length + length // 4, ROOM))
         try:
             self._prepare(program)
         except Exception as error:  # anybody's objective may do what cannot be captured; then it goes on as it is

@@ -41,6 +41,12 @@ class Workshop:
     programs: Programs | None = None  # steps that are kept from scan to scan
     speed: Speed = USUAL
 
+    @property
+    def tuning(self) -> dict[str, object]:
+        """What was found out about what is fast, for a run that goes on later to do the same."""
+        compiled = None if self.programs is None else self.programs.compiles
+        return {"products": dict(self.speed.products or {}), "compiled": compiled}
+
     def task(self, ids: Tensor, rnd: Round, splits: tuple[str, ...] = ("train",), watched: bool = False) -> "Task":
         """The task of these clients in this round, with the splits they may look at."""
         return Task(self, ids, rnd, splits, watched)

@@ -1,0 +1,125 @@
+"""Programs, whose clients take turns at slots, give the bits of plain steps; what cannot be one goes on without."""
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+
+from stratafl.algorithms import ALGORITHMS, algorithm, fedavg, fedprox, fedrep
+from stratafl.errors import RecordError, UnknownNameError
+from stratafl.execute import Matrix, simulation
+from stratafl.objectives import CrossEntropy
+from stratafl.policies import SGD, Exponential
+from stratafl.records import record
+from stratafl.task.programs import Programs
+from stratafl.task.speed import Speed
+from stratafl.testing import difference, tiny_federation, tiny_model
+
+KEPT, PLAIN = Speed(graphs="on"), Speed(graphs="off")
+
+
+def made(method, speed, **options):
+    return simulation(method, tiny_federation(), tiny_model(), rounds=3, dtype=torch.float32, speed=speed, **options)
+
+
+def outcomes(method, **options):
+    return [made(method, speed, **options).run(Matrix()).tensors() for speed in (PLAIN, KEPT)]
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_the_whole_catalogue_gives_the_same_bits(name, participation):
+    plain, kept = outcomes(algorithm(name), participation=participation)
+    assert difference(plain, kept) == 0
+
+
+def test_programs_are_used_and_kept():
+    sim = made(fedrep(), KEPT)
+    progress = sim.start()
+    for _ in range(3):
+        progress, _ = sim.round(progress, Matrix())
+    programs = sim.workshop.programs
+    assert isinstance(programs, Programs)
+    assert len(programs._kept) == 2  # the head's descent and the base's
+    assert {program.slots for program in programs._kept.values()} == {4}  # 13 steps, of which nobody takes more than 4
+
+
+@pytest.mark.parametrize(
+    "descent",
+    [
+        SGD(lr=0.1, schedule=Exponential(0.5)),
+        SGD(lr=0.1, momentum=0.9, weight_decay=0.01, clip=0.5),
+        SGD(lr=0.1, epochs=2, batch=4),
+        SGD(lr=0.1, steps=3),
+    ],
+    ids=["a rate that changes", "momentum", "epochs", "steps"],
+)
+def test_every_kind_of_descent_gives_the_same_bits(descent):
+    plain, kept = outcomes(fedavg(train=descent))
+    assert difference(plain, kept) == 0
+
+
+def test_a_frozen_row_that_all_clients_share_is_kept_once():
+    sim = made(fedprox(), KEPT)
+    sim.run(Matrix())
+    (program,) = sim.workshop.programs._kept.values()
+    anchors = [x for name, x in program._held.items() if "/" in name]
+    assert anchors
+    assert all(x.stride(0) == 0 for x in anchors)
+
+
+@record
+class Looks(CrossEntropy):
+    """An objective that cannot be found again, because it cannot be hashed."""
+
+    words: list[str] = None
+
+    def __hash__(self):
+        raise TypeError("unhashable")
+
+
+def test_a_step_that_cannot_be_named_is_taken_anew():
+    plain, kept = outcomes(fedavg(train=SGD(objective=Looks(words=["a"]))))
+    assert difference(plain, kept) == 0
+
+
+def test_a_program_that_cannot_be_prepared_is_said_and_left(monkeypatch, caplog):
+    def refuse(self, program):
+        raise RuntimeError("not permitted when stream is capturing\nmore")
+
+    monkeypatch.setattr(Programs, "_prepare", refuse)
+    with caplog.at_level(logging.WARNING, "stratafl"):
+        plain, kept = outcomes(fedavg())
+    assert difference(plain, kept) == 0
+    said = [line for line in caplog.messages if "anew" in line]
+    assert said == ["a step is taken anew every time: RuntimeError: not permitted when stream is capturing"]
+
+
+def test_without_a_compiler_steps_are_captured_as_they_are(monkeypatch, caplog):
+    def missing(program):
+        raise FileNotFoundError("no g++")
+
+    monkeypatch.setattr("stratafl.task.programs.compiled", missing)
+    plain = made(fedavg(), PLAIN).run(Matrix()).tensors()
+    sim = made(fedavg(), Speed(compile="on"))
+    assert difference(plain, sim.run(Matrix()).tensors()) == 0
+    assert sim.workshop.programs.compiles is False
+    assert "steps are not compiled: FileNotFoundError: no g++" in caplog.messages
+
+
+def test_bad_words_and_digits_without_a_gpu_are_refused():
+    with pytest.raises(UnknownNameError, match="unknown precision 'fp16'"):
+        Speed(precision="fp16")
+    with pytest.raises(UnknownNameError, match="unknown compile 'yes'"):
+        Speed(compile="yes")
+    with pytest.raises(RecordError, match="precision 'tf32' is for GPUs, and this runs on 'cpu': use fp32"):
+        made(fedavg(), Speed(precision="tf32"))
+
+
+def test_what_was_found_out_is_given_back():
+    sim = made(fedavg(), PLAIN)
+    assert sim.workshop.tuning == {"products": {"conv1": True, "conv2": True}, "compiled": None}
+    stock = made(fedavg(), replace(PLAIN, convolutions="stock"))
+    assert stock.workshop.tuning["products"] == {"conv1": False, "conv2": False}
+    assert difference(sim.run(Matrix()).tensors(), stock.run(Matrix()).tensors()) < 1e-4
