@@ -7,6 +7,7 @@ earlier ones. A client that was not reached before a change still has what it ha
 round with `participation="all"` reaches everybody, and with `only_sampled_learn` teaches only the sampled ones.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -27,6 +28,9 @@ from stratafl.state import State, combine
 
 if TYPE_CHECKING:
     from stratafl.task import Task
+
+
+log = logging.getLogger("stratafl")
 
 
 @record
@@ -104,9 +108,12 @@ class Phased(Algorithm):
         return next((phase.algorithm.leaks for phase in self._all if phase.algorithm.leaks), None)
 
     def check(self, setup: Setup) -> None:
-        """Check every phase."""
+        """Check every phase, and say if the last one never begins."""
         for phase in self._all:
             phase.algorithm.check(setup)
+        before = sum(phase.rounds or 0 for phase in self.phases[:-1])
+        if before >= setup.rounds:
+            log.warning("%d rounds end before the method's last phase, which begins after %d", setup.rounds, before)
 
     @property
     def keeps_rows(self) -> bool:  # type: ignore[override]

@@ -11,13 +11,13 @@ from stratafl.algorithms import fedavg, fedper, fedprox, local
 from stratafl.algorithms.local import alone
 from stratafl.describe import describe
 from stratafl.errors import RecordError
-from stratafl.execute import Matrix
+from stratafl.execute import Matrix, simulation
 from stratafl.fields import Number, Start, Together
 from stratafl.layers import select
 from stratafl.parcel import Field, Parcel
 from stratafl.phased import Phase, Phased
 from stratafl.policies import SGD
-from stratafl.testing import Case
+from stratafl.testing import Case, tiny_federation, tiny_model
 
 LAYOUT = describe(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3)))
 SETUP = Setup(LAYOUT, {n: torch.ones(s.shape) for n, s in LAYOUT.specs.items()}, lambda ids: {}, 4, 6)
@@ -207,3 +207,11 @@ def test_a_phase_of_phases_is_refused():
 def test_thirty_rounds_of_fedavg_and_then_local_training():
     alg = Phased((Phase(fedavg(), rounds=30), Phase(alone(), participation="all")))
     assert set(alg.init(SETUP)["theta"]) == set(LAYOUT.specs)
+
+
+def test_a_last_phase_that_never_begins_is_said(caplog):
+    method = Phased((Phase(fedavg(), rounds=3), Phase(fedavg())))
+    for rounds, said in ((4, 0), (3, 1), (2, 1)):
+        caplog.clear()
+        simulation(method, tiny_federation(), tiny_model(), rounds=rounds)
+        assert len([line for line in caplog.messages if "last phase, which begins after 3" in line]) == said

@@ -4,13 +4,15 @@ Stacked clients turn a stock convolution into one with a group per client. Which
 shape by a factor of up to five in both directions, and on the GPU; compiled steps always use products, which fuse.
 """
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from stratafl.task.modules import MatmulConv2d
+from stratafl.task.modules import MatmulConv2d, may_be_product
 from stratafl.task.programs import captured
 
 REPEATS = 20
@@ -18,10 +20,14 @@ REPEATS = 20
 
 def measured(module: nn.Module, sample: Tensor, clients: int, batch: int) -> dict[str, bool]:
     """For each convolution that may be a product whether it is faster as one, for so many clients and samples."""
+    module = copy.deepcopy(module).to(sample.device).eval().requires_grad_(False)
+    mine = {path: module.get_submodule(path) for path in convolutions(module)}
+    for conv in mine.values():
+        conv.__class__ = MatmulConv2d
     found: dict[str, bool] = {}
     known: dict[object, bool] = {}
-    for path, shape in _inputs(module, sample).items():
-        conv = convolutions(module)[path]
+    for path, shape in _inputs(module, mine, sample).items():
+        conv = cast(MatmulConv2d, mine[path])
         geometry = (conv.weight.shape, conv.stride, conv.padding, conv.dilation, conv.groups, shape)
         if geometry not in known:
             x = sample.new_zeros(clients, batch, *shape)
@@ -31,12 +37,12 @@ def measured(module: nn.Module, sample: Tensor, clients: int, batch: int) -> dic
     return found
 
 
-def convolutions(module: nn.Module) -> dict[str, MatmulConv2d]:
-    """The convolutions that may be products, by their names."""
-    return {path: sub for path, sub in module.named_modules() if isinstance(sub, MatmulConv2d)}
+def convolutions(module: nn.Module) -> list[str]:
+    """The names of the convolutions that may be products."""
+    return [path for path, sub in module.named_modules() if may_be_product(sub)]
 
 
-def _inputs(module: nn.Module, sample: Tensor) -> dict[str, torch.Size]:
+def _inputs(module: nn.Module, mine: Mapping[str, nn.Module], sample: Tensor) -> dict[str, torch.Size]:
     """The shape of a sample at each convolution."""
     shapes: dict[str, torch.Size] = {}
 
@@ -46,7 +52,7 @@ def _inputs(module: nn.Module, sample: Tensor) -> dict[str, torch.Size]:
 
         return hook
 
-    hooks = [conv.register_forward_pre_hook(see(path)) for path, conv in convolutions(module).items()]
+    hooks = [conv.register_forward_pre_hook(see(path)) for path, conv in mine.items()]
     try:
         with torch.no_grad():
             module(sample)

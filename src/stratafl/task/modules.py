@@ -343,7 +343,7 @@ def prepare(
             _swap(sub, MaskedBatchNorm, context, path)
         elif stacked and isinstance(sub, _BatchNorm):
             raise ModelError(f"'{path}' is a {kind.__name__}, of which only torch's own kinds know about padding")
-        elif stacked and kind is nn.Conv2d and _plain(sub):
+        elif stacked and may_be_product(sub):
             sub.__class__ = MatmulConv2d
         elif stacked and (rounded or device.type == "cpu") and kind is nn.Linear:
             sub.__class__ = MatmulLinear
@@ -355,5 +355,6 @@ def _swap(sub: nn.Module, cls: type[nn.Module], context: Context, path: str) -> 
     sub.context, sub.path = context, path  # type: ignore[assignment]
 
 
-def _plain(conv: nn.Conv2d) -> bool:
-    return conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
+def may_be_product(sub: nn.Module) -> bool:
+    """Whether this is a convolution that `MatmulConv2d` can take the place of."""
+    return type(sub) is nn.Conv2d and sub.padding_mode == "zeros" and not isinstance(sub.padding, str)

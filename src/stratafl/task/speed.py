@@ -1,16 +1,15 @@
 """What is done to be fast, none of which changes what is computed beyond rounding."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stratafl.errors import unknown
 from stratafl.task.arithmetic import PRECISIONS, Precision
 from stratafl.task.convolutions import convolutions, measured
-from stratafl.task.model import Model
 
 Choice = Literal["auto", "on", "off"]
 Convolutions = Literal["auto", "product", "stock"]
@@ -46,14 +45,11 @@ class Speed:
 USUAL = Speed()
 
 
-def settled(
-    speed: Speed, model: Callable[[bool], Model], sample: Tensor, device: torch.device, clients: int, batch: int
-) -> Speed:
-    """The same with every convolution decided."""
+def settled(speed: Speed, module: nn.Module, sample: Tensor, clients: int, batch: int) -> Speed:
+    """The same with every convolution decided, for so many clients and samples on the sample's device."""
     if speed.products is not None:
         return speed
-    module = model(True).module.eval()
-    if speed.convolutions == "auto" and device.type == "cuda" and speed.compile != "on":
+    if speed.convolutions == "auto" and sample.is_cuda and speed.compile != "on":
         return replace(speed, products=measured(module, sample, clients, batch))
     stock = speed.convolutions == "stock"
     return replace(speed, products=dict.fromkeys(convolutions(module), not stock))

@@ -55,7 +55,7 @@ def workshop(
         return Model(module, layout, head=head, stacked=stacked, device=device, rounded=rounded, products=products)
 
     with precision(speed.precision):
-        speed = settled(speed, model, sample, device, min(federation.clients, SEVERAL), batch)
+        speed = settled(speed, module, sample, min(federation.clients, SEVERAL), batch)
     chosen = _engine(module, layout, engine, federation, sample, lambda stacked: model(stacked, speed.products))
     rows = expand({n: x.to(device) for n, x in columns(module).items()}, 1)
     weight = torch.ones(1, len(sample), dtype=dtype, device=device)
