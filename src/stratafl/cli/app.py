@@ -143,18 +143,47 @@ def check(
     return checking.check(name, settings or [], quick)
 
 
-@app.command(epilog="Example: [bold]strata bench --models mlp,cnn --json speed.json[/]")
+@app.command(epilog="Example: [bold]strata bench --models mlp,cnn --methods fedavg,flayer --json speed.json[/]")
 def bench(
-    models: Annotated[str, typer.Option("--models", help="Which models, by comma.")] = "mlp,mlp784,cnn,resnet18",
-    clients: Annotated[int, typer.Option("--clients", min=1)] = 20,
-    batch: Annotated[int, typer.Option("--batch", min=1)] = 10,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="The best of so many rounds counts.")] = 3,
-    json: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
+    models: Annotated[str, typer.Option("--models", metavar="NAMES", help="By comma.")] = "mlp,cnn,resnet18,embedding",
+    methods: Annotated[
+        str, typer.Option("--methods", metavar="NAMES", help="By comma.", show_default=False)
+    ] = "fedavg,fedper,flayer,pfedla,fedlag,fedalp",
+    clients: Annotated[int, typer.Option("--clients", metavar="N", help="How many there are.")] = 20,
+    cohort: Annotated[int | None, typer.Option("--cohort", metavar="N", help="Take part in a round; or all.")] = None,
+    batch: Annotated[int, typer.Option("--batch", metavar="N", help="Samples of a step.")] = 10,
+    steps: Annotated[int | None, typer.Option("--steps", metavar="N", help="Per client and round.")] = None,
+    paper: Annotated[bool, typer.Option("--paper", help="FLAYER's shares of 60,000 samples.")] = False,
+    device: Annotated[str, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda …")] = "auto",
+    precision: Annotated[str, typer.Option("--precision", metavar="NAME", help="fp32, tf32 or bf16.")] = "fp32",
+    compile: Annotated[str, typer.Option("--compile", metavar="WHEN", help="auto, on or off.")] = "auto",
+    repeats: Annotated[int, typer.Option("--repeats", metavar="N", help="Timed rounds.")] = 3,
+    baselines: Annotated[bool, typer.Option("--baselines/--no-baselines", help="Loops by hand.")] = True,
+    sweep: Annotated[str | None, typer.Option("--sweep", metavar="NAME", help="clients, cohort or batch.")] = None,
+    largest: Annotated[int, typer.Option("--largest", metavar="N", help="Where a sweep ends.")] = 10_000,
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures.")] = None,
+    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Draw table and chart.")] = None,
 ) -> None:
-    """A plain PyTorch loop against the engine, on this machine."""
-    from stratafl.bench import measure
+    """Plain PyTorch loops against the engine, on this machine."""
+    from stratafl.cli import benching
 
-    measure(models.split(","), clients, batch, repeats, json)
+    asked = benching.request(
+        models,
+        methods,
+        device,
+        precision,
+        compile,
+        clients=clients,
+        cohort=cohort,
+        batch=batch,
+        steps=steps,
+        paper=paper,
+        repeats=repeats,
+        baselines=baselines,
+        sweep=sweep,
+        largest=largest,
+    )
+    benching.show(asked, json, svg)
 
 
 @app.callback(invoke_without_command=True)

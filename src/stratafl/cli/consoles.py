@@ -1,10 +1,11 @@
 """Where things are printed: results on standard output, progress and remarks on standard error."""
 
+import io
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 PIPED_WIDTH = 120  # of tables that go into a file
@@ -21,6 +22,16 @@ def results() -> Console:
 def remarks() -> Console:
     """For what a person who watches wants to know."""
     return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def picture(title: str, *parts: RenderableType) -> str:
+    """What would be printed, as an SVG that needs no font from anywhere."""
+    console = Console(record=True, width=PIPED_WIDTH, file=io.StringIO(), force_terminal=True)
+    for part in parts:
+        console.print(part)
+    drawn = console.export_svg(title=title)
+    head, _, rest = drawn.partition("@font-face")
+    return head + rest[rest.rindex("@font-face") :].partition("}")[2] if rest else drawn
 
 
 class _Remark(logging.Handler):

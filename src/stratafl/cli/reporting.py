@@ -1,14 +1,12 @@
 """`report`: the ranking as a table on the terminal, as CSV, as a picture."""
 
-import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stratafl.cli.consoles import PIPED_WIDTH, remarks, results
+from stratafl.cli.consoles import PIPED_WIDTH, picture, remarks, results
 from stratafl.errors import RunError
 from stratafl.report import INCOMPARABLE, MARK, Outcome, Rank, Spread, outcome, ranking, run_folders, to_csv
 from stratafl.runs.files import write_whole
@@ -30,7 +28,8 @@ def show(
     ranks = ranking(outcomes)
     console = results()
     console.print(table(ranks, outcomes, console.width))
-    _explain(console, outcomes)
+    for text in _explanations(outcomes):
+        console.print(text)
     console.print(Text(f"runs: {', '.join(map(str, folders))}", style="dim"))
     if target is not None and outcomes[0].regression:
         raise RunError("--target is an accuracy, and these runs have no classes")
@@ -39,7 +38,7 @@ def show(
     if csv is not None:
         write_whole(csv, to_csv(ranks).encode())
     if svg is not None:
-        write_whole(svg, picture(ranks, outcomes).encode())
+        write_whole(svg, _drawn(ranks, outcomes).encode())
 
 
 def _outcomes(folders: Sequence[Path]) -> list[Outcome]:
@@ -80,20 +79,13 @@ def table(ranks: Sequence[Rank], outcomes: Sequence[Outcome], width: int) -> Tab
     return made
 
 
-def _explain(console: Console, outcomes: Sequence[Outcome]) -> None:
-    if any(one.leaks for one in outcomes):
-        console.print(Text(f"{MARK} {INCOMPARABLE}", style="bold red"))
-    console.print(Text(_caption(outcomes), style="dim"))
+def _explanations(outcomes: Sequence[Outcome]) -> list[Text]:
+    leaks = [Text(f"{MARK} {INCOMPARABLE}", style="bold red")] if any(one.leaks for one in outcomes) else []
+    return [*leaks, Text(_caption(outcomes), style="dim")]
 
 
-def picture(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> str:
-    """The table as an SVG that needs no font from anywhere."""
-    console = Console(record=True, width=PIPED_WIDTH, file=io.StringIO(), force_terminal=True)
-    console.print(table(ranks, outcomes, PIPED_WIDTH))
-    _explain(console, outcomes)
-    drawn = console.export_svg(title="strata compare")
-    head, _, rest = drawn.partition("@font-face")
-    return head + rest[rest.rindex("@font-face") :].partition("}")[2] if rest else drawn
+def _drawn(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> str:
+    return picture("strata compare", table(ranks, outcomes, PIPED_WIDTH), *_explanations(outcomes))
 
 
 def _label(rank: Rank) -> str:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from stratafl import wire
 from stratafl.execute.round import Watch, unwatched
 from stratafl.layout import Layout
 from stratafl.parcel import Parcel
@@ -28,6 +27,8 @@ class Messages:
 
     def carry(self, parcel: Parcel, layout: Layout) -> Parcel:
         """Through bytes, and back to the device it came from."""
+        from stratafl import wire  # needs safetensors, which whoever sends no bytes may do without
+
         arrived = wire.decode(wire.encode(parcel, layout), layout)
         device = next((x.device for f in parcel.values() for x in tensors({"": f.value})), torch.device("cpu"))
         return arrived.to(device)

@@ -6,8 +6,6 @@ from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from stratafl.errors import ModelError
@@ -15,6 +13,9 @@ from stratafl.errors import ModelError
 
 def save_weights(module: nn.Module, path: str | os.PathLike[str]) -> None:
     """Write all parameters and buffers to `path`, which appears complete or not at all."""
+    from safetensors import SafetensorError  # only whoever reads or writes files needs it
+    from safetensors.torch import save_file
+
     target = Path(path)
     # Cloned because safetensors refuses tensors that share memory, as tied weights do.
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in module.state_dict().items()}
@@ -44,6 +45,9 @@ def load_weights(module: nn.Module, path: str | os.PathLike[str], *, strict: boo
 
 
 def _read(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
     if not path.is_file():
         raise ModelError(f"there is no weights file '{path}'")
     try:

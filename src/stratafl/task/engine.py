@@ -67,6 +67,10 @@ class Engine(Protocol):
     def model(self) -> Model:
         """The skeleton to fill."""
 
+    @property
+    def traces(self) -> int:
+        """How many steps are replayed from a trace."""
+
     def prepare(self) -> None:
         """Called between scans, when nothing else runs."""
 
@@ -102,6 +106,11 @@ class StackedEngine:
             self._own.model = self._make()
         model: Model = self._own.model
         return model
+
+    @property
+    def traces(self) -> int:
+        """How many steps are replayed from a trace."""
+        return len(self._traced)
 
     def gradients(
         self, objective: Objective, rows: Rows, stack: Stack, trained: tuple[str, ...], inputs: Inputs, modes: Modes
@@ -172,6 +181,7 @@ class LoopEngine:
     """Client by client, batches at their exact size, stock modules: any module runs, and it is an oracle."""
 
     parallel = False  # modules that draw by themselves share torch's one generator
+    traces = 0
 
     def __init__(self, model: Model) -> None:
         self.model = model

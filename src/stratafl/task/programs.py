@@ -223,6 +223,9 @@ class Programs:
         self._kept: dict[Hashable, Program] = {}
         self._refused: set[Hashable] = set()
 
+    def __len__(self) -> int:
+        return len(self._kept)
+
     def scan(
         self,
         name: Hashable,

@@ -47,6 +47,11 @@ class Workshop:
         compiled = None if self.programs is None else self.programs.compiles
         return {"products": dict(self.speed.products or {}), "compiled": compiled}
 
+    @property
+    def kept(self) -> int:
+        """How many steps are kept by now, as programs or as traces."""
+        return self.engine.traces + (0 if self.programs is None else len(self.programs))
+
     def task(self, ids: Tensor, rnd: Round, splits: tuple[str, ...] = ("train",), watched: bool = False) -> "Task":
         """The task of these clients in this round, with the splits they may look at."""
         return Task(self, ids, rnd, splits, watched)

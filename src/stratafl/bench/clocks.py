@@ -1,0 +1,94 @@
+"""Seconds and bytes, read when the device has done what it was told."""
+
+import gc
+import os
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+@dataclass
+class Seconds:
+    """Where the time of a round went."""
+
+    train: float = 0.0
+    server: float = 0.0
+    evaluate: float = 0.0
+
+    @property
+    def round(self) -> float:
+        """Training and server, without evaluation."""
+        return self.train + self.server
+
+    def table(self) -> dict[str, float]:
+        """For a file."""
+        return asdict(self) | {"round": self.round}
+
+
+def median(rounds: Sequence[Seconds]) -> Seconds:
+    """Part by part."""
+    return Seconds(*(statistics.median(getattr(r, part) for r in rounds) for part in ("train", "server", "evaluate")))
+
+
+def best(rounds: Sequence[Seconds]) -> Seconds:
+    """The fastest round, and the fastest evaluation."""
+    fastest = min(rounds, key=lambda r: r.round)
+    return Seconds(fastest.train, fastest.server, min(r.evaluate for r in rounds))
+
+
+def now(device: torch.device) -> float:
+    """The time at which the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """With so many threads for each operation."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def forget_peak(device: torch.device) -> None:
+    """Begin to look for the most memory anew."""
+    gc.collect()  # what was measured before is gone when its circles are
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    elif RESET.exists():
+        try:
+            RESET.write_text("5")  # resets VmHWM; not allowed in every container
+        except OSError:
+            return
+
+
+def peak(device: torch.device) -> int:
+    """The most bytes since then: what torch allocated on a GPU, else what the process held, data and all."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if STATUS.exists():
+        line = next(line for line in STATUS.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+def total_memory(device: torch.device) -> int:
+    """The bytes that there are."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

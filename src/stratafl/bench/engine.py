@@ -1,0 +1,132 @@
+"""The engine on the clock: a simulation with its default settings, round by round."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stratafl.algorithm import Algorithm
+from stratafl.algorithms import ALGORITHMS
+from stratafl.bench.baselines import RATE
+from stratafl.bench.clocks import Seconds, now, total_memory
+from stratafl.bench.workload import Subject, Workload
+from stratafl.data import Federation
+from stratafl.errors import unknown
+from stratafl.evaluate import scoreboard
+from stratafl.execute import Matrix, Simulation, simulation
+from stratafl.execute.round import Watch, unwatched
+from stratafl.layout import Layout
+from stratafl.parcel import Parcel
+from stratafl.policies import SGD
+from stratafl.task.speed import Speed
+
+ROUNDS = 1000  # of the run that is timed a few rounds of; decides whether compiling pays
+STEADY = 2  # rounds without a new program or trace, after which the clock may run
+PATIENT = 40.0  # seconds to wait for a first trace, which comes late where steps are long and gain little from it
+SERVER = ("download", "fold", "absorb")
+
+
+def method(name: str, batch: int, clients: int) -> Algorithm:
+    """The method with batches in their order; warm-up phases are as short as they may be."""
+    if name not in ALGORITHMS:
+        raise unknown("method", name, sorted(ALGORITHMS))
+    options: dict[str, dict[str, Any]] = {
+        "fedlag": {"warmup": 0},
+        "fedalp": {"warmup": 1, "groups": min(4, clients)},
+        "fedavg30local": {"warmup": 1},
+    }
+    return ALGORITHMS[name](train=SGD(lr=RATE, batch=batch, shuffle=False), **options.get(name, {}))
+
+
+class Clocked:
+    """The matrix executor, with the seconds of every stage."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._matrix = device, Matrix()
+        self.seconds: dict[str, float] = {}
+
+    def groups(self, sim: Simulation, ids: Tensor) -> Iterator[Tensor]:
+        """As many clients at once as memory allows."""
+        return self._matrix.groups(sim, ids)
+
+    def carry(self, parcel: Parcel, layout: Layout) -> Parcel:
+        """As it is."""
+        return parcel
+
+    @contextmanager
+    def stage(self, name: str, ids: Tensor, layout: Layout) -> Iterator[Watch]:
+        """Add what it takes."""
+        begin = now(self._device)
+        yield unwatched
+        self.seconds[name] = self.seconds.get(name, 0.0) + now(self._device) - begin
+
+
+class EngineRun:
+    """A method on a workload; `first` is the time from nothing to the end of the first round."""
+
+    name = "engine"
+
+    def __init__(
+        self, name: str, subject: Subject, workload: Workload, federation: Federation, device: str, speed: Speed
+    ) -> None:
+        begin = time.perf_counter()
+        self.device = torch.device(device)
+        made = method(name, workload.batch, workload.clients)
+        self.sim = simulation(
+            made,
+            federation,
+            partial(Subject.module, subject),
+            rounds=ROUNDS,
+            participation=workload.cohort / workload.clients,
+            device=device,
+            speed=speed,
+            memory=total_memory(self.device) // 2,
+        )
+        self.cohort = self.sim.ordered(self.sim.setup.sampled(0))
+        self._everybody = torch.arange(workload.clients)
+        self._progress = self.sim.start()
+        self._round()
+        self.first = now(self.device) - begin
+
+    def once(self) -> Seconds:
+        """One round of the same cohort as ever, and the evaluation of everybody's deployed model."""
+        begin = now(self.device)
+        server = self._round()
+        done = now(self.device)
+        self.board = scoreboard(self.sim, self._progress, self._everybody, ("test",), ("deployed",))
+        return Seconds(done - begin - server, server, now(self.device) - done)
+
+    def _round(self) -> float:
+        """One round; how long the server took."""
+        clocked = Clocked(self.device)
+        everybody = self.sim.at(self._progress.t).plan.participation == "all"
+        self._progress, _ = self.sim.round(self._progress, clocked, None if everybody else self.cohort)
+        return sum(clocked.seconds[stage] for stage in SERVER)
+
+    def warm_up(self) -> int:
+        """Rounds until its main phase has begun and nothing is captured, compiled or traced any more; how many."""
+        begin, done, steady = time.perf_counter(), 0, 0
+        while not self._in_main_phase or steady < STEADY or (not self.kept and time.perf_counter() - begin < PATIENT):
+            before = self.kept, self.compiled
+            self.once()
+            done += 1
+            steady = steady + 1 if (self.kept, self.compiled) == before else 0
+        return done
+
+    @property
+    def _in_main_phase(self) -> bool:
+        return self.sim.at(self._progress.t).plan.phase == self.sim.at(ROUNDS - 1).plan.phase
+
+    @property
+    def kept(self) -> int:
+        """How many steps are kept, captured or traced."""
+        return self.sim.workshop.kept
+
+    @property
+    def compiled(self) -> object:
+        """Whether they are compiled; None while nobody has decided it."""
+        return self.sim.workshop.tuning["compiled"]
