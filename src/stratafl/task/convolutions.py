@@ -5,6 +5,7 @@ shape by a factor of up to five in both directions, and on the GPU; compiled ste
 """
 
 import copy
+import logging
 from collections.abc import Callable, Mapping
 from typing import cast
 
@@ -16,6 +17,7 @@ from stratafl.task.modules import MatmulConv2d, may_be_product
 from stratafl.task.programs import captured
 
 REPEATS = 20
+log = logging.getLogger("stratafl")
 
 
 def measured(module: nn.Module, sample: Tensor, clients: int, batch: int) -> dict[str, bool]:
@@ -31,8 +33,7 @@ def measured(module: nn.Module, sample: Tensor, clients: int, batch: int) -> dic
         geometry = (conv.weight.shape, conv.stride, conv.padding, conv.dilation, conv.groups, shape)
         if geometry not in known:
             x = sample.new_zeros(clients, batch, *shape)
-            stock, product = (_milliseconds(_step(conv, x, clients), as_product=p, conv=conv) for p in (False, True))
-            known[geometry] = product < stock
+            known[geometry] = _faster(conv, _step(conv, x, clients))
         found[path] = known[geometry]
     return found
 
@@ -70,6 +71,16 @@ def _step(conv: nn.Conv2d, x: Tensor, clients: int) -> Callable[[], object]:
         return output.sum()
 
     return lambda: vmap(grad(loss, argnums=(0, 1)))(weight, x)
+
+
+def _faster(conv: MatmulConv2d, step: Callable[[], object]) -> bool:
+    """Whether it is faster as a product; what cannot be measured is one."""
+    try:
+        stock, product = (_milliseconds(step, as_product=p, conv=conv) for p in (False, True))
+    except RuntimeError as error:
+        log.info("a convolution was not measured: %s", next(iter(str(error).splitlines()), ""))
+        return True
+    return product < stock
 
 
 def _milliseconds(step: Callable[[], object], *, as_product: bool, conv: MatmulConv2d) -> float:

@@ -247,6 +247,42 @@ def _image(part: Tensor, rows: _Axis, cols: _Axis, i: int, j: int) -> Tensor:
     return part
 
 
+class _GpuProduct(torch.autograd.Function):
+    """The product of kernels and columns, whose derivative by the kernels is taken the other way round.
+
+    Few rows times many columns make slow kernels of cuBLAS: for the first convolution of the CNN, 32 × 7,840 by 75 of
+    15 clients, 78 µs against 28, for the stem of ResNet-18 45 against 11 (H200, TF32); no slower for others.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(weight: Tensor, columns: Tensor) -> Tensor:
+        """The product of `[out, taps]` and `[taps, places]`."""
+        return _multiplied(weight, columns)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        """Keep both factors."""
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Gradients of the factors that need one."""
+        weight, columns = ctx.saved_tensors
+        return (
+            _multiplied(columns, gradient.mT).mT if ctx.needs_input_grad[0] else None,
+            _multiplied(weight.mT, gradient) if ctx.needs_input_grad[1] else None,
+        )
+
+
+def _product(weight: Tensor, columns: Tensor) -> Tensor:
+    if not columns.is_cuda:
+        return weight @ columns
+    product: Tensor = _GpuProduct.apply(weight, columns)  # type: ignore[no-untyped-call]
+    return product
+
+
 class MatmulConv2d(nn.Conv2d):
     """Convolution as shifted slices and one product, which stacked clients turn into one batched product.
 
@@ -273,7 +309,7 @@ class MatmulConv2d(nn.Conv2d):
         columns: Tensor = slices.apply(x.transpose(0, 1), rows, cols)  # type: ignore[no-untyped-call]
         columns = columns.reshape(self.groups, weight[0].numel(), -1)
         weight = weight.reshape(self.groups, self.out_channels // self.groups, -1)
-        product = _multiplied(weight[0], columns[0]) if self.groups == 1 else _multiplied(weight, columns)
+        product = _product(weight[0], columns[0]) if self.groups == 1 else _multiplied(weight, columns)
         y = product.reshape(self.out_channels, batch, rows.out, cols.out)
         y = y if self.bias is None else y + self.bias[:, None, None, None]
         return y.transpose(0, 1)

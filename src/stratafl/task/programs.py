@@ -6,6 +6,7 @@ round to round (rows, rates, batches) is copied into tensors with fixed addresse
 scan is over.
 """
 
+import gc
 import logging
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -183,8 +184,14 @@ def captured(once: Callable[[], object], pool: Any) -> Callable[[], object]:
             once()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
-        once()
+    collects = gc.isenabled()
+    gc.disable()  # an older graph that is let go of while this one is captured would spoil it
+    try:
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            once()
+    finally:
+        if collects:
+            gc.enable()
     return graph.replay
 
 
