@@ -15,6 +15,7 @@ import torch
 
 import stratafl
 from stratafl.execute import Simulation
+from stratafl.execute.ranks import world
 from stratafl.experiment import Experiment
 from stratafl.layout import Rows
 
@@ -44,6 +45,7 @@ def describe(sim: Simulation) -> dict[str, Any]:
         "folder": os.getcwd(),
         "command": sys.argv,
         "started": now(),
+        **({"ranks": world()} if world() > 1 else {}),
     }
 
 
@@ -54,7 +56,7 @@ def now() -> str:
 
 def differences(then: Mapping[str, Any], today: Mapping[str, Any]) -> list[str]:
     """What of the environment decides about bits and has changed."""
-    decisive = ("stratafl", "commit", "code", "torch", "numpy", "machine", "device", "device_name", "engine")
+    decisive = ("stratafl", "commit", "code", "torch", "numpy", "machine", "ranks", "device", "device_name", "engine")
     return [f"{k} {then.get(k)} → {today.get(k)}" for k in decisive if then.get(k) != today.get(k)]
 
 
