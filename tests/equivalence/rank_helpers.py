@@ -15,7 +15,7 @@ PATHS = os.pathsep.join([str(Path(stratafl.__file__).resolve().parents[1]), str(
 ENVIRONMENT = {**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
 STRATA = ("-m", "stratafl")
 TORCHRUN = ("-m", "torch.distributed.run")
-PATIENCE = 60
+PATIENCE = 120  # of a busy machine; a process that hangs would wait for half an hour
 
 
 class Ended(NamedTuple):

@@ -5,15 +5,17 @@ import os
 import signal
 import subprocess
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
-from rank_helpers import STRATA, TORCHRUN, ended, ranks, started
+from rank_helpers import PATIENCE, STRATA, TORCHRUN, ended, ranks, started
 from rank_worker import EVERY
 from safetensors.torch import load_file
 
 from stratafl.algorithms import fedavg
+from stratafl.cli import run as strata
+from stratafl.cli import running
 from stratafl.errors import RunError
 from stratafl.execute.packing import from_buffer, pack, to_buffer, unpack
 from stratafl.execute.ranks import Ranks, world
@@ -36,7 +38,7 @@ RUN = (*STRATA, "run", *(part for setting in SETTINGS for part in ("--set", sett
 
 
 def test_every_method_is_the_same_by_two_processes(tmp_path):
-    done = ended(ranks(2, "-m", "rank_worker", tmp_path / "found.json"), 120)
+    done = ended(ranks(2, "-m", "rank_worker", tmp_path / "found.json"))
     assert [each.code for each in done] == [0, 0], done
     found = json.loads((tmp_path / "found.json").read_text())
     assert set(EVERY) < set(found)
@@ -91,34 +93,33 @@ def test_torchrun_writes_what_one_process_writes(tmp_path, alone):
     assert json.loads((tmp_path / "run" / "environment.json").read_text())["ranks"] == 2
 
 
-def test_killed_and_resumed_by_other_numbers_of_processes(tmp_path, alone):
-    folder, latest = tmp_path / "run", time.monotonic() + 60
-    processes = ranks(2, *RUN, "--algorithm", "fedper", "--out", folder)
-    journal = folder / "rounds.jsonl"
-    while time.monotonic() < latest and not (journal.exists() and journal.read_bytes().count(b"\n") >= 2):
+def wait_for_rounds(folder, count):
+    latest, journal = time.monotonic() + PATIENCE, folder / "rounds.jsonl"
+    while time.monotonic() < latest and not (journal.exists() and journal.read_bytes().count(b"\n") >= count):
         time.sleep(0.002)
-    processes[0].kill()
-    first, second = ended(processes)
-    assert first.code == -signal.SIGKILL
-    assert (second.code, second.out, second.complaints) == (1, "", [])  # it noticed, and it is not its to say
-    done = ended(ranks(3, *STRATA, "resume", folder))
-    assert [each.code for each in done] == [0, 0, 0], done
-    assert "ranks 2 → 3" in done[0].err
-    assert_same(folder, alone)
 
 
-def test_a_signal_to_one_of_them_saves_and_stops_all(tmp_path, alone):
-    folder, latest = tmp_path / "run", time.monotonic() + 60
+def test_stopped_killed_and_resumed_by_other_numbers_of_processes(tmp_path, alone):
+    folder = tmp_path / "run"
     processes = ranks(2, *RUN, "--algorithm", "fedper", "--out", folder)
-    journal = folder / "rounds.jsonl"
-    while time.monotonic() < latest and not (journal.exists() and journal.stat().st_size):
-        time.sleep(0.002)
+    wait_for_rounds(folder, 1)
     processes[1].send_signal(signal.SIGTERM)
     first, second = ended(processes)
-    assert (first.code, second.code) == (130, 130), (first, second)
+    assert (first.code, second.code) == (130, 130), (first, second)  # a signal to one of them stops all
     assert "strata resume" in first.err
-    (done,) = ended([started([*STRATA, "resume", folder])])
-    assert done.code == 0, done
+    done = len(lines(folder, "rounds"))
+
+    processes = ranks(3, *STRATA, "resume", folder)
+    wait_for_rounds(folder, done + 1)
+    processes[0].kill()
+    first, *others = ended(processes)
+    assert first.code == -signal.SIGKILL
+    for each in others:  # they noticed, and it is not theirs to say
+        assert (each.code, each.out, each.complaints) == (1, "", [])
+
+    (last,) = ended([started([*STRATA, "resume", folder])])
+    assert last.code == 0, last
+    assert "ranks 2 → 1" in last.err
     assert_same(folder, alone)
 
 
@@ -147,12 +148,15 @@ def test_under_torchrun_one_line_says_what_failed(tmp_path):
     assert [line.partition(" (")[0] for line in done.complaints] == ["rank 1: ValueError: a bug"]
 
 
-def test_a_comparison_is_refused(tmp_path):
-    first, second = ended(ranks(2, *STRATA, "compare", "--out", tmp_path / "compare"))
-    assert (first.code, second.code) == (2, 2)
-    assert first.complaints == ["a comparison is not for 2 ranks of torchrun: start it without, with --jobs"]
-    assert second.err == ""
-    assert not (tmp_path / "compare").exists()
+def test_a_comparison_is_refused(tmp_path, monkeypatch, capsys):
+    team = Ranks(None, 0, 2, False)
+    monkeypatch.setattr(running, "together", lambda: nullcontext(team))
+    for arguments in (["compare"], ["resume", str(tmp_path)]):
+        (tmp_path / "compare.toml").touch()
+        assert strata(arguments) == 2
+        assert capsys.readouterr().err == (
+            "strata: a comparison is not for 2 ranks of torchrun: start it without, with --jobs\n"
+        )
 
 
 # Over a network

@@ -35,6 +35,7 @@ def describe(sim: Simulation) -> dict[str, Any]:
         "machine": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "ranks": world(),
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
         "engine": type(sim.workshop.engine).__name__,
@@ -45,7 +46,6 @@ def describe(sim: Simulation) -> dict[str, Any]:
         "folder": os.getcwd(),
         "command": sys.argv,
         "started": now(),
-        **({"ranks": world()} if world() > 1 else {}),
     }
 
 
@@ -57,6 +57,7 @@ def now() -> str:
 def differences(then: Mapping[str, Any], today: Mapping[str, Any]) -> list[str]:
     """What of the environment decides about bits and has changed."""
     decisive = ("stratafl", "commit", "code", "torch", "numpy", "machine", "ranks", "device", "device_name", "engine")
+    then = {"ranks": 1, **then}  # older runs do not say
     return [f"{k} {then.get(k)} → {today.get(k)}" for k in decisive if then.get(k) != today.get(k)]
 
 

@@ -8,7 +8,7 @@ from typing import Self
 from stratafl.analysis import Lab
 from stratafl.assemble import simulation_of
 from stratafl.errors import RunError
-from stratafl.execute import SOLO, Distributed, Matrix, Progress, Simulation, Team
+from stratafl.execute import Distributed, Matrix, Progress, Simulation, Team
 from stratafl.experiment import Experiment
 from stratafl.measure import Line
 from stratafl.runs import environment
@@ -36,7 +36,7 @@ class Verdict:
 def trial_of(experiment: Experiment, sim: Simulation, team: Team) -> Trial:
     """The trial of an experiment, by one process or several."""
     evaluate = experiment.evaluate
-    executor = Matrix() if team is SOLO else Distributed(team)
+    executor = Matrix() if team.world == 1 else Distributed(team)
     return Trial(sim, evaluate.every, evaluate.clients, Lab(evaluate.lab), executor)
 
 
