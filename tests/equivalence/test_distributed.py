@@ -29,10 +29,10 @@ SETTINGS = (
     "data.clients=7",
     "data.newcomers=1",
     "train.batch=40",
-    "run.rounds=6",
+    "run.rounds=30",
     "run.participation=0.7",
     "run.checkpoint=1",
-    "evaluate.lab=3",
+    "evaluate.lab=10",
 )
 RUN = (*STRATA, "run", *(part for setting in SETTINGS for part in ("--set", setting)))
 
