@@ -9,6 +9,7 @@ StrataError                exit code 2
 ├── WireError              bytes or parcels that are not what was agreed
 ├── RunError               a run directory that cannot be written, read or continued
 │   └── BusyError          … because another process is at work in it
+├── RankError              another process of the same run failed (exit code: its own)
 ├── MemoryLimitError       a computation that needs more memory than it was given
 ├── StageError             a failure inside a round, with stage, client and layer
 └── ContractError          an algorithm that breaks a law of the contract
@@ -54,6 +55,14 @@ class RunError(StrataError):
 
 class BusyError(RunError):
     """A run directory that another process is at work in."""
+
+
+class RankError(StrataError):
+    """A failure of one of several processes, which ends all of them."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class MemoryLimitError(StrataError):

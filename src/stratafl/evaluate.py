@@ -5,7 +5,7 @@ part) and `deployed` (what a client would use in production; may be tuned on its
 server's model for everybody, of methods that have one beside what they send.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from stratafl.algorithm import Round
 from stratafl.execute.matrix import chunk_size
 from stratafl.execute.simulation import Progress, Simulation
+from stratafl.execute.team import Team, places
 from stratafl.layout import Rows
 from stratafl.state import State, expand, join, rows_of
 from stratafl.task import Scores, Task
@@ -83,10 +84,10 @@ def scoreboard(
         return joined([visit.board(splits, stages) for visit in _visits(sim, progress, sim.checked(ids))])
 
 
-def newcomers(sim: Simulation, progress: Progress, splits: Sequence[str]) -> Board:
+def newcomers(sim: Simulation, progress: Progress, splits: Sequence[str], ids: Tensor | None = None) -> Board:
     """Scores of clients that never took part: as admitted, after training once from there, and deployed."""
     with sim.arithmetic():
-        visits = _visits(sim, progress, sim.newcomers, new=True)
+        visits = _visits(sim, progress, sim.newcomers if ids is None else ids, new=True)
         return joined([visit.board(splits, ("received", "trained", "deployed")) for visit in visits])
 
 
@@ -111,6 +112,22 @@ def joined(boards: Sequence[Board]) -> Board:
     """The boards of several groups of clients as one."""
     names = ("hits", "loss", "count")
     return {k: Scores(*(torch.cat([getattr(b[k], n) for b in boards]) for n in names)) for k in boards[0]}
+
+
+def shared(team: Team, sim: Simulation, ids: Tensor, scored: Callable[[Tensor], Board]) -> Board:
+    """The board of these clients, where each process of a team has those of its share `scored`."""
+    mine = team.share(sim, ids)
+    return gathered(team, mine, scored(mine) if len(mine) else {}, ids)
+
+
+def gathered(team: Team, mine: Tensor, board: Board, ids: Tensor) -> Board:
+    """The board of these clients, from what each process of a team has of it."""
+    parts = [part for part in team.gather((mine, board)) if len(part[0])]
+    if not parts:
+        return {}
+    order = places(torch.cat([found for found, _ in parts]), ids)
+    whole = joined([board for _, board in parts])
+    return {k: Scores(*(x[order.to(x.device)] for x in (s.hits, s.loss, s.count))) for k, s in whole.items()}
 
 
 def _models(sim: Simulation, progress: Progress, ids: Tensor, stage: str) -> Rows:

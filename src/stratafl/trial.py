@@ -10,7 +10,7 @@ from torch import Tensor
 from stratafl import keys
 from stratafl.algorithm import Round
 from stratafl.analysis.lab import Bench, Lab
-from stratafl.evaluate import STAGES, Board, joined, newcomers, score_trained, scoreboard
+from stratafl.evaluate import STAGES, Board, gathered, joined, newcomers, score_trained, scoreboard, shared
 from stratafl.execute import Executor, Matrix, Progress, Simulation
 from stratafl.layout import Rows
 from stratafl.measure import Line, board_line, client_lines, cost_line, layer_lines
@@ -60,7 +60,7 @@ class Trial:
         """One round, evaluated if it is its turn."""
         rnd = self.sim.at(progress.t)
         evaluated = self._evaluated(rnd)
-        bench = Bench(self.lab, self.sim, rnd) if self.lab.due(rnd.t) else None
+        bench = Bench(self.lab, self.sim, rnd, self.executor.team) if self.lab.due(rnd.t) else None
         examiner = _Examiner(self, rnd, evaluated, bench)
         examined = evaluated or bench is not None
         progress, report = self.sim.round(
@@ -69,7 +69,7 @@ class Trial:
         line: Line = {"round": progress.t, "phase": rnd.plan.phase, **cost_line(report), **self._costs(progress)}
         line["seconds.train"] -= examiner.seconds
         begin = time.perf_counter()
-        scores, clients = self._evaluation(progress, examiner) if evaluated else ({}, [])
+        scores, clients = self._evaluation(progress, examiner, report.cohort) if evaluated else ({}, [])
         seen = bench.lines(progress, report) if bench is not None else [{} for _ in rnd.layout.layers]
         line |= scores | {"seconds.evaluate": time.perf_counter() - begin + examiner.seconds}
         plain = layer_lines(report, rnd.layout)
@@ -82,19 +82,20 @@ class Trial:
     def _evaluated(self, rnd: Round) -> bool:
         return rnd.plan.evaluated and ((rnd.t + 1) % self.every == 0 or rnd.t + 1 == self.rounds)
 
-    def _evaluation(self, progress: Progress, examiner: "_Examiner") -> tuple[Line, list[Line]]:
-        classes = self.sim.setup.classes
-        stages = STAGES if self.sim.algorithm.world is None else (*STAGES, "global")
-        board = scoreboard(self.sim, progress, self.ids, self.splits, stages)
+    def _evaluation(self, progress: Progress, examiner: "_Examiner", cohort: Tensor) -> tuple[Line, list[Line]]:
+        classes, sim, team = self.sim.setup.classes, self.sim, self.executor.team
+        stages = STAGES if sim.algorithm.world is None else (*STAGES, "global")
+        board = shared(team, sim, self.ids, lambda mine: scoreboard(sim, progress, mine, self.splits, stages))
         line, lines = board_line(board, classes), client_lines(self.ids, board, classes)
-        ids, trained = examiner.board
+        ids = cohort[torch.isin(cohort, self.ids)]
+        trained = gathered(team, *examiner.board, ids)
         line |= board_line(trained, classes)
         by_client = {each["client"]: each for each in client_lines(ids, trained, classes)}
         lines = [{**each, **by_client.get(each["client"], {})} for each in lines]
-        if len(self.sim.newcomers):
-            new = newcomers(self.sim, progress, self.splits)
+        if len(sim.newcomers):
+            new = shared(team, sim, sim.newcomers, lambda mine: newcomers(sim, progress, self.splits, mine))
             line |= board_line(new, classes, "new.")
-            lines += [{"new": True, **each} for each in client_lines(self.sim.newcomers, new, classes)]
+            lines += [{"new": True, **each} for each in client_lines(sim.newcomers, new, classes)]
         return line, lines
 
 

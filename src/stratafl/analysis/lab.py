@@ -11,7 +11,8 @@ from stratafl import keys
 from stratafl.algorithm import Round
 from stratafl.analysis.cka import grams, mean_similarity, similarities
 from stratafl.errors import RecordError
-from stratafl.execute import Progress, Report, Simulation
+from stratafl.execute import SOLO, Progress, Report, Simulation, Team
+from stratafl.execute.team import places
 from stratafl.layout import Layout, Rows
 from stratafl.measure import Line
 from stratafl.similarity import conflicting_pairs, cosines
@@ -43,8 +44,8 @@ class Lab:
 class Bench:
     """Collects the models of a round as they pass, and looks at them when it is over."""
 
-    def __init__(self, lab: Lab, sim: Simulation, rnd: Round) -> None:
-        self._lab, self._sim, self._rnd = lab, sim, rnd
+    def __init__(self, lab: Lab, sim: Simulation, rnd: Round, team: Team = SOLO) -> None:
+        self._lab, self._sim, self._rnd, self._team = lab, sim, rnd, team
         self._received: list[Rows] = []
         self._trained: list[Rows] = []
 
@@ -59,7 +60,7 @@ class Bench:
         """What to add to each layer's line."""
         layout = self._rnd.layout
         lines: list[Line] = [{} for _ in layout.layers]
-        received, trained = _joined(self._received), _joined(self._trained)
+        received, trained = self._gathered(report.cohort)
         update = {name: trained[name] - received[name] for name in layout.trainable()}
         for found in (
             conflict_numbers(update, layout),
@@ -72,6 +73,15 @@ class Bench:
                     if value is not None:
                         line[name] = _written(value)
         return lines
+
+    def _gathered(self, cohort: Tensor) -> tuple[Rows, Rows]:
+        """The models of the first clients of the cohort, from all processes that have some of them."""
+        mine = self._team.share(self._sim, cohort)[: self._lab.clients]
+        own = [(mine, _joined(self._received), _joined(self._trained))] if len(mine) else []
+        there = [one for each in self._team.gather(own) for one in each]
+        order = places(torch.cat([ids for ids, _, _ in there]), cohort[: self._lab.clients])
+        received, trained = _joined([one for _, one, _ in there]), _joined([one for _, _, one in there])
+        return _picked(received, order), _picked(trained, order)
 
     def _similarities(self, trained: Rows) -> dict[str, list[float | None]]:
         """Mean CKA over pairs of clients, after local training, on common samples."""
@@ -143,3 +153,7 @@ def _written(value: object) -> object:
 
 def _joined(parts: list[Rows]) -> Rows:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _picked(rows: Rows, order: Tensor) -> Rows:
+    return {name: x[order.to(x.device)] for name, x in rows.items()}

@@ -6,16 +6,16 @@ from pathlib import Path
 from stratafl.cli import INTERRUPTED
 from stratafl.cli.consoles import remarks
 from stratafl.cli.live import Interrupt, Watch
-from stratafl.runs import Run
+from stratafl.runs import Follower, Run
 
 
-def advance(run: Run, interrupt: Interrupt, watch: Watch) -> bool:
+def advance(run: Run | Follower, interrupt: Interrupt, watch: Watch) -> bool:
     """Rounds to the end, each shown; False if it was interrupted before."""
     watch(run.progress.t, run.history)
     try:
         for _ in run.rounds():
             watch(run.progress.t, run.history)
-            if interrupt.asked:
+            if any(run.team.gather(interrupt.asked)):
                 return run.finished
     except KeyboardInterrupt:
         return False

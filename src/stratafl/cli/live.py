@@ -82,19 +82,22 @@ def _short(name: str) -> str:
 
 
 class Interrupt:
-    """Ctrl-C: the first press asks to finish the round, the second stops at once."""
+    """Ctrl-C: the first press asks to finish the round, the second stops at once, unless others depend on this."""
 
-    def __init__(self, console: Console, quiet: bool = False) -> None:
-        self._console, self._quiet = console, quiet
+    def __init__(self, console: Console, quiet: bool = False, patient: bool = False) -> None:
+        self._console, self._quiet, self._patient = console, quiet, patient
         self.asked = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """A signal arrived."""
         if self.asked:
+            if self._patient:  # torchrun passes on what the terminal has sent already
+                return
             raise KeyboardInterrupt
         self.asked = True
         if not self._quiet:
-            self._console.print("finishing this round, then saving (Ctrl-C again stops at once)")
+            again = "" if self._patient else " (Ctrl-C again stops at once)"
+            self._console.print(f"finishing this round, then saving{again}")
 
 
 def _in_front() -> bool:
@@ -124,9 +127,9 @@ def _no_echo_of_controls() -> Iterator[None]:
 
 
 @contextmanager
-def interruptible(console: Console, quiet: bool = False) -> Iterator[Interrupt]:
+def interruptible(console: Console, quiet: bool = False, patient: bool = False) -> Iterator[Interrupt]:
     """Handle SIGINT and SIGTERM while it lasts."""
-    interrupt = Interrupt(console, quiet)
+    interrupt = Interrupt(console, quiet, patient)
     before: dict[int, Any] = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with _no_echo_of_controls():

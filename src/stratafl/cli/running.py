@@ -1,40 +1,45 @@
 """`run`, `compare` and `resume`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 
 from rich.console import Console
 
-from stratafl.cli import comparing, reporting
+from stratafl.cli import INTERRUPTED, comparing, reporting
 from stratafl.cli.consoles import remarks, warnings_on
 from stratafl.cli.driving import advance, interrupted
 from stratafl.cli.live import Display, interruptible
+from stratafl.cli.together import together
 from stratafl.errors import RunError
+from stratafl.execute import Team
 from stratafl.experiment import Experiment, load, with_settings
-from stratafl.runs import Comparison, Run, is_comparison, refuse_existing
+from stratafl.runs import Comparison, Follower, Run, is_comparison, refuse_existing
 
 RUNS = Path("runs")
 
 
 def start(config: Path | None, settings: Sequence[str], out: Path | None) -> int:
     """A new run, to its end or until it is interrupted."""
-    experiment = with_settings(_base(config), settings)
-    data = Path(experiment.data.name).stem
-    folder = out or _free(f"{experiment.algorithm.name}-{data}-s{experiment.run.seed}")
-    with warnings_on(remarks()) as settled:
-        run = Run.create(experiment, folder)
-        settled()
-        return _drive(run)
+
+    def create(team: Team) -> Run:
+        experiment = with_settings(_base(config), settings)
+        data = Path(experiment.data.name).stem
+        folder = out or _free(f"{experiment.algorithm.name}-{data}-s{experiment.run.seed}")
+        return Run.create(experiment, folder, team)
+
+    with together() as team:
+        return _led(team, create)
 
 
 def compare(
     config: Path | None, settings: Sequence[str], methods: Sequence[str], seeds: int, out: Path | None, jobs: int
 ) -> int:
     """A new comparison."""
-    if out is not None:
-        refuse_existing(out)
-    with warnings_on(remarks()) as settled:
+    with together() as team, warnings_on(remarks()) as settled:
+        _refuse_ranks(team)
+        if out is not None:
+            refuse_existing(out)
         made = Comparison.create(out or _free("compare"), _base(config), methods, seeds, settings)
         settled()
         return comparing.drive(made, jobs)
@@ -42,19 +47,37 @@ def compare(
 
 def resume(folder: Path, jobs: int, worker: bool) -> int:
     """Whatever is there, from where it was left."""
-    if not folder.is_dir():
-        raise RunError(f"there is no folder '{folder}'")
     if worker:
         with warnings_on(Console(quiet=True)):  # whoever started it has said them
             return comparing.work(Comparison.open(folder))
-    with warnings_on(remarks()) as settled:
+
+    def reopen(team: Team) -> Run:
+        if not folder.is_dir():
+            raise RunError(f"there is no folder '{folder}'")
         if is_comparison(folder):
+            _refuse_ranks(team)
+        return Run.open(folder, team)
+
+    with together() as team:
+        if team.world > 1 or not is_comparison(folder):
+            return _led(team, reopen)
+        with warnings_on(remarks()) as settled:
             comparison = Comparison.open(folder)
             settled()
             return comparing.drive(comparison, jobs)
-        run = Run.open(folder)
+
+
+def _led(team: Team, begin: Callable[[Team], Run]) -> int:
+    """A run that the first process of a team keeps, and the others follow."""
+    with warnings_on(remarks()) as settled:
+        run = begin(team) if team.rank == 0 else Follower(team)
         settled()
         return _drive(run)
+
+
+def _refuse_ranks(team: Team) -> None:
+    if team.world > 1:
+        raise RunError(f"a comparison is not for {team.world} ranks of torchrun: start it without, with --jobs")
 
 
 def _base(config: Path | None) -> Experiment:
@@ -68,13 +91,15 @@ def _free(name: str) -> Path:
     return first if not first.exists() else next(p for n in count(2) if not (p := RUNS / f"{plain}-{n}").exists())
 
 
-def _drive(run: Run) -> int:
+def _drive(run: Run | Follower) -> int:
     name, console = run.experiment.algorithm.name, remarks()
     display = Display(console, {name: run.trial.rounds}, {name: run.progress.t})
-    with interruptible(console) as interrupt, run, display:
+    with interruptible(console, patient=run.team.world > 1) as interrupt, run, display:
         for note in run.notes:
             console.print(f"note: {note}", markup=False)
         done = advance(run, interrupt, lambda rounds, history: display.show(name, rounds, history))
+    if isinstance(run, Follower):
+        return 0 if done else INTERRUPTED
     if not done:
         return interrupted(run.folder)
     if run.stopped:

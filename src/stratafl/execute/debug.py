@@ -9,6 +9,7 @@ from torch import Tensor
 
 from stratafl.errors import StageError
 from stratafl.execute.round import Watch
+from stratafl.execute.team import Alone
 from stratafl.layout import Layout
 from stratafl.parcel import Parcel
 from stratafl.records import record
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @record
-class Debug:
+class Debug(Alone):
     """Every client on its own, watched."""
 
     def groups(self, sim: "Simulation", ids: Tensor) -> Iterator[Tensor]:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from stratafl.errors import MemoryLimitError, RecordError
 from stratafl.execute.round import Watch, unwatched
+from stratafl.execute.team import Alone
 from stratafl.layout import Layout
 from stratafl.parcel import Parcel
 from stratafl.records import record
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @record
-class Matrix:
+class Matrix(Alone):
     """Groups of `chunk` clients; without it, as many as the simulation's memory limit allows."""
 
     chunk: int | None = None

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from stratafl.execute.round import Watch, unwatched
+from stratafl.execute.team import Alone
 from stratafl.layout import Layout
 from stratafl.parcel import Parcel
 from stratafl.records import record
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @record
-class Messages:
+class Messages(Alone):
     """Every client on its own, over bytes."""
 
     def groups(self, sim: "Simulation", ids: Tensor) -> Iterator[Tensor]:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from stratafl.algorithm import Round, Total
 from stratafl.errors import DataError, MemoryLimitError
+from stratafl.execute.team import Team, places
 from stratafl.layout import Layout, Rows
 from stratafl.parcel import Bytes, Parcel, count_bytes
 from stratafl.state import State, apply, pick, rows_of
@@ -20,10 +21,14 @@ if TYPE_CHECKING:
 
 
 class Executor(Protocol):
-    """How a round is executed: in which groups, over which wire, under whose eyes."""
+    """How a round is executed: with whom, in which groups, over which wire, under whose eyes."""
+
+    @property
+    def team(self) -> Team:
+        """The processes that execute it together, each with its share of the clients."""
 
     def groups(self, sim: "Simulation", ids: Tensor) -> Iterator[Tensor]:
-        """The cohort in groups that work together."""
+        """This process's share of the cohort, in groups that work together."""
 
     def carry(self, parcel: Parcel, layout: Layout) -> Parcel:
         """The parcel as it arrives on the other side."""
@@ -58,6 +63,16 @@ class Report:
     server_seconds: float
 
 
+@dataclass(frozen=True, eq=False)
+class Shift:
+    """What the work of a group weighed, and what its steps noted."""
+
+    ids: Tensor
+    down: Bytes
+    up: Bytes
+    notes: Mapping[str, Tensor]
+
+
 def run_round(
     sim: "Simulation",
     executor: Executor,
@@ -68,15 +83,14 @@ def run_round(
     examine: Examiner | None = None,
     watched: bool = False,
 ) -> tuple[State, dict[int, State], Report]:
-    """The server's next state, the memories that changed, and what it cost; nothing given is written to.
+    """The server's next state, the memories that changed here, and what it cost; nothing given is written to.
 
     `examine` is shown each group's models as received and right after training, which nobody keeps.
     """
     if len(ids) == 0:
         raise DataError("the cohort is empty: a round needs at least one client")
-    algorithm, layout = sim.algorithm, rnd.layout
-    total, changed, notes = Total(), dict[int, State](), list[tuple[int, Mapping[str, Tensor]]]()
-    weights: list[tuple[Bytes, Bytes]] = []
+    algorithm, layout, team = sim.algorithm, rnd.layout, executor.team
+    total, changed, shifts = Total(), dict[int, State](), list[Shift]()
     served = 0.0
     begin = time.perf_counter()
     for group in executor.groups(sim, ids):
@@ -93,30 +107,35 @@ def run_round(
             watch(memory)
         if examine is not None:
             examine(group, rows_of(desk, algorithm.row), trained)
-        notes.append((len(group), task.notes))
-        weights.append((down, count_bytes(upload, layout, len(group))))
-        _check_rows(sim, weights[-1][1], len(group), len(ids))
+        shifts.append(Shift(group, down, count_bytes(upload, layout, len(group)), dict(task.notes)))
+        _check_rows(sim, shifts[-1].up, len(group), len(ids))
         paused = time.perf_counter()
         with executor.stage("fold", group, layout) as watch:
             total = algorithm.fold(rnd, server, total, executor.carry(upload, layout), group)
         served += time.perf_counter() - paused
         changed |= {i: _row(memory, c) for c, i in enumerate(group.tolist())}
+    shifts = [shift for each in team.gather(shifts) for shift in each]  # who is done first waits here for the others
     paused = time.perf_counter()
     with executor.stage("absorb", ids, layout) as watch:
-        server = algorithm.absorb(rnd, server, total)
+        server = algorithm.absorb(rnd, server, team.merge(total, ids, algorithm.keeps_rows))
         watch(server)
     served += time.perf_counter() - paused
-    down, up = (sum(side[1:], side[0]) for side in zip(*weights, strict=True))
-    return server, changed, Report(ids, down, up, _joined(notes), time.perf_counter() - begin - served, served)
+    down, up, notes = _summed(shifts, ids)
+    return server, changed, Report(ids, down, up, notes, time.perf_counter() - begin - served, served)
 
 
-def _joined(notes: list[tuple[int, Mapping[str, Tensor]]]) -> State:
-    """The notes in the order of the cohort; a group that left none has zeros."""
-    like = {name: value for _, note in notes for name, value in note.items()}
-    return {
-        name: torch.cat([note[name] if name in note else one.new_zeros(size, *one.shape[1:]) for size, note in notes])
+def _summed(shifts: list[Shift], ids: Tensor) -> tuple[Bytes, Bytes, State]:
+    """The bytes down and up and the notes of all groups, in the order of the cohort; a group without a note has 0."""
+    order = places(torch.cat([shift.ids for shift in shifts]), ids)
+    down, up = (sum(side[1:], side[0]) for side in zip(*((shift.down, shift.up) for shift in shifts), strict=True))
+    like = {name: value for shift in shifts for name, value in shift.notes.items()}
+    notes: State = {
+        name: torch.cat(
+            [s.notes[name] if name in s.notes else one.new_zeros(len(s.ids), *one.shape[1:]) for s in shifts]
+        )[order.to(one.device)]
         for name, one in like.items()
     }
+    return replace(down, clients=down.clients[order]), replace(up, clients=up.clients[order]), notes
 
 
 def _row(memory: State, index: int) -> State:

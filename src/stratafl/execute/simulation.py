@@ -109,6 +109,11 @@ class Simulation:
         sizes = self.workshop.federation.counts("train")[ids]
         return ids[torch.argsort(sizes, descending=True, stable=True)]
 
+    @cached_property
+    def by_size(self) -> Tensor:
+        """All clients, newcomers too, in the order in which they are dealt to several processes."""
+        return self.ordered(torch.arange(self.workshop.federation.clients))
+
     def task(self, ids: Tensor, rnd: Round, watched: bool = False) -> Task:
         """The task of these clients, with the splits that the algorithm declares."""
         return self.workshop.task(ids, rnd, self.algorithm.splits, watched)

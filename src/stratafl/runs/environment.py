@@ -15,6 +15,7 @@ import torch
 
 import stratafl
 from stratafl.execute import Simulation
+from stratafl.execute.ranks import world
 from stratafl.experiment import Experiment
 from stratafl.layout import Rows
 
@@ -34,6 +35,7 @@ def describe(sim: Simulation) -> dict[str, Any]:
         "machine": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "ranks": world(),
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
         "engine": type(sim.workshop.engine).__name__,
@@ -55,7 +57,8 @@ def now() -> str:
 
 def differences(then: Mapping[str, Any], today: Mapping[str, Any]) -> list[str]:
     """What of the environment decides about bits and has changed."""
-    decisive = ("stratafl", "commit", "code", "torch", "numpy", "machine", "device", "device_name", "engine")
+    decisive = ("stratafl", "commit", "code", "torch", "numpy", "machine", "ranks", "device", "device_name", "engine")
+    then = {"ranks": 1, **then}  # older runs do not say
     return [f"{k} {then.get(k)} → {today.get(k)}" for k in decisive if then.get(k) != today.get(k)]
 
 

@@ -26,10 +26,9 @@ from typing import Any, Self
 
 import tomli_w
 
-from stratafl.analysis import Lab
 from stratafl.assemble import completed, simulation_of
 from stratafl.errors import BusyError, RunError
-from stratafl.execute import Progress, Simulation
+from stratafl.execute import SOLO, Progress, Simulation, Team
 from stratafl.experiment import Experiment, from_tables, load, to_tables
 from stratafl.measure import Line
 from stratafl.runs import checkpoint, environment
@@ -46,8 +45,8 @@ from stratafl.runs.files import (
     write_json,
     write_whole,
 )
+from stratafl.runs.follower import Verdict, hand_out, trial_of
 from stratafl.summary import stop_reason
-from stratafl.trial import Trial
 
 log = logging.getLogger("stratafl")
 CONFIG, ENVIRONMENT, CHECKPOINTS = "config.toml", "environment.json", "checkpoint"
@@ -59,10 +58,9 @@ SAVING = 0.05  # at most this share of the time goes into checkpoints, where the
 class Run:
     """An experiment in its directory, from its beginning or from where it was left; use it as a context."""
 
-    def __init__(self, folder: Path, experiment: Experiment, sim: Simulation) -> None:
-        self.folder, self.experiment, self.sim = folder, experiment, sim
-        evaluate = experiment.evaluate
-        self.trial = Trial(sim, evaluate.every, evaluate.clients, Lab(evaluate.lab))
+    def __init__(self, folder: Path, experiment: Experiment, sim: Simulation, team: Team = SOLO) -> None:
+        self.folder, self.experiment, self.sim, self.team = folder, experiment, sim, team
+        self.trial = trial_of(experiment, sim, team)
         self.notes: list[str] = []  # what a person should know
         self._lock = _locked(folder)
         try:
@@ -71,6 +69,7 @@ class Run:
             self._done = (self._restored(), {name: journal.size for name, journal in self._journals.items()})
             self.history: list[Line] = read_lines(folder / ROUNDS)
             self._check_history()
+            self._done = (hand_out(team, experiment, sim, self.progress, self.history), self._done[1])
         except BaseException:
             os.close(self._lock)
             raise
@@ -78,7 +77,7 @@ class Run:
         self._saved, self._saved_at, self._saving = self.progress.t, time.monotonic(), 0.0
 
     @classmethod
-    def create(cls, experiment: Experiment, folder: Path) -> Self:
+    def create(cls, experiment: Experiment, folder: Path, team: Team = SOLO) -> Self:
         """A new run; everything is checked before the directory is made, and nothing that exists is written over."""
         refuse_existing(folder)
         experiment = completed(anchored(experiment))
@@ -89,13 +88,13 @@ class Run:
         with appearing(folder) as partial:
             write_whole(partial / CONFIG, tomli_w.dumps(tables).encode())
             write_json(partial / ENVIRONMENT, {**about, "resumed": [], "identity": identity})
-        return cls(folder, experiment, sim)
+        return cls(folder, experiment, sim, team)
 
     @classmethod
-    def open(cls, folder: Path) -> Self:
+    def open(cls, folder: Path, team: Team = SOLO) -> Self:
         """A run that exists; refused if its configuration, data or model are no longer what they were."""
         then, experiment = environment_of(folder), load(folder / CONFIG)
-        run = cls(folder, experiment, _simulation(folder, then, experiment))
+        run = cls(folder, experiment, _simulation(folder, then, experiment), team)
         try:
             if not run.finished:
                 run._note_resumption(then)
@@ -129,7 +128,7 @@ class Run:
             self._done = (progress, {name: journal.size for name, journal in self._journals.items()})
             self.history.append(entry.round)
             self._note_tuning()
-            if self._due():
+            if self.team.told(Verdict(entry.round, self._due())).saved:
                 self.save()
             yield entry.round
 
@@ -142,7 +141,8 @@ class Run:
         with uninterrupted():
             for name, journal in self._journals.items():
                 journal.cut(sizes[name])
-            checkpoint.save(self.folder / CHECKPOINTS, Checkpoint(progress.t, progress.tensors(), sizes))
+            whole = replace(progress, clients=self.team.collect(progress.clients))
+            checkpoint.save(self.folder / CHECKPOINTS, Checkpoint(progress.t, whole.tensors(), sizes))
             self._saved, self._saved_at = progress.t, time.monotonic()
         self._saving = self._saved_at - begin
 
@@ -216,7 +216,8 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, RunError):  # the disk refuses: trying again would hide why
+        failed = error is not None and self.team.world > 1  # the others have stopped: nobody to collect from
+        if failed or isinstance(error, RunError):  # the disk refuses: trying again would hide why
             os.close(self._lock)
         else:
             self.close()

@@ -1,0 +1,272 @@
+"""Processes that `torchrun` started, on one machine or several, as a team.
+
+Every exchange begins with a word from everybody, which says what follows; that somebody has failed is such a word, too,
+so that nobody waits for numbers that never come. Words and memories travel over gloo; sums and rows that lie on GPUs
+travel over NCCL, where every process has a GPU of its own.
+"""
+
+import atexit
+import os
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
+
+from stratafl.algorithm import Total
+from stratafl.errors import RankError, RunError, StrataError
+from stratafl.execute.packing import Label, Spec, from_buffer, pack, spec_of, to_buffer, unpack
+from stratafl.execute.team import places
+from stratafl.parcel import join
+from stratafl.state import State, flatten, unflatten
+
+if TYPE_CHECKING:
+    from stratafl.execute.simulation import Simulation
+
+T = TypeVar("T")
+PATIENCE = timedelta(minutes=30)  # how long a process waits for one that is still there but says nothing
+LAST_WORDS = timedelta(seconds=10)  # how long others wait for the first to say what has happened
+_SAID = "stratafl/said"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The word of a process that cannot go on."""
+
+    message: str
+    code: int
+
+
+class Store(Protocol):
+    """Where the processes leave each other notes, as much of it as is used here."""
+
+    def set(self, key: str, value: str) -> None:
+        """Leave a note."""
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        """Wait for notes."""
+
+
+def world() -> int:
+    """How many processes `torchrun` says there are; 1 without it."""
+    named = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
+    if None in named.values():
+        return 1
+    for name, value in named.items():
+        if not str(value).isdigit():
+            raise RunError(f"{name} is a whole number that torchrun sets, not '{value}'")
+    return int(str(named["WORLD_SIZE"]))
+
+
+class Ranks:
+    """The team of the processes that `torchrun` started."""
+
+    def __init__(self, store: Store, rank: int, world: int, nccl: bool) -> None:
+        self.rank, self.world = rank, world
+        self._store, self._nccl = store, nccl
+        self._exchanging = False
+
+    @classmethod
+    def join(cls) -> "Ranks":
+        """Meet the others where the environment says; each process takes the GPU of its local rank, if there is one."""
+        try:
+            store, rank, world = next(rendezvous("env://", timeout=PATIENCE))
+            nccl = _takes_gpu()
+            backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
+            dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=PATIENCE)
+        except (RuntimeError, ValueError) as error:
+            raise RunError(f"the processes do not find each other: {_first_line(error)}") from error
+        if rank == 0:
+            atexit.register(_say, store)
+        team = cls(store, rank, world, nccl)
+        team._nccl = all(team._words(nccl))
+        return team
+
+    def leave(self) -> None:
+        """The end, for all of them."""
+        dist.destroy_process_group()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """An error of one process ends all of them; the first has the last word."""
+        try:
+            yield
+        except RankError:
+            self._hear_out()
+            raise
+        except Exception as error:
+            failure = _failure(error)
+            self._announce(failure)
+            self._hear_out()
+            if isinstance(error, StrataError):
+                raise
+            raise RankError(f"rank {self.rank}: {failure.message}", failure.code) from error
+
+    def share(self, sim: "Simulation", ids: Tensor) -> Tensor:
+        """Those of the clients whom this process looks after, in their order."""
+        return self._share_of(self.rank, sim, ids)
+
+    def _share_of(self, rank: int, sim: "Simulation", ids: Tensor) -> Tensor:
+        """Clients are dealt by size, there and back again, so that everybody has as much to do."""
+        position = torch.empty_like(sim.by_size)
+        position[sim.by_size] = torch.arange(len(position))
+        turn, place = position // self.world, position % self.world
+        owner = torch.where(turn % 2 == 0, place, self.world - 1 - place)
+        return ids[owner[ids] == rank]
+
+    def gather(self, value: T) -> list[T]:
+        """What each process gives, for all of them."""
+        label, tensors = pack(value)
+        with self._exchange():
+            labels = self._words(label)
+            buffers = self._all_gathered(labels, tensors)
+        return _unpacked(labels, buffers)
+
+    def told(self, value: T) -> T:
+        """What the first process gives."""
+        label, tensors = pack(value if self.rank == 0 else None)
+        with self._exchange():
+            first = self._words(label)[0]
+            buffer = to_buffer(tensors if self.rank == 0 else [], first.size, "cpu")
+            if first.size:
+                dist.broadcast(buffer, 0)
+        given: T = value if self.rank == 0 else unpack(first, from_buffer(buffer, first.specs))
+        return given
+
+    def merge(self, total: Total, ids: Tensor, rows: bool) -> Total:
+        """Sums are added up, rows put side by side in the order of the cohort."""
+        sums = self._added(total.sums)
+        if not rows:
+            return Total(sums)
+        own = (torch.cat(total.ids), join(total.rows)) if total.rows else None
+        there = [each for each in self.gather(own) if each is not None]
+        if not there:  # a phase that keeps none
+            return Total(sums)
+        found = torch.cat([each[0] for each in there])
+        return Total(sums, (join([each[1] for each in there]).pick(places(found, ids)),), (ids,))
+
+    def collect(self, clients: Mapping[int, State]) -> Mapping[int, State]:
+        """The memories of all clients for the first process, and for the others none."""
+        label, tensors = pack(dict(clients))
+        with self._exchange():
+            labels = self._words(label)
+            size = max(each.size for each in labels)
+            mine = to_buffer(tensors, size, "cpu")
+            buffers = [torch.empty_like(mine) for _ in labels] if self.rank == 0 else None
+            if size:
+                dist.gather(mine, buffers, 0)
+        found = [] if buffers is None else _unpacked(labels, buffers)
+        return {client: memory for each in found for client, memory in each.items()}
+
+    def deal(self, sim: "Simulation", clients: Mapping[int, State]) -> Mapping[int, State]:
+        """One share after the other, so that nobody ever holds more than one that is not its own."""
+        known = torch.tensor(list(clients), dtype=torch.int64)
+        mine: Mapping[int, State] = {}
+        for rank in range(self.world):
+            share = self._share_of(rank, sim, known).tolist() if self.rank == 0 else []
+            given = self.told({client: clients[client] for client in share})
+            mine = given if rank == self.rank else mine
+        return mine
+
+    # Exchanges
+
+    @contextmanager
+    def _exchange(self) -> Iterator[None]:
+        """Whoever fails inside it cannot say so any more; that it is gone is seen by the others."""
+        self._exchanging = True
+        try:
+            yield
+        except RuntimeError as error:
+            raise RankError(
+                f"rank {self.rank}: the exchange with the other processes failed: {_first_line(error)}", 1
+            ) from error
+        self._exchanging = False
+
+    def _words(self, mine: T) -> list[T]:
+        """A word of everybody; raises if it is that somebody has failed."""
+        words: list[Any] = [None] * self.world
+        dist.all_gather_object(words, mine)
+        for rank, word in enumerate(words):
+            if isinstance(word, Failure):
+                raise RankError(f"rank {rank}: {word.message}", word.code)
+        return words
+
+    def _wire(self, specs: Iterator[Spec]) -> str:
+        return "cuda" if self._nccl and any(spec.device == "cuda" for spec in specs) else "cpu"
+
+    def _all_gathered(self, labels: list[Label], tensors: list[Tensor]) -> list[Tensor]:
+        size = max(label.size for label in labels)
+        mine = to_buffer(tensors, size, self._wire(spec for label in labels for spec in label.specs))
+        buffers = [torch.empty_like(mine) for _ in labels]
+        if size:
+            dist.all_gather(buffers, mine)
+        return buffers
+
+    def _added(self, sums: State) -> State:
+        """Sums over all processes, in float64; who has no client in the cohort adds nothing."""
+        with self._exchange():
+            own = flatten(sums)
+            named = self._words({name: spec_of(tensor) for name, tensor in own.items()})
+            specs = {name: spec for each in named for name, spec in each.items()}
+            wire = self._wire(iter(specs.values()))
+            parts = [
+                own[name].reshape(-1).to(wire, torch.float64)
+                if name in own
+                else torch.zeros(torch.Size(spec.shape).numel(), dtype=torch.float64, device=wire)
+                for name, spec in specs.items()
+            ]
+            if not parts:
+                return {}
+            flat = torch.cat(parts)
+            dist.all_reduce(flat)
+            pieces = zip(specs.items(), flat.split([len(part) for part in parts]), strict=True)
+            return unflatten({n: x.clone().reshape(s.shape).to(s.device, s.dtype) for (n, s), x in pieces})
+
+    # Failures
+
+    def _announce(self, failure: Failure) -> None:
+        if not self._exchanging:
+            with suppress(RankError, RuntimeError):
+                self._words(failure)
+
+    def _hear_out(self) -> None:
+        # torchrun ends all processes as soon as one has failed: before the first has spoken, the others stay.
+        if self.rank:
+            with suppress(RuntimeError):
+                self._store.wait([_SAID], LAST_WORDS)
+
+
+def _unpacked(labels: list[Label], buffers: list[Tensor]) -> list[Any]:
+    pairs = zip(labels, buffers, strict=True)
+    return [unpack(label, from_buffer(buffer, label.specs)) for label, buffer in pairs]
+
+
+def _takes_gpu() -> bool:
+    """Take the GPU of this local rank; whether every process of this machine has one of its own."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        return False
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % count)
+    return dist.is_nccl_available() and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= count
+
+
+def _failure(error: Exception) -> Failure:
+    if isinstance(error, StrataError):
+        return Failure(str(error), error.exit_code)
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return Failure(f"{type(error).__name__}: {_first_line(error)} ({where.filename}, line {where.lineno})", 1)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0]
+
+
+def _say(store: Store) -> None:
+    with suppress(RuntimeError):
+        store.set(_SAID, "yes")

@@ -1,0 +1,99 @@
+"""A run of several processes: the first keeps the directory, the others follow it round by round and write nothing."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+
+from stratafl.analysis import Lab
+from stratafl.assemble import simulation_of
+from stratafl.errors import RunError
+from stratafl.execute import Distributed, Matrix, Progress, Simulation, Team
+from stratafl.experiment import Experiment
+from stratafl.measure import Line
+from stratafl.runs import environment
+from stratafl.summary import stop_reason
+from stratafl.trial import Trial
+
+
+@dataclass(frozen=True)
+class Brief:
+    """What the others need to know before the first round."""
+
+    experiment: Experiment
+    identity: dict[str, str]
+    history: list[Line]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the first says after a round: its line, which decides about stopping, and whether it saves."""
+
+    line: Line
+    saved: bool
+
+
+def trial_of(experiment: Experiment, sim: Simulation, team: Team) -> Trial:
+    """The trial of an experiment, by one process or several."""
+    evaluate = experiment.evaluate
+    executor = Matrix() if team.world == 1 else Distributed(team)
+    return Trial(sim, evaluate.every, evaluate.clients, Lab(evaluate.lab), executor)
+
+
+def hand_out(team: Team, experiment: Experiment, sim: Simulation, progress: Progress, history: list[Line]) -> Progress:
+    """Tell the others what they need; what is left to the first is its own share of the memories."""
+    if team.world == 1:
+        return progress
+    team.told(Brief(experiment, environment.identity(sim), history))
+    return _dealt(team, sim, progress)
+
+
+def _dealt(team: Team, sim: Simulation, progress: Progress) -> Progress:
+    told = team.told(replace(progress, clients={}))
+    return replace(told, clients=team.deal(sim, progress.clients))
+
+
+class Follower:
+    """What every process but the first makes of a run; it goes on, and ends, when the first does."""
+
+    def __init__(self, team: Team) -> None:
+        brief: Brief = team.told(Brief(Experiment(), {}, []))
+        self.team, self.experiment = team, brief.experiment
+        self.history, self.notes = list(brief.history), list[str]()
+        self.sim = simulation_of(brief.experiment)
+        for what, mine in environment.identity(self.sim).items():
+            if brief.identity[what] != mine:
+                raise RunError(f"the {what} that it finds is not that of rank 0")
+        self.trial = trial_of(brief.experiment, self.sim, team)
+        self.progress = _dealt(team, self.sim, Progress(0, {}, {}))
+        self._saved = self.progress.t
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.progress.t >= self.trial.rounds or stop_reason(self.history, self.experiment.stop) is not None
+
+    def rounds(self) -> Iterator[Line]:
+        """Go on to the end, as the first process does."""
+        while not self.finished:
+            self.progress, entry = self.trial.round(self.progress)
+            verdict = self.team.told(Verdict(entry.round, False))
+            self.history.append(verdict.line)
+            if verdict.saved:
+                self.save()
+            yield verdict.line
+
+    def save(self) -> None:
+        """Give what a checkpoint needs, unless the last one is of this round."""
+        if self._saved != self.progress.t:
+            self.team.collect(self.progress.clients)
+            self._saved = self.progress.t
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.save()

@@ -1,0 +1,92 @@
+"""One of several processes: every method by all of them and by one alone; the first writes what the difference is."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stratafl.algorithm import Algorithm
+from stratafl.algorithms import (
+    ALGORITHMS,
+    algorithm,
+    fedalp,
+    fedavg30local,
+    fedlag,
+    flayer,
+    heurpfedla,
+    pfedla,
+)
+from stratafl.execute import Distributed, Executor, Matrix, Messages, Simulation
+from stratafl.execute.ranks import Ranks
+from stratafl.layout import Rows
+from stratafl.state import flatten
+from stratafl.testing import Case, difference
+
+ACTING: dict[str, Algorithm] = {  # as in the contract: settings in which the mechanism acts
+    "fedalp": fedalp(groups=2, warmup=1),
+    "fedavg30local": fedavg30local(warmup=2),
+    "fedlag": fedlag(k=2, xi=0.0, warmup=0),
+    "flayer": flayer(s=1),
+    "flayer official": flayer(preset="official"),
+    "heurpfedla": heurpfedla(k=1, hyper_lr=0.5),
+    "pfedla": pfedla(hyper_lr=0.5),
+}
+EVERY = {**{name: algorithm(name) for name in ALGORITHMS}, **ACTING}
+LONELY = 0.2  # of six clients: one, so that the other processes have nothing to do
+
+
+@dataclass
+class Shared:
+    """What a method came to by several processes."""
+
+    sim: Simulation
+    servers: list[Rows]
+    memories: Rows
+    held: list[list[int]]
+
+
+def shared(team: Ranks, method: Algorithm, participation: float, inner: Executor) -> Shared:
+    sim = Case(method, "follow", participation, rounds=3).plain
+    progress = sim.run(Distributed(team, inner))
+    servers = [flatten(server) for server in team.gather(progress.server)]
+    memories = {name: x for each in team.gather(_flat(progress.clients)) for name, x in each.items()}
+    return Shared(sim, servers, memories, team.gather(list(progress.clients)))
+
+
+def compared(found: Shared) -> dict[str, Any]:
+    """How far several processes are from one, and from each other."""
+    alone = found.sim.run(Matrix())
+    return {
+        "server": difference(found.servers[0], flatten(alone.server)),
+        "clients": difference(found.memories, _flat(alone.clients)),
+        "between": max(difference(found.servers[0], server) for server in found.servers),
+        "held": found.held,
+    }
+
+
+def _flat(clients: Any) -> Rows:
+    return {name: x for i, memory in clients.items() for name, x in flatten(memory, f"{i}/").items()}
+
+
+def main(target: str) -> None:
+    torch.set_num_threads(1)
+    team = Ranks.join()
+    with team.together():
+        found = {name: shared(team, method, 0.7, Matrix()) for name, method in EVERY.items()}
+        for name in ("fedper", "fedlag"):
+            found[f"{name}, one at a time"] = shared(team, EVERY[name], LONELY, Matrix())
+            found[f"{name}, messages"] = shared(team, EVERY[name], 0.7, Messages())
+        found["pfedla, chunks"] = shared(team, EVERY["pfedla"], 1.0, Matrix(chunk=2))
+        team.collect({})  # from nobody who has anything
+        mine = {name: compared(found[name]) for name in list(found)[team.rank :: team.world]}
+        gaps = {name: gap for each in team.gather(mine) for name, gap in each.items()}
+        if team.rank == 0:
+            Path(target).write_text(json.dumps(gaps), encoding="utf-8")
+    team.leave()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,257 @@
+"""Several processes are one: the same states, the same lines, one error, on one machine and over a network."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from contextlib import contextmanager, nullcontext
+
+import pytest
+import torch
+from rank_helpers import PATIENCE, STRATA, TORCHRUN, ended, ranks, started
+from rank_worker import EVERY
+from safetensors.torch import load_file
+
+from stratafl.algorithms import fedavg
+from stratafl.cli import run as strata
+from stratafl.cli import running
+from stratafl.errors import RunError
+from stratafl.execute.packing import from_buffer, pack, to_buffer, unpack
+from stratafl.execute.ranks import Ranks, world
+from stratafl.parcel import ColumnMask, Field, LayerMask, Parcel
+from stratafl.testing import Case, difference
+
+SETTINGS = (
+    "model.name=mlp",
+    "model.hidden=[8]",
+    "model.norm=true",
+    "data.clients=7",
+    "data.newcomers=1",
+    "train.batch=40",
+    "run.rounds=30",
+    "run.participation=0.7",
+    "run.checkpoint=1",
+    "evaluate.lab=10",
+)
+RUN = (*STRATA, "run", *(part for setting in SETTINGS for part in ("--set", setting)))
+
+
+def test_every_method_is_the_same_by_two_processes(tmp_path):
+    done = ended(ranks(2, "-m", "rank_worker", tmp_path / "found.json"))
+    assert [each.code for each in done] == [0, 0], done
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert set(EVERY) < set(found)
+    for name, gap in found.items():
+        assert gap["server"] <= 1e-10, name
+        assert gap["clients"] <= 1e-10, name
+        assert gap["between"] == 0, name
+        first, second = map(set, gap["held"])
+        assert not first & second, name
+    assert len(found["local"]["held"][0]) == len(found["local"]["held"][1]) == 3
+    assert sum(map(len, found["fedlag, one at a time"]["held"])) < 6
+
+
+# The command
+
+
+def lines(folder, name):
+    """A journal, without what depends on the clock."""
+    read = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if not key.startswith("seconds.")} for line in read]
+
+
+def assert_same(folder, expected):
+    """The same lines and the same state, up to the order of sums (in float32, which nearly always rounds it away)."""
+    for name in ("rounds", "clients", "layers"):
+        found, wanted = lines(folder, name), lines(expected, name)
+        assert len(found) == len(wanted) > 0
+        for one, other in zip(found, wanted, strict=True):
+            assert set(one) == set(other)
+            for key, value in other.items():
+                close = isinstance(value, float)
+                assert one[key] == (pytest.approx(value, rel=1e-5, abs=1e-6) if close else value), (name, key)
+    states = [load_file(max((f / "checkpoint").glob("[0-9]*")) / "state.safetensors") for f in (folder, expected)]
+    assert difference(*states) <= 1e-5
+    assert any(name.startswith("client/") for name in states[0])
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    (done,) = ended([started([*RUN, "--algorithm", "fedper", "--out", folder])])
+    assert done.code == 0, done
+    return folder
+
+
+def test_torchrun_writes_what_one_process_writes(tmp_path, alone):
+    torchrun = (*TORCHRUN, "--standalone", "--nproc-per-node", 2)
+    (done,) = ended([started([*torchrun, *RUN, "--algorithm", "fedper", "--out", tmp_path / "run"])])
+    assert done.code == 0, done
+    assert done.out.count("fedper") == 1  # the table, once
+    assert_same(tmp_path / "run", alone)
+    assert json.loads((tmp_path / "run" / "environment.json").read_text())["ranks"] == 2
+
+
+def wait_for_rounds(folder, count):
+    latest, journal = time.monotonic() + PATIENCE, folder / "rounds.jsonl"
+    while time.monotonic() < latest and not (journal.exists() and journal.read_bytes().count(b"\n") >= count):
+        time.sleep(0.002)
+
+
+def test_stopped_killed_and_resumed_by_other_numbers_of_processes(tmp_path, alone):
+    folder = tmp_path / "run"
+    processes = ranks(2, *RUN, "--algorithm", "fedper", "--out", folder)
+    wait_for_rounds(folder, 1)
+    processes[1].send_signal(signal.SIGTERM)
+    first, second = ended(processes)
+    assert (first.code, second.code) == (130, 130), (first, second)  # a signal to one of them stops all
+    assert "strata resume" in first.err
+    done = len(lines(folder, "rounds"))
+
+    processes = ranks(3, *STRATA, "resume", folder)
+    wait_for_rounds(folder, done + 1)
+    processes[0].kill()
+    first, *others = ended(processes)
+    assert first.code == -signal.SIGKILL
+    for each in others:  # they noticed, and it is not theirs to say
+        assert (each.code, each.out, each.complaints) == (1, "", [])
+
+    (last,) = ended([started([*STRATA, "resume", folder])])
+    assert last.code == 0, last
+    assert "ranks 2 → 1" in last.err
+    assert_same(folder, alone)
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "says"),
+    [
+        ("refused", 2, "rank 1: no data left"),
+        ("killed", 1, "rank 0: the exchange with the other processes failed"),
+    ],
+)
+def test_one_that_fails_ends_all(tmp_path, how, code, says):
+    failing = (*RUN, "--algorithm", "rank_failing:failing", "--set", f"algorithm.how={how}", "--out", tmp_path / "run")
+    first, second = ended(ranks(2, *failing))
+    assert first.code == code, first
+    assert second.code == (-signal.SIGKILL if how == "killed" else code), second
+    assert (second.out, second.err) == ("", "")
+    assert first.err.startswith(f"strata: {says}")
+    assert first.err.count("\n") == 1
+    assert len(lines(tmp_path / "run", "rounds")) == 1
+
+
+def test_under_torchrun_one_line_says_what_failed(tmp_path):
+    failing = (*RUN, "--algorithm", "rank_failing:failing", "--out", tmp_path / "run")
+    (done,) = ended([started([*TORCHRUN, "--standalone", "--nproc-per-node", 2, *failing])])
+    assert done.code == 1
+    assert [line.partition(" (")[0] for line in done.complaints] == ["rank 1: ValueError: a bug"]
+
+
+def test_a_comparison_is_refused(tmp_path, monkeypatch, capsys):
+    team = Ranks(None, 0, 2, False)
+    monkeypatch.setattr(running, "together", lambda: nullcontext(team))
+    for arguments in (["compare"], ["resume", str(tmp_path)]):
+        (tmp_path / "compare.toml").touch()
+        assert strata(arguments) == 2
+        assert capsys.readouterr().err == (
+            "strata: a comparison is not for 2 ranks of torchrun: start it without, with --jobs\n"
+        )
+
+
+# Over a network
+
+NETWORK = "10.213.77"
+
+
+@contextmanager
+def two_networks():
+    """Two namespaces, joined by a cable, each with an address of its own."""
+    tag = os.getpid()
+    names, ends = [f"strata-{tag}-{side}" for side in "ab"], [f"s{tag}{side}" for side in "ab"]
+
+    def ip(*words):
+        done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise OSError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+
+    made = []
+    try:
+        for name in names:
+            ip("netns", "add", name)
+            made.append(name)
+        ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
+        for number, (name, end) in enumerate(zip(names, ends, strict=True), 1):
+            ip("link", "set", end, "netns", name)
+            ip("-n", name, "address", "add", f"{NETWORK}.{number}/24", "dev", end)
+            ip("-n", name, "link", "set", end, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield list(zip(names, ends, strict=True))
+    finally:
+        for name in made:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def on_a_side(number, name, end, folder):
+    meeting = ("--nnodes", 2, "--node-rank", number, "--nproc-per-node", 1)
+    meeting += ("--master-addr", f"{NETWORK}.1", "--master-port", 29500)
+    out = ("--algorithm", "fedper", "--out", folder / f"side-{number}")
+    where = {"GLOO_SOCKET_IFNAME": end}
+    return started([*TORCHRUN, *meeting, *RUN, *out], where, ("ip", "netns", "exec", name))
+
+
+def test_two_machines_with_addresses_of_their_own(tmp_path, alone):
+    try:
+        with two_networks() as sides:
+            done = ended([on_a_side(number, *side, tmp_path) for number, side in enumerate(sides)])
+    except OSError as error:
+        pytest.skip(f"no network namespaces here: {error}")
+    assert [each.code for each in done] == [0, 0], done
+    assert_same(tmp_path / "side-0", alone)
+    assert not (tmp_path / "side-1").exists()  # only the first writes
+    assert done[1].out == ""
+
+
+# Parts
+
+
+def test_clients_are_dealt_by_size_and_stay_where_they_are():
+    sim = Case(fedavg(), "follow", 1.0, 1).simulation(sizes=(50, 4, 40, 30, 6, 20, 10))
+    shares = [Ranks(None, rank, 3, False).share(sim, torch.tensor([6, 5, 4, 3, 2, 1, 0])) for rank in range(3)]
+    assert [share.tolist() for share in shares] == [[4, 1, 0], [6, 2], [5, 3]]  # 60, 50 and 50 samples
+    assert Ranks(None, 1, 3, False).share(sim, shares[1][:1]).tolist() == shares[1][:1].tolist()
+
+
+def test_values_of_any_kind_are_packed_and_unpacked():
+    parcel = Parcel(
+        {
+            "a": Field({"w": torch.randn(2, 3).expand(4, 2, 3)}, mask=LayerMask(torch.ones(4, 1, dtype=torch.bool))),
+            "b": Field({"w": torch.randn(4, 5)[:, ::2]}, mask=ColumnMask({"w": torch.rand(4, 3) > 0.5})),
+            "c": Field(torch.tensor(3.5, dtype=torch.float64), common=True),
+            "d": Field(torch.empty(0, 2, dtype=torch.int64)),
+        }
+    )
+    label, tensors = pack({"parcel": parcel, "number": 1})
+    buffer = to_buffer(tensors, label.size + 5, "cpu")
+    assert len(buffer) == label.size + 5
+    back = unpack(label, from_buffer(buffer, label.specs))
+    assert back["number"] == 1
+    for name, field in parcel.items():
+        found = back["parcel"][name]
+        assert found.common == field.common
+        assert type(found.mask) is type(field.mask)
+    assert torch.equal(back["parcel"]["a"].rows["w"], parcel["a"].rows["w"])
+    assert torch.equal(back["parcel"]["b"].mask.sent["w"], parcel["b"].mask.sent["w"])
+    assert torch.equal(back["parcel"]["c"].tensor, parcel["c"].tensor)
+    assert back["parcel"]["d"].tensor.shape == (0, 2)
+
+
+def test_what_the_environment_says(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "8")  # some clusters set it for everything
+    assert world() == 1
+    monkeypatch.setenv("RANK", "0")
+    assert world() == 8
+    monkeypatch.setenv("RANK", "first")
+    with pytest.raises(RunError, match="RANK is a whole number that torchrun sets, not 'first'"):
+        world()
