@@ -99,6 +99,7 @@ def wait_for_rounds(folder, count):
         time.sleep(0.002)
 
 
+@pytest.mark.slow
 def test_stopped_killed_and_resumed_by_other_numbers_of_processes(tmp_path, alone):
     folder = tmp_path / "run"
     processes = ranks(2, *RUN, "--algorithm", "fedper", "--out", folder)
@@ -127,7 +128,7 @@ def test_stopped_killed_and_resumed_by_other_numbers_of_processes(tmp_path, alon
     ("how", "code", "says"),
     [
         ("refused", 2, "rank 1: no data left"),
-        ("killed", 1, "rank 0: the exchange with the other processes failed"),
+        pytest.param(*("killed", 1, "rank 0: the exchange with the other processes failed"), marks=pytest.mark.slow),
     ],
 )
 def test_one_that_fails_ends_all(tmp_path, how, code, says):
@@ -141,6 +142,7 @@ def test_one_that_fails_ends_all(tmp_path, how, code, says):
     assert len(lines(tmp_path / "run", "rounds")) == 1
 
 
+@pytest.mark.slow
 def test_under_torchrun_one_line_says_what_failed(tmp_path):
     failing = (*RUN, "--algorithm", "rank_failing:failing", "--out", tmp_path / "run")
     (done,) = ended([started([*TORCHRUN, "--standalone", "--nproc-per-node", 2, *failing])])
@@ -200,6 +202,7 @@ def on_a_side(number, name, end, folder):
     return started([*TORCHRUN, *meeting, *RUN, *out], where, ("ip", "netns", "exec", name))
 
 
+@pytest.mark.slow
 def test_two_machines_with_addresses_of_their_own(tmp_path, alone):
     try:
         with two_networks() as sides:

@@ -19,6 +19,7 @@ from stratafl.errors import unknown
 from stratafl.evaluate import scoreboard
 from stratafl.execute import Matrix, Simulation, simulation
 from stratafl.execute.round import Watch, unwatched
+from stratafl.execute.team import Alone
 from stratafl.layout import Layout
 from stratafl.parcel import Parcel
 from stratafl.policies import SGD
@@ -42,7 +43,7 @@ def method(name: str, batch: int, clients: int) -> Algorithm:
     return ALGORITHMS[name](train=SGD(lr=RATE, batch=batch, shuffle=False), **options.get(name, {}))
 
 
-class Clocked:
+class Clocked(Alone):
     """The matrix executor, with the seconds of every stage."""
 
     def __init__(self, device: torch.device) -> None:
