@@ -62,6 +62,12 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_with_all(refused, argu
         (["check"], "Missing argument 'NAME'"),
         (["compare", "--jobs", "0"], ("--jobs", "greater than or equal to 1")),
         (["bench", "--models", "nosuch"], "unknown model of the bench 'nosuch'"),
+        (["bench", "--methods", "fedavgg"], "unknown method 'fedavgg'; did you mean 'fedavg'?"),
+        (["bench", "--sweep", "cohorts"], "unknown sweep 'cohorts'; did you mean 'cohort'?"),
+        (["bench", "--clients", "0"], "--clients is a whole number from 1, not 0"),
+        (["bench", "--compile", "maybe"], "unknown compile 'maybe'"),
+        (["bench", "--device", "cpu", "--precision", "tf32"], "precision 'tf32' is for GPUs"),
+        (["bench", "--json", "nosuch/speed.json"], "there is no folder 'nosuch'"),
     ],
     ids=" ".join,
 )

@@ -214,3 +214,15 @@ import stratafl
 found = [stratafl.fit.__module__, stratafl.load.__module__]
 """
     assert in_a_new_process(program) == ["stratafl.api", "stratafl.api"]
+
+
+def test_the_bench_does_with_torch_and_numpy_alone():
+    program = f"""
+sys.modules.update(dict.fromkeys({(*HEAVY, "safetensors")!r}))  # as if they were not installed
+from stratafl.bench.__main__ import main
+sys.stdout = sys.stderr
+code = main("--models mlp --methods fedavg,fedper --clients 2 --steps 8 --repeats 1 --device cpu".split())
+sys.stdout = sys.__stdout__
+found = [str(code)]
+"""
+    assert in_a_new_process(program) == ["0"]

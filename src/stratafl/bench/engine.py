@@ -27,7 +27,7 @@ from stratafl.task.speed import Speed
 
 ROUNDS = 1000  # of the run that is timed a few rounds of; decides whether compiling pays
 STEADY = 2  # rounds without a new program or trace, after which the clock may run
-PATIENT = 40.0  # seconds to wait for a first trace, which comes late where steps are long and gain little from it
+PATIENT = 15.0  # seconds to wait for a first trace, which comes late where steps are long and gain little from it
 SERVER = ("download", "fold", "absorb")
 
 

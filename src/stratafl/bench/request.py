@@ -69,6 +69,11 @@ class Request:
         check_precision(self.speed.precision, torch.device(device_of(self.device)))
         if self.sweep is not None and not self._values:
             raise RecordError(f"--largest {self.largest} leaves nothing of the sweep over {self.sweep}")
+        for model in self.models:
+            if not self._workloads(model):
+                raise RecordError(
+                    f"no batch of the sweep is within the {self._samples(model)} samples of a client of {model}"
+                )
 
     def cells(self) -> Iterator[Cell]:
         """The rows: for each model and size, all methods one after the other, on the same data."""
@@ -81,8 +86,11 @@ class Request:
         most = min(self.largest, self.clients) if self.sweep == "cohort" else self.largest
         return [value for value in SWEEPS[self.sweep or ""] if value <= most]
 
+    def _samples(self, model: str) -> int:
+        return (self.steps or subject(model).steps) * self.batch
+
     def _workloads(self, model: str) -> list[Workload]:
-        samples = (self.steps or subject(model).steps) * self.batch
+        samples = self._samples(model)
         cohort = self.clients if self.cohort is None else self.cohort
         usual = Workload(self.clients, cohort, self.batch, samples, self.paper)
         if self.sweep == "clients":

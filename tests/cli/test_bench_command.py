@@ -1,0 +1,44 @@
+"""`strata bench`: a table, a chart, files that are new."""
+
+import json
+
+from cli_helpers import checked_line
+
+from stratafl.bench.request import METHODS, MODELS
+from stratafl.cli.app import bench
+
+QUICK = ("bench", "--models", "mlp", "--clients", 2, "--steps", 8, "--repeats", 1, "--device", "cpu")
+
+
+def test_a_table_a_chart_and_two_files(strata, place):
+    result = strata(*QUICK, "--methods", "fedavg,fedper", "--json", "speed.json", "--svg", "speed.svg")
+    assert result.code == 0
+    assert all(word in result.out for word in ("fedavg", "fedper", "× loop", "█", "torch", "threads"))
+    assert result.err.count("client-step") == 2
+    assert [row["method"] for row in json.loads((place / "speed.json").read_text())["rows"]] == ["fedavg", "fedper"]
+    drawn = (place / "speed.svg").read_text()
+    assert "<svg" in drawn
+    assert "http://cdn" not in drawn.replace("https", "http")
+    for name in ("speed.json", "speed.svg"):
+        before = (place / name).read_bytes()
+        again = strata(*QUICK, f"--{name.partition('.')[2]}", name)
+        assert f"'{name}' exists" in checked_line(again)
+        assert (place / name).read_bytes() == before
+
+
+def test_without_baselines_bars_are_times(strata):
+    result = strata(*QUICK, "--methods", "fedavg", "--no-baselines")
+    assert result.code == 0
+    assert "bars: ms per client-step" in result.out
+
+
+def test_a_size_that_does_not_fit_has_no_figures(strata, monkeypatch):
+    monkeypatch.setattr("stratafl.bench.engine.total_memory", lambda device: 2)
+    result = strata(*QUICK, "--methods", "fedavg")
+    assert result.code == 0
+    assert "–" in result.out
+    assert "not measured" in result.err
+
+
+def test_the_command_has_the_defaults_of_the_bench():
+    assert bench.__defaults__[:2] == (MODELS, METHODS)

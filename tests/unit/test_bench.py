@@ -1,0 +1,219 @@
+"""The bench: what it times is the same work for everybody, and what it says is complete."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from stratafl.bench import engine as engine_file
+from stratafl.bench.__main__ import main
+from stratafl.bench.baselines import BASELINES
+from stratafl.bench.clocks import Seconds, best, forget_peak, median, peak
+from stratafl.bench.engine import EngineRun
+from stratafl.bench.measure import MOST
+from stratafl.bench.request import METHODS, SWEEPS, Request, listed
+from stratafl.bench.session import Book, rows
+from stratafl.bench.words import line
+from stratafl.bench.workload import Subject, Workload, subject
+from stratafl.errors import StrataError
+from stratafl.task.speed import USUAL
+
+CPU = torch.device("cpu")
+SMALL = Subject("mlp", (1, 2, 2), 3, 2, {"hidden": (4,)})
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch):
+    monkeypatch.setattr(engine_file, "PATIENT", 0.0)
+
+
+def test_equal_shares_hold_what_was_asked_for():
+    federation = Workload(clients=5, cohort=5, batch=4, samples=12).federation(SMALL)
+    assert federation.counts("train").tolist() == [12] * 5
+    assert federation.counts("test").tolist() == [4] * 5
+    assert tuple(federation.x.shape[1:]) == SMALL.shape
+
+
+def test_beyond_the_pool_clients_share_samples(monkeypatch):
+    monkeypatch.setattr("stratafl.bench.workload.POOL", 40)
+    federation = Workload(clients=50, cohort=5, batch=4, samples=12).federation(SMALL)
+    assert len(federation.x) == 40
+    assert federation.counts("train").tolist() == [12] * 50
+
+
+def test_the_paper_has_20_clients_and_45_000_training_samples():
+    federation = Workload(clients=20, cohort=20, batch=10, samples=1, paper=True).federation(SMALL)
+    assert 44_600 <= int(federation.counts("train").sum()) <= 45_000
+    assert len(set(federation.counts("train").tolist())) > 10
+
+
+def test_a_model_with_a_vocabulary_gets_tokens():
+    federation = Workload(clients=2, cohort=2, batch=4, samples=8).federation(subject("embedding"))
+    assert federation.x.dtype == torch.int64
+    assert int(federation.x.min()) > 0
+    assert int(federation.x.max()) < 98_635
+
+
+@pytest.mark.parametrize("kind", BASELINES)
+@pytest.mark.parametrize(
+    ("given", "samples"), [(SMALL, 10), (replace(SMALL, options={"norm": True}), 9)], ids=["mlp", "statistics"]
+)
+def test_engine_and_baselines_take_the_same_steps(kind, given, samples):
+    """The last batch is a short one; a BatchNorm refuses a last one of a single sample."""
+    work = Workload(clients=3, cohort=3, batch=4, samples=samples)
+    federation = work.federation(given)
+    run = EngineRun("fedavg", given, work, federation, "cpu", USUAL)
+    loop = kind(run.sim.template, federation, run.cohort.tolist(), 4, run.sim.workshop.smallest_batch, "cpu")
+    loop.once()
+    theirs, ours = loop.models[0].state_dict(), run._progress.server["theta"]
+    start = run.sim.setup.start
+    for name, row in ours.items():
+        torch.testing.assert_close(theirs[name], row.reshape(theirs[name].shape), rtol=1e-4, atol=1e-5)
+        assert not torch.equal(start[name], theirs[name])
+    run.once()
+    loop.once()
+    assert loop.hits == int(run.board["test.deployed"].hits.sum())
+
+
+def test_only_a_cohort_is_trained_and_everybody_evaluated():
+    work = Workload(clients=6, cohort=2, batch=4, samples=8)
+    run = EngineRun("fedper", SMALL, work, work.federation(SMALL), "cpu", USUAL)
+    first = run.cohort.tolist()
+    run.once()
+    assert set(run._progress.clients) == set(first)
+    assert len(run.board["test.deployed"].hits) == 6
+
+
+@pytest.mark.parametrize("name", METHODS.split(","))
+def test_methods_are_timed_in_their_main_phase(name):
+    work = Workload(clients=5, cohort=5, batch=4, samples=8)
+    run = EngineRun(name, SMALL, work, work.federation(SMALL), "cpu", USUAL)
+    rounds = run.warm_up()
+    assert rounds >= engine_file.STEADY
+    assert run._in_main_phase
+    took = run.once()
+    assert min(took.train, took.server, took.evaluate) > 0
+
+
+def test_warming_up_ends_when_steps_are_traced(monkeypatch):
+    monkeypatch.setattr(engine_file, "PATIENT", 60.0)
+    work = Workload(clients=2, cohort=2, batch=4, samples=64)
+    run = EngineRun("fedavg", SMALL, work, work.federation(SMALL), "cpu", USUAL)
+    assert run.kept == 0
+    run.warm_up()
+    assert run.kept == 1
+
+
+def test_best_and_median_of_rounds():
+    rounds = [Seconds(3, 1, 5), Seconds(1, 2, 9), Seconds(2, 9, 7)]
+    assert best(rounds) == Seconds(1, 2, 5)
+    assert median(rounds) == Seconds(2, 2, 7)
+    assert best(rounds).table() == {"train": 1, "server": 2, "evaluate": 5, "round": 3}
+
+
+def test_the_peak_is_of_what_came_since():
+    forget_peak(CPU)
+    before = peak(CPU)
+    block = torch.ones(64 * 2**20 // 4)
+    assert peak(CPU) >= before + 50 * 2**20
+    del block
+
+
+def request(**options):
+    return Request(**{"models": ("mlp",), "methods": ("fedavg",), "repeats": 1, "steps": 1, **options})
+
+
+def test_a_row_says_everything():
+    first, second = rows(request(methods=("fedavg", "fedper"), clients=3))
+    for row in (first, second):
+        assert set(row["engine"]["best"]) == {"train", "server", "evaluate", "round"}
+        assert row["engine"]["first_round"] > 0
+        assert row["engine"]["peak_memory"] > 2**20
+        assert set(row["ratios"]) == {"loop", "loader"}
+        assert row["client_steps"] == 3
+    assert (first["baselines_beside"], second["baselines_beside"]) == (True, False)
+    assert first["baselines"] == second["baselines"]
+    assert all(word in line(first) for word in ("mlp", "fedavg", "first", "train", "server", "evaluate", "loop"))
+    json.dumps([first, second])
+
+
+def test_without_baselines_there_is_nothing_to_compare_with():
+    (row,) = rows(request(clients=2, baselines=False))
+    assert row["ratios"] == row["baselines"] == {}
+
+
+def test_of_many_clients_a_baseline_times_some(monkeypatch):
+    monkeypatch.setattr("stratafl.bench.measure.MOST", 2)
+    (row,) = rows(request(clients=8))
+    loop = row["baselines"]["loop"]
+    assert loop["clients_timed"] == 2 < MOST
+    assert loop["ms_per_client_step"] == pytest.approx(1e3 * loop["best"]["round"] / 8)
+
+
+def test_what_does_not_fit_into_memory_is_said_and_the_rest_goes_on(monkeypatch):
+    monkeypatch.setattr(engine_file, "total_memory", lambda device: 2)
+    (row,) = rows(request(clients=2))
+    assert "bytes" in row["refused"]
+    assert "not measured" in line(row)
+
+
+def sizes(**options):
+    return [(c.workload.clients, c.workload.cohort, c.workload.batch) for c in request(**options).cells()]
+
+
+def test_sweeps():
+    assert sizes(sweep="clients", largest=1000) == [(20, 20, 10), (100, 100, 10), (1000, 1000, 10)]
+    assert sizes(sweep="clients", largest=1000, cohort=50) == [(20, 20, 10), (100, 50, 10), (1000, 50, 10)]
+    assert sizes(sweep="cohort", clients=100) == [(100, c, 10) for c in (1, 5, 20, 100)]
+    assert sizes(sweep="batch", steps=5) == [(20, 20, b) for b in (5, 10, 20, 50)]
+    assert SWEEPS["clients"] == (20, 100, 1_000, 10_000)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"models": ("mpl",)}, "unknown model of the bench 'mpl'; did you mean 'mlp'?"),
+        ({"methods": ("fedavgg",)}, "unknown method 'fedavgg'; did you mean 'fedavg'?"),
+        ({"sweep": "client"}, "unknown sweep 'client'; did you mean 'clients'?"),
+        ({"sweep": "clients", "largest": 3}, "--largest 3 leaves nothing of the sweep over clients"),
+        ({"sweep": "batch", "batch": 1}, "no batch of the sweep is within the 1 samples of a client of mlp"),
+        ({"clients": 0}, "--clients is a whole number from 1, not 0"),
+        ({"cohort": 21}, "--cohort is from 1 to 20, the clients, not 21"),
+        ({"paper": True}, "leave out --steps 1"),
+    ],
+)
+def test_what_cannot_be_asked_for(options, says):
+    with pytest.raises(StrataError, match=re.escape(says)):
+        request(**options)
+
+
+def test_names_by_comma():
+    assert listed(" a, b,,a ", "models") == ("a", "b")
+    with pytest.raises(StrataError, match="--models is a list of names by comma, not ','"):
+        listed(",", "models")
+
+
+def test_the_file_is_complete_after_every_row(tmp_path):
+    book = Book(tmp_path / "speed.json", {"torch": "2"})
+    book.add({"model": "mlp"})
+    assert json.loads((tmp_path / "speed.json").read_text()) == {"machine": {"torch": "2"}, "rows": [{"model": "mlp"}]}
+    assert [path.name for path in tmp_path.iterdir()] == ["speed.json"]
+
+
+def test_the_plain_command(tmp_path, capsys):
+    path = tmp_path / "speed.json"
+    words = ["--models", "mlp", "--methods", "local", "--clients", "2", "--steps", "1", "--repeats", "1"]
+    assert main([*words, "--device", "cpu", "--json", str(path)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    found = json.loads(path.read_text())
+    assert found["machine"]["torch"] == torch.__version__
+    assert "command" in found["machine"]
+    assert main([*words, "--json", str(path)]) == 2
+    assert "exists" in capsys.readouterr().err
+    assert main([*words, "--json", str(tmp_path / "nosuch" / "x.json")]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["--nosuch"])
+    assert capsys.readouterr().err == "strata bench: unrecognized arguments: --nosuch\n"
