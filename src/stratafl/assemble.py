@@ -125,6 +125,8 @@ def simulation_of(experiment: Experiment) -> Simulation:
         device=run.device,
         engine=typing.cast(Any, run.engine),
         memory=run.memory,
+        store=typing.cast(Any, run.store),
+        saved=True,
         newcomers=experiment.data.newcomers,
     )
     chunk_size(made, 1)  # a limit that not even one client fits under is refused here

@@ -92,7 +92,12 @@ class RunTable:
     granularity: str = setting("module", "what counts as a layer", among=("tensor", "module", "block"))
     device: str = setting("auto", "`auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1` …")
     engine: str = setting("auto", "all clients in one step, or client by client", among=("auto", "stacked", "loop"))
-    memory: int | None = setting(None, "bytes that clients at work may take together", least=1)
+    memory: int | None = setting(None, "what the run may take: bytes, or a size such as `8GB` or `500MiB`", size=True)
+    store: str = setting(
+        "auto",
+        "where clients' memories are kept between rounds; `auto`: by size",
+        among=("auto", "device", "ram", "disk"),
+    )
     checkpoint: int = setting(0, "rounds between checkpoints; 0: as often as takes 5 % of the time", least=0)
 
 

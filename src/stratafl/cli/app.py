@@ -21,6 +21,7 @@ Rounds = Annotated[int | None, typer.Option("--rounds", "-r", metavar="N", help=
 Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of everything random.")]
 Device = Annotated[str | None, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda, cuda:1 …")]
 Engine = Annotated[str | None, typer.Option("--engine", metavar="NAME", help="auto, stacked or loop.")]
+Memory = Annotated[str | None, typer.Option("--memory", metavar="SIZE", help="What a run may take, as 8GB or 500MB.")]
 Model = Annotated[str | None, typer.Option("--model", "-m", metavar="NAME", help="Of the list, or module:Class.")]
 Data = Annotated[str | None, typer.Option("--data", "-d", metavar="NAME", help="Of the list, or FILE.npz.")]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Processes that share the runs.")]
@@ -31,6 +32,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="For programs instead of pe
 def _shortcuts(**values: object) -> list[str]:
     """Options that are short for a setting."""
     keys = {"seed": "run.seed", "device": "run.device", "engine": "run.engine", "rounds": "run.rounds"}
+    keys |= {"memory": "run.memory"}
     keys |= {"lab": "evaluate.lab", "model": "model.name", "data": "data.name", "algorithm": "algorithm.name"}
     return [f"{keys[name]}={value}" for name, value in values.items() if value is not None]
 
@@ -57,14 +59,14 @@ def run(
     seed: Seed = None,
     device: Device = None,
     engine: Engine = None,
+    memory: Memory = None,
     lab: Look = None,
 ) -> int:
     """Run one method, in a directory that can be resumed and read."""
     from stratafl.cli import running
 
-    short = _shortcuts(
-        algorithm=algorithm, model=model, data=data, rounds=rounds, seed=seed, device=device, engine=engine, lab=lab
-    )
+    short = _shortcuts(model=model, data=data, rounds=rounds, seed=seed, device=device, engine=engine, lab=lab)
+    short += _shortcuts(algorithm=algorithm, memory=memory)
     return running.start(config, [*short, *(settings or [])], out)
 
 
@@ -86,6 +88,7 @@ def compare(
     seed: Seed = None,
     device: Device = None,
     engine: Engine = None,
+    memory: Memory = None,
     lab: Look = None,
     jobs: Jobs = 1,
 ) -> int:
@@ -93,6 +96,7 @@ def compare(
     from stratafl.cli import running
 
     short = _shortcuts(model=model, data=data, rounds=rounds, seed=seed, device=device, engine=engine, lab=lab)
+    short += _shortcuts(memory=memory)
     methods = [name.strip() for name in algorithms.split(",") if name.strip()]
     return running.compare(config, [*short, *(settings or [])], methods, seeds, out, jobs)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from stratafl.errors import MemoryLimitError, RecordError
+from stratafl.execute.memory import device_memory
 from stratafl.execute.round import Watch, unwatched
 from stratafl.layout import Layout
 from stratafl.parcel import Parcel
@@ -40,10 +41,10 @@ class Matrix:
 
 
 def chunk_size(sim: "Simulation", cohort: int) -> int:
-    """How many clients fit under the memory limit."""
-    if sim.memory is None:
-        return cohort
-    one = sim.client_bytes
-    if one > sim.memory:
-        raise MemoryLimitError(f"one client at work takes about {one:,} bytes, the limit is {sim.memory:,}: raise it")
-    return min(cohort, sim.memory // one)
+    """How many clients fit under the memory limit, or without one into half of what there is."""
+    one, limit = sim.client_bytes, sim.memory
+    if limit is None:
+        return min(cohort, max(1, device_memory(sim.workshop.device) // 2 // one))
+    if one > limit:
+        raise MemoryLimitError(f"one client at work takes about {one:,} bytes, the limit leaves {limit:,}: raise it")
+    return min(cohort, limit // one)

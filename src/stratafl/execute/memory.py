@@ -1,8 +1,13 @@
-"""How much memory one client at work takes, found out by taking one step and counting what it keeps."""
+"""How much memory there is, and how much of it one client at work takes."""
+
+import os
+import resource
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from stratafl.errors import MemoryLimitError
 from stratafl.objectives import Batch, default_objective
 from stratafl.task import Workshop
 
@@ -32,3 +37,35 @@ def client_bytes(workshop: Workshop, batch: int) -> int:
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         default_objective(workshop.federation.classes)(net, row, {}, Batch(x, y, weight), {}, {})
     return COPIES * columns + saved
+
+
+def room(limit: int | None, device: torch.device) -> int | None:
+    """What a limit leaves, beside what is there already: libraries and data, in RAM or on the GPU."""
+    if limit is None:
+        return None
+    there = resident() if device.type != "cuda" else torch.cuda.memory_allocated(device)
+    if there >= limit:
+        raise MemoryLimitError(f"data and libraries take {there:,} bytes before a client works, the limit is {limit:,}")
+    return limit - there
+
+
+def ram() -> int:
+    """The RAM of this machine, or what of it this process may have."""
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(whole, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):  # no such group, or no limit in it
+        return whole
+
+
+def device_memory(device: torch.device) -> int:
+    """The memory of a device."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else ram()
+
+
+def resident() -> int:
+    """What of this process is in RAM now."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:  # no Linux: the most that it ever was
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from stratafl.algorithm import Round, Total
 from stratafl.errors import DataError, MemoryLimitError
+from stratafl.execute.clients import Clients
 from stratafl.layout import Layout, Rows
 from stratafl.parcel import Bytes, Parcel, count_bytes
-from stratafl.state import State, apply, pick, rows_of
+from stratafl.state import State, rows_of
 
 if TYPE_CHECKING:
     from stratafl.execute.simulation import Simulation
@@ -63,19 +64,19 @@ def run_round(
     executor: Executor,
     rnd: Round,
     server: State,
-    clients: Mapping[int, State],
+    clients: Clients,
     ids: Tensor,
     examine: Examiner | None = None,
     watched: bool = False,
-) -> tuple[State, dict[int, State], Report]:
-    """The server's next state, the memories that changed, and what it cost; nothing given is written to.
+) -> tuple[State, Clients, Report]:
+    """The server's next state, the clients' next memories, and what it cost; nothing given is written to.
 
     `examine` is shown each group's models as received and right after training, which nobody keeps.
     """
     if len(ids) == 0:
         raise DataError("the cohort is empty: a round needs at least one client")
     algorithm, layout = sim.algorithm, rnd.layout
-    total, changed, notes = Total(), dict[int, State](), list[tuple[int, Mapping[str, Tensor]]]()
+    total, kept, notes = Total(), clients, list[tuple[int, Mapping[str, Tensor]]]()
     weights: list[tuple[Bytes, Bytes]] = []
     served = 0.0
     begin = time.perf_counter()
@@ -100,14 +101,14 @@ def run_round(
         with executor.stage("fold", group, layout) as watch:
             total = algorithm.fold(rnd, server, total, executor.carry(upload, layout), group)
         served += time.perf_counter() - paused
-        changed |= {i: _row(memory, c) for c, i in enumerate(group.tolist())}
+        kept = kept.updated(group.tolist(), memory)  # group by group, so that no cohort is held in RAM
     paused = time.perf_counter()
     with executor.stage("absorb", ids, layout) as watch:
         server = algorithm.absorb(rnd, server, total)
         watch(server)
     served += time.perf_counter() - paused
     down, up = (sum(side[1:], side[0]) for side in zip(*weights, strict=True))
-    return server, changed, Report(ids, down, up, _joined(notes), time.perf_counter() - begin - served, served)
+    return server, kept, Report(ids, down, up, _joined(notes), time.perf_counter() - begin - served, served)
 
 
 def _joined(notes: list[tuple[int, Mapping[str, Tensor]]]) -> State:
@@ -117,11 +118,6 @@ def _joined(notes: list[tuple[int, Mapping[str, Tensor]]]) -> State:
         name: torch.cat([note[name] if name in note else one.new_zeros(size, *one.shape[1:]) for size, note in notes])
         for name, one in like.items()
     }
-
-
-def _row(memory: State, index: int) -> State:
-    # A copy: a view would keep the rows of the whole group alive.
-    return {name: apply(Tensor.clone, value) for name, value in pick(memory, index).items()}
 
 
 def _check_rows(sim: "Simulation", upload: Bytes, group: int, cohort: int) -> None:
