@@ -16,9 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from io import FileIO
 from pathlib import Path
-from typing import BinaryIO, cast
 
 import numpy as np
 import torch
@@ -55,9 +53,9 @@ class Format:
         self.size = sum(part.bytes for part in self.parts)
         self._sum = zlib.crc32(repr(self.parts).encode())
 
-    def sum(self, data: bytes, client: int) -> int:
-        """A checksum that also tells records of other clients and other layouts apart."""
-        return zlib.crc32(data, zlib.crc32(b"%d" % client, self._sum))
+    def sum(self, data: bytes) -> int:
+        """A checksum, another one where tensors are laid out in another way."""
+        return zlib.crc32(data, self._sum)
 
     def encode(self, memory: State) -> bytes:
         """A memory as bytes."""
@@ -127,11 +125,11 @@ class RecordFile:
         self._end = 0
 
     @cached_property
-    def _file(self) -> BinaryIO:
+    def _handle(self) -> int:
         with _explained("open", self.path):
-            if not self._named:
-                return cast(BinaryIO, tempfile.TemporaryFile(buffering=0))
-            return cast(BinaryIO, _opened(self.path, self._writable))
+            handle = _opened(self.path, self._writable) if self._named else _nameless()
+        weakref.finalize(self, os.close, handle)
+        return handle
 
     def register(self, index: Index) -> None:
         """Keep the records that an index refers to, for as long as somebody has it."""
@@ -143,18 +141,18 @@ class RecordFile:
         slots = self._taken(len(records))
         with _explained("write", self.path):
             for slot, data in zip(slots, records, strict=True):
-                _write_all(self._file.fileno(), data, slot * self.size)
+                _write_all(self._handle, data, slot * self.size)
         return slots
 
     def read(self, slot: int) -> bytes:
         """The bytes in a slot; fewer where the file was cut."""
         with _explained("read", self.path):
-            return os.pread(self._file.fileno(), self.size, slot * self.size)
+            return os.pread(self._handle, self.size, slot * self.size)
 
     def sync(self) -> None:
         """Make sure that all of it is on the disk."""
         with _explained("write", self.path):
-            os.fsync(self._file.fileno())
+            os.fsync(self._handle)
 
     def _taken(self, count: int) -> list[int]:
         # What was free stays free until it is taken: only when nothing is left is it worth looking again.
@@ -185,7 +183,7 @@ class OnDisk(Clients):
         """The next version, in slots that nobody refers to."""
         memory = moved(memory, torch.device("cpu"))
         records = [self._format.encode(pick(memory, c)) for c in range(len(ids))]
-        sums = [self._format.sum(data, client) for data, client in zip(records, ids, strict=True)]
+        sums = [self._format.sum(data) for data in records]
         return OnDisk(self._file, self._format, self._index.changed(ids, self._file.write(records), sums))
 
     def tensors(self) -> Rows:
@@ -223,22 +221,29 @@ class OnDisk(Clients):
         data = self._file.read(int(self._index.slots[client]))
         if len(data) < self._format.size:
             raise DamagedError(f"'{self._file.path}' was cut: the memory of client {client} is not in it any more")
-        if self._format.sum(data, client) != self._index.sums[client]:
+        if self._format.sum(data) != self._index.sums[client]:
             raise DamagedError(
                 f"the memory of client {client} in '{self._file.path}' is damaged or written over: wrong checksum"
             )
         return data
 
 
-def _opened(path: Path, writable: bool) -> FileIO:
-    if writable and not path.exists():
-        path.touch()
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # a checkpoint must not survive a power cut that the file's name does not
-        finally:
-            os.close(folder)
-    return path.open("rb+" if writable else "rb", buffering=0)
+def _opened(path: Path, writable: bool) -> int:
+    if not writable:
+        return os.open(path, os.O_RDONLY)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # a checkpoint must not survive a power cut that the file's name does not
+    finally:
+        os.close(folder)
+    return handle
+
+
+def _nameless() -> int:
+    handle, name = tempfile.mkstemp(prefix="memories-")
+    os.unlink(name)
+    return handle
 
 
 def _write_all(handle: int, data: bytes, position: int) -> None:
