@@ -59,9 +59,9 @@ def work(folder: Path, data: Path, clients: int, rounds: int, memory: str, store
     with run:
         rounds_left = run.rounds()
         for _ in sys.stdin:
-            begin = time.perf_counter()
-            next(rounds_left)
-            print(time.perf_counter() - begin, flush=True)  # training, evaluation and checkpoint
+            begin, busy = time.perf_counter(), time.process_time()
+            next(rounds_left)  # training, evaluation and checkpoint
+            print(time.perf_counter() - begin, time.process_time() - busy, flush=True)
             if run.finished:
                 break
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -83,7 +83,7 @@ def in_turns(processes: "list[subprocess.Popen[str]]", rounds: int) -> list[dict
         for process, mine in zip(processes, seconds, strict=True):
             process.stdin.write("\n")
             process.stdin.flush()
-            mine.append(float(process.stdout.readline()))
+            mine.append(tuple(map(float, process.stdout.readline().split())))
     found = [json.loads(process.stdout.readline()) for process in processes]
     assert [process.wait() for process in processes] == [0] * len(processes)
     return [{"start": a, "seconds": b, **c} for a, b, c in zip(starts, seconds, found, strict=True)]
@@ -91,7 +91,7 @@ def in_turns(processes: "list[subprocess.Popen[str]]", rounds: int) -> list[dict
 
 def show(clients: int, took: dict, folder: Path) -> float:
     """One line; the median of the seconds."""
-    steady = took["seconds"][WARM_UP:]
+    steady, busy = zip(*took["seconds"][WARM_UP:], strict=True)
     median = statistics.median(steady)
     size = {path.name: sum(f.stat().st_size for f in path.rglob("*") if f.is_file()) for path in folder.iterdir()}
     size |= {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
@@ -99,7 +99,7 @@ def show(clients: int, took: dict, folder: Path) -> float:
     touched = len(stored(folder)[1].clients)
     print(
         f"{clients:6,} clients: start {took['start']:.1f} s; a round {median:.2f} s median, {min(steady):.2f} best, "
-        f"{statistics.fmean(steady):.2f} mean of {len(steady)}; peak {took['peak'] / 1e6:,.0f} MB; memories in "
+        f"{statistics.fmean(steady):.2f} mean of {len(steady)}, {statistics.median(busy):.2f} s of both cores together; peak {took['peak'] / 1e6:,.0f} MB; memories in "
         f"{took['store']}: {touched:,} clients × {took['memory']:,} bytes = {touched * took['memory'] / 1e6:.1f} MB, "
         f"on disk {kept / 1e6:.1f} MB"
     )

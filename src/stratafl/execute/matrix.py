@@ -41,10 +41,18 @@ class Matrix:
 
 
 def chunk_size(sim: "Simulation", cohort: int) -> int:
-    """How many clients fit under the memory limit, or without one into half of what there is."""
+    """How many clients at work fit under the memory limit, or without one into half of what there is."""
     one, limit = sim.client_bytes, sim.memory
-    if limit is None:
-        return min(cohort, max(1, device_memory(sim.workshop.device) // 2 // one))
-    if one > limit:
+    if limit is not None and one > limit:
         raise MemoryLimitError(f"one client at work takes about {one:,} bytes, the limit leaves {limit:,}: raise it")
-    return min(cohort, limit // one)
+    return min(cohort, _fitting(sim, one))
+
+
+def visit_size(sim: "Simulation", clients: int) -> int:
+    """How many clients are evaluated at once; one always is."""
+    return max(1, min(clients, _fitting(sim, sim.visitor_bytes)))
+
+
+def _fitting(sim: "Simulation", one: int) -> int:
+    limit = device_memory(sim.workshop.device) // 2 if sim.memory is None else sim.memory
+    return max(1, limit // one)

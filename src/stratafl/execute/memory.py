@@ -10,15 +10,32 @@ from torch import Tensor
 from stratafl.errors import MemoryLimitError
 from stratafl.objectives import Batch, default_objective
 from stratafl.task import Workshop
+from stratafl.task.task import EVALUATION_BATCH
 
 COPIES = 6  # row, gradient, velocity, edited gradient, the memory before and after the round
+MOMENTUM = 4  # more of them, where the velocity of one step becomes that of the next
 
 
-def client_bytes(workshop: Workshop, batch: int) -> int:
-    """Columns in all their copies, plus what a step saves for its backward pass (at a batch of `batch` samples)."""
-    layout, model = workshop.layout, workshop.engine.model
+def client_bytes(workshop: Workshop, batch: int, momentum: bool = False) -> int:
+    """At work: columns in all their copies, plus what a step of `batch` samples saves for its backward pass."""
+    return (COPIES + MOMENTUM * momentum) * _column_bytes(workshop) + _saved_bytes(workshop, batch)
+
+
+def visitor_bytes(workshop: Workshop) -> int:
+    """Being evaluated: a forward pass holds at most about half of what a step of so many samples would save."""
+    held_out = max(int(workshop.federation.counts(split).max()) for split in ("validation", "test"))
+    width = min(EVALUATION_BATCH, held_out)
+    return COPIES * _column_bytes(workshop) + (_saved_bytes(workshop, width) // 2 if width else 0)
+
+
+def _column_bytes(workshop: Workshop) -> int:
     size = torch.empty((), dtype=workshop.dtype).element_size()
-    columns = sum(spec.size for spec in layout.specs.values()) * size
+    return sum(spec.size for spec in workshop.layout.specs.values()) * size
+
+
+def _saved_bytes(workshop: Workshop, batch: int) -> int:
+    """What one step of one client saves, found out by taking it."""
+    layout, model = workshop.layout, workshop.engine.model
     saved = 0
 
     def count(tensor: Tensor) -> Tensor:
@@ -36,7 +53,7 @@ def client_bytes(workshop: Workshop, batch: int) -> int:
     net = model.net(row, {}, model.modes(layout.trainable()), weight, key)
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         default_objective(workshop.federation.classes)(net, row, {}, Batch(x, y, weight), {}, {})
-    return COPIES * columns + saved
+    return saved
 
 
 def room(limit: int | None, device: torch.device) -> int | None:

@@ -18,7 +18,7 @@ from stratafl.describe import columns, describe
 from stratafl.errors import DataError, ModelError, RecordError
 from stratafl.execute.clients import Clients, InMemory
 from stratafl.execute.devices import device_of
-from stratafl.execute.memory import client_bytes, room
+from stratafl.execute.memory import client_bytes, room, visitor_bytes
 from stratafl.execute.records import Format, Index, OnDisk, RecordFile
 from stratafl.execute.round import Examiner, Executor, Report, run_round
 from stratafl.execute.store import Store, chosen
@@ -65,7 +65,13 @@ class Simulation:
     @cached_property
     def client_bytes(self) -> int:
         """About what one client at work takes."""
-        return client_bytes(self.workshop, self.algorithm.batch)
+        momentum = any(getattr(step, "momentum", 0) for step in self.algorithm.steps)
+        return client_bytes(self.workshop, self.algorithm.batch, momentum)
+
+    @cached_property
+    def visitor_bytes(self) -> int:
+        """About what one client takes while it is evaluated, which may include tuning a copy."""
+        return max(self.client_bytes, visitor_bytes(self.workshop))
 
     @property
     def newcomers(self) -> Tensor:
