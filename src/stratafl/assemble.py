@@ -138,6 +138,8 @@ def simulation_of(experiment: Experiment, tuning: Mapping[str, Any] | None = Non
         engine=typing.cast(Any, run.engine),
         speed=_speed(run, tuning or {}),
         memory=run.memory,
+        store=typing.cast(Any, run.store),
+        saved=True,
         newcomers=experiment.data.newcomers,
     )
     chunk_size(made, 1)  # a limit that not even one client fits under is refused here

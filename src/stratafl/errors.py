@@ -8,7 +8,8 @@ StrataError                exit code 2
 ├── ModelError             a module that does not fit the data or the method
 ├── WireError              bytes or parcels that are not what was agreed
 ├── RunError               a run directory that cannot be written, read or continued
-│   └── BusyError          … because another process is at work in it
+│   ├── BusyError          … because another process is at work in it
+│   └── DamagedError       … because it is not what was written
 ├── RankError              another process of the same run failed (exit code: its own)
 ├── MemoryLimitError       a computation that needs more memory than it was given
 ├── StageError             a failure inside a round, with stage, client and layer
@@ -55,6 +56,10 @@ class RunError(StrataError):
 
 class BusyError(RunError):
     """A run directory that another process is at work in."""
+
+
+class DamagedError(RunError):
+    """A checkpoint, or a record on disk, that is not what was written."""
 
 
 class RankError(StrataError):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stratafl.algorithm import Round
-from stratafl.execute.matrix import chunk_size
+from stratafl.execute.matrix import visit_size
 from stratafl.execute.simulation import Progress, Simulation
 from stratafl.execute.team import Team, places
 from stratafl.layout import Rows
@@ -93,7 +93,9 @@ def newcomers(sim: Simulation, progress: Progress, splits: Sequence[str], ids: T
 
 def score_trained(sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, splits: Sequence[str]) -> Board:
     """Scores of models right after training, as `Simulation.round(examine=…)` shows them."""
-    return {f"{split}.trained": _score(sim, rnd, rows, ids, split) for split in splits}
+    size = visit_size(sim, len(ids))
+    parts = [({n: x[at : at + size] for n, x in rows.items()}, ids[at : at + size]) for at in range(0, len(ids), size)]
+    return joined([{f"{split}.trained": _score(sim, rnd, some, who, split) for split in splits} for some, who in parts])
 
 
 def state_dict(sim: Simulation, progress: Progress, client: int) -> dict[str, Tensor]:
@@ -140,7 +142,7 @@ def _visits(sim: Simulation, progress: Progress, ids: Tensor, new: bool = False)
     """Visits to as many clients at a time as memory allows."""
     rnd, algorithm = sim.at(progress.t), sim.algorithm
     serve = algorithm.admit if new else algorithm.download
-    for group in ids.split(chunk_size(sim, len(ids))):
+    for group in ids.split(visit_size(sim, len(ids))):
         task = sim.task(group, rnd)
         memory = sim.memories({} if new else progress.clients, group)
         desk = algorithm.receive(rnd, memory, serve(rnd, progress.server, group), task)

@@ -100,7 +100,12 @@ class RunTable:
     convolutions: str = setting(
         "auto", "as products of shifted slices, or stock; `auto`: on a GPU as measured", among=CONVOLUTIONS
     )
-    memory: int | None = setting(None, "bytes that clients at work may take together", least=1)
+    memory: int | None = setting(None, "what the run may take: bytes, or a size such as `8GB` or `500MiB`", size=True)
+    store: str = setting(
+        "auto",
+        "where clients' memories are kept between rounds; `auto`: by size",
+        among=("auto", "device", "ram", "disk"),
+    )
     checkpoint: int = setting(0, "rounds between checkpoints; 0: as often as takes 5 % of the time", least=0)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import operator
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -19,13 +20,17 @@ _LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "below": ("below", operator.lt),
 }
 _WORDS = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
+_UNITS = {"": 1, "b": 1} | {
+    f"{letter}{i}b": base**power for power, letter in enumerate("kmgt", 1) for i, base in (("", 1000), ("i", 1024))
+}
+_SIZE = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})\s*", re.IGNORECASE)
 OPTIONS = "options"  # the field of a table that takes the keys it does not know itself
 
 
 def setting(default: Any, says: str, **limits: Any) -> Any:
-    """A key with its default, what it says, and limits: `least`, `most`, `above`, `below`, `among`, or `named`.
+    """A key with its default, what it says, and limits: `least`, `most`, `above`, `below`, `among`, `named` or `size`.
 
-    What is `named` is among the given names or a path `package.module:name`.
+    What is `named` is among the given names or a path `package.module:name`; a `size` may be written with its unit.
     """
     return field(default=default, metadata={"says": says, **limits})
 
@@ -67,12 +72,23 @@ def checked(key: str, hint: Any, value: Any, limits: Mapping[str, Any] | None = 
     kinds = tuple(typing.get_origin(kind) or kind for kind in (typing.get_args(hint) if union else (hint,)))
     if value is None and type(None) in kinds:
         return None
+    if limits and limits.get("size"):
+        return _bytes(key, value)
     if isinstance(value, int) and not isinstance(value, bool) and float in kinds and int not in kinds:
         value = float(value)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         raise RecordError(f"{key} is {_WORDS.get(kinds[0], f'a {kinds[0].__name__}')}, not {value!r}")
     _check_limits(key, value, limits or {})
     return value
+
+
+def _bytes(key: str, value: Any) -> int:
+    """A size in bytes, from a whole number or a text with a unit."""
+    found = _SIZE.fullmatch(str(value)) if isinstance(value, str | int) and not isinstance(value, bool) else None
+    size = int(float(found[1]) * _UNITS[found[2].lower()]) if found else 0
+    if size < 1:
+        raise RecordError(f"{key} is a size such as 8GB, 500MB, 1.5GiB or a number of bytes, not {value!r}")
+    return size
 
 
 def documented(tables: Mapping[str, type[Any]]) -> str:

@@ -108,6 +108,11 @@ def clone(state: Mapping[str, Value]) -> State:
     return {name: apply(Tensor.clone, value) for name, value in state.items()}
 
 
+def moved(state: Mapping[str, Value], device: torch.device) -> State:
+    """The state on a device; what is there already is not copied."""
+    return {name: apply(lambda x: x.to(device), value) for name, value in state.items()}
+
+
 def expand(rows: Mapping[str, Tensor], count: int) -> Rows:
     """One row, seen `count` times without a copy."""
     return {name: block.expand(count, *block.shape) for name, block in rows.items()}

@@ -23,8 +23,10 @@ from safetensors.torch import load_file
 from stratafl import trial
 from stratafl.cli import run as command
 from stratafl.execute import Simulation
-from stratafl.runs import Run, checkpoint
+from stratafl.execute.records import OnDisk, RecordFile
+from stratafl.runs import Run, checkpoint, stored
 from stratafl.runs.files import Journal
+from stratafl.state import flatten
 
 PATIENCE = 60  # seconds until a child that nobody killed ends
 MOMENTS: dict[str, tuple[Any, str]] = {
@@ -33,10 +35,20 @@ MOMENTS: dict[str, tuple[Any, str]] = {
     "saving": (checkpoint, "save"),
     "creating": (Run, "create"),
     "opening": (Run, "open"),
+    "keeping": (OnDisk, "updated"),
+    "settling": (RecordFile, "sync"),
 }
 EACH = 7  # kills inside each kind of moment
 DELAYS = {"training": 0.04, "evaluation": 0.01, "saving": 0.004}  # up to so many seconds after the moment began
-OPERATIONS = ("mkdir", "fsync", "rename", "replace", "unlink", "rmdir")  # of `os`: between two of them a kill may fall
+OPERATIONS = (
+    "mkdir",
+    "fsync",
+    "rename",
+    "replace",
+    "unlink",
+    "rmdir",
+    "pwrite",
+)  # of `os`: between two of them a kill may fall
 
 
 def lines(folder: Path, name: str) -> list[dict[str, Any]]:
@@ -49,6 +61,9 @@ def outcome(folder: Path) -> dict[str, object]:
     """All that a run recorded and the bits of its last state: what two runs of the same experiment have in common."""
     newest = max((folder / "checkpoint").glob("[0-9]*"))
     state = load_file(newest / "state.safetensors")
+    if state.pop("memories/slots", None) is not None:  # what is in which slot depends on what was before
+        for client, memory in stored(folder)[1].clients.items():
+            state |= flatten(memory, f"client/{client}/")
     return {name: lines(folder, name) for name in ("rounds", "clients", "layers")} | {
         "saved": newest.name,
         "state": {name: (str(x.dtype), x.numpy().tobytes()) for name, x in state.items()},
@@ -117,6 +132,17 @@ class Child:
                 self.stop()
 
         Journal.append = torn  # type: ignore[method-assign]
+
+    def stop_in_record(self) -> None:
+        """Stop when half of a record is written."""
+        write = os.pwrite
+
+        def torn(handle: int, data: Any, place: int) -> int:
+            write(handle, data[: len(data) // 2], place)
+            self.stop()
+            return 0
+
+        os.pwrite = torn
 
 
 class Driver:
@@ -208,6 +234,10 @@ class Driver:
                 lambda word: 0.0 if word == "!" else None,
             )
 
+    def in_a_record(self) -> None:
+        """Kill in the middle of writing a memory."""
+        self.attempt("half of a record", Child.stop_in_record, lambda word: 0.0 if word == "!" else None)
+
     def at_random(self, draw: random.Random) -> None:
         """Kill some time after a moment began, until each kind was hit often enough."""
         for _ in range(3 * EACH):
@@ -256,6 +286,10 @@ def main(folder: str, seed: str, *settings: str) -> None:
     driver.in_every_journal()
     driver.at_every_operation("opening")
     driver.at_every_operation("saving")
+    if "run.store=disk" in settings:
+        driver.at_every_operation("keeping")
+        driver.at_every_operation("settling")
+        driver.in_a_record()
     code, rounds = driver.to_the_end()
     print(json.dumps({"kills": driver.kills, "code": code, "rounds": rounds}))
 

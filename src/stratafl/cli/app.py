@@ -22,6 +22,7 @@ Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of e
 Device = Annotated[str | None, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda, cuda:1 …")]
 Engine = Annotated[str | None, typer.Option("--engine", metavar="NAME", help="auto, stacked or loop.")]
 Precision = Annotated[str | None, typer.Option("--precision", metavar="NAME", help="fp32, tf32 or bf16.")]
+Memory = Annotated[str | None, typer.Option("--memory", metavar="SIZE", help="What a run may take, as 8GB or 500MB.")]
 Model = Annotated[str | None, typer.Option("--model", "-m", metavar="NAME", help="Of the list, or module:Class.")]
 Data = Annotated[str | None, typer.Option("--data", "-d", metavar="NAME", help="Of the list, or FILE.npz.")]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Processes that share the runs.")]
@@ -32,13 +33,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="For programs instead of pe
 def _shortcuts(**values: object) -> list[str]:
     """Options that are short for a setting."""
     keys = {"seed": "run.seed", "device": "run.device", "engine": "run.engine", "rounds": "run.rounds"}
-    keys |= {
-        "precision": "run.precision",
-        "lab": "evaluate.lab",
-        "model": "model.name",
-        "data": "data.name",
-        "algorithm": "algorithm.name",
-    }
+    keys |= {"precision": "run.precision", "memory": "run.memory", "lab": "evaluate.lab"}
+    keys |= {"model": "model.name", "data": "data.name", "algorithm": "algorithm.name"}
     return [f"{keys[name]}={value}" for name, value in values.items() if value is not None]
 
 
@@ -65,13 +61,14 @@ def run(
     device: Device = None,
     engine: Engine = None,
     precision: Precision = None,
+    memory: Memory = None,
     lab: Look = None,
 ) -> int:
     """Run one method, in a directory that can be resumed and read."""
     from stratafl.cli import running
 
-    common = _shortcuts(model=model, data=data, rounds=rounds, seed=seed, device=device, engine=engine, lab=lab)
-    short = [*common, *_shortcuts(algorithm=algorithm, precision=precision)]
+    short = _shortcuts(model=model, data=data, rounds=rounds, seed=seed, device=device, engine=engine, lab=lab)
+    short += _shortcuts(algorithm=algorithm, precision=precision, memory=memory)
     return running.start(config, [*short, *(settings or [])], out)
 
 
@@ -94,14 +91,15 @@ def compare(
     device: Device = None,
     engine: Engine = None,
     precision: Precision = None,
+    memory: Memory = None,
     lab: Look = None,
     jobs: Jobs = 1,
 ) -> int:
     """Run several methods and seeds on the same data, and rank them."""
     from stratafl.cli import running
 
-    common = _shortcuts(model=model, data=data, rounds=rounds, seed=seed, device=device, engine=engine, lab=lab)
-    short = [*common, *_shortcuts(precision=precision)]
+    short = _shortcuts(model=model, data=data, rounds=rounds, seed=seed, device=device, engine=engine, lab=lab)
+    short += _shortcuts(precision=precision, memory=memory)
     methods = [name.strip() for name in algorithms.split(",") if name.strip()]
     return running.compare(config, [*short, *(settings or [])], methods, seeds, out, jobs)
 

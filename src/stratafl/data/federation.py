@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil
 from typing import Any, Self
 
@@ -39,7 +40,7 @@ class Ragged:
         flat = np.concatenate([np.empty(0, np.int64), *arrays])
         return cls(torch.from_numpy(flat), torch.from_numpy(offsets))
 
-    @property
+    @cached_property
     def counts(self) -> Tensor:
         """How many samples each client holds, [N]."""
         return self.offsets.diff()
@@ -102,9 +103,16 @@ class Federation:
         """How many samples of each class each client holds in a split, [N, classes]."""
         if self.classes is None:
             raise DataError(f"the federation '{self.name}' has float targets, so it has no classes to count")
-        held = self.split(split)
-        cells = held.owners() * self.classes + self.y.cpu()[held.indices]
-        return torch.bincount(cells, minlength=self.clients * self.classes).view(self.clients, self.classes)
+        if split not in self._class_counts:
+            held = self.split(split)
+            cells = held.owners() * self.classes + self.y.cpu()[held.indices]
+            counts = torch.bincount(cells, minlength=self.clients * self.classes)
+            self._class_counts[split] = counts.view(self.clients, self.classes)
+        return self._class_counts[split]
+
+    @cached_property
+    def _class_counts(self) -> dict[str, Tensor]:
+        return {}  # by split: every task asks for some clients' counts, and nothing of it changes
 
     def to(self, device: torch.device | str) -> Self:
         """The same federation with `x` and `y` on a device; the splits stay on the CPU."""

@@ -42,8 +42,8 @@ def from_npz(
 def _named_owners(path: str | Path, named: NDArray[np.generic], samples: int) -> list[NDArray[np.int64]]:
     if named.shape != (samples,):
         raise DataError(f"'{path}': client has shape {named.shape}, but there are {samples} samples")
-    _, inverse = np.unique(named, return_inverse=True)
-    return [np.flatnonzero(inverse == client) for client in range(int(inverse.max()) + 1)]
+    _, inverse, counts = np.unique(named, return_inverse=True, return_counts=True)
+    return np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
 
 
 def _read(path: Path) -> dict[str, NDArray[np.generic]]:

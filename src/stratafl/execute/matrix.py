@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from stratafl.errors import MemoryLimitError, RecordError
+from stratafl.execute.memory import device_memory
 from stratafl.execute.round import Watch, unwatched
 from stratafl.execute.team import Alone
 from stratafl.layout import Layout
@@ -41,10 +42,18 @@ class Matrix(Alone):
 
 
 def chunk_size(sim: "Simulation", cohort: int) -> int:
-    """How many clients fit under the memory limit."""
-    if sim.memory is None:
-        return cohort
-    one = sim.client_bytes
-    if one > sim.memory:
-        raise MemoryLimitError(f"one client at work takes about {one:,} bytes, the limit is {sim.memory:,}: raise it")
-    return min(cohort, sim.memory // one)
+    """How many clients at work fit under the memory limit, or without one into half of what there is."""
+    one, limit = sim.client_bytes, sim.memory
+    if limit is not None and one > limit:
+        raise MemoryLimitError(f"one client at work takes about {one:,} bytes, the limit leaves {limit:,}: raise it")
+    return min(cohort, _fitting(sim, one))
+
+
+def visit_size(sim: "Simulation", clients: int) -> int:
+    """How many clients are evaluated at once; one always is."""
+    return max(1, min(clients, _fitting(sim, sim.visitor_bytes)))
+
+
+def _fitting(sim: "Simulation", one: int) -> int:
+    limit = device_memory(sim.workshop.device) // 2 if sim.memory is None else sim.memory
+    return max(1, limit // one)

@@ -1,19 +1,41 @@
-"""How much memory one client at work takes, found out by taking one step and counting what it keeps."""
+"""How much memory there is, and how much of it one client at work takes."""
+
+import os
+import resource
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from stratafl.errors import MemoryLimitError
 from stratafl.objectives import Batch, default_objective
 from stratafl.task import Workshop
+from stratafl.task.task import EVALUATION_BATCH
 
 COPIES = 6  # row, gradient, velocity, edited gradient, the memory before and after the round
+MOMENTUM = 4  # more of them, where the velocity of one step becomes that of the next
 
 
-def client_bytes(workshop: Workshop, batch: int) -> int:
-    """Columns in all their copies, plus what a step saves for its backward pass (at a batch of `batch` samples)."""
-    layout, model = workshop.layout, workshop.engine.model
+def client_bytes(workshop: Workshop, batch: int, momentum: bool = False) -> int:
+    """At work: columns in all their copies, plus what a step of `batch` samples saves for its backward pass."""
+    return (COPIES + MOMENTUM * momentum) * _column_bytes(workshop) + _saved_bytes(workshop, batch)
+
+
+def visitor_bytes(workshop: Workshop) -> int:
+    """Being evaluated: a forward pass holds at most about half of what a step of so many samples would save."""
+    held_out = max(int(workshop.federation.counts(split).max()) for split in ("validation", "test"))
+    width = min(EVALUATION_BATCH, held_out)
+    return COPIES * _column_bytes(workshop) + (_saved_bytes(workshop, width) // 2 if width else 0)
+
+
+def _column_bytes(workshop: Workshop) -> int:
     size = torch.empty((), dtype=workshop.dtype).element_size()
-    columns = sum(spec.size for spec in layout.specs.values()) * size
+    return sum(spec.size for spec in workshop.layout.specs.values()) * size
+
+
+def _saved_bytes(workshop: Workshop, batch: int) -> int:
+    """What one step of one client saves, found out by taking it."""
+    layout, model = workshop.layout, workshop.engine.model
     saved = 0
 
     def count(tensor: Tensor) -> Tensor:
@@ -31,4 +53,36 @@ def client_bytes(workshop: Workshop, batch: int) -> int:
     net = model.net(row, {}, model.modes(layout.trainable()), weight, key)
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         default_objective(workshop.federation.classes)(net, row, {}, Batch(x, y, weight), {}, {})
-    return COPIES * columns + saved
+    return saved
+
+
+def room(limit: int | None, device: torch.device) -> int | None:
+    """What a limit leaves, beside what is there already: libraries and data, in RAM or on the GPU."""
+    if limit is None:
+        return None
+    there = resident() if device.type != "cuda" else torch.cuda.memory_allocated(device)
+    if there >= limit:
+        raise MemoryLimitError(f"data and libraries take {there:,} bytes before a client works, the limit is {limit:,}")
+    return limit - there
+
+
+def ram() -> int:
+    """The RAM of this machine, or what of it this process may have."""
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(whole, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):  # no such group, or no limit in it
+        return whole
+
+
+def device_memory(device: torch.device) -> int:
+    """The memory of a device."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else ram()
+
+
+def resident() -> int:
+    """What of this process is in RAM now."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:  # no Linux: the most that it ever was
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from stratafl.algorithm import Round, Total
 from stratafl.errors import DataError, MemoryLimitError
+from stratafl.execute.clients import Clients
 from stratafl.execute.team import Team, places
 from stratafl.layout import Layout, Rows
 from stratafl.parcel import Bytes, Parcel, count_bytes
-from stratafl.state import State, apply, pick, rows_of
+from stratafl.state import State, rows_of
 
 if TYPE_CHECKING:
     from stratafl.execute.simulation import Simulation
@@ -78,19 +79,19 @@ def run_round(
     executor: Executor,
     rnd: Round,
     server: State,
-    clients: Mapping[int, State],
+    clients: Clients,
     ids: Tensor,
     examine: Examiner | None = None,
     watched: bool = False,
-) -> tuple[State, dict[int, State], Report]:
-    """The server's next state, the memories that changed here, and what it cost; nothing given is written to.
+) -> tuple[State, Clients, Report]:
+    """The server's next state, the clients' next memories here, and what it cost; nothing given is written to.
 
     `examine` is shown each group's models as received and right after training, which nobody keeps.
     """
     if len(ids) == 0:
         raise DataError("the cohort is empty: a round needs at least one client")
     algorithm, layout, team = sim.algorithm, rnd.layout, executor.team
-    total, changed, shifts = Total(), dict[int, State](), list[Shift]()
+    total, kept, shifts = Total(), clients, list[Shift]()
     served = 0.0
     begin = time.perf_counter()
     for group in executor.groups(sim, ids):
@@ -113,7 +114,7 @@ def run_round(
         with executor.stage("fold", group, layout) as watch:
             total = algorithm.fold(rnd, server, total, executor.carry(upload, layout), group)
         served += time.perf_counter() - paused
-        changed |= {i: _row(memory, c) for c, i in enumerate(group.tolist())}
+        kept = kept.updated(group.tolist(), memory)  # group by group, so that no cohort is held in RAM
     shifts = [shift for each in team.gather(shifts) for shift in each]  # who is done first waits here for the others
     paused = time.perf_counter()
     with executor.stage("absorb", ids, layout) as watch:
@@ -121,7 +122,7 @@ def run_round(
         watch(server)
     served += time.perf_counter() - paused
     down, up, notes = _summed(shifts, ids)
-    return server, changed, Report(ids, down, up, notes, time.perf_counter() - begin - served, served)
+    return server, kept, Report(ids, down, up, notes, time.perf_counter() - begin - served, served)
 
 
 def _summed(shifts: list[Shift], ids: Tensor) -> tuple[Bytes, Bytes, State]:
@@ -136,11 +137,6 @@ def _summed(shifts: list[Shift], ids: Tensor) -> tuple[Bytes, Bytes, State]:
         for name, one in like.items()
     }
     return replace(down, clients=down.clients[order]), replace(up, clients=up.clients[order]), notes
-
-
-def _row(memory: State, index: int) -> State:
-    # A copy: a view would keep the rows of the whole group alive.
-    return {name: apply(Tensor.clone, value) for name, value in pick(memory, index).items()}
 
 
 def _check_rows(sim: "Simulation", upload: Bytes, group: int, cohort: int) -> None:

@@ -17,12 +17,15 @@ from stratafl.algorithm import Algorithm, Round, Setup
 from stratafl.data import Federation
 from stratafl.describe import columns, describe
 from stratafl.errors import DataError, ModelError, RecordError
+from stratafl.execute.clients import Clients, InMemory
 from stratafl.execute.devices import device_of
-from stratafl.execute.memory import client_bytes
+from stratafl.execute.memory import client_bytes, room, visitor_bytes
+from stratafl.execute.records import Format, Index, OnDisk, RecordFile
 from stratafl.execute.round import Examiner, Executor, Report, run_round
+from stratafl.execute.store import Store, chosen
 from stratafl.layout import Buffers, Granularity, Rows
 from stratafl.models import load_weights
-from stratafl.state import State, flatten, join, pick, unflatten
+from stratafl.state import State, flatten, join, moved, pick, unflatten
 from stratafl.task import Task, Workshop, workshop
 from stratafl.task.arithmetic import precision
 from stratafl.task.speed import USUAL, Speed
@@ -38,20 +41,16 @@ class Progress:
 
     t: int
     server: State
-    clients: Mapping[int, State]
+    clients: Clients
 
     def tensors(self) -> Rows:
         """Everything as flat names and tensors, for a file."""
-        flat = {"t": torch.tensor(self.t), **flatten(self.server, "server/")}
-        for client, memory in self.clients.items():
-            flat |= flatten(memory, f"client/{client}/")
-        return flat
+        return {"t": torch.tensor(self.t), **flatten(self.server, "server/"), **self.clients.tensors()}
 
     @staticmethod
-    def of(tensors: Mapping[str, Tensor]) -> "Progress":
-        """The progress that `tensors` wrote."""
-        ids = sorted({int(path.split("/")[1]) for path in tensors if path.startswith("client/")})
-        clients = {i: unflatten(tensors, f"client/{i}/") for i in ids}
+    def of(tensors: Mapping[str, Tensor], clients: Clients | None = None) -> "Progress":
+        """The progress that `tensors` wrote; without `clients`, theirs are among the tensors."""
+        clients = InMemory.of(tensors["t"].device, tensors) if clients is None else clients
         return Progress(int(tensors["t"]), unflatten(tensors, "server/"), clients)
 
 
@@ -63,12 +62,19 @@ class Simulation:
     workshop: Workshop
     setup: Setup
     memory: int | None = None  # bytes that a cohort at work may take
+    store: Store = "device"  # where clients' memories are kept
     template: nn.Module | None = None  # the model as drawn, with stock modules; rows fit into a copy of it
 
     @cached_property
     def client_bytes(self) -> int:
         """About what one client at work takes."""
-        return client_bytes(self.workshop, self.algorithm.batch)
+        momentum = any(getattr(step, "momentum", 0) for step in self.algorithm.steps)
+        return client_bytes(self.workshop, self.algorithm.batch, momentum)
+
+    @cached_property
+    def visitor_bytes(self) -> int:
+        """About what one client takes while it is evaluated, which may include tuning a copy."""
+        return max(self.client_bytes, visitor_bytes(self.workshop))
 
     def arithmetic(self) -> AbstractContextManager[None]:
         """With as many digits as this simulation multiplies."""
@@ -79,9 +85,37 @@ class Simulation:
         """The clients that never take part in training."""
         return torch.arange(self.setup.clients, self.workshop.federation.clients)
 
-    def start(self) -> Progress:
-        """Before the first round; clients enrol when they are first touched."""
-        return Progress(0, self.algorithm.init(self.setup), {})
+    @cached_property
+    def format(self) -> Format:
+        """What one client's memory consists of."""
+        return memory_format(self.algorithm, self.setup)
+
+    def start(self, file: RecordFile | None = None) -> Progress:
+        """Before the first round; clients enrol when they are first touched, and are kept in `file` if on disk."""
+        clients: Clients = InMemory(self.kept_on, {})
+        if self.store == "disk":
+            file = file or RecordFile(None, self.format.size)
+            clients = OnDisk(file, self.format, Index.empty(self.setup.clients))
+        return Progress(0, self.algorithm.init(self.setup), clients)
+
+    def restored(self, tensors: Mapping[str, Tensor], file: RecordFile) -> Progress:
+        """The progress in a checkpoint; memories that it does not hold itself are in the file."""
+        clients = self.restored_clients(tensors, file)
+        # Copied out of the file, so that products see memory aligned as in a run that was never interrupted.
+        server = {name: x.clone().to(self.workshop.device) for name, x in tensors.items() if name.startswith("server/")}
+        return Progress.of({"t": tensors["t"], **server}, clients)
+
+    def restored_clients(self, tensors: Mapping[str, Tensor], file: RecordFile) -> Clients:
+        """The clients' memories in a checkpoint."""
+        index = Index.of(tensors)
+        if index is not None:
+            return OnDisk(file, self.format, index)
+        return InMemory.of(self.kept_on, {name: x.clone() for name, x in tensors.items() if name.startswith("client/")})
+
+    @property
+    def kept_on(self) -> torch.device:
+        """The device on which memories are kept, where they are not on disk."""
+        return self.workshop.device if self.store == "device" else torch.device("cpu")
 
     def at(self, t: int) -> Round:
         """Round t."""
@@ -120,7 +154,7 @@ class Simulation:
 
     def memories(self, clients: Mapping[int, State], ids: Tensor) -> State:
         """The memories of these clients, side by side; who has none enrols."""
-        return join([self._memory(clients, client) for client in ids.tolist()])
+        return moved(join([self._memory(clients, client) for client in ids.tolist()]), self.workshop.device)
 
     def _memory(self, clients: Mapping[int, State], client: int) -> State:
         if client in clients:
@@ -142,10 +176,10 @@ class Simulation:
         rnd = self.at(progress.t)
         cohort = self.cohort(rnd) if ids is None else self.checked(ids)
         with self.arithmetic():
-            server, changed, report = run_round(
+            server, clients, report = run_round(
                 self, executor, rnd, progress.server, progress.clients, cohort, examine, watched
             )
-        return Progress(progress.t + 1, server, {**progress.clients, **changed}), report
+        return Progress(progress.t + 1, server, clients), report
 
     def run(self, executor: Executor) -> Progress:
         """All rounds."""
@@ -172,13 +206,17 @@ def simulation(
     engine: EngineName = "auto",
     speed: Speed = USUAL,
     memory: int | None = None,
+    store: Store = "auto",
+    saved: bool = False,
     newcomers: int = 0,
 ) -> Simulation:
     """Put a simulation together, refusing what does not fit.
 
     `model` is a module (its weights are the common start) or a function that makes one (drawn from the seed); `weights`
     is a file with the initial weights; `buffers` says whether BatchNorm statistics follow their layer or stay local;
-    the last `newcomers` clients of the federation never take part in training.
+    `memory` is what all of it may take, in bytes, and `store` where clients' memories are kept between rounds (on the
+    `device`, in `ram`, on `disk`; `auto`: by size, and by whether checkpoints are `saved`); the last `newcomers`
+    clients of the federation never take part in training.
     """
     device = device_of(device)
     if not 0 < participation <= 1:
@@ -211,7 +249,17 @@ def simulation(
     clients, classes = federation.clients - newcomers, federation.classes
     setup = Setup(layout, start, fresh, clients, rounds, seed, classes, shop.features, participation)
     algorithm.check(setup)
-    return Simulation(algorithm, shop, setup, memory, module.cpu())
+    left = room(memory, shop.device)
+    needed = memory_format(algorithm, setup).size * clients
+    kept = chosen(store, needed, shop.device, left, participation=participation, saved=saved)
+    if left is not None and (kept == "device" or (kept == "ram" and shop.device.type == "cpu")):
+        left -= needed
+    return Simulation(algorithm, shop, setup, left, kept, module.cpu())
+
+
+def memory_format(algorithm: Algorithm, setup: Setup) -> Format:
+    """How the memory of a client looks that has just enrolled, and ever after."""
+    return Format(pick(algorithm.enrol(setup, torch.tensor([0])), 0))
 
 
 def _check_splits(algorithm: Algorithm, federation: Federation) -> None:

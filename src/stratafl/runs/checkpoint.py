@@ -1,6 +1,6 @@
 """Checkpoints: two generations, each a folder that appears complete or not at all and proves that it is undamaged.
 
-checkpoint/000012/state.safetensors    the server's state and every client's memory
+checkpoint/000012/state.safetensors    the server's state and every client's memory, or where in memories.bin it is
 checkpoint/000012/manifest.json        its checksum, the round, how long the journals were, and its own checksum
 """
 
@@ -9,7 +9,8 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from stratafl.errors import RunError
+from stratafl.errors import DamagedError, RunError
 from stratafl.runs.files import explained, sync_folder, write_json
 
 GENERATIONS = 2
@@ -70,15 +71,32 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def find(folder: Path) -> Found:
-    """The newest undamaged checkpoint, and what is wrong with newer ones."""
+def find(folder: Path, check: Callable[[Checkpoint], None] = lambda _: None) -> Found:
+    """The newest undamaged checkpoint, and what is wrong with newer ones; `check` raises if what it refers to is."""
     complaints: list[str] = []
     for generation in generations(folder):
         try:
-            return Found(_load(generation), complaints)
+            loaded = _load(generation)
+            _checked(generation, loaded, check)
+            return Found(loaded, complaints)
         except DamagedError as error:
             complaints.append(str(error))
     return Found(None, complaints)
+
+
+def older(folder: Path, than: Checkpoint) -> Iterator[Checkpoint]:
+    """The readable generations before a checkpoint, the oldest first."""
+    for generation in reversed(generations(folder)):
+        if int(generation.name) < than.round:
+            with suppress(RunError):
+                yield _load(generation)
+
+
+def _checked(generation: Path, loaded: Checkpoint, check: Callable[[Checkpoint], None]) -> None:
+    try:
+        check(loaded)
+    except DamagedError as error:
+        raise DamagedError(f"the checkpoint '{generation}' cannot be used: {error}") from error
 
 
 def tidy(folder: Path, found: Found) -> None:
@@ -94,10 +112,6 @@ def generations(folder: Path) -> list[Path]:
     """The saved generations, the newest first."""
     found = [path for path in folder.glob("[0-9]*") if path.is_dir() and path.name.isdigit()]
     return sorted(found, key=lambda path: int(path.name), reverse=True)
-
-
-class DamagedError(RunError):
-    """A checkpoint that is not what was written."""
 
 
 def _load(generation: Path) -> Checkpoint:

@@ -40,6 +40,7 @@ def describe(sim: Simulation) -> dict[str, Any]:
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
         "engine": type(sim.workshop.engine).__name__,
         "tuning": sim.workshop.tuning,
+        "store": sim.store,
         "seed": sim.setup.seed,
         "clients": sim.setup.clients,
         "columns": sim.setup.layout.columns,

@@ -9,6 +9,7 @@ from stratafl.analysis import Lab
 from stratafl.assemble import simulation_of
 from stratafl.errors import RunError
 from stratafl.execute import Distributed, Matrix, Progress, Simulation, Team
+from stratafl.execute.clients import InMemory
 from stratafl.experiment import Experiment
 from stratafl.measure import Line
 from stratafl.runs import environment
@@ -44,13 +45,24 @@ def hand_out(team: Team, experiment: Experiment, sim: Simulation, progress: Prog
     """Tell the others what they need; what is left to the first is its own share of the memories."""
     if team.world == 1:
         return progress
+    if sim.store == "disk":
+        raise RunError(
+            "several processes keep clients' memories in RAM, and run.store is disk: use one, or run.store=ram"
+        )
     team.told(Brief(experiment, environment.identity(sim), history))
     return _dealt(team, sim, progress)
 
 
 def _dealt(team: Team, sim: Simulation, progress: Progress) -> Progress:
-    told = team.told(replace(progress, clients={}))
-    return replace(told, clients=team.deal(sim, progress.clients))
+    t, server = team.told((progress.t, progress.server))
+    return Progress(t, server, InMemory(sim.kept_on, dict(team.deal(sim, progress.clients))))
+
+
+def collected(team: Team, sim: Simulation, progress: Progress) -> Progress:
+    """The progress with the memories of all clients, for the first process."""
+    if team.world == 1:
+        return progress
+    return replace(progress, clients=InMemory(sim.kept_on, dict(team.collect(progress.clients))))
 
 
 class Follower:
@@ -65,7 +77,7 @@ class Follower:
             if brief.identity[what] != mine:
                 raise RunError(f"the {what} that it finds is not that of rank 0")
         self.trial = trial_of(brief.experiment, self.sim, team)
-        self.progress = _dealt(team, self.sim, Progress(0, {}, {}))
+        self.progress = _dealt(team, self.sim, Progress(0, {}, InMemory(self.sim.kept_on, {})))
         self._saved = self.progress.t
 
     @property

@@ -6,6 +6,7 @@
     clients.jsonl      one line per evaluated client and round
     layers.jsonl       one line per layer and round
     checkpoint/        the last two states
+    memories.bin       the memories of clients, where they are kept on disk
 
 A round is computed, then its lines are appended, then, now and then, a checkpoint records the state and how long the
 journals were. Whoever resumes cuts the journals back to that and repeats the rounds that are missing, bit by bit.
@@ -29,6 +30,8 @@ import tomli_w
 from stratafl.assemble import completed, simulation_of
 from stratafl.errors import BusyError, RunError
 from stratafl.execute import SOLO, Progress, Simulation, Team
+from stratafl.execute.clients import Clients
+from stratafl.execute.records import RecordFile
 from stratafl.experiment import Experiment, from_tables, load, to_tables
 from stratafl.measure import Line
 from stratafl.runs import checkpoint, environment
@@ -45,11 +48,11 @@ from stratafl.runs.files import (
     write_json,
     write_whole,
 )
-from stratafl.runs.follower import Verdict, hand_out, trial_of
+from stratafl.runs.follower import Verdict, collected, hand_out, trial_of
 from stratafl.summary import stop_reason
 
 log = logging.getLogger("stratafl")
-CONFIG, ENVIRONMENT, CHECKPOINTS = "config.toml", "environment.json", "checkpoint"
+CONFIG, ENVIRONMENT, CHECKPOINTS, MEMORIES = "config.toml", "environment.json", "checkpoint", "memories.bin"
 ROUNDS = "rounds.jsonl"
 JOURNALS = ("rounds", "clients", "layers")
 SAVING = 0.05  # at most this share of the time goes into checkpoints, where their number is not fixed
@@ -65,6 +68,8 @@ class Run:
         self._lock = _locked(folder)
         try:
             clear_remains(folder)
+            self._memories = RecordFile(folder / MEMORIES, sim.format.size)
+            self._leases: list[object] = []  # on what the checkpoints that are kept refer to, the oldest first
             self._journals = {name: Journal(folder / f"{name}.jsonl") for name in JOURNALS}
             self._done = (self._restored(), {name: journal.size for name, journal in self._journals.items()})
             self.history: list[Line] = read_lines(folder / ROUNDS)
@@ -141,8 +146,10 @@ class Run:
         with uninterrupted():
             for name, journal in self._journals.items():
                 journal.cut(sizes[name])
-            whole = replace(progress, clients=self.team.collect(progress.clients))
+            whole = collected(self.team, self.sim, progress)
+            whole.clients.settle()
             checkpoint.save(self.folder / CHECKPOINTS, Checkpoint(progress.t, whole.tensors(), sizes))
+            self._leases = [*self._leases, progress.clients.lease()][-checkpoint.GENERATIONS :]
             self._saved, self._saved_at = progress.t, time.monotonic()
         self._saving = self._saved_at - begin
 
@@ -153,7 +160,7 @@ class Run:
         return not every and time.monotonic() - self._saved_at >= self._saving / SAVING
 
     def _restored(self) -> Progress:
-        found = checkpoint.find(self.folder / CHECKPOINTS)
+        found = checkpoint.find(self.folder / CHECKPOINTS, lambda saved: self._clients(saved).check())
         checkpoint.tidy(self.folder / CHECKPOINTS, found)
         self.notes += found.complaints
         saved = found.checkpoint
@@ -163,16 +170,23 @@ class Run:
         elif saved is None and self._journals["rounds"].size:
             self.notes.append("there is no checkpoint: going on from the beginning")
         if saved is None:
-            self._put_aside()
+            self._put_aside(*([self.folder / MEMORIES] if found.complaints else []))
         for name, journal in self._journals.items():
             journal.cut(0 if saved is None else saved.journals[name])
         sync_folder(self.folder)  # the names of the journals, too, survive a power cut
         if saved is None:
-            return self.sim.start()
-        return _on_device(saved, self.sim)
+            return self.sim.start(self._memories)
+        progress = self.sim.restored(saved.tensors, self._memories)
+        if progress.clients.lease() is not None:
+            before = checkpoint.older(self.folder / CHECKPOINTS, saved)
+            self._leases = [*(self._clients(each).lease() for each in before), progress.clients.lease()]
+        return progress
 
-    def _put_aside(self) -> None:
-        """Keep the lines of rounds that no checkpoint covers any more."""
+    def _clients(self, saved: Checkpoint) -> Clients:
+        return self.sim.restored_clients(saved.tensors, self._memories)
+
+    def _put_aside(self, *more: Path) -> None:
+        """Keep the lines of rounds that no checkpoint covers any more, and what else belongs to them."""
         if any(journal.size for journal in self._journals.values()):
             aside = self.folder / f"aside-{uuid.uuid4().hex[:6]}"
             with explained("put aside the lines in", self.folder):
@@ -181,6 +195,10 @@ class Run:
                     if journal.path.exists():
                         journal.path.rename(aside / journal.path.name)
                     self._journals[name] = Journal(journal.path)
+                for path in more:
+                    if path.exists():
+                        path.rename(aside / path.name)
+                self._memories = RecordFile(self.folder / MEMORIES, self.sim.format.size)
             self.notes.append(f"the lines that were there are kept in '{aside.name}'")
 
     def _check_history(self) -> None:
@@ -227,12 +245,13 @@ def stored(folder: Path) -> tuple[Simulation, Progress, list[Line]]:
     """What a run directory holds, without touching it: simulation, newest checkpoint, lines up to there."""
     then = environment_of(folder)
     sim = _simulation(folder, then, load(folder / CONFIG))
-    found = checkpoint.find(folder / CHECKPOINTS)
+    file = RecordFile(folder / MEMORIES, sim.format.size, writable=False)
+    found = checkpoint.find(folder / CHECKPOINTS, lambda saved: sim.restored_clients(saved.tensors, file).check())
     if found.checkpoint is None:
         raise RunError(f"'{folder}' has no checkpoint to read: {'; '.join(found.complaints) or 'none was saved yet'}")
     for complaint in found.complaints:
         log.warning("%s: an older checkpoint is read", complaint)
-    progress = _on_device(found.checkpoint, sim)
+    progress = sim.restored(found.checkpoint.tensors, file)
     return sim, progress, [line for line in read_lines(folder / ROUNDS) if line["round"] <= progress.t]
 
 
@@ -247,11 +266,6 @@ def _simulation(folder: Path, then: dict[str, Any], experiment: Experiment) -> S
         if identity.get(what) != today:
             raise RunError(f"the {what} of '{folder}' is not what the run began with: it cannot be continued")
     return sim
-
-
-def _on_device(saved: Checkpoint, sim: Simulation) -> Progress:
-    # Copied out of the file, so that products see memory aligned as in a run that was never interrupted.
-    return Progress.of({name: tensor.clone().to(sim.workshop.device) for name, tensor in saved.tensors.items()})
 
 
 def refuse_existing(folder: Path) -> None:

@@ -1,0 +1,85 @@
+"""The memories of clients between rounds: a mapping that is never written to, only succeeded by its next version."""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from stratafl.layout import Rows
+from stratafl.state import State, apply, flatten, moved, pick, unflatten
+
+_MERGED = 8  # layers become one when the upper one has an eighth of the lower one's clients
+
+
+class Clients(Mapping[int, State]):
+    """The memory of each client that has one."""
+
+    @abstractmethod
+    def updated(self, ids: Sequence[int], memory: State) -> Self:
+        """With other memories of these clients, given side by side; this version stays what it is."""
+
+    @abstractmethod
+    def tensors(self) -> Rows:
+        """What a checkpoint has to hold, as flat names and tensors."""
+
+    def settle(self) -> None:
+        """Make sure that what a checkpoint of this refers to is on the disk."""
+        return
+
+    def check(self) -> None:
+        """Raise if any of it is damaged."""
+        return
+
+    def lease(self) -> object:
+        """What has to be held for as long as a checkpoint of this is kept."""
+        return None
+
+
+class InMemory(Clients):
+    """Kept on a device or in RAM: two layers of a dict, so that a round does not copy an entry per client."""
+
+    def __init__(self, device: torch.device, below: dict[int, State], above: dict[int, State] | None = None) -> None:
+        self._device, self._below, self._above = device, below, above or {}
+        self._count = len(below) + sum(client not in below for client in self._above)
+
+    @classmethod
+    def of(cls, device: torch.device, tensors: Mapping[str, Tensor]) -> "InMemory":
+        """The clients that `tensors` wrote."""
+        flat: dict[int, dict[str, Tensor]] = {}
+        for path, tensor in tensors.items():
+            if path.startswith("client/"):
+                _, client, name = path.split("/", 2)
+                flat.setdefault(int(client), {})[name] = tensor.to(device)
+        return cls(device, {client: unflatten(flat[client]) for client in sorted(flat)})
+
+    def updated(self, ids: Sequence[int], memory: State) -> "InMemory":
+        """The next version, with copies of these rows."""
+        memory = moved(memory, self._device)
+        above = self._above | {client: _row(memory, c) for c, client in enumerate(ids)}
+        if len(above) * _MERGED > len(self._below):
+            return InMemory(self._device, self._below | above)
+        return InMemory(self._device, self._below, above)
+
+    def tensors(self) -> Rows:
+        """All memories: a checkpoint holds them itself."""
+        flat: Rows = {}
+        for client, memory in self.items():
+            flat |= flatten(memory, f"client/{client}/")
+        return flat
+
+    def __getitem__(self, client: int) -> State:
+        return self._above[client] if client in self._above else self._below[client]
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self._below
+        yield from (client for client in self._above if client not in self._below)
+
+    def __len__(self) -> int:
+        return self._count
+
+
+def _row(memory: State, index: int) -> State:
+    # A copy: a view would keep the rows of the whole group alive.
+    return {name: apply(Tensor.clone, value) for name, value in pick(memory, index).items()}
