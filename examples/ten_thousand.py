@@ -99,7 +99,8 @@ def show(clients: int, took: dict, folder: Path) -> float:
     touched = len(stored(folder)[1].clients)
     print(
         f"{clients:6,} clients: start {took['start']:.1f} s; a round {median:.2f} s median, {min(steady):.2f} best, "
-        f"{statistics.fmean(steady):.2f} mean of {len(steady)}, {statistics.median(busy):.2f} s of both cores together; peak {took['peak'] / 1e6:,.0f} MB; memories in "
+        f"{statistics.fmean(steady):.2f} mean of {len(steady)}, "
+        f"{statistics.median(busy):.2f} s of CPU; peak {took['peak'] / 1e6:,.0f} MB; memories in "
         f"{took['store']}: {touched:,} clients × {took['memory']:,} bytes = {touched * took['memory'] / 1e6:.1f} MB, "
         f"on disk {kept / 1e6:.1f} MB"
     )

@@ -148,6 +148,22 @@ def test_who_resumes_does_not_write_over_the_older_generation(tmp_path, undistur
     assert outcome(folder) == undisturbed
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+def test_rounds_after_a_checkpoint_write_over_nothing_that_it_or_the_one_before_refers_to(tmp_path, undisturbed, lost):
+    folder = tmp_path / "run"
+    run = Run.create(experiment(), folder)
+    for line in run.rounds():
+        if line["round"] == 6:
+            run._due = lambda: False
+        if line["round"] == 10:
+            break
+    os.close(run._lock)  # as if it were killed
+    for generation in newest(folder)[:lost]:
+        (generation / "manifest.json").write_text("{}")
+    assert len(resumed(folder)) == 2 * lost
+    assert outcome(folder) == undisturbed
+
+
 def test_records_reach_the_disk_before_the_checkpoint_that_refers_to_them(tmp_path, monkeypatch):
     run = Run.create(experiment("run.checkpoint=100"), tmp_path / "run")
     next(run.rounds())
