@@ -5,8 +5,9 @@ who is beside it, so lanes change nothing but time.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from typing import TypeVar
 
@@ -16,6 +17,7 @@ T = TypeVar("T")
 _NAME = "lane"
 WORTHWHILE = 2**23
 MOST = 2
+SHORT = 2**20
 
 
 def side_by_side(clients: int, elements: int, device: torch.device) -> int:
@@ -27,6 +29,23 @@ def side_by_side(clients: int, elements: int, device: torch.device) -> int:
     if device.type != "cpu" or in_a_lane() or elements < WORTHWHILE:
         return 1
     return min(clients, torch.get_num_threads(), MOST)
+
+
+@contextmanager
+def alone_if_short(elements: int, device: torch.device) -> Iterator[None]:
+    """One thread where operations are so short that threads mostly wait for each other.
+
+    Small MLP, 20 clients, 2 ARM cores that others use as well: 9.5 ms a step with two threads, 3.4 with one.
+    """
+    threads = torch.get_num_threads()
+    if device.type != "cpu" or in_a_lane() or elements >= SHORT or threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def in_a_lane() -> bool:

@@ -17,7 +17,7 @@ from stratafl.layout import Layout, Rows
 from stratafl.objectives import Objective, default_objective, sample_hits, sample_losses
 from stratafl.state import State, apply, join, pick, stored_elements
 from stratafl.task.engine import Engine, Gradients, Inputs, Stack
-from stratafl.task.lanes import in_a_lane, in_lanes, side_by_side
+from stratafl.task.lanes import alone_if_short, in_a_lane, in_lanes, side_by_side
 from stratafl.task.lockstep import Lockstep, plan, table
 from stratafl.task.programs import Programs, Reel, shared
 from stratafl.task.speed import USUAL, Speed
@@ -203,12 +203,13 @@ class Task:
         """All steps of clients with so many steps each, a falling list."""
         done: list[State] = []
         width = len(steps)
-        for s in range(steps[0]):
-            active = sum(count > s for count in steps)
-            if active < width:
-                done.append(pick(carry, slice(active, width)))
-                carry, held, width = pick(carry, slice(0, active)), pick(held, slice(0, active)), active
-            carry = step(carry, held, *(self._stack(reel, s, active) for reel in reels))
+        with alone_if_short(stored_elements(carry), self._shop.device):
+            for s in range(steps[0]):
+                active = sum(count > s for count in steps)
+                if active < width:
+                    done.append(pick(carry, slice(active, width)))
+                    carry, held, width = pick(carry, slice(0, active)), pick(held, slice(0, active)), active
+                carry = step(carry, held, *(self._stack(reel, s, active) for reel in reels))
         return join([carry, *reversed(done)]) if done else carry
 
     def _reel(self, lock: Lockstep, purpose: str, shuffle: bool) -> Reel:
