@@ -369,3 +369,20 @@ def test_a_masked_download_needs_the_clients_own_row():
     sim = tiny(replace(fedavg(), serve=(Masked(),), mix=(Take(),)))
     with pytest.raises(RecordError, match="Take finds nobody who has all of 'conv1'"):
         sim.run(Matrix())
+
+
+@pytest.mark.parametrize("engine", ["stacked", "loop"])
+def test_small_clients_do_not_wait_for_large_ones_in_an_evaluation(monkeypatch, engine):
+    """Three samples at a time of clients with 31, 23, 14, 12, 7 and 4: the same numbers as all at once."""
+    sim = tiny(engine=engine)
+    task, rows = sim.task(torch.arange(6), sim.at(0)), received(sim, sim.start(), torch.arange(6))
+    whole = [task.scores(rows, "train").loss, task.scores(rows, "train").hits, *task.features(rows, "train")]
+    monkeypatch.setattr("stratafl.task.task.EVALUATION_BATCH", 3)
+    parts = [task.scores(rows, "train").loss, task.scores(rows, "train").hits, *task.features(rows, "train")]
+    assert [len(here) for here, *_ in task.sweep(rows, "train")] == [6, 6, 5, 4, 3, 2, 2, 2, 1, 1, 1]
+    weight = whole[-1]
+    assert torch.equal(weight, parts[-1])
+    for a, b in zip(whole[:2], parts[:2], strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+    torch.testing.assert_close(whole[2] * weight[..., None], parts[2] * weight[..., None], rtol=0, atol=1e-12)
+    assert torch.equal(whole[3] * weight, parts[3] * weight)

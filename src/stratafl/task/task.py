@@ -266,35 +266,48 @@ class Task:
     def scores(self, rows: Rows, split: str) -> Scores:
         """Hits and loss of each client's row on its own samples of a split."""
         total = torch.zeros(2, len(self), dtype=torch.float64, device=self._shop.device)
-        for outputs, _, y, weight in self.sweep(rows, split):
+        for here, outputs, _, y, weight in self.sweep(rows, split):
             flat, target = outputs.flatten(0, 1), y.flatten(0, 1)
             hits, loss = (f(flat, target, self.classes).reshape(weight.shape) for f in (sample_hits, sample_losses))
-            total += torch.stack([(hits * weight).sum(1), (loss.double() * weight).sum(1)])
+            total[:, here] += torch.stack([(hits * weight).sum(1), (loss.double() * weight).sum(1)])
         return Scores(total[0], total[1], self.sizes(split))
 
     def features(self, rows: Rows, split: str) -> tuple[Tensor, Tensor, Tensor]:
         """What the head is given: features `[C, n, d]`, targets `[C, n]`, and 1 for real samples, 0 for padding."""
-        parts = [(features, y, weight) for _, features, y, weight in self.sweep(rows, split)]
+        parts = [
+            [self._for_all(here, part) for part in (features, y, weight)]
+            for here, _, features, y, weight in self.sweep(rows, split)
+        ]
         if not parts:
             raise DataError(f"split '{split}' is empty for all {len(self)} clients")
         z, y, weight = (torch.cat(column, 1) for column in zip(*parts, strict=True))
         return z, y, weight
 
-    def sweep(self, rows: Rows, split: str) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Outputs, features, targets and weights of all samples of a split, in their order, some at a time."""
+    def _for_all(self, here: Tensor, part: Tensor) -> Tensor:
+        """Rows of some clients among zeros for the others."""
+        return part if len(here) == len(self) else part.new_zeros(len(self), *part.shape[1:]).index_copy(0, here, part)
+
+    def sweep(self, rows: Rows, split: str) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
+        """Outputs, features, targets and weights of all samples of a split, in their order, some at a time.
+
+        Each time of those clients, given first, who have any left: small ones do not wait for large ones.
+        """
         counts = self._counts(split)
         samples = self._shop.federation.split(split).indices.to(self._shop.device)
         limit = torch.tensor(counts, device=self._shop.device)[:, None]
         offsets = self._offsets(split)[:, None]
         width = EVALUATION_BATCH if self._shop.device.type == "cpu" else max(EVALUATION_BATCH, AT_ONCE // len(self))
         for start in range(0, max(counts), width):
-            place = torch.arange(start, min(start + width, max(counts)), device=self._shop.device)
-            weight = (place < limit).to(torch.float64)
-            own = torch.minimum(place.expand(len(counts), -1), (limit - 1).clamp(min=0)) + offsets
-            x, y = self._read(samples[own.clamp(max=len(samples) - 1)])
-            sizes = tuple(min(max(count - start, 0), len(place)) for count in counts)
-            outputs, features = self._shop.engine.outputs(rows, x, weight.to(self._shop.dtype), sizes)
-            yield outputs, features, y, weight
+            left = {client: count - start for client, count in enumerate(counts) if count > start}
+            here = torch.tensor(list(left), device=self._shop.device)
+            place = torch.arange(start, start + min(width, max(left.values())), device=self._shop.device)
+            weight = (place < limit[here]).to(torch.float64)
+            own = torch.minimum(place.expand(len(here), -1), limit[here] - 1) + offsets[here]
+            x, y = self._read(samples[own])
+            some = rows if len(here) == len(self) else {name: block[here] for name, block in rows.items()}
+            sizes = tuple(min(count, len(place)) for count in left.values())
+            outputs, features = self._shop.engine.outputs(some, x, weight.to(self._shop.dtype), sizes)
+            yield here, outputs, features, y, weight
 
 
 def _permuted(constants: State, order: Tensor) -> State:
