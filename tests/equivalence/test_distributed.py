@@ -16,8 +16,9 @@ from safetensors.torch import load_file
 from stratafl.algorithms import fedavg
 from stratafl.cli import run as strata
 from stratafl.cli import running
-from stratafl.errors import RunError
-from stratafl.execute.packing import from_buffer, pack, to_buffer, unpack
+from stratafl.errors import RunError, WireError
+from stratafl.execute import Matrix
+from stratafl.execute.packing import from_buffer, pack, to_buffer, unpack, value_of, words
 from stratafl.execute.ranks import Ranks, world
 from stratafl.parcel import ColumnMask, Field, LayerMask, Parcel
 from stratafl.testing import Case, difference
@@ -234,11 +235,11 @@ def test_values_of_any_kind_are_packed_and_unpacked():
             "d": Field(torch.empty(0, 2, dtype=torch.int64)),
         }
     )
-    label, tensors = pack({"parcel": parcel, "number": 1})
+    label, tensors = pack({"parcel": dict(parcel), "others": (1, None, [2.5, "x"], {3: True}, torch.float16)})
     buffer = to_buffer(tensors, label.size + 5, "cpu")
     assert len(buffer) == label.size + 5
     back = unpack(label, from_buffer(buffer, label.specs))
-    assert back["number"] == 1
+    assert back["others"] == (1, None, [2.5, "x"], {3: True}, torch.float16)
     for name, field in parcel.items():
         found = back["parcel"][name]
         assert found.common == field.common
@@ -247,6 +248,17 @@ def test_values_of_any_kind_are_packed_and_unpacked():
     assert torch.equal(back["parcel"]["b"].mask.sent["w"], parcel["b"].mask.sent["w"])
     assert torch.equal(back["parcel"]["c"].tensor, parcel["c"].tensor)
     assert back["parcel"]["d"].tensor.shape == (0, 2)
+
+
+def test_only_what_was_declared_can_be_sent_and_can_arrive():
+    with pytest.raises(WireError, match="a Matrix cannot be sent to other processes"):
+        pack([Matrix()])
+    with pytest.raises(WireError, match="unknown record 'Popen' from another process"):
+        value_of('{"record": "Popen", "fields": {}}')
+    with pytest.raises(WireError, match="unknown type 'load' of a tensor from another process"):
+        value_of('{"dtype": "load"}')
+    with pytest.raises(WireError, match="a word holds no tensors"):
+        words(torch.zeros(1))
 
 
 def test_what_the_environment_says(monkeypatch):

@@ -1,7 +1,11 @@
-"""Values as bytes and tensors: what is small is pickled, the tensors in it travel side by side in one buffer."""
+"""Values as words and tensors: words are JSON of known kinds, the tensors in them travel side by side in one buffer.
 
-import io
-import pickle
+Nothing that arrives can make more than these: None, numbers, text, lists, tuples, dictionaries, tensors, types of
+tensors, and the records that were declared with `sendable`.
+"""
+
+import dataclasses
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -9,6 +13,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from stratafl.errors import WireError
+
+_KINDS: dict[str, type[Any]] = {}
+
+
+def sendable(*kinds: type[Any]) -> None:
+    """Declare dataclasses that may be sent."""
+    _KINDS.update({kind.__name__: kind for kind in kinds})
 
 
 @dataclass(frozen=True)
@@ -29,7 +42,7 @@ class Spec:
 class Label:
     """What is said of a value before its tensors are sent."""
 
-    body: bytes
+    body: str
     specs: tuple[Spec, ...]
 
     @property
@@ -38,38 +51,84 @@ class Label:
         return sum(spec.size for spec in self.specs)
 
 
-class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self.tensors: list[Tensor] = []
-
-    def persistent_id(self, value: Any) -> int | None:
-        if not isinstance(value, Tensor):
-            return None
-        self.tensors.append(value)
-        return len(self.tensors) - 1
+sendable(Spec, Label)
 
 
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, tensors: Sequence[Tensor]) -> None:
-        super().__init__(file)
-        self._tensors = tensors
+def words(value: object) -> str:
+    """A value without tensors as text."""
+    text, tensors = _encoded(value)
+    if tensors:
+        raise WireError("a word holds no tensors")
+    return text
 
-    def persistent_load(self, number: int) -> Tensor:
-        return self._tensors[number]
+
+def value_of(text: str) -> Any:
+    """The value that `words` wrote."""
+    return _decoded(text, [])
 
 
 def pack(value: object) -> tuple[Label, list[Tensor]]:
     """A value's label and its tensors."""
-    file = io.BytesIO()
-    pickler = _Pickler(file)
-    pickler.dump(value)
-    return Label(file.getvalue(), tuple(map(spec_of, pickler.tensors))), pickler.tensors
+    text, tensors = _encoded(value)
+    return Label(text, tuple(map(spec_of, tensors))), tensors
 
 
 def unpack(label: Label, tensors: Sequence[Tensor]) -> Any:
     """The value of a label and its tensors."""
-    return _Unpickler(io.BytesIO(label.body), tensors).load()
+    return _decoded(label.body, tensors)
+
+
+def _encoded(value: object) -> tuple[str, list[Tensor]]:
+    tensors: list[Tensor] = []
+
+    def plain(value: Any) -> Any:
+        if value is None or isinstance(value, str | bool | int | float):
+            return value
+        if isinstance(value, list):
+            return [plain(each) for each in value]
+        if isinstance(value, tuple):
+            return {"tuple": [plain(each) for each in value]}
+        if isinstance(value, dict):
+            return {"dict": [[plain(key), plain(each)] for key, each in value.items()]}
+        if isinstance(value, torch.dtype):
+            return {"dtype": str(value).removeprefix("torch.")}
+        if isinstance(value, Tensor):
+            tensors.append(value)
+            return {"tensor": len(tensors) - 1}
+        if type(value) in _KINDS.values():
+            fields = {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+            return {"record": type(value).__name__, "fields": fields}
+        raise WireError(f"a {type(value).__name__} cannot be sent to other processes")
+
+    return json.dumps(plain(value)), tensors
+
+
+def _decoded(text: str, tensors: Sequence[Tensor]) -> Any:
+    def made(value: Any) -> Any:
+        if isinstance(value, list):
+            return [made(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        if "tuple" in value:
+            return tuple(made(each) for each in value["tuple"])
+        if "dict" in value:
+            return {made(key): made(each) for key, each in value["dict"]}
+        if "dtype" in value:
+            return _dtype(value["dtype"])
+        if "tensor" in value:
+            return tensors[value["tensor"]]
+        if value.get("record") not in _KINDS:
+            raise WireError(f"unknown record '{value.get('record')}' from another process")
+        return _KINDS[value["record"]](**{name: made(each) for name, each in value["fields"].items()})
+
+    return made(json.loads(text))
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise WireError(f"unknown type '{name}' of a tensor from another process")
+    return found
 
 
 def spec_of(tensor: Tensor) -> Spec:

@@ -21,10 +21,23 @@ from torch.distributed.rendezvous import rendezvous
 
 from stratafl.algorithm import Total
 from stratafl.errors import RankError, RunError, StrataError
-from stratafl.execute.packing import Label, Spec, from_buffer, pack, spec_of, to_buffer, unpack
+from stratafl.execute.packing import (
+    Label,
+    Spec,
+    from_buffer,
+    pack,
+    sendable,
+    spec_of,
+    to_buffer,
+    unpack,
+    value_of,
+    words,
+)
+from stratafl.execute.round import Shift
 from stratafl.execute.team import places
-from stratafl.parcel import join
+from stratafl.parcel import Bytes, ColumnMask, Field, LayerMask, Parcel, join
 from stratafl.state import State, flatten, unflatten
+from stratafl.task import Scores
 
 if TYPE_CHECKING:
     from stratafl.execute.simulation import Simulation
@@ -41,6 +54,9 @@ class Failure:
 
     message: str
     code: int
+
+
+sendable(Failure, Shift, Bytes, Scores, Field, LayerMask, ColumnMask)
 
 
 class Store(Protocol):
@@ -144,8 +160,8 @@ class Ranks:
         sums = self._added(total.sums)
         if not rows:
             return Total(sums)
-        own = (torch.cat(total.ids), join(total.rows)) if total.rows else None
-        there = [each for each in self.gather(own) if each is not None]
+        own = (torch.cat(total.ids), dict(join(total.rows))) if total.rows else None
+        there = [(each[0], Parcel(each[1])) for each in self.gather(own) if each is not None]
         if not there:  # a phase that keeps none
             return Total(sums)
         found = torch.cat([each[0] for each in there])
@@ -190,12 +206,22 @@ class Ranks:
 
     def _words(self, mine: T) -> list[T]:
         """A word of everybody; raises if it is that somebody has failed."""
-        words: list[Any] = [None] * self.world
-        dist.all_gather_object(words, mine)
-        for rank, word in enumerate(words):
+        said: list[T] = [value_of(text) for text in self._texts(words(mine))]
+        for rank, word in enumerate(said):
             if isinstance(word, Failure):
                 raise RankError(f"rank {rank}: {word.message}", word.code)
-        return words
+        return said
+
+    def _texts(self, mine: str) -> list[str]:
+        """The text of everybody: first how long each is, then all of them, padded to the longest."""
+        own = torch.frombuffer(bytearray(mine.encode()), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
+        dist.all_gather(sizes, torch.tensor([len(own)]))
+        longest = max(int(size) for size in sizes)
+        padded = torch.cat([own, own.new_zeros(longest - len(own))])
+        texts = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(texts, padded)
+        return [bytes(text[: int(size)].tolist()).decode() for text, size in zip(texts, sizes, strict=True)]
 
     def _wire(self, specs: Iterator[Spec]) -> str:
         return "cuda" if self._nccl and any(spec.device == "cuda" for spec in specs) else "cpu"

@@ -3,14 +3,15 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from stratafl.analysis import Lab
 from stratafl.assemble import simulation_of
 from stratafl.errors import RunError
 from stratafl.execute import Distributed, Matrix, Progress, Simulation, Team
 from stratafl.execute.clients import InMemory
-from stratafl.experiment import Experiment
+from stratafl.execute.packing import sendable
+from stratafl.experiment import Experiment, from_tables, to_tables
 from stratafl.measure import Line
 from stratafl.runs import environment
 from stratafl.summary import stop_reason
@@ -21,7 +22,7 @@ from stratafl.trial import Trial
 class Brief:
     """What the others need to know before the first round."""
 
-    experiment: Experiment
+    tables: dict[str, dict[str, Any]]
     identity: dict[str, str]
     history: list[Line]
 
@@ -32,6 +33,9 @@ class Verdict:
 
     line: Line
     saved: bool
+
+
+sendable(Brief, Verdict)
 
 
 def trial_of(experiment: Experiment, sim: Simulation, team: Team) -> Trial:
@@ -49,7 +53,7 @@ def hand_out(team: Team, experiment: Experiment, sim: Simulation, progress: Prog
         raise RunError(
             "several processes keep clients' memories in RAM, and run.store is disk: use one, or run.store=ram"
         )
-    team.told(Brief(experiment, environment.identity(sim), history))
+    team.told(Brief(to_tables(experiment), environment.identity(sim), history))
     return _dealt(team, sim, progress)
 
 
@@ -69,14 +73,14 @@ class Follower:
     """What every process but the first makes of a run; it goes on, and ends, when the first does."""
 
     def __init__(self, team: Team) -> None:
-        brief: Brief = team.told(Brief(Experiment(), {}, []))
-        self.team, self.experiment = team, brief.experiment
+        brief: Brief = team.told(Brief({}, {}, []))
+        self.team, self.experiment = team, from_tables(brief.tables)
         self.history, self.notes = list(brief.history), list[str]()
-        self.sim = simulation_of(brief.experiment)
+        self.sim = simulation_of(self.experiment)
         for what, mine in environment.identity(self.sim).items():
             if brief.identity[what] != mine:
                 raise RunError(f"the {what} that it finds is not that of rank 0")
-        self.trial = trial_of(brief.experiment, self.sim, team)
+        self.trial = trial_of(self.experiment, self.sim, team)
         self.progress = _dealt(team, self.sim, Progress(0, {}, InMemory(self.sim.kept_on, {})))
         self._saved = self.progress.t
 
