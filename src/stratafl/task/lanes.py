@@ -33,7 +33,7 @@ def side_by_side(clients: int, elements: int, device: torch.device) -> int:
 
 @contextmanager
 def alone_if_short(elements: int, device: torch.device) -> Iterator[None]:
-    """One thread where operations are so short that threads mostly wait for each other, most of all on a shared machine.
+    """One thread where operations are so short that threads mostly wait for each other, above all on a shared machine.
 
     Measured in ms per client-step with one and two threads on 2 ARM cores that others used as well: small MLP 0.21 and
     0.61, of 100 clients 0.14 and 0.24, MLP 784 0.7 and 2.0. Of more threads each has to bring more.
