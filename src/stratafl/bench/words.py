@@ -7,8 +7,8 @@ MIB = 2**20
 
 def headline(machine: dict[str, Any]) -> str:
     """The machine in a line."""
-    names = ("device", "machine", "cores", "threads", "torch", "python", "precision", "compile")
-    return ", ".join(f"{name} {machine[name]}" for name in names)
+    names = ("device", "machine", "cores", "threads", "load", "torch", "python", "precision", "compile")
+    return ", ".join(f"{name} {machine[name]}" for name in names if machine[name] is not None)
 
 
 def line(row: dict[str, Any]) -> str:

@@ -168,10 +168,12 @@ class Task:
         lanes = self._lanes(carry)
         if not in_a_lane():
             self._shop.engine.prepare()
+        if lanes == 1 and list(lock.order) == list(range(len(self))):  # sorted already: nothing to copy
+            return self._lockstep(step, carry, held, list(lock.steps), reels)
+        if len(set(lock.steps)) == 1:
+            return self._evenly(step, carry, held, lock, reels, lanes)
         # Clients sorted by falling number of steps are dealt to the lanes in turn, so that all are busy to the end.
         dealt = [list(lock.order[lane::lanes]) for lane in range(lanes)]
-        if dealt == [list(range(len(self)))]:  # one lane, sorted already: nothing to copy
-            return self._lockstep(step, carry, held, list(lock.steps), reels)
 
         def run(lane: int) -> State:
             mine = torch.tensor(dealt[lane], device=self._shop.device)
@@ -195,6 +197,16 @@ class Task:
         left = self._rnd.setup.rounds - self._rnd.t
         done = self._shop.programs.scan(name, step, self._pair, data, carry, held, reels, steps, left)
         return done if done is None or sorted_already else pick(done, order.argsort())
+
+    def _evenly(self, step: Step, carry: State, held: State, lock: Lockstep, reels: list[Reel], lanes: int) -> State:
+        """Clients with the same number of steps: lanes take slices of them, so that no row is copied to be dealt."""
+
+        def run(lane: int) -> State:
+            mine = slice(len(self) * lane // lanes, len(self) * (lane + 1) // lanes)
+            own = [reel.pick(mine) for reel in reels]
+            return self._lockstep(step, pick(carry, mine), pick(held, mine), list(lock.steps[mine]), own)
+
+        return join(in_lanes(run, lanes))
 
     def _lanes(self, carry: State) -> int:
         return side_by_side(len(self), stored_elements(carry), self._shop.device) if self._shop.engine.parallel else 1
