@@ -183,6 +183,7 @@ def test_records_reach_the_disk_before_the_checkpoint_that_refers_to_them(tmp_pa
     assert events.index(MEMORIES) < events.index("→ 000001")
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_every_kind_of_moment_ends_like_one_that_was_not(tmp_path):
     settings = [*SETTINGS, "run.store=disk"]
     command = ["-m", "stratafl", "run", *(part for setting in settings for part in ("--set", setting)), "--out"]

@@ -98,9 +98,9 @@ def _spread(values: Sequence[float]) -> Spread:
 
 
 def _method(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes one method another: neither its seed, nor how often its layers are looked at."""
-    besides = {"run": "seed", "evaluate": "lab"}
-    return {name: {k: v for k, v in table.items() if k != besides.get(name)} for name, table in config.items()}
+    """What makes one method another: not its seed, nor where it kept what, nor how often it was looked at."""
+    besides = {"run": ("seed", "memory", "store", "checkpoint"), "evaluate": ("lab",)}
+    return {name: {k: v for k, v in table.items() if k not in besides.get(name, ())} for name, table in config.items()}
 
 
 def _labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -65,7 +65,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
         path.write_bytes(b"half")
         raise OSError("no space left")
 
-    monkeypatch.setattr("stratafl.models.weights.save_file", half_written)
+    monkeypatch.setattr("safetensors.torch.save_file", half_written)
     with pytest.raises(ModelError, match=r"cannot be written to '.*': no space left"):
         save_weights(other, tmp_path / "w.safetensors")
     assert [p.name for p in tmp_path.iterdir()] == ["w.safetensors"]
