@@ -83,7 +83,7 @@ def machine(request: Request) -> Table:
         "machine": platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,  # what else was going on
+        "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,  # what else was going on
         "torch": torch.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
