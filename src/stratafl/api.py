@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from stratafl.algorithm import Algorithm
 from stratafl.data import Federation, from_clients
 from stratafl.data.arrays import Array, plain_tensor
+from stratafl.data.scaling import numbers
 from stratafl.errors import DataError, ModelError, RecordError, RunError
 from stratafl.evaluate import state_dict
 from stratafl.execute import Progress, Simulation, simulation
@@ -99,9 +100,11 @@ class Fitted:
                 f"samples of shape {shape} are expected, [n, {', '.join(map(str, shape))}] in all, "
                 f"not an array of shape {tuple(tensor.shape)}"
             )
-        expected = self.sim.workshop.federation.x.dtype
-        floating = expected.is_floating_point or expected == torch.uint8
-        return tensor.cpu().to(self.sim.workshop.dtype if floating else expected)
+        federation, dtype = self.sim.workshop.federation, self.sim.workshop.dtype
+        if not federation.x.is_floating_point() and federation.x.dtype != torch.uint8:
+            return tensor.cpu().to(federation.x.dtype)
+        scale = federation.scale(dtype) if tensor.dtype == torch.uint8 else ()  # what is no byte is a number already
+        return numbers(tensor.cpu().to(dtype), dtype, tuple(part.cpu() for part in scale))
 
 
 def fit(

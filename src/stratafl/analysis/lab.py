@@ -97,8 +97,7 @@ def common(sim: Simulation, count: int) -> Tensor:
     splits = [federation.split(name).indices for name in ("test", "validation", "train")]
     held = next(indices for indices in splits if len(indices))
     order = torch.argsort(keys.keys(sim.setup.seed, 0, torch.arange(len(held)), "laboratory"))
-    x = federation.x[held[order[:count]].to(federation.x.device)]
-    return x.to(sim.workshop.dtype) if x.is_floating_point() or x.dtype == torch.uint8 else x
+    return federation.inputs(federation.x[held[order[:count]].to(federation.x.device)], sim.workshop.dtype)
 
 
 def conflict_numbers(update: Rows, layout: Layout) -> dict[str, list[float | None]]:

@@ -104,7 +104,7 @@ class Loaders(Loop):
 
 def _own(federation: Federation, split: str, client: int) -> Pair:
     mine = federation.split(split).of(client)
-    return federation.x[mine], federation.y[mine]
+    return federation.inputs(federation.x[mine], torch.float32), federation.y[mine]
 
 
 BASELINES = (Loop, Loaders)

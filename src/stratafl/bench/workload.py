@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from stratafl.data import Federation, federate
+from stratafl.data import Federation, Scaling, federate
 from stratafl.data.partitions import Dirichlet
 from stratafl.errors import unknown
 from stratafl.models import MODELS, build
@@ -27,6 +27,11 @@ class Subject:
     classes: int
     steps: int
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def scaling(self) -> Scaling | None:
+        """Bytes become numbers from −1 to 1; tokens are none."""
+        return None if "vocabulary" in self.options else Scaling((0.5,), (0.5,))
 
     def module(self) -> nn.Module:
         """The model, freshly drawn."""
@@ -66,19 +71,29 @@ class Workload:
         if self.paper:
             labels = rng.integers(0, subject.classes, PAPER_SAMPLES)
             owners = Dirichlet(PAPER_ALPHA)(labels, self.clients, seed)
-            return federate(_drawn(subject, len(labels), rng), labels, owners, classes=subject.classes, seed=seed)
+            x = _drawn(subject, len(labels), rng)
+            return federate(x, labels, owners, classes=subject.classes, seed=seed, scaling=subject.scaling)
         tests = max(1, self.samples // (HELD_OUT - 1))
         each = self.samples + tests
         there = min(self.clients * each, max(POOL, each))
         labels = rng.integers(0, subject.classes, there)
         owners = [np.arange(c * each, (c + 1) * each) % there for c in range(self.clients)]
         x = _drawn(subject, there, rng)
-        return federate(x, labels, owners, classes=subject.classes, test=tests / each, seed=seed, overlap=True)
+        return federate(
+            x,
+            labels,
+            owners,
+            classes=subject.classes,
+            test=tests / each,
+            seed=seed,
+            overlap=True,
+            scaling=subject.scaling,
+        )
 
 
 def _drawn(subject: Subject, count: int, rng: np.random.Generator) -> NDArray[Any]:
-    """Images of noise, or sequences of tokens for a model that has a vocabulary."""
+    """Images of noise in bytes, or sequences of tokens for a model that has a vocabulary."""
     shape = (count, *subject.shape)
     if "vocabulary" in subject.options:
         return rng.integers(1, subject.options["vocabulary"], shape)
-    return rng.standard_normal(shape, dtype=np.float32)
+    return rng.integers(0, 256, shape, dtype=np.uint8)

@@ -6,6 +6,7 @@ from stratafl.data.digits import digits, digits_arrays
 from stratafl.data.federation import Federation, Ragged, federate, from_clients, from_splits
 from stratafl.data.npz import from_npz
 from stratafl.data.partitions import IID, PARTITIONS, Classes, Dirichlet, Partition, PFLlibDirichlet
+from stratafl.data.scaling import Scaling
 
 DATASETS: dict[str, Callable[..., Federation]] = {"digits": digits}
 
@@ -19,6 +20,7 @@ __all__ = [
     "PFLlibDirichlet",
     "Partition",
     "Ragged",
+    "Scaling",
     "digits",
     "digits_arrays",
     "federate",

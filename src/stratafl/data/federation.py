@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stratafl.data.arrays import Array, Part, join
+from stratafl.data.scaling import Scaling, numbers
 from stratafl.errors import DataError, unknown
 
 SPLITS = ("train", "validation", "test")
@@ -61,13 +62,14 @@ class Ragged:
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """Samples and who holds them; `classes` is `None` for regression."""
+    """Samples and who holds them; `classes` is `None` for regression, `scaling` says what bytes are as numbers."""
 
     x: Tensor
     y: Tensor
     classes: int | None
     splits: dict[str, Ragged]
     name: str = "arrays"
+    scaling: Scaling | None = None
 
     def __post_init__(self) -> None:
         if set(self.splits) != set(SPLITS):
@@ -76,6 +78,8 @@ class Federation:
             raise DataError(f"x holds {len(self.x)} samples, but y holds {len(self.y)} targets")
         for name, split in self.splits.items():
             self._check_split(name, split)
+        if self.scaling is not None:
+            self.scaling.check(self.x)
 
     def _check_split(self, name: str, split: Ragged) -> None:
         if len(split) != self.clients:
@@ -113,6 +117,14 @@ class Federation:
     @cached_property
     def _class_counts(self) -> dict[str, Tensor]:
         return {}  # by split: every task asks for some clients' counts, and nothing of it changes
+
+    def scale(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """What `numbers` scales samples with; nothing where they are not scaled."""
+        return () if self.scaling is None else self.scaling.tensors(self.x, dtype)
+
+    def inputs(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Samples of this kind as a model takes them."""
+        return numbers(x, dtype, self.scale(dtype))
 
     def to(self, device: torch.device | str) -> Self:
         """The same federation with `x` and `y` on a device; the splits stay on the CPU."""
@@ -171,6 +183,7 @@ def federate(
     name: str = "arrays",
     overlap: bool = False,
     dtype: torch.dtype = torch.float32,
+    scaling: Scaling | None = None,
 ) -> Federation:
     """A federation from arrays and, for each client, the indices of its samples.
 
@@ -180,7 +193,7 @@ def federate(
     cutter = _Cutter(validation, test, minimum_test, seed)
     x, y, classes = join([Part("", x, y)], classes, dtype)
     held = _checked_owners(owners, len(x), overlap)
-    return Federation(x, y, classes, cutter.cut(held), name)
+    return Federation(x, y, classes, cutter.cut(held), name, scaling)
 
 
 def from_clients(

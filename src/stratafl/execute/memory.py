@@ -43,8 +43,7 @@ def _saved_bytes(workshop: Workshop, batch: int) -> int:
         saved += tensor.numel() * tensor.element_size()
         return tensor
 
-    x, y = workshop.federation.x[:1], workshop.federation.y[:1]
-    x = x.to(workshop.dtype) if x.is_floating_point() or x.dtype == torch.uint8 else x
+    x, y = workshop.federation.inputs(workshop.federation.x[:1], workshop.dtype), workshop.federation.y[:1]
     x, y = (t.repeat(batch, *(1,) * (t.ndim - 1)) for t in (x, y))
     blank = torch.zeros((), dtype=workshop.dtype, device=workshop.device)
     row = {n: blank.new_zeros(s.shape).requires_grad_(s.trainable) for n, s in layout.specs.items()}

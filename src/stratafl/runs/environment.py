@@ -82,7 +82,8 @@ def data_digest(sim: Simulation) -> str:
     held = {
         f"{name}/{part}": getattr(s, part) for name, s in federation.splits.items() for part in ("indices", "offsets")
     }
-    return _digest({"x": federation.x, "y": federation.y, **held})
+    scaling = [] if federation.scaling is None else [str(federation.scaling)]
+    return _digest({"x": federation.x, "y": federation.y, **held}, scaling)
 
 
 def model_digest(sim: Simulation) -> str:

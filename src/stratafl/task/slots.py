@@ -24,9 +24,14 @@ class Turn:
 
 
 def enough(steps: Sequence[int]) -> int:
-    """The fewest slots with which everybody is done when the longest client is."""
+    """As many slots as are busy all the time, or one more, if the time that it saves outweighs the places it wastes.
+
+    A step of so many slots is taken to cost about as much as one slot more: with 44,992 samples, whose largest client
+    takes 344 steps, 13 slots take 347 steps and 14 slots 344, of which each is 7 % longer.
+    """
     longest = max(steps, default=0)
-    return -(-sum(steps) // longest) if longest else 1
+    busy = max(1, sum(steps) // longest) if longest else 1
+    return min((busy, busy + 1), key=lambda slots: duration(steps, slots) * (slots + 1))
 
 
 def duration(steps: Sequence[int], slots: int) -> int:

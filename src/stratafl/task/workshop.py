@@ -64,13 +64,13 @@ def workshop(
     kept = speed.keeps(device) and isinstance(chosen, StackedEngine)
     programs = Programs(device, speed.compile, tensors=len(layout.specs)) if kept else None
     width = features.flatten(2).shape[2]
-    return Workshop(federation, chosen, layout, dtype, device, smallest, width, programs, speed)
+    single = LoopEngine(model(False)) if device.type == "cuda" and isinstance(chosen, StackedEngine) else None
+    return Workshop(federation, chosen, layout, dtype, device, smallest, width, programs, speed, single)
 
 
 def _sample(federation: Federation, dtype: torch.dtype) -> Tensor:
-    x = federation.x[:2]
-    x = x if len(x) == 2 else x.repeat(2, *(1,) * (x.ndim - 1))
-    return x.to(dtype) if x.is_floating_point() or x.dtype == torch.uint8 else x
+    x = federation.inputs(federation.x[:2], dtype)
+    return x if len(x) == 2 else x.repeat(2, *(1,) * (x.ndim - 1))
 
 
 def _check_outputs(module: nn.Module, sample: Tensor, federation: Federation) -> None:

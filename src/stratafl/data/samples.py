@@ -1,0 +1,29 @@
+"""Samples as a source gives them, before they belong to clients."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratafl.data.scaling import Scaling
+from stratafl.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """What a source knows: samples and targets, and perhaps whose they are and which the publishers test on."""
+
+    x: NDArray[Any]
+    y: NDArray[Any]
+    classes: int | None = None  # None: found out from the labels, or the targets are numbers
+    tests: NDArray[np.bool_] | None = None  # which samples are the publishers' test set
+    owner: NDArray[Any] | None = None  # whose each sample is, by name or number
+    scaling: Scaling | None = None
+    name: str = "arrays"
+
+    def __post_init__(self) -> None:
+        for what in ("y", "tests", "owner"):
+            given = getattr(self, what)
+            if given is not None and len(given) != len(self.x):
+                raise DataError(f"'{self.name}' has {len(self.x)} samples, but '{what}' tells of {len(given)}")
