@@ -42,7 +42,7 @@ def test_programs_are_used_and_kept():
     programs = sim.workshop.programs
     assert isinstance(programs, Programs)
     assert len(programs._kept) == 2  # the head's descent and the base's
-    assert {program.slots for program in programs._kept.values()} == {4}  # 13 steps, of which nobody takes more than 4
+    assert {program.slots for program in programs._kept.values()} == {3}  # 13 steps, of which nobody takes more than 4
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,15 @@ PYTHONPATH=src python tests/gpu/test_agreement.py      without pytest, where the
 """
 
 import time
+from functools import partial
 from unittest import SkipTest
 
 import torch
 
 from stratafl.algorithms import algorithm, fedalp, fedavg30local, fedlag, flayer, heurpfedla, pfedla
+from stratafl.data import IID, digits
 from stratafl.execute import Matrix, simulation
+from stratafl.models import build
 from stratafl.task.speed import Speed
 from stratafl.testing import difference, tiny_federation, tiny_model
 
@@ -32,11 +35,14 @@ WAYS = {
 }
 
 
-def run(method, device, speed=None, dtype=torch.float64, rounds=4):
+DECIDING = ("flayer", "flayer official", "fedlag", "fedalp", "heurpfedla")
+
+
+def run(method, device, speed=None, dtype=torch.float64, rounds=4, data=tiny_federation, model=tiny_model):
     sim = simulation(
         method,
-        tiny_federation(dtype=dtype),
-        tiny_model(),
+        data(dtype=dtype),
+        model(),
         rounds=rounds,
         participation=0.7,
         dtype=dtype,
@@ -77,19 +83,40 @@ def decisions(sim, progress):
     parcel = sim.algorithm.download(rnd, server, ids)
     desk = sim.algorithm.receive(rnd, sim.memories(progress.clients, ids), parcel, task)
     upload = sim.algorithm.work(rnd, desk, task).upload
-    for field in upload.values():
+    for field in (*parcel.values(), *upload.values()):
         sent = field.sent(rnd.layout) or {}
         found += [x.cpu().flatten() for x in sent.values()]
     return torch.cat([x.double() for x in found]) if found else torch.empty(0)
 
 
+def convolutional():
+    torch.manual_seed(0)
+    return build("convnorm", shape=(1, 8, 8), classes=10, channels=24)
+
+
 def test_decisions_agree_in_float32():
+    """After two rounds on real digits, enough of them for a thousandth to be more than one at the edge.
+
+    FLAYER's published code sets rates by the logarithm of gradients that may vanish, so that rounding decides: even
+    float32 and float64 on one CPU agree in no more than 99.89 % here, and in 78 % where clients have one class each.
+    """
     need_gpu()
-    for name in ("flayer", "flayer official", "fedlag", "fedalp", "heurpfedla"):
-        there, here = (decisions(*run(METHODS[name], device, dtype=torch.float32)) for device in ("cuda", "cpu"))
-        same = float((there == here).double().mean()) if len(here) else 1.0
-        print(f"{name:16} {len(here)} decisions, {same:.5f} the same", flush=True)
-        assert same >= 0.999, (name, same)
+    shares = {}
+    for name in DECIDING:
+        run_on = partial(
+            run,
+            METHODS[name],
+            dtype=torch.float32,
+            rounds=2,
+            data=partial(digits, partition=IID()),
+            model=convolutional,
+        )
+        there, here = (decisions(*run_on(device)) for device in ("cuda", "cpu"))
+        shares[name] = float((there == here).double().mean())
+        print(f"{name:16} {len(here)} decisions, {shares[name]:.6f} the same", flush=True)
+        assert len(here), name
+    assert shares.pop("flayer official") >= 0.99
+    assert min(shares.values()) >= 0.999, shares
 
 
 if __name__ == "__main__":

@@ -398,3 +398,19 @@ def test_flat_names_of_a_progress_are_all_its_tensors():
     assert set(progress.tensors()) == names
     assert "client/4/theta/fc.weight" in names
     assert "server/theta/bn1.running_var" in names
+
+
+def test_one_by_one_scores_what_all_together_score(monkeypatch):
+    """What a GPU does with clients that have many samples, here with few, in batches of 2."""
+    sim = made()
+    progress = sim.run(Matrix())
+    rows = received(sim, progress, EVERYBODY)
+    expected = score(sim, progress, rows, EVERYBODY, "test")
+    single = made(engine="loop").workshop.engine
+    other = replace(sim, workshop=replace(sim.workshop, single=single))
+    monkeypatch.setattr("stratafl.task.task.MANY", 1)
+    monkeypatch.setattr("stratafl.task.task.AT_ONCE", 2)
+    monkeypatch.setattr(Task, "sweep", None)  # not asked
+    found = score(other, progress, rows, EVERYBODY, "test")
+    for name in ("hits", "loss", "count"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name))

@@ -1,0 +1,77 @@
+"""Bytes as numbers: worked out by hand, and the same training as with numbers made beforehand."""
+
+import numpy as np
+import pytest
+import torch
+
+from stratafl import fit
+from stratafl.algorithms import fedper
+from stratafl.data import Scaling, federate
+from stratafl.data.scaling import numbers
+from stratafl.errors import DataError
+from stratafl.execute import Matrix, simulation
+from stratafl.models import build
+from stratafl.policies import SGD
+from stratafl.testing import difference
+
+OWNERS = [np.arange(0, 14), np.arange(14, 30)]
+
+
+def images(seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 256, (30, 2, 4, 4), dtype=np.uint8), rng.integers(0, 3, 30)
+
+
+def model():
+    torch.manual_seed(1)
+    return build("mlp", shape=(2, 4, 4), classes=3, hidden=(5,))
+
+
+def test_a_byte_by_hand():
+    """(255/255 − 0.5)/0.25 = 2, (0 − 0.5)/0.25 = −2, and (51/255 − 0.2)/0.5 = 0 in the second channel."""
+    x = torch.tensor([[[[255, 0]], [[51, 255]]]], dtype=torch.uint8)
+    scale = Scaling((0.5, 0.2), (0.25, 0.5)).tensors(x, torch.float64)
+    torch.testing.assert_close(
+        numbers(x, torch.float64, scale), torch.tensor([[[[2.0, -2.0]], [[0.0, 1.6]]]], dtype=torch.float64)
+    )
+
+
+def test_one_mean_is_for_all_channels_and_without_scaling_bytes_are_their_numbers():
+    x = torch.tensor([[0, 255]], dtype=torch.uint8)
+    assert numbers(x, torch.float32, Scaling((0.5,), (0.5,)).tensors(x, torch.float32)).tolist() == [[-1, 1]]
+    assert numbers(x, torch.float32).tolist() == [[0, 255]]
+    tokens = torch.tensor([[3, 4]])
+    assert numbers(tokens, torch.float32) is tokens
+
+
+@pytest.mark.parametrize("engine", ["stacked", "loop"])
+def test_training_on_bytes_is_training_on_their_numbers(engine):
+    x, y = images()
+    scaling = Scaling((0.4, 0.6), (0.2, 0.3))
+    ready = (x / 255 - np.array([0.4, 0.6])[:, None, None]) / np.array([0.2, 0.3])[:, None, None]
+    found = []
+    for federation in (
+        federate(x, y, OWNERS, classes=3, scaling=scaling, dtype=torch.float64),
+        federate(ready, y, OWNERS, classes=3, dtype=torch.float64),
+    ):
+        sim = simulation(fedper(train=SGD(lr=0.1)), federation, model(), rounds=3, engine=engine, dtype=torch.float64)
+        assert sim.workshop.federation.x.dtype == federation.x.dtype
+        found.append(sim.run(Matrix()).tensors())
+    assert difference(*found) < 1e-12
+
+
+def test_a_fitted_model_scales_the_bytes_that_it_is_asked_about_but_not_numbers():
+    x, y = images()
+    fitted = fit(fedper(), federate(x, y, OWNERS, classes=3, scaling=Scaling((0.5,), (0.5,))), model(), rounds=1)
+    as_numbers = torch.from_numpy(x).float() / 255 * 2 - 1
+    torch.testing.assert_close(fitted.outputs(0, x), fitted.outputs(0, as_numbers))
+
+
+def test_what_does_not_fit_is_refused():
+    x, y = images()
+    with pytest.raises(DataError, match="3 means for samples of shape"):
+        federate(x, y, OWNERS, classes=3, scaling=Scaling((0.5,) * 3, (0.5,) * 3))
+    with pytest.raises(DataError, match="only bytes are scaled"):
+        federate(x.astype(np.float32), y, OWNERS, classes=3, scaling=Scaling())
+    with pytest.raises(DataError, match="positive deviations"):
+        Scaling((0.5,), (0.0,))
