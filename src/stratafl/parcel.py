@@ -170,31 +170,37 @@ class Bytes:
 
 def count_bytes(parcel: Parcel, layout: Layout, clients: int) -> Bytes:
     """Values that were sent, plus one bit per column (or layer) for each mask; a common field goes to every client."""
-    weights = torch.zeros(clients, len(layout.layers) + 1, dtype=torch.int64)
-    values = torch.zeros(len(layout.layers), dtype=torch.int64)
+    last = len(layout.layers)
+    whole, values = [0] * (last + 1), [0] * last  # of every client
+    masked: list[tuple[int, int, Tensor]] = []  # layer, size of a value, how many of them each client sends
     for field in parcel.values():
         if isinstance(field.value, Tensor):
-            weights[:, -1] += field.value.numel() * field.value.element_size() // (1 if field.common else clients)
+            whole[last] += field.value.numel() * field.value.element_size() // (1 if field.common else clients)
             continue
         sent = field.sent(layout)
         for name, block in field.value.items():
-            columns = _columns(block, None if sent is None else sent[name], field, clients)
-            layer = layout.specs[name].layer
-            weights[:, layer] += columns * block.element_size() + _bitmap(block, field)
-            values[layer] += columns.sum()
-        if isinstance(field.mask, LayerMask):
-            weights[:, -1] += (len(layout.layers) + 7) // 8
-    return Bytes(weights.sum(1), weights[:, :-1].sum(0), int(weights[:, -1].sum()), values)
+            layer, size = layout.specs[name].layer, block.numel() // (1 if field.common else clients)
+            if sent is not None:
+                masked.append((layer, block.element_size(), _columns(block, sent[name], field, clients)))
+            else:
+                whole[layer] += size * block.element_size()
+                values[layer] += size
+            whole[layer] += (size + 7) // 8 if isinstance(field.mask, ColumnMask) else 0
+        whole[last] += (last + 7) // 8 if isinstance(field.mask, LayerMask) else 0
+    weights = torch.tensor(whole).expand(clients, -1).clone()
+    counts = torch.tensor(values) * clients
+    for (layer, size, _), columns in zip(masked, _on_host([each for _, _, each in masked]), strict=True):
+        weights[:, layer] += columns * size
+        counts[layer] += columns.sum()
+    return Bytes(weights.sum(1), weights[:, :-1].sum(0), int(weights[:, -1].sum()), counts)
 
 
-def _columns(block: Tensor, sent: Tensor | None, field: Field, clients: int) -> Tensor:
+def _columns(block: Tensor, sent: Tensor, field: Field, clients: int) -> Tensor:
     """How many columns of a block each client sends or is sent."""
-    if sent is None:
-        return torch.full((clients,), block.numel() if field.common else block[0].numel())
     dense = sent.expand(block.shape)
-    return (dense.sum().expand(clients) if field.common else dense.reshape(clients, -1).sum(1)).cpu()
+    return dense.sum().expand(clients) if field.common else dense.reshape(clients, -1).sum(1)
 
 
-def _bitmap(block: Tensor, field: Field) -> int:
-    size = block.numel() if field.common else block[0].numel()
-    return (size + 7) // 8 if isinstance(field.mask, ColumnMask) else 0
+def _on_host(tensors: list[Tensor]) -> Sequence[Tensor]:
+    """Tensors of one shape, fetched at once: each fetch waits for the device."""
+    return torch.stack(tensors).cpu().unbind() if tensors else ()

@@ -26,7 +26,13 @@ def add_rows_by_group(
 
 def add_weights(total: Mapping[str, Tensor], weights: Tensor, rows: Mapping[str, Tensor], sent: Rows | None) -> Rows:
     """The total with Σ_k w_k more, for each block over the clients (or columns) that sent it."""
-    return {**total, **{n: _add(total.get(n), weights, _presence(rows[n], sent, n)) for n in rows}}
+    if sent is not None:
+        return {**total, **{n: _add(total.get(n), weights, sent[n].to(rows[n].dtype)) for n in rows}}
+    sums: dict[int, Tensor] = {}  # everybody sent every block, so that blocks with one total have one sum
+    for name, block in rows.items():
+        if id(total.get(name)) not in sums:
+            sums[id(total.get(name))] = _add(total.get(name), weights, block.new_ones(len(block)))
+    return {**total, **{n: sums[id(total.get(n))] for n in rows}}
 
 
 def mean_or_hold(sums: Rows, weights: Rows, held: Mapping[str, Tensor]) -> Rows:
@@ -41,10 +47,6 @@ def mean_or_hold(sums: Rows, weights: Rows, held: Mapping[str, Tensor]) -> Rows:
 def _cleared(block: Tensor, sent: Rows | None, name: str) -> Tensor:
     # Not a product: what was not sent is NaN on the server's side.
     return block if sent is None else torch.where(sent[name], block, 0)
-
-
-def _presence(block: Tensor, sent: Rows | None, name: str) -> Tensor:
-    return block.new_ones(len(block)) if sent is None else sent[name].to(block.dtype)
 
 
 def _add(total: Tensor | None, weights: Tensor, rows: Tensor) -> Tensor:

@@ -85,7 +85,7 @@ def test_a_step_that_cannot_be_named_is_taken_anew():
 
 
 def test_a_program_that_cannot_be_prepared_is_said_and_left(monkeypatch, caplog):
-    def refuse(self, program):
+    def refuse(self, program, compiles):
         raise RuntimeError("not permitted when stream is capturing\nmore")
 
     monkeypatch.setattr(Programs, "_prepare", refuse)

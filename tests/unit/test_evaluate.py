@@ -29,6 +29,7 @@ from stratafl.parcel import Field, Parcel
 from stratafl.policies import SGD, Exponential
 from stratafl.state import flatten
 from stratafl.task import Scores, Task
+from stratafl.task.speed import Speed
 
 TRAIN = SGD(lr=0.1, batch=4, shuffle=False)  # in the order of the samples, so that a plain loop needs no keys
 TUNE = SGD(lr=0.3, batch=5, epochs=2, momentum=0.9, shuffle=False, purpose="tune")
@@ -400,17 +401,17 @@ def test_flat_names_of_a_progress_are_all_its_tensors():
     assert "server/theta/bn1.running_var" in names
 
 
-def test_one_by_one_scores_what_all_together_score(monkeypatch):
-    """What a GPU does with clients that have many samples, here with few, in batches of 2."""
-    sim = made()
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_a_kept_step_scores_what_a_sweep_scores(monkeypatch, split):
+    """What a GPU does: three slots for five clients, one of which has no validation samples, two samples at a time."""
+    monkeypatch.setattr("stratafl.task.task.EVALUATION_BATCH", 2)
+    sim, kept = made(), made(speed=Speed(graphs="on"))
     progress = sim.run(Matrix())
     rows = received(sim, progress, EVERYBODY)
-    expected = score(sim, progress, rows, EVERYBODY, "test")
-    single = made(engine="loop").workshop.engine
-    other = replace(sim, workshop=replace(sim.workshop, single=single))
-    monkeypatch.setattr("stratafl.task.task.MANY", 1)
-    monkeypatch.setattr("stratafl.task.task.AT_ONCE", 2)
+    expected = score(sim, progress, rows, EVERYBODY, split)
     monkeypatch.setattr(Task, "sweep", None)  # not asked
-    found = score(other, progress, rows, EVERYBODY, "test")
-    for name in ("hits", "loss", "count"):
-        torch.testing.assert_close(getattr(found, name), getattr(expected, name))
+    for _ in range(2):
+        found = score(kept, progress, rows, EVERYBODY, split)
+        for name in ("hits", "loss", "count"):
+            torch.testing.assert_close(getattr(found, name), getattr(expected, name))
+    assert len(kept.workshop.programs) == 1

@@ -90,7 +90,7 @@ def table(lockstep: Lockstep, epoch_keys: Tensor, offsets: Tensor, *, shuffle: b
     step = torch.arange(lockstep.longest, device=device)
     epoch = (step // per_epoch).clamp(max=len(epoch_keys) - 1)  # [C, S]
     place = (step % per_epoch)[:, :, None] * lockstep.batch + torch.arange(lockstep.batch, device=device)
-    place = torch.minimum(place, (counts - 1)[:, None, None])
+    place = torch.minimum(place, (counts - 1).clamp(min=0)[:, None, None])  # who has none takes no step
     flat = epoch[:, :, None] * width + place
     local = order.reshape(len(counts), -1).gather(1, flat.reshape(len(counts), -1)).reshape(flat.shape)
     return local + offsets[:, None, None]

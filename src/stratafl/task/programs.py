@@ -29,7 +29,7 @@ log = logging.getLogger("stratafl")
 Step = Callable[..., State]
 Data = tuple[Tensor, ...]
 Read = Callable[[Data, Tensor], tuple[Tensor, Tensor]]
-ROOM = 8  # the least steps that a program has room for: tracing and warming up take some
+ROOM = 64  # the least steps that a program has room for: tracing and warming up take some, and room costs nothing
 WARM_UP = 2  # runs before a capture: libraries allocate on their first use, which a capture does not allow
 
 
@@ -74,6 +74,8 @@ class Program:
         self._hollow = tuple(name for name, value in carry.items() if not isinstance(value, Tensor) and not value)
         self._carry = {name: _blank(x, slots) for name, x in _leaves(carry).items()}
         self._held = {name: _constant(x, slots) for name, x in _leaves(held).items()}
+        self._own = [name for name, x in self._held.items() if not shared(x)]
+        self._at_work, self._in_use = Shelf(self._carry), Shelf({name: self._held[name] for name in self._own})
         self._reels = [_blank_reel(reel, slots, length) for reel in reels]
         self._at = torch.zeros(1, dtype=torch.int64, device=reels[0].samples.device)
         self.replay: Callable[[], object] = self.once
@@ -108,19 +110,22 @@ class Program:
     def run(self, carry: State, held: State, reels: Sequence[Reel], steps: Sequence[int]) -> State:
         """All steps of all clients; what is given is not written to."""
         plan = turns(steps, self.slots)
-        constants = _leaves(held)
-        done = {name: x.clone(memory_format=torch.contiguous_format) for name, x in _leaves(carry).items()}
-        own = {name: x for name, x in self._held.items() if not shared(x)}
+        before, constants = _leaves(carry), _leaves(held)
+        after = {name: torch.empty_like(x, memory_format=torch.contiguous_format) for name, x in before.items()}
+        given, done, fixed = Shelf(before), Shelf(after), Shelf({name: constants[name] for name in self._own})
         self._load(constants, reels, plan)
+        for client in range(len(steps)):
+            if not steps[client]:
+                given.copy(client, done, client)
         for leaving, coming, until in _shifts(plan):
             for turn in leaving:
-                _copy_row(self._carry, turn.slot, done, turn.client)
+                self._at_work.copy(turn.slot, done, turn.client)
             for turn in coming:
-                _copy_row(done, turn.client, self._carry, turn.slot)
-                _copy_row(constants, turn.client, own, turn.slot)
+                (done if turn.first else given).copy(turn.client, self._at_work, turn.slot)
+                fixed.copy(turn.client, self._in_use, turn.slot)
             for _ in range(until):
                 self.replay()
-        return self._state(done)
+        return self._state(after)
 
     def _state(self, leaves: Rows) -> State:
         return {**{name: {} for name in self._hollow}, **unflatten(leaves)}
@@ -160,11 +165,21 @@ def _constant(x: Tensor, slots: int) -> Tensor:
     return _blank(x, 1).expand(slots, *x.shape[1:]) if shared(x) else _blank(x, slots)
 
 
-def _copy_row(source: Rows, here: int, target: Rows, there: int) -> None:
-    """One row of every tensor, in one launch per type: hundreds of small copies would cost as much as a step."""
-    for kind in {x.dtype for x in target.values()}:
-        names = [name for name, x in target.items() if x.dtype == kind]
-        torch._foreach_copy_([target[n][there] for n in names], [source[n][here] for n in names])
+class Shelf:
+    """Rows of tensors at hand, so that one is copied in one launch per type.
+
+    Copied tensor by tensor, the rows of a client of ResNet-18 would cost as much as a step; taking views anew for every
+    copy, half a millisecond of Python.
+    """
+
+    def __init__(self, tensors: Rows) -> None:
+        kinds = sorted({x.dtype for x in tensors.values()}, key=str)
+        self._kinds = [[x.unbind() for name, x in sorted(tensors.items()) if x.dtype == kind] for kind in kinds]
+
+    def copy(self, here: int, target: "Shelf", there: int) -> None:
+        """One row of all tensors to a place of another shelf with the same tensors."""
+        for mine, others in zip(self._kinds, target._kinds, strict=True):
+            torch._foreach_copy_([rows[there] for rows in others], [rows[here] for rows in mine])
 
 
 def _shifts(plan: Sequence[Turn]) -> Iterator[tuple[list[Turn], list[Turn], int]]:
@@ -243,9 +258,12 @@ class Programs:
         held: State,
         reels: Sequence[Reel],
         steps: Sequence[int],
-        rounds_left: int,
+        rounds_left: int | None = None,
     ) -> State | None:
-        """The carry after all steps, or None if this step cannot be a program."""
+        """The carry after all steps, or None if this step cannot be a program.
+
+        With the number of rounds that are left, the step may be worth compiling; without it, it is not compiled.
+        """
         likeness = tuple((n, x.shape[1:], x.dtype, shared(x)) for s in (carry, held) for n, x in _leaves(s).items())
         key = (name, likeness, reels[0].samples.shape[2], len(reels))
         try:
@@ -260,7 +278,7 @@ class Programs:
             return self._timed(program, rounds_left, carry, held, reels, steps)
         program = Program(step, read, data, carry, held, reels, slots, max(length + length // 4, ROOM))
         try:
-            self._prepare(program)
+            self._prepare(program, compiles=rounds_left is not None)
         except Exception as error:  # anybody's objective may do what cannot be captured; then it goes on as it is
             log.warning("a step is taken anew every time: %s: %s", type(error).__name__, _first_line(error))
             self._refused.add(key)
@@ -268,9 +286,9 @@ class Programs:
         self._kept[key] = program
         return program.run(carry, held, reels, steps)
 
-    def _timed(self, program: Program, rounds_left: int, *scan: Any) -> State:
+    def _timed(self, program: Program, rounds_left: int | None, *scan: Any) -> State:
         """The scan, with its time taken if that decides something."""
-        if self.compiles is not None:
+        if self.compiles is not None or rounds_left is None:
             return program.run(*scan)
         begin = time.perf_counter()
         done = program.run(*scan)
@@ -286,9 +304,9 @@ class Programs:
             self._kept.clear()
         return done
 
-    def _prepare(self, program: Program) -> None:
+    def _prepare(self, program: Program, compiles: bool) -> None:
         once: Callable[[], object] = program.once
-        if self.compiles:
+        if self.compiles and compiles:
             try:
                 once = compiled(program)
             except Exception as error:  # no compiler, or none that knows these operations

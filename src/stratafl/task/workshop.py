@@ -64,8 +64,7 @@ def workshop(
     kept = speed.keeps(device) and isinstance(chosen, StackedEngine)
     programs = Programs(device, speed.compile, tensors=len(layout.specs)) if kept else None
     width = features.flatten(2).shape[2]
-    single = LoopEngine(model(False)) if device.type == "cuda" and isinstance(chosen, StackedEngine) else None
-    return Workshop(federation, chosen, layout, dtype, device, smallest, width, programs, speed, single)
+    return Workshop(federation, chosen, layout, dtype, device, smallest, width, programs, speed)
 
 
 def _sample(federation: Federation, dtype: torch.dtype) -> Tensor:
