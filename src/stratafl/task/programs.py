@@ -9,6 +9,7 @@ scan is over.
 import gc
 import logging
 import time
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -221,9 +222,10 @@ def compiled(program: Program) -> Callable[[], object]:
         twin.once()
         return (twin._at,)
 
-    with fusing():
+    with fusing(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # advice to use fewer digits, which is the person's to decide
         traced = make_fx(once)(*tensors)
-    run: Callable[..., object] = compile_fx(traced, tensors)  # type: ignore[assignment]
+        run: Callable[..., object] = compile_fx(traced, tensors)  # type: ignore[assignment]
     return lambda: run(*tensors)
 
 

@@ -285,8 +285,8 @@ class Task:
     def _kept_scores(self, rows: Rows, split: str, total: Tensor) -> Tensor | None:
         """The total after all samples, scored by a step that is kept like those of training.
 
-        Of 20 clients with 15,000 samples, launching operations one by one took 28 ms for the CNN and 64 for ResNet-18
-        on an H200, and more on one with a slower host; PLACEHOLDER.
+        For 15,000 samples of 20 clients and ResNet-18, an H200 takes 56 ms so, and 64 to 111, depending on its host,
+        where operations are launched one by one; client by client with stock convolutions it takes 110.
         """
         counts = self._counts(split)
         if self._shop.programs is None or not any(counts):
