@@ -20,6 +20,7 @@ from stratafl.algorithms import ALGORITHMS
 from stratafl.data import DATASETS, PARTITIONS
 from stratafl.errors import RecordError, StrataError, unknown
 from stratafl.models import MODELS
+from stratafl.protocols import PROTOCOLS
 from stratafl.settings import setting
 from stratafl.task.arithmetic import PRECISIONS
 from stratafl.task.speed import CHOICES, CONVOLUTIONS
@@ -85,6 +86,7 @@ class DataTable:
 class RunTable:
     """How long, with whom, on what; `checkpoint` counts rounds, 0 chooses so that saving takes little of the time."""
 
+    protocol: str = setting("clean", "defaults of other settings, as a code base or a paper has them", among=PROTOCOLS)
     rounds: int = setting(20, "how many rounds", least=1)
     participation: float = setting(1.0, "share of the clients that take part in a round", above=0, most=1)
     seed: int = setting(0, "seed of everything random", least=0)
@@ -111,10 +113,26 @@ class RunTable:
 
 @dataclass(frozen=True)
 class EvaluateTable:
-    """Every how many rounds, and how many clients (0: all of them; else a sample that stays the same)."""
+    """When and on whom, and which of all the numbers is the score of a run.
+
+    `clients` counts them (0: all; else a sample that stays the same).
+    """
 
     every: int = setting(1, "rounds between evaluations; the last round always is", least=1)
     clients: int = setting(0, "evaluate so many clients, always the same ones; 0: all", least=0)
+    select: str = setting(
+        "validation",
+        "the round that counts: by validation, by test accuracy (as many papers do), or the last",
+        among=("validation", "best", "last"),
+    )
+    stage: str = setting(
+        "deployed",
+        "the models that count: as received, right after training, deployed, or the global one",
+        among=("received", "trained", "deployed", "global"),
+    )
+    average: str = setting(
+        "samples", "accuracy over all samples, or its mean over clients", among=("samples", "clients")
+    )
     lab: int = setting(0, "rounds between looks at every layer (conflicts, CKA, weights …); 0: never", least=0)
 
 
@@ -156,14 +174,22 @@ TABLES: dict[str, type[Any]] = {f.name: type(f.default) for f in dataclasses.fie
 
 
 def from_tables(tables: Mapping[str, Any]) -> Experiment:
-    """An experiment from plain tables; unknown tables and keys are refused with the nearest match."""
-    made = {}
+    """An experiment from plain tables; unknown tables and keys are refused with the nearest match.
+
+    What they leave open is as their protocol has it, or else at its default.
+    """
     for name, table in tables.items():
         if name not in TABLES:
             raise unknown("table", name, TABLES)
         if not isinstance(table, Mapping):
             raise RecordError(f"[{name}] is a table of keys, not {table!r}")
-        made[name] = settings.from_table(name, TABLES[name], table)
+    given = {name: tables.get(name, {}) for name in TABLES}
+    run = settings.from_table("run", RunTable, given["run"])
+    method = settings.from_table("algorithm", AlgorithmTable, given["algorithm"]).name
+    open_ones = PROTOCOLS[run.protocol].tables(method)
+    made = {
+        name: settings.from_table(name, cls, {**open_ones.get(name, {}), **given[name]}) for name, cls in TABLES.items()
+    }
     return Experiment(**made)
 
 
@@ -194,14 +220,28 @@ def load(path: Path) -> Experiment:
 def with_settings(experiment: Experiment, given: Sequence[str]) -> Experiment:
     """The experiment with `table.key=value` settings, as the command takes them; values are TOML, or else text."""
     tables = to_tables(experiment)
-    for each in given:
-        table, key, value = _parsed(each)
+    parsed = [_parsed(each) for each in given]
+    for table, key, value in parsed:
+        if (table, key) == ("run", "protocol"):
+            tables = _open_again(experiment, value)
+    for table, key, value in parsed:
         if table not in TABLES:
             raise unknown("table", table, TABLES)
         if table in ("algorithm", "model") and key == "name" and tables[table]["name"] != value:
             tables[table] = {}  # the options of another method or model mean nothing here
         tables[table][key] = value
     return from_tables(tables)
+
+
+def _open_again(experiment: Experiment, protocol: Any) -> dict[str, dict[str, Any]]:
+    """The tables under another protocol: settings that are at their usual value are left to it."""
+    usual = to_tables(Experiment())
+    tables = {
+        name: {key: value for key, value in table.items() if key not in usual[name] or value != usual[name][key]}
+        for name, table in to_tables(experiment).items()
+    }
+    tables["run"]["protocol"] = protocol
+    return to_tables(from_tables(tables))
 
 
 def _parsed(given: str) -> tuple[str, str, Any]:

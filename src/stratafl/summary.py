@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stratafl.experiment import StopTable
+from stratafl.experiment import EvaluateTable, StopTable
 from stratafl.measure import Line
 
 CLOSE = 0.005  # "converged": within half a point of the best
@@ -38,9 +38,23 @@ def selected(lines: Sequence[Line]) -> Line:
     return max(places, key=lambda line: quality(line, "validation.deployed")) if places else last(lines)
 
 
-def best(lines: Sequence[Line]) -> Line:
-    """The round with the best test accuracy of deployed models: optimistic, but what many papers report."""
-    return max(evaluated(lines), key=lambda line: quality(line, "test.deployed"))
+def best(lines: Sequence[Line], stage: str = "deployed") -> Line:
+    """The round with the best test accuracy of models at a stage: optimistic, but what many papers report."""
+    return max(evaluated(lines), key=lambda line: quality(line, f"test.{stage}"))
+
+
+def counting(lines: Sequence[Line], evaluate: EvaluateTable) -> Line:
+    """The round that counts."""
+    if evaluate.select == "best":
+        return best(lines, evaluate.stage)
+    return selected(lines) if evaluate.select == "validation" else last(lines)
+
+
+def score(lines: Sequence[Line], evaluate: EvaluateTable) -> float | None:
+    """The number that a run is ranked by: the test accuracy (or loss) at the round, of the models, as is asked for."""
+    line, prefix = counting(lines, evaluate), "client_" if evaluate.average == "clients" else ""
+    found = (line.get(f"test.{evaluate.stage}.{prefix}{name}") for name in ("accuracy", "loss"))
+    return next((float(value) for value in found if value is not None), None)
 
 
 def last(lines: Sequence[Line]) -> Line:

@@ -25,6 +25,8 @@ from stratafl.algorithms import ALGORITHMS
 from stratafl.cli import run
 from stratafl.data import DATASETS, PARTITIONS
 from stratafl.models import MODELS
+from stratafl.protocols import PROTOCOLS
+from stratafl.recipes import recipe_names
 from stratafl.runs.files import Journal
 from stratafl.testing import laws
 
@@ -71,6 +73,7 @@ def test_version_is_said(strata):
 
 
 CATALOGUES = {"algorithms": ALGORITHMS, "models": MODELS, "datasets": DATASETS, "partitions": PARTITIONS}
+CATALOGUES |= {"protocols": PROTOCOLS, "recipes": recipe_names()}
 
 
 def test_the_list_for_programs_has_everything_with_its_name(strata):
@@ -264,6 +267,7 @@ def expected(folder):
     chosen = max(history, key=lambda line: line["validation.deployed.accuracy"])
     near = next(line for line in history if line["test.deployed.accuracy"] >= max(accuracies) - 0.005)["round"]
     return {
+        "score": chosen["test.deployed.accuracy"],
         "received": chosen["test.received.accuracy"],
         "trained": chosen["test.trained.accuracy"],
         "deployed": chosen["test.deployed.accuracy"],

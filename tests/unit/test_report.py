@@ -69,6 +69,7 @@ def test_all_numbers_of_a_run(tmp_path):
     )
     lines = [line(1, 0.898, 0.6), chosen, line(3), line(4, 0.9, 0.7), line(5, 0.8, 0.75), line(6)]
     assert outcome(written(tmp_path / "run", lines)).numbers() == {
+        "score": 0.7,
         "received": 0.4,
         "trained": 0.65,
         "deployed": 0.7,  # of the round with the best validation accuracy
@@ -307,11 +308,22 @@ def test_the_ranking_as_csv(tmp_path):
     extra = line(1, 0.25, **{"new.test.trained.accuracy": 0.125})
     outcomes.append(outcome(written(tmp_path / "new", [extra], algorithm={"name": "own:mine, too"})))
     header, first, second = to_csv(ranking(outcomes)).splitlines()
-    names = ["deployed", "best", "last", "selected_round", "converged_round", "converged_seconds", "converged_bytes"]
+    names = [
+        "score",
+        "deployed",
+        "best",
+        "last",
+        "selected_round",
+        "converged_round",
+        "converged_seconds",
+        "converged_bytes",
+    ]
     names += ["bytes", "seconds", "rounds", "new_trained"]
     assert header.split(",") == ["method", "seeds", *(f"{n}_{part}" for n in names for part in ("mean", "std"))]
     std = sqrt(0.125)  # of 0.25 and 0.75
-    assert first.startswith(f"fedper,2,0.5,{std},0.5,{std},0.5,{std},1.0,0.0,1.0,0.0,2.5,0.0,110.0,0.0,110.0,0.0,")
+    assert first.startswith(
+        f"fedper,2,0.5,{std},0.5,{std},0.5,{std},0.5,{std},1.0,0.0,1.0,0.0,2.5,0.0,110.0,0.0,110.0,0.0,"
+    )
     assert first.endswith(",1.0,0.0,,")  # it has no newcomers
     assert second.startswith('"own:mine, too",1,0.25,0.0,')
     assert second.endswith(",0.125,0.0")

@@ -25,6 +25,7 @@ Precision = Annotated[str | None, typer.Option("--precision", metavar="NAME", he
 Memory = Annotated[str | None, typer.Option("--memory", metavar="SIZE", help="What a run may take, as 8GB or 500MB.")]
 Model = Annotated[str | None, typer.Option("--model", "-m", metavar="NAME", help="Of the list, or module:Class.")]
 Data = Annotated[str | None, typer.Option("--data", "-d", metavar="NAME", help="Of the list, or FILE.npz.")]
+Protocol = Annotated[str | None, typer.Option("--protocol", metavar="NAME", help="Defaults as pfllib … have them.")]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Processes that share the runs.")]
 Look = Annotated[int | None, typer.Option("--lab", metavar="N", help="Look at every layer each N rounds.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs instead of people.")]
@@ -34,7 +35,7 @@ def _shortcuts(**values: object) -> list[str]:
     """Options that are short for a setting."""
     keys = {"seed": "run.seed", "device": "run.device", "engine": "run.engine", "rounds": "run.rounds"}
     keys |= {"precision": "run.precision", "memory": "run.memory", "lab": "evaluate.lab"}
-    keys |= {"model": "model.name", "data": "data.name", "algorithm": "algorithm.name"}
+    keys |= {"protocol": "run.protocol", "model": "model.name", "data": "data.name", "algorithm": "algorithm.name"}
     return [f"{keys[name]}={value}" for name, value in values.items() if value is not None]
 
 
@@ -54,6 +55,7 @@ def run(
     model: Model = None,
     data: Data = None,
     rounds: Rounds = None,
+    protocol: Protocol = None,
     config: Config = None,
     settings: Set = None,
     out: Out = None,
@@ -68,7 +70,7 @@ def run(
     from stratafl.cli import running
 
     short = _shortcuts(model=model, data=data, rounds=rounds, seed=seed, device=device, engine=engine, lab=lab)
-    short += _shortcuts(algorithm=algorithm, precision=precision, memory=memory)
+    short += _shortcuts(algorithm=algorithm, precision=precision, memory=memory, protocol=protocol)
     return running.start(config, [*short, *(settings or [])], out)
 
 
@@ -81,6 +83,7 @@ def compare(
     model: Model = None,
     data: Data = None,
     rounds: Rounds = None,
+    protocol: Protocol = None,
     config: Config = None,
     settings: Annotated[
         list[str] | None,
@@ -99,7 +102,7 @@ def compare(
     from stratafl.cli import running
 
     short = _shortcuts(model=model, data=data, rounds=rounds, seed=seed, device=device, engine=engine, lab=lab)
-    short += _shortcuts(precision=precision, memory=memory)
+    short += _shortcuts(precision=precision, memory=memory, protocol=protocol)
     methods = [name.strip() for name in algorithms.split(",") if name.strip()]
     return running.compare(config, [*short, *(settings or [])], methods, seeds, out, jobs)
 
@@ -127,6 +130,21 @@ def report(
     from stratafl.cli import reporting
 
     reporting.show(folders, csv=csv, svg=svg, target=target)
+
+
+@app.command(epilog="Example: [bold]strata reproduce flayer/table2 --scale smoke[/]")
+def reproduce(
+    name: Annotated[str, typer.Argument(metavar="PAPER[/TABLE]", help="A recipe of the list, or all of a paper.")],
+    scale: Annotated[str, typer.Option("--scale", metavar="NAME", help="smoke, short or full.")] = "smoke",
+    settings: Set = None,
+    seeds: Annotated[int | None, typer.Option("--seeds", metavar="N", help="By default the scale's.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="By default runs/reproduce.")] = None,
+    minutes: Annotated[float | None, typer.Option("--minutes", metavar="M", help="Stop after so long.")] = None,
+) -> int:
+    """Run a table of a paper, set it beside what is printed, and say which claims hold."""
+    from stratafl.cli import reproducing
+
+    return reproducing.reproduce(name, scale, settings or [], seeds, out, minutes)
 
 
 @app.command(epilog="Example: [bold]strata check fedper[/], or [bold]strata check my_package.my_module:my_method[/]")

@@ -12,6 +12,8 @@ from stratafl.cli.consoles import results
 from stratafl.data import DATASETS, PARTITIONS
 from stratafl.models import MODELS
 from stratafl.plugins import parameters
+from stratafl.protocols import PROTOCOLS
+from stratafl.recipes import Recipe, recipe_names, recipes
 
 _GIVEN = ("train", "shape", "classes", "clients", "partition", "validation", "test", "seed", "dtype")  # not for options
 
@@ -23,7 +25,13 @@ def catalogue() -> dict[str, list[dict[str, Any]]]:
         "models": _entries(MODELS),
         "datasets": _entries(DATASETS),
         "partitions": _entries(PARTITIONS),
+        "protocols": [{"name": n, "description": p.says, "options": []} for n, p in PROTOCOLS.items()],
+        "recipes": [{"name": r.name, "description": r.title, "options": list(r.scales)} for r in _recipes()],
     }
+
+
+def _recipes() -> list[Recipe]:
+    return [recipe for name in recipe_names() for recipe in recipes(name)]
 
 
 def show(as_json: bool) -> None:

@@ -109,7 +109,12 @@ def _title(outcomes: Sequence[Outcome]) -> str:
 def _caption(outcomes: Sequence[Outcome]) -> str:
     validated = all("validation.deployed.loss" in last(outcome.lines) for outcome in outcomes)
     what = "loss" if outcomes[0].regression else "accuracy"
-    where = f"the round with the best validation {what}" if validated else "the last round"
+    ways = {outcome.config["evaluate"]["select"] for outcome in outcomes}
+    where = f"the round with the best validation {what}" if validated and ways == {"validation"} else "the last round"
+    if ways == {"best"}:
+        where = f"the round with the best test {what} itself, as the protocol has it"
+    elif len(ways) > 1:
+        where = "the round that each run's protocol selects"
     seeds = len({outcome.seed for outcome in outcomes})
     over = f"; mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
     new = "; new, trained: newcomers after one round" if any(o.config["data"]["newcomers"] for o in outcomes) else ""

@@ -11,7 +11,7 @@ from stratafl.measure import Line
 from stratafl.runs import environment_of, is_run
 from stratafl.runs.files import read_lines
 from stratafl.runs.run import CONFIG, ROUNDS, check_config
-from stratafl.summary import best, converged, cost, last, selected, stop_reason
+from stratafl.summary import best, converged, cost, counting, last, score, stop_reason
 
 SCORED = ("test.", "validation.", "new.")
 NEEDED = ("round", "bytes.down", "bytes.up", "seconds.train", "seconds.server")
@@ -49,8 +49,10 @@ class Outcome:
 
     def numbers(self) -> dict[str, float]:
         """All that is reported of a run; shares from 0 to 1, bytes and seconds up to its last round."""
-        chosen, total = selected(self.lines), cost(self.lines, self.lines[-1])
+        evaluate = from_tables({"evaluate": self.config["evaluate"]}).evaluate
+        chosen, total = counting(self.lines, evaluate), cost(self.lines, self.lines[-1])
         numbers = {
+            "score": score(self.lines, evaluate),
             "received": _metric(chosen, "test.received"),
             "trained": _metric(chosen, "test.trained"),
             "deployed": _metric(chosen, "test.deployed"),

@@ -38,7 +38,7 @@ class Rank:
 
 
 def ranking(outcomes: Sequence[Outcome]) -> list[Rank]:
-    """Groups of equal configurations, the best deployed accuracy first."""
+    """Groups of equal configurations, the best score first."""
     if len({one.regression for one in outcomes}) > 1:
         raise RunError("some of these runs have classes and some have none: they cannot be ranked together")
     groups: dict[str, list[Outcome]] = {}
@@ -53,7 +53,7 @@ def ranking(outcomes: Sequence[Outcome]) -> list[Rank]:
     sign = 1 if outcomes[0].regression else -1
 
     def place(rank: Rank) -> float:  # what diverged comes last
-        return sign * rank.numbers["deployed"].mean if "deployed" in rank.numbers else float("inf")
+        return sign * rank.numbers["score"].mean if "score" in rank.numbers else float("inf")
 
     return sorted(ranks, key=place)
 

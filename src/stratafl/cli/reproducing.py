@@ -1,0 +1,121 @@
+"""`reproduce`: a table of a paper from its data to its verdicts, which can be stopped and gone on with."""
+
+import shlex
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from stratafl.cli.consoles import remarks, results, warnings_on
+from stratafl.cli.driving import advance
+from stratafl.cli.live import Display, Interrupt, Watch, interruptible
+from stratafl.errors import BusyError, DataError, RecordError
+from stratafl.measure import Line
+from stratafl.recipes import Cell, recipes
+from stratafl.recipes.claims import Verdict
+from stratafl.recipes.reproduction import RESULT, Reproduction
+from stratafl.recipes.writing import SIGNS, cell, tally, write
+from stratafl.runs.environment import machine
+
+_STYLES = {True: "green", False: "red", None: "dim"}
+
+
+def reproduce(
+    name: str, scale: str, settings: Sequence[str], seeds: int | None, out: Path | None, minutes: float | None
+) -> int:
+    """All recipes of this name; what a time limit leaves out is listed, and the next call goes on with it."""
+    if minutes is not None and minutes <= 0:
+        raise RecordError(f"--minutes is a time above 0, not {minutes:g}")
+    if seeds is not None and seeds < 1:
+        raise RecordError(f"--seeds is a whole number from 1, not {seeds}")
+    root = out or Path("runs") / "reproduce"
+    made = [Reproduction(root, recipe, scale, tuple(settings), seeds) for recipe in recipes(name)]
+    for each in made:
+        assert each.cells  # what is wrong with a setting is said before the first one runs
+        each.begin()
+    begin = time.monotonic()
+    limit = None if minutes is None else begin + 60 * minutes
+    with warnings_on(remarks()) as settled:
+        settled()
+        for each in made:
+            started = time.monotonic()
+            stopped = _run(each, limit)
+            judged = write(each, shlex.join(["strata", *sys.argv[1:]]), machine(), time.monotonic() - started)
+            _show(each, judged)
+            if stopped:
+                break
+    return 0
+
+
+def _run(made: Reproduction, limit: float | None) -> bool:
+    """Every cell that is not at its end; whether somebody asked to stop."""
+    console = remarks()
+    totals, before = Counter[str](), Counter[str]()
+    for each in made.cells:
+        totals[each.row] += each.experiment.run.rounds
+        before[each.row] += made.done(each)
+    counts = Counter(before)
+    with Display(console, totals, before) as display, interruptible(console) as interrupt:
+        for each in made.cells:
+            if interrupt.asked or _over(limit):
+                break
+            if each.column not in made.refused:
+                _advance(made, each, interrupt, _watch(each, made.done(each), counts, display, interrupt, limit))
+    if made.refused and not made.numbers():
+        raise DataError(next(iter(made.refused.values())))
+    return interrupt.asked and not _over(limit)
+
+
+def _advance(made: Reproduction, each: Cell, interrupt: Interrupt, watch: Watch) -> None:
+    try:
+        run = made.run(each)
+        if run is None:
+            return
+        with run:
+            advance(run, interrupt, watch)
+    except BusyError:  # another process is at it, and its numbers will be there next time
+        return
+
+
+def _watch(
+    each: Cell, begun: int, counts: Counter[str], display: Display, interrupt: Interrupt, limit: float | None
+) -> Watch:
+    others = counts[each.row] - begun
+
+    def watch(rounds: int, history: Sequence[Line]) -> None:
+        counts[each.row] = others + rounds
+        display.show(each.row, counts[each.row], history)
+        interrupt.asked |= _over(limit)
+
+    return watch
+
+
+def _over(limit: float | None) -> bool:
+    return limit is not None and time.monotonic() >= limit
+
+
+def _show(made: Reproduction, judged: Sequence[Verdict]) -> None:
+    console, numbers, printed = results(), made.numbers(), made.printed()
+    columns = made.recipe.columns_at(made.scale)
+    table = Table(title=f"{made.recipe.name}: {made.recipe.title}", title_justify="left", header_style="bold")
+    table.add_column("method")
+    for name in columns:
+        table.add_column(f"{name}\npaper", justify="right")
+        table.add_column("\nhere", justify="right")
+    for row in made.recipe.rows:
+        pairs = [(printed.get((row.name, name)), cell(numbers, row.name, name)) for name in columns]
+        here = ["missing" if row.missing else there for _, there in pairs]
+        paper = ["" if value is None else f"{value:.2f}" for value, _ in pairs]
+        cells = [text for pair in zip(paper, here, strict=True) for text in pair]
+        table.add_row(row.name, *cells, style="dim" if row.missing else None)
+    console.print(table)
+    for verdict in judged:
+        line = f"{SIGNS[verdict.holds]}: {verdict.claim} [{verdict.column}] {verdict.reason}"
+        console.print(Text(line, style=_STYLES[verdict.holds]))
+    for left in made.not_run():
+        console.print(Text(f"not run: {left}", style="dim"))
+    console.print(Text(f"{tally(judged)}; written to {made.folder / RESULT}", style="bold"))

@@ -1,0 +1,98 @@
+"""Protocols: how an experiment is set up and read where papers and their code differ, as settings with one name.
+
+A protocol gives defaults, which any setting of a configuration or a command goes before.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stratafl.algorithms import ALGORITHMS
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What it says, and its settings as `table.key`, or `method.option` for one method alone."""
+
+    says: str
+    settings: Mapping[str, Any]
+
+    def tables(self, method: str) -> dict[str, dict[str, Any]]:
+        """The settings for a method, as tables of a configuration."""
+        tables: dict[str, dict[str, Any]] = {}
+        for path, value in self.settings.items():
+            table, _, key = path.partition(".")
+            if table in ALGORITHMS and table != method:
+                continue
+            tables.setdefault("algorithm" if table == method else table, {})[key] = value
+        return tables
+
+
+_TEST_SELECTED = {"data.validation": 0.0, "evaluate.select": "best"}
+_PFLLIB = {
+    **_TEST_SELECTED,
+    "data.test": 0.25,
+    "train.drop_last": True,
+    "run.buffers": "local",
+    "evaluate.stage": "received",
+}
+
+PROTOCOLS: dict[str, Protocol] = {
+    "clean": Protocol(
+        "the round is selected on validation data, BatchNorm statistics follow their layer, no sample is dropped", {}
+    ),
+    "pfllib": Protocol(
+        "PFLlib's: no validation, last batches dropped, statistics stay with clients, the best test accuracy of models "
+        "as received, over all samples",
+        _PFLLIB,
+    ),
+    "flayer-official": Protocol(
+        "the code of FLAYER's authors: PFLlib's, and of their method what they published, where test accuracy steers "
+        "training",
+        {**_PFLLIB, "flayer.preset": "official"},
+    ),
+    "fl-bench": Protocol(
+        "FL-bench's: no validation, batches of 32, statistics stay with clients, the best test accuracy right after "
+        "local training",
+        {**_TEST_SELECTED, "data.test": 0.25, "train.batch": 32, "run.buffers": "local", "evaluate.stage": "trained"},
+    ),
+    "flayer": Protocol("the FLAYER paper's: PFLlib's with batches of 10", {**_PFLLIB, "train.batch": 10}),
+    "fedper": Protocol(
+        "the FedPer paper's: the mean over clients of the test accuracy of models as received, at the last round",
+        {
+            **_TEST_SELECTED,
+            "evaluate.select": "last",
+            "evaluate.stage": "received",
+            "evaluate.average": "clients",
+            "train.epochs": 4,
+            "train.batch": 128,
+            "train.lr": 0.01,
+        },
+    ),
+    "pfedla": Protocol(
+        "the pFedLA paper's: the mean over clients of the test accuracy of models as mixed for them, at the last round",
+        {
+            **_TEST_SELECTED,
+            "evaluate.select": "last",
+            "evaluate.stage": "received",
+            "evaluate.average": "clients",
+            "run.buffers": "local",
+            "data.test": 0.3,
+            "train.epochs": 10,
+            "train.batch": 32,
+            "train.lr": 0.01,
+        },
+    ),
+    "fedalp": Protocol(
+        "the FedALP paper's: the mean over clients of the test accuracy of models as received, at the last round",
+        {
+            **_TEST_SELECTED,
+            "evaluate.select": "last",
+            "evaluate.stage": "received",
+            "evaluate.average": "clients",
+            "train.epochs": 20,
+            "train.batch": 50,
+        },
+    ),
+    "fedlag": Protocol("the FedLAG paper's: PFLlib's with batches of 16", {**_PFLLIB, "train.batch": 16}),
+}

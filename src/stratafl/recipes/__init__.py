@@ -1,0 +1,5 @@
+"""Recipes: tables and figures of the papers, run at a scale, and what holds of what they claim."""
+
+from stratafl.recipes.recipe import SCALES, Cell, Recipe, read, recipe_names, recipes
+
+__all__ = ["SCALES", "Cell", "Recipe", "read", "recipe_names", "recipes"]

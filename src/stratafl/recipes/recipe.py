@@ -1,0 +1,185 @@
+"""A recipe: a table or figure of a paper as rows × columns of experiments, with what is printed and what is claimed.
+
+title = "…"                                what it is
+protocol = "flayer"                        how the paper sets up and reads its experiments
+[settings]                                 of all cells, as "table.key" = value
+[[columns]] name, settings
+[[rows]]    name, settings, printed = {column = number}; or `missing = "method"` where we have none
+[scales.smoke] seeds, settings, columns    and short, full: what is run; the settings go before all others
+[[claims]]  says, kind, …                  written before the run, see `claims`
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Any
+
+from stratafl import settings
+from stratafl.errors import RecordError, StrataError, unknown
+from stratafl.experiment import Experiment, with_settings
+from stratafl.recipes.claims import Claim
+
+SCALES = ("smoke", "short", "full")
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A setting in which all rows are run."""
+
+    name: str
+    settings: Settings = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method or variant, and the numbers that the paper prints for it, by column."""
+
+    name: str
+    settings: Settings = field(default_factory=dict)
+    printed: Mapping[str, Any] = field(default_factory=dict)
+    missing: str | None = None  # the method that it needs and that is not in the catalogue
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much of it is run, and how long."""
+
+    seeds: int = 1
+    settings: Settings = field(default_factory=dict)
+    columns: list[str] | None = None  # None: all of them
+    takes: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row in one column with one seed."""
+
+    row: str
+    column: str
+    seed: int
+    experiment: Experiment
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A table or figure."""
+
+    name: str
+    title: str
+    protocol: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    scales: Mapping[str, Scale]
+    claims: tuple[Claim, ...]
+    settings: Settings = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    unit: str = "%"
+
+    @property
+    def runnable(self) -> list[Row]:
+        """The rows whose methods we have."""
+        return [row for row in self.rows if row.missing is None]
+
+    def at(self, scale: str) -> Scale:
+        """A scale by its name."""
+        if scale not in self.scales:
+            raise unknown("scale", scale, [name for name in SCALES if name in self.scales])
+        return self.scales[scale]
+
+    def columns_at(self, scale: str) -> list[str]:
+        """The columns that are run at a scale."""
+        return self.at(scale).columns or [column.name for column in self.columns]
+
+    def cells(self, scale: str, more: tuple[str, ...] = (), seeds: int | None = None) -> list[Cell]:
+        """What is run at a scale, seed by seed, so that what is stopped early has something of everything."""
+        at, run = self.at(scale), set(self.columns_at(scale))
+        return [
+            Cell(row.name, column.name, seed, self._experiment(row, column, at, (*more, f"run.seed={seed}")))
+            for seed in range(seeds or at.seeds)
+            for column in self.columns
+            if column.name in run
+            for row in self.runnable
+        ]
+
+    def _experiment(self, row: Row, column: Column, scale: Scale, more: tuple[str, ...]) -> Experiment:
+        layers = (self.settings, column.settings, row.settings, scale.settings)
+        merged = {key: value for each in layers for key, value in each.items()}
+        first = [f"run.protocol={self.protocol}"]
+        named = [key for key in ("algorithm.name", "model.name") if key in merged]  # before their options
+        order = [*named, *(key for key in merged if key not in named)]
+        return with_settings(Experiment(), [*first, *(f"{key}={_written(merged[key])}" for key in order), *more])
+
+
+def _written(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def recipe_names() -> list[str]:
+    """All recipes, as paper/table."""
+    return sorted(f"{paper.name}/{file.name.removesuffix('.toml')}" for paper in _papers() for file in _tables(paper))
+
+
+def recipes(name: str) -> list["Recipe"]:
+    """The recipe `paper/table`, or all of a paper."""
+    known = recipe_names()
+    papers = sorted({each.partition("/")[0] for each in known})
+    chosen = [each for each in known if name in (each, each.partition("/")[0])]
+    if not chosen:
+        raise unknown("recipe", name, [*papers, *known])
+    return [read(each, files("stratafl.recipes").joinpath(f"{each}.toml").read_text("utf-8")) for each in chosen]
+
+
+def read(name: str, text: str) -> Recipe:
+    """A recipe from its TOML, every key known."""
+    try:
+        return _recipe(name, tomllib.loads(text))
+    except (StrataError, tomllib.TOMLDecodeError) as error:
+        raise RecordError(f"recipe '{name}': {error}") from error
+
+
+def _recipe(name: str, table: dict[str, Any]) -> Recipe:
+    known = ("title", "protocol", "settings", "columns", "rows", "scales", "claims", "notes", "unit")
+    for key in table:
+        if key not in known:
+            raise unknown("key", key, known)
+    columns = tuple(settings.from_table("columns", Column, each) for each in table["columns"])
+    rows = tuple(settings.from_table("rows", Row, each) for each in table["rows"])
+    scales = {scale: settings.from_table(scale, Scale, each) for scale, each in table["scales"].items()}
+    claims = tuple(settings.from_table("claims", Claim, each) for each in table.get("claims", ()))
+    head = {key: table[key] for key in ("title", "protocol", "settings", "unit") if key in table}
+    made = Recipe(
+        name=name, columns=columns, rows=rows, scales=scales, claims=claims, notes=tuple(table.get("notes", ())), **head
+    )
+    _check(made)
+    return made
+
+
+def _check(recipe: Recipe) -> None:
+    columns, rows = [column.name for column in recipe.columns], [row.name for row in recipe.rows]
+    for scale, each in recipe.scales.items():
+        if scale not in SCALES:
+            raise unknown("scale", scale, SCALES)
+        _known("column", each.columns or [], columns)
+    for row in recipe.rows:
+        _known("column", list(row.printed), columns)
+    for claim in recipe.claims:
+        claim.check()
+        _known("row", claim.names, rows)
+        _known("column", claim.columns or [], columns)
+
+
+def _known(kind: str, names: list[str], known: list[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise unknown(kind, name, known)
+
+
+def _papers() -> list[Traversable]:
+    return [entry for entry in files("stratafl.recipes").iterdir() if entry.is_dir() and not entry.name.startswith("_")]
+
+
+def _tables(paper: Traversable) -> list[Traversable]:
+    return [entry for entry in paper.iterdir() if entry.name.endswith(".toml")]

@@ -1,0 +1,164 @@
+"""A reproduction: the cells of a recipe as runs in a folder that several recipes may share, and what they came to.
+
+runs/fedper-cifar100-1a2b3c4d/     a run directory; two recipes that ask for the same experiment share it
+flayer-table2-short/               reproduce.toml, verdicts.json and result.md of one recipe at one scale
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from stratafl.errors import DataError, RunError
+from stratafl.experiment import Experiment, read_toml, to_tables
+from stratafl.recipes.claims import Numbers, Printed, Verdict, verdicts
+from stratafl.recipes.recipe import Cell, Recipe
+from stratafl.report.outcomes import Outcome, outcome
+from stratafl.runs import Run, is_run
+from stratafl.runs.files import write_whole
+
+FILE, VERDICTS, RESULT = "reproduce.toml", "verdicts.json", "result.md"
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A recipe at a scale in a folder; `settings` go before those of the recipe."""
+
+    root: Path
+    recipe: Recipe
+    scale: str
+    settings: tuple[str, ...] = ()
+    seeds: int | None = None
+    refused: dict[str, str] = field(default_factory=dict)  # why columns could not be run
+
+    @property
+    def folder(self) -> Path:
+        """Where its verdicts are."""
+        return self.root / f"{self.recipe.name.replace('/', '-')}-{self.scale}"
+
+    @cached_property
+    def cells(self) -> list[Cell]:
+        """What is to be run."""
+        return self.recipe.cells(self.scale, self.settings, self.seeds)
+
+    def begin(self) -> None:
+        """Write down what is asked for; refused if the folder was made for something else."""
+        asked: dict[str, Any] = {"recipe": self.recipe.name, "scale": self.scale, "settings": list(self.settings)}
+        asked |= {"seeds": self.seeds} if self.seeds else {}
+        if (self.folder / FILE).exists():
+            if read_toml(self.folder / FILE) != asked:
+                raise RunError(f"'{self.folder}' was made with other settings: see its {FILE}, or choose another --out")
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_whole(self.folder / FILE, tomli_w.dumps(asked).encode())
+
+    def place(self, cell: Cell) -> Path:
+        """The run directory of a cell, named after its experiment."""
+        return self.root / "runs" / run_name(cell.experiment)
+
+    def run(self, cell: Cell) -> Run | None:
+        """Its run, new or from where it was left; None where the data cannot be had, which is remembered."""
+        place = self.place(cell)
+        try:
+            return Run.open(place) if is_run(place) else Run.create(cell.experiment, place)
+        except DataError as error:
+            self.refused[cell.column] = str(error)
+            return None
+
+    def done(self, cell: Cell) -> int:
+        """How many rounds of a cell are done."""
+        return _outcome_rounds(self.place(cell))
+
+    def outcomes(self) -> Iterator[tuple[Cell, Outcome | None]]:
+        """Every cell with what its run came to; None where it is not at its end."""
+        for cell in self.cells:
+            there = is_run(self.place(cell)) and self.done(cell)
+            one = outcome(self.place(cell)) if there else None
+            ended = one is not None and (one.rounds >= cell.experiment.run.rounds or one.stopped)
+            yield cell, one if ended else None
+
+    def numbers(self, measure: str = "score") -> Numbers:
+        """What was measured, by row and column, by seed."""
+        table: dict[tuple[str, str], dict[int, float]] = {}
+        for cell, one in self.outcomes():
+            value = None if one is None else measured(one, measure)
+            if value is not None:
+                table.setdefault((cell.row, cell.column), {})[cell.seed] = value
+        return table
+
+    def printed(self) -> Printed:
+        """What the paper prints."""
+        return {(row.name, name): float(v) for row in self.recipe.rows for name, v in row.printed.items()}
+
+    def judged(self) -> list[Verdict]:
+        """The verdicts on all claims."""
+        columns, found = self.recipe.columns_at(self.scale), list[Verdict]()
+        for claim in self.recipe.claims:
+            found += verdicts(claim, self.numbers(claim.measure), self.printed(), columns)
+        return found
+
+    def not_run(self) -> list[str]:
+        """What was not reached, and why."""
+        open_cells = [cell for cell, one in self.outcomes() if one is None]
+        lines = [
+            f"{cell.row}, {cell.column}, seed {cell.seed}: "
+            + self.refused.get(cell.column, f"{self.done(cell)} of {cell.experiment.run.rounds} rounds")
+            for cell in open_cells
+        ]
+        left_out = [c.name for c in self.recipe.columns if c.name not in self.recipe.columns_at(self.scale)]
+        lines += [f"column {name}: not part of scale {self.scale}" for name in left_out]
+        return lines + [
+            f"{row.name}: '{row.missing}' is not in the catalogue" for row in self.recipe.rows if row.missing
+        ]
+
+
+def run_name(experiment: Experiment) -> str:
+    """The name of the directory of an experiment: method, data, and a digest of everything."""
+    tables = json.dumps(to_tables(experiment), sort_keys=True)
+    data = Path(experiment.data.name).stem
+    plain = "".join(c if c.isalnum() else "-" for c in f"{experiment.algorithm.name}-{data}-{experiment.model.name}")
+    return f"{plain}-{hashlib.sha256(tables.encode()).hexdigest()[:8]}"
+
+
+def measured(one: Outcome, measure: str) -> float | None:
+    """A number of a run in the unit of papers: percent, rounds, seconds per round, bytes."""
+    numbers = one.numbers()
+    if measure == "global":
+        name = "client_accuracy" if one.config["evaluate"]["average"] == "clients" else "accuracy"
+        found = next((line for line in one.lines if line["round"] == numbers["selected_round"]), {})
+        value = found.get(f"test.global.{name}")
+        return None if value is None else 100 * value
+    if measure in ("score", "spread"):
+        return 100 * numbers[measure] if measure in numbers else None
+    if measure == "seconds":
+        return numbers["seconds"] / numbers["rounds"]
+    return numbers["converged_round" if measure == "rounds" else "bytes"]
+
+
+def verdict_table(recipe: Recipe, judged: Sequence[Verdict]) -> list[Mapping[str, Any]]:
+    """The verdicts as plain tables, for `verdicts.json`."""
+    paper, _, table = recipe.name.partition("/")
+    return [
+        {
+            "paper": paper,
+            "table": table,
+            "claim": v.claim,
+            "column": v.column,
+            "predicate": v.predicate,
+            "paper_value": v.paper,
+            "measured": v.measured,
+            "holds": v.holds,
+            "reason": v.reason,
+        }
+        for v in judged
+    ]
+
+
+def _outcome_rounds(folder: Path) -> int:
+    path = folder / "rounds.jsonl"
+    return sum(1 for _ in path.open("rb")) if path.exists() else 0

@@ -1,0 +1,69 @@
+"""Protocols: defaults that every explicit setting goes before, and the number that a run is ranked by."""
+
+import pytest
+
+from stratafl.errors import UnknownNameError
+from stratafl.experiment import EvaluateTable, Experiment, from_tables, to_tables, with_settings
+from stratafl.protocols import PROTOCOLS
+from stratafl.summary import counting, score
+
+LINES = [
+    {"round": 1, "test.received.accuracy": 0.5, "test.received.client_accuracy": 0.4, "test.deployed.accuracy": 0.2},
+    {"round": 2, "test.received.accuracy": 0.3, "test.received.client_accuracy": 0.6, "test.deployed.accuracy": 0.9},
+    {"round": 3, "test.received.accuracy": 0.1, "test.received.client_accuracy": 0.2, "test.deployed.accuracy": 0.8},
+]
+VALIDATED = [
+    {**line, "validation.deployed.loss": 1.0, "validation.deployed.accuracy": v}
+    for line, v in zip(LINES, (0.1, 0.3, 0.7))
+]
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+@pytest.mark.parametrize("method", ["fedavg", "flayer"])
+def test_every_protocol_is_a_configuration_for_every_method(name, method):
+    made = from_tables({"run": {"protocol": name}, "algorithm": {"name": method}})
+    assert made.run.protocol == name
+    assert from_tables(to_tables(made)) == made
+
+
+def test_a_protocol_gives_defaults_and_anything_said_goes_before():
+    made = from_tables({"run": {"protocol": "pfllib"}, "data": {"validation": 0.2}})
+    assert (made.run.buffers, made.train.drop_last, made.evaluate.stage) == ("local", True, "received")
+    assert made.data.validation == 0.2
+
+
+def test_a_protocol_of_the_command_leaves_what_a_file_says():
+    file = from_tables({"train": {"batch": 7}})
+    made = with_settings(file, ["train.lr=0.3", "run.protocol=fl-bench"])
+    assert (made.train.batch, made.train.lr, made.evaluate.stage) == (7, 0.3, "trained")
+    assert with_settings(Experiment(), ["run.protocol=fl-bench"]).train.batch == 32
+    assert with_settings(Experiment(), ["run.protocol=fl-bench", "train.batch=10"]).train.batch == 10
+
+
+def test_the_authors_code_is_of_their_method_only():
+    official = {"run": {"protocol": "flayer-official"}}
+    assert from_tables({**official, "algorithm": {"name": "flayer"}}).algorithm.options == {"preset": "official"}
+    assert from_tables({**official, "algorithm": {"name": "fedavg"}}).algorithm.options == {}
+
+
+def test_an_unknown_protocol_is_refused_with_the_nearest():
+    with pytest.raises(UnknownNameError, match="pfllib"):
+        with_settings(Experiment(), ["run.protocol=pfllb"])
+
+
+@pytest.mark.parametrize(
+    ("lines", "keys", "round_", "expected"),
+    [
+        (LINES, {"select": "best", "stage": "received"}, 1, 0.5),
+        (LINES, {"select": "best"}, 2, 0.9),
+        (LINES, {"select": "last"}, 3, 0.8),
+        (LINES, {"select": "last", "stage": "received", "average": "clients"}, 3, 0.2),
+        (LINES, {"select": "best", "stage": "received", "average": "clients"}, 1, 0.4),
+        (LINES, {}, 3, 0.8),  # without validation, the last
+        (VALIDATED, {}, 3, 0.8),
+        (LINES, {"stage": "global"}, 3, None),
+    ],
+)
+def test_the_score_by_hand(lines, keys, round_, expected):
+    assert counting(lines, EvaluateTable(**keys))["round"] == round_
+    assert score(lines, EvaluateTable(**keys)) == expected
