@@ -3,9 +3,10 @@
 from collections.abc import Callable
 
 from stratafl.data.digits import digits, digits_arrays
+from stratafl.data.division import Division
 from stratafl.data.federation import Federation, Ragged, federate, from_clients, from_splits
 from stratafl.data.npz import from_npz
-from stratafl.data.partitions import IID, PARTITIONS, Classes, Dirichlet, Partition, PFLlibDirichlet
+from stratafl.data.partitions import IID, PARTITIONS, Classes, Dirichlet, Partition, PFLlibDirichlet, drawn
 from stratafl.data.scaling import Scaling
 
 DATASETS: dict[str, Callable[..., Federation]] = {"digits": digits}
@@ -16,6 +17,7 @@ __all__ = [
     "PARTITIONS",
     "Classes",
     "Dirichlet",
+    "Division",
     "Federation",
     "PFLlibDirichlet",
     "Partition",
@@ -23,6 +25,7 @@ __all__ = [
     "Scaling",
     "digits",
     "digits_arrays",
+    "drawn",
     "federate",
     "from_clients",
     "from_npz",

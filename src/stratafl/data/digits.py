@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from stratafl.data.federation import Federation, federate
-from stratafl.data.partitions import Dirichlet, Partition
+from stratafl.data.partitions import Dirichlet, Partition, drawn
 
 _SKEWED = Dirichlet(alpha=0.1, minimum=10)
 
@@ -32,7 +32,7 @@ def digits(
     return federate(
         x,
         y,
-        partition(y, clients, seed),
+        drawn(partition, y, clients, seed),
         classes=10,
         validation=validation,
         test=test,

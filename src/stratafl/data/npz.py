@@ -7,8 +7,9 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from stratafl.data.division import Division, Indices
 from stratafl.data.federation import Federation, federate
-from stratafl.data.partitions import Partition
+from stratafl.data.partitions import Partition, drawn
 from stratafl.errors import DataError
 
 
@@ -32,16 +33,21 @@ def from_npz(
         raise DataError(f"'{path}': x has shape {x.shape} and y {y.shape}; both count samples along their first axis")
     if len(x) == 0:
         raise DataError(f"'{path}' holds no samples: x has shape {x.shape}")
+    _check_named(path, named, len(x))
+    owners: list[Indices] | Division
     if partition is None and named is not None:
-        owners = _named_owners(path, named, len(x))
+        owners = _named_owners(named)
     else:
-        owners = (partition or fallback)(y, clients, seed)
+        owners = drawn(partition or fallback, y, clients, seed, owner=named)
     return federate(x, y, owners, validation=validation, test=test, seed=seed, name=Path(path).stem)
 
 
-def _named_owners(path: str | Path, named: NDArray[np.generic], samples: int) -> list[NDArray[np.int64]]:
-    if named.shape != (samples,):
+def _check_named(path: str | Path, named: NDArray[np.generic] | None, samples: int) -> None:
+    if named is not None and named.shape != (samples,):
         raise DataError(f"'{path}': client has shape {named.shape}, but there are {samples} samples")
+
+
+def _named_owners(named: NDArray[np.generic]) -> list[Indices]:
     _, inverse, counts = np.unique(named, return_inverse=True, return_counts=True)
     return np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
 
