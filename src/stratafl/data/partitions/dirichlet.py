@@ -48,7 +48,7 @@ class PFLlibDirichlet(Partition):
 
     alpha: float = 0.1
     minimum: int | None = None
-    draws: int = 10_000
+    draws: int = 100_000
     replacement: bool = False
 
     def __post_init__(self) -> None:

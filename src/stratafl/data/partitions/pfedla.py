@@ -56,6 +56,8 @@ class PFedLADominant(Partition):
         if self.dominant >= len(classes):
             raise PartitionError(f"dominant={self.dominant} was given, but the labels hold only {len(classes)} classes")
         sizes = np.array([len(members) for members in classes])
+        if clients * self.size > sizes.sum():
+            raise PartitionError(f"{sizes.sum()} samples cannot give each of {clients} clients {self.size}")
         for _ in range(_DRAWS):  # where the classes are used up to the last sample, a draw may be one short
             counts = self._counts(balanced_ownership(clients, len(classes), self.dominant, rng), sizes, rng)
             if (counts.sum(axis=1) <= sizes).all():
@@ -79,6 +81,6 @@ def _held_out(pool: Pool, counts: Counts, share: float, rng: np.random.Generator
     test = np.rint(counts * share).astype(np.int64)
     if (test.sum(axis=0) == 0).any() or ((counts > 0) & (test == counts)).any():
         raise PartitionError(
-            f"clients have so few samples of a class that none would be left of it with {share} for testing"
+            f"held_out={share} was given: clients have too few samples of a class to test on some of it"
         )
     return divided(classes, counts - test, test, rng)
