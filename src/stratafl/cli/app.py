@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from stratafl.cli.data import data_app
+
 app = typer.Typer(
     help="Personalised federated learning, layer by layer.",
     epilog="Example: [bold]strata compare --algorithms fedavg,fedper --rounds 20[/]. Every command has --help.",
@@ -13,6 +15,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(data_app)
 
 Config = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="Settings in TOML.")]
 Set = Annotated[list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="As train.lr=0.1; repeatable.")]

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from stratafl.data.cutting import Division
 from stratafl.data.digits import digits, digits_arrays
-from stratafl.data.division import Division
 from stratafl.data.federation import Federation, Ragged, federate, from_clients, from_splits
 from stratafl.data.npz import from_npz
 from stratafl.data.partitions import IID, PARTITIONS, Classes, Dirichlet, Partition, PFLlibDirichlet, drawn

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from stratafl.data.arrays import Array, Part, join
-from stratafl.data.cutting import Cutter, check_some_clients, check_some_samples
-from stratafl.data.division import Division, Indices
+from stratafl.data.cutting import Cutter, Division, Indices, check_some_clients, check_some_samples
 from stratafl.data.scaling import Scaling, numbers
 from stratafl.errors import DataError, unknown
 

@@ -7,7 +7,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from stratafl.data.division import Division, Indices
+from stratafl.data.cutting import Division, Indices
 from stratafl.data.federation import Federation, federate
 from stratafl.data.partitions import Partition, drawn
 from stratafl.errors import DataError

@@ -35,8 +35,8 @@ EVERY = [
     KClasses(per_client=2),
     KClasses(per_client=2, shuffled=True),
     OneClass(train_samples=10, test_samples=2),
-    PFedLAClasses(per_client=2, size=20),
-    PFedLADominant(dominant=1, size=20),
+    PFedLAClasses(per_client=2, samples=20),
+    PFedLADominant(dominant=1, samples=20),
     ClientDirichlet(alpha=0.5, largest=20),
     Owners(),
 ]
@@ -308,19 +308,19 @@ def test_pfedla1_draws_classes_at_random():
 
 
 def test_pfedla1_takes_another_size():
-    division = PFedLAClasses(size=200)(CIFAR, 10, 0)
+    division = PFedLAClasses(samples=200)(CIFAR, 10, 0)
     assert [len(mine) for mine in division.train + division.test] == [140] * 10 + [60] * 10
 
 
 def test_pfedla1_refuses():
-    with pytest.raises(PartitionError, match="size=601 was given: it must be a multiple of per_client=4"):
-        PFedLAClasses(size=601)
+    with pytest.raises(PartitionError, match="samples=601 was given: it must be a multiple of per_client=4"):
+        PFedLAClasses(samples=601)
     with pytest.raises(PartitionError, match=r"held_out=1\.0 was given"):
         PFedLAClasses(held_out=1.0)
     with pytest.raises(PartitionError, match=r"class \d has 6000 samples, but 41 clients ask for 6150"):
         PFedLAClasses()(CIFAR, 102, 0)
     with pytest.raises(PartitionError, match=r"held_out=0\.3 was given: clients have too few samples of a class"):
-        PFedLAClasses(size=4)(CIFAR, 4, 0)
+        PFedLAClasses(samples=4)(CIFAR, 4, 0)
 
 
 # D6: pFedLA's non-IID_2

@@ -5,7 +5,7 @@ indices per client, of which a share is then cut off for testing; some look at m
 what, and return a `Division`.
 """
 
-from stratafl.data.division import Division
+from stratafl.data.cutting import Division
 from stratafl.data.partitions.base import Partition, Pool
 from stratafl.data.partitions.cache import drawn
 from stratafl.data.partitions.classes import Classes, KClasses, OneClass, Pathological

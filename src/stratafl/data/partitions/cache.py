@@ -14,7 +14,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from stratafl.data.division import Division, Indices
+from stratafl.data.cutting import Division, Indices
 from stratafl.data.partitions.base import Partition
 from stratafl.errors import RecordError
 from stratafl.records import to_table

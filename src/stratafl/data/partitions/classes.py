@@ -4,7 +4,7 @@ from math import ceil
 
 import numpy as np
 
-from stratafl.data.division import Division, Indices
+from stratafl.data.cutting import Division, Indices
 from stratafl.data.partitions.base import Partition, Pool, require_at_least
 from stratafl.data.partitions.counts import (
     Counts,

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stratafl.data.division import Division, Indices
+from stratafl.data.cutting import Division, Indices
 from stratafl.data.partitions.base import Pool
 from stratafl.errors import PartitionError
 
@@ -23,7 +23,7 @@ def filled(classes: list[Indices], counts: Counts, rng: np.random.Generator) -> 
     return [np.sort(np.concatenate(mine)) for mine in held]
 
 
-def divided(classes: list[Indices], train: Counts, test: Counts, rng: np.random.Generator) -> Division:
+def trained_and_tested(classes: list[Indices], train: Counts, test: Counts, rng: np.random.Generator) -> Division:
     """So many samples of each class to train on and so many others to test on, all of one pool."""
     held = filled(classes, np.hstack([train, test]), rng)
     return Division(held[: train.shape[1]], held[train.shape[1] :])

@@ -10,7 +10,7 @@ from math import isfinite
 import numpy as np
 from numpy.typing import NDArray
 
-from stratafl.data.division import Division, Indices
+from stratafl.data.cutting import Division, Indices
 from stratafl.data.partitions.base import Partition, Pool
 from stratafl.data.partitions.counts import Counts, filled
 from stratafl.errors import PartitionError

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from stratafl.data.division import Indices
+from stratafl.data.cutting import Indices
 from stratafl.data.partitions.base import Partition, Pool
 from stratafl.records import record
 

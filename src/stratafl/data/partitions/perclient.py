@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from stratafl.data.division import Division, Indices
+from stratafl.data.cutting import Division, Indices
 from stratafl.data.partitions.base import Partition, Pool, require_at_least, require_share
 from stratafl.data.partitions.dirichlet import Shares, require_alpha
 from stratafl.errors import PartitionError
