@@ -135,7 +135,8 @@ def test_alexnet_equals_its_definition() -> None:
 
 @pytest.mark.parametrize("blocks", [11, 13])
 def test_mobilenet_equals_its_definition(blocks: int) -> None:
-    model, x = build("mobilenet", shape=(1, 8, 8), classes=10, blocks=blocks).eval(), torch.randn(2, 1, 8, 8)
+    model = build("mobilenet", shape=(1, 8, 8), classes=10, blocks=blocks)
+    x = torch.randn(4, 1, 8, 8)
     separable = [model.get_submodule(f"block{i + 1}") for i in range(blocks)]
     steps = [[b.depthwise, b.bn1, nn.ReLU(), b.pointwise, b.bn2, nn.ReLU()] for b in separable]
     stem = (model.conv1, model.bn1, nn.ReLU())
