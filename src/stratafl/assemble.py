@@ -10,7 +10,7 @@ from torch import nn
 
 from stratafl.algorithm import Algorithm
 from stratafl.algorithms import ALGORITHMS
-from stratafl.data import DATASETS, PARTITIONS, Federation, Partition, Reading, Samples, divided, load_samples
+from stratafl.data import PARTITIONS, Federation, Partition, Reading, Samples, divided, load_samples
 from stratafl.errors import ModelError, RecordError
 from stratafl.execute import Simulation, simulation
 from stratafl.execute.matrix import chunk_size
@@ -85,7 +85,7 @@ def federation_of(experiment: Experiment) -> Federation:
         validation=data.validation,
         test=data.test,
         seed=seed,
-        minimum_test=2 if data.name in DATASETS else 1,
+        minimum_test=2 if data.name == "digits" else 1,
     )
 
 

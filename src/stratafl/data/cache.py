@@ -69,7 +69,7 @@ def read_entry(entry: Path) -> Samples | None:
         if any(_checksum(array) != told["checksums"][name] for name, array in held.items()):
             return None
         return samples_from(told, held)
-    except (OSError, ValueError, KeyError, TypeError, EOFError, DataError):
+    except (OSError, ValueError, LookupError, TypeError, EOFError, DataError):
         return None
 
 

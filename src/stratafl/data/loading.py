@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratafl.data import cache, formats
-from stratafl.data.formats.columns import Columns, joined, taken
+from stratafl.data.formats.columns import Columns, joined, numbers_or_texts, taken
 from stratafl.data.hub import fetched
 from stratafl.data.images import stacked
 from stratafl.data.labels import numbered, within
@@ -50,7 +50,7 @@ def load_samples(name: str, reading: Reading | None = None) -> Samples:
 
 
 def _own(place: Path, reading: Reading) -> Samples:
-    if place.suffix == ".npz" and not place.is_dir():
+    if place.suffix == ".npz":
         return reading.of_owners(npz_samples(place, reading.label or "y", reading.client or "client"))
     if not place.exists():
         raise DataError(f"there is no data file or folder '{place}'")
@@ -133,10 +133,11 @@ def decoded(name: str, record: Published, place: Path, reading: Reading) -> Samp
         rows = reading.chosen(columns[record.owner], str(place))
         columns = {key: taken(cells, rows) for key, cells in columns.items()}
         tests = tests[rows]
-    labels = numbered(columns[record.label], str(place))[0] - record.first
+    given = columns[record.label]
+    labels, _ = numbered(numbers_or_texts(given) if isinstance(given, list) else given, str(place))
     return Samples(
         x=_content(record, columns, tests, reading, str(place)),
-        y=within(labels, record.classes, str(place)),
+        y=within(labels - record.first, record.classes, str(place)),
         classes=record.classes,
         tests=tests if len(parts) > 1 else None,
         owner=None if record.owner is None else np.asarray(columns[record.owner]),

@@ -32,7 +32,7 @@ def arrays(samples: Samples) -> dict[str, NDArray[Any]]:
 
 
 def samples_from(told: Mapping[str, Any], held: Mapping[str, NDArray[Any]]) -> Samples:
-    """The samples that were written; a KeyError, TypeError or ValueError if this is not what was."""
+    """The samples that were written; a LookupError, TypeError or ValueError if this is not what was."""
     scaling = told["scaling"]
     made = scaling and Scaling(tuple(scaling["mean"]), tuple(scaling["deviation"]))
     unknown = set(held) - set(ARRAYS)

@@ -24,8 +24,8 @@ def own_samples(place: Path, reading: Reading) -> Samples:
     columns = joined(list(splits.values()), place)
     label, owner = _label(columns, reading, place), _client(columns, reading, place)
     tests = np.repeat([split != "train" for split in splits], [len(part[label]) for part in splits.values()])
-    if owner is not None and reading.chooses():
-        rows = reading.chosen(columns[owner], str(place))
+    if reading.chooses():
+        rows = reading.chosen(None if owner is None else columns[owner], str(place))
         columns, tests = {name: taken(cells, rows) for name, cells in columns.items()}, tests[rows]
     y, classes = numbered(columns[label], str(place))
     rest = {name: cells for name, cells in columns.items() if name not in (label, owner)}

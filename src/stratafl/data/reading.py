@@ -46,8 +46,10 @@ class Reading:
         """Whether only some owners are wanted."""
         return any(limit is not None for limit in (self.owners, self.fewest, self.most))
 
-    def chosen(self, owner: Column, where: str) -> NDArray[np.int64]:
+    def chosen(self, owner: Column | None, where: str) -> NDArray[np.int64]:
         """The rows of the owners that are wanted, in their order."""
+        if owner is None:
+            raise DataError(f"'{where}' does not say whose its samples are, so that no owners can be chosen")
         names, ids, counts = np.unique(np.asarray(owner), return_inverse=True, return_counts=True)
         least, most = self.fewest or 0, self.most or len(ids)
         fitting = np.flatnonzero((counts >= least) & (counts <= most))
@@ -64,11 +66,11 @@ class Reading:
         """The samples of the owners that are wanted."""
         if not self.chooses():
             return samples
-        if samples.owner is None:
-            raise DataError(f"'{samples.name}' does not say whose its samples are, so that no owners can be chosen")
         rows = self.chosen(samples.owner, samples.name)
         tests = None if samples.tests is None else samples.tests[rows]
-        return replace(samples, x=samples.x[rows], y=samples.y[rows], tests=tests, owner=samples.owner[rows])
+        return replace(
+            samples, x=samples.x[rows], y=samples.y[rows], tests=tests, owner=np.asarray(samples.owner)[rows]
+        )
 
     def scaled(self, samples: Samples) -> Samples:
         """The samples with the scaling that was asked for; `auto` leaves them as they came."""

@@ -18,7 +18,7 @@ from stratafl.errors import DataError
 
 MANIFEST = "stratafl-data.json"
 LARGEST = 30_000_000
-_SPARE = 0.99  # headers, and what cannot be compressed grows a little
+_HEADERS, _SPARE = 2048, 0.99  # bytes of names and shapes; what cannot be compressed grows a little
 
 
 def is_sharded(place: Path) -> bool:
@@ -48,7 +48,7 @@ def write_shards(samples: Samples, folder: Path, largest: int = LARGEST) -> list
 def _write_all(samples: Samples, folder: Path, largest: int) -> list[dict[str, Any]]:
     held = arrays(samples)
     each = sum(array.nbytes for array in held.values()) / max(1, len(samples.x))
-    rows = int(largest * _SPARE / each)
+    rows = int((largest - _HEADERS) * _SPARE / each)
     if rows < 1:
         raise DataError(f"one sample of '{samples.name}' takes {each:,.0f} bytes, more than a shard of {largest:,}")
     starts = range(0, len(samples.x), rows)
@@ -70,7 +70,7 @@ def read_shards(folder: Path) -> Samples:
         if told["format"] != FORMAT:
             raise DataError(f"'{folder}' is written in format {told['format']}, this one reads format {FORMAT}")
         return samples_from(told, _joined(folder, told["shards"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise DataError(f"'{folder / MANIFEST}' is damaged: export the data again") from error
 
 
