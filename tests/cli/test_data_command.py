@@ -2,6 +2,7 @@
 
 import json
 
+import huggingface_hub
 import numpy as np
 import pytest
 
@@ -13,9 +14,12 @@ SMALL = ("--rounds", 1, "--set", "train.batch=5", "--set", "data.clients=2", "--
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory, monkeypatch):
+    def unreachable(*given, **options):
+        raise ConnectionError("tests have no network")
+
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("STRATAFL_CACHE", str(folder))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
     return folder
 
 
@@ -89,6 +93,7 @@ def test_a_run_on_a_folder_per_client_goes_on_from_anywhere(strata, place, monke
         (("data", "export", "cifar10", "cifar", "--path", "cifar"), "'cifar' exists and is not empty"),
         (("data", "export", "cifar10", "out/", "--set", "data.sise=1"), "unknown key of [data] 'sise'"),
         (("run", "--data", "cifar10"), ("cifar10 is not here", "strata data export cifar10 OUT/")),
+        (("run", "--data", "cifar10"), "ConnectionError: tests have no network"),
         (("run", "--data", "nowhere/"), "there is no data file or folder"),
         (("run", "--data", "digits", "--set", "data.size=4"), "data.size means nothing to 'digits'"),
         (("run", "--set", "data.normalise=hlaf"), "unknown data.normalise 'hlaf'; did you mean 'half'?"),

@@ -1,28 +1,23 @@
 """Samples by name: of the catalogue, or a person's own file or folder."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from stratafl.data import cache, formats
-from stratafl.data.formats.columns import Columns, joined, numbers_or_texts, taken
+from stratafl.data.decoding import decoded
 from stratafl.data.hub import fetched
-from stratafl.data.images import stacked
-from stratafl.data.labels import numbered, within
 from stratafl.data.npz import npz_samples
 from stratafl.data.own import own_samples
 from stratafl.data.published import DATASETS, Published
-from stratafl.data.reading import HALF, Reading
+from stratafl.data.reading import Reading
 from stratafl.data.samples import Samples
 from stratafl.data.shards import is_sharded, read_shards
-from stratafl.data.text import encoded, vocabulary
 from stratafl.errors import DataError, unknown
 
-OWN_OPTIONS = ["label", "client", "normalise", "size", "owners", "fewest", "most"]
+_DECODED = ["normalise", "owners", "fewest", "most"]  # what can be asked of samples that are decoded already
+_OWN = [*_DECODED, "label", "client", "size"]
 OWN = ("FILE.npz", "FILE.csv", "FILE.parquet", "FOLDER/")
 
 
@@ -41,12 +36,15 @@ def load_samples(name: str, reading: Reading | None = None) -> Samples:
     """The samples of a data set of the catalogue, or of a file or folder."""
     check_name(name)
     reading = reading or Reading()
-    known = DATASETS[name].options if name in DATASETS else OWN_OPTIONS
+    _check_options(reading, DATASETS[name].options if name in DATASETS else _OWN, name)
+    found = _published(name, DATASETS[name], reading) if name in DATASETS else _own(Path(name), reading)
+    return reading.scaled(found)
+
+
+def _check_options(reading: Reading, known: Sequence[str], name: str) -> None:
     for option in reading.given():
         if option not in known:
             raise DataError(f"data.{option} means nothing to '{name}', which listens to: {', '.join(known) or 'none'}")
-    found = _published(name, DATASETS[name], reading) if name in DATASETS else _own(Path(name), reading)
-    return reading.scaled(found)
 
 
 def _own(place: Path, reading: Reading) -> Samples:
@@ -55,7 +53,7 @@ def _own(place: Path, reading: Reading) -> Samples:
     if not place.exists():
         raise DataError(f"there is no data file or folder '{place}'")
     if is_sharded(place):
-        return reading.of_owners(read_shards(place))
+        return _shards(place, reading)
     key = _key(reading, files=cache.fingerprint(place))
     return cache.kept(place.stem or "own", key, lambda: own_samples(place, reading))
 
@@ -69,12 +67,17 @@ def _published(name: str, record: Published, reading: Reading) -> Samples:
     if not place.exists():
         raise DataError(f"{name} is not at data.path = '{place}', which does not exist: {_advice(name, record)}")
     if is_sharded(place):
-        return reading.of_owners(_of_this_name(read_shards(place), name, place))
+        return _of_this_name(_shards(place, reading), name, place)
     key = _key(reading, files=cache.fingerprint(place))
     return cache.kept(name, key, lambda: decoded(name, record, place, reading))
 
 
-def _key(reading: Reading, **source: Any) -> Mapping[str, Any]:
+def _shards(place: Path, reading: Reading) -> Samples:
+    _check_options(reading, [*_DECODED, "path"], str(place))
+    return reading.of_owners(read_shards(place))
+
+
+def _key(reading: Reading, **source: Any) -> dict[str, Any]:
     options = {key: value for key, value in asdict(reading).items() if key not in ("path", "normalise")}
     options = options if reading.owners is not None else options | {"seed": 0}
     return {"format": 1, "options": options, **source}
@@ -95,9 +98,7 @@ def _from_hub(name: str, record: Published, reading: Reading) -> Samples:
     except DataError as error:
         raise DataError(f"{looked}; from the hub ({record.hub}): {error}; {_advice(name, record)}") from error
     samples = decoded(name, record, place, reading)
-    if (
-        len(samples.x) != record.samples and not reading.chooses()
-    ):  # what was interrupted looks whole to the hub's cache
+    if len(samples.x) != record.samples:  # a download that was interrupted looks whole to the hub's cache
         raise DataError(f"'{place}' has {len(samples.x):,} of the {record.samples:,} samples of {name}: delete it")
     return samples
 
@@ -116,43 +117,3 @@ def _advice(name: str, record: Published) -> str:
         f"where there is a network, run 'strata data export {name} OUT/', copy OUT/ and set data.name to 'OUT/', or "
         f"download https://huggingface.co/datasets/{record.hub} and set data.path to it{else_}"
     )
-
-
-def decoded(name: str, record: Published, place: Path, reading: Reading) -> Samples:
-    """A data set of the catalogue from its files: the publishers' training samples first, then their tests."""
-    splits = formats.read(place, record.asked(), record.files)
-    parts = [splits[split] for split in ("train", record.tests) if split in splits]
-    if "train" not in splits:
-        raise DataError(f"'{place}' has no training samples of {name}, only: {', '.join(splits)}")
-    columns = joined(parts, place)
-    sizes = [len(part[record.label]) for part in parts]
-    if min(sizes) == 0 or any(len(cells) != sum(sizes) for cells in columns.values()):
-        raise DataError(f"'{place}' has {[len(cells) for cells in columns.values()]} values in {', '.join(columns)}")
-    tests = np.repeat([False, True][: len(parts)], sizes)
-    if record.owner is not None and reading.chooses():
-        rows = reading.chosen(columns[record.owner], str(place))
-        columns = {key: taken(cells, rows) for key, cells in columns.items()}
-        tests = tests[rows]
-    given = columns[record.label]
-    labels, _ = numbered(numbers_or_texts(given) if isinstance(given, list) else given, str(place))
-    return Samples(
-        x=_content(record, columns, tests, reading, str(place)),
-        y=within(labels - record.first, record.classes, str(place)),
-        classes=record.classes,
-        tests=tests if len(parts) > 1 else None,
-        owner=None if record.owner is None else np.asarray(columns[record.owner]),
-        scaling=None if record.text else HALF,
-        name=name,
-    )
-
-
-def _content(
-    record: Published, columns: Columns, tests: NDArray[np.bool_], reading: Reading, where: str
-) -> NDArray[Any]:
-    cells = columns[record.content]
-    if not record.text:
-        return stacked(cells, channels=record.shape[0], size=reading.size or record.size, where=where)
-    if not all(isinstance(cell, str) for cell in cells):
-        raise DataError(f"'{where}' has something else than texts in its column '{record.content}'")
-    training = (text for text, test in zip(cells, tests, strict=True) if not test)
-    return encoded(list(cells), vocabulary(training, reading.vocabulary))

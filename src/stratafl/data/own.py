@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratafl.data import formats
-from stratafl.data.formats.columns import IMAGES, Asked, Columns, Splits, is_split, joined, taken
+from stratafl.data.formats.columns import IMAGES, Asked, Columns, Splits, in_a_row, is_split, joined
 from stratafl.data.images import are_images, stacked
 from stratafl.data.labels import numbered
 from stratafl.data.reading import HALF, Reading
@@ -21,12 +21,9 @@ def own_samples(place: Path, reading: Reading) -> Samples:
     """The samples of a table or a folder: features or images, labels, and whose they are."""
     asked = Asked(label=reading.label or LABELS[0])
     splits = _clients(place, asked) if _has_client_folders(place) else formats.read(place, asked)
-    columns = joined(list(splits.values()), place)
+    columns, tests = in_a_row(splits, place)
     label, owner = _label(columns, reading, place), _client(columns, reading, place)
-    tests = np.repeat([split != "train" for split in splits], [len(part[label]) for part in splits.values()])
-    if reading.chooses():
-        rows = reading.chosen(None if owner is None else columns[owner], str(place))
-        columns, tests = {name: taken(cells, rows) for name, cells in columns.items()}, tests[rows]
+    columns, tests = reading.rows_of_owners(columns, tests, owner, place)
     y, classes = numbered(columns[label], str(place))
     rest = {name: cells for name, cells in columns.items() if name not in (label, owner)}
     x = _content(rest, reading, place)

@@ -1,11 +1,12 @@
 """How samples are read: which columns, at what size, of whom, and what bytes are as numbers."""
 
 from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stratafl.data.formats.columns import Column
+from stratafl.data.formats.columns import Column, Columns, taken
 from stratafl.data.samples import Samples
 from stratafl.data.scaling import Scaling
 from stratafl.errors import DataError, unknown
@@ -61,6 +62,15 @@ class Reading:
         if self.owners is not None:
             fitting = np.random.default_rng(self.seed).permutation(fitting)[: self.owners]
         return np.flatnonzero(np.isin(ids, fitting))
+
+    def rows_of_owners(
+        self, columns: Columns, tests: NDArray[np.bool_], owner: str | None, where: Path
+    ) -> tuple[Columns, NDArray[np.bool_]]:
+        """The rows of the owners that are wanted, before anything is decoded."""
+        if not self.chooses():
+            return columns, tests
+        rows = self.chosen(None if owner is None else columns[owner], str(where))
+        return {name: taken(cells, rows) for name, cells in columns.items()}, tests[rows]
 
     def of_owners(self, samples: Samples) -> Samples:
         """The samples of the owners that are wanted."""

@@ -158,6 +158,8 @@ def test_shards_pass_for_the_data_set_that_they_are(tmp_path):
     given = samples(name="cifar10", owner=None)
     write_shards(given, tmp_path / "out")
     same(load_samples("cifar10", Reading(path=str(tmp_path / "out"))), given)
+    with pytest.raises(DataError, match=r"data.size means nothing to '.*out', which listens to: normalise, owners"):
+        load_samples("cifar10", Reading(path=str(tmp_path / "out"), size=4))
     with pytest.raises(DataError, match=r"out' holds cifar10, not cifar100"):
         load_samples("cifar100", Reading(path=str(tmp_path / "out")))
 

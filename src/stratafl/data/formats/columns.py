@@ -72,6 +72,17 @@ def _joined(parts: Sequence[Column], name: str, where: Path) -> Column:
     return np.concatenate(arrays)
 
 
+def in_a_row(splits: Splits, where: Path) -> tuple[Columns, NDArray[np.bool_]]:
+    """All splits one after the other, and which rows are not for training."""
+    for columns in splits.values():
+        counts = {name: len(cells) for name, cells in columns.items()}
+        if len(set(counts.values())) != 1 or 0 in counts.values():
+            said = ", ".join(f"{count} of '{name}'" for name, count in counts.items())
+            raise DataError(f"'{where}' must have as many values in every column, and some, not {said or 'none'}")
+    sizes = [len(next(iter(columns.values()))) for columns in splits.values()]
+    return joined(list(splits.values()), where), np.repeat([split != "train" for split in splits], sizes)
+
+
 def taken(cells: Column, rows: NDArray[np.int64]) -> Column:
     """Some cells of a column."""
     return cells[rows] if isinstance(cells, np.ndarray) else [cells[row] for row in rows]
