@@ -97,6 +97,12 @@ def test_a_folder_with_train_and_test(tmp_path):
     assert (found.x.tolist(), found.tests.tolist()) == ([[1], [2], [3]], [False, False, True])
 
 
+def test_a_folder_as_it_is_downloaded_is_one_table_and_no_client(tmp_path):
+    parts = {"train-0": dataset("photo", [encoded(image) for image in pictures(3)], "label", [1, 0, 1], 2)}
+    found = load(parquet(tmp_path / "mine", parts))
+    assert (len(found.x), found.owner) == (3, None)
+
+
 # A folder for each client
 
 
