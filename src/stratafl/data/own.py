@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratafl.data import formats
-from stratafl.data.formats.columns import IMAGES, Asked, Columns, Splits, in_a_row, is_split, joined
+from stratafl.data.formats.columns import IMAGES, ORDER, Asked, Columns, Splits, in_a_row, is_split, joined
 from stratafl.data.images import are_images, stacked
 from stratafl.data.labels import numbered
 from stratafl.data.reading import HALF, Reading
@@ -26,9 +26,8 @@ def own_samples(place: Path, reading: Reading) -> Samples:
     columns, tests = reading.rows_of_owners(columns, tests, owner, place)
     y, classes = numbered(columns[label], str(place))
     rest = {name: cells for name, cells in columns.items() if name not in (label, owner)}
-    x = _content(rest, reading, place)
     return Samples(
-        x=x,
+        x=_content(rest, reading, place),
         y=y,
         classes=classes,
         tests=tests if tests.any() else None,
@@ -61,7 +60,7 @@ def _clients(place: Path, asked: Asked) -> Splits:
                 raise DataError(f"'{folder}' has a column '{CLIENT}', but it is the folder of one client")
             count = len(next(iter(columns.values())))
             parts.setdefault(split, []).append(columns | {CLIENT: [folder.name] * count})
-    return {split: joined(parts[split], place) for split in sorted(parts, key=["train", "valid", "test"].index)}
+    return {split: joined(parts[split], place) for split in sorted(parts, key=ORDER.index)}
 
 
 def _label(columns: Columns, reading: Reading, place: Path) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stratafl.data.formats.arrow import read_parquet, read_saved
-from stratafl.data.formats.columns import IMAGES, Asked, Columns, Splits, split_of, top_split
+from stratafl.data.formats.columns import IMAGES, ORDER, Asked, Columns, Splits, split_of, top_split
 from stratafl.data.formats.folders import read_folders
 from stratafl.data.formats.idx import read_idx
 from stratafl.data.formats.sheets import read_sheets
@@ -47,7 +47,7 @@ def read(place: Path, asked: Asked, prefer: str = "*") -> Splits:
     root = place if place.is_dir() else place.parent
     files = sorted(file for file in place.rglob("*") if file.is_file()) if place.is_dir() else [place]
     files = [file for file in files if not any(part.startswith(".") for part in file.relative_to(root).parts)]
-    for each in (*_TABLES, Format(*_FOLDERS, partial(_folders, root=root), top_split)):
+    for each in (*_TABLES, Format(*_FOLDERS, partial(read_folders, root=root), top_split)):
         mine = [file for file in files if any(fnmatch(file.name.lower(), pattern) for pattern in each.patterns)]
         preferred = [file for file in mine if fnmatch(file.name, prefer)]
         if mine:
@@ -59,8 +59,4 @@ def _by_split(files: Sequence[Path], root: Path, chosen: Format, asked: Asked) -
     splits: dict[str, list[Path]] = {}
     for file in files:
         splits.setdefault(chosen.split(file, root), []).append(file)
-    return {split: chosen.read(splits[split], asked) for split in sorted(splits, key=["train", "valid", "test"].index)}
-
-
-def _folders(files: Sequence[Path], asked: Asked, root: Path) -> Columns:
-    return read_folders(files, root, asked)
+    return {split: chosen.read(splits[split], asked) for split in sorted(splits, key=ORDER.index)}

@@ -14,6 +14,7 @@ Column = NDArray[Any] | list[Any]  # numbers or pixels; texts, encoded images, o
 Columns = dict[str, Column]
 Splits = dict[str, Columns]  # "train", and "test" and "valid" where they exist
 
+ORDER = ("train", "valid", "test")
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff")
 _SPLITS = {"train": "train", "test": "test", "t10k": "test", "valid": "valid", "validation": "valid", "val": "valid"}
 _WORD = re.compile(rf"(?:^|[-_.])({'|'.join(_SPLITS)})(?=[-_.]|$)")

@@ -9,7 +9,7 @@ from stratafl.errors import DataError
 _ANNOTATIONS = "*_annotations.txt"  # Tiny-ImageNet lists the classes of its validation images in a file
 
 
-def read_folders(files: Sequence[Path], root: Path, asked: Asked) -> Columns:
+def read_folders(files: Sequence[Path], asked: Asked, root: Path) -> Columns:
     """The images of a split, and the name of the class folder of each."""
     listed: dict[str, str] = {}
     for lines in sorted({found for file in files for found in file.parent.parent.glob(_ANNOTATIONS)}):
