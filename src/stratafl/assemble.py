@@ -10,7 +10,7 @@ from torch import nn
 
 from stratafl.algorithm import Algorithm
 from stratafl.algorithms import ALGORITHMS
-from stratafl.data import DATASETS, Federation, from_npz
+from stratafl.data import Federation, Reading, Samples, divided, load_samples
 from stratafl.errors import ModelError, RecordError
 from stratafl.execute import Simulation, simulation
 from stratafl.execute.matrix import chunk_size
@@ -84,12 +84,23 @@ def federation_of(experiment: Experiment) -> Federation:
     """The data over its clients."""
     data = experiment.data
     seed = experiment.run.seed if data.seed is None else data.seed
-    cuts: dict[str, Any] = {"validation": data.validation, "test": data.test, "seed": seed}
     partition = partition_of(data)
-    if data.name in DATASETS:
-        return DATASETS[data.name](clients=data.clients, partition=partition, **cuts)
-    asked = None if data.partition == "auto" else partition
-    return from_npz(data.name, clients=data.clients, partition=asked, fallback=partition, **cuts)
+    return divided(
+        samples_of(data, seed),
+        clients=data.clients,
+        partition=None if data.partition == "auto" else partition,
+        fallback=partition,
+        validation=data.validation,
+        test=data.test,
+        seed=seed,
+        minimum_test=2 if data.name == "digits" else 1,
+    )
+
+
+def samples_of(data: DataTable, seed: int) -> Samples:
+    """The samples as the table says that they are read."""
+    known = {f.name for f in dataclasses.fields(Reading)} - {"seed"}
+    return load_samples(data.name, Reading(**{key: getattr(data, key) for key in known}, seed=seed))
 
 
 def model_of(table: ModelTable, shape: tuple[int, ...], classes: int | None) -> Callable[[], nn.Module]:

@@ -5,7 +5,7 @@
     personal = "head"      epochs = 1                       partition = "dirichlet" participation = 1.0
 
 Further keys of `[algorithm]`, `[model]` and `[data]` are options of the method, the model and the partition. An
-algorithm or a model may also be a path, `package.module:name`, and data a file, `samples.npz`.
+algorithm or a model may also be a path, `package.module:name`, and data a file or a folder, `samples.npz`, `photos/`.
 """
 
 import dataclasses
@@ -18,7 +18,9 @@ from typing import Any
 
 from stratafl import settings
 from stratafl.algorithms import ALGORITHMS
-from stratafl.data import DATASETS, PARTITIONS, Partition
+from stratafl.data import PARTITIONS, Partition
+from stratafl.data.loading import check_name
+from stratafl.data.reading import NORMALISED
 from stratafl.errors import RecordError, StrataError, unknown
 from stratafl.models import MODELS
 from stratafl.settings import setting
@@ -66,7 +68,21 @@ class DataTable:
     while the seed of the run changes. Further keys are options of the partition.
     """
 
-    name: str = setting("digits", "the data: a name of `strata list`, or FILE.npz with `x`, `y` and perhaps `client`")
+    name: str = setting("digits", "the data: a name of `strata data list`, or a file or folder, see [data](data.md)")
+    path: str | None = setting(None, "a file or folder with the data set of that name; none: from the hub")
+    label: str | None = setting(None, "the column with the labels of your own table; none: `label` or `y`")
+    client: str | None = setting(None, "the column that says whose a sample of your own table is; none: `client`")
+    normalise: str = setting(
+        "auto",
+        "bytes as numbers: from −1 to 1, from 0 to 1, by each channel's mean and deviation, or as they are; "
+        "`auto`: `half` for images",
+        among=NORMALISED,
+    )
+    size: int | None = setting(None, "images are resized to a square of so many pixels", least=1)
+    vocabulary: int | None = setting(None, "texts: so many tokens at most, the most frequent ones", least=4)
+    owners: int | None = setting(None, "only so many of those whose samples they are, drawn by the seed", least=1)
+    fewest: int | None = setting(None, "… of those with so many samples at least", least=1)
+    most: int | None = setting(None, "… and so many at most", least=1)
     clients: int = setting(20, "how many clients share the data", least=1)
     newcomers: int = setting(0, "the last so many clients never take part in training", least=0)
     partition: str = setting(
@@ -153,8 +169,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         data, stop = self.data, self.stop
-        if not data.name.endswith(".npz") and data.name not in DATASETS:
-            raise unknown("data.name", data.name, [*DATASETS, "FILE.npz"])
+        check_name(data.name)
         partition_of(data)
         if (stop.target is not None or stop.patience is not None) and data.validation == 0:
             raise RecordError("stop looks at validation accuracy: set data.validation, such as 0.1")

@@ -179,6 +179,7 @@ def test_the_reader_of_imports_sees_every_kind():
 
 
 HEAVY = ("typer", "rich", "plotly", "datasets", "flwr", "scipy", "sklearn", "pandas", "matplotlib", "tomli_w", "pytest")
+HEAVY += ("PIL", "pyarrow", "huggingface_hub")
 
 
 def in_a_new_process(program: str) -> list[str]:

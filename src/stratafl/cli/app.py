@@ -28,7 +28,7 @@ Engine = Annotated[str | None, typer.Option("--engine", metavar="NAME", help="au
 Precision = Annotated[str | None, typer.Option("--precision", metavar="NAME", help="fp32, tf32 or bf16.")]
 Memory = Annotated[str | None, typer.Option("--memory", metavar="SIZE", help="What a run may take, as 8GB or 500MB.")]
 Model = Annotated[str | None, typer.Option("--model", "-m", metavar="NAME", help="Of the list, or module:Class.")]
-Data = Annotated[str | None, typer.Option("--data", "-d", metavar="NAME", help="Of the list, or FILE.npz.")]
+Data = Annotated[str | None, typer.Option("--data", "-d", metavar="NAME", help="Of the list, a file, or FOLDER/.")]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Processes that share the runs.")]
 Look = Annotated[int | None, typer.Option("--lab", metavar="N", help="Look at every layer each N rounds.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs instead of people.")]

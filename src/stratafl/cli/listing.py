@@ -13,7 +13,7 @@ from stratafl.data import DATASETS, PARTITIONS
 from stratafl.models import MODELS
 from stratafl.plugins import parameters
 
-_GIVEN = ("train", "shape", "classes", "clients", "partition", "validation", "test", "seed", "dtype")  # not for options
+_GIVEN = ("train", "shape", "classes")  # not for options
 
 
 def catalogue() -> dict[str, list[dict[str, Any]]]:
@@ -21,7 +21,10 @@ def catalogue() -> dict[str, list[dict[str, Any]]]:
     return {
         "algorithms": _entries(ALGORITHMS, from_module=True),
         "models": _entries(MODELS),
-        "datasets": _entries(DATASETS),
+        "datasets": [
+            {"name": name, "description": record.says, "options": record.options}
+            for name, record in sorted(DATASETS.items())
+        ],
         "partitions": _entries(PARTITIONS),
     }
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import time
 import zlib
 from contextlib import suppress
@@ -14,6 +13,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from stratafl.data.cache import cache_folder
 from stratafl.data.cutting import Division, Indices
 from stratafl.data.partitions.base import Partition
 from stratafl.errors import RecordError
@@ -44,11 +44,6 @@ def drawn(
     return division
 
 
-def _folder() -> Path:
-    given = os.environ.get("STRATAFL_CACHE")
-    return (Path(given) if given else Path.home() / ".cache" / "stratafl") / "partitions"
-
-
 def _entry(partition: Partition, arrays: list[NDArray[Any] | None], clients: int, seed: int) -> Path | None:
     """The file of a draw; None for a partition that is no record, of which nothing is known."""
     try:
@@ -62,7 +57,7 @@ def _entry(partition: Partition, arrays: list[NDArray[Any] | None], clients: int
         plain = plain.astype(np.str_) if plain.dtype == object else plain
         total.update(f"{array is None} {plain.dtype} {plain.shape}".encode())
         total.update(plain.tobytes())
-    return _folder() / f"{total.hexdigest()}.npz"
+    return cache_folder() / "partitions" / f"{total.hexdigest()}.npz"
 
 
 def _read(entry: Path) -> list[Indices] | Division | None:
