@@ -178,14 +178,14 @@ class Experiment:
 def partition_of(data: DataTable) -> Partition:
     """The partition with its options, of which `alpha`, `minimum` and `per_client` are keys of the table itself."""
     partition = PARTITIONS["dirichlet" if data.partition == "auto" else data.partition]
-    own = [f.name for f in dataclasses.fields(DataTable) if f.name != settings.OPTIONS]
     hints = {name: hint for name, hint in typing.get_type_hints(partition.__init__).items() if name != "return"}
+    own = {key: value for key, value in vars(data).items() if key != settings.OPTIONS}
     for key in data.options:
         if key not in hints:
             raise unknown("key of [data]", key, [*own, *(name for name in hints if name not in own)])
-    own_given = {key: value for key, value in vars(data).items() if key in hints and value is not None}
-    given = {**own_given, **data.options}
-    return partition(**{key: settings.checked(f"data.{key}", hints[key], value) for key, value in given.items()})
+    given = {key: value for key, value in own.items() if key in hints and value is not None}
+    made = {key: settings.checked(f"data.{key}", hints[key], value) for key, value in {**given, **data.options}.items()}
+    return partition(**made)
 
 
 TABLES: dict[str, type[Any]] = {f.name: type(f.default) for f in dataclasses.fields(Experiment)}

@@ -355,6 +355,8 @@ def test_pfedla2_takes_another_share(share):
 def test_pfedla2_refuses():
     with pytest.raises(PartitionError, match="dominant=4 was given, but the labels hold only 4 classes"):
         PFedLADominant(dominant=4)(SMALL, 2, 0)
+    with pytest.raises(PartitionError, match="samples=100 was given: too few for some of each of 100 classes"):
+        PFedLADominant(samples=100)(CIFAR100, 10, 0)
     with pytest.raises(PartitionError, match="60000 samples cannot give each of 101 clients 600"):
         PFedLADominant()(CIFAR, 101, 0)
     with pytest.raises(PartitionError, match="share=0 was given"):

@@ -102,13 +102,13 @@ class Pathological(Partition):
 
     def _sizes(self, members: int, owners: int, smallest: float, rng: np.random.Generator) -> Counts:
         equal = members / owners
-        if self.balanced:
+        if self.balanced or owners == 1:
             sizes = np.full(owners - 1, int(equal))
         else:
-            from_, below = ceil(max(equal / 10, smallest)), ceil(equal)
-            if from_ >= below and owners > 1:
+            lowest, above = ceil(max(equal / 10, smallest)), ceil(equal)
+            if lowest >= above:
                 raise PartitionError(f"{members} samples of a class cannot be divided unevenly among {owners} clients")
-            sizes = rng.integers(from_, below, owners - 1) if owners > 1 else np.zeros(0, dtype=np.int64)
+            sizes = rng.integers(lowest, above, owners - 1)
         return np.append(sizes, members - sizes.sum())
 
 

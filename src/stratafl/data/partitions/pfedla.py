@@ -69,6 +69,8 @@ class PFedLADominant(Partition):
     def _counts(self, owned: Ownership, sizes: Counts, rng: np.random.Generator) -> Counts:
         often = round(self.share * self.samples / self.dominant)
         seldom, odd = divmod(self.samples - self.dominant * often, len(sizes) - self.dominant)
+        if seldom == 0:
+            raise PartitionError(f"samples={self.samples} was given: too few for some of each of {len(sizes)} classes")
         counts = np.where(owned.T, often, seldom)
         for client in rng.permutation(len(owned)):  # the odd samples are of the classes with most left
             left = sizes - counts.sum(axis=1)
