@@ -10,11 +10,11 @@ from torch import nn
 
 from stratafl.algorithm import Algorithm
 from stratafl.algorithms import ALGORITHMS
-from stratafl.data import DATASETS, PARTITIONS, Federation, Partition, from_npz
+from stratafl.data import Federation, Reading, Samples, divided, load_samples
 from stratafl.errors import ModelError, RecordError
 from stratafl.execute import Simulation, simulation
 from stratafl.execute.matrix import chunk_size
-from stratafl.experiment import DataTable, Experiment, ModelTable, RunTable
+from stratafl.experiment import DataTable, Experiment, ModelTable, RunTable, partition_of
 from stratafl.layers import Select
 from stratafl.models import MODELS
 from stratafl.plugins import called, imported, parameters
@@ -55,15 +55,22 @@ def _hints(builder: Callable[..., Any]) -> dict[str, Any]:
 
 
 def completed(experiment: Experiment) -> Experiment:
-    """The experiment with every option of its method and model, at its default where none was given."""
-    algorithm, model = experiment.algorithm, experiment.model
+    """The experiment with every option of its method, model and partition, at its default where none was given."""
+    algorithm, model, data = experiment.algorithm, experiment.model, experiment.data
     builder = ALGORITHMS.get(algorithm.name) or imported("algorithm", algorithm.name)
     maker = MODELS.get(model.name) or imported("model", model.name)
     return dataclasses.replace(
         experiment,
         algorithm=dataclasses.replace(algorithm, options={**defaults(builder), **algorithm.options}),
         model=dataclasses.replace(model, options={**defaults(maker), **model.options}),
+        data=_completed(data),
     )
+
+
+def _completed(data: DataTable) -> DataTable:
+    held = {key: value for key, value in vars(partition_of(data)).items() if value is not None}
+    own = {key: held.pop(key) for key in tuple(held) if hasattr(data, key)}
+    return dataclasses.replace(data, **own, options=held)
 
 
 def defaults(maker: Callable[..., Any]) -> dict[str, Any]:
@@ -77,19 +84,23 @@ def federation_of(experiment: Experiment) -> Federation:
     """The data over its clients."""
     data = experiment.data
     seed = experiment.run.seed if data.seed is None else data.seed
-    cuts: dict[str, Any] = {"validation": data.validation, "test": data.test, "seed": seed}
-    if data.name in DATASETS:
-        return DATASETS[data.name](clients=data.clients, partition=_partition(data, "dirichlet"), **cuts)
-    partition = None if data.partition == "auto" else _partition(data, data.partition)
-    fallback = _partition(data, "dirichlet")
-    return from_npz(data.name, clients=data.clients, partition=partition, fallback=fallback, **cuts)
+    partition = partition_of(data)
+    return divided(
+        samples_of(data, seed),
+        clients=data.clients,
+        partition=None if data.partition == "auto" else partition,
+        fallback=partition,
+        validation=data.validation,
+        test=data.test,
+        seed=seed,
+        minimum_test=2 if data.name == "digits" else 1,
+    )
 
 
-def _partition(data: DataTable, automatic: str) -> Partition:
-    partition = PARTITIONS[automatic if data.partition == "auto" else data.partition]
-    known = {f.name for f in dataclasses.fields(partition)}
-    made: Partition = partition(**{k: getattr(data, k) for k in ("alpha", "minimum", "per_client") if k in known})
-    return made
+def samples_of(data: DataTable, seed: int) -> Samples:
+    """The samples as the table says that they are read."""
+    known = {f.name for f in dataclasses.fields(Reading)} - {"seed"}
+    return load_samples(data.name, Reading(**{key: getattr(data, key) for key in known}, seed=seed))
 
 
 def model_of(table: ModelTable, shape: tuple[int, ...], classes: int | None) -> Callable[[], nn.Module]:

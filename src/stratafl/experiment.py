@@ -4,12 +4,13 @@
     name = "fedper"        lr = 0.05        name = "mlp"    name = "digits"         rounds = 20
     personal = "head"      epochs = 1                       partition = "dirichlet" participation = 1.0
 
-Further keys of `[algorithm]` and `[model]` are options of the method and of the model. An algorithm or a model may also
-be a path, `package.module:name`, and data a file, `samples.npz`.
+Further keys of `[algorithm]`, `[model]` and `[data]` are options of the method, the model and the partition. An
+algorithm or a model may also be a path, `package.module:name`, and data a file or a folder, `samples.npz`, `photos/`.
 """
 
 import dataclasses
 import tomllib
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,9 @@ from typing import Any
 
 from stratafl import settings
 from stratafl.algorithms import ALGORITHMS
-from stratafl.data import DATASETS, PARTITIONS
+from stratafl.data import PARTITIONS, Partition
+from stratafl.data.loading import check_name
+from stratafl.data.reading import NORMALISED
 from stratafl.errors import RecordError, StrataError, unknown
 from stratafl.models import MODELS
 from stratafl.protocols import PROTOCOLS
@@ -63,10 +66,24 @@ class DataTable:
     """Which data, over how many clients, divided how; `newcomers` of them never take part in training.
 
     `partition = "auto"` keeps the clients that a file names, and else draws Dirichlet shares; `seed` fixes the division
-    while the seed of the run changes.
+    while the seed of the run changes. Further keys are options of the partition.
     """
 
-    name: str = setting("digits", "the data: a name of `strata list`, or FILE.npz with `x`, `y` and perhaps `client`")
+    name: str = setting("digits", "the data: a name of `strata data list`, or a file or folder, see [data](data.md)")
+    path: str | None = setting(None, "a file or folder with the data set of that name; none: from the hub")
+    label: str | None = setting(None, "the column with the labels of your own table; none: `label` or `y`")
+    client: str | None = setting(None, "the column that says whose a sample of your own table is; none: `client`")
+    normalise: str = setting(
+        "auto",
+        "bytes as numbers: from −1 to 1, from 0 to 1, by each channel's mean and deviation, or as they are; "
+        "`auto`: `half` for images",
+        among=NORMALISED,
+    )
+    size: int | None = setting(None, "images are resized to a square of so many pixels", least=1)
+    vocabulary: int | None = setting(None, "texts: so many tokens at most, the most frequent ones", least=4)
+    owners: int | None = setting(None, "only so many of those whose samples they are, drawn by the seed", least=1)
+    fewest: int | None = setting(None, "… of those with so many samples at least", least=1)
+    most: int | None = setting(None, "… and so many at most", least=1)
     clients: int = setting(20, "how many clients share the data", least=1)
     newcomers: int = setting(0, "the last so many clients never take part in training", least=0)
     partition: str = setting(
@@ -75,11 +92,17 @@ class DataTable:
         among=("auto", *PARTITIONS),
     )
     alpha: float = setting(0.1, "concentration of Dirichlet shares; small is uneven", above=0)
-    minimum: int = setting(10, "samples that each client has at least", least=1)
-    per_client: int = setting(2, "classes per client of the partition `classes`", least=1)
+    minimum: int | None = setting(None, "samples that each client has at least; none: as the partition says", least=1)
+    per_client: int | None = setting(None, "classes per client; none: as the partition says", least=1)
     validation: float = setting(0.1, "share of each client's samples held out for validation", least=0, most=0.9)
-    test: float = setting(0.25, "share of each client's samples held out for testing", above=0, most=0.9)
+    test: float = setting(
+        0.25,
+        "share of each client's samples held out for testing, unless the partition says who tests on what",
+        above=0,
+        most=0.9,
+    )
     seed: int | None = setting(None, "seed of the division, where it is to stay while `run.seed` changes", least=0)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -164,10 +187,23 @@ class Experiment:
 
     def __post_init__(self) -> None:
         data, stop = self.data, self.stop
-        if not data.name.endswith(".npz") and data.name not in DATASETS:
-            raise unknown("data.name", data.name, [*DATASETS, "FILE.npz"])
+        check_name(data.name)
+        partition_of(data)
         if (stop.target is not None or stop.patience is not None) and data.validation == 0:
             raise RecordError("stop looks at validation accuracy: set data.validation, such as 0.1")
+
+
+def partition_of(data: DataTable) -> Partition:
+    """The partition with its options, of which `alpha`, `minimum` and `per_client` are keys of the table itself."""
+    partition = PARTITIONS["dirichlet" if data.partition == "auto" else data.partition]
+    hints = {name: hint for name, hint in typing.get_type_hints(partition.__init__).items() if name != "return"}
+    own = {key: value for key, value in vars(data).items() if key != settings.OPTIONS}
+    for key in data.options:
+        if key not in hints:
+            raise unknown("key of [data]", key, [*own, *(name for name in hints if name not in own)])
+    given = {key: value for key, value in own.items() if key in hints and value is not None}
+    made = {key: settings.checked(f"data.{key}", hints[key], value) for key, value in {**given, **data.options}.items()}
+    return partition(**made)
 
 
 TABLES: dict[str, type[Any]] = {f.name: type(f.default) for f in dataclasses.fields(Experiment)}
@@ -229,6 +265,8 @@ def with_settings(experiment: Experiment, given: Sequence[str]) -> Experiment:
             raise unknown("table", table, TABLES)
         if table in ("algorithm", "model") and key == "name" and tables[table]["name"] != value:
             tables[table] = {}  # the options of another method or model mean nothing here
+        if (table, key) == ("data", "partition") and tables[table]["partition"] != value:
+            tables[table] = settings.without_options(DataTable, tables[table])
         tables[table][key] = value
     return from_tables(tables)
 

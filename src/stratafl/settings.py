@@ -66,6 +66,12 @@ def to_table(value: Any) -> dict[str, Any]:
     return {**plain, **vars(value).get(OPTIONS, {})}
 
 
+def without_options(cls: type[Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    """A plain table with only those keys that are fields of its dataclass."""
+    fields = {f.name for f in dataclasses.fields(cls)}
+    return {key: value for key, value in table.items() if key in fields}
+
+
 def checked(key: str, hint: Any, value: Any, limits: Mapping[str, Any] | None = None) -> Any:
     """The value, if it is of the hinted type and within the limits; whole numbers pass for numbers."""
     union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, relu, softmax
 
 from stratafl.data import Federation, from_splits
-from stratafl.models import build
+from stratafl.models import ResNet, build
+from stratafl.models.mobilenet import SeparableBlock
 
 SIZES = (13, 6, 11)
 TOKENS = 9
@@ -157,6 +158,12 @@ class Dropping(nn.Module):
         return self.fc(self.elements(torch.tanh(self.mid(z))))
 
 
+def _separable() -> nn.Module:
+    """The blocks of a MobileNet, narrow."""
+    blocks = [SeparableBlock(inputs=4, outputs=6, stride=2), SeparableBlock(inputs=6, outputs=6, stride=1)]
+    return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), *blocks, nn.Flatten(), nn.Linear(54, CLASSES))
+
+
 Make = Callable[[], nn.Module]
 MODELS: dict[str, tuple[Make, Callable[[], Federation]]] = {
     "mlp": (lambda: build("mlp", shape=(1, 6, 6), classes=CLASSES, hidden=(7, 5)), _images),
@@ -177,6 +184,15 @@ MODELS: dict[str, tuple[Make, Callable[[], Federation]]] = {
         _images,
     ),
     "dropping": (Dropping, _images),
+    "threeconv with dropout": (
+        lambda: build("mnistcnn", shape=(1, 6, 6), classes=CLASSES, dropout=0.2),
+        _images,
+    ),
+    "separable": (_separable, _images),
+    "resnet with hidden layers": (
+        lambda: ResNet(shape=(1, 6, 6), classes=CLASSES, blocks=(1, 1), stem="cifar", width=4, hidden=(5,)),
+        _images,
+    ),
 }
 
 

@@ -581,7 +581,7 @@ def test_the_configuration_is_complete(tmp_path):
 def test_a_setting_that_came_later_had_its_default(tmp_path, example):
     folder = left(tmp_path / "run", 2).folder
     about = json.loads((folder / "environment.json").read_text())
-    del about["identity"]["config"]["data"]["per_client"]
+    del about["identity"]["config"]["data"]["newcomers"]
     (folder / "environment.json").write_text(json.dumps(about))
     assert outcome(finish(Run.open(folder)).folder) == outcome(example.folder)
 

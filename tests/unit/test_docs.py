@@ -3,9 +3,11 @@
 import importlib
 import re
 import shlex
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,8 +15,10 @@ from torch import nn
 from stratafl.algorithms import fedavg
 from stratafl.algorithms.laws import Law
 from stratafl.cli import run as strata
-from stratafl.data import digits
-from stratafl.experiment import TABLES
+from stratafl.data import PARTITIONS, digits, federate
+from stratafl.experiment import TABLES, from_tables, partition_of
+from stratafl.models import MODELS
+from stratafl.plugins import parameters
 from stratafl.settings import documented
 from stratafl.testing import check_algorithm, check_law
 
@@ -67,6 +71,51 @@ def test_the_step_of_contributing_keeps_the_contract():
 
 def test_the_settings_are_documented():
     assert documented(TABLES) in text("docs/settings.md"), "write stratafl.settings.documented into docs/settings.md"
+
+
+def row(document, name):
+    """The row of a table that begins with a name, or with several of which it is one."""
+    found = re.findall(rf"^\| (?:[^|]*, )?`{name}`(?:,[^|]*)? \|.*$", text(document), re.MULTILINE)
+    assert found, f"{document} has no row for '{name}'"
+    return found[0]
+
+
+def shown(value):
+    """A default as TOML has it."""
+    if isinstance(value, tuple):
+        return str(list(value))
+    return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)
+
+
+@pytest.mark.parametrize(
+    ("document", "name", "maker"),
+    [
+        *(("docs/models.md", name, maker) for name, maker in MODELS.items()),
+        *(("docs/partitions.md", name, maker) for name, maker in PARTITIONS.items()),
+    ],
+)
+def test_models_and_partitions_are_documented_with_their_options(document, name, maker):
+    for option, parameter in parameters(maker).items():
+        if option in ("shape", "classes"):
+            continue
+        known = f"`{option}`" if parameter.default is None else f"`{option} = {shown(parameter.default)}`"
+        assert known in row(document, name)
+
+
+def test_the_partition_of_the_document_divides():
+    made = run(blocks("docs/partitions.md")[0], __name__="docs_partition")["ByLabel"]()
+    labels = np.array([2, 0, 1, 0, 2, 1])
+    assert [mine.tolist() for mine in made(labels, 3, seed=0)] == [[1, 3], [2, 5], [0, 4]]
+    assert federate(np.zeros((6, 1)), labels, made(labels, 3, seed=0), test=0.5).clients == 3
+
+
+def test_the_papers_partitions_are_settings():
+    table = text("docs/partitions.md").partition("## As the papers have them")[2].partition("## Readings")[0]
+    rows = re.findall(r"`partition = [^|]*", table)
+    assert len(rows) == 8
+    for settings in rows:
+        given = re.findall(r"`(\w+) = ([^`]*)`", settings)
+        partition_of(from_tables({"data": {key: tomllib.loads(f"v = {value}")["v"] for key, value in given}}).data)
 
 
 @pytest.mark.parametrize("line", [line for line in blocks("README.md", "")[1].splitlines() if line])

@@ -7,10 +7,12 @@ import tomli_w
 import torch
 
 from stratafl.algorithms import fedper
-from stratafl.assemble import algorithm_of, simulation_of
+from stratafl.assemble import algorithm_of, completed, federation_of, simulation_of
+from stratafl.data import IID, Classes, Dirichlet, PFLlibDirichlet
+from stratafl.data.partitions import KClasses, Pathological, PFedLAClasses
 from stratafl.errors import RecordError, StrataError
 from stratafl.execute import Matrix
-from stratafl.experiment import Experiment, from_tables, load, to_tables, with_settings
+from stratafl.experiment import DataTable, Experiment, from_tables, load, partition_of, to_tables, with_settings
 from stratafl.policies import SGD, Exponential
 
 
@@ -61,6 +63,70 @@ def test_the_method_gets_its_options_and_the_descent():
     experiment = with_settings(Experiment(), ["algorithm.personal=last:1", "train.lr=0.2", "train.decay=0.9"])
     train = SGD(lr=0.2, schedule=Exponential(0.9))
     assert algorithm_of(experiment) == fedper(personal="last:1", train=train)
+
+
+PFEDLA = ["data.partition=pfedla1", "data.samples=40"]
+
+
+def test_further_keys_of_data_are_options_of_the_partition():
+    data = with_settings(Experiment(), [*PFEDLA, "data.held_out=0.25", "data.per_client=5"]).data
+    assert partition_of(data) == PFedLAClasses(per_client=5, samples=40, held_out=0.25)
+    assert partition_of(DataTable(partition="pathological", options={"balanced": True})) == Pathological(2, True)
+
+
+def test_keys_of_the_table_itself_reach_the_partitions_that_know_them():
+    settings = {"alpha": 0.7, "minimum": 3, "per_client": 5}
+    assert partition_of(DataTable(**settings)) == Dirichlet(alpha=0.7, minimum=3)
+    assert partition_of(DataTable(partition="classes", **settings)) == Classes(per_client=5)
+    assert partition_of(DataTable(partition="iid", **settings)) == IID()
+
+
+def test_what_is_not_given_is_as_the_partition_says():
+    assert partition_of(DataTable()) == Dirichlet(alpha=0.1, minimum=10)
+    assert partition_of(DataTable(partition="pfllib")) == PFLlibDirichlet(alpha=0.1, minimum=None)
+    assert partition_of(DataTable(partition="classes")) == Classes(per_client=2)
+    assert partition_of(DataTable(partition="kclasses")) == KClasses(per_client=4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ([*PFEDLA, "data.held_uot=0.25"], r"unknown key of \[data\] 'held_uot'; did you mean 'held_out'"),
+        (["data.samples=40"], r"unknown key of \[data\] 'samples'.*clients, newcomers, .*, draws"),
+        (["data.clinets=4"], "unknown key of .data. 'clinets'; did you mean 'clients'"),
+        ([*PFEDLA, "data.held_out=much"], "data.held_out is a number, not 'much'"),
+        ([*PFEDLA, "data.samples=40.5"], "data.samples is a whole number, not 40.5"),
+        ([*PFEDLA, "data.samples=41"], "samples=41 was given: it must be a multiple of per_client=4"),
+        (["data.partition=kclasses", "data.shuffled=1"], "data.shuffled is true or false, not 1"),
+    ],
+)
+def test_options_of_a_partition_are_checked(settings, says):
+    with pytest.raises(StrataError, match=says) as error:
+        with_settings(Experiment(), settings)
+    assert "\n" not in str(error.value)
+
+
+def test_another_partition_forgets_the_options_of_the_one_before():
+    first = with_settings(Experiment(), [*PFEDLA, "data.clients=7"])
+    other = with_settings(first, ["data.partition=pathological"])
+    assert (other.data.options, other.data.clients) == ({}, 7)
+    assert with_settings(first, ["data.partition=pfedla1"]) == first
+
+
+def test_a_complete_configuration_has_the_options_of_the_partition():
+    given = with_settings(Experiment(), PFEDLA)
+    whole = completed(given)
+    assert to_tables(whole)["data"].items() >= {"per_client": 4, "samples": 40, "held_out": 0.3}.items()
+    assert from_tables(tomllib.loads(tomli_w.dumps(to_tables(whole)))) == whole == completed(whole)
+    assert partition_of(whole.data) == partition_of(given.data)
+    assert to_tables(completed(Experiment()))["data"].items() >= {"minimum": 10, "draws": 1000}.items()
+
+
+def test_a_partition_decides_who_tests_on_what():
+    federation = federation_of(with_settings(Experiment(), [*PFEDLA, "data.clients=10", "data.validation=0.1"]))
+    assert federation.counts("test").tolist() == [12] * 10
+    assert federation.counts("validation").tolist() == [3] * 10
+    assert federation.counts("train").tolist() == [25] * 10
 
 
 def test_files_are_read_and_refused(tmp_path):

@@ -94,7 +94,16 @@ def test_imports_point_one_way(name, forbidden):
     assert not parts(name) & forbidden
 
 
-OUTER = ("api", "assemble", "cli", "experiment", "report", "runs")  # what a person or a directory needs
+OUTER = (
+    "api",
+    "assemble",
+    "cli",
+    "experiment",
+    "protocols",
+    "recipes",
+    "report",
+    "runs",
+)  # what a person or a directory needs
 SIDE = ("__main__", "bench", "summary")
 CORE = (
     *LOW,
@@ -128,7 +137,9 @@ def test_the_core_knows_neither_command_nor_directories_nor_configuration(name):
         ("experiment", {"api", "assemble", "cli", "execute", "report", "runs", "trial"}),
         ("assemble", {"api", "cli", "report", "runs", "trial"}),
         ("summary", {"api", "assemble", "cli", "report", "runs"}),
-        ("runs", {"api", "cli", "report"}),
+        ("protocols", {"api", "assemble", "cli", "experiment", "recipes", "report", "runs"}),
+        ("recipes", {"api", "cli"}),
+        ("runs", {"api", "cli", "recipes", "report"}),
         ("report", {"api", "assemble", "cli", "execute"}),
         ("api", {"assemble", "cli", "experiment", "report"}),
         ("bench", {"api", "cli", "experiment", "report", "runs"}),
@@ -179,6 +190,7 @@ def test_the_reader_of_imports_sees_every_kind():
 
 
 HEAVY = ("typer", "rich", "plotly", "datasets", "flwr", "scipy", "sklearn", "pandas", "matplotlib", "tomli_w", "pytest")
+HEAVY += ("PIL", "pyarrow", "huggingface_hub")
 
 
 def in_a_new_process(program: str) -> list[str]:

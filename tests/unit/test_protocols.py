@@ -14,7 +14,7 @@ LINES = [
 ]
 VALIDATED = [
     {**line, "validation.deployed.loss": 1.0, "validation.deployed.accuracy": v}
-    for line, v in zip(LINES, (0.1, 0.3, 0.7))
+    for line, v in zip(LINES, (0.1, 0.3, 0.7), strict=True)
 ]
 
 

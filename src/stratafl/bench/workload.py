@@ -44,7 +44,7 @@ SUBJECTS = {name: Subject(name, IMAGE, 100, 4) for name in MODELS} | {
     "mlp784": Subject("mlp", (1, 28, 28), 10, 40),
     "cnn": Subject("cnn", IMAGE, 100, 20),
     # fastText as in PFLlib's AG News: 200 tokens of 98,635, 32 numbers each, 4 classes
-    "embedding": Subject("embedding", (200,), 4, 20, {"vocabulary": 98_635}),
+    **{name: Subject(name, (200,), 4, 20, {"vocabulary": 98_635}) for name in ("embedding", "fasttext")},
 }
 
 

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from stratafl.cli.data import data_app
+
 app = typer.Typer(
     help="Personalised federated learning, layer by layer.",
     epilog="Example: [bold]strata compare --algorithms fedavg,fedper --rounds 20[/]. Every command has --help.",
@@ -13,6 +15,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(data_app)
 
 Config = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="Settings in TOML.")]
 Set = Annotated[list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="As train.lr=0.1; repeatable.")]
@@ -24,7 +28,7 @@ Engine = Annotated[str | None, typer.Option("--engine", metavar="NAME", help="au
 Precision = Annotated[str | None, typer.Option("--precision", metavar="NAME", help="fp32, tf32 or bf16.")]
 Memory = Annotated[str | None, typer.Option("--memory", metavar="SIZE", help="What a run may take, as 8GB or 500MB.")]
 Model = Annotated[str | None, typer.Option("--model", "-m", metavar="NAME", help="Of the list, or module:Class.")]
-Data = Annotated[str | None, typer.Option("--data", "-d", metavar="NAME", help="Of the list, or FILE.npz.")]
+Data = Annotated[str | None, typer.Option("--data", "-d", metavar="NAME", help="Of the list, a file, or FOLDER/.")]
 Protocol = Annotated[str | None, typer.Option("--protocol", metavar="NAME", help="Defaults as pfllib … have them.")]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Processes that share the runs.")]
 Look = Annotated[int | None, typer.Option("--lab", metavar="N", help="Look at every layer each N rounds.")]

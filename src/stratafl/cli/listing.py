@@ -15,7 +15,7 @@ from stratafl.plugins import parameters
 from stratafl.protocols import PROTOCOLS
 from stratafl.recipes import Recipe, recipe_names, recipes
 
-_GIVEN = ("train", "shape", "classes", "clients", "partition", "validation", "test", "seed", "dtype")  # not for options
+_GIVEN = ("train", "shape", "classes")  # not for options
 
 
 def catalogue() -> dict[str, list[dict[str, Any]]]:
@@ -23,7 +23,10 @@ def catalogue() -> dict[str, list[dict[str, Any]]]:
     return {
         "algorithms": _entries(ALGORITHMS, from_module=True),
         "models": _entries(MODELS),
-        "datasets": _entries(DATASETS),
+        "datasets": [
+            {"name": name, "description": record.says, "options": record.options}
+            for name, record in sorted(DATASETS.items())
+        ],
         "partitions": _entries(PARTITIONS),
         "protocols": [{"name": n, "description": p.says, "options": []} for n, p in PROTOCOLS.items()],
         "recipes": [{"name": r.name, "description": r.title, "options": list(r.scales)} for r in _recipes()],

@@ -1,14 +1,17 @@
-"""Data: federations of samples, partitions that divide them, and a small real data set that needs no download."""
+"""Data: samples by name or from a person's own files, partitions that divide them, and federations of them."""
 
-from collections.abc import Callable
-
+from stratafl.data.cutting import Division
 from stratafl.data.digits import digits, digits_arrays
+from stratafl.data.division import divided
 from stratafl.data.federation import Federation, Ragged, federate, from_clients, from_splits
+from stratafl.data.loading import load_samples
 from stratafl.data.npz import from_npz
-from stratafl.data.partitions import IID, PARTITIONS, Classes, Dirichlet, Partition, PFLlibDirichlet
+from stratafl.data.partitions import IID, PARTITIONS, Classes, Dirichlet, Partition, PFLlibDirichlet, drawn
+from stratafl.data.published import DATASETS, Published
+from stratafl.data.reading import Reading
+from stratafl.data.samples import Samples
 from stratafl.data.scaling import Scaling
-
-DATASETS: dict[str, Callable[..., Federation]] = {"digits": digits}
+from stratafl.data.shards import read_shards, write_shards
 
 __all__ = [
     "DATASETS",
@@ -16,15 +19,24 @@ __all__ = [
     "PARTITIONS",
     "Classes",
     "Dirichlet",
+    "Division",
     "Federation",
     "PFLlibDirichlet",
     "Partition",
+    "Published",
     "Ragged",
+    "Reading",
+    "Samples",
     "Scaling",
     "digits",
     "digits_arrays",
+    "divided",
+    "drawn",
     "federate",
     "from_clients",
     "from_npz",
     "from_splits",
+    "load_samples",
+    "read_shards",
+    "write_shards",
 ]

@@ -7,7 +7,8 @@ import torch
 from numpy.typing import NDArray
 
 from stratafl.data.federation import Federation, federate
-from stratafl.data.partitions import Dirichlet, Partition
+from stratafl.data.partitions import Dirichlet, Partition, drawn
+from stratafl.data.samples import Samples
 
 _SKEWED = Dirichlet(alpha=0.1, minimum=10)
 
@@ -16,6 +17,12 @@ def digits_arrays() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """The images, float32 [1797, 1, 8, 8] from 0 to 1, and the digit that each one shows."""
     with files("stratafl.data").joinpath("digits.npz").open("rb") as file, np.load(file, allow_pickle=False) as stored:
         return stored["x"][:, None].astype(np.float32) / 16, stored["y"].astype(np.int64)
+
+
+def digits_samples() -> Samples:
+    """The digits, of nobody in particular."""
+    x, y = digits_arrays()
+    return Samples(x, y, classes=10, name="digits")
 
 
 def digits(
@@ -32,7 +39,7 @@ def digits(
     return federate(
         x,
         y,
-        partition(y, clients, seed),
+        drawn(partition, y, clients, seed),
         classes=10,
         validation=validation,
         test=test,

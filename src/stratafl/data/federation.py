@@ -3,20 +3,18 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil
 from typing import Any, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from stratafl.data.arrays import Array, Part, join
+from stratafl.data.cutting import Cutter, Division, Indices, check_some_clients, check_some_samples
 from stratafl.data.scaling import Scaling, numbers
 from stratafl.errors import DataError, unknown
 
 SPLITS = ("train", "validation", "test")
-Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,49 +129,10 @@ class Federation:
         return replace(self, x=self.x.to(device), y=self.y.to(device))
 
 
-@dataclass(frozen=True)
-class _Cutter:
-    """How each client's samples are cut into test, validation and train."""
-
-    validation: float
-    test: float
-    minimum_test: int
-    seed: int
-
-    def __post_init__(self) -> None:
-        if not (self.validation >= 0 and self.test >= 0 and self.validation + self.test < 1):
-            raise DataError(
-                f"validation={self.validation} and test={self.test} were given: "
-                "they are fractions from 0 that must leave something for training"
-            )
-        if self.minimum_test < 0 or self.seed < 0:
-            raise DataError(
-                f"minimum_test={self.minimum_test} and seed={self.seed} were given: neither may be negative"
-            )
-
-    def cut(self, held: Sequence[Indices]) -> dict[str, Ragged]:
-        """The three splits of all clients."""
-        cuts = [self._cut_one(mine, client) for client, mine in enumerate(held)]
-        return {split: Ragged.from_lists([cut[split] for cut in cuts]) for split in SPLITS}
-
-    def _cut_one(self, mine: Indices, client: int) -> dict[str, Indices]:
-        tests = max(self.minimum_test, _rounded_up(self.test * len(mine))) if self.test > 0 else 0
-        held_out = tests + _rounded_up(self.validation * len(mine))
-        if held_out >= len(mine):
-            raise DataError(
-                f"client {client} has {len(mine)} samples, of which {tests} would go to test and {held_out - tests} "
-                "to validation: none is left for training"
-            )
-        # a stream of the client's own, so that its split does not change with the other clients
-        rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(client,)))
-        mixed = rng.permutation(mine)
-        return {"test": mixed[:tests], "validation": mixed[tests:held_out], "train": mixed[held_out:]}
-
-
 def federate(
     x: Array,
     y: Array,
-    owners: Sequence[Any],
+    owners: Sequence[Any] | Division,
     *,
     classes: int | None = None,
     validation: float = 0.0,
@@ -188,12 +147,13 @@ def federate(
     """A federation from arrays and, for each client, the indices of its samples.
 
     Each client's samples are shuffled and cut into test, validation and train, whatever the others hold; both
-    held-out parts are rounded up. With `overlap=True` one client may train on a sample that another one tests on.
+    held-out parts are rounded up. With `overlap=True` one client may train on a sample that another one tests on. Of
+    a division that says who tests on what, only the validation part is cut, from what a client trains on.
     """
-    cutter = _Cutter(validation, test, minimum_test, seed)
+    cutter = Cutter(validation, test, minimum_test, seed)
     x, y, classes = join([Part("", x, y)], classes, dtype)
-    held = _checked_owners(owners, len(x), overlap)
-    return Federation(x, y, classes, cutter.cut(held), name, scaling)
+    division = owners if isinstance(owners, Division) else Division(list(owners), overlap=overlap)
+    return Federation(x, y, classes, _ragged(cutter.divide(division, len(x))), name, scaling)
 
 
 def from_clients(
@@ -208,15 +168,15 @@ def from_clients(
     dtype: torch.dtype = torch.float32,
 ) -> Federation:
     """A federation from one `(x, y)` per client, each cut into test, validation and train as by `federate`."""
-    cutter = _Cutter(validation, test, minimum_test, seed)
-    _check_some_clients(clients)
+    cutter = Cutter(validation, test, minimum_test, seed)
+    check_some_clients(clients)
     for client, pair in enumerate(clients):
         _check_pair(pair, f"client {client}")
-        _check_some_samples(len(pair[0]), client)
+        check_some_samples(len(pair[0]), client)
     parts = [Part(f" of client {client}", x, y) for client, (x, y) in enumerate(clients)]
     x, y, classes = join(parts, classes, dtype)
     held = _consecutive([len(part.x) for part in parts])
-    return Federation(x, y, classes, cutter.cut(held), name)
+    return Federation(x, y, classes, _ragged(cutter.cut(held)), name)
 
 
 def from_splits(
@@ -227,7 +187,7 @@ def from_splits(
     dtype: torch.dtype = torch.float32,
 ) -> Federation:
     """A federation from clients already split: for each a `train`, and if it has them a `test` and a `validation`."""
-    _check_some_clients(clients)
+    check_some_clients(clients)
     for client, given in enumerate(clients):
         _check_splits_given(client, given)
     sizes = {split: [len(given[split][0]) if split in given else 0 for given in clients] for split in SPLITS}
@@ -241,19 +201,13 @@ def from_splits(
     return Federation(x, y, classes, splits, name)
 
 
-def _check_some_clients(clients: Sequence[Any]) -> None:
-    if len(clients) == 0:
-        raise DataError("0 clients were given: a federation needs at least one")
+def _ragged(splits: Mapping[str, Sequence[Indices]]) -> dict[str, Ragged]:
+    return {split: Ragged.from_lists(splits[split]) for split in SPLITS}
 
 
 def _check_pair(given: Any, what: str) -> None:
     if not (isinstance(given, tuple | list) and len(given) == 2):
         raise DataError(f"{what} is a {type(given).__name__}, not a pair (x, y)")
-
-
-def _check_some_samples(count: int, client: int) -> None:
-    if count == 0:
-        raise DataError(f"client {client} has no data: every client needs at least one sample")
 
 
 def _check_splits_given(client: int, given: Mapping[str, tuple[Array, Array]]) -> None:
@@ -271,42 +225,3 @@ def _check_splits_given(client: int, given: Mapping[str, tuple[Array, Array]]) -
 def _consecutive(sizes: Sequence[int]) -> list[Indices]:
     ends = np.cumsum(sizes)
     return [np.arange(end - size, end) for end, size in zip(ends, sizes, strict=True)]
-
-
-def _checked_owners(owners: Sequence[Any], total: int, overlap: bool) -> list[Indices]:
-    _check_some_clients(owners)
-    held = [_checked_indices(np.asarray(given), client, total) for client, given in enumerate(owners)]
-    if not overlap:
-        _check_disjoint(held, total)
-    return held
-
-
-def _checked_indices(given: NDArray[Any], client: int, total: int) -> Indices:
-    _check_some_samples(given.size, client)
-    if given.ndim != 1 or given.dtype.kind not in "iu":
-        raise DataError(
-            f"client {client} was given a {given.dtype} array of shape {given.shape}: "
-            "owners holds one array of sample indices per client"
-        )
-    held: Indices = np.sort(given.astype(np.int64))
-    if held[0] < 0 or held[-1] >= total:
-        outside = held[0] if held[0] < 0 else held[-1]
-        raise DataError(f"client {client} owns sample {outside}, but the samples are 0..{total - 1}")
-    repeated = held[1:][np.diff(held) == 0]
-    if len(repeated):  # it could land in both the training and the test part
-        raise DataError(f"client {client} lists sample {repeated[0]} twice")
-    return held
-
-
-def _check_disjoint(held: Sequence[Indices], total: int) -> None:
-    shared = np.flatnonzero(np.bincount(np.concatenate(held), minlength=total) > 1)
-    if len(shared):
-        first, second = [client for client, mine in enumerate(held) if shared[0] in mine][:2]
-        raise DataError(
-            f"sample {shared[0]} is owned by client {first} and client {second} ({len(shared)} samples are shared): "
-            "pass overlap=True to allow it"
-        )
-
-
-def _rounded_up(size: float) -> int:
-    return ceil(round(size, 6))  # 0.14 × 50 is a little more than 7

@@ -7,43 +7,67 @@ from typing import Any
 from torch import nn
 
 from stratafl.errors import ModelError, unknown
+from stratafl.models.alexnet import AlexNet
 from stratafl.models.cnn import CNN
-from stratafl.models.embedding import EmbeddingClassifier
+from stratafl.models.cnn20 import CNN20
+from stratafl.models.convnet import Conv, ConvNet
+from stratafl.models.embedding import EmbeddingClassifier, fasttext
 from stratafl.models.lenet import LeNet
 from stratafl.models.linear_base import LinearBase
-from stratafl.models.mlp import MLP
-from stratafl.models.resnet import ResNet, resnet18, resnet18cifar, resnet34, resnet34cifar
+from stratafl.models.mlp import MLP, mnistnn
+from stratafl.models.mobilenet import MobileNet
+from stratafl.models.resnet import ResNet, resnet9, resnet18, resnet18cifar, resnet20, resnet34, resnet34cifar
 from stratafl.models.small import ConvNorm
 from stratafl.models.staged import Stage, Staged
+from stratafl.models.threeconv import ThreeConv
 from stratafl.models.weights import load_weights, save_weights
 
 __all__ = [
     "CNN",
+    "CNN20",
     "MLP",
     "MODELS",
+    "AlexNet",
+    "Conv",
+    "ConvNet",
     "ConvNorm",
     "EmbeddingClassifier",
     "LeNet",
     "LinearBase",
+    "MobileNet",
     "ResNet",
     "Stage",
     "Staged",
+    "ThreeConv",
     "build",
+    "fasttext",
     "load_weights",
+    "mnistnn",
+    "resnet9",
     "resnet18",
+    "resnet20",
     "resnet34",
     "save_weights",
 ]
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": MLP,
+    "mnistnn": mnistnn,
     "cnn": CNN,
     "lenet": LeNet,
+    "mnistcnn": ThreeConv,
+    "cifar10cnn": ThreeConv,
+    "cnn20": CNN20,
+    "alexnet": AlexNet,
+    "mobilenet": MobileNet,
+    "resnet9": resnet9,
     "resnet18": resnet18,
     "resnet18cifar": resnet18cifar,
+    "resnet20": resnet20,
     "resnet34": resnet34,
     "resnet34cifar": resnet34cifar,
     "embedding": EmbeddingClassifier,
+    "fasttext": fasttext,
     "convnorm": ConvNorm,
 }
 

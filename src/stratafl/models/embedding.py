@@ -43,3 +43,8 @@ class EmbeddingClassifier(Staged):
         if tokens.is_floating_point():
             raise ModelError(f"EmbeddingClassifier takes whole-number token ids, got {tokens.dtype}")
         return self._apply_module("embedding", tokens).mean(1)
+
+
+def fasttext(*, shape: tuple[int, ...], classes: int, vocabulary: int = 98_635, width: int = 32) -> EmbeddingClassifier:
+    """FLAYER's fastText for AG News: 98,635 tokens of 32 numbers, padded with 0."""
+    return EmbeddingClassifier(shape=shape, classes=classes, vocabulary=vocabulary, width=width)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
 from stratafl.errors import ModelError, unknown
-from stratafl.models.staged import Stage, Staged, image_shape, require_positive
+from stratafl.models.staged import Stage, Staged, image_shape, require_positive, require_sizes
 
 _STEMS = ("torchvision", "cifar")
 
@@ -34,6 +34,7 @@ class ResNet(Staged):
     """A stem, groups of basic blocks that double the channels and halve the sides, and a linear head.
 
     The stem `torchvision` is a 7×7 convolution and a max-pool, both of stride 2; `cifar` is 3×3 of stride 1 alone.
+    `width` is the number of channels of the stem and the first group; `hidden` linear layers may stand before the head.
     """
 
     def __init__(
@@ -43,27 +44,30 @@ class ResNet(Staged):
         classes: int,
         blocks: Sequence[int] = (2, 2, 2, 2),
         stem: str = "torchvision",
+        width: int = 64,
+        hidden: Sequence[int] = (),
     ) -> None:
         super().__init__()
         channels, _, _ = image_shape("ResNet", shape)
-        require_positive("ResNet", classes=classes)
+        require_positive("ResNet", classes=classes, width=width)
         if stem not in _STEMS:
             raise ModelError(str(unknown("stem", str(stem), _STEMS)))
-        self.blocks = _checked_blocks(blocks)
-        self.stem = stem
-        self.conv1 = _stem_convolution(channels, stem)
-        self.bn1 = nn.BatchNorm2d(64)
+        self.blocks, self.stem = _checked_blocks(blocks), stem
+        self.hidden = require_sizes("ResNet", "hidden", hidden, "widths such as (256, 128)")
+        self.conv1 = _stem_convolution(channels, width, stem)
+        self.bn1 = nn.BatchNorm2d(width)
         for group, depth in enumerate(self.blocks):
-            self.add_module(f"layer{group + 1}", _group(group, depth))
-        self.fc = nn.Linear(64 << (len(self.blocks) - 1), classes)
+            self.add_module(f"layer{group + 1}", _group(width << group, depth, first=group == 0))
+        self._add_linear(width << (len(self.blocks) - 1), self.hidden, classes)
         _initialise(self)
 
     def stages(self) -> tuple[Stage, ...]:
-        """The stem, every basic block, the last of which pools, then the head."""
+        """The stem, every basic block, the last of which pools, hidden linear layers if any, then the head."""
         names = [f"layer{group + 1}.{i}" for group, depth in enumerate(self.blocks) for i in range(depth)]
         early = (Stage(name, (name,), partial(self._apply_module, name)) for name in names[:-1])
         last = Stage(names[-1], (names[-1],), partial(self._block_and_pool, names[-1]))
-        return (Stage("stem", ("conv1", "bn1"), self._stem), *early, last, self._head_stage())
+        hidden = (self._hidden_stage(f"fc{i + 1}") for i in range(len(self.hidden)))
+        return (Stage("stem", ("conv1", "bn1"), self._stem), *early, last, *hidden, self._head_stage())
 
     def _stem(self, x: Tensor) -> Tensor:
         x = relu(self._apply_module("bn1", self._apply_module("conv1", x)))
@@ -93,24 +97,33 @@ def resnet34cifar(*, shape: tuple[int, ...], classes: int) -> ResNet:
     return resnet34(shape=shape, classes=classes, stem="cifar")
 
 
+def resnet9(*, shape: tuple[int, ...], classes: int) -> ResNet:
+    """FedLAG's ResNet-9: groups of 1, 2, 2 and 1 blocks from 32 channels on, and linear layers of 256 and 128."""
+    return ResNet(shape=shape, classes=classes, blocks=(1, 2, 2, 1), stem="cifar", width=32, hidden=(256, 128))
+
+
+def resnet20(*, shape: tuple[int, ...], classes: int, blocks: Sequence[int] = (3, 3, 3)) -> ResNet:
+    """FedLAG's ResNet-20: groups of blocks from 64 channels on, and linear layers of 256 and 128."""
+    return ResNet(shape=shape, classes=classes, blocks=blocks, stem="cifar", hidden=(256, 128))
+
+
 def _checked_blocks(blocks: Sequence[int]) -> tuple[int, ...]:
-    if isinstance(blocks, str) or not isinstance(blocks, Sequence) or not blocks:
-        raise ModelError(f"ResNet needs blocks as a sequence of depths such as (2, 2, 2, 2), got {blocks!r}")
-    require_positive("ResNet", **{f"blocks[{i}]": depth for i, depth in enumerate(blocks)})
+    depths = "depths such as (2, 2, 2, 2)"
+    if not require_sizes("ResNet", "blocks", blocks, depths):
+        raise ModelError(f"ResNet needs blocks as a sequence of {depths}, got {blocks!r}")
     return tuple(blocks)
 
 
-def _stem_convolution(channels: int, stem: str) -> nn.Conv2d:
+def _stem_convolution(channels: int, width: int, stem: str) -> nn.Conv2d:
     if stem == "torchvision":
-        return nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
-    return nn.Conv2d(channels, 64, 3, padding=1, bias=False)
+        return nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
+    return nn.Conv2d(channels, width, 3, padding=1, bias=False)
 
 
-def _group(group: int, depth: int) -> nn.Sequential:
-    outputs = 64 << group
-    inputs, stride = (outputs, 1) if group == 0 else (outputs // 2, 2)
-    first = BasicBlock(inputs=inputs, outputs=outputs, stride=stride)
-    return nn.Sequential(first, *(BasicBlock(inputs=outputs, outputs=outputs, stride=1) for _ in range(depth - 1)))
+def _group(outputs: int, depth: int, first: bool) -> nn.Sequential:
+    inputs, stride = (outputs, 1) if first else (outputs // 2, 2)
+    entry = BasicBlock(inputs=inputs, outputs=outputs, stride=stride)
+    return nn.Sequential(entry, *(BasicBlock(inputs=outputs, outputs=outputs, stride=1) for _ in range(depth - 1)))
 
 
 def _projection(inputs: int, outputs: int, stride: int) -> nn.Sequential:

@@ -3,8 +3,7 @@
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
-from stratafl.errors import ModelError
-from stratafl.models.staged import Stage, Staged, image_shape, require_positive
+from stratafl.models.staged import Stage, Staged, image_shape, require_positive, require_share
 
 
 class ConvNorm(Staged):
@@ -14,8 +13,7 @@ class ConvNorm(Staged):
         super().__init__()
         inputs, _, _ = image_shape("ConvNorm", shape, smallest_side=2)
         require_positive("ConvNorm", classes=classes, channels=channels)
-        if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
-            raise ModelError(f"ConvNorm needs dropout from 0 to below 1, got {dropout!r}")
+        require_share("ConvNorm", "dropout", dropout)
         self.conv1 = nn.Conv2d(inputs, channels, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)

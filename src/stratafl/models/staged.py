@@ -4,9 +4,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from numbers import Integral
 
 from torch import Tensor, nn
+from torch.nn.functional import relu
 
 from stratafl.errors import ModelError
 
@@ -48,6 +51,23 @@ class Staged(nn.Module, ABC):
         out: Tensor = self.get_submodule(name)(x)
         return out
 
+    def _add_linear(self, inputs: int, hidden: Sequence[int], classes: int) -> None:
+        """Make fc1, fc2 … of these widths, and the head."""
+        widths = (inputs, *hidden)
+        for i, (before, after) in enumerate(pairwise(widths)):
+            self.add_module(f"fc{i + 1}", nn.Linear(before, after))
+        self.add_module(self.head_name, nn.Linear(widths[-1], classes))
+
+    def _hidden_stage(self, *names: str) -> Stage:
+        """A stage that runs a flat batch through these modules and a ReLU."""
+        return Stage(names[0], names, partial(self._hidden, names))
+
+    def _hidden(self, names: tuple[str, ...], x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        for name in names:
+            x = self._apply_module(name, x)
+        return relu(x)
+
     def _head_stage(self) -> Stage:
         return Stage(self.head_name, (self.head_name,), lambda x: self._apply_module(self.head_name, x))
 
@@ -57,6 +77,20 @@ def require_positive(model: str, **sizes: object) -> None:
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, Integral) or int(size) < 1:
             raise ModelError(f"{model} needs a positive whole number as {name}, got {size!r}")
+
+
+def require_sizes(model: str, name: str, sizes: object, such_as: str) -> tuple[int, ...]:
+    """The sizes as a tuple, or a refusal of anything but a sequence of positive whole numbers."""
+    if isinstance(sizes, str) or not isinstance(sizes, Sequence):
+        raise ModelError(f"{model} needs {name} as a sequence of {such_as}, got {sizes!r}")
+    require_positive(model, **{f"{name}[{i}]": size for i, size in enumerate(sizes)})
+    return tuple(sizes)
+
+
+def require_share(model: str, name: str, share: object) -> None:
+    """Refuse what is not a number from 0 to below 1."""
+    if not isinstance(share, int | float) or not 0 <= share < 1:
+        raise ModelError(f"{model} needs {name} from 0 to below 1, got {share!r}")
 
 
 def flat_size(model: str, shape: Sequence[int]) -> int:

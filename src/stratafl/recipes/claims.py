@@ -12,6 +12,7 @@ flat      row, columns, within     its largest and smallest number in these colu
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import sqrt
 from statistics import fmean, stdev
 
@@ -151,7 +152,7 @@ def _above(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Ver
 
 def _order(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Verdict:
     rows = claim.rows or []
-    return _pairs(claim, numbers, printed, column, list(zip(rows, rows[1:], strict=False)))
+    return _pairs(claim, numbers, printed, column, list(pairwise(rows)))
 
 
 def _best(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Verdict:

@@ -41,6 +41,11 @@ class Reproduction:
         """Where its verdicts are."""
         return self.root / f"{self.recipe.name.replace('/', '-')}-{self.scale}"
 
+    @property
+    def stand_in(self) -> str | None:
+        """What is run in place of the paper's data and model, if it is."""
+        return self.recipe.at(self.scale).stand_in
+
     @cached_property
     def cells(self) -> list[Cell]:
         """What is to be run."""
@@ -99,6 +104,8 @@ class Reproduction:
         """The verdicts on all claims."""
         columns, found = self.recipe.columns_at(self.scale), list[Verdict]()
         for claim in self.recipe.claims:
+            if self.stand_in and claim.kind == "printed":
+                continue  # of other data
             found += verdicts(claim, self.numbers(claim.measure), self.printed(), columns)
         return found
 
@@ -111,6 +118,8 @@ class Reproduction:
             for cell in open_cells
         ]
         left_out = [c.name for c in self.recipe.columns if c.name not in self.recipe.columns_at(self.scale)]
+        if self.stand_in:
+            lines.append(f"the paper's own data: {self.stand_in}; no number compares, and rankings are no evidence")
         lines += [f"column {name}: not part of scale {self.scale}" for name in left_out]
         return lines + [
             f"{row.name}: '{row.missing}' is not in the catalogue" for row in self.recipe.rows if row.missing
@@ -161,4 +170,4 @@ def verdict_table(recipe: Recipe, judged: Sequence[Verdict]) -> list[Mapping[str
 
 def _outcome_rounds(folder: Path) -> int:
     path = folder / "rounds.jsonl"
-    return sum(1 for _ in path.open("rb")) if path.exists() else 0
+    return path.read_bytes().count(b"\n") if path.exists() else 0

@@ -28,6 +28,7 @@ from typing import Any, Self
 import tomli_w
 
 from stratafl.assemble import completed, simulation_of
+from stratafl.data.loading import is_place
 from stratafl.errors import BusyError, RunError
 from stratafl.execute import SOLO, Progress, Simulation, Team
 from stratafl.execute.clients import Clients
@@ -287,8 +288,10 @@ def refuse_existing(folder: Path) -> None:
 def anchored(experiment: Experiment) -> Experiment:
     """The experiment with its files named in full, so that it can be resumed from another folder."""
     data, model = experiment.data, experiment.model
-    if data.name.endswith(".npz"):
+    if is_place(data.name):
         data = replace(data, name=str(Path(data.name).absolute()))
+    if data.path is not None:
+        data = replace(data, path=str(Path(data.path).absolute()))
     if model.weights is not None:
         model = replace(model, weights=str(Path(model.weights).absolute()))
     return replace(experiment, data=data, model=model)

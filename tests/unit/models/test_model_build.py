@@ -12,7 +12,8 @@ from stratafl.models import CNN, MLP, MODELS, ConvNorm, EmbeddingClassifier, Res
 
 def test_the_catalogue() -> None:
     assert list(MODELS) == [
-        "mlp", "cnn", "lenet", "resnet18", "resnet18cifar", "resnet34", "resnet34cifar", "embedding", "convnorm",
+        "mlp", "mnistnn", "cnn", "lenet", "mnistcnn", "cifar10cnn", "cnn20", "alexnet", "mobilenet", "resnet9",
+        "resnet18", "resnet18cifar", "resnet20", "resnet34", "resnet34cifar", "embedding", "fasttext", "convnorm",
     ]  # fmt: skip
     assert all(hasattr(stratafl.models, name) for name in stratafl.models.__all__)
 
@@ -63,6 +64,21 @@ def test_a_maker_that_takes_anything_is_given_anything(monkeypatch: pytest.Monke
         ("cnn", (1, 3, 8), {}, "CNN needs images of at least 4×4, got 3×8"),
         ("resnet18", (32, 32), {}, "ResNet needs samples of shape (channels, height, width), got (32, 32)"),
         ("resnet34", (0, 8, 8), {}, "ResNet needs a positive whole number as every axis of shape (0, 8, 8), got 0"),
+        ("lenet", (1, 8, 3), {}, "LeNet needs images of at least 4×4, got 8×3"),
+        ("mnistcnn", (1, 3, 3), {}, "ThreeConv needs images of at least 4×4, got 3×3"),
+        ("cifar10cnn", (3, 32, 32), {"dropout": -0.1}, "ThreeConv needs dropout from 0 to below 1, got -0.1"),
+        ("cnn20", (3, 32, 7), {}, "CNN20 needs images of at least 8×8, got 32×7"),
+        ("alexnet", (1, 8, 8), {}, "AlexNet needs images of at least 15×15, got 8×8"),
+        ("alexnet", (1, 28, 28), {"hidden": 9}, "AlexNet needs hidden as a sequence of widths such as (512,), got 9"),
+        ("mobilenet", (28, 28), {}, "MobileNet needs samples of shape (channels, height, width), got (28, 28)"),
+        ("mobilenet", (1, 8, 8), {"blocks": 12}, "MobileNet has 11 or 13 blocks, got 12"),
+        (
+            "mobilenet",
+            (1, 8, 8),
+            {"stem": "imagnet"},
+            "unknown stem 'imagnet'; did you mean 'imagenet'? (there is: cifar, imagenet)",
+        ),
+        ("mnistnn", (3,), {"width": 0}, "MLP needs a positive whole number as hidden[0], got 0"),
         ("convnorm", (1, 8, 1), {}, "ConvNorm needs images of at least 2×2, got 8×1"),
         ("convnorm", (1, 8, 8), {"dropout": 1.0}, "ConvNorm needs dropout from 0 to below 1, got 1.0"),
         ("convnorm", (1, 8, 8), {"channels": 2.5}, "ConvNorm needs a positive whole number as channels, got 2.5"),
@@ -94,9 +110,9 @@ def test_refusals(name: str, shape: tuple[int, ...], options: dict[str, Any], se
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("classes", [0, -1, True, "3"])
 def test_the_number_of_classes_is_checked(name: str, classes: Any) -> None:
-    options = {"vocabulary": 5} if name == "embedding" else {}
+    options = {"vocabulary": 5} if name in ("embedding", "fasttext") else {}
     with pytest.raises(ModelError, match="positive whole number as classes"):
-        build(name, shape=(8,) if options else (1, 8, 8), classes=classes, **options)
+        build(name, shape=(8,) if options else (1, 16, 16), classes=classes, **options)
 
 
 @pytest.mark.parametrize("blocks", [(), 3, "22"])

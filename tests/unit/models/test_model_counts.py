@@ -36,6 +36,26 @@ PARAMETERS = [
     ("resnet34", COLOUR, 100, {}, 21_335_972, 110),
     ("resnet34cifar", COLOUR, 10, {}, 21_282_122, 110),
     ("convnorm", (1, 8, 8), 10, {}, 770, 8),
+    ("mnistnn", GRAY, 10, {}, 39_760, 4),
+    ("mnistnn", GRAY, 10, {"width": 100}, 79_510, 4),
+    ("mnistcnn", GRAY, 10, {}, 93_322, 10),
+    ("cifar10cnn", COLOUR, 10, {}, 122_570, 10),
+    ("cifar10cnn", COLOUR, 10, {"dropout": 0.2, "last_relu": True}, 122_570, 10),
+    ("cifar10cnn", COLOUR, 100, {}, 128_420, 10),
+    ("cnn20", COLOUR, 10, {}, 1_341_226, 16),
+    ("cnn20", COLOUR, 100, {}, 1_387_396, 16),
+    ("alexnet", COLOUR, 10, {}, 23_272_266, 16),
+    ("fasttext", (200,), 4, {}, 3_157_508, 5),
+    ("resnet9", GRAY, 10, {}, 1_695_210, 54),
+    ("resnet9", GRAY, 62, {}, 1_701_918, 54),
+    ("resnet20", COLOUR, 10, {}, 4_425_162, 69),
+    ("resnet20", COLOUR, 100, {"blocks": (2, 3, 4)}, 5_543_460, 69),
+    ("mobilenet", COLOUR, 10, {"blocks": 11}, 2_679_626, 71),
+    ("mobilenet", COLOUR, 100, {"blocks": 11}, 2_771_876, 71),
+    ("mobilenet", COLOUR, 5, {"blocks": 11}, 2_674_501, 71),
+    ("mobilenet", COLOUR, 10, {}, 3_217_226, 83),
+    ("mobilenet", COLOUR, 100, {}, 3_309_476, 83),
+    ("mobilenet", (3, 224, 224), 5, {"stem": "imagenet"}, 3_212_101, 83),
 ]
 
 
@@ -129,9 +149,54 @@ def test_resnet34_last_blocks() -> None:
     assert [count(model, f"layer4.{i}") for i in (0, 1, 2)] == [3_673_088, 4_720_640, 4_720_640]
 
 
-@pytest.mark.parametrize("name", ["resnet34", "resnet34cifar"])
-@pytest.mark.parametrize(("personal", "parameters"), [(1, 5_130), (2, 4_725_770), (3, 9_446_410), (4, 13_119_498)])
-def test_personal_part_of_resnet34(name: str, personal: int, parameters: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "shape", "layers"),
+    [
+        ("cifar10cnn", COLOUR, (896, 18_496, 36_928, 65_600, 650)),
+        ("mnistcnn", GRAY, (320, 18_496, 36_928, 36_928, 650)),
+    ],
+)
+def test_threeconv_layers(name: str, shape: tuple[int, ...], layers: tuple[int, ...]) -> None:
+    model = shapes_only(name, shape=shape, classes=10)
+    assert tuple(count(model, layer) for layer in ("conv1", "conv2", "conv3", "fc1", "fc")) == layers
+
+
+def test_alexnet_ends_with_1024_numbers_of_a_32_image() -> None:
+    model = shapes_only("alexnet", shape=COLOUR, classes=10)
+    assert model.get_parameter("fc1.weight").shape == (4096, 1024)
+    light = shapes_only("alexnet", shape=COLOUR, classes=10, hidden=[1024, 512])
+    assert [count(light, name) for name in ("fc1", "fc2", "fc")] == [1_049_600, 524_800, 5_130]
+
+
+@pytest.mark.parametrize("blocks", [11, 13])
+def test_mobilenet_blocks_and_buffers(blocks: int) -> None:
+    model = shapes_only("mobilenet", shape=COLOUR, classes=10, blocks=blocks)
+    assert [count(model, f"block{blocks - i}") for i in (2, 1, 0)] == [268_800, 531_968, 1_061_888]
+    assert count(model, "conv1", "bn1") == 27 * 32 + 64
+    assert sum(isinstance(m, nn.BatchNorm2d) for m in model.modules()) == 1 + 2 * blocks
+    floats = sum(b.numel() for b in model.buffers() if b.is_floating_point())
+    assert floats == {11: 17_792, 13: 17_792 + 2 * 2 * 1024}[blocks]  # mean and variance of every normalised channel
+
+
+@pytest.mark.parametrize(("stem", "side", "last"), [("cifar", 32, 2), ("imagenet", 224, 7), ("cifar", 8, 1)])
+def test_mobilenet_halves_the_side_four_times_after_its_stem(stem: str, side: int, last: int) -> None:
+    model = shapes_only("mobilenet", shape=(3, side, side), classes=10, stem=stem).eval()
+    x = torch.zeros(2, 3, side, side, device="meta")
+    for stage in model.stages()[:-2]:
+        x = stage.run(x)
+    assert x.shape == (2, 1024, last, last)
+
+
+PERSONAL = {
+    "resnet34": (5_130, 4_725_770, 9_446_410, 13_119_498),
+    "resnet34cifar": (5_130, 4_725_770, 9_446_410, 13_119_498),
+    "mobilenet": (10_250, 1_072_138, 1_604_106, 1_872_906),
+}
+
+
+@pytest.mark.parametrize("name", PERSONAL)
+@pytest.mark.parametrize("personal", [1, 2, 3, 4])
+def test_the_personal_part_of_fedper(name: str, personal: int) -> None:
     model = shapes_only(name, shape=COLOUR, classes=10)
     owned = [module for stage in model.stages()[-personal:] for module in stage.modules]
-    assert count(model, *owned) == parameters
+    assert count(model, *owned) == PERSONAL[name][personal - 1]

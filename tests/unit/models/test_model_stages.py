@@ -2,6 +2,7 @@
 
 import copy
 from collections import OrderedDict
+from itertools import chain
 
 import pytest
 import torch
@@ -87,6 +88,75 @@ def test_cnn_equals_its_definition(side: int) -> None:
     x = torch.randn(3, 1, side, side)
     torch.testing.assert_close(model(x), definition(x))
     assert model.conv1.padding == model.conv2.padding == ((0, 0) if side == 28 else (2, 2))
+
+
+@pytest.mark.parametrize("last_relu", [False, True])
+def test_threeconv_equals_its_definition(last_relu: bool) -> None:
+    model = build("cifar10cnn", shape=(3, 32, 32), classes=10, last_relu=last_relu)
+    definition = nn.Sequential(
+        model.conv1, nn.ReLU(), nn.MaxPool2d(2), model.conv2, nn.ReLU(), nn.MaxPool2d(2),
+        model.conv3, nn.ReLU() if last_relu else nn.Identity(), nn.Flatten(), model.fc1, nn.ReLU(), model.fc,
+    )  # fmt: skip
+    x = torch.randn(3, 3, 32, 32)
+    torch.testing.assert_close(model(x), definition(x))
+    assert model.conv1.padding == (0, 0)
+
+
+def test_threeconv_drops_after_every_convolution() -> None:
+    model, x = build("mnistcnn", shape=(1, 28, 28), classes=10, dropout=0.5), torch.randn(2, 1, 28, 28)
+    with torch.no_grad():
+        for stage in model.stages()[:3]:
+            model.get_submodule(stage.name).bias.fill_(10.0)  # so that no ReLU makes zeros
+            x = stage.run(x)
+            assert stage.modules == (stage.name, f"drop{stage.name[-1]}")
+            assert 0.4 < (x == 0).float().mean() < 0.6
+            x = torch.randn_like(x)
+
+
+def test_cnn20_equals_its_definition() -> None:
+    model = build("cnn20", shape=(3, 16, 16), classes=10)
+    pairs = [(f"conv{i}", f"conv{i + 1}") for i in (1, 3, 5)]
+    steps = [[model.get_submodule(a), nn.ReLU(), model.get_submodule(b), nn.ReLU(), nn.MaxPool2d(2)] for a, b in pairs]
+    definition = nn.Sequential(*chain(*steps), nn.Flatten(), model.fc1, nn.ReLU(), model.fc)
+    x = torch.randn(2, 3, 16, 16)
+    torch.testing.assert_close(model(x), definition(x))
+
+
+def test_alexnet_equals_its_definition() -> None:
+    model, x = build("alexnet", shape=(3, 32, 32), classes=10, hidden=[20, 10]), torch.randn(2, 3, 32, 32)
+    definition = nn.Sequential(
+        model.conv1, nn.ReLU(), nn.MaxPool2d(2), model.conv2, nn.ReLU(), nn.MaxPool2d(2), model.conv3, nn.ReLU(),
+        model.conv4, nn.ReLU(), model.conv5, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        model.fc1, nn.ReLU(), model.fc2, nn.ReLU(), model.fc,
+    )  # fmt: skip
+    torch.testing.assert_close(model(x), definition(x))
+    assert model.head_name == "fc"
+
+
+@pytest.mark.parametrize("blocks", [11, 13])
+def test_mobilenet_equals_its_definition(blocks: int) -> None:
+    model = build("mobilenet", shape=(1, 8, 8), classes=10, blocks=blocks)
+    x = torch.randn(4, 1, 8, 8)
+    separable = [model.get_submodule(f"block{i + 1}") for i in range(blocks)]
+    steps = [[b.depthwise, b.bn1, nn.ReLU(), b.pointwise, b.bn2, nn.ReLU()] for b in separable]
+    stem = (model.conv1, model.bn1, nn.ReLU())
+    definition = nn.Sequential(*stem, *chain(*steps), nn.AdaptiveAvgPool2d(1), nn.Flatten(), model.fc)
+    torch.testing.assert_close(model(x), definition(x))
+    assert all(b.depthwise.groups == b.depthwise.in_channels for b in separable)
+    assert [stage.name for stage in model.stages()] == ["stem", *(f"block{i + 1}" for i in range(blocks)), "fc"]
+
+
+def test_resnet20_ends_with_three_linear_layers() -> None:
+    model = build("resnet20", shape=(1, 8, 8), classes=10, blocks=(1, 1, 1)).eval()
+    assert [stage.name for stage in model.stages()] == [
+        "stem", "layer1.0", "layer2.0", "layer3.0", "fc1", "fc2", "fc",
+    ]  # fmt: skip
+    x = torch.randn(2, 1, 8, 8)
+    for stage in model.stages()[:4]:
+        x = stage.run(x)
+    linear = nn.Sequential(model.fc1, nn.ReLU(), model.fc2, nn.ReLU(), model.fc)
+    torch.testing.assert_close(model.stages()[6].run(model.stages()[5].run(model.stages()[4].run(x))), linear(x))
+    assert x.shape == (2, 256)
 
 
 def test_convnorm_equals_its_definition_while_training() -> None:

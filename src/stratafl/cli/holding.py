@@ -1,0 +1,64 @@
+"""`data show`: who holds what, as a table and as a picture."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from stratafl.assemble import federation_of
+from stratafl.cli.consoles import results
+from stratafl.data import Federation
+from stratafl.data.federation import SPLITS
+from stratafl.data.picture import held, picture
+from stratafl.errors import RunError
+from stratafl.experiment import Experiment, load, with_settings
+from stratafl.runs.files import write_whole
+
+ROWS = 40  # of clients; more are summed up in one
+_FEW = 6  # classes that are named one by one
+
+
+def show(config: Path | None, settings: Sequence[str], out: Path | None) -> None:
+    """Print what each client holds; draw it where asked."""
+    if out is not None and out.exists():
+        raise RunError(f"'{out}' exists: choose another name, or remove it")
+    experiment = with_settings(Experiment() if config is None else load(config), settings)
+    federation = federation_of(experiment)
+    if out is not None:
+        write_whole(out, picture(federation).encode())
+    results().print(table(federation))
+
+
+def table(federation: Federation) -> Table:
+    """A row per client: samples, classes, and how many are for what."""
+    counts, sizes = held(federation), {split: federation.counts(split) for split in SPLITS}
+    clients = federation.clients
+    made = Table(title=_title(federation), title_justify="left", header_style="bold", expand=False)
+    for name in ("client", "samples", *SPLITS):
+        made.add_column(name, justify="right")
+    made.add_column("classes (samples)")
+    shown = clients if clients <= ROWS else ROWS - 1
+    for i in range(shown):
+        parts = (f"{int(sizes[split][i]):,}" for split in SPLITS)
+        made.add_row(str(i), f"{int(counts[i].sum()):,}", *parts, _classes(federation, counts[i].tolist()))
+    if shown < clients:
+        rest = (f"{int(sizes[split][shown:].sum()):,}" for split in SPLITS)
+        made.add_row(
+            f"{shown}–{clients - 1}", f"{int(counts[shown:].sum()):,}", *rest, f"{clients - shown:,} more clients"
+        )
+    return made
+
+
+def _title(federation: Federation) -> str:
+    sizes = held(federation).sum(1)
+    spread = f"from {int(sizes.min()):,} to {int(sizes.max()):,} each"
+    return f"{federation.name}: {federation.clients:,} clients, {int(sizes.sum()):,} samples, {spread}"
+
+
+def _classes(federation: Federation, counts: list[int]) -> str:
+    """The classes that somebody holds most of, and how many others."""
+    if federation.classes is None:
+        return "–"
+    there = sorted((label for label, count in enumerate(counts) if count), key=lambda label: -counts[label])
+    named = ", ".join(f"{label} ({counts[label]:,})" for label in there[:_FEW])
+    return named + (f" and {len(there) - _FEW} more" if len(there) > _FEW else "")

@@ -1,0 +1,47 @@
+"""Samples divided among clients."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratafl.data.cutting import Division, Indices
+from stratafl.data.federation import Federation, federate
+from stratafl.data.partitions import Partition, drawn
+from stratafl.data.samples import Samples
+
+
+def divided(
+    samples: Samples,
+    *,
+    clients: int,
+    partition: Partition | None,
+    fallback: Partition,
+    validation: float,
+    test: float,
+    seed: int,
+    minimum_test: int = 1,
+) -> Federation:
+    """A federation of samples; without a partition, those whose samples they are, or else the fallback's clients."""
+    owners: list[Indices] | Division
+    if partition is None and samples.owner is not None:
+        owners = by_owner(samples.owner)
+    else:
+        asked = partition or fallback
+        owners = drawn(asked, samples.y, clients, seed, tests=samples.tests, owner=samples.owner)
+    return federate(
+        samples.x,
+        samples.y,
+        owners,
+        classes=samples.classes,
+        validation=validation,
+        test=test,
+        minimum_test=minimum_test,
+        seed=seed,
+        name=samples.name,
+        scaling=samples.scaling,
+    )
+
+
+def by_owner(owner: NDArray[np.generic]) -> list[Indices]:
+    """The samples of each owner, owners in the order of their names."""
+    _, inverse, counts = np.unique(owner, return_inverse=True, return_counts=True)
+    return np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])

@@ -1,0 +1,137 @@
+"""Columns: what every format is read into, split by split, before images, texts and labels are made of it."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratafl.errors import DataError
+
+Column = NDArray[Any] | list[Any]  # numbers or pixels; texts, encoded images, or paths of images
+Columns = dict[str, Column]
+Splits = dict[str, Columns]  # "train", and "test" and "valid" where they exist
+
+ORDER = ("train", "valid", "test")
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff")
+_SPLITS = {"train": "train", "test": "test", "t10k": "test", "valid": "valid", "validation": "valid", "val": "valid"}
+_WORD = re.compile(rf"(?:^|[-_.])({'|'.join(_SPLITS)})(?=[-_.]|$)")
+
+
+class Asked(NamedTuple):
+    """The names under which columns are wanted; `only` these, or all that a table has."""
+
+    content: str = "image"
+    label: str = "label"
+    owner: str | None = None
+    only: bool = False
+
+    def names(self) -> list[str]:
+        """All that are named."""
+        return [name for name in (self.content, self.label, self.owner) if name is not None]
+
+
+def split_of(file: Path, root: Path) -> str:
+    """The split that a file belongs to, by a word in its name or in the name of a folder above it."""
+    parts = file.relative_to(root).parts if file != root else (file.name,)
+    for part in parts:
+        if found := _WORD.search(part.lower()):
+            return _SPLITS[found[1]]
+    return "train"
+
+
+def top_split(file: Path, root: Path) -> str:
+    """The split that the uppermost folder of a file is named after."""
+    return _SPLITS.get(file.relative_to(root).parts[0].lower(), "train")
+
+
+def is_split(name: str) -> bool:
+    """Whether a folder of this name holds a split."""
+    return name.lower() in _SPLITS
+
+
+def joined(parts: Sequence[Columns], where: Path) -> Columns:
+    """Tables of the same columns, one after the other."""
+    first = parts[0]
+    for part in parts[1:]:
+        if set(part) != set(first):
+            there, here = ", ".join(sorted(first)), ", ".join(sorted(part))
+            raise DataError(f"the tables of '{where}' have different columns: {there}, but also {here}")
+    return {name: _joined([part[name] for part in parts], name, where) for name in first}
+
+
+def _joined(parts: Sequence[Column], name: str, where: Path) -> Column:
+    if len(parts) == 1:
+        return parts[0]
+    arrays = [part for part in parts if isinstance(part, np.ndarray)]
+    if not arrays:
+        return [cell for part in parts for cell in part]
+    if len(arrays) < len(parts) or len({array.shape[1:] for array in arrays}) > 1:
+        raise DataError(f"the tables of '{where}' hold different kinds of values in their columns '{name}'")
+    return np.concatenate(arrays)
+
+
+def in_a_row(splits: Splits, where: Path) -> tuple[Columns, NDArray[np.bool_]]:
+    """All splits one after the other, and which rows are not for training."""
+    for columns in splits.values():
+        counts = {name: len(cells) for name, cells in columns.items()}
+        if len(set(counts.values())) != 1 or 0 in counts.values():
+            said = ", ".join(f"{count} of '{name}'" for name, count in counts.items())
+            raise DataError(f"'{where}' must have as many values in every column, and some, not {said or 'none'}")
+    sizes = [len(next(iter(columns.values()))) for columns in splits.values()]
+    return joined(list(splits.values()), where), np.repeat([split != "train" for split in splits], sizes)
+
+
+def taken(cells: Column, rows: NDArray[np.int64]) -> Column:
+    """Some cells of a column."""
+    return cells[rows] if isinstance(cells, np.ndarray) else [cells[row] for row in rows]
+
+
+def numbers_or_texts(cells: Sequence[str]) -> Column:
+    """Texts as whole numbers if all of them are, or else as numbers if all are, or else as they stand."""
+    for kind in (np.int64, np.float64):
+        try:
+            return np.array(cells, dtype=kind) if len(cells) else np.empty(0, kind)
+        except (ValueError, OverflowError):
+            continue
+    return list(cells)
+
+
+def located(names: Sequence[str], root: Path) -> list[Path]:
+    """Image files that a table names, beside it or in any folder below it."""
+    below: dict[str, Path] = {}
+    places = []
+    for name in names:
+        place = root / name
+        if not place.is_file():
+            below = below or {file.name: file for file in root.rglob("*") if file.suffix.lower() in IMAGES}
+            if place.name not in below:
+                raise DataError(f"'{root}' has no image '{name}', which its table names")
+            place = below[place.name]
+        places.append(place)
+    return places
+
+
+def with_images(columns: Columns, root: Path) -> Columns:
+    """The columns, names of image files replaced by where the files are."""
+    return {name: located(cells, root) if _names_images(cells) else cells for name, cells in columns.items()}  # type: ignore[arg-type]
+
+
+def _names_images(cells: Column) -> bool:
+    return isinstance(cells, list) and bool(cells) and all(_is_image(cell) for cell in cells)
+
+
+def _is_image(cell: Any) -> bool:
+    return isinstance(cell, str) and cell.lower().endswith(IMAGES)
+
+
+def picked(columns: Columns, asked: Asked, where: Path) -> Columns:
+    """The named columns where only those are wanted, or else all."""
+    if not asked.only:
+        return columns
+    for name in asked.names():
+        if name not in columns:
+            raise DataError(f"'{where}' has no column '{name}' (there is: {', '.join(columns) or 'none'})")
+    return {name: columns[name] for name in asked.names()}

@@ -1,0 +1,41 @@
+"""What is written beside the arrays of samples, so that they can be put together again."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratafl.data.samples import Samples
+from stratafl.data.scaling import Scaling
+
+FORMAT = 1
+ARRAYS = ("x", "y", "tests", "owner")
+
+
+def facts(samples: Samples) -> dict[str, Any]:
+    """All but the arrays, as JSON can hold it."""
+    scaling = samples.scaling
+    return {
+        "format": FORMAT,
+        "name": samples.name,
+        "samples": len(samples.x),
+        "classes": samples.classes,
+        "scaling": scaling and {"mean": list(scaling.mean), "deviation": list(scaling.deviation)},
+    }
+
+
+def arrays(samples: Samples) -> dict[str, NDArray[Any]]:
+    """The arrays that there are."""
+    found = {name: getattr(samples, name) for name in ARRAYS}
+    return {name: np.asarray(array) for name, array in found.items() if array is not None}
+
+
+def samples_from(told: Mapping[str, Any], held: Mapping[str, NDArray[Any]]) -> Samples:
+    """The samples that were written; a LookupError, TypeError or ValueError if this is not what was."""
+    scaling = told["scaling"]
+    made = scaling and Scaling(tuple(scaling["mean"]), tuple(scaling["deviation"]))
+    unknown = set(held) - set(ARRAYS)
+    if told["format"] != FORMAT or unknown or len(held["x"]) != told["samples"]:
+        raise ValueError("it is not what was written")
+    return Samples(**held, classes=told["classes"], scaling=made or None, name=told["name"])

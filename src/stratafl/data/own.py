@@ -1,0 +1,97 @@
+"""A person's own data: one table, or a folder for each client."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratafl.data import formats
+from stratafl.data.formats.columns import IMAGES, ORDER, Asked, Columns, Splits, in_a_row, is_split, joined
+from stratafl.data.images import are_images, stacked
+from stratafl.data.labels import numbered
+from stratafl.data.reading import HALF, Reading
+from stratafl.data.samples import Samples
+from stratafl.errors import DataError
+
+CLIENT, LABELS = "client", ("label", "y")
+
+
+def own_samples(place: Path, reading: Reading) -> Samples:
+    """The samples of a table or a folder: features or images, labels, and whose they are."""
+    asked = Asked(label=reading.label or LABELS[0])
+    splits = _clients(place, asked) if _has_client_folders(place) else formats.read(place, asked)
+    columns, tests = in_a_row(splits, place)
+    label, owner = _label(columns, reading, place), _client(columns, reading, place)
+    columns, tests = reading.rows_of_owners(columns, tests, owner, place)
+    y, classes = numbered(columns[label], str(place))
+    rest = {name: cells for name, cells in columns.items() if name not in (label, owner)}
+    return Samples(
+        x=_content(rest, reading, place),
+        y=y,
+        classes=classes,
+        tests=tests if tests.any() else None,
+        owner=None if owner is None else np.asarray(columns[owner]),
+        scaling=HALF if any(are_images(cells) for cells in rest.values()) else None,
+        name=place.stem,
+    )
+
+
+def _has_client_folders(place: Path) -> bool:
+    """Whether all below a folder is in folders, and they are neither splits nor classes nor one table's."""
+    if not place.is_dir():
+        return False
+    inside = [each for each in place.iterdir() if not each.name.startswith(".")]
+    folders = [each for each in inside if each.is_dir()]
+    if len(folders) < 2 or any(is_split(each.name) for each in folders) or (place / "dataset_dict.json").exists():
+        return False
+    files = [file for each in (place, *folders) for file in each.iterdir() if file.is_file()]
+    tables = [file for file in files if file.suffix.lower() in formats.SUFFIXES]
+    images = [file for file in files if file.suffix.lower() in IMAGES]
+    return not images and not any(file.parent == place for file in tables)
+
+
+def _clients(place: Path, asked: Asked) -> Splits:
+    """The tables of all client folders, with the folder's name as the client."""
+    parts: dict[str, list[Columns]] = {}
+    for folder in sorted(each for each in place.iterdir() if each.is_dir() and not each.name.startswith(".")):
+        for split, columns in formats.read(folder, asked).items():
+            if CLIENT in columns:
+                raise DataError(f"'{folder}' has a column '{CLIENT}', but it is the folder of one client")
+            count = len(next(iter(columns.values())))
+            parts.setdefault(split, []).append(columns | {CLIENT: [folder.name] * count})
+    return {split: joined(parts[split], place) for split in sorted(parts, key=ORDER.index)}
+
+
+def _label(columns: Columns, reading: Reading, place: Path) -> str:
+    wanted = (reading.label,) if reading.label else LABELS
+    for name in wanted:
+        if name in columns:
+            return name
+    there = ", ".join(columns)
+    raise DataError(f"'{place}' has no column '{wanted[0]}' (there is: {there}): name it with data.label")
+
+
+def _client(columns: Columns, reading: Reading, place: Path) -> str | None:
+    if reading.client is not None and reading.client not in columns:
+        raise DataError(f"'{place}' has no column '{reading.client}' (there is: {', '.join(columns)}): see data.client")
+    return reading.client or (CLIENT if CLIENT in columns else None)
+
+
+def _content(columns: Columns, reading: Reading, place: Path) -> NDArray[Any]:
+    images = [name for name, cells in columns.items() if are_images(cells)]
+    if images and len(columns) > 1:
+        raise DataError(f"'{place}' has images in '{images[0]}', and more: {', '.join(set(columns) - {images[0]})}")
+    if images:
+        return stacked(columns[images[0]], channels=None, size=reading.size, where=str(place))
+    for name, cells in columns.items():
+        if not isinstance(cells, np.ndarray) or cells.dtype.kind not in "biuf":
+            raise DataError(f"'{place}' has neither numbers nor images in the column '{name}'")
+    if not columns:
+        raise DataError(f"'{place}' has no column beside the labels and clients")
+    if len(columns) == 1:
+        alone = np.asarray(next(iter(columns.values())))
+        return alone if alone.ndim > 1 else alone[:, None].astype(np.float32)
+    if any(np.ndim(cells) > 1 for cells in columns.values()):
+        raise DataError(f"'{place}' has several columns of arrays: one of them can be the samples, not all")
+    return np.stack([np.asarray(cells, np.float32) for cells in columns.values()], axis=1)

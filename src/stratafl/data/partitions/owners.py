@@ -1,0 +1,49 @@
+"""Samples that belong to somebody."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratafl.data.cutting import Indices
+from stratafl.data.partitions.base import Partition, Pool, require_at_least
+from stratafl.errors import PartitionError
+from stratafl.records import record
+
+
+@record
+class Owners(Partition):
+    """FedPer's partition of FLICKR-AES: each client is an owner of samples, drawn from those there are.
+
+    Owners of fewer than `minimum` or more than `maximum` samples, or of fewer than `per_class` of any class, are left
+    out.
+    """
+
+    minimum: int = 1
+    maximum: int | None = None
+    per_class: int = 0
+
+    def __post_init__(self) -> None:
+        require_at_least(1, minimum=self.minimum)
+        require_at_least(0, per_class=self.per_class)
+        if self.maximum is not None:
+            require_at_least(self.minimum, maximum=self.maximum)
+
+    def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> list[Indices]:
+        """One sorted array of sample indices per client, clients in the order of the owners' names."""
+        if pool.owner is None:
+            raise PartitionError("the partition 'owners' needs data that says whose each sample is")
+        _, owner, sizes = np.unique(pool.owner, return_inverse=True, return_counts=True)
+        fitting = np.flatnonzero((sizes >= self.minimum) & (sizes <= (self.maximum or sizes.max())))
+        if self.per_class:
+            fitting = fitting[_fewest_of_a_class(pool, owner, len(sizes))[fitting] >= self.per_class]
+        if len(fitting) < clients:
+            raise PartitionError(f"{clients} clients were asked for, but {len(fitting)} of {len(sizes)} owners fit")
+        chosen = np.sort(rng.choice(fitting, clients, replace=False))
+        held = np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])
+        return [held[each] for each in chosen]
+
+
+def _fewest_of_a_class(pool: Pool, owner: NDArray[np.intp], owners: int) -> NDArray[np.intp]:
+    """How many samples each owner has of the class that they have fewest of."""
+    counts = [np.bincount(owner[members], minlength=owners) for members in pool.classes()]
+    fewest: NDArray[np.intp] = np.min(counts, axis=0)
+    return fewest

@@ -1,0 +1,96 @@
+"""A picture of who holds what: a bubble for the samples of each class that each client holds, as SVG."""
+
+from html import escape
+from math import ceil, sqrt
+
+import torch
+from torch import Tensor
+
+from stratafl.data.federation import SPLITS, Federation
+
+MOST = 300  # clients that are drawn; more could not be told apart
+_NARROW, _WIDE, _LARGEST, _SMALLEST = 420, 960, 26, 5  # pixels: the plot, and the cell of a bubble
+_LEFT, _TOP, _BARS, _BELOW = 64, 56, 56, 44
+_FONT = "font: 12px system-ui, sans-serif"
+_STYLE = f"""<style>
+.paper {{ fill: #ffffff }} .ink {{ fill: #1f2328; {_FONT} }} .title {{ fill: #1f2328; {_FONT}; font-weight: 600 }}
+.line {{ stroke: #d0d7de }} .held {{ fill: #0072b2 }} .all {{ fill: #8c959f }}
+@media (prefers-color-scheme: dark) {{
+.paper {{ fill: #0d1117 }} .ink, .title {{ fill: #e6edf3 }} .line {{ stroke: #30363d }}
+.held {{ fill: #56b4e9 }} .all {{ fill: #6e7681 }}
+}}
+</style>"""
+
+
+def picture(federation: Federation) -> str:
+    """The SVG: clients from left to right, their samples as bars, and below the area of a bubble for each class."""
+    counts = held(federation)
+    clients, classes = counts[:MOST].shape
+    cell = min(_LARGEST, max(_SMALLEST, _WIDE // max(clients, 1)))
+    width = max(_NARROW, _LEFT + cell * clients + 24)
+    height = _TOP + _BARS + cell * classes + _BELOW
+    told = f"{federation.name}: {len(counts):,} clients, {int(counts.sum()):,} samples"
+    shown = "" if len(counts) <= MOST else f", the first {MOST} of them shown"
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        f'role="img" aria-label="{escape(told)}">',
+        _STYLE,
+        f'<rect class="paper" width="{width}" height="{height}"/>',
+        _text(12, 24, told + shown, "title", "start"),
+        *_bars(counts[:MOST], cell),
+        *_bubbles(counts[:MOST], cell),
+        *_axes(counts[:MOST], cell, federation.classes is not None),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def held(federation: Federation) -> Tensor:
+    """How many samples of each class each client holds in all, [N, classes]; one column where there are no classes."""
+    if federation.classes is None:
+        return torch.stack([federation.counts(split) for split in SPLITS]).sum(0)[:, None]
+    return torch.stack([federation.class_counts(split) for split in SPLITS]).sum(0)
+
+
+def _bars(counts: Tensor, cell: int) -> list[str]:
+    """The samples of each client."""
+    sizes = counts.sum(1).tolist()
+    floor, unit = _TOP + _BARS - 8, (_BARS - 12) / max(*sizes, 1)
+    largest = _text(_LEFT - 8, floor - _BARS + 20, f"{max(sizes):,}", "ink", "end")
+    return [largest] + [
+        f'<rect class="all" x="{_LEFT + cell * i + 1}" y="{floor - size * unit:.1f}" width="{cell - 2}" '
+        f'height="{size * unit:.1f}"><title>client {i}: {size:,} samples</title></rect>'
+        for i, size in enumerate(sizes)
+    ]
+
+
+def _bubbles(counts: Tensor, cell: int) -> list[str]:
+    """A circle for each class of each client, its area as its samples; the largest fills its cell."""
+    most = max(int(counts.max()), 1)
+    made = []
+    for client, label in counts.nonzero().tolist():
+        count = int(counts[client, label])
+        x, y = _LEFT + cell * (client + 0.5), _TOP + _BARS + cell * (label + 0.5)
+        radius = max(0.5, (cell / 2 - 0.5) * sqrt(count / most))
+        said = f"client {client}, class {label}: {count:,} samples"
+        made.append(f'<circle class="held" cx="{x:g}" cy="{y:g}" r="{radius:.2f}"><title>{said}</title></circle>')
+    return made
+
+
+def _axes(counts: Tensor, cell: int, classes: bool) -> list[str]:
+    """A number for every client and class, or for as many as there is room for."""
+    wide, high = counts.shape
+    bottom, top = _TOP + _BARS + cell * high, _TOP + _BARS
+    across, down = ceil(24 / cell), ceil(14 / cell)
+    return [
+        f'<line class="line" x1="{_LEFT}" y1="{y}" x2="{_LEFT + cell * wide}" y2="{y}"/>' for y in (top, bottom)
+    ] + [
+        *(_text(_LEFT + cell * (i + 0.5), bottom + 16, str(i), "ink", "middle") for i in range(0, wide, across)),
+        *(_text(_LEFT - 8, top + cell * (i + 0.5) + 4, str(i), "ink", "end") for i in range(0, high, down) if classes),
+        _text(_LEFT, bottom + 36, "client", "ink", "start"),
+        _text(12, top - 4, "class" if classes else "", "ink", "start"),
+    ]
+
+
+def _text(x: float, y: float, words: str, kind: str, anchor: str) -> str:
+    return f'<text class="{kind}" x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(words)}</text>'

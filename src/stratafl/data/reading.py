@@ -1,0 +1,115 @@
+"""How samples are read: which columns, at what size, of whom, and what bytes are as numbers."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratafl.data.formats.columns import Column, Columns, taken
+from stratafl.data.samples import Samples
+from stratafl.data.scaling import Scaling
+from stratafl.errors import DataError, unknown
+from stratafl.records import record
+
+HALF = Scaling((0.5,), (0.5,))
+NORMALISED = ("auto", "half", "unit", "channel", "none")
+_AT_ONCE = 4096  # images; all of them as numbers would take eight times their bytes
+
+
+@record
+class Reading:
+    """Where to look and what to make of it; what is None is as the data set or the table has it.
+
+    Of samples that belong to somebody, `owners` draws so many by `seed` among those who have from `fewest` to `most`.
+    """
+
+    path: str | None = None
+    normalise: str = "auto"
+    label: str | None = None
+    client: str | None = None
+    size: int | None = None
+    vocabulary: int | None = None
+    owners: int | None = None
+    fewest: int | None = None
+    most: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.normalise not in NORMALISED:
+            raise unknown("normalise", self.normalise, NORMALISED)
+
+    def given(self) -> list[str]:
+        """The options that are not left at their default."""
+        return [f.name for f in fields(self) if f.name != "seed" and getattr(self, f.name) != f.default]
+
+    def chooses(self) -> bool:
+        """Whether only some owners are wanted."""
+        return any(limit is not None for limit in (self.owners, self.fewest, self.most))
+
+    def chosen(self, owner: Column | None, where: str) -> NDArray[np.int64]:
+        """The rows of the owners that are wanted, in their order."""
+        if owner is None:
+            raise DataError(f"'{where}' does not say whose its samples are, so that no owners can be chosen")
+        names, ids, counts = np.unique(np.asarray(owner), return_inverse=True, return_counts=True)
+        least, most = self.fewest or 0, self.most or len(ids)
+        fitting = np.flatnonzero((counts >= least) & (counts <= most))
+        if len(fitting) < (self.owners or 1):
+            raise DataError(
+                f"'{where}' has {len(names)} owners, of which {len(fitting)} have {least} to {most} samples: "
+                f"{self.owners or 1} cannot be chosen"
+            )
+        if self.owners is not None:
+            fitting = np.random.default_rng(self.seed).permutation(fitting)[: self.owners]
+        return np.flatnonzero(np.isin(ids, fitting))
+
+    def rows_of_owners(
+        self, columns: Columns, tests: NDArray[np.bool_], owner: str | None, where: Path
+    ) -> tuple[Columns, NDArray[np.bool_]]:
+        """The rows of the owners that are wanted, before anything is decoded."""
+        if not self.chooses():
+            return columns, tests
+        rows = self.chosen(None if owner is None else columns[owner], str(where))
+        return {name: taken(cells, rows) for name, cells in columns.items()}, tests[rows]
+
+    def of_owners(self, samples: Samples) -> Samples:
+        """The samples of the owners that are wanted."""
+        if not self.chooses():
+            return samples
+        rows = self.chosen(samples.owner, samples.name)
+        tests = None if samples.tests is None else samples.tests[rows]
+        return replace(
+            samples, x=samples.x[rows], y=samples.y[rows], tests=tests, owner=np.asarray(samples.owner)[rows]
+        )
+
+    def scaled(self, samples: Samples) -> Samples:
+        """The samples with the scaling that was asked for; `auto` leaves them as they came."""
+        if self.normalise == "auto":
+            return samples
+        if self.normalise != "none" and samples.x.dtype != np.uint8:
+            raise DataError(
+                f"data.normalise = '{self.normalise}' scales bytes, but the samples of '{samples.name}' are "
+                f"{samples.x.dtype}: leave it at 'auto'"
+            )
+        return replace(samples, scaling=_scaling(self.normalise, samples))
+
+
+def _scaling(normalise: str, samples: Samples) -> Scaling | None:
+    if normalise == "channel":
+        return channel_scaling(samples)
+    return {"half": HALF, "unit": Scaling(), "none": None}[normalise]
+
+
+def channel_scaling(samples: Samples) -> Scaling:
+    """Mean and deviation of each channel over what is not the publishers' test set."""
+    rows = np.arange(len(samples.x)) if samples.tests is None else np.flatnonzero(~samples.tests)
+    counts = np.zeros((samples.x.shape[1], 256))
+    for start in range(0, len(rows), _AT_ONCE):
+        batch = samples.x[rows[start : start + _AT_ONCE]]
+        for channel, total in enumerate(counts):
+            total += np.bincount(batch[:, channel].reshape(-1), minlength=256)
+    values = np.arange(256) / 255
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    mean = shares @ values
+    deviation = np.sqrt(np.maximum(shares @ values**2 - mean**2, 1e-12))  # a channel of one value stays finite
+    return Scaling(tuple(mean.tolist()), tuple(deviation.tolist()))

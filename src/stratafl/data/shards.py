@@ -1,0 +1,85 @@
+"""Samples in npz files of limited size with a JSON manifest, for a machine that has numpy and no network."""
+
+import hashlib
+import json
+import shutil
+import uuid
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stratafl.data.formats.tables import npz_arrays
+from stratafl.data.manifest import FORMAT, arrays, facts, samples_from
+from stratafl.data.samples import Samples
+from stratafl.errors import DataError
+
+MANIFEST = "stratafl-data.json"
+LARGEST = 30_000_000
+_HEADERS, _SPARE = 2048, 0.99  # bytes of names and shapes; what cannot be compressed grows a little
+
+
+def is_sharded(place: Path) -> bool:
+    """Whether a folder holds shards and their manifest."""
+    return (place / MANIFEST).is_file()
+
+
+def write_shards(samples: Samples, folder: Path, largest: int = LARGEST) -> list[Path]:
+    """Write the samples into a new folder, in files of at most `largest` bytes; the files."""
+    place = folder.absolute()
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise DataError(f"'{folder}' exists and is not empty: choose another folder")
+    partial = place.with_name(f".{place.name}.{uuid.uuid4().hex}.partial")
+    try:
+        partial.mkdir(parents=True)
+        shards = _write_all(samples, partial, largest)
+        told = facts(samples) | {"shards": shards}
+        (partial / MANIFEST).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        partial.rename(place)
+    except OSError as error:
+        raise DataError(f"cannot write '{folder}': {error.strerror}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return [folder / shard["file"] for shard in shards]
+
+
+def _write_all(samples: Samples, folder: Path, largest: int) -> list[dict[str, Any]]:
+    held = arrays(samples)
+    each = sum(array.nbytes for array in held.values()) / max(1, len(samples.x))
+    rows = int((largest - _HEADERS) * _SPARE / each)
+    if rows < 1:
+        raise DataError(f"one sample of '{samples.name}' takes {each:,.0f} bytes, more than a shard of {largest:,}")
+    starts = range(0, len(samples.x), rows)
+    shards = []
+    for number, start in enumerate(starts):
+        file = f"samples-{number:05d}-of-{len(starts):05d}.npz"
+        packed = BytesIO()
+        np.savez_compressed(packed, **{name: array[start : start + rows] for name, array in held.items()})  # type: ignore[arg-type]
+        data = packed.getvalue()
+        (folder / file).write_bytes(data)
+        shards.append({"file": file, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
+    return shards
+
+
+def read_shards(folder: Path) -> Samples:
+    """The samples of all shards, if every one is there and what was written."""
+    try:
+        told = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if told["format"] != FORMAT:
+            raise DataError(f"'{folder}' is written in format {told['format']}, this one reads format {FORMAT}")
+        return samples_from(told, _joined(folder, told["shards"]))
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise DataError(f"'{folder / MANIFEST}' is damaged: export the data again") from error
+
+
+def _joined(folder: Path, shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    for shard in shards:
+        file = folder / shard["file"]
+        if not file.is_file():
+            raise DataError(f"'{folder}' lacks the shard '{file.name}', one of {len(shards)}: copy it there as well")
+        if hashlib.sha256(file.read_bytes()).hexdigest() != shard["sha256"]:
+            raise DataError(f"'{file}' is damaged: copy it again")
+    parts = [npz_arrays(folder / shard["file"]) for shard in shards]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -1,0 +1,103 @@
+"""`strata data`, and runs on data sets with a name and on a person's own folders."""
+
+import json
+
+import huggingface_hub
+import numpy as np
+import pytest
+
+from stratafl.data import DATASETS, load_samples
+from stratafl.runs import Run
+
+SMALL = ("--rounds", 1, "--set", "train.batch=5", "--set", "data.clients=2", "--set", "data.minimum=1")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    def unreachable(*given, **options):
+        raise ConnectionError("tests have no network")
+
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("STRATAFL_CACHE", str(folder))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
+    return folder
+
+
+@pytest.fixture
+def cifar(place):
+    """A small CIFAR-10 in a folder."""
+    rng = np.random.default_rng(0)
+    (place / "cifar").mkdir()
+    for stem, count in (("train", 60), ("test", 20)):
+        images = rng.integers(0, 256, (count, 3, 32, 32), dtype=np.uint8)
+        np.savez(place / "cifar" / f"{stem}.npz", img=images, label=np.arange(count) % 10)
+    return place / "cifar"
+
+
+def test_the_list_says_what_there_is_and_what_is_here(strata, cifar):
+    result = strata("data", "list", "--json")
+    found = {entry["name"]: entry for entry in json.loads(result.out)}
+    assert list(found) == list(DATASETS)
+    assert (found["digits"]["here"], found["cifar10"]["here"]) == ("yes", "no")
+    assert found["cifar100"] == {
+        "name": "cifar100",
+        "samples": 60_000,
+        "classes": 100,
+        "shape": [3, 32, 32],
+        "from": "uoft-cs/cifar100",
+        "here": "no",
+    }
+    assert strata("data", "export", "cifar10", "out/", "--path", cifar).code == 0
+    words = strata("data", "list").out.split()
+    assert {*DATASETS, "814,255", "62", "193,208", "data.path"} <= {word.strip("│") for word in words}
+    found = {entry["name"]: entry for entry in json.loads(strata("data", "list", "--json").out)}
+    assert found["cifar10"]["here"] == "from data.path"
+
+
+def test_an_export_is_read_instead_of_the_data_set(strata, place, cifar):
+    result = strata("data", "export", "cifar10", "out/", "--path", cifar, "--set", "data.size=8")
+    assert result.code == 0
+    assert "80 samples of cifar10 in 1 files" in result.out
+    found = load_samples(f"{place}/out/")
+    assert (found.x.shape, found.classes, int(found.tests.sum())) == ((80, 3, 8, 8), 10, 20)
+
+
+def test_a_run_is_the_same_from_the_data_set_and_from_its_export(strata, place, cifar):
+    strata("data", "export", "cifar10", "out/", "--path", cifar)
+    assert strata("run", *SMALL, "--data", "cifar10", "--set", "data.path=cifar", "--out", "one").code == 0
+    assert strata("run", *SMALL, "--data", "out/", "--out", "two", "--set", "data.seed=0").code == 0
+    told = [json.loads((place / name / "environment.json").read_text()) for name in ("one", "two")]
+    digests = [each["identity"]["data"] for each in told]
+    assert digests[0] == digests[1]
+
+
+def test_a_run_on_a_folder_per_client_goes_on_from_anywhere(strata, place, monkeypatch):
+    rng = np.random.default_rng(0)
+    for name in ("ann", "bob", "cem"):
+        (place / "mine" / name).mkdir(parents=True)
+        lines = [f"{a:.3f},{b:.3f},{int(a > b)}" for a, b in rng.random((20, 2))]
+        (place / "mine" / name / "data.csv").write_text("\n".join(["a,b,label", *lines]))
+    assert strata("run", *SMALL, "--data", "mine/", "--out", "done").code == 0
+    (place / "elsewhere").mkdir()
+    monkeypatch.chdir(place / "elsewhere")
+    run = Run.open(place / "done")
+    assert run.trial.sim.workshop.federation.clients == 3
+    run.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("data", "export", "minst", "out/"), "unknown data.name 'minst'; did you mean 'mnist'?"),
+        (("data", "export", "cifar10", "out/", "--path", "none"), "cifar10 is not at data.path = 'none'"),
+        (("data", "export", "cifar10", "cifar", "--path", "cifar"), "'cifar' exists and is not empty"),
+        (("data", "export", "cifar10", "out/", "--set", "data.sise=1"), "unknown key of [data] 'sise'"),
+        (("run", "--data", "cifar10"), ("cifar10 is not here", "strata data export cifar10 OUT/")),
+        (("run", "--data", "cifar10"), "ConnectionError: tests have no network"),
+        (("run", "--data", "nowhere/"), "there is no data file or folder"),
+        (("run", "--data", "digits", "--set", "data.size=4"), "data.size means nothing to 'digits'"),
+        (("run", "--set", "data.normalise=hlaf"), "unknown data.normalise 'hlaf'; did you mean 'half'?"),
+    ],
+)
+def test_mistakes_are_one_line(refused, cifar, arguments, says):
+    refused(*arguments, says=says)

@@ -1,0 +1,58 @@
+"""`data show`: who holds what."""
+
+from xml.etree import ElementTree
+
+import numpy as np
+from cli_helpers import checked_line
+
+from stratafl.data import digits
+
+
+def rows(text):
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
+
+
+def test_a_row_per_client(strata):
+    result = strata("data", "show", "--set", "data.clients=5", "--set", "data.seed=3")
+    federation = digits(clients=5, seed=3, validation=0.1)
+    assert (result.code, result.err) == (0, "")
+    assert "digits: 5 clients, 1,797 samples" in result.out
+    table = rows(result.out)
+    assert [row[0] for row in table] == ["0", "1", "2", "3", "4"]
+    for place, split in ((2, "train"), (3, "validation"), (4, "test")):
+        assert [int(row[place].replace(",", "")) for row in table] == federation.counts(split).tolist()
+    assert all(int(row[1].replace(",", "")) == sum(int(cell.replace(",", "")) for cell in row[2:5]) for row in table)
+
+
+def test_options_of_the_partition_and_classes_by_size(strata, place):
+    y = np.repeat([0, 1, 2, 3], [30, 20, 10, 5])
+    np.savez(place / "own.npz", x=np.zeros((65, 2), np.float32), y=y, client=np.array(["a", "b"])[(y > 2) * 1])
+    result = strata("data", "show", "--data", "own.npz")
+    assert [row[-1] for row in rows(result.out)] == ["0 (30), 1 (20), 2 (10)", "3 (5)"]
+    result = strata("data", "show", "-d", "own.npz", "-s", "data.partition=owners", "-s", "data.clients=1")
+    assert len(rows(result.out)) == 1
+    wrong = strata("data", "show", "-d", "own.npz", "-s", "data.partition=owners", "-s", "data.maximun=1")
+    assert "unknown key of [data] 'maximun'; did you mean 'maximum'?" in checked_line(wrong)
+
+
+def test_many_clients_end_with_one_row_for_the_rest(strata):
+    table = rows(strata("data", "show", "--set", "data.clients=60", "--set", "data.partition=iid").out)
+    assert len(table) == 40
+    assert table[-1][0] == "39–59"
+    assert table[-1][1] == str(1797 - sum(int(row[1]) for row in table[:-1]))
+    assert "21 more clients" in table[-1][-1]
+
+
+def test_the_picture_is_written_and_nothing_is_overwritten(strata, place):
+    result = strata("data", "show", "--set", "data.clients=4", "-o", "held.svg")
+    assert result.code == 0
+    drawn = ElementTree.parse(place / "held.svg").getroot()
+    assert drawn.tag.endswith("svg")
+    assert [path.name for path in place.iterdir()] == ["held.svg"]
+    assert "'held.svg' exists" in checked_line(strata("data", "show", "-o", "held.svg"))
+
+
+def test_help_gives_an_example(strata):
+    result = strata("data", "show", "--help")
+    assert (result.code, result.err) == (0, "")
+    assert "Example: strata data show" in result.out

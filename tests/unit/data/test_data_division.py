@@ -1,0 +1,110 @@
+"""Divisions that say who tests on what: validation is cut from training, and overlap must be declared."""
+
+import numpy as np
+import pytest
+import torch
+
+from stratafl.data import Division, federate
+from stratafl.errors import DataError
+
+X, Y = np.arange(40, dtype=np.float32)[:, None], np.arange(40) % 4
+
+
+def arrays(*ranges):
+    return [np.arange(a, b) for a, b in ranges]
+
+
+def disjoint():
+    return Division(arrays((0, 10), (10, 30)), arrays((30, 33), (33, 40)))
+
+
+def made(division, **options):
+    return federate(X, Y, division, **options)
+
+
+def lists(federation, split):
+    return [sorted(federation.split(split).of(client).tolist()) for client in range(federation.clients)]
+
+
+def test_without_validation_a_division_is_kept_as_it_is():
+    federation = made(disjoint(), test=0.5)  # the share for testing is not looked at
+    assert lists(federation, "train") == [list(range(10)), list(range(10, 30))]
+    assert lists(federation, "test") == [list(range(30, 33)), list(range(33, 40))]
+    assert lists(federation, "validation") == [[], []]
+
+
+def test_validation_is_cut_from_training_and_rounded_up():
+    federation = made(disjoint(), validation=0.15, seed=3)
+    assert federation.counts("validation").tolist() == [2, 3]
+    for client, mine in enumerate(disjoint().train):
+        both = lists(federation, "train")[client] + lists(federation, "validation")[client]
+        assert sorted(both) == mine.tolist()
+    assert lists(federation, "test") == lists(made(disjoint()), "test")
+
+
+def test_the_seed_decides_what_is_for_validation():
+    once, again, other = (lists(made(disjoint(), validation=0.3, seed=seed), "validation") for seed in (1, 1, 2))
+    assert once == again != other
+
+
+def test_copies_of_a_sample_stay_together():
+    train = [np.repeat(np.arange(10), 3)]
+    federation = made(Division(train, [np.arange(20, 25)], overlap=True), validation=0.2)
+    held_out = lists(federation, "validation")[0]
+    assert len(held_out) == 6
+    assert len(set(held_out)) == 2
+    assert not set(held_out) & set(lists(federation, "train")[0])
+
+
+def test_a_division_without_tests_is_cut_as_usual():
+    owners = arrays((0, 20), (20, 40))
+    plain, divided = made(owners, validation=0.1, seed=5), made(Division(owners), validation=0.1, seed=5)
+    for split in ("train", "validation", "test"):
+        assert torch.equal(plain.split(split).indices, divided.split(split).indices)
+
+
+def test_clients_may_share_samples_only_if_that_is_declared():
+    shared = (arrays((0, 10), (5, 15)), arrays((20, 25), (20, 25)))
+    assert lists(made(Division(*shared, overlap=True)), "test") == [list(range(20, 25))] * 2
+    with pytest.raises(DataError, match="sample 5 is owned by client 0 and client 1"):
+        made(Division(*shared))
+    crossing = (arrays((0, 10), (10, 20)), arrays((10, 12), (20, 22)))  # client 0 tests on what client 1 trains on
+    assert made(Division(*crossing, overlap=True)).clients == 2
+    with pytest.raises(DataError, match="sample 10 is owned by client 0 and client 1"):
+        made(Division(*crossing))
+    owners = arrays((0, 20), (10, 30))
+    assert made(Division(owners, overlap=True)).clients == 2
+    with pytest.raises(DataError, match="sample 10 is owned by client 0 and client 1"):
+        made(Division(owners))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_nobody_tests_on_what_they_train_on(overlap):
+    with pytest.raises(DataError, match="client 0 lists sample 9 twice"):
+        made(Division(arrays((0, 10)), arrays((9, 12)), overlap=overlap))
+
+
+def test_a_sample_drawn_twice_must_be_declared():
+    repeated = ([np.array([1, 1, 2])], [np.array([5, 5])])
+    assert made(Division(*repeated, overlap=True)).counts("train").tolist() == [3]
+    with pytest.raises(DataError, match="client 0 lists sample 1 twice"):
+        made(Division(*repeated))
+
+
+@pytest.mark.parametrize(
+    ("division", "says"),
+    [
+        (Division(arrays((0, 5), (5, 9)), arrays((9, 12))), "2 clients train, but 1 test"),
+        (Division([np.arange(3), np.arange(0)], arrays((9, 12), (12, 13))), "client 1 has no data"),
+        (Division(arrays((0, 5)), arrays((39, 41))), r"client 0 owns sample 40, but the samples are 0\.\.39"),
+        (Division([]), "0 clients were given"),
+    ],
+)
+def test_what_is_wrong_with_a_division_is_said(division, says):
+    with pytest.raises(DataError, match=says):
+        made(division)
+
+
+def test_something_must_be_left_for_training():
+    with pytest.raises(DataError, match="client 0 has 1 training samples, of which 1 would go to validation: none is"):
+        made(Division([np.array([3])], [np.array([4])]), validation=0.1)

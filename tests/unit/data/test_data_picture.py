@@ -1,0 +1,76 @@
+"""The picture of who holds what."""
+
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+
+from stratafl.data import Division, digits, federate
+from stratafl.data.picture import MOST, held, picture
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def federation(labels, owners, **options):
+    return federate(np.zeros((len(labels), 2), np.float32), np.asarray(labels), owners, name="<mine>", **options)
+
+
+def found(made, kind):
+    return list(ElementTree.fromstring(made).iter(f"{SVG}{kind}"))
+
+
+def said(element):
+    return element.find(f"{SVG}title").text
+
+
+def test_every_class_of_every_client_is_a_bubble_whose_area_is_its_samples():
+    made = picture(federation([0] * 16 + [1] * 4 + [2] * 4, [np.arange(20), np.arange(20, 24)], classes=3))
+    bubbles = {said(each): each for each in found(made, "circle")}
+    assert list(bubbles) == [
+        "client 0, class 0: 16 samples",
+        "client 0, class 1: 4 samples",
+        "client 1, class 2: 4 samples",
+    ]
+    large, small, other = (float(each.get("r")) for each in bubbles.values())
+    assert large == pytest.approx(2 * small, abs=0.01)
+    assert small == other
+    places = [(float(each.get("cx")), float(each.get("cy"))) for each in bubbles.values()]
+    assert places[0][0] == places[1][0] < places[2][0]
+    assert places[0][1] < places[1][1] < places[2][1]
+
+
+def test_bars_are_the_samples_of_each_client():
+    bars = [each for each in found(picture(digits(clients=6)), "rect") if each.get("class") == "all"]
+    sizes = [int(re.search(r": ([\d,]+) samples", said(each))[1].replace(",", "")) for each in bars]
+    assert sizes == held(digits(clients=6)).sum(1).tolist()
+    heights = [float(each.get("height")) for each in bars]
+    assert np.allclose(np.array(heights) / max(heights), np.array(sizes) / max(sizes), atol=0.01)
+
+
+def test_all_splits_are_counted():
+    division = Division([np.arange(6)], [np.arange(6, 10)])
+    assert held(federation([0, 1] * 5, division, validation=0.5)).tolist() == [[5, 5]]
+
+
+def test_it_is_for_light_and_dark():
+    made = picture(digits(clients=3))
+    assert "prefers-color-scheme: dark" in made
+    assert found(made, "rect")[0].get("class") == "paper"
+
+
+def test_names_are_escaped():
+    assert "&lt;mine&gt;" in picture(federation([0, 1], [[0, 1]], test=0.5))
+
+
+def test_data_without_classes_has_one_row():
+    made = federation(np.linspace(0, 1, 10), [np.arange(4), np.arange(4, 10)])
+    assert torch.equal(held(made), torch.tensor([[4], [6]]))
+    assert len(found(picture(made), "circle")) == 2
+
+
+def test_more_clients_than_can_be_told_apart_are_left_out_and_that_is_said():
+    many = federation(np.zeros(2 * MOST + 2, int), np.arange(2 * MOST + 2).reshape(-1, 2), test=0.5)
+    assert f"the first {MOST} of them shown" in picture(many)
+    assert len(found(picture(many), "circle")) == MOST

@@ -1,0 +1,167 @@
+"""Recipes: every one that ships can be read and put together; what is wrong with one is said."""
+
+import json
+
+import pytest
+
+from stratafl.assemble import algorithm_of
+from stratafl.errors import RecordError, RunError, UnknownNameError
+from stratafl.experiment import to_tables
+from stratafl.recipes import SCALES, read, recipe_names, recipes
+from stratafl.recipes.reproduction import Reproduction, run_name
+from stratafl.recipes.writing import markdown, write
+from stratafl.runs import Run
+
+TEXT = """
+title = "A table"
+protocol = "pfllib"
+settings = { "run.rounds" = 2, "data.clients" = 4, "data.partition" = "dirichlet", "train.lr" = 0.1 }
+columns = [{ name = "small", settings = { "model.hidden" = [4] } }, { name = "large" }]
+[[rows]]
+name = "FedAvg"
+settings = { "algorithm.name" = "fedavg" }
+printed = { small = 12.5 }
+[[rows]]
+name = "Prox"
+settings = { "algorithm.name" = "fedprox", "algorithm.strength" = 0.5, "train.lr" = 0.2 }
+[[rows]]
+name = "Other"
+missing = "other"
+printed = { small = 99 }
+[scales.smoke]
+seeds = 2
+columns = ["small"]
+settings = { "run.rounds" = 1 }
+[scales.full]
+seeds = 1
+[[claims]]
+says = "Prox is better"
+kind = "above"
+row = "Prox"
+than = "FedAvg"
+[[claims]]
+says = "as printed"
+kind = "printed"
+row = "FedAvg"
+within = 100.0
+"""
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_that_ships_can_be_put_together_at_every_scale(name):
+    (recipe,) = recipes(name)
+    assert {"smoke", "short", "full"} == set(recipe.scales) == set(SCALES)
+    assert recipe.claims
+    for scale in SCALES:
+        cells = recipe.cells(scale, seeds=1)
+        assert cells
+        for cell in cells:
+            algorithm_of(cell.experiment)
+    assert all(cell.experiment.data.name == "digits" for cell in recipe.cells("smoke"))  # offline, as it ships
+    assert recipe.at("smoke").stand_in
+
+
+def test_settings_in_their_order():
+    """Recipe, column, row, scale, command: the later goes before; the protocol gives what nobody says."""
+    recipe = read("a/b", TEXT)
+    first, second = recipe.cells("smoke", ("data.clients=3",))[:2]
+    assert (first.row, second.row, first.column) == ("FedAvg", "Prox", "small")
+    assert (first.experiment.train.lr, second.experiment.train.lr) == (0.1, 0.2)
+    assert (first.experiment.run.rounds, first.experiment.data.clients) == (1, 3)
+    assert first.experiment.run.buffers == "local"
+    assert dict(second.experiment.algorithm.options) == {"strength": 0.5}
+    assert [c.seed for c in recipe.cells("smoke")] == [0, 0, 1, 1]
+    assert [c.column for c in recipe.cells("full")] == ["small", "small", "large", "large"]
+    assert recipe.cells("full")[0].experiment.run.rounds == 2
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ('row = "Prox"', 'row = "Pro"', "Prox"),
+        ('columns = ["small"]', 'columns = ["smal"]', "small"),
+        ("small = 12.5", "smll = 12.5", "small"),
+        ('title = "A table"', 'titel = "A table"', "title"),
+        ("[scales.smoke]", "[scales.smoky]", "smoke"),
+        ('kind = "above"', 'kind = "aboe"', "above"),
+        ("seeds = 2", "seed = 2", "seeds"),
+        ('title = "A table"', "title = ", "a/b"),
+    ],
+)
+def test_a_mistake_is_named(before, after, words):
+    with pytest.raises(RecordError, match=words):
+        read("a/b", TEXT.replace(before, after, 1))
+
+
+def test_an_unknown_recipe_is_refused_with_the_nearest():
+    with pytest.raises(UnknownNameError, match="flayer/table2"):
+        recipes("flayer/tabel2")
+
+
+def test_experiments_that_are_the_same_share_a_run():
+    recipe = read("a/b", TEXT)
+    first, second = recipe.cells("smoke")[:2]
+    assert run_name(first.experiment) == run_name(recipe.cells("smoke")[0].experiment)
+    assert run_name(first.experiment) != run_name(second.experiment)
+    assert run_name(first.experiment).startswith("fedavg-digits-mlp-")
+
+
+@pytest.fixture
+def reproduced(tmp_path):
+    made = Reproduction(tmp_path, read("a/b", TEXT), "smoke", seeds=1)
+    made.begin()
+    return made
+
+
+def test_what_was_run_is_measured_and_what_was_not_is_listed(reproduced):
+    first, second = reproduced.cells
+    assert [v.holds for v in reproduced.judged()] == [None, None]
+    with reproduced.run(first) as run:
+        list(run.rounds())
+    lines = [json.loads(line) for line in (reproduced.place(first) / "rounds.jsonl").read_text().splitlines()]
+    assert reproduced.numbers() == {("FedAvg", "small"): {0: 100 * lines[0]["test.received.accuracy"]}}
+    assert [v.holds for v in reproduced.judged()] == [None, True]
+    said = reproduced.not_run()
+    assert said == [
+        "Prox, small, seed 0: 0 of 1 rounds",
+        "column large: not part of scale smoke",
+        "Other: 'other' is not in the catalogue",
+    ]
+    with reproduced.run(second) as run:
+        assert isinstance(run, Run)
+
+
+def test_the_result_says_all_of_it(reproduced):
+    with reproduced.run(reproduced.cells[0]) as run:
+        list(run.rounds())
+    judged = write(reproduced, "strata reproduce a/b", "two cores", 60)
+    text = (reproduced.folder / "result.md").read_text()
+    assert text == markdown(reproduced, judged, "strata reproduce a/b", "two cores", 60)
+    for words in ("12.50", "missing", "not run", "– not run", "✓ holds", "strata reproduce a/b", "protocol `pfllib`"):
+        assert words in text
+    table = json.loads((reproduced.folder / "verdicts.json").read_text())
+    assert [(v["paper"], v["table"], v["claim"], v["holds"]) for v in table] == [
+        ("a", "b", "Prox is better", None),
+        ("a", "b", "as printed", True),
+    ]
+
+
+def test_a_folder_made_for_something_else_is_refused(reproduced):
+    reproduced.begin()
+    other = Reproduction(reproduced.root, reproduced.recipe, "smoke", ("train.lr=0.3",), seeds=1)
+    with pytest.raises(RunError, match="other settings"):
+        other.begin()
+
+
+def test_data_that_is_not_there_is_a_reason_not_a_failure(tmp_path):
+    text = TEXT.replace('"model.hidden" = [4] }', '"data.name" = "nowhere.npz" }')
+    made = Reproduction(tmp_path, read("a/b", text), "smoke", seeds=1)
+    made.begin()
+    assert made.run(made.cells[0]) is None
+    assert "nowhere.npz" in made.refused["small"]
+    assert "nowhere.npz" in made.not_run()[0]
+
+
+def test_tables_of_cells_can_be_written_down():
+    for cell in read("a/b", TEXT).cells("smoke"):
+        assert to_tables(cell.experiment)["run"]["protocol"] == "pfllib"
