@@ -155,7 +155,8 @@ class ChildRates:
         if task.watched:
             carry["factors"] = none
         batches = {"batch": self.batch, "epochs": self.epochs, "shuffle": False, "drop_last": True}
-        after = task.scan(step, carry, constants={"per_epoch": per_epoch}, **batches)  # type: ignore[arg-type]
+        name = (self, task.watched)  # all that the step closes over
+        after = task.scan(step, carry, constants={"per_epoch": per_epoch}, name=name, **batches)  # type: ignore[arg-type]
         self._note(after, task)
         return {"theta": after["row"]}
 
