@@ -116,17 +116,18 @@ def resume(
     return running.resume(folder, jobs, worker)
 
 
-@app.command(epilog="Example: [bold]strata report runs/demo --csv table.csv[/]")
+@app.command(epilog="Example: [bold]strata report runs/demo -o report.html[/]")
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Runs, or folders that hold runs.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write all of it as HTML.")] = None,
     csv: Annotated[Path | None, typer.Option("--csv", help="Write the table to this file.")] = None,
     svg: Annotated[Path | None, typer.Option("--svg", help="Draw the table into this file.")] = None,
     target: Annotated[float | None, typer.Option("--target", help="Rounds and bytes to this accuracy, 0 to 1.")] = None,
 ) -> None:
-    """Rank runs: accuracy, spread, worst clients, bytes, seconds."""
+    """Rank runs: a table, or one HTML file with curves, clients, layers and more."""
     from stratafl.cli import reporting
 
-    reporting.show(folders, csv=csv, svg=svg, target=target)
+    reporting.report(folders, out, csv=csv, svg=svg, target=target)
 
 
 @app.command(epilog="Example: [bold]strata check fedper[/], or [bold]strata check my_package.my_module:my_method[/]")

@@ -35,6 +35,11 @@ class Rank:
     stopped: bool  # early, as it was asked to
     numbers: Mapping[str, Spread]
     leaks: bool = False
+    members: tuple[Outcome, ...] = ()  # in the order of the seeds
+
+    def by_seed(self, name: str) -> dict[int, float]:
+        """One of its numbers, for each seed that has it."""
+        return {one.seed: numbers[name] for one in self.members if name in (numbers := one.numbers())}
 
 
 def ranking(outcomes: Sequence[Outcome]) -> list[Rank]:
@@ -90,6 +95,7 @@ def _rank(label: str, group: Sequence[Outcome]) -> Rank:
         all(one.stopped for one in group),
         spreads,
         leaks,
+        tuple(group),
     )
 
 
@@ -103,9 +109,14 @@ def _method(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: {k: v for k, v in table.items() if k not in besides.get(name, ())} for name, table in config.items()}
 
 
+def flat_method(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes one method another, as `table.key`."""
+    return {f"{name}.{key}": value for name, table in _method(config).items() for key, value in table.items()}
+
+
 def _labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """The method of each configuration, and whatever else tells it from the others."""
-    flat = [{f"{t}.{k}": v for t, table in _method(c).items() for k, v in table.items()} for c in configs]
+    flat = [flat_method(config) for config in configs]
     names = [config["algorithm.name"] for config in flat]
     keys = dict.fromkeys(key for config in flat for key in config if key != "algorithm.name")
     labels = []

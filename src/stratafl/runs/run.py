@@ -2,6 +2,7 @@
 
     config.toml        the complete configuration
     environment.json   versions, device, commit, seed, checksums of data and model, and every resumption
+    holdings.json      how many samples of each class each client has
     rounds.jsonl       one line per round
     clients.jsonl      one line per evaluated client and round
     layers.jsonl       one line per layer and round
@@ -49,6 +50,7 @@ from stratafl.runs.files import (
     write_whole,
 )
 from stratafl.runs.follower import Verdict, collected, hand_out, trial_of
+from stratafl.runs.holdings import write_holdings
 from stratafl.summary import stop_reason
 
 log = logging.getLogger("stratafl")
@@ -93,6 +95,7 @@ class Run:
         with appearing(folder) as partial:
             write_whole(partial / CONFIG, tomli_w.dumps(tables).encode())
             write_json(partial / ENVIRONMENT, {**about, "resumed": [], "identity": identity})
+            write_holdings(partial, sim.workshop.federation)
         return cls(folder, experiment, sim, team)
 
     @classmethod

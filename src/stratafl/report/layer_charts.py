@@ -1,0 +1,228 @@
+"""The layer laboratory in pictures: what was seen in each layer, over rounds and over methods; bytes per layer."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from statistics import fmean
+from typing import Any
+
+from stratafl.report.charts import SCALE, Branches, Chart, Control, Figure, look, said, short, short_labels, thinned
+from stratafl.report.journals import Looks, Matrix
+from stratafl.report.study import Study
+
+LOOKED = 60  # rounds of a picture over rounds, at most
+CHOSEN = 20  # rounds that a slider has, at most
+CELLS = 300_000  # numbers of all matrices together
+NAMES = {
+    "conflicts": "conflicts: share of client pairs whose updates point apart",
+    "cka": "CKA: how alike clients' layers see the same samples",
+    "sent": "share of the layer that was sent",
+    "train.rate": "effective learning rate",
+    "cosine": "mean cosine of updates",
+    "update_norm": "norm of updates",
+    "mix.own": "weight of the client's own layer",
+    "personal": "kept personal (FedLAG)",
+    "conflicting_pairs": "conflicting pairs (FedLAG's count)",
+}
+SHARES = ("conflicts", "sent", "cka", "mix.own", "personal")  # from 0 to 1
+MATRICES = {"alpha": "α: how client i weighs client j", "psi": "Ψ of each group"}
+
+
+def layer_charts(study: Study) -> list[Chart]:
+    """All pictures that the runs have something for."""
+    made = (_rounds_chart(study), _methods_chart(study), _mixing_chart(study), _bytes_chart(study))
+    return [chart for chart in made if chart is not None]
+
+
+def _rounds_chart(study: Study) -> Chart | None:
+    """Layers × rounds of one run, as a heat map."""
+    shown = {NAMES.get(key, key): _of_runs(study, partial(_heat, key)) for key in _keys(study)}
+    tree = Branches({name: branches for name, branches in shown.items() if branches.of})
+    says = "What the laboratory saw in each layer, in the rounds in which it looked."
+    controls = (Control("show"), Control("method"), Control("seed", "switch"))
+    layers = max((len(record.looks.layers) for record in study.records.values()), default=0)
+    return Chart("layers", "Layers over rounds", says, tree, controls, height=_tall(layers)) if tree.of else None
+
+
+def _methods_chart(study: Study) -> Chart | None:
+    """One line per method over the layers, for each round that was looked at."""
+    labels = short_labels([rank.label for rank in study.ranks])
+    keys: dict[str, Any] = {}
+    for key in _keys(study):
+        numbers = sorted({t for record in study.records.values() for t in _rounds(record.looks, key)})
+        rounds = [numbers[i] for i in thinned(len(numbers), CHOSEN)]
+        found = {str(t): _lines(study, labels, key, t) for t in rounds}
+        keys[NAMES.get(key, key)] = Branches({t: figure for t, figure in found.items() if figure["data"]})
+    keys = {name: branches for name, branches in keys.items() if branches.of}
+    says = "Mean over seeds, layer by layer, from the model's input to its head; the slider chooses the round."
+    controls = (Control("show"), Control("round", "slider"))
+    return Chart("methods", "Methods over layers", says, Branches(keys), controls) if keys else None
+
+
+def _mixing_chart(study: Study) -> Chart | None:
+    """Mixing weights as matrices, for each round that was looked at."""
+    every = [record.looks for record in study.records.values()]
+    total = sum(len(m) * len(m[0]) for looks in every for _, _, seen in _matrices(looks) for m in seen.values())
+    most = max(1, min(CHOSEN, CHOSEN * CELLS // max(total, 1))) if total > CELLS else CHOSEN
+    tree = _of_runs(study, lambda looks: _weights(looks, most))
+    says = "With which weights each layer was mixed; the slider chooses the round."
+    controls = (Control("method"), Control("seed", "switch"), Control("layer"), Control("round", "slider"))
+    return Chart("mixing", "Mixing weights", says, tree, controls, height=520) if tree.of else None
+
+
+def _bytes_chart(study: Study) -> Chart | None:
+    """What each layer cost, up and down, in the whole run."""
+    labels = short_labels([rank.label for rank in study.ranks])
+    layers = _layers(study)
+    traces = []
+    for place, rank in enumerate(study.ranks):
+        spent = [record.looks.bytes for record in study.of(rank)]
+        means = {
+            layer: fmean(each[layer] for each in spent) for layer in layers if all(layer in each for each in spent)
+        }
+        if any(means.values()):
+            marker = {"color": look(place)["marker"]["color"], "pattern": _pattern(place)}
+            x, y = [short(value) for value in means.values()], [said(layer) for layer in means]
+            bar = {"type": "bar", "orientation": "h", "name": said(labels[place]), "x": x, "y": y, "marker": marker}
+            traces.append(bar | {"hovertemplate": "%{y}: %{x:.3s}B<extra>%{fullData.name}</extra>"})
+    if not traces:
+        return None
+    y_axis = {"type": "category", "autorange": "reversed", "automargin": True}
+    x_axis = {"title": {"text": "bytes up and down"}, "tickformat": "~s", "ticksuffix": "B"}
+    figure = {"data": traces, "layout": {"xaxis": x_axis, "yaxis": y_axis, "barmode": "group"}}
+    says = "Bytes up and down in the whole run, all clients; mean over seeds. What is missing sent nothing."
+    height = min(2400, 170 + len(layers) * (14 + 11 * len(traces)))
+    return Chart("bytes", "Bytes per layer", says, figure, height=height)
+
+
+def _pattern(place: int) -> dict[str, Any]:
+    return {"shape": _PATTERNS[place % len(_PATTERNS)], "fillmode": "overlay", "solidity": 0.25, "fgcolor": "#ffffff"}
+
+
+_PATTERNS = ("", "/", "x", "-", "\\", "+", ".", "|")
+
+
+def _of_runs(study: Study, make: Callable[[Looks], Any]) -> Branches:
+    """A tree over methods and seeds of what can be made of a run."""
+    labels = short_labels([rank.label for rank in study.ranks])
+    methods: dict[str, Any] = {}
+    for label, rank in zip(labels, study.ranks, strict=True):
+        seeds = {
+            str(record.outcome.seed): made for record in study.of(rank) if (made := make(record.looks)) is not None
+        }
+        if seeds:
+            methods[label] = Branches(seeds)
+    return Branches(methods)
+
+
+def _keys(study: Study) -> list[str]:
+    """What was seen anywhere, the best known first."""
+    seen = dict.fromkeys(key for record in study.records.values() for key in record.looks.numbers)
+    return [*(key for key in NAMES if key in seen), *(key for key in seen if key not in NAMES)]
+
+
+def _layers(study: Study) -> list[str]:
+    return list(dict.fromkeys(layer for record in study.records.values() for layer in record.looks.layers))
+
+
+def _rounds(looks: Looks, key: str) -> list[int]:
+    return sorted({number for seen in looks.numbers.get(key, {}).values() for number in seen})
+
+
+def _heat(key: str, looks: Looks) -> Figure | None:
+    if key not in looks.numbers:
+        return None
+    seen, numbers = looks.numbers[key], _rounds(looks, key)
+    rounds = [numbers[i] for i in thinned(len(numbers), LOOKED)]
+    layers = [layer for layer in looks.layers if layer in seen]
+    form = ".1%" if key in SHARES and key != "cka" else ".3g"
+    trace = {
+        "type": "heatmap",
+        "x": [str(number) for number in rounds],
+        "y": [said(layer) for layer in layers],
+        "z": [[short(seen[layer].get(number)) for number in rounds] for layer in layers],
+        "colorscale": SCALE,
+        "colorbar": {"thickness": 12, **({"tickformat": ".0%"} if form == ".1%" else {})},
+        "xgap": 1,
+        "ygap": 1,
+        "hovertemplate": f"%{{y}}, round %{{x}}: %{{z:{form}}}<extra></extra>",
+        **({"zmin": 0, "zmax": 1} if key in SHARES else {}),
+        **({"texttemplate": f"%{{z:{form}}}"} if len(rounds) * len(layers) <= 80 else {}),
+    }
+    axes = {"xaxis": {"title": {"text": "round"}, "type": "category"}}
+    return {
+        "data": [trace],
+        "layout": axes | {"yaxis": {"type": "category", "autorange": "reversed", "automargin": True}},
+    }
+
+
+def _lines(study: Study, labels: Sequence[str], key: str, number: int) -> Figure:
+    layers = [
+        layer for layer in _layers(study) if any(layer in r.looks.numbers.get(key, {}) for r in study.records.values())
+    ]
+    traces = []
+    for place, rank in enumerate(study.ranks):
+        means = {
+            layer: _mean([r.looks.numbers.get(key, {}).get(layer, {}).get(number) for r in study.of(rank)])
+            for layer in layers
+        }
+        if any(value is not None for value in means.values()):
+            x, y = [said(layer) for layer in means], [short(value) for value in means.values()]
+            traces.append(
+                {"type": "scatter", "mode": "lines+markers", "name": said(labels[place]), "x": x, "y": y} | look(place)
+            )
+    shares = {"range": [-0.03, 1.03]} if key in SHARES else {"rangemode": "tozero"}
+    order = {"type": "category", "categoryorder": "array", "categoryarray": [said(layer) for layer in layers]}
+    axes = {"xaxis": {"title": {"text": "layer"}, **order, "automargin": True}}
+    return {"data": traces, "layout": axes | {"yaxis": {"title": {"text": _brief(key)}, **shares}}}
+
+
+def _brief(key: str) -> str:
+    return {"cka": "CKA", "sent": "share sent", "train.rate": "rate", "update_norm": "norm"}.get(key, said(key))
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    there = [value for value in values if value is not None]
+    return fmean(there) if there and len(there) == len(values) else None
+
+
+def _matrices(looks: Looks) -> Iterator[tuple[str, str, Mapping[int, Matrix]]]:
+    for key, layers in looks.matrices.items():
+        for layer, seen in layers.items():
+            yield key, layer, seen
+
+
+def _weights(looks: Looks, most: int) -> Branches | None:
+    """For each layer and round a matrix, in the same colours for all rounds."""
+    found: dict[str, Any] = {}
+    for key, layer, seen in _matrices(looks):
+        rounds = [sorted(seen)[i] for i in thinned(len(seen), most)] if most > 1 else sorted(seen)[-1:]
+        ends = _ends([x for t in rounds for row in seen[t] for x in row if x is not None])
+        name = layer if len(looks.matrices) == 1 else f"{layer}, {key}"
+        found[name] = Branches({str(t): _matrix(seen[t], key, ends) for t in rounds})
+    return Branches(found) if found else None
+
+
+def _ends(values: Sequence[float]) -> tuple[float, float]:
+    return (min(values), max(values)) if values else (0.0, 1.0)
+
+
+def _matrix(matrix: Matrix, key: str, ends: tuple[float, float]) -> Figure:
+    trace = {
+        "type": "heatmap",
+        "z": matrix,
+        "colorscale": SCALE,
+        "zmin": ends[0],
+        "zmax": ends[1],
+        "colorbar": {"thickness": 12},
+        "hovertemplate": "row %{y}, column %{x}: %{z:.3g}<extra></extra>",
+    }
+    down = {"autorange": "reversed", "dtick": max(1, len(matrix) // 10), "constrain": "domain"}
+    square = {"scaleanchor": "x"} if len(matrix) == len(matrix[0]) else {}
+    titles = ("client j", "client i") if square else ("group", "")
+    x = {"title": {"text": titles[0]}, "constrain": "domain", "dtick": max(1, len(matrix[0]) // 10)}
+    y = {"title": {"text": titles[1]}, **down, **square}
+    return {"data": [trace], "layout": {"xaxis": x, "yaxis": y, "title": {"text": MATRICES.get(key, said(key))}}}
+
+
+def _tall(layers: int) -> int:
+    return min(1600, 170 + 26 * max(layers, 4))
