@@ -53,8 +53,7 @@ def looks(path: Path) -> Looks:
 
 
 def _matrix(value: list[Any]) -> Matrix:
-    rows = value if value and isinstance(value[0], list) else [value]
-    return [[round(x, 4) if isinstance(x, int | float) else None for x in row] for row in rows]
+    return value if value and isinstance(value[0], list) else [value]
 
 
 def _texts(path: Path) -> Iterator[str]:

@@ -209,7 +209,7 @@ def _ends(values: Sequence[float]) -> tuple[float, float]:
 def _matrix(matrix: Matrix, key: str, ends: tuple[float, float]) -> Figure:
     trace = {
         "type": "heatmap",
-        "z": matrix,
+        "z": [[short(value) for value in row] for row in matrix],
         "colorscale": SCALE,
         "zmin": ends[0],
         "zmax": ends[1],

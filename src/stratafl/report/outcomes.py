@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,10 @@ class Outcome:
 
     def numbers(self) -> dict[str, float]:
         """All that is reported of a run; shares from 0 to 1, bytes and seconds up to its last round."""
+        return dict(self._numbers)
+
+    @cached_property
+    def _numbers(self) -> dict[str, float]:
         chosen, total = selected(self.lines), cost(self.lines, self.lines[-1])
         numbers = {
             "received": _metric(chosen, "test.received"),

@@ -39,7 +39,7 @@ def _part(part: Part, title: str) -> str:
     )
     return (
         f"<figure>{heading}<figcaption>{escape(part.says)}</figcaption>"
-        f'<div class="controls" id="controls-{part.name}" role="group" aria-label="Choices: {escape(part.title)}"></div>'
+        f'<div class="controls" id="controls-{part.name}" role="group" aria-label="{escape(part.title)}"></div>'
         f'<div class="chart" id="chart-{part.name}" role="img" aria-label="{escape(f"{part.title}. {part.says}")}" '
         f'style="min-height:{part.height}px"></div><div class="downloads">{buttons}</div></figure>'
     )
