@@ -195,11 +195,12 @@ def test_what_was_run_in_words(tmp_path):
 
 def test_labels_in_charts_are_short_and_all_different():
     long = "own.package.module:method train.lr=0.1 model.hidden=[10]"
-    assert short_labels(["fedper", "my.own:thing", long, long]) == [
+    assert short_labels(["fedper", "my.own:thing", f"{long} †", long, long]) == [
         "fedper",
         "thing",
+        "method train.lr=0.1 model… †",
         "method train.lr=0.1 model…",
-        "method train.lr=0.1 model… #4",
+        "method train.lr=0.1 model… #5",
     ]
 
 

@@ -61,9 +61,12 @@ def test_a_winner_is_named_only_beyond_noise(tmp_path):
     clear = summary(runs(tmp_path / "clear", fedavg=(0.5, 0.52, 0.51), local=(0.8, 0.83, 0.8)))
     assert clear.startswith("local comes first with 81.0 % test accuracy (mean of 3 seeds, 95 % interval ")
     assert "fedavg follows at a distance of 30.0 points, which is beyond the noise between seeds" in clear
+    assert "no winner" not in clear
     noisy = summary(runs(tmp_path / "noisy", fedavg=(0.5, 0.9, 0.7), local=(0.8, 0.6, 0.76)))
     assert "within the noise between seeds" in noisy
     assert "no winner can be named" in noisy
+    three = runs(tmp_path / "three", fedavg=(0.1, 0.12, 0.11), local=(0.8, 0.6, 0.76), fedper=(0.81, 0.75, 0.7))
+    assert "Within noise of the first: local. Behind it beyond noise: fedavg. So no winner" in summary(three)
 
 
 def test_one_seed_says_nothing_about_noise(tmp_path):

@@ -114,8 +114,8 @@ def test_verdicts_have_signs_words_and_colours(tmp_path):
     assert [verdict.words for verdict in verdicts([folder])] == ["✓ holds", "✗ does not hold", "– not run"]
     text = page(gather([folder]))  # without any run
     assert "There are verdicts, but no runs." in text
-    assert "1 claims hold, 1 do not, 1 were not run" in text
-    assert [text.count(f'class="left left {look}"') for look in ("holds", "fails", "unrun")] == [1, 1, 1]
+    assert "Claims that hold: 1; that do not: 1; that were not run: 1" in text
+    assert [text.count(f'class="left {look}"') for look in ("holds", "fails", "unrun")] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(

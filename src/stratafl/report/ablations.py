@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from stratafl.report.formats import difference, limits, spread
 from stratafl.report.intervals import interval
 from stratafl.report.overview import behind
-from stratafl.report.ranking import Rank, flat_method
+from stratafl.report.ranking import MARK, Rank, flat_method
 from stratafl.report.study import Study
 from stratafl.report.tables import Cell, Table, text
 
@@ -39,11 +39,12 @@ def _table(number: int, name: str, group: Sequence[Rank], keys: Sequence[str], s
     def row(rank: Rank) -> tuple[Cell, ...]:
         config, numbers = flat_method(rank.members[0].config), rank.numbers.get("deployed")
         against = behind(group[0], rank) if rank is not group[0] else None
+        mark = f" {MARK}" if rank.leaks else ""
         values = list(rank.by_seed("deployed").values())
         return (
             *(text(config.get(key, "–")) for key in keys),
             text(len(rank.seeds)),
-            Cell(spread(numbers, study.regression), numbers.mean if numbers else None, "strong"),
+            Cell(f"{spread(numbers, study.regression)}{mark}", numbers.mean if numbers else None, "strong"),
             Cell(limits(interval(values), study.regression)),
             Cell(
                 "best" if rank is group[0] else difference(against, study.regression), against.mean if against else None

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal, Union
 
+from stratafl.report.ranking import MARK
+
 Figure = dict[str, Any]  # {"data": […], "layout": {…}}
 Tree = Union[Figure, "Branches"]
 DIGITS = 5  # that a number in a figure has
@@ -88,9 +90,10 @@ def short_labels(labels: Sequence[str]) -> list[str]:
     """Labels for charts, all different: without the package of a method of one's own, and cut where they are long."""
     made: list[str] = []
     for label in labels:
-        words = label.split(" ")
+        marked = f" {MARK}" if label.endswith(MARK) else ""
+        words = label.removesuffix(marked).split(" ")
         name = " ".join([words[0].rpartition(":")[2] or words[0], *words[1:]])
-        brief = name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
+        brief = (name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…") + marked
         made.append(brief if brief not in made else f"{brief} #{len(made) + 1}")
     return made
 

@@ -114,7 +114,7 @@ def runs_table(study: Study) -> Table:
             value = numbers.get("deployed")
             scored = Cell(score(value, study.regression), value)
             cells = [text(one.folder), text(rank.label), text(one.seed), Cell(rounds, one.rounds)]
-            cells += [text(int(numbers["selected_round"])), scored, text(env.get("started") or NOTHING)]
+            cells += [text(int(numbers["selected_round"])), scored, text(_minute(env.get("started")))]
             rows.append((*cells, text(env.get("device") or NOTHING), text(str(env.get("commit") or NOTHING)[:10])))
     return Table("runs", "All runs", head, tuple(rows), left=2)
 
@@ -131,8 +131,10 @@ def _selection(study: Study) -> str:
     return f"at the round with the best validation {study.metric}" if validated else "at the last round"
 
 
-def _each(values: Iterable[str]) -> str:
-    return "; ".join(dict.fromkeys(filter(None, values)))
+def _each(values: Iterable[str], most: int = 4) -> str:
+    """What is said of the runs, each once; no more than a reader would read."""
+    said = list(dict.fromkeys(filter(None, values)))
+    return "; ".join(said[:most]) + (f"; and {len(said) - most} more" if len(said) > most else "")
 
 
 def _data(one: Outcome) -> str:
@@ -170,6 +172,10 @@ def _command(env: Any) -> str:
     return " ".join(["strata", *map(str, words[1:])]) if isinstance(words, list) and len(words) > 1 else ""
 
 
+def _minute(time: Any) -> str:
+    return str(time)[:16].replace("T", " ") if time else NOTHING
+
+
 def _span(times: Sequence[str]) -> str:
-    shown = [time[:16].replace("T", " ") for time in (min(times), max(times))] if times else []
+    shown = [_minute(time) for time in (min(times), max(times))] if times else []
     return f"{' to '.join(dict.fromkeys(shown))} UTC" if shown else ""

@@ -123,6 +123,7 @@ def _labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     for i, config in enumerate(flat):
         rivals = [other for j, other in enumerate(flat) if j != i and names[j] == names[i]]
         own = [key for key in keys if any(other.get(key) != config.get(key) for other in rivals)]
+        own.sort(key=lambda key: not key.startswith("algorithm."))  # its own options first
         told = " ".join(f"{key.removeprefix('algorithm.')}={config[key]}" for key in own if key in config)
         labels.append(f"{names[i]} {told}".strip())
     return labels

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-UNFOLDED = 30  # rows up to which a table is open
+UNFOLDED = 18  # rows up to which a table is open
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # with which a spreadsheet takes a text for a formula
 
 

@@ -46,17 +46,19 @@ def verdict_table(told: Sequence[Verdict]) -> Table | None:
             text(verdict.table),
             text(verdict.claim),
             text(verdict.predicate),
-            text(verdict.words, f"left {looks[verdict.holds]}"),
+            text(verdict.words, looks[verdict.holds]),
             text(verdict.paper_value),
             text(verdict.measured),
-            text(verdict.reason, "left"),
+            text(verdict.reason),
         )
         for verdict in told
     )
     counts = {word: sum(verdict.holds is value for verdict in told) for value, word in looks.items()}
-    caption = f"{counts['holds']} claims hold, {counts['fails']} do not, {counts['unrun']} were not run"
+    caption = (
+        f"Claims that hold: {counts['holds']}; that do not: {counts['fails']}; that were not run: {counts['unrun']}"
+    )
     head = ("paper", "table", "claim", "predicate", "verdict", "paper's value", "measured", "reason")
-    return Table("verdicts", caption, head, rows, left=5) if rows else None
+    return Table("verdicts", caption, head, rows, left=len(head)) if rows else None
 
 
 def _read(path: Path) -> list[Verdict]:

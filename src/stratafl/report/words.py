@@ -36,13 +36,15 @@ def _others(first: Rank, others: Sequence[Rank], study: Study) -> list[str]:
         return []
     found = [(rank, behind(first, rank)) for rank in others]
     said = [_next(found[0][0], found[0][1], first, study)]
-    near = [rank.label for rank, gap in found[1:] if gap is not None and not gap.beyond_noise]
-    far = [rank.label for rank, gap in found[1:] if gap is not None and gap.beyond_noise]
+    near = [rank.label for rank, gap in found if gap is not None and not gap.beyond_noise]
+    far = [rank.label for rank, gap in found if gap is not None and gap.beyond_noise]
+    if len(others) > 1 and near:
+        said.append(f"Within noise of the first: {listed(near)}.")
+    if len(others) > 1 and far:
+        said.append(f"Behind it beyond noise: {listed(far)}.")
     if near:
-        said.append(f"Nor can {listed(near)} be told from the first.")
-    if far:
-        said.append(f"Beyond noise behind the first: {listed(far)}.")
-    if any(gap is not None for _, gap in found) and len(first.seeds) < FEW:
+        said.append("So no winner can be named.")
+    if (near or far) and len(first.seeds) < FEW:
         said.append(f"With {len(first.seeds)} seeds such intervals are wide: more seeds would tell more.")
     return said
 
@@ -59,7 +61,7 @@ def _next(rank: Rank, gap: Interval | None, first: Rank, study: Study) -> str:
     interval_ = f"95 % interval {low} to {high}, paired by seed"
     if gap.beyond_noise:
         return f"{follows}, which is beyond the noise between seeds ({interval_})."
-    return f"{follows}, which is within the noise between seeds ({interval_}): no winner can be named."
+    return f"{follows}, which is within the noise between seeds ({interval_})."
 
 
 def cautions(study: Study) -> list[str]:
@@ -96,7 +98,9 @@ def _unlike(study: Study) -> list[str]:
     flat = [flat_method(rank.members[0].config) for rank in study.ranks]
     keys = dict.fromkeys(key for config in flat for key in config if not key.startswith(OWN))
     unlike = [key for key in keys if len({repr(config.get(key)) for config in flat}) > 1]
-    said = [f"The runs differ in {listed(unlike)}: a row of the ranking is not only a method."] if unlike else []
+    said = (
+        [f"The runs differ in {listed(unlike)}: rows of the ranking differ in more than the method."] if unlike else []
+    )
     seeds = {tuple(sorted(rank.seeds)) for rank in study.ranks}
     said += ["The methods were not all run with the same seeds."] if len(seeds) > 1 else []
     for key, what in (("device_name", "devices"), ("torch", "versions of torch"), ("commit", "commits of stratafl")):

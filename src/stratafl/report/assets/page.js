@@ -27,9 +27,10 @@
 
   // --- charts
 
-  function themed(layout, height, width) {
+  function themed(layout, given, width, named) {
     const colour = colours();
     const narrow = innerWidth < NARROW;
+    const height = given + (narrow && layout.showlegend !== false ? 14 * named : 0); // the legend is below
     const square = layout.yaxis && layout.yaxis.scaleanchor;
     const axis = given => ({
       automargin: true, gridcolor: colour("line"), linecolor: colour("line"), zerolinecolor: colour("line"), ...given,
@@ -91,10 +92,15 @@
 
     draw() {
       if (!window.Plotly) return;
-      const layout = themed(this.figure.layout, this.given.height, this.place.clientWidth);
+      const layout = themed(this.figure.layout, this.given.height, this.place.clientWidth, this.named());
       this.place.style.minHeight = `${layout.height}px`;
       const traces = this.figure.data.map(trace => ({ ...trace }));
       Plotly.react(this.place, traces, layout, { displayModeBar: false, responsive: true });
+    }
+
+    named() {
+      const traces = this.figure.data.filter(trace => trace.showlegend !== false && trace.name);
+      return traces.length > 1 ? traces.length : 0;
     }
 
     name() {
