@@ -27,6 +27,7 @@ Model = Annotated[str | None, typer.Option("--model", "-m", metavar="NAME", help
 Data = Annotated[str | None, typer.Option("--data", "-d", metavar="NAME", help="Of the list, or FILE.npz.")]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Processes that share the runs.")]
 Look = Annotated[int | None, typer.Option("--lab", metavar="N", help="Look at every layer each N rounds.")]
+Log = Annotated[str | None, typer.Option("--log", metavar="NAMES", help="tensorboard, mlflow, wandb.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs instead of people.")]
 
 
@@ -36,6 +37,11 @@ def _shortcuts(**values: object) -> list[str]:
     keys |= {"precision": "run.precision", "memory": "run.memory", "lab": "evaluate.lab"}
     keys |= {"model": "model.name", "data": "data.name", "algorithm": "algorithm.name"}
     return [f"{keys[name]}={value}" for name, value in values.items() if value is not None]
+
+
+def _logged(names: str | None) -> list[str]:
+    """The setting that `--log` is short for."""
+    return [] if names is None else [f"log.to={[name.strip() for name in names.split(',') if name.strip()]}"]
 
 
 @app.command("list", epilog="Example: [bold]strata list --json[/]")
@@ -63,13 +69,14 @@ def run(
     precision: Precision = None,
     memory: Memory = None,
     lab: Look = None,
+    log: Log = None,
 ) -> int:
     """Run one method, in a directory that can be resumed and read."""
     from stratafl.cli import running
 
     short = _shortcuts(model=model, data=data, rounds=rounds, seed=seed, device=device, engine=engine, lab=lab)
     short += _shortcuts(algorithm=algorithm, precision=precision, memory=memory)
-    return running.start(config, [*short, *(settings or [])], out)
+    return running.start(config, [*short, *_logged(log), *(settings or [])], out)
 
 
 @app.command(epilog="Example: [bold]strata compare --algorithms fedavg,fedper,local --seeds 3 --rounds 20[/]")
@@ -93,6 +100,7 @@ def compare(
     precision: Precision = None,
     memory: Memory = None,
     lab: Look = None,
+    log: Log = None,
     jobs: Jobs = 1,
 ) -> int:
     """Run several methods and seeds on the same data, and rank them."""
@@ -101,7 +109,7 @@ def compare(
     short = _shortcuts(model=model, data=data, rounds=rounds, seed=seed, device=device, engine=engine, lab=lab)
     short += _shortcuts(precision=precision, memory=memory)
     methods = [name.strip() for name in algorithms.split(",") if name.strip()]
-    return running.compare(config, [*short, *(settings or [])], methods, seeds, out, jobs)
+    return running.compare(config, [*short, *_logged(log), *(settings or [])], methods, seeds, out, jobs)
 
 
 @app.command(epilog="Example: [bold]strata resume runs/first[/]")
