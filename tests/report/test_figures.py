@@ -7,7 +7,7 @@ import pytest
 from written_runs import EVIL, client_line, layer_line, write_run, write_study
 
 from stratafl.errors import RunError
-from stratafl.report import gather
+from stratafl.report import gather, mixing
 from stratafl.report.ablations import ablation_tables
 from stratafl.report.charts import Branches, figures, short_labels, thinned
 from stratafl.report.curves import curve, curves_chart
@@ -111,6 +111,23 @@ def test_mixing_weights_have_a_matrix_for_each_round_that_was_looked_at(tmp_path
     assert rounds["4"]["data"][0]["z"] == [[0.54, 0.04, 0.04], [0.04, 0.54, 0.04], [0.04, 0.04, 0.54]]
     ends = {(figure["data"][0]["zmin"], figure["data"][0]["zmax"]) for figure in rounds.values()}
     assert ends == {(0.01, 0.54)}  # colours mean the same in all rounds
+
+
+ONE = 2 * 40 * 40  # the numbers of a round with two layers and 40 clients
+
+
+@pytest.mark.parametrize(
+    ("cells", "rounds", "side"), [(10 * ONE, 10, 40), (6 * ONE, 6, 40), (ONE, 1, 40), (ONE - 1, 1, 30)]
+)
+def test_matrices_keep_to_a_budget(tmp_path, monkeypatch, cells, rounds, side):
+    write_run(tmp_path / "0", [0.5] * 10, name="pfedla", lab=1, mixing=40, layers=("a", "b"))
+    monkeypatch.setattr(mixing, "CELLS", cells)
+    chart = mixing.mixing_chart(gather([tmp_path]))
+    leaves = [figure["data"][0]["z"] for figure in figures(chart.tree)]
+    assert len(leaves) == 2 * rounds
+    assert {(len(z), len(z[0])) for z in leaves} == {(side, side)}
+    assert list(chart.tree.of["pfedla"].of["0"].of["a"].of)[-1] == "10"
+    assert ("30 are shown" in chart.says) == (side == 30)
 
 
 def test_heat_maps_are_layers_by_rounds(tmp_path):

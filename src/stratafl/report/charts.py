@@ -104,7 +104,9 @@ def short(value: float | None) -> float | None:
 
 
 def thinned(count: int, most: int) -> list[int]:
-    """So many places of a sequence, evenly, the first and the last among them."""
+    """So many places of a sequence, evenly, the first and the last among them; of one, the last."""
     if count <= most:
         return list(range(count))
+    if most == 1:
+        return [count - 1]
     return sorted({round(i * (count - 1) / (most - 1)) for i in range(most)})

@@ -1,17 +1,18 @@
 """The layer laboratory in pictures: what was seen in each layer, over rounds and over methods; bytes per layer."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from statistics import fmean
 from typing import Any
 
 from stratafl.report.charts import SCALE, Branches, Chart, Control, Figure, look, said, short, short_labels, thinned
-from stratafl.report.journals import Looks, Matrix
+from stratafl.report.choices import of_runs
+from stratafl.report.journals import Looks
+from stratafl.report.mixing import mixing_chart
 from stratafl.report.study import Study
 
 LOOKED = 60  # rounds of a picture over rounds, at most
 CHOSEN = 20  # rounds that a slider has, at most
-CELLS = 300_000  # numbers of all matrices together
 NAMES = {
     "conflicts": "conflicts: share of client pairs whose updates point apart",
     "cka": "CKA: how alike clients' layers see the same samples",
@@ -24,18 +25,17 @@ NAMES = {
     "conflicting_pairs": "conflicting pairs (FedLAG's count)",
 }
 SHARES = ("conflicts", "sent", "cka", "mix.own", "personal")  # from 0 to 1
-MATRICES = {"alpha": "α: how client i weighs client j", "psi": "Ψ of each group"}
 
 
 def layer_charts(study: Study) -> list[Chart]:
     """All pictures that the runs have something for."""
-    made = (_rounds_chart(study), _methods_chart(study), _mixing_chart(study), _bytes_chart(study))
+    made = (_rounds_chart(study), _methods_chart(study), mixing_chart(study), _bytes_chart(study))
     return [chart for chart in made if chart is not None]
 
 
 def _rounds_chart(study: Study) -> Chart | None:
     """Layers × rounds of one run, as a heat map."""
-    shown = {NAMES.get(key, key): _of_runs(study, partial(_heat, key)) for key in _keys(study)}
+    shown = {NAMES.get(key, key): of_runs(study, partial(_heat, key)) for key in _keys(study)}
     tree = Branches({name: branches for name, branches in shown.items() if branches.of})
     says = "What the laboratory saw in each layer, in the rounds in which it looked."
     controls = (Control("show"), Control("method"), Control("seed", "switch"))
@@ -56,17 +56,6 @@ def _methods_chart(study: Study) -> Chart | None:
     says = "Mean over seeds, layer by layer, from the model's input to its head; the slider chooses the round."
     controls = (Control("show"), Control("round", "slider"))
     return Chart("methods", "Methods over layers", says, Branches(keys), controls) if keys else None
-
-
-def _mixing_chart(study: Study) -> Chart | None:
-    """Mixing weights as matrices, for each round that was looked at."""
-    every = [record.looks for record in study.records.values()]
-    total = sum(len(m) * len(m[0]) for looks in every for _, _, seen in _matrices(looks) for m in seen.values())
-    most = max(1, min(CHOSEN, CHOSEN * CELLS // max(total, 1))) if total > CELLS else CHOSEN
-    tree = _of_runs(study, lambda looks: _weights(looks, most))
-    says = "With which weights each layer was mixed; the slider chooses the round."
-    controls = (Control("method"), Control("seed", "switch"), Control("layer"), Control("round", "slider"))
-    return Chart("mixing", "Mixing weights", says, tree, controls, height=520) if tree.of else None
 
 
 def _bytes_chart(study: Study) -> Chart | None:
@@ -99,19 +88,6 @@ def _pattern(place: int) -> dict[str, Any]:
 
 
 _PATTERNS = ("", "/", "x", "-", "\\", "+", ".", "|")
-
-
-def _of_runs(study: Study, make: Callable[[Looks], Any]) -> Branches:
-    """A tree over methods and seeds of what can be made of a run."""
-    labels = short_labels([rank.label for rank in study.ranks])
-    methods: dict[str, Any] = {}
-    for label, rank in zip(labels, study.ranks, strict=True):
-        seeds = {
-            str(record.outcome.seed): made for record in study.of(rank) if (made := make(record.looks)) is not None
-        }
-        if seeds:
-            methods[label] = Branches(seeds)
-    return Branches(methods)
 
 
 def _keys(study: Study) -> list[str]:
@@ -183,45 +159,6 @@ def _brief(key: str) -> str:
 def _mean(values: Sequence[float | None]) -> float | None:
     there = [value for value in values if value is not None]
     return fmean(there) if there and len(there) == len(values) else None
-
-
-def _matrices(looks: Looks) -> Iterator[tuple[str, str, Mapping[int, Matrix]]]:
-    for key, layers in looks.matrices.items():
-        for layer, seen in layers.items():
-            yield key, layer, seen
-
-
-def _weights(looks: Looks, most: int) -> Branches | None:
-    """For each layer and round a matrix, in the same colours for all rounds."""
-    found: dict[str, Any] = {}
-    for key, layer, seen in _matrices(looks):
-        rounds = [sorted(seen)[i] for i in thinned(len(seen), most)] if most > 1 else sorted(seen)[-1:]
-        ends = _ends([x for t in rounds for row in seen[t] for x in row if x is not None])
-        name = layer if len(looks.matrices) == 1 else f"{layer}, {key}"
-        found[name] = Branches({str(t): _matrix(seen[t], key, ends) for t in rounds})
-    return Branches(found) if found else None
-
-
-def _ends(values: Sequence[float]) -> tuple[float, float]:
-    return (min(values), max(values)) if values else (0.0, 1.0)
-
-
-def _matrix(matrix: Matrix, key: str, ends: tuple[float, float]) -> Figure:
-    trace = {
-        "type": "heatmap",
-        "z": [[short(value) for value in row] for row in matrix],
-        "colorscale": SCALE,
-        "zmin": ends[0],
-        "zmax": ends[1],
-        "colorbar": {"thickness": 12},
-        "hovertemplate": "row %{y}, column %{x}: %{z:.3g}<extra></extra>",
-    }
-    down = {"autorange": "reversed", "dtick": max(1, len(matrix) // 10), "constrain": "domain"}
-    square = {"scaleanchor": "x"} if len(matrix) == len(matrix[0]) else {}
-    titles = ("client j", "client i") if square else ("group", "")
-    x = {"title": {"text": titles[0]}, "constrain": "domain", "dtick": max(1, len(matrix[0]) // 10)}
-    y = {"title": {"text": titles[1]}, **down, **square}
-    return {"data": [trace], "layout": {"xaxis": x, "yaxis": y, "title": {"text": MATRICES.get(key, said(key))}}}
 
 
 def _tall(layers: int) -> int:
