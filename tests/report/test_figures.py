@@ -30,8 +30,8 @@ def test_plotly_takes_every_figure(tmp_path):
 
 
 def test_a_curve_is_the_mean_over_seeds_at_mean_costs(tmp_path):
-    write_run(tmp_path / "0", [0.25, 0.5], seed=0)
-    write_run(tmp_path / "1", [0.75, 0.5, 0.9], seed=1, asked=2)
+    write_run(tmp_path / "0", [0.75, 0.5, 0.9], seed=0, asked=2)
+    write_run(tmp_path / "1", [0.25, 0.5], seed=1)
     (rank,) = gather([tmp_path]).ranks
     first, second = curve(rank, "test.deployed.accuracy")  # the third round has one seed only
     assert (first.mean, first.std) == (0.5, pytest.approx(0.125**0.5))
