@@ -145,6 +145,20 @@ def test_without_the_laboratory_there_are_bytes_alone(tmp_path):
     assert (chart.name, chart.tree["data"][0]["x"]) == ("bytes", [110, 110])
 
 
+def test_bytes_of_many_layers_are_a_heat_map(tmp_path):
+    for name in ("fedper", "local"):
+        write_run(tmp_path / name, [0.5] * 2, name=name, layers=tuple(f"l{i}" for i in range(41)))
+    (chart,) = layer_charts(gather([tmp_path]))
+    (trace,) = chart.tree["data"]
+    assert (trace["type"], len(trace["z"]), trace["z"][0], trace["text"][0]) == (
+        "heatmap",
+        41,
+        [110, 110],
+        ["110 B"] * 2,
+    )
+    go.Figure(chart.tree)
+
+
 def test_who_holds_what_is_a_bubble_for_each_count(tmp_path):
     held = {"classes": 2, "clients": 2, "counts": {"train": [[3, 0], [1, 5]], "test": [[1, 0], [0, 1]]}}
     write_run(tmp_path / "0", [0.5], holdings=held)

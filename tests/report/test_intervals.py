@@ -1,9 +1,10 @@
 """Intervals against values from tables, and the words that are made of them."""
 
+import json
 from math import sqrt
 
 import pytest
-from written_runs import write_run
+from written_runs import round_line, write_run
 
 from stratafl.report import gather
 from stratafl.report.formats import difference, duration, limits, score, size, spread
@@ -62,11 +63,27 @@ def test_a_winner_is_named_only_beyond_noise(tmp_path):
     assert clear.startswith("local comes first with 81.0 % test accuracy (mean of 3 seeds, 95 % interval ")
     assert "fedavg follows at a distance of 30.0 points, which is beyond the noise between seeds" in clear
     assert "no winner" not in clear
+    all_three = runs(tmp_path / "all", fedavg=(0.5, 0.52, 0.51), fedper=(0.6, 0.62, 0.62), local=(0.8, 0.83, 0.8))
+    assert "paired by seed). So are the distances of all others. With 3 seeds" in summary(all_three)
     noisy = summary(runs(tmp_path / "noisy", fedavg=(0.5, 0.9, 0.7), local=(0.8, 0.6, 0.76)))
     assert "within the noise between seeds" in noisy
     assert "no winner can be named" in noisy
     three = runs(tmp_path / "three", fedavg=(0.1, 0.12, 0.11), local=(0.8, 0.6, 0.76), fedper=(0.81, 0.75, 0.7))
     assert "Within noise of the first: local. Behind it beyond noise: fedavg. So no winner" in summary(three)
+
+
+def test_of_losses_the_lower_is_better(tmp_path):
+    for name, losses in (("fedavg", (2.0, 2.1)), ("local", (1.0, 1.0))):
+        for seed, loss in enumerate(losses):
+            folder = write_run(tmp_path / f"{name}{seed}", [2 - loss], name=name, seed=seed)
+            line = {key: value for key, value in round_line(1, 0.0, loss).items() if not key.endswith("accuracy")}
+            (folder / "rounds.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
+    said = summary(gather([tmp_path]))
+    assert said.startswith("local comes first with a test loss of 1 (mean of 2 seeds, 95 % interval 1 to 1).")
+    assert (
+        "fedavg follows at a distance of 1.05, which is beyond the noise between seeds (95 % interval 0.41 to 1.7"
+        in said
+    )
 
 
 def test_one_seed_says_nothing_about_noise(tmp_path):

@@ -1,4 +1,4 @@
-"""Choices that several charts offer."""
+"""What several charts choose from: methods and seeds, layers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,3 +19,8 @@ def of_runs(study: Study, make: Callable[[Looks], Any]) -> Branches:
         if seeds:
             methods[label] = Branches(seeds)
     return Branches(methods)
+
+
+def layers_of(study: Study) -> list[str]:
+    """The layers of all runs, in the order of their models."""
+    return list(dict.fromkeys(layer for record in study.records.values() for layer in record.looks.layers))

@@ -5,13 +5,15 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
+from stratafl.report.bytes_chart import bytes_chart
 from stratafl.report.charts import SCALE, Branches, Chart, Control, Figure, look, said, short, short_labels, thinned
-from stratafl.report.choices import of_runs
+from stratafl.report.choices import layers_of, of_runs
 from stratafl.report.journals import Looks
 from stratafl.report.mixing import mixing_chart
 from stratafl.report.study import Study
 
 LOOKED = 60  # rounds of a picture over rounds, at most
+UPRIGHT = 8  # layers up to which their names fit beside each other
 CHOSEN = 20  # rounds that a slider has, at most
 NAMES = {
     "conflicts": "conflicts: share of client pairs whose updates point apart",
@@ -29,7 +31,7 @@ SHARES = ("conflicts", "sent", "cka", "mix.own", "personal")  # from 0 to 1
 
 def layer_charts(study: Study) -> list[Chart]:
     """All pictures that the runs have something for."""
-    made = (_rounds_chart(study), _methods_chart(study), mixing_chart(study), _bytes_chart(study))
+    made = (_rounds_chart(study), _methods_chart(study), mixing_chart(study), bytes_chart(study))
     return [chart for chart in made if chart is not None]
 
 
@@ -55,49 +57,15 @@ def _methods_chart(study: Study) -> Chart | None:
     keys = {name: branches for name, branches in keys.items() if branches.of}
     says = "Mean over seeds, layer by layer, from the model's input to its head; the slider chooses the round."
     controls = (Control("show"), Control("round", "slider"))
-    return Chart("methods", "Methods over layers", says, Branches(keys), controls) if keys else None
-
-
-def _bytes_chart(study: Study) -> Chart | None:
-    """What each layer cost, up and down, in the whole run."""
-    labels = short_labels([rank.label for rank in study.ranks])
-    layers = _layers(study)
-    traces = []
-    for place, rank in enumerate(study.ranks):
-        spent = [record.looks.bytes for record in study.of(rank)]
-        means = {
-            layer: fmean(each[layer] for each in spent) for layer in layers if all(layer in each for each in spent)
-        }
-        if any(means.values()):
-            marker = {"color": look(place)["marker"]["color"], "pattern": _pattern(place)}
-            x, y = [short(value) for value in means.values()], [said(layer) for layer in means]
-            bar = {"type": "bar", "orientation": "h", "name": said(labels[place]), "x": x, "y": y, "marker": marker}
-            traces.append(bar | {"hovertemplate": "%{y}: %{x:.3s}B<extra>%{fullData.name}</extra>"})
-    if not traces:
-        return None
-    y_axis = {"type": "category", "autorange": "reversed", "automargin": True}
-    x_axis = {"title": {"text": "bytes up and down"}, "tickformat": "~s", "ticksuffix": "B"}
-    figure = {"data": traces, "layout": {"xaxis": x_axis, "yaxis": y_axis, "barmode": "group"}}
-    says = "Bytes up and down in the whole run, all clients; mean over seeds. What is missing sent nothing."
-    height = min(2400, 170 + len(layers) * (14 + 11 * len(traces)))
-    return Chart("bytes", "Bytes per layer", says, figure, height=height)
-
-
-def _pattern(place: int) -> dict[str, Any]:
-    return {"shape": _PATTERNS[place % len(_PATTERNS)], "fillmode": "overlay", "solidity": 0.25, "fgcolor": "#ffffff"}
-
-
-_PATTERNS = ("", "/", "x", "-", "\\", "+", ".", "|")
+    longest = max(map(len, layers_of(study)), default=0)
+    height = 420 if len(layers_of(study)) <= UPRIGHT else 420 + 7 * longest  # names stand on their side then
+    return Chart("methods", "Methods over layers", says, Branches(keys), controls, height) if keys else None
 
 
 def _keys(study: Study) -> list[str]:
     """What was seen anywhere, the best known first."""
     seen = dict.fromkeys(key for record in study.records.values() for key in record.looks.numbers)
     return [*(key for key in NAMES if key in seen), *(key for key in seen if key not in NAMES)]
-
-
-def _layers(study: Study) -> list[str]:
-    return list(dict.fromkeys(layer for record in study.records.values() for layer in record.looks.layers))
 
 
 def _rounds(looks: Looks, key: str) -> list[int]:
@@ -133,7 +101,9 @@ def _heat(key: str, looks: Looks) -> Figure | None:
 
 def _lines(study: Study, labels: Sequence[str], key: str, number: int) -> Figure:
     layers = [
-        layer for layer in _layers(study) if any(layer in r.looks.numbers.get(key, {}) for r in study.records.values())
+        layer
+        for layer in layers_of(study)
+        if any(layer in r.looks.numbers.get(key, {}) for r in study.records.values())
     ]
     traces = []
     for place, rank in enumerate(study.ranks):

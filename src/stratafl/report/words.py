@@ -41,7 +41,8 @@ def _others(first: Rank, others: Sequence[Rank], study: Study) -> list[str]:
     if len(others) > 1 and near:
         said.append(f"Within noise of the first: {listed(near)}.")
     if len(others) > 1 and far:
-        said.append(f"Behind it beyond noise: {listed(far)}.")
+        every = len(far) == len(others)
+        said.append("So are the distances of all others." if every else f"Behind it beyond noise: {listed(far)}.")
     if near:
         said.append("So no winner can be named.")
     if (near or far) and len(first.seeds) < FEW:
@@ -56,7 +57,7 @@ def _next(rank: Rank, gap: Interval | None, first: Rank, study: Study) -> str:
     follows = f"{rank.label} follows at a distance of {distance}"
     if gap is None:
         return f"{follows}; with no two seeds in common nothing can be said about noise."
-    ends = sorted((-gap.low, -gap.high))
+    ends = (gap.low, gap.high) if loss else (-gap.high, -gap.low)  # how much worse it is
     low, high = ((f"{end:.2g}" if loss else f"{100 * end:.1f}").replace("-", "−") for end in ends)
     interval_ = f"95 % interval {low} to {high}, paired by seed"
     if gap.beyond_noise:
