@@ -120,7 +120,7 @@ def _heat(rows: Sequence[Sequence[int]]) -> Figure:
     }
     axes = {
         "xaxis": {"title": {"text": "class"}, "type": "category"},
-        "yaxis": {"title": {"text": "client"}, "type": "category"},
+        "yaxis": {"title": {"text": "client"}, "type": "category", "autorange": "reversed"},
     }
     return {"data": [trace], "layout": axes}
 
