@@ -28,6 +28,8 @@ from stratafl.settings import setting
 from stratafl.task.arithmetic import PRECISIONS
 from stratafl.task.speed import CHOICES, CONVOLUTIONS
 
+LOGGERS = ("tensorboard", "mlflow", "wandb")
+
 
 @dataclass(frozen=True)
 class AlgorithmTable:
@@ -174,6 +176,13 @@ class StopTable:
 
 
 @dataclass(frozen=True)
+class LogTable:
+    """Where the lines of the rounds go besides the run directory."""
+
+    to: tuple[str, ...] = setting((), "services that are told every round, as a list", each=LOGGERS)
+
+
+@dataclass(frozen=True)
 class Experiment:
     """A complete configuration."""
 
@@ -184,6 +193,7 @@ class Experiment:
     run: RunTable = RunTable()
     evaluate: EvaluateTable = EvaluateTable()
     stop: StopTable = StopTable()
+    log: LogTable = LogTable()
 
     def __post_init__(self) -> None:
         data, stop = self.data, self.stop

@@ -19,7 +19,7 @@ _LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "above": ("above", operator.gt),
     "below": ("below", operator.lt),
 }
-_WORDS = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
+_WORDS = {float: "a number", int: "a whole number", str: "a text", bool: "true or false", tuple: "a list"}
 _UNITS = {"": 1, "b": 1} | {
     f"{letter}{i}b": base**power for power, letter in enumerate("kmgt", 1) for i, base in (("", 1000), ("i", 1024))
 }
@@ -30,7 +30,8 @@ OPTIONS = "options"  # the field of a table that takes the keys it does not know
 def setting(default: Any, says: str, **limits: Any) -> Any:
     """A key with its default, what it says, and limits: `least`, `most`, `above`, `below`, `among`, `named` or `size`.
 
-    What is `named` is among the given names or a path `package.module:name`; a `size` may be written with its unit.
+    What is `named` is among the given names or a path `package.module:name`; a `size` may be written with its unit; of
+    a list, `each` is among the given names.
     """
     return field(default=default, metadata={"says": says, **limits})
 
@@ -62,7 +63,8 @@ def _check_plain(key: str, value: Any) -> None:
 
 def to_table(value: Any) -> dict[str, Any]:
     """A dataclass as a plain table, its options among its keys; keys at None are left out."""
-    plain = {key: each for key, each in vars(value).items() if key != OPTIONS and each is not None}
+    there = {key: each for key, each in vars(value).items() if key != OPTIONS and each is not None}
+    plain = {key: list(each) if isinstance(each, tuple) else each for key, each in there.items()}
     return {**plain, **vars(value).get(OPTIONS, {})}
 
 
@@ -82,6 +84,8 @@ def checked(key: str, hint: Any, value: Any, limits: Mapping[str, Any] | None = 
         return _bytes(key, value)
     if isinstance(value, int) and not isinstance(value, bool) and float in kinds and int not in kinds:
         value = float(value)
+    if isinstance(value, list) and tuple in kinds:  # records never change
+        value = tuple(value)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         raise RecordError(f"{key} is {_WORDS.get(kinds[0], f'a {kinds[0].__name__}')}, not {value!r}")
     _check_limits(key, value, limits or {})
@@ -109,6 +113,8 @@ def _documented(name: str, cls: type[Any]) -> str:
 
 
 def _default(value: Any) -> str:
+    if isinstance(value, tuple):
+        value = list(value)
     return "none" if value is None else f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
@@ -116,12 +122,17 @@ def _range(limits: Mapping[str, Any]) -> str:
     words = [f"{word} {limits[limit]}" for limit, (word, _) in _LIMITS.items() if limit in limits]
     if "among" in limits:
         words.append("one of " + ", ".join(f"`{name}`" for name in limits["among"]))
+    if "each" in limits:
+        words.append("any of " + ", ".join(f"`{name}`" for name in limits["each"]))
     return f" ({', '.join(words)})" if words else ""
 
 
 def _check_limits(key: str, value: Any, limits: Mapping[str, Any]) -> None:
     if "among" in limits and value not in limits["among"]:
         raise unknown(key, str(value), sorted(limits["among"]))
+    for each in value if "each" in limits else ():
+        if each not in limits["each"]:
+            raise unknown(key, str(each), sorted(limits["each"]))
     if "named" in limits and ":" not in value and value not in limits["named"]:
         raise unknown(key, str(value), sorted(limits["named"]))
     if isinstance(value, float) and not isfinite(value):

@@ -31,7 +31,15 @@ from stratafl.runs.files import Journal
 from stratafl.testing import laws
 
 COMMANDS = ("list", "run", "compare", "resume", "report", "check", "bench")
-FILES = {"config.toml", "environment.json", "rounds.jsonl", "clients.jsonl", "layers.jsonl", "checkpoint"}
+FILES = {
+    "config.toml",
+    "environment.json",
+    "holdings.json",
+    "rounds.jsonl",
+    "clients.jsonl",
+    "layers.jsonl",
+    "checkpoint",
+}
 
 
 def cells(text):

@@ -91,8 +91,9 @@ def example(tmp_path_factory):
 
 
 def test_the_directory_holds_what_is_documented(example):
-    names = {"config.toml", "environment.json", "rounds.jsonl", "clients.jsonl", "layers.jsonl", "checkpoint"}
-    assert {path.name for path in example.folder.iterdir()} == names
+    names = {"config.toml", "environment.json", "holdings.json", "checkpoint"}
+    journals = {"rounds.jsonl", "clients.jsonl", "layers.jsonl"}
+    assert {path.name for path in example.folder.iterdir()} == names | journals
     assert sorted(os.listdir(example.folder / "checkpoint")) == ["000003", "000004"]
     assert is_run(example.folder)
 

@@ -32,6 +32,7 @@ Data = Annotated[str | None, typer.Option("--data", "-d", metavar="NAME", help="
 Protocol = Annotated[str | None, typer.Option("--protocol", metavar="NAME", help="Defaults as pfllib … have them.")]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Processes that share the runs.")]
 Look = Annotated[int | None, typer.Option("--lab", metavar="N", help="Look at every layer each N rounds.")]
+Log = Annotated[str | None, typer.Option("--log", metavar="NAMES", help="tensorboard, mlflow, wandb.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs instead of people.")]
 
 
@@ -41,6 +42,11 @@ def _shortcuts(**values: object) -> list[str]:
     keys |= {"precision": "run.precision", "memory": "run.memory", "lab": "evaluate.lab"}
     keys |= {"protocol": "run.protocol", "model": "model.name", "data": "data.name", "algorithm": "algorithm.name"}
     return [f"{keys[name]}={value}" for name, value in values.items() if value is not None]
+
+
+def _logged(names: str | None) -> list[str]:
+    """The setting that `--log` is short for."""
+    return [] if names is None else [f"log.to={[name.strip() for name in names.split(',') if name.strip()]}"]
 
 
 @app.command("list", epilog="Example: [bold]strata list --json[/]")
@@ -69,13 +75,14 @@ def run(
     precision: Precision = None,
     memory: Memory = None,
     lab: Look = None,
+    log: Log = None,
 ) -> int:
     """Run one method, in a directory that can be resumed and read."""
     from stratafl.cli import running
 
     short = _shortcuts(model=model, data=data, rounds=rounds, seed=seed, device=device, engine=engine, lab=lab)
     short += _shortcuts(algorithm=algorithm, precision=precision, memory=memory, protocol=protocol)
-    return running.start(config, [*short, *(settings or [])], out)
+    return running.start(config, [*short, *_logged(log), *(settings or [])], out)
 
 
 @app.command(epilog="Example: [bold]strata compare --algorithms fedavg,fedper,local --seeds 3 --rounds 20[/]")
@@ -100,6 +107,7 @@ def compare(
     precision: Precision = None,
     memory: Memory = None,
     lab: Look = None,
+    log: Log = None,
     jobs: Jobs = 1,
 ) -> int:
     """Run several methods and seeds on the same data, and rank them."""
@@ -108,7 +116,7 @@ def compare(
     short = _shortcuts(model=model, data=data, rounds=rounds, seed=seed, device=device, engine=engine, lab=lab)
     short += _shortcuts(precision=precision, memory=memory, protocol=protocol)
     methods = [name.strip() for name in algorithms.split(",") if name.strip()]
-    return running.compare(config, [*short, *(settings or [])], methods, seeds, out, jobs)
+    return running.compare(config, [*short, *_logged(log), *(settings or [])], methods, seeds, out, jobs)
 
 
 @app.command(epilog="Example: [bold]strata resume runs/first[/]")
@@ -123,17 +131,18 @@ def resume(
     return running.resume(folder, jobs, worker)
 
 
-@app.command(epilog="Example: [bold]strata report runs/demo --csv table.csv[/]")
+@app.command(epilog="Example: [bold]strata report runs/demo -o report.html[/]")
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Runs, or folders that hold runs.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write all of it as HTML.")] = None,
     csv: Annotated[Path | None, typer.Option("--csv", help="Write the table to this file.")] = None,
     svg: Annotated[Path | None, typer.Option("--svg", help="Draw the table into this file.")] = None,
     target: Annotated[float | None, typer.Option("--target", help="Rounds and bytes to this accuracy, 0 to 1.")] = None,
 ) -> None:
-    """Rank runs: accuracy, spread, worst clients, bytes, seconds."""
+    """Rank runs: a table, or one HTML file with curves, clients, layers and more."""
     from stratafl.cli import reporting
 
-    reporting.show(folders, csv=csv, svg=svg, target=target)
+    reporting.report(folders, out, csv=csv, svg=svg, target=target)
 
 
 @app.command(epilog="Example: [bold]strata reproduce flayer/table2 --scale smoke[/]")

@@ -1,18 +1,37 @@
-"""`report`: the ranking as a table on the terminal, as CSV, as a picture."""
+"""`report`: the ranking as a table on the terminal, as CSV, as a picture, and everything as one HTML file."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from stratafl.cli.consoles import PIPED_WIDTH, picture, remarks, results
+from stratafl.cli.consoles import PIPED_WIDTH, picture, remarks, results, warnings_on
 from stratafl.errors import RunError
-from stratafl.report import INCOMPARABLE, MARK, Outcome, Rank, Spread, outcome, ranking, run_folders, to_csv
+from stratafl.report import INCOMPARABLE, MARK, Outcome, Rank, Spread, gather, outcome, ranking, run_folders, to_csv
+from stratafl.report.formats import size
+from stratafl.report.outcomes import what_counts
+from stratafl.report.page import is_report, write_report
+from stratafl.report.study import verdicts_alone
 from stratafl.runs.files import write_whole
-from stratafl.summary import evaluated, last, reached
+from stratafl.summary import evaluated, reached
 
+REPORT = "report.html"
 WIDE = 110  # columns from which on there is room for more numbers
+
+
+def report(folders: Sequence[Path], out: Path | None, **options: Any) -> None:
+    """Print the ranking, and write the report where one is asked for."""
+    if out is not None:
+        _refuse_foreign(out)
+    ranked = [folder for folder in folders if out is None or not verdicts_alone(folder)]
+    with warnings_on(remarks()) as settled:
+        settled()
+        if ranked:
+            show(ranked, **options)
+        if out is not None:
+            write(folders, out)
 
 
 def show(
@@ -39,6 +58,19 @@ def show(
         write_whole(csv, to_csv(ranks).encode())
     if svg is not None:
         write_whole(svg, _drawn(ranks, outcomes).encode())
+
+
+def write(folders: Sequence[Path], path: Path) -> None:
+    """Write the report of all runs in these folders, and say where it is."""
+    count = write_report(gather(folders), path)
+    results().print(Text(f"report: {path} ({size(count)}, opens in any browser)"))
+
+
+def _refuse_foreign(path: Path) -> None:
+    if path.is_dir():
+        raise RunError(f"'{path}' is a folder: name a file, such as {path / REPORT}")
+    if path.exists() and not is_report(path):
+        raise RunError(f"'{path}' exists and is no report: choose another name, or remove it")
 
 
 def _outcomes(folders: Sequence[Path]) -> list[Outcome]:
@@ -107,18 +139,12 @@ def _title(outcomes: Sequence[Outcome]) -> str:
 
 
 def _caption(outcomes: Sequence[Outcome]) -> str:
-    validated = all("validation.deployed.loss" in last(outcome.lines) for outcome in outcomes)
     what = "loss" if outcomes[0].regression else "accuracy"
-    ways = {outcome.config["evaluate"]["select"] for outcome in outcomes}
-    where = f"the round with the best validation {what}" if validated and ways == {"validation"} else "the last round"
-    if ways == {"best"}:
-        where = f"the round with the best test {what} itself, as the protocol has it"
-    elif len(ways) > 1:
-        where = "the round that each run's protocol selects"
     seeds = len({outcome.seed for outcome in outcomes})
     over = f"; mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
     new = "; new, trained: newcomers after one round" if any(o.config["data"]["newcomers"] for o in outcomes) else ""
-    return f"test {what} at {where}{over}; spread: standard deviation over clients; MB: up and down, all clients{new}"
+    costs = "spread: standard deviation over clients; MB: up and down, all clients"
+    return f"test {what} {what_counts(outcomes)}{over}; {costs}{new}"
 
 
 def _targets(outcomes: Sequence[Outcome], target: float) -> Table:

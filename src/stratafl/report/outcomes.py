@@ -1,7 +1,8 @@
 """The outcome of one run, read from its directory."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,10 @@ class Outcome:
 
     def numbers(self) -> dict[str, float]:
         """All that is reported of a run; shares from 0 to 1, bytes and seconds up to its last round."""
+        return dict(self._numbers)
+
+    @cached_property
+    def _numbers(self) -> dict[str, float]:
         evaluate = from_tables({"evaluate": self.config["evaluate"]}).evaluate
         chosen, total = counting(self.lines, evaluate), cost(self.lines, self.lines[-1])
         numbers = {
@@ -86,6 +91,28 @@ def outcome(folder: Path) -> Outcome:
     if not all(isinstance(v, int | float | None) for line in lines for k, v in line.items() if k.startswith(SCORED)):
         raise RunError(f"'{folder / ROUNDS}' is damaged: a score is not a number")
     return Outcome(folder, config, lines, int(then.get("clients") or 0), then.get("leaks"))
+
+
+_MODELS = {
+    "received": "models as received",
+    "trained": "models right after training",
+    "deployed": "deployed models",
+    "global": "the global model",
+}
+
+
+def what_counts(outcomes: Sequence[Outcome]) -> str:
+    """Which models at which round the scores of these runs are of."""
+    metric = "loss" if outcomes[0].regression else "accuracy"
+    ways = {tuple(one.config["evaluate"][key] for key in ("select", "stage", "average")) for one in outcomes}
+    if len(ways) > 1:
+        return "of the models and at the round that each run's protocol asks for"
+    ((select, stage, average),) = ways
+    validated = all("validation.deployed.loss" in last(one.lines) for one in outcomes)
+    where = f"at the round with the best validation {metric}" if validated else "at the last round"
+    if select != "validation":
+        where = "at the round where it is best itself" if select == "best" else "at the last round"
+    return f"of {_MODELS[stage]}{', mean over clients,' if average == 'clients' else ''} {where}"
 
 
 def run_folders(places: Iterable[Path]) -> list[Path]:

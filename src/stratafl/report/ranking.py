@@ -35,6 +35,11 @@ class Rank:
     stopped: bool  # early, as it was asked to
     numbers: Mapping[str, Spread]
     leaks: bool = False
+    members: tuple[Outcome, ...] = ()  # in the order of the seeds
+
+    def by_seed(self, name: str) -> dict[int, float]:
+        """One of its numbers, for each seed that has it."""
+        return {one.seed: numbers[name] for one in self.members if name in (numbers := one.numbers())}
 
 
 def ranking(outcomes: Sequence[Outcome]) -> list[Rank]:
@@ -90,6 +95,7 @@ def _rank(label: str, group: Sequence[Outcome]) -> Rank:
         all(one.stopped for one in group),
         spreads,
         leaks,
+        tuple(group),
     )
 
 
@@ -99,19 +105,25 @@ def _spread(values: Sequence[float]) -> Spread:
 
 def _method(config: Mapping[str, Any]) -> dict[str, Any]:
     """What makes one method another: not its seed, nor where it kept what, nor how often it was looked at."""
-    besides = {"run": ("seed", "memory", "store", "checkpoint"), "evaluate": ("lab",)}
+    besides = {"run": ("seed", "memory", "store", "checkpoint"), "evaluate": ("lab",), "log": ("to",)}
     return {name: {k: v for k, v in table.items() if k not in besides.get(name, ())} for name, table in config.items()}
+
+
+def flat_method(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes one method another, as `table.key`."""
+    return {f"{name}.{key}": value for name, table in _method(config).items() for key, value in table.items()}
 
 
 def _labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """The method of each configuration, and whatever else tells it from the others."""
-    flat = [{f"{t}.{k}": v for t, table in _method(c).items() for k, v in table.items()} for c in configs]
+    flat = [flat_method(config) for config in configs]
     names = [config["algorithm.name"] for config in flat]
     keys = dict.fromkeys(key for config in flat for key in config if key != "algorithm.name")
     labels = []
     for i, config in enumerate(flat):
         rivals = [other for j, other in enumerate(flat) if j != i and names[j] == names[i]]
         own = [key for key in keys if any(other.get(key) != config.get(key) for other in rivals)]
+        own.sort(key=lambda key: not key.startswith("algorithm."))  # its own options first
         told = " ".join(f"{key.removeprefix('algorithm.')}={config[key]}" for key in own if key in config)
         labels.append(f"{names[i]} {told}".strip())
     return labels

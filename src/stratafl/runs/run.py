@@ -2,6 +2,7 @@
 
     config.toml        the complete configuration
     environment.json   versions, device, commit, seed, checksums of data and model, and every resumption
+    holdings.json      how many samples of each class each client has
     rounds.jsonl       one line per round
     clients.jsonl      one line per evaluated client and round
     layers.jsonl       one line per layer and round
@@ -13,6 +14,7 @@ journals were. Whoever resumes cuts the journals back to that and repeats the ro
 """
 
 import fcntl
+import hashlib
 import logging
 import os
 import shlex
@@ -35,7 +37,7 @@ from stratafl.execute.clients import Clients
 from stratafl.execute.records import RecordFile
 from stratafl.experiment import Experiment, from_tables, load, to_tables
 from stratafl.measure import Line
-from stratafl.runs import checkpoint, environment
+from stratafl.runs import checkpoint, environment, loggers
 from stratafl.runs.checkpoint import Checkpoint
 from stratafl.runs.files import (
     Journal,
@@ -50,6 +52,7 @@ from stratafl.runs.files import (
     write_whole,
 )
 from stratafl.runs.follower import Verdict, collected, hand_out, trial_of
+from stratafl.runs.holdings import write_holdings
 from stratafl.summary import stop_reason
 
 log = logging.getLogger("stratafl")
@@ -79,6 +82,7 @@ class Run:
         except BaseException:
             os.close(self._lock)
             raise
+        self._loggers = loggers.Loggers(experiment.log.to, _about(folder, experiment))
         self._tuning = sim.workshop.tuning
         self._saved, self._saved_at, self._saving = self.progress.t, time.monotonic(), 0.0
 
@@ -87,6 +91,7 @@ class Run:
         """A new run; everything is checked before the directory is made, and nothing that exists is written over."""
         refuse_existing(folder)
         experiment = completed(anchored(experiment))
+        loggers.check(experiment.log.to)
         sim = simulation_of(experiment)
         tables = to_tables(experiment)
         identity = {"config": tables, **environment.identity(sim)}
@@ -94,12 +99,14 @@ class Run:
         with appearing(folder) as partial:
             write_whole(partial / CONFIG, tomli_w.dumps(tables).encode())
             write_json(partial / ENVIRONMENT, {**about, "resumed": [], "identity": identity})
+            write_holdings(partial, sim.workshop.federation)
         return cls(folder, experiment, sim, team)
 
     @classmethod
     def open(cls, folder: Path, team: Team = SOLO) -> Self:
         """A run that exists; refused if its configuration, data or model are no longer what they were."""
         then, experiment = environment_of(folder), load(folder / CONFIG)
+        loggers.check(experiment.log.to)
         run = cls(folder, experiment, _simulation(folder, then, experiment), team)
         try:
             if not run.finished:
@@ -133,6 +140,7 @@ class Run:
             # One assignment: from here on the round counts; interrupted before, its lines are cut off again.
             self._done = (progress, {name: journal.size for name, journal in self._journals.items()})
             self.history.append(entry.round)
+            self._loggers.log(entry.round)
             self._note_tuning()
             if self.team.told(Verdict(entry.round, self._due())).saved:
                 self.save()
@@ -227,6 +235,7 @@ class Run:
         try:
             self.save()
         finally:
+            self._loggers.close()
             os.close(self._lock)
 
     def __enter__(self) -> Self:
@@ -240,6 +249,15 @@ class Run:
             os.close(self._lock)
         else:
             self.close()
+
+
+def _about(folder: Path, experiment: Experiment) -> loggers.About:
+    """What loggers are told of a run; its key comes from where and when it began, and stays when it is resumed."""
+    then = environment_of(folder)
+    told = f"{then.get('folder')} {then.get('started')} {folder.name} {(then.get('identity') or {})}"
+    tables = to_tables(experiment)
+    flat = {f"{name}.{key}": value for name, table in tables.items() for key, value in table.items()}
+    return loggers.About(folder, hashlib.sha256(told.encode()).hexdigest()[:16], flat)
 
 
 def stored(folder: Path) -> tuple[Simulation, Progress, list[Line]]:

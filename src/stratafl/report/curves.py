@@ -1,0 +1,116 @@
+"""Curves over rounds, bytes and seconds, with a band over seeds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from stratafl.measure import Line
+from stratafl.report.charts import Branches, Chart, Control, Figure, faint, look, said, short, short_labels, thinned
+from stratafl.report.ranking import Rank
+from stratafl.report.study import Study
+
+POINTS = 500  # of a curve, at most
+MARKED = 40  # points up to which each has a marker
+AXES = {"rounds": "round", "bytes": "bytes up and down, all clients", "seconds": "seconds of training and server"}
+MEASURES = {
+    "test accuracy, deployed": "test.deployed.accuracy",
+    "test loss, deployed": "test.deployed.loss",
+    "test accuracy, as received": "test.received.accuracy",
+    "test accuracy, after training": "test.trained.accuracy",
+    "test, worst 10 % of clients": "test.deployed.worst10",
+    "validation accuracy, deployed": "validation.deployed.accuracy",
+    "training loss": "train.loss",
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """A round: mean and deviation over seeds, and what it took to get there on each axis."""
+
+    mean: float
+    std: float
+    at: dict[str, float]
+
+
+def curve(rank: Rank, key: str) -> list[Point]:
+    """The rounds in which every seed has this number."""
+    runs = [_costs(one.lines, key) for one in rank.members]
+    common = [number for number in runs[0] if all(number in run for run in runs)]
+    return [_point([run[number] for run in runs]) for number in common]
+
+
+def _costs(lines: Sequence[Line], key: str) -> dict[int, tuple[float, dict[str, float]]]:
+    found, spent, seconds = {}, 0.0, 0.0
+    for line in lines:
+        spent += line["bytes.down"] + line["bytes.up"]
+        seconds += line["seconds.train"] + line["seconds.server"]
+        if line.get(key) is not None:
+            number = int(line["round"])
+            found[number] = (float(line[key]), {"rounds": number, "bytes": spent, "seconds": seconds})
+    return found
+
+
+def _point(seeds: Sequence[tuple[float, dict[str, float]]]) -> Point:
+    values = [value for value, _ in seeds]
+    at = {axis: fmean(cost[axis] for _, cost in seeds) for axis in AXES}
+    return Point(fmean(values), stdev(values) if len(values) > 1 else 0.0, at)
+
+
+def curves_chart(study: Study) -> Chart | None:
+    """All methods over rounds, bytes or seconds."""
+    labels = short_labels([rank.label for rank in study.ranks])
+    measures: dict[str, Any] = {}
+    for title, key in MEASURES.items():
+        found = [(place, curve(rank, key)) for place, rank in enumerate(study.ranks)]
+        kept = [(place, [points[i] for i in thinned(len(points), POINTS)]) for place, points in found if points]
+        if kept and (not study.regression or key.endswith("loss")):
+            measures[title] = Branches({axis: _figure(kept, labels, key, axis) for axis in AXES})
+    if not measures:
+        return None
+    says = "Mean over seeds; the band is one standard deviation to each side. Rounds that every seed has reached."
+    controls = (Control("show"), Control("over", "switch"))
+    return Chart("curves", "Course of training", says, Branches(measures), controls, height=460)
+
+
+def _figure(found: Sequence[tuple[int, list[Point]]], labels: Sequence[str], key: str, axis: str) -> Figure:
+    share = not key.endswith("loss")
+    traces = [_band(place, points, axis) for place, points in found if any(point.std for point in points)]
+    traces += [_line(place, labels[place], points, axis, share) for place, points in found]
+    x: dict[str, Any] = {"title": {"text": AXES[axis]}, "rangemode": "tozero"}
+    x |= {"tickformat": "~s", "ticksuffix": "B"} if axis == "bytes" else {}
+    y = {"title": {"text": "accuracy" if share else "loss"}, **({"tickformat": ".0%"} if share else {})}
+    return {"data": traces, "layout": {"xaxis": x, "yaxis": y}}
+
+
+def _line(place: int, label: str, points: Sequence[Point], axis: str, share: bool) -> dict[str, Any]:
+    form = "%{y:.1%} ± %{customdata:.1%}" if share else "%{y:.4g} ± %{customdata:.2g}"
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if len(points) <= MARKED else "lines",
+        "name": said(label),
+        "legendgroup": str(place),
+        "x": [short(point.at[axis]) for point in points],
+        "y": [short(point.mean) for point in points],
+        "customdata": [short(point.std) for point in points],
+        "hovertemplate": f"{form}<extra>%{{fullData.name}}, %{{x}}</extra>",
+        **look(place),
+    }
+
+
+def _band(place: int, points: Sequence[Point], axis: str) -> dict[str, Any]:
+    x = [short(point.at[axis]) for point in points]
+    upper = [short(point.mean + point.std) for point in points]
+    lower = [short(point.mean - point.std) for point in points]
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": [*x, *reversed(x)],
+        "y": [*upper, *reversed(lower)],
+        "fill": "toself",
+        "fillcolor": faint(place),
+        "line": {"width": 0},
+        "hoverinfo": "skip",
+        "showlegend": False,
+        "legendgroup": str(place),
+    }

@@ -1,0 +1,128 @@
+"""Clients one by one: how a method's scores are spread over them, and who fares worst."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stratafl.measure import Line
+from stratafl.report.charts import COLOURS, Chart, Figure, look, said, short, short_labels
+from stratafl.report.formats import NOTHING, listed, score
+from stratafl.report.ranking import Rank
+from stratafl.report.study import Record, Study
+from stratafl.report.tables import Cell, Table, text
+
+STRIP = 500  # clients of a method up to which each is a point
+BINS = 20
+WORST = 3  # clients of each method in the table
+
+
+def client_scores(records: Sequence[Record], metric: str) -> list[float]:
+    """The deployed test scores of all clients that took part, over all seeds."""
+    lines = [line for record in records for line in record.clients if not line.get("new")]
+    return [float(line[key]) for line in lines if line.get(key := f"test.deployed.{metric}") is not None]
+
+
+def clients_chart(study: Study) -> Chart | None:
+    """A box and a strip of points for each method; step lines where there are too many clients for that."""
+    labels = [said(label) for label in short_labels([rank.label for rank in study.ranks])]
+    scores = {
+        label: client_scores(study.of(rank), study.metric) for label, rank in zip(labels, study.ranks, strict=True)
+    }
+    there = {label: values for label, values in scores.items() if values}
+    if not there:
+        return None
+    many = max(map(len, there.values())) > STRIP
+    figure = (_steps if many else _boxes)(there, labels, study.regression)
+    what = (
+        "A line shows which share of the clients has which score."
+        if many
+        else "Every point is a client; the box holds the middle half of them."
+    )
+    says = f"Test {study.metric} of each client's deployed model in the selected round, all seeds together. {what}"
+    return Chart("clients", "Distribution over clients", says, figure, height=420 if many else 130 + 52 * len(there))
+
+
+def _boxes(there: Mapping[str, Sequence[float]], labels: Sequence[str], loss: bool) -> Figure:
+    traces = [
+        {
+            "type": "box",
+            "orientation": "h",
+            "name": label,
+            "x": [short(value) for value in there[label]],
+            "y": [label] * len(there[label]),
+            "boxpoints": "all",
+            "jitter": 0.6,
+            "pointpos": 0,
+            "marker": {"color": COLOURS[place % len(COLOURS)], "size": 4, "opacity": 0.55},
+            "line": {"width": 1.5},
+            "fillcolor": "rgba(128,128,128,0.12)",
+            "hoverinfo": "x",
+        }
+        for place, label in enumerate(labels)
+        if label in there
+    ]
+    y = {"type": "category", "autorange": "reversed", "automargin": True}
+    return {"data": traces, "layout": {"xaxis": _axis(loss), "yaxis": y, "showlegend": False}}
+
+
+def _steps(there: Mapping[str, Sequence[float]], labels: Sequence[str], loss: bool) -> Figure:
+    every = [value for values in there.values() for value in values]
+    low, high = (min(every), max(every)) if loss else (0.0, 1.0)
+    width = (high - low) / BINS or 1.0
+    centres = [short(low + (i + 0.5) * width) for i in range(BINS)]
+    traces = []
+    for place, label in enumerate(labels):
+        if label in there:
+            shares = [short(share) for share in histogram(there[label], low, width)]
+            line = {**look(place)["line"], "shape": "hvh"}
+            traces.append({"type": "scatter", "mode": "lines", "name": label, "x": centres, "y": shares, "line": line})
+    y = {"title": {"text": "share of clients"}, "tickformat": ".0%", "rangemode": "tozero"}
+    return {"data": traces, "layout": {"xaxis": _axis(loss), "yaxis": y}}
+
+
+def histogram(values: Sequence[float], low: float, width: float) -> list[float]:
+    """The share of the values in each of the bins from `low` on; the last one includes its end."""
+    counts = [0] * BINS
+    for value in values:
+        counts[max(0, min(int((value - low) / width), BINS - 1))] += 1
+    return [count / len(values) for count in counts]
+
+
+def _axis(loss: bool) -> dict[str, Any]:
+    axis: dict[str, Any] = {"title": {"text": "loss" if loss else "accuracy"}}
+    return axis if loss else axis | {"tickformat": ".0%", "range": [-0.02, 1.02]}
+
+
+def worst_table(study: Study) -> Table | None:
+    """The clients with the lowest scores of each method, and what they hold."""
+    rows = [row for rank in study.ranks for row in _worst(rank, study)]
+    head = ("method", "seed", "client", study.metric, "test samples", "training samples", "classes in training")
+    caption = f"The {WORST} clients of each method with the worst test {study.metric} in the selected round"
+    return Table("worst", caption, head, tuple(rows)) if rows else None
+
+
+def _worst(rank: Rank, study: Study) -> list[tuple[Cell, ...]]:
+    key = f"test.deployed.{study.metric}"
+    found = [(record, line) for record in study.of(rank) for line in record.clients if line.get(key) is not None]
+    found = [each for each in found if not each[1].get("new")]
+    sign = -1 if study.regression else 1
+    found.sort(key=lambda each: sign * each[1][key])
+    return [_client(rank, record, line, key, study.regression) for record, line in found[:WORST]]
+
+
+def _client(rank: Rank, record: Record, line: Line, key: str, loss: bool) -> tuple[Cell, ...]:
+    held = _training(record, int(line["client"]))
+    classes = [str(index) for index, count in enumerate(held) if count] if len(held) > 1 else []
+    return (
+        text(rank.label),
+        text(record.outcome.seed),
+        text(line["client"]),
+        Cell(score(line[key], loss), line[key], "strong"),
+        text(line.get("test.samples", NOTHING)),
+        text(sum(held) if held else NOTHING),
+        text(listed(classes, 8) if classes else NOTHING),
+    )
+
+
+def _training(record: Record, client: int) -> list[int]:
+    rows: list[list[int]] = record.holdings["counts"]["train"] if record.holdings else []
+    return rows[client] if client < len(rows) else []

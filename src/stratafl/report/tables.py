@@ -1,0 +1,80 @@
+"""A table of a report: cells as they are shown and as they are, for HTML and for CSV."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+UNFOLDED = 18  # rows up to which a table is open
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # with which a spreadsheet takes a text for a formula
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is shown, and what it is; `look` is a class of the style sheet."""
+
+    shown: str
+    raw: Any = None
+    look: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under titles; `left` of the columns hold words and stand to the left."""
+
+    name: str
+    caption: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    left: int = 1
+    written: str | None = None  # its CSV, where that has more than what is shown
+
+    @property
+    def csv(self) -> str:
+        """The table as CSV, with numbers as they are."""
+        return (
+            as_csv(self.head, [[cell.raw for cell in row] for row in self.rows]) if not self.written else self.written
+        )
+
+    def html(self) -> str:
+        """The table as HTML, its caption included."""
+        titles = "".join(f'<th scope="col"{self._side(i)}>{escape(title)}</th>' for i, title in enumerate(self.head))
+        rows = "\n".join(f"<tr>{''.join(self._cell(i, cell) for i, cell in enumerate(row))}</tr>" for row in self.rows)
+        body = (
+            f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(self.caption)}">'
+            f'<table id="{self.name}"><caption><span>{escape(self.caption)}</span></caption>'
+            f"<thead><tr>{titles}</tr></thead>\n<tbody>{rows}</tbody></table></div>"
+        )
+        folded = f"<details><summary>{escape(self.caption)}</summary>{body}</details>"
+        return body if len(self.rows) <= UNFOLDED else folded
+
+    def _cell(self, column: int, cell: Cell) -> str:
+        look = " ".join(filter(None, ("left" if column < self.left else "", cell.look)))
+        marked = f' class="{look}"' if look else ""
+        return (
+            f'<th scope="row"{marked}>{escape(cell.shown)}</th>'
+            if column == 0
+            else f"<td{marked}>{escape(cell.shown)}</td>"
+        )
+
+    def _side(self, column: int) -> str:
+        return ' class="left"' if column < self.left else ""
+
+
+def text(value: Any, look: str = "") -> Cell:
+    """A cell that is what it shows."""
+    return Cell(str(value), value, look)
+
+
+def as_csv(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """CSV in which no text is taken for a formula."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerows([_harmless(value) for value in row] for row in (head, *rows))
+    return out.getvalue()
+
+
+def _harmless(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value

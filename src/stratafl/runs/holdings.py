@@ -1,0 +1,59 @@
+"""Who holds what: how many samples of each class each client has, kept beside the run that was made with them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from stratafl.assemble import federation_of
+from stratafl.data import Federation
+from stratafl.data.federation import SPLITS
+from stratafl.errors import StrataError
+from stratafl.experiment import Experiment
+from stratafl.runs.files import read_json, write_whole
+
+HOLDINGS = "holdings.json"
+CELLS = 1_000_000  # clients × classes up to which single classes are written down
+REBUILT = 64 << 20  # bytes of a file that is read again to find out who held what
+
+Counts = dict[str, list[list[int]]]  # by split: one row per client, one column per class
+
+
+def holdings(federation: Federation) -> dict[str, Any]:
+    """Counts per split, client and class; one column of totals where there are no classes, or too many cells."""
+    told = federation.classes is not None and federation.clients * federation.classes <= CELLS
+    counts: Counts = {
+        split: federation.class_counts(split).tolist() if told else federation.counts(split)[:, None].tolist()
+        for split in SPLITS
+    }
+    return {"classes": federation.classes if told else None, "clients": federation.clients, "counts": counts}
+
+
+def write_holdings(folder: Path, federation: Federation) -> None:
+    """Write who holds what into a run directory."""
+    write_whole(folder / HOLDINGS, json.dumps(holdings(federation), separators=(",", ":")).encode() + b"\n")
+
+
+def held(folder: Path, experiment: Experiment) -> dict[str, Any] | None:
+    """Who holds what in a run: as written, or divided again where that is quick, or else nothing."""
+    if (folder / HOLDINGS).is_file():
+        found = read_json(folder / HOLDINGS)
+        return found if _sound(found) else None
+    if not _quick(experiment.data.name):
+        return None
+    try:
+        return holdings(federation_of(experiment))
+    except StrataError:  # the file is not what it was
+        return None
+
+
+def _quick(name: str) -> bool:
+    path = Path(name)
+    return name == "digits" or (path.suffix == ".npz" and path.is_file() and path.stat().st_size <= REBUILT)
+
+
+def _sound(found: dict[str, Any]) -> bool:
+    counts = found.get("counts")
+    if not (isinstance(counts, dict) and {"train", "test"} <= set(counts)):
+        return False
+    rows = [row for split in counts.values() if isinstance(split, list) for row in split]
+    return bool(rows) and all(isinstance(row, list) and len(row) == (found.get("classes") or 1) for row in rows)

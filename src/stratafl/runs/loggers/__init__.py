@@ -1,0 +1,97 @@
+"""Loggers: the lines of rounds.jsonl, sent on to TensorBoard, MLflow or Weights & Biases as they are written.
+
+Each is a file of this package with a function `opened(about, first)`, and is imported only where it is asked for.
+"""
+
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from math import isfinite
+from pathlib import Path
+from typing import Any, Protocol
+
+from stratafl.errors import RunError
+from stratafl.measure import Line
+
+log = logging.getLogger("stratafl")
+
+
+@dataclass(frozen=True)
+class About:
+    """The run that is logged: its directory, a key that no other run has and that a resumed one keeps, its settings."""
+
+    folder: Path
+    key: str
+    settings: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """What a person calls it."""
+        return f"{self.settings['algorithm.name']}, seed {self.settings['run.seed']}"
+
+
+class Logger(Protocol):
+    """Somebody who is told the numbers of each round, once."""
+
+    def log(self, number: int, numbers: Mapping[str, float]) -> None:
+        """Take the numbers of a round."""
+
+    def close(self) -> None:
+        """Finish what was begun."""
+
+
+def check(names: Sequence[str]) -> None:
+    """Raise if the package of one of them is not installed."""
+    for name in names:
+        if not _installed(name):
+            raise RunError(f"log.to names '{name}', which is not installed: pip install 'stratafl[{name}]'")
+
+
+class Loggers:
+    """All loggers of a run; they are opened with the first round, and one that fails is left out and not the run."""
+
+    def __init__(self, names: Sequence[str], about: About) -> None:
+        self._waiting, self._about = list(names), about
+        self._open: dict[str, Logger] = {}
+
+    def log(self, line: Line) -> None:
+        """Tell everybody a line."""
+        number, numbers = int(line["round"]), _numbers(line)
+        for name in self._waiting:
+            self._attempt(name, number, lambda name=name: self._begin(name, number))
+        self._waiting.clear()
+        for name, logger in list(self._open.items()):
+            self._attempt(name, number, lambda logger=logger: logger.log(number, numbers))
+
+    def close(self) -> None:
+        """Finish all of them."""
+        for name, logger in list(self._open.items()):
+            self._attempt(name, None, logger.close)
+        self._open.clear()
+
+    def _begin(self, name: str, number: int) -> None:
+        self._open[name] = import_module(f"{__name__}.{name}").opened(self._about, number)
+
+    def _attempt(self, name: str, number: int | None, action: Any) -> None:
+        try:
+            action()
+        except Exception as error:  # whatever a service or its package comes up with
+            self._open.pop(name, None)
+            since = "at the end" if number is None else f"from round {number} on"
+            log.warning("%s is left out %s: %s", name, since, " ".join(str(error).split()) or type(error).__name__)
+
+
+def _installed(name: str) -> bool:
+    """Whether there is a package of this name; all loggers are called like theirs."""
+    try:
+        return find_spec(name) is not None
+    except ValueError:  # it is imported, but from no file
+        return sys.modules.get(name) is not None
+
+
+def _numbers(line: Line) -> dict[str, float]:
+    """What can be drawn: numbers that are finite."""
+    return {k: float(v) for k, v in line.items() if k != "round" and isinstance(v, int | float) and isfinite(v)}

@@ -1,0 +1,200 @@
+"""The report in a browser: charts are drawn, controls work, nothing is asked of anybody, nothing breaks out."""
+
+import csv
+import json
+import time
+from io import StringIO
+from itertools import pairwise
+
+import pytest
+from written_runs import EVIL, write_study
+
+from stratafl.report import gather
+from stratafl.report.page import write_report
+
+CHARTS = ("curves", "clients", "holdings", "layers", "methods", "mixing", "bytes")
+PHONE, DESK = 390, 1280
+
+
+class Page:
+    """The report, open in the browser."""
+
+    def __init__(self, browser, path):
+        self.browser, self.url = browser, path.as_uri()
+
+    def open(self, width, dark=False):
+        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+        self.browser.get("about:blank")
+        for log in ("browser", "performance"):
+            self.browser.get_log(log)
+        self.browser.get(self.url)
+        self.until("return document.documentElement.dataset.ready === 'true'")
+
+    def until(self, script, seconds=15):
+        end = time.monotonic() + seconds
+        while not self.do(script):
+            assert time.monotonic() < end, script
+            time.sleep(0.05)
+
+    def do(self, script, *arguments):
+        return self.browser.execute_script(script, *arguments)
+
+    def drawn(self, chart):
+        """What the picture of a chart is made of, without labels that plotly numbers anew."""
+        return self.do("return document.querySelector(`#chart-${arguments[0]} .main-svg`)?.innerHTML || ''", chart)
+
+    def set(self, chart, level, value):
+        """Use a control as its reader would."""
+        self.do(
+            """const all = [...document.querySelectorAll(`#controls-${arguments[0]} [data-level="${arguments[1]}"]`)];
+            const radio = all.find(each => each.type === "radio" && each.value === arguments[2]);
+            if (radio) { radio.click(); return; }
+            all[0].value = arguments[2];
+            all[0].dispatchEvent(new Event(all[0].type === "range" ? "input" : "change", {bubbles: true}));""",
+            chart,
+            level,
+            value,
+        )
+
+    def complaints(self):
+        return [
+            entry["message"] for entry in self.browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")
+        ]
+
+    def requests(self):
+        events = [json.loads(entry["message"])["message"] for entry in self.browser.get_log("performance")]
+        sent = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+        return {url for url in sent if not url.startswith(("data:", "blob:", "about:"))}
+
+
+@pytest.fixture(scope="module")
+def page(chromium, tmp_path_factory):
+    place = tmp_path_factory.mktemp("browser")
+    write_report(gather([write_study(place / "study")]), place / "report.html")
+    return Page(chromium, place / "report.html")
+
+
+@pytest.fixture(scope="module")
+def desk(page):
+    page.open(DESK)
+    return page
+
+
+def test_every_chart_is_drawn(desk):
+    for chart in CHARTS:
+        marks = desk.do(
+            """const place = document.getElementById(`chart-${arguments[0]}`);
+            return [place.data.length, place.querySelectorAll(".trace, .hm, .point, .points path").length,
+                    place.querySelector(".main-svg").getBoundingClientRect().height];""",
+            chart,
+        )
+        assert min(marks[:2]) > 0, chart
+        assert marks[2] > 100, chart
+
+
+def test_nothing_is_asked_of_anybody_and_nothing_is_complained_about(page):
+    page.open(DESK)
+    assert page.requests() == {page.url}
+    assert page.complaints() == []
+
+
+def test_a_label_cannot_break_out(desk):
+    assert desk.do("return window.hurt") is None
+    assert desk.do("return document.images.length") == 0
+    assert EVIL in desk.do("return document.body.textContent")
+    assert "</script>" in desk.do("return document.querySelector('#chart-methods .xaxislayer-above').textContent")
+
+
+def test_the_slider_changes_the_picture(desk):
+    before = desk.do("return document.getElementById('chart-mixing').data[0].z")
+    picture = "return document.querySelector('#chart-mixing .hm image').href.baseVal"
+    first = desk.do(picture)
+    desk.set("mixing", 3, 0)
+    assert desk.do("return document.querySelector('#controls-mixing output').textContent") == "1"
+    after = desk.do("return document.getElementById('chart-mixing').data[0].z")
+    assert (before[0][1], after[0][1]) == (0.04, 0.01)
+    assert desk.do(picture).startswith("data:image/png")
+    assert desk.do(picture) != first
+
+
+def test_the_axis_and_what_is_shown_can_be_switched(desk):
+    assert desk.do("return document.querySelector('#chart-curves .xtitle').textContent") == "round"
+    before = desk.drawn("curves")
+    desk.set("curves", 1, "bytes")
+    assert desk.do("return document.querySelector('#chart-curves .xtitle').textContent").startswith("bytes")
+    assert desk.drawn("curves") != before
+    desk.set("curves", 0, "test loss, deployed")
+    assert desk.do("return document.querySelector('#chart-curves .ytitle').textContent") == "loss"
+    assert (
+        desk.do("return document.querySelector('#controls-curves input:checked').value") == "bytes"
+    )  # as chosen before
+
+
+def test_what_a_control_offers_depends_on_the_one_before(desk):
+    offered = "return [...document.querySelectorAll('#controls-layers select')[1].options].length"
+    assert desk.do(offered) == 3
+    assert desk.do("return [...document.querySelectorAll('#controls-mixing select')[0].options].length") == 1
+
+
+def test_controls_keep_the_focus_of_the_keyboard(desk):
+    from selenium.webdriver.common.keys import Keys
+
+    desk.do("document.querySelector('#controls-curves input:checked').focus()")
+    desk.browser.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
+    desk.browser.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
+    assert desk.do("return document.activeElement.type") == "radio"
+    assert desk.do("return document.activeElement.checked")
+
+
+def test_charts_and_tables_can_be_downloaded(desk):
+    desk.do(
+        """window.saved = []; window.texts = [];
+        HTMLAnchorElement.prototype.click = function () { window.saved.push([this.download, this.href]); };
+        const made = URL.createObjectURL;
+        URL.createObjectURL = blob => { blob.text().then(text => window.texts.push(text)); return made(blob); };"""
+    )
+    for kind in ("png", "svg", "csv"):
+        desk.do("document.querySelector(`[data-chart='clients'][data-format='${arguments[0]}']`).click()", kind)
+    desk.do("document.querySelector(\"[data-table='ranking']\").click()")
+    desk.until("return window.saved.length === 4 && window.texts.length >= 2")
+    saved = dict(desk.do("return window.saved"))
+    assert set(saved) == {"clients.png", "clients.svg", "clients.csv", "ranking.csv"}
+    assert saved["clients.png"].startswith("data:image/png;base64,")
+    assert saved["clients.svg"].startswith("data:image/svg+xml")
+    tables = [list(csv.reader(StringIO(text))) for text in desk.do("return window.texts")]
+    clients = next(table for table in tables if table[0] == ["series", "x", "y"])
+    assert len(clients) == 1 + 3 * 2 * 4  # methods, seeds, clients
+    assert any("</script>" in row[0] for row in clients)  # as it is, not as plotly reads it
+
+
+def test_light_and_dark(page):
+    page.open(DESK, dark=True)  # as the reader's system has it
+    colour = "return getComputedStyle(document.body).backgroundColor"
+    ground = "return document.getElementById('chart-curves').layout.paper_bgcolor"
+    dark, dark_chart = page.do(colour), page.do(ground)
+    page.do("document.getElementById('theme').click()")
+    assert page.do("return document.documentElement.dataset.theme") == "light"
+    assert page.do(colour) != dark
+    assert page.do(ground) != dark_chart
+    assert page.do("return document.getElementById('theme').getAttribute('aria-pressed')") == "false"
+
+
+@pytest.mark.parametrize("width", [PHONE, DESK])
+def test_nothing_sticks_out_at_the_side(page, width):
+    page.open(width)
+    assert page.do("return document.documentElement.scrollWidth") <= width
+    wide = """return [...document.querySelectorAll("section *")].filter(each => !each.closest(".scroll") &&
+        !each.closest("svg") && each.getBoundingClientRect().right > innerWidth + 1).map(each => each.outerHTML)"""
+    assert page.do(wide) == []
+
+
+def test_everything_has_a_name_for_those_who_do_not_see_it(desk):
+    nameless = """return [...document.querySelectorAll("button, select, input")].filter(each =>
+        !(each.getAttribute("aria-label") || each.textContent.trim() || each.closest("label"))).length"""
+    assert desk.do(nameless) == 0
+    levels = desk.do("return [...document.querySelectorAll('h1, h2, h3')].map(each => +each.tagName[1])")
+    assert levels[0] == 1
+    assert all(after - before <= 1 for before, after in pairwise(levels))

@@ -1,0 +1,244 @@
+"""Figures of run directories that were written by hand: values, sizes, and that plotly takes them."""
+
+import json
+
+import plotly.graph_objects as go
+import pytest
+from written_runs import EVIL, client_line, layer_line, write_run, write_study
+
+from stratafl.errors import RunError
+from stratafl.report import gather, mixing
+from stratafl.report.ablations import ablation_tables
+from stratafl.report.charts import Branches, figures, short_labels, thinned
+from stratafl.report.curves import curve, curves_chart
+from stratafl.report.distribution import clients_chart, histogram, worst_table
+from stratafl.report.journals import lines_of_round, looks
+from stratafl.report.layer_charts import layer_charts
+from stratafl.report.overview import facts, ranking_table, runs_table
+from stratafl.report.who import who_chart
+
+
+def test_plotly_takes_every_figure(tmp_path):
+    study = gather([write_study(tmp_path / "s")])
+    charts = [curves_chart(study), clients_chart(study), who_chart(study), *layer_charts(study)]
+    assert [chart.name for chart in charts] == ["curves", "clients", "holdings", "layers", "methods", "mixing", "bytes"]
+    for chart in charts:
+        assert figures(chart.tree)
+        for figure in figures(chart.tree):
+            go.Figure(figure)  # refuses properties that do not exist
+            assert all(trace.get("x") or trace.get("z") for trace in figure["data"])
+
+
+def test_a_curve_is_the_mean_over_seeds_at_mean_costs(tmp_path):
+    write_run(tmp_path / "0", [0.75, 0.5, 0.9], seed=0, asked=2)
+    write_run(tmp_path / "1", [0.25, 0.5], seed=1)
+    (rank,) = gather([tmp_path]).ranks
+    first, second = curve(rank, "test.deployed.accuracy")  # the third round has one seed only
+    assert (first.mean, first.std) == (0.5, pytest.approx(0.125**0.5))
+    assert first.at == {"rounds": 1, "bytes": 110, "seconds": 2.5}
+    assert (second.mean, second.std) == (0.5, 0)
+    assert second.at == {"rounds": 2, "bytes": 220, "seconds": 5.0}
+
+
+def test_curves_can_be_seen_over_rounds_bytes_and_seconds(tmp_path):
+    write_run(tmp_path / "0", [0.25, 0.5])
+    tree = curves_chart(gather([tmp_path])).tree
+    over = tree.of["test accuracy, deployed"].of
+    assert {axis: figure["data"][0]["x"] for axis, figure in over.items()} == {
+        "rounds": [1, 2],
+        "bytes": [110, 220],
+        "seconds": [2.5, 5.0],
+    }
+    assert tree.of["test loss, deployed"].of["rounds"]["data"][0]["y"] == [1.75, 1.5]
+
+
+def test_long_runs_are_thinned_out(tmp_path):
+    write_run(tmp_path / "0", [i / 2000 for i in range(2000)], clients=1, layers=())
+    (line,) = curves_chart(gather([tmp_path])).tree.of["test accuracy, deployed"].of["rounds"]["data"]
+    assert len(line["x"]) == len(line["y"]) == 500
+    assert (line["x"][0], line["x"][-1]) == (1, 2000)
+    assert thinned(5, 9) == [0, 1, 2, 3, 4]
+    assert thinned(5, 3) == [0, 2, 4]
+
+
+def test_few_clients_are_points_and_many_are_steps(tmp_path):
+    write_run(tmp_path / "few", [0.1, 0.9], clients=3)
+    (box,) = clients_chart(gather([tmp_path / "few"])).tree["data"]
+    assert (box["type"], box["x"]) == ("box", [0.9, 0.89, 0.88])
+    write_run(tmp_path / "many", [0.9], clients=501)
+    (steps,) = clients_chart(gather([tmp_path / "many"])).tree["data"]
+    assert (steps["type"], len(steps["y"])) == ("scatter", 20)
+    assert sum(steps["y"]) == pytest.approx(1, abs=1e-3)
+    assert histogram([0.0, 0.04, 0.05, 1.0], 0.0, 0.05) == [0.5, 0.25, *[0] * 17, 0.25]
+
+
+def test_the_worst_clients_and_what_they_hold(tmp_path):
+    counts = {"train": [[1, 0, 2], [0, 5, 0], [0, 0, 7]], "test": [[1, 0, 0]] * 3}
+    held = {"classes": 3, "clients": 3, "counts": counts}
+    write_run(tmp_path / "0", [0.1, 0.9], clients=3, holdings=held)
+    rows = [[cell.shown for cell in row] for row in worst_table(gather([tmp_path])).rows]
+    assert rows[0] == ["fedper", "0", "2", "88.0 %", "6", "7", "2"]
+    assert rows[2] == ["fedper", "0", "0", "90.0 %", "4", "3", "0, 2"]
+
+
+def test_only_the_selected_round_of_the_clients_is_read(tmp_path):
+    path = tmp_path / "clients.jsonl"
+    lines = [client_line(11, 0, 0.5), client_line(1, 0, 0.25), client_line(1, 1, 0.75)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"round":1,"cli', encoding="utf-8")
+    assert [line["test.deployed.accuracy"] for line in lines_of_round(path, 1)] == [0.25, 0.75]
+    assert lines_of_round(tmp_path / "none.jsonl", 1) == []
+
+
+def test_the_journal_of_layers_in_tables(tmp_path):
+    path = tmp_path / "layers.jsonl"
+    lines = [layer_line(t, layer, t == 2, 2) for t in (1, 2) for layer in ("b", "a")]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    seen = looks(path)
+    assert seen.bytes == {"b": 110, "a": 110}
+    assert seen.layers == ["b", "a"]
+    assert seen.numbers["cka"] == {"b": {2: 0.8}, "a": {2: 0.8}}
+    assert seen.matrices["alpha"]["a"] == {2: [[0.52, 0.02], [0.02, 0.52]]}
+    path.write_text("[]\n", encoding="utf-8")
+    with pytest.raises(RunError, match="damaged"):
+        looks(path)
+
+
+def test_mixing_weights_have_a_matrix_for_each_round_that_was_looked_at(tmp_path):
+    write_run(tmp_path / "0", [0.5] * 4, name="pfedla", lab=2, mixing=3)
+    chart = next(chart for chart in layer_charts(gather([tmp_path])) if chart.name == "mixing")
+    rounds = chart.tree.of["pfedla"].of["0"].of["head"].of
+    assert list(rounds) == ["1", "2", "4"]
+    assert rounds["4"]["data"][0]["z"] == [[0.54, 0.04, 0.04], [0.04, 0.54, 0.04], [0.04, 0.04, 0.54]]
+    ends = {(figure["data"][0]["zmin"], figure["data"][0]["zmax"]) for figure in rounds.values()}
+    assert ends == {(0.01, 0.54)}  # colours mean the same in all rounds
+
+
+ONE = 2 * 40 * 40  # the numbers of a round with two layers and 40 clients
+
+
+@pytest.mark.parametrize(
+    ("cells", "rounds", "side"), [(10 * ONE, 10, 40), (6 * ONE, 6, 40), (ONE, 1, 40), (ONE - 1, 1, 30)]
+)
+def test_matrices_keep_to_a_budget(tmp_path, monkeypatch, cells, rounds, side):
+    write_run(tmp_path / "0", [0.5] * 10, name="pfedla", lab=1, mixing=40, layers=("a", "b"))
+    monkeypatch.setattr(mixing, "CELLS", cells)
+    chart = mixing.mixing_chart(gather([tmp_path]))
+    leaves = [figure["data"][0]["z"] for figure in figures(chart.tree)]
+    assert len(leaves) == 2 * rounds
+    assert {(len(z), len(z[0])) for z in leaves} == {(side, side)}
+    assert list(chart.tree.of["pfedla"].of["0"].of["a"].of)[-1] == "10"
+    assert ("30 are shown" in chart.says) == (side == 30)
+
+
+def test_heat_maps_are_layers_by_rounds(tmp_path):
+    write_run(tmp_path / "0", [0.5] * 4, lab=2)
+    chart = next(chart for chart in layer_charts(gather([tmp_path])) if chart.name == "layers")
+    cka = next(tree for name, tree in chart.tree.of.items() if name.startswith("CKA"))
+    (trace,) = cka.of["fedper"].of["0"]["data"]
+    assert (trace["x"], trace["y"]) == (["1", "2", "4"], ["first", "head"])
+    assert trace["z"] == [[0.85, 0.8, 0.7]] * 2
+
+
+def test_without_the_laboratory_there_are_bytes_alone(tmp_path):
+    write_run(tmp_path / "0", [0.5] * 2)
+    (chart,) = layer_charts(gather([tmp_path]))
+    assert (chart.name, chart.tree["data"][0]["x"]) == ("bytes", [110, 110])
+
+
+def test_bytes_of_many_layers_are_a_heat_map(tmp_path):
+    for name in ("fedper", "local"):
+        write_run(tmp_path / name, [0.5] * 2, name=name, layers=tuple(f"l{i}" for i in range(41)))
+    (chart,) = layer_charts(gather([tmp_path]))
+    (trace,) = chart.tree["data"]
+    assert (trace["type"], len(trace["z"]), trace["z"][0], trace["text"][0]) == (
+        "heatmap",
+        41,
+        [110, 110],
+        ["110 B"] * 2,
+    )
+    go.Figure(chart.tree)
+
+
+def test_who_holds_what_is_a_bubble_for_each_count(tmp_path):
+    held = {"classes": 2, "clients": 2, "counts": {"train": [[3, 0], [1, 5]], "test": [[1, 0], [0, 1]]}}
+    write_run(tmp_path / "0", [0.5], holdings=held)
+    train = who_chart(gather([tmp_path])).tree.of["seed 0"].of["train"]["data"][0]
+    triples = list(zip(train["y"], train["x"], train["customdata"], strict=True))
+    assert triples == [("0", "0", 3), ("1", "0", 1), ("1", "1", 5)]
+
+
+def test_many_clients_are_a_heat_map_of_some_of_them(tmp_path):
+    rows = [[client % 7, 1] for client in range(1000)]
+    held = {"classes": 2, "clients": 1000, "counts": {"train": rows, "test": rows}}
+    write_run(tmp_path / "0", [0.5], holdings=held)
+    chart = who_chart(gather([tmp_path]))
+    (trace,) = chart.tree.of["seed 0"].of["train"]["data"]
+    assert (trace["type"], len(trace["z"])) == ("heatmap", 200)
+    assert trace["z"][-1] == [999 % 7, 1]
+    assert "200 of the 1000 clients" in chart.says
+
+
+def test_without_holdings_counts_come_from_the_clients(tmp_path):
+    write_run(tmp_path / "0", [0.5], clients=3)
+    chart = who_chart(gather([tmp_path]))
+    assert chart.tree.of["seed 0"].of["test"]["data"][0]["y"] == [4, 5, 6]
+    assert "not known" in chart.says
+    (tmp_path / "0" / "clients.jsonl").unlink()
+    assert who_chart(gather([tmp_path])) is None
+
+
+def test_an_ablation_shows_the_keys_that_differ(tmp_path):
+    for lr, values in ((0.1, (0.5, 0.6)), (0.2, (0.7, 0.8))):
+        for seed, value in enumerate(values):
+            write_run(tmp_path / f"{lr}-{seed}", [value], seed=seed, train={"lr": lr})
+    write_run(tmp_path / "other", [0.9], name="local")
+    (table,) = ablation_tables(gather([tmp_path]))
+    assert table.head == ("train.lr", "seeds", "accuracy", "95 % interval", "against the best")
+    assert [[cell.shown for cell in row][:3] for row in table.rows] == [
+        ["0.2", "2", "75.0 % ± 7.1"],
+        ["0.1", "2", "55.0 % ± 7.1"],
+    ]
+    assert table.rows[1][4].shown == "−20.0 (−20.0 to −20.0)"
+    assert ablation_tables(gather([tmp_path / "other"])) == []
+
+
+def test_the_ranking_in_the_table_and_in_csv(tmp_path):
+    for seed in (0, 1, 2):
+        write_run(tmp_path / f"a{seed}", [0.5 + seed / 10], seed=seed)
+        write_run(tmp_path / f"b{seed}", [0.4 + seed / 10], seed=seed, name="=local:x")
+    table = ranking_table(gather([tmp_path]))
+    assert [row[0].shown for row in table.rows] == ["fedper", "=local:x"]
+    assert [row[4].shown for row in table.rows] == ["first", "−10.0 (−10.0 to −10.0)"]
+    header, first, second = table.csv.splitlines()
+    assert {"score_mean", "score_low", "difference_high"} <= set(header.split(","))
+    low = float(first.split(",")[header.split(",").index("score_low")])
+    assert low == pytest.approx(0.6 - 4.3027 * 0.1 / 3**0.5, abs=1e-4)
+    assert second.startswith("'=local:x,3,")  # no formula for a spreadsheet
+
+
+def test_what_was_run_in_words(tmp_path):
+    study = gather([write_study(tmp_path / "s")])
+    told = dict(facts(study))
+    assert told["seeds"] == "0, 1"
+    assert told["versions"].startswith("stratafl 0.1, Python 3.11")
+    assert len(runs_table(study).rows) == 6
+
+
+def test_labels_in_charts_are_short_and_all_different():
+    long = "own.package.module:method train.lr=0.1 model.hidden=[10]"
+    assert short_labels(["fedper", "my.own:thing", f"{long} †", long, long]) == [
+        "fedper",
+        "thing",
+        "method train.lr=0.1 model… †",
+        "method train.lr=0.1 model…",
+        "method train.lr=0.1 model… #5",
+    ]
+
+
+def test_no_text_of_a_run_is_markup_in_a_figure(tmp_path):
+    study = gather([write_study(tmp_path / "s")])
+    for chart in (curves_chart(study), clients_chart(study), *layer_charts(study)):
+        for figure in figures(chart.tree):
+            texts = json.dumps([{k: v for k, v in trace.items() if k != "hovertemplate"} for trace in figure["data"]])
+            assert "<" not in texts, (chart.name, EVIL)
+    assert isinstance(curves_chart(study).tree, Branches)

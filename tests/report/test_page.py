@@ -1,0 +1,137 @@
+"""The file itself: complete, offline, escaped, small; and verdicts, which come from elsewhere."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from written_runs import EVIL, write_run, write_study
+
+from stratafl.errors import RunError, UnknownNameError
+from stratafl.report import gather
+from stratafl.report.page import in_script, is_report, page, write_report
+from stratafl.report.verdicts import verdicts
+
+
+class Outline(HTMLParser):
+    """The elements of a page, as a browser sees them."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.links, self.texts = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        given = dict(attributes)
+        self.links += [given[key] for key in ("src", "href", "data-src") if key in given]
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    return page(gather([write_study(tmp_path_factory.mktemp("study") / "s")]))
+
+
+def test_nothing_can_break_out(written):
+    outline = Outline(written)
+    assert outline.tags.count("script") == 3
+    assert "img" not in outline.tags
+    assert EVIL not in written
+    assert EVIL in "".join(outline.texts)  # it is there as text
+    assert in_script({"a": "</script><!--&"}) == '{"a":"\\u003c/script\\u003e\\u003c!--\\u0026"}'
+    assert json.loads(in_script({"a": EVIL})) == {"a": EVIL}
+
+
+def test_nothing_is_fetched(written):
+    links = Outline(written).links
+    assert all(link.startswith(("#", "data:,")) for link in links)
+    assert "default-src 'none'" in written
+    without = re.sub(r'<script type="text/plain" id="plotly-gzip">.*?</script>', "", written, flags=re.DOTALL)
+    assert "http://" not in without
+    assert "https://" not in without
+
+
+def test_every_section_is_there_with_headings_captions_and_labels(written):
+    for name in ("summary", "ranked", "course", "spread", "held", "lab", "ablations", "reproduction", "made"):
+        assert f'<section id="{name}"' in written
+        assert f'href="#{name}"' in written
+    assert written.count("<table ") == written.count("<caption>")
+    charts = re.findall(r'<div class="chart" id="chart-(\w+)" role="img" aria-label="[^"]+"', written)
+    assert charts == ["curves", "clients", "holdings", "layers", "methods", "mixing", "bytes"]
+    for chart in charts:
+        assert all(f'data-chart="{chart}" data-format="{kind}"' in written for kind in ("png", "svg", "csv"))
+
+
+def test_every_table_can_be_had_as_csv(written):
+    data = json.loads(re.search(r'id="report-data">(.*?)</script>', written, re.DOTALL)[1])
+    assert set(re.findall(r'data-table="([\w-]+)"', written)) == set(data["tables"])
+    assert data["tables"]["ranking"].startswith("method,seeds,")
+
+
+def test_many_clients_and_rounds_make_no_large_file(tmp_path):
+    counts = {"train": [[1] * 20] * 10_000, "test": [[1] * 20] * 10_000}
+    held = {"classes": 20, "clients": 10_000, "counts": counts}
+    write_run(tmp_path / "clients", [0.5], clients=10_000, holdings=held)
+    write_run(tmp_path / "rounds", [0.5] * 2000, name="local", lab=10, mixing=30, layers=("a", "b"), clients=1)
+    assert write_report(gather([tmp_path]), tmp_path / "report.html") < 6e6
+
+
+def test_a_report_may_be_replaced_and_nothing_else(tmp_path):
+    write_report(gather([write_run(tmp_path / "run", [0.5])]), tmp_path / "report.html")
+    assert is_report(tmp_path / "report.html")
+    (tmp_path / "other.html").write_text("<p>mine</p>", encoding="utf-8")
+    assert not is_report(tmp_path / "other.html")
+
+
+def test_a_regression_is_reported_by_its_loss(tmp_path):
+    folder = write_run(tmp_path / "run", [0.5, 0.6])
+    for name in ("rounds", "clients"):
+        lines = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
+        kept = [{k: v for k, v in line.items() if not k.endswith("accuracy")} for line in lines]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+    text = page(gather([folder]))
+    assert "fedper reaches a test loss of 1.4 (one seed)." in text
+    assert "Test loss of deployed models" in text
+
+
+# Verdicts
+
+
+def tell(folder, *entries):
+    folder.mkdir(exist_ok=True)
+    (folder / "verdicts.json").write_text(json.dumps(list(entries)), encoding="utf-8")
+    return folder
+
+
+GIVEN = {"paper": "P", "table": "1", "claim": "a beats b", "predicate": "a > b", "paper_value": 1.5, "measured": None}
+
+
+def test_verdicts_have_signs_words_and_colours(tmp_path):
+    folder = tell(tmp_path / "v", *({**GIVEN, "holds": holds, "reason": "why"} for holds in (True, False, None)))
+    assert [verdict.words for verdict in verdicts([folder])] == ["✓ holds", "✗ does not hold", "– not run"]
+    text = page(gather([folder]))  # without any run
+    assert "There are verdicts, but no runs." in text
+    assert "Claims that hold: 1; that do not: 1; that were not run: 1" in text
+    assert [text.count(f'class="left {look}"') for look in ("holds", "fails", "unrun")] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        (3, "verdict 1 is int, not an object"),
+        ({"paper": "P", "claim": "c"}, "verdict 1 lacks 'holds'"),
+        ({**GIVEN, "holds": "yes"}, "is true, false or null, not 'yes'"),
+        ({**GIVEN, "holds": 1}, "is true, false or null, not 1"),
+    ],
+)
+def test_verdicts_that_are_none_are_refused(tmp_path, entry, says):
+    with pytest.raises(RunError, match=says):
+        verdicts([tell(tmp_path / "v", entry)])
+
+
+def test_a_misspelt_key_of_a_verdict_is_refused(tmp_path):
+    with pytest.raises(UnknownNameError, match="did you mean 'predicate'"):
+        verdicts([tell(tmp_path / "v", {**GIVEN, "holds": True, "predicat": ""})])

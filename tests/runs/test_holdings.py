@@ -1,0 +1,62 @@
+"""Who holds what, as a run writes it down and as it is found out later."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from stratafl.data import federate
+from stratafl.errors import RunError
+from stratafl.experiment import Experiment, with_settings
+from stratafl.runs import Run
+from stratafl.runs import holdings as module
+from stratafl.runs.holdings import HOLDINGS, held, holdings
+
+SMALL = ("data.clients=3", "model.hidden=[4]", "run.rounds=1")
+
+
+def federation(y=(0, 1, 1, 2, 2, 2, 0, 0)):
+    x = np.zeros((8, 2), dtype=np.float32)
+    return federate(x, np.array(y), [[0, 1, 2, 3], [4, 5, 6, 7]], test=0.25, seed=0)
+
+
+def test_counts_are_those_of_the_samples():
+    told = holdings(federation())
+    assert (told["classes"], told["clients"]) == (3, 2)
+    total = np.array(told["counts"]["train"]) + np.array(told["counts"]["test"])
+    assert total.tolist() == [[1, 2, 1], [2, 0, 2]]
+    assert np.array(told["counts"]["test"]).sum(axis=1).tolist() == [1, 1]
+
+
+def test_without_classes_or_with_too_many_there_are_totals(monkeypatch):
+    assert holdings(federation(np.linspace(0, 1, 8, dtype=np.float32)))["counts"]["train"] == [[3], [3]]
+    monkeypatch.setattr(module, "CELLS", 5)
+    told = holdings(federation())
+    assert (told["classes"], told["counts"]["test"]) == (None, [[1], [1]])
+
+
+def test_a_run_writes_it_down_and_it_can_be_found_out_again(tmp_path):
+    experiment = with_settings(Experiment(), SMALL)
+    with Run.create(experiment, tmp_path / "run") as run:
+        expected = run.sim.workshop.federation.class_counts("train").tolist()
+    path = tmp_path / "run" / HOLDINGS
+    written = held(tmp_path / "run", experiment)
+    assert written == json.loads(path.read_text(encoding="utf-8"))
+    assert written["counts"]["train"] == expected
+    path.unlink()  # a run of an older version
+    assert held(tmp_path / "run", experiment) == written
+
+
+def test_what_is_gone_or_not_sound_is_not_known(tmp_path):
+    experiment = with_settings(Experiment(), SMALL)
+    elsewhere = replace(experiment, data=replace(experiment.data, name=str(tmp_path / "gone.npz")))
+    assert held(tmp_path, elsewhere) is None
+    (tmp_path / "gone.npz").write_bytes(b"no arrays")
+    assert held(tmp_path, elsewhere) is None
+    for wrong in ({}, {"classes": 2, "counts": {"train": [[1]], "test": [[1]]}}, {"counts": {"train": []}}):
+        (tmp_path / HOLDINGS).write_text(json.dumps(wrong), encoding="utf-8")
+        assert held(tmp_path, experiment) is None
+    (tmp_path / HOLDINGS).write_text("{", encoding="utf-8")
+    with pytest.raises(RunError, match="damaged"):
+        held(tmp_path, experiment)
