@@ -108,6 +108,42 @@ def test_without_a_compiler_steps_are_captured_as_they_are(monkeypatch, caplog):
     assert "steps are not compiled: FileNotFoundError: no g++" in caplog.messages
 
 
+def test_a_cohort_without_a_whole_batch_stays_as_it_is():
+    """The last client has 4 samples, and batches of 8 that are not whole are dropped."""
+    for speed in (PLAIN, KEPT):
+        sim = made(fedavg(train=SGD(batch=8, drop_last=True)), speed)
+        before = sim.start()
+        after, _ = sim.round(before, Matrix(), torch.tensor([5]))
+        assert difference(before.server["theta"], after.server["theta"]) == 0
+
+
+def test_fields_may_change_places():
+    for speed in (PLAIN, KEPT):
+        sim = made(fedavg(), speed)
+        task = sim.task(torch.arange(3), sim.at(0))
+
+        def swapped(carry, held, stack):
+            return {"a": carry["b"], "b": carry["a"]}
+
+        given = {"a": torch.zeros(3), "b": torch.ones(3)}
+        done = task.scan(swapped, given, steps=3, batch=4, name="swapped")
+        assert (done["a"].tolist(), done["b"].tolist()) == ([1, 1, 1], [0, 0, 0])
+
+
+def test_a_program_for_one_client_is_not_made_to_serve_many():
+    sim = made(fedavg(train=SGD(steps=3)), KEPT)
+    progress = sim.start()
+    for cohort in ([0], [0, 1], [0, 1, 2, 3, 4, 5], [0]):
+        progress, _ = sim.round(progress, Matrix(), torch.tensor(cohort))
+    by_slots = sorted(program.slots for program in sim.workshop.programs._kept.values())
+    assert by_slots[-1] == 6
+
+
+def test_steps_are_compiled_without_being_captured_where_graphs_are_off():
+    assert not Programs(torch.device("cuda"), "on", captures=False)._graphs
+    assert Speed(graphs="off", compile="on").keeps(torch.device("cuda"))
+
+
 def test_bad_words_and_digits_without_a_gpu_are_refused():
     with pytest.raises(UnknownNameError, match="unknown precision 'fp16'"):
         Speed(precision="fp16")

@@ -239,6 +239,11 @@ def test_memory_of_a_client_grows_with_model_and_batch():
 # The debug executor
 
 
+def test_a_batch_wider_than_all_data_takes_what_the_data_take():
+    wide, whole = (tiny(fedavg(train=SGD(batch=batch))) for batch in (10**6, max(SIZES)))
+    assert wide.client_bytes == whole.client_bytes
+
+
 def test_debug_names_stage_client_and_layer():
     @record
     class Explode:
