@@ -24,6 +24,7 @@ class Brief:
 
     tables: dict[str, dict[str, Any]]
     identity: dict[str, str]
+    tuning: dict[str, Any]
     history: list[Line]
 
 
@@ -53,7 +54,7 @@ def hand_out(team: Team, experiment: Experiment, sim: Simulation, progress: Prog
         raise RunError(
             "several processes keep clients' memories in RAM, and run.store is disk: use one, or run.store=ram"
         )
-    team.told(Brief(to_tables(experiment), environment.identity(sim), history))
+    team.told(Brief(to_tables(experiment), environment.identity(sim), sim.workshop.tuning, history))
     return _dealt(team, sim, progress)
 
 
@@ -73,10 +74,10 @@ class Follower:
     """What every process but the first makes of a run; it goes on, and ends, when the first does."""
 
     def __init__(self, team: Team) -> None:
-        brief: Brief = team.told(Brief({}, {}, []))
+        brief: Brief = team.told(Brief({}, {}, {}, []))
         self.team, self.experiment = team, from_tables(brief.tables)
         self.history, self.notes = list(brief.history), list[str]()
-        self.sim = simulation_of(self.experiment)
+        self.sim = simulation_of(self.experiment, brief.tuning)
         for what, mine in environment.identity(self.sim).items():
             if brief.identity[what] != mine:
                 raise RunError(f"the {what} that it finds is not that of rank 0")
