@@ -18,7 +18,7 @@ from typing import Any
 from stratafl import settings
 from stratafl.algorithms import ALGORITHMS
 from stratafl.data import DATASETS, PARTITIONS
-from stratafl.errors import RecordError, StrataError, unknown
+from stratafl.errors import RecordError, StrataError, UnknownNameError, unknown
 from stratafl.models import MODELS
 from stratafl.settings import setting
 from stratafl.task.arithmetic import PRECISIONS
@@ -196,6 +196,8 @@ def with_settings(experiment: Experiment, given: Sequence[str]) -> Experiment:
     tables = to_tables(experiment)
     for each in given:
         table, key, value = _parsed(each)
+        if table in ALGORITHMS:
+            raise UnknownNameError(f"unknown table '{table}': an option of the method is set by algorithm.{key}=…")
         if table not in TABLES:
             raise unknown("table", table, TABLES)
         if table in ("algorithm", "model") and key == "name" and tables[table]["name"] != value:

@@ -29,6 +29,7 @@ def test_the_complete_configuration_goes_to_toml_and_back():
     ("setting", "says"),
     [
         ("trian.lr=0.1", "unknown table 'trian'; did you mean 'train'"),
+        ("fedlag.warmup=1", "unknown table 'fedlag': an option of the method is set by algorithm.warmup=…"),
         ("train.learning=0.1", r"unknown key of \[train\] 'learning'"),
         ("train.batchs=3", "unknown key of .train. 'batchs'; did you mean 'batch'"),
         ("train.lr=fast", "train.lr is a number, not 'fast'"),

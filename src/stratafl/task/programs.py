@@ -246,9 +246,7 @@ class Programs:
     Whether steps are compiled is decided, if nobody has decided it, when the second scan of a kind has been timed.
     """
 
-    def __init__(
-        self, device: torch.device, compile: str = "auto", *, captures: bool = True, tensors: int = 0
-    ) -> None:
+    def __init__(self, device: torch.device, compile: str = "auto", *, captures: bool = True, tensors: int = 0) -> None:
         self._device, self._graphs = device, captures and device.type == "cuda"
         self.compiles: bool | None = {"on": True, "off": False}.get(compile, None if self._graphs else False)
         self._pool = torch.cuda.graph_pool_handle() if self._graphs else None
