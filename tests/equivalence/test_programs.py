@@ -9,6 +9,7 @@ import torch
 from stratafl.algorithms import ALGORITHMS, algorithm, fedavg, fedprox, fedrep
 from stratafl.errors import RecordError, UnknownNameError
 from stratafl.execute import Matrix, simulation
+from stratafl.layers import select
 from stratafl.objectives import CrossEntropy
 from stratafl.policies import SGD, Exponential
 from stratafl.records import record
@@ -106,6 +107,53 @@ def test_without_a_compiler_steps_are_captured_as_they_are(monkeypatch, caplog):
     assert difference(plain, sim.run(Matrix()).tensors()) == 0
     assert sim.workshop.programs.compiles is False
     assert "steps are not compiled: FileNotFoundError: no g++" in caplog.messages
+
+
+def test_a_program_serves_only_what_it_was_made_for():
+    """Descents that differ in anything but their rate, one after the other in one workshop, as in phases."""
+    descents = [
+        SGD(lr=0.1),
+        SGD(lr=0.1, weight_decay=0.5),
+        SGD(lr=0.1, clip=0.01),
+        SGD(lr=0.1, momentum=0.9),
+        SGD(lr=0.1, batch=4),
+        SGD(lr=0.1, objective=Doubled()),
+        SGD(lr=0.1, layers=select("fc")),
+    ]
+    plain, kept = (made(fedavg(), speed) for speed in (PLAIN, KEPT))
+    for descent in descents:
+        after = [round_of(sim, descent) for sim in (plain, kept)]
+        assert difference(*after) == 0
+    assert len(kept.workshop.programs) == len(descents)
+
+
+def round_of(sim, descent):
+    progress, _ = replace(sim, algorithm=fedavg(train=descent)).round(sim.start(), Matrix())
+    return progress.tensors()
+
+
+@record
+class Doubled(CrossEntropy):
+    """Another objective on the same fields."""
+
+    def __call__(self, *given):
+        loss, carry, metrics = super().__call__(*given)
+        return 2 * loss, carry, metrics
+
+
+def test_rows_that_one_scan_shares_and_another_does_not():
+    """The same step for one anchor of all clients, and for one of each."""
+    sim = made(fedavg(), KEPT)
+    task = sim.task(torch.arange(3), sim.at(0))
+
+    def towards(carry, held, stack):
+        return {"x": carry["x"] + held["anchor"]}
+
+    for anchor in (torch.ones(1, 2).expand(3, 2), torch.arange(6.0).reshape(3, 2), torch.arange(6.0).reshape(3, 2)[:2]):
+        task = sim.task(torch.arange(len(anchor)), sim.at(0))
+        given = {"x": torch.zeros(len(anchor), 2)}
+        done = task.scan(towards, given, steps=2, batch=4, constants={"anchor": anchor}, name="towards")
+        assert torch.equal(done["x"], 2 * anchor)
 
 
 def test_a_cohort_without_a_whole_batch_stays_as_it_is():
