@@ -77,7 +77,9 @@ def checked(key: str, hint: Any, value: Any, limits: Mapping[str, Any] | None = 
     if isinstance(value, int) and not isinstance(value, bool) and float in kinds and int not in kinds:
         value = float(value)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise RecordError(f"{key} is {_WORDS.get(kinds[0], f'a {kinds[0].__name__}')}, not {value!r}")
+        names = ", ".join(sorted((limits or {}).get("among", ())))
+        wanted = f"one of {names}" if names else _WORDS.get(kinds[0], f"a {kinds[0].__name__}")
+        raise RecordError(f"{key} is {wanted}, not {value!r}")
     _check_limits(key, value, limits or {})
     return value
 

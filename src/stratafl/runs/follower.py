@@ -46,14 +46,19 @@ def trial_of(experiment: Experiment, sim: Simulation, team: Team) -> Trial:
     return Trial(sim, evaluate.every, evaluate.clients, Lab(evaluate.lab), executor)
 
 
+def refuse_disk(team: Team, sim: Simulation) -> None:
+    """Raise where several processes would keep memories on disk, which one alone can."""
+    if team.world > 1 and sim.store == "disk":
+        raise RunError(
+            "clients' memories would be on disk, and several processes keep them in RAM: use one, or run.store=ram"
+        )
+
+
 def hand_out(team: Team, experiment: Experiment, sim: Simulation, progress: Progress, history: list[Line]) -> Progress:
     """Tell the others what they need; what is left to the first is its own share of the memories."""
     if team.world == 1:
         return progress
-    if sim.store == "disk":
-        raise RunError(
-            "several processes keep clients' memories in RAM, and run.store is disk: use one, or run.store=ram"
-        )
+    refuse_disk(team, sim)
     team.told(Brief(to_tables(experiment), environment.identity(sim), sim.workshop.tuning, history))
     return _dealt(team, sim, progress)
 

@@ -48,7 +48,7 @@ from stratafl.runs.files import (
     write_json,
     write_whole,
 )
-from stratafl.runs.follower import Verdict, collected, hand_out, trial_of
+from stratafl.runs.follower import Verdict, collected, hand_out, refuse_disk, trial_of
 from stratafl.summary import stop_reason
 
 log = logging.getLogger("stratafl")
@@ -87,6 +87,7 @@ class Run:
         refuse_existing(folder)
         experiment = completed(anchored(experiment))
         sim = simulation_of(experiment)
+        refuse_disk(team, sim)
         tables = to_tables(experiment)
         identity = {"config": tables, **environment.identity(sim)}
         about = {**environment.describe(sim), "code": environment.code(experiment)}
