@@ -21,7 +21,7 @@ from stratafl.algorithms import ALGORITHMS
 from stratafl.data import PARTITIONS, Partition
 from stratafl.data.loading import check_name
 from stratafl.data.reading import NORMALISED
-from stratafl.errors import RecordError, StrataError, unknown
+from stratafl.errors import RecordError, StrataError, UnknownNameError, unknown
 from stratafl.models import MODELS
 from stratafl.protocols import PROTOCOLS
 from stratafl.settings import setting
@@ -271,6 +271,8 @@ def with_settings(experiment: Experiment, given: Sequence[str]) -> Experiment:
         if (table, key) == ("run", "protocol"):
             tables = _open_again(experiment, value)
     for table, key, value in parsed:
+        if table in ALGORITHMS:
+            raise UnknownNameError(f"unknown table '{table}': an option of the method is set by algorithm.{key}=…")
         if table not in TABLES:
             raise unknown("table", table, TABLES)
         if table in ("algorithm", "model") and key == "name" and tables[table]["name"] != value:

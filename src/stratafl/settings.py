@@ -87,7 +87,9 @@ def checked(key: str, hint: Any, value: Any, limits: Mapping[str, Any] | None = 
     if isinstance(value, list) and tuple in kinds:  # records never change
         value = tuple(value)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise RecordError(f"{key} is {_WORDS.get(kinds[0], f'a {kinds[0].__name__}')}, not {value!r}")
+        names = ", ".join(sorted((limits or {}).get("among", ())))
+        wanted = f"one of {names}" if names else _WORDS.get(kinds[0], f"a {kinds[0].__name__}")
+        raise RecordError(f"{key} is {wanted}, not {value!r}")
     _check_limits(key, value, limits or {})
     return value
 

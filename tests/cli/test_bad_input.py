@@ -376,6 +376,7 @@ for arguments in warm_up:  # everything is imported while root may read it
     assert run(arguments) == 0
 if os.geteuid() == 0:
     os.seteuid(65534)
+print("-", file=sys.stderr)
 os.chdir(sys.argv[2])
 for arguments in commands:
     print("code", run(arguments))
@@ -410,7 +411,7 @@ def test_a_read_only_folder_is_said_and_left_alone(read_only):
     given = json.dumps([commands("warm"), commands("new")])
     script = [sys.executable, "-c", UNPRIVILEGED, given, str(read_only)]
     done = subprocess.run(script, capture_output=True, text=True, check=True)
-    said = done.stderr.split("-\n")[:-1]
+    said = done.stderr.split("-\n")[1:-1]
     for text, path in zip(said, ("runs", "new", "table.csv", "done"), strict=True):
         assert "Permission denied" in checked_line(Result(2, "", text))
         assert path in text

@@ -30,10 +30,12 @@ def test_without_baselines_bars_are_times(strata):
     result = strata(*QUICK, "--methods", "fedavg", "--no-baselines")
     assert result.code == 0
     assert "bars: ms per client-step" in result.out
+    assert "medians of 1 round, " in result.out
+    assert (result.out + result.err).count("cores") == 1  # the machine is named once
 
 
 def test_a_size_that_does_not_fit_has_no_figures(strata, monkeypatch):
-    monkeypatch.setattr("stratafl.bench.engine.total_memory", lambda device: 2)
+    monkeypatch.setattr("stratafl.bench.engine.device_memory", lambda device: 2)
     result = strata(*QUICK, "--methods", "fedavg")
     assert result.code == 0
     assert "–" in result.out

@@ -9,6 +9,7 @@ import torch
 from stratafl.algorithms import ALGORITHMS, algorithm, fedavg, fedprox, fedrep
 from stratafl.errors import RecordError, UnknownNameError
 from stratafl.execute import Matrix, simulation
+from stratafl.layers import select
 from stratafl.objectives import CrossEntropy
 from stratafl.policies import SGD, Exponential
 from stratafl.records import record
@@ -106,6 +107,89 @@ def test_without_a_compiler_steps_are_captured_as_they_are(monkeypatch, caplog):
     assert difference(plain, sim.run(Matrix()).tensors()) == 0
     assert sim.workshop.programs.compiles is False
     assert "steps are not compiled: FileNotFoundError: no g++" in caplog.messages
+
+
+def test_a_program_serves_only_what_it_was_made_for():
+    """Descents that differ in anything but their rate, one after the other in one workshop, as in phases."""
+    descents = [
+        SGD(lr=0.1),
+        SGD(lr=0.1, weight_decay=0.5),
+        SGD(lr=0.1, clip=0.01),
+        SGD(lr=0.1, momentum=0.9),
+        SGD(lr=0.1, batch=4),
+        SGD(lr=0.1, objective=Doubled()),
+        SGD(lr=0.1, layers=select("fc")),
+    ]
+    plain, kept = (made(fedavg(), speed) for speed in (PLAIN, KEPT))
+    for descent in descents:
+        after = [round_of(sim, descent) for sim in (plain, kept)]
+        assert difference(*after) == 0
+    assert len(kept.workshop.programs) == len(descents)
+
+
+def round_of(sim, descent):
+    progress, _ = replace(sim, algorithm=fedavg(train=descent)).round(sim.start(), Matrix())
+    return progress.tensors()
+
+
+@record
+class Doubled(CrossEntropy):
+    """Another objective on the same fields."""
+
+    def __call__(self, *given):
+        loss, carry, metrics = super().__call__(*given)
+        return 2 * loss, carry, metrics
+
+
+def test_rows_that_one_scan_shares_and_another_does_not():
+    """The same step for one anchor of all clients, and for one of each."""
+    sim = made(fedavg(), KEPT)
+    task = sim.task(torch.arange(3), sim.at(0))
+
+    def towards(carry, held, stack):
+        return {"x": carry["x"] + held["anchor"]}
+
+    for anchor in (torch.ones(1, 2).expand(3, 2), torch.arange(6.0).reshape(3, 2), torch.arange(6.0).reshape(3, 2)[:2]):
+        task = sim.task(torch.arange(len(anchor)), sim.at(0))
+        given = {"x": torch.zeros(len(anchor), 2)}
+        done = task.scan(towards, given, steps=2, batch=4, constants={"anchor": anchor}, name="towards")
+        assert torch.equal(done["x"], 2 * anchor)
+
+
+def test_a_cohort_without_a_whole_batch_stays_as_it_is():
+    """The last client has 4 samples, and batches of 8 that are not whole are dropped."""
+    for speed in (PLAIN, KEPT):
+        sim = made(fedavg(train=SGD(batch=8, drop_last=True)), speed)
+        before = sim.start()
+        after, _ = sim.round(before, Matrix(), torch.tensor([5]))
+        assert difference(before.server["theta"], after.server["theta"]) == 0
+
+
+def test_fields_may_change_places():
+    for speed in (PLAIN, KEPT):
+        sim = made(fedavg(), speed)
+        task = sim.task(torch.arange(3), sim.at(0))
+
+        def swapped(carry, held, stack):
+            return {"a": carry["b"], "b": carry["a"]}
+
+        given = {"a": torch.zeros(3), "b": torch.ones(3)}
+        done = task.scan(swapped, given, steps=3, batch=4, name="swapped")
+        assert (done["a"].tolist(), done["b"].tolist()) == ([1, 1, 1], [0, 0, 0])
+
+
+def test_a_program_for_one_client_is_not_made_to_serve_many():
+    sim = made(fedavg(train=SGD(steps=3)), KEPT)
+    progress = sim.start()
+    for cohort in ([0], [0, 1], [0, 1, 2, 3, 4, 5], [0]):
+        progress, _ = sim.round(progress, Matrix(), torch.tensor(cohort))
+    by_slots = sorted(program.slots for program in sim.workshop.programs._kept.values())
+    assert by_slots[-1] == 6
+
+
+def test_steps_are_compiled_without_being_captured_where_graphs_are_off():
+    assert not Programs(torch.device("cuda"), "on", captures=False)._graphs
+    assert Speed(graphs="off", compile="on").keeps(torch.device("cuda"))
 
 
 def test_bad_words_and_digits_without_a_gpu_are_refused():

@@ -91,7 +91,7 @@ def test_options_cannot_be_set_as_a_whole():
         ({"heat": None}, "oven.heat is a number, not None"),
         ({"trays": 2.0}, "oven.trays is a whole number, not 2.0"),
         ({"trays": False}, "oven.trays is a whole number, not False"),
-        ({"mode": 3}, "oven.mode is a text, not 3"),
+        ({"mode": 3}, "oven.mode is one of fan, grill, not 3"),
         ({"light": 1}, "oven.light is true or false, not 1"),
         ({"light": "yes"}, "oven.light is true or false, not 'yes'"),
         ({"timer": "long"}, "oven.timer is a number, not 'long'"),

@@ -239,6 +239,22 @@ def test_memory_of_a_client_grows_with_model_and_batch():
 # The debug executor
 
 
+def test_a_limit_leaves_what_data_and_memories_do_not_take(monkeypatch):
+    """FedPer's memories stay in RAM, FedAvg has none; libraries and data were there before."""
+    monkeypatch.setattr("stratafl.execute.memory.resident", lambda: 300)
+    limit = 300 + 10**6
+    assert tiny(fedavg(), memory=limit).memory == 10**6
+    kept = tiny(fedper(), memory=limit)
+    assert kept.store == "ram"
+    assert kept.memory == 10**6 - kept.format.size * len(SIZES) < 10**6
+    assert tiny(fedper(), memory=limit, store="disk").memory == 10**6
+
+
+def test_a_batch_wider_than_all_data_takes_what_the_data_take():
+    wide, whole = (tiny(fedavg(train=SGD(batch=batch))) for batch in (10**6, max(SIZES)))
+    assert wide.client_bytes == whole.client_bytes
+
+
 def test_debug_names_stage_client_and_layer():
     @record
     class Explode:

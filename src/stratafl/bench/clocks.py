@@ -1,7 +1,6 @@
 """Seconds and bytes, read when the device has done what it was told."""
 
 import gc
-import os
 import resource
 import statistics
 import sys
@@ -73,10 +72,3 @@ def peak(device: torch.device) -> int:
         return int(line.split()[1]) * 1024
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
-
-
-def total_memory(device: torch.device) -> int:
-    """The bytes that there are."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

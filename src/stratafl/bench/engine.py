@@ -12,12 +12,13 @@ from torch import Tensor
 from stratafl.algorithm import Algorithm
 from stratafl.algorithms import ALGORITHMS
 from stratafl.bench.baselines import RATE
-from stratafl.bench.clocks import Seconds, now, total_memory
+from stratafl.bench.clocks import Seconds, now
 from stratafl.bench.workload import Subject, Workload
 from stratafl.data import Federation
 from stratafl.errors import unknown
 from stratafl.evaluate import scoreboard
 from stratafl.execute import Matrix, Simulation, simulation
+from stratafl.execute.memory import device_memory
 from stratafl.execute.round import Watch, unwatched
 from stratafl.execute.team import Alone
 from stratafl.layout import Layout
@@ -85,7 +86,7 @@ class EngineRun:
             participation=workload.cohort / workload.clients,
             device=device,
             speed=speed,
-            memory=total_memory(self.device) // 2,
+            memory=device_memory(self.device) // 2,
         )
         self.cohort = self.sim.ordered(self.sim.setup.sampled(0))
         self._everybody = torch.arange(workload.clients)

@@ -32,7 +32,7 @@ def show(asked: Request, json: Path | None, svg: Path | None) -> None:
     check_new([json, svg])
     found, said, console = machine(asked), remarks(), results()
     book, all_rows = Book(json, found), list[Row]()
-    said.print(Text(headline(found), style="dim"))
+    said.print(Text(f"rows to measure: {len(list(asked.cells()))}", style="dim"))
     for row in rows(asked):
         book.add(row)
         all_rows.append(row)
@@ -90,6 +90,6 @@ def _length(value: float, values: Sequence[float]) -> int:
 def _caption(found: Row, measured: Sequence[Row]) -> str:
     rounds = len(measured[0]["engine"]["rounds"]) if measured else 0
     return (
-        f"{headline(found)}; medians of {rounds} rounds, ratios best against best; "
+        f"{headline(found)}; medians of {rounds} round{'s' * (rounds != 1)}, ratios best against best; "
         "loop: clients one by one, loader: with a DataLoader each, both FedAvg on the same batches"
     )

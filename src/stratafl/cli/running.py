@@ -56,7 +56,10 @@ def resume(folder: Path, jobs: int, worker: bool) -> int:
             raise RunError(f"there is no folder '{folder}'")
         if is_comparison(folder):
             _refuse_ranks(team)
-        return Run.open(folder, team)
+        run = Run.open(folder, team)
+        if run.finished:
+            run.notes.append("this run is finished: nothing was left to do")
+        return run
 
     with together() as team:
         if team.world > 1 or not is_comparison(folder):

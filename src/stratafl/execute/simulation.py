@@ -69,7 +69,7 @@ class Simulation:
     def client_bytes(self) -> int:
         """About what one client at work takes."""
         momentum = any(getattr(step, "momentum", 0) for step in self.algorithm.steps)
-        return client_bytes(self.workshop, self.algorithm.batch, momentum)
+        return client_bytes(self.workshop, self.workshop.cut(self.algorithm.batch), momentum)
 
     @cached_property
     def visitor_bytes(self) -> int:

@@ -24,6 +24,7 @@ class Brief:
 
     tables: dict[str, dict[str, Any]]
     identity: dict[str, str]
+    tuning: dict[str, Any]
     history: list[Line]
 
 
@@ -45,15 +46,20 @@ def trial_of(experiment: Experiment, sim: Simulation, team: Team) -> Trial:
     return Trial(sim, evaluate.every, evaluate.clients, Lab(evaluate.lab), executor)
 
 
+def refuse_disk(team: Team, sim: Simulation) -> None:
+    """Raise where several processes would keep memories on disk, which one alone can."""
+    if team.world > 1 and sim.store == "disk":
+        raise RunError(
+            "clients' memories would be on disk, and several processes keep them in RAM: use one, or run.store=ram"
+        )
+
+
 def hand_out(team: Team, experiment: Experiment, sim: Simulation, progress: Progress, history: list[Line]) -> Progress:
     """Tell the others what they need; what is left to the first is its own share of the memories."""
     if team.world == 1:
         return progress
-    if sim.store == "disk":
-        raise RunError(
-            "several processes keep clients' memories in RAM, and run.store is disk: use one, or run.store=ram"
-        )
-    team.told(Brief(to_tables(experiment), environment.identity(sim), history))
+    refuse_disk(team, sim)
+    team.told(Brief(to_tables(experiment), environment.identity(sim), sim.workshop.tuning, history))
     return _dealt(team, sim, progress)
 
 
@@ -73,10 +79,10 @@ class Follower:
     """What every process but the first makes of a run; it goes on, and ends, when the first does."""
 
     def __init__(self, team: Team) -> None:
-        brief: Brief = team.told(Brief({}, {}, []))
+        brief: Brief = team.told(Brief({}, {}, {}, []))
         self.team, self.experiment = team, from_tables(brief.tables)
         self.history, self.notes = list(brief.history), list[str]()
-        self.sim = simulation_of(self.experiment)
+        self.sim = simulation_of(self.experiment, brief.tuning)
         for what, mine in environment.identity(self.sim).items():
             if brief.identity[what] != mine:
                 raise RunError(f"the {what} that it finds is not that of rank 0")

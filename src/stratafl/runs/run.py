@@ -51,7 +51,7 @@ from stratafl.runs.files import (
     write_json,
     write_whole,
 )
-from stratafl.runs.follower import Verdict, collected, hand_out, trial_of
+from stratafl.runs.follower import Verdict, collected, hand_out, refuse_disk, trial_of
 from stratafl.runs.holdings import write_holdings
 from stratafl.summary import stop_reason
 
@@ -93,6 +93,7 @@ class Run:
         experiment = completed(anchored(experiment))
         loggers.check(experiment.log.to)
         sim = simulation_of(experiment)
+        refuse_disk(team, sim)
         tables = to_tables(experiment)
         identity = {"config": tables, **environment.identity(sim)}
         about = {**environment.describe(sim), "code": environment.code(experiment)}

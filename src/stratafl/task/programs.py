@@ -31,6 +31,7 @@ Step = Callable[..., State]
 Data = tuple[Tensor, ...]
 Read = Callable[[Data, Tensor], tuple[Tensor, Tensor]]
 ROOM = 64  # the least steps that a program has room for: tracing and warming up take some, and room costs nothing
+MORE = 2  # times the slots that a program has, above which a cohort is worth another one
 WARM_UP = 2  # runs before a capture: libraries allocate on their first use, which a capture does not allow
 
 
@@ -103,9 +104,11 @@ class Program:
             samples, weight, noise = reel.at(self._at)
             stacks.append(Stack(*self._read(self._data, samples), weight, noise, ()))
         after = _leaves(self._step(self._state(self._carry), unflatten(self._held), *stacks))
-        for name, old in self._carry.items():
-            if after[name] is not old:
-                old.copy_(after[name])
+        moved = {name: x for name, x in after.items() if x is not self._carry[name]}
+        own = {_place(x) for x in self._carry.values()}
+        apart = {name: x.clone() if _place(x) in own else x for name, x in moved.items()}  # fields may change places
+        for name, x in apart.items():
+            self._carry[name].copy_(x)
         self._at.add_(1)
 
     def run(self, carry: State, held: State, reels: Sequence[Reel], steps: Sequence[int]) -> State:
@@ -146,6 +149,10 @@ class Program:
 def shared(x: Tensor) -> bool:
     """Whether all clients see one and the same row, which is then kept once."""
     return x.stride(0) == 0
+
+
+def _place(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
 
 
 def _leaves(state: State) -> Rows:
@@ -239,8 +246,8 @@ class Programs:
     Whether steps are compiled is decided, if nobody has decided it, when the second scan of a kind has been timed.
     """
 
-    def __init__(self, device: torch.device, compile: str = "auto", *, tensors: int = 0) -> None:
-        self._device, self._graphs = device, device.type == "cuda"
+    def __init__(self, device: torch.device, compile: str = "auto", *, captures: bool = True, tensors: int = 0) -> None:
+        self._device, self._graphs = device, captures and device.type == "cuda"
         self.compiles: bool | None = {"on": True, "off": False}.get(compile, None if self._graphs else False)
         self._pool = torch.cuda.graph_pool_handle() if self._graphs else None
         self._cost = COST[0] + COST[1] * tensors
@@ -274,9 +281,11 @@ class Programs:
         except TypeError:  # a name that cannot be compared cannot be found again
             return None
         program = self._kept.get(key)
-        slots = program.slots if program else enough(steps)
+        slots = enough(steps)
+        if program is not None and slots <= MORE * program.slots:
+            slots = program.slots
         length = duration(steps, slots)
-        if program is not None and program.length >= length:
+        if program is not None and program.slots == slots and program.length >= length:
             return self._timed(program, rounds_left, carry, held, reels, steps)
         program = Program(step, read, data, carry, held, reels, slots, max(length + length // 4, ROOM))
         try:

@@ -21,8 +21,8 @@ CONVOLUTIONS = ("auto", "product", "stock")
 class Speed:
     """Digits of products, steps kept as programs (captured on a GPU), steps compiled, and kinds of convolution.
 
-    `products` says of each convolution whether it is a product; empty, it is decided: on a CPU all are, because their
-    bits do not depend on who is beside a client; on a GPU by measurement.
+    `products` says of each convolution whether it is a product; without it, that is decided: on a CPU all are, because
+    their bits do not depend on who is beside a client; on a GPU by measurement.
     """
 
     precision: Precision = "fp32"

@@ -59,6 +59,10 @@ class Workshop:
         """How many steps are kept by now, as programs or as traces."""
         return self.engine.traces + (0 if self.programs is None else len(self.programs))
 
+    def cut(self, batch: int) -> int:
+        """A batch no wider than anybody's data, unless a BatchNorm needs more."""
+        return max(min(batch, int(self.federation.counts("train").max())), min(batch, self.smallest_batch))
+
     def task(self, ids: Tensor, rnd: Round, splits: tuple[str, ...] = ("train",), watched: bool = False) -> "Task":
         """The task of these clients in this round, with the splits they may look at."""
         return Task(self, ids, rnd, splits, watched)
@@ -151,9 +155,7 @@ class Task:
         a `name`, which stands for everything it closes over, is kept from scan to scan where that is faster.
         """
         if not drop_last:  # a batch wider than anybody's data would be nothing but padding
-            batch = max(
-                min(batch, int(self._shop.federation.counts("train").max())), min(batch, self._shop.smallest_batch)
-            )
+            batch = self._shop.cut(batch)
         if batch < self._shop.smallest_batch:
             raise ModelError(f"a BatchNorm of this model cannot train on batches of {batch}: 2 samples are the least")
         lock = plan(
@@ -167,6 +169,8 @@ class Task:
         names = [f"{purpose}/{draw}" for draw in range(draws)]
         if any(lock.dropped):
             self.note(f"{purpose}/dropped", torch.tensor(lock.dropped, device=self._shop.device))
+        if not lock.longest:  # nobody has a batch: drop_last, or single samples before a BatchNorm
+            return carry
         held = dict(constants or {})
         if self._shop.programs is not None and name is not None:
             reels = [self._reel(lock, each, shuffle, list(range(len(self)))) for each in names]

@@ -62,9 +62,13 @@ def workshop(
     _, features = chosen.outputs(rows, sample.unsqueeze(0), weight, (len(sample),))
     smallest = _smallest_batch(module, sample)
     kept = speed.keeps(device) and isinstance(chosen, StackedEngine)
-    programs = Programs(device, speed.compile, tensors=len(layout.specs)) if kept else None
+    programs = _programs(speed, device, layout) if kept else None
     width = features.flatten(2).shape[2]
     return Workshop(federation, chosen, layout, dtype, device, smallest, width, programs, speed)
+
+
+def _programs(speed: Speed, device: torch.device, layout: Layout) -> Programs:
+    return Programs(device, speed.compile, captures=speed.graphs != "off", tensors=len(layout.specs))
 
 
 def _sample(federation: Federation, dtype: torch.dtype) -> Tensor:
