@@ -141,8 +141,8 @@ def test_the_result_says_all_of_it(reproduced):
         assert words in text
     table = json.loads((reproduced.folder / "verdicts.json").read_text())
     assert [(v["paper"], v["table"], v["claim"], v["holds"]) for v in table] == [
-        ("a", "b", "Prox is better", None),
-        ("a", "b", "as printed", True),
+        ("a", "b: small", "Prox is better", None),
+        ("a", "b: small", "as printed", True),
     ]
 
 

@@ -19,7 +19,7 @@ from stratafl.cli import INTERRUPTED, reporting
 from stratafl.cli.consoles import remarks
 from stratafl.cli.driving import advance, interrupted
 from stratafl.cli.live import Display, Interrupt, Watch, interruptible
-from stratafl.errors import BusyError, RunError, StrataError
+from stratafl.errors import BusyError, StrataError
 from stratafl.measure import Line
 from stratafl.runs import Comparison, Member
 from stratafl.runs.files import read_lines
@@ -74,10 +74,7 @@ def drive(comparison: Comparison, jobs: int) -> int:
     if not done:
         return interrupted(comparison.folder)
     reporting.show([comparison.folder])
-    try:
-        reporting.write([comparison.folder], comparison.folder / reporting.REPORT)
-    except RunError as error:  # the runs are done and ranked all the same
-        remarks().print(f"note: no report was written: {error}", markup=False)
+    reporting.offer([comparison.folder], comparison.folder / reporting.REPORT)
     return 0
 
 

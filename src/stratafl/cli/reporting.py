@@ -66,6 +66,14 @@ def write(folders: Sequence[Path], path: Path) -> None:
     results().print(Text(f"report: {path} ({size(count)}, opens in any browser)"))
 
 
+def offer(folders: Sequence[Path], path: Path) -> None:
+    """The report at the end of something else, which is done all the same where none can be written."""
+    try:
+        write(folders, path)
+    except RunError as error:
+        remarks().print(f"note: no report was written: {error}", markup=False)
+
+
 def _refuse_foreign(path: Path) -> None:
     if path.is_dir():
         raise RunError(f"'{path}' is a folder: name a file, such as {path / REPORT}")

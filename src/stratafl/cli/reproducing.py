@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
+from stratafl.cli import reporting
 from stratafl.cli.consoles import remarks, results, warnings_on
 from stratafl.cli.driving import advance
 from stratafl.cli.live import Display, Interrupt, Watch, interruptible
@@ -46,6 +47,8 @@ def reproduce(
             stopped = _run(each, limit)
             judged = write(each, shlex.join(["strata", *sys.argv[1:]]), machine(), time.monotonic() - started)
             _show(each, judged)
+            if each.begun:
+                reporting.offer([each.folder, *each.begun], each.folder / reporting.REPORT)
             if stopped:
                 break
     return 0

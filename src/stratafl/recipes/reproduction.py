@@ -109,6 +109,11 @@ class Reproduction:
             found += verdicts(claim, self.numbers(claim.measure), self.printed(), columns)
         return found
 
+    @property
+    def begun(self) -> list[Path]:
+        """The run directories that hold anything."""
+        return list(dict.fromkeys(self.place(cell) for cell in self.cells if self.done(cell)))
+
     def not_run(self) -> list[str]:
         """What was not reached, and why."""
         open_cells = [cell for cell, one in self.outcomes() if one is None]
@@ -155,9 +160,8 @@ def verdict_table(recipe: Recipe, judged: Sequence[Verdict]) -> list[Mapping[str
     return [
         {
             "paper": paper,
-            "table": table,
+            "table": f"{table}: {v.column}",
             "claim": v.claim,
-            "column": v.column,
             "predicate": v.predicate,
             "paper_value": v.paper,
             "measured": v.measured,
