@@ -110,6 +110,7 @@ def run_round(
             examine(group, rows_of(desk, algorithm.row), trained)
         shifts.append(Shift(group, down, count_bytes(upload, layout, len(group)), dict(task.notes)))
         _check_rows(sim, shifts[-1].up, len(group), len(ids))
+        _wait(sim.workshop.device)
         paused = time.perf_counter()
         with executor.stage("fold", group, layout) as watch:
             total = algorithm.fold(rnd, server, total, executor.carry(upload, layout), group)
@@ -123,6 +124,12 @@ def run_round(
     served += time.perf_counter() - paused
     down, up, notes = _summed(shifts, ids)
     return server, kept, Report(ids, down, up, notes, time.perf_counter() - begin - served, served)
+
+
+def _wait(device: torch.device) -> None:
+    """Until a GPU has done what it was told: else the time of training would be counted where it is waited for."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _summed(shifts: list[Shift], ids: Tensor) -> tuple[Bytes, Bytes, State]:
