@@ -35,13 +35,18 @@ ACTING = {
 }
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: f"{s[0]}-{s[1]}")
+# Two settings in which both values of both keys occur; the other combinations take their time elsewhere.
+QUICK = (("follow", 0.5), ("local", 1.0))
+EVERY = [s if s in QUICK else pytest.param(s, marks=pytest.mark.slow) for s in SETTINGS]
+
+
+@pytest.mark.parametrize("setting", EVERY, ids=lambda s: f"{s[0]}-{s[1]}")
 @pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - set(ACTING)))
 def test_contract(name, setting):
     check_algorithm(algorithm(name), settings=[setting])
 
 
-@pytest.mark.parametrize(("rounds", "setting"), [(5, ("follow", 0.5)), (3, ("local", 1.0))])
+@pytest.mark.parametrize(("rounds", "setting"), [(5, QUICK[0]), pytest.param(3, QUICK[1], marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ACTING)
 def test_contract_of_methods_that_need_time_to_act(name, rounds, setting):
     check_algorithm(ACTING[name], rounds=rounds, settings=[setting])

@@ -13,6 +13,8 @@ from stratafl.policies import SGD
 from stratafl.task import lanes, replay
 from stratafl.testing import difference, everything
 
+LARGER = pytest.param("convnorm", marks=pytest.mark.slow)
+
 
 def run(model, steps=None, **options):
     sim = simulation(
@@ -25,7 +27,7 @@ def run(model, steps=None, **options):
     return everything(sim, sim.run(Matrix())), sim
 
 
-@pytest.mark.parametrize("model", ["mlp", "convnorm"])
+@pytest.mark.parametrize("model", ["mlp", LARGER])
 def test_traced_steps_give_the_same_bits(model, monkeypatch):
     monkeypatch.setattr(replay, "PATIENCE", 10**9)
     eager, sim = run(model)
@@ -37,7 +39,7 @@ def test_traced_steps_give_the_same_bits(model, monkeypatch):
 
 
 @pytest.mark.parametrize("steps", [None, 5])
-@pytest.mark.parametrize("model", ["mlp", "convnorm"])
+@pytest.mark.parametrize("model", ["mlp", LARGER])
 def test_lanes_give_the_same_bits(model, steps, monkeypatch):
     one, _ = run(model, steps)
     monkeypatch.setattr(lanes.torch, "get_num_threads", lambda: 3)
