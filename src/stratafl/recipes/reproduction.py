@@ -16,7 +16,7 @@ import tomli_w
 
 from stratafl.errors import DataError, RunError
 from stratafl.experiment import Experiment, read_toml, to_tables
-from stratafl.recipes.claims import Numbers, Printed, Verdict, verdicts
+from stratafl.recipes.judging import Numbers, Printed, Verdict, verdicts
 from stratafl.recipes.recipe import Cell, Recipe
 from stratafl.report.outcomes import Outcome, outcome
 from stratafl.runs import Run, is_run
@@ -96,17 +96,21 @@ class Reproduction:
                 table.setdefault((cell.row, cell.column), {})[cell.seed] = value
         return table
 
-    def printed(self) -> Printed:
+    def printed(self, measure: str = "score") -> Printed:
         """What the paper prints."""
-        return {(row.name, name): float(v) for row in self.recipe.rows for name, v in row.printed.items()}
+        return {(row.name, name): float(v) for row in self.recipe.rows for name, v in row.prints(measure).items()}
 
     def judged(self) -> list[Verdict]:
         """The verdicts on all claims."""
         columns, found = self.recipe.columns_at(self.scale), list[Verdict]()
+        controls = [row.name for row in self.recipe.rows if row.control]
         for claim in self.recipe.claims:
             if self.stand_in and claim.kind == "printed":
                 continue  # of other data
-            found += verdicts(claim, self.numbers(claim.measure), self.printed(), columns)
+            numbers = self.numbers(claim.measure)
+            if claim.kind == "best":
+                numbers = {place: number for place, number in numbers.items() if place[0] not in controls}
+            found += verdicts(claim, numbers, self.printed(claim.measure), columns)
         return found
 
     def not_run(self) -> list[str]:
@@ -135,18 +139,22 @@ def run_name(experiment: Experiment) -> str:
 
 
 def measured(one: Outcome, measure: str) -> float | None:
-    """A number of a run in the unit of papers: percent, rounds, seconds per round, bytes."""
+    """A number of a run as papers have it, see `MEASURES`."""
     numbers = one.numbers()
     if measure == "global":
         name = "client_accuracy" if one.config["evaluate"]["average"] == "clients" else "accuracy"
         found = next((line for line in one.lines if line["round"] == numbers["selected_round"]), {})
-        value = found.get(f"test.global.{name}")
+        stage = "received" if one.config["algorithm"]["name"] == "fedavg" else "global"  # everybody has FedAvg's
+        value = found.get(f"test.{stage}.{name}")
         return None if value is None else 100 * value
     if measure in ("score", "spread"):
         return 100 * numbers[measure] if measure in numbers else None
-    if measure == "seconds":
-        return numbers["seconds"] / numbers["rounds"]
-    return numbers["converged_round" if measure == "rounds" else "bytes"]
+    return {
+        "rounds": numbers["converged_round"],
+        "seconds": numbers["seconds"] / numbers["rounds"],
+        "time": numbers["converged_seconds"],
+        "bytes": numbers["bytes"] / numbers["rounds"] / 2**20,
+    }[measure]
 
 
 def verdict_table(recipe: Recipe, judged: Sequence[Verdict]) -> list[Mapping[str, Any]]:
