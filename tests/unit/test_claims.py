@@ -28,9 +28,9 @@ def test_a_gap_by_hand():
     found = gap(Claim("", "above"), NUMBERS, (A, "x"), (B, "x"))
     assert (found.mean, found.seeds) == (2.0, 2)
     assert found.margin == pytest.approx(12.706)
-    assert "within noise" in found.noise
+    assert found.text(Claim("", "above")) == "+2.0 (± 12.7 over 2 seeds, within noise)"
     alone = gap(Claim("", "above"), NUMBERS, (A, "x"), (C, "x"))
-    assert (alone.mean, alone.margin, alone.noise) == (10.0, None, "one seed")  # of the seed that both have
+    assert alone.text(Claim("", "above")) == "+10.0 (one seed)"  # of the seed that both have
 
 
 def test_less_is_better_for_costs():
@@ -47,7 +47,7 @@ def test_above(by, holds):
 def test_best_is_against_the_best_rival_and_not_against_itself():
     (found,) = judged("best", row=A)
     assert found.holds is True
-    assert "A +2.0 against B" in found.reason
+    assert "A against B: +2.0" in found.reason
     (found,) = judged("best", row=B)
     assert found.holds is False
     (found,) = judged("best", ("y",), row=A)  # B has seed 0 only, where it is 1.5 ahead
@@ -96,7 +96,7 @@ def test_widens_compares_two_leads_with_the_same_seed():
     """A is 3 ahead of B in x and 1.5 behind in y with seed 0, the only one that all four have."""
     found = over("widens", row=A, than=B, columns=["y", "x"])
     assert (found.holds, found.measured) == (True, "-1.50 → +2.00")
-    assert "+4.5 (one seed)" in found.reason
+    assert found.reason == "lead of A over B: +4.5 (one seed)"
     assert over("widens", row=A, than=B, columns=["y", "x"], by=4.5).holds is False
     assert over("widens", row=A, than=B, columns=["x", "y"]).holds is False
     assert over("widens", row=A, than=B, columns=["y", "x"], measure="rounds").holds is False
@@ -106,14 +106,14 @@ def test_widens_compares_two_leads_with_the_same_seed():
 def test_a_cost_is_shown_as_it_is():
     (found,) = judged("above", row=B, than=A, measure="rounds")
     assert found.holds is True
-    assert found.reason.startswith("B -2.0 against A")
+    assert found.reason.startswith("B against A: -2.0 (±")
 
 
 def test_columns_that_a_scale_leaves_out():
     """Claims are judged in the columns that are left; from a first to a last only if both are."""
     assert [v.column for v in judged("above", ("x",), row=A, than=B, columns=["x", "y"])] == ["x"]
     (found,) = judged("above", ("x",), row=A, than=B, columns=["y", "z"])
-    assert (found.column, found.holds, found.reason) == ("y, z", None, "not part of this scale")
+    assert (found.column, found.holds, found.reason) == ("y; z", None, "not part of this scale")
     assert judged("rises", ("x", "z"), row=A, columns=["x", "z", "y"])[0].holds is None
     assert judged("rises", ("x", "y"), row=A, columns=["x", "z", "y"])[0].column == "x → y"
     assert judged("flat", ("x", "y"), row=A, columns=["x", "y", "z"], within=9.0)[0].holds is True

@@ -210,8 +210,8 @@ def test_what_was_run_is_measured_and_what_was_not_is_listed(reproduced):
     said = reproduced.not_run()
     assert said == [
         "Prox, small, seed 0: 0 of 1 rounds",
-        "column large: not part of scale smoke",
-        "Other: 'other' is not in the catalogue",
+        "columns that are not part of scale smoke: large",
+        "methods that are not in the catalogue: Other",
     ]
     with reproduced.run(second) as run:
         assert isinstance(run, Run)

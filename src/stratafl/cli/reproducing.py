@@ -101,6 +101,7 @@ def _over(limit: float | None) -> bool:
 
 def _show(made: Reproduction, judged: Sequence[Verdict]) -> None:
     console = results()
+    console.print(Text(f"{made.recipe.name}: {made.recipe.title}", style="bold"))
     for measure in made.recipe.measures:
         console.print(_table(made, measure))
     for verdict in judged:
@@ -112,9 +113,8 @@ def _show(made: Reproduction, judged: Sequence[Verdict]) -> None:
 
 
 def _table(made: Reproduction, measure: str) -> Table:
-    title = f"{made.recipe.name}: {made.recipe.title}; {MEASURES[measure]}"
-    table = Table(title=title, title_justify="left", header_style="bold")
-    table.add_column("method")
+    table = Table(header_style="bold")
+    table.add_column(MEASURES[measure].replace(", ", "\n"))
     for name in made.recipe.columns_at(made.scale):
         table.add_column(f"{name}\npaper", justify="right")
         table.add_column("\nhere", justify="right")

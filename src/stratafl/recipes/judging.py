@@ -37,7 +37,8 @@ def verdicts(claim: Claim, numbers: Numbers, printed: Printed, columns: Sequence
         found = [judge(replace(claim, columns=run), numbers, printed, " → ".join(run))]
     else:
         found = []
-    return found or [_verdict(claim, ", ".join(asked), None, "not part of this scale")]
+    where = " → " if claim.kind in OVER_COLUMNS else "; "
+    return found or [_verdict(claim, where.join(asked), None, "not part of this scale")]
 
 
 @dataclass(frozen=True)
@@ -56,13 +57,14 @@ class Gap:
         margin = _T[min(len(each) - 1, len(_T)) - 1] * stdev(each) / sqrt(len(each)) if len(each) > 1 else None
         return Gap(fmean(each), margin, len(each))
 
-    @property
-    def noise(self) -> str:
-        """What is to be said of its size."""
+    def text(self, claim: Claim) -> str:
+        """It as a difference of the numbers themselves, and what is to be said of its size."""
+        digits = 2 if claim.measure in ("seconds", "time", "bytes") else 1
+        value = f"{round(claim.sign * self.mean, digits) + 0.0:+.{digits}f}"  # + 0.0: no minus before zero
         if self.margin is None:
-            return "one seed"
+            return f"{value} (one seed)"
         sure = abs(self.mean) > self.margin
-        return f"± {self.margin:.1f} over {self.seeds} seeds{'' if sure else ', within noise'}"
+        return f"{value} (± {self.margin:.{digits}f} over {self.seeds} seeds{'' if sure else ', within noise'})"
 
 
 def gap(claim: Claim, numbers: Numbers, a: Place, b: Place) -> Gap | None:
@@ -95,14 +97,10 @@ def _pairs(claim: Claim, numbers: Numbers, printed: Printed, column: str, pairs:
         if found is None:
             return _verdict(claim, column, None, f"'{a}' or '{b}' was not run")
         holds &= found.mean > claim.by
-        said.append(_against(claim, a, b, found))
+        said.append(f"{a} against {b}: {found.text(claim)}")
     paper = [text for a, b in pairs if (text := _difference(printed, (a, column), (b, column)))]
     shown = " · ".join(f"{name} {_number(mean(numbers, name, column))}" for name in dict.fromkeys(sum(pairs, ())))
     return _verdict(claim, column, holds, "; ".join(said), ", ".join(paper), shown)
-
-
-def _against(claim: Claim, a: str, b: str, found: Gap) -> str:
-    return f"{a} {claim.sign * found.mean:+.1f} against {b} ({found.noise})"
 
 
 def _difference(printed: Printed, a: Place, b: Place) -> str:
@@ -132,7 +130,7 @@ def _close(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Ver
         return _verdict(claim, column, None, f"'{a}' or '{b}' was not run")
     holds, paper = abs(found.mean) <= float(claim.within or 0), _difference(printed, (a, column), (b, column))
     shown = " · ".join(f"{name} {_number(mean(numbers, name, column))}" for name in (a, b))
-    return _verdict(claim, column, holds, _against(claim, a, b, found), paper, shown)
+    return _verdict(claim, column, holds, f"{a} against {b}: {found.text(claim)}", paper, shown)
 
 
 def _printed(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Verdict:
@@ -151,9 +149,9 @@ def _rises(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Ver
     found = gap(claim, numbers, last, first)
     if found is None:
         return _verdict(claim, column, None, f"'{row}' was not run in both columns")
-    risen, paper = claim.sign * found.mean, _difference(printed, last, first)
+    holds, paper = claim.sign * found.mean > claim.by, _difference(printed, last, first)
     shown = " → ".join(_number(mean(numbers, row, each)) for each in columns)
-    return _verdict(claim, column, risen > claim.by, f"{risen:+.1f} ({found.noise})", paper, shown)
+    return _verdict(claim, column, holds, found.text(claim), paper, shown)
 
 
 def _widens(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Verdict:
@@ -164,7 +162,7 @@ def _widens(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Ve
         return _verdict(claim, column, None, f"'{row}' or '{than}' was not run in both columns")
     shown = " → ".join(f"{fmean(lead.values()):+.2f}" for lead in leads)
     paper = " → ".join(_difference(printed, (row, each), (than, each)) for each in (columns[0], columns[-1]))
-    reason = f"the lead of {row} over {than} changes by {found.mean:+.1f} ({found.noise})"
+    reason = f"lead of {row} over {than}: {found.text(claim)}"
     return _verdict(claim, column, found.mean > claim.by, reason, paper.strip(" →"), shown)
 
 

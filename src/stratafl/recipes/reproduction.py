@@ -115,19 +115,18 @@ class Reproduction:
 
     def not_run(self) -> list[str]:
         """What was not reached, and why."""
-        open_cells = [cell for cell, one in self.outcomes() if one is None]
         lines = [
             f"{cell.row}, {cell.column}, seed {cell.seed}: "
             + self.refused.get(cell.column, f"{self.done(cell)} of {cell.experiment.run.rounds} rounds")
-            for cell in open_cells
+            for cell, one in self.outcomes()
+            if one is None
         ]
-        left_out = [c.name for c in self.recipe.columns if c.name not in self.recipe.columns_at(self.scale)]
         if self.stand_in:
             lines.append(f"the paper's own data: {self.stand_in}; no number compares, and rankings are no evidence")
-        lines += [f"column {name}: not part of scale {self.scale}" for name in left_out]
-        return lines + [
-            f"{row.name}: '{row.missing}' is not in the catalogue" for row in self.recipe.rows if row.missing
-        ]
+        left_out = [c.name for c in self.recipe.columns if c.name not in self.recipe.columns_at(self.scale)]
+        missing = [row.name for row in self.recipe.rows if row.missing]
+        lines += [f"columns that are not part of scale {self.scale}: {'; '.join(left_out)}"] if left_out else []
+        return lines + ([f"methods that are not in the catalogue: {', '.join(missing)}"] if missing else [])
 
 
 def run_name(experiment: Experiment) -> str:
