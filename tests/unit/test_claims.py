@@ -96,7 +96,7 @@ def test_widens_compares_two_leads_with_the_same_seed():
     """A is 3 ahead of B in x and 1.5 behind in y with seed 0, the only one that all four have."""
     found = over("widens", row=A, than=B, columns=["y", "x"])
     assert (found.holds, found.measured) == (True, "-1.50 → +2.00")
-    assert found.reason == "lead of A over B: +4.5 (one seed)"
+    assert found.reason == "the lead of A over B changes by +4.5 (one seed)"
     assert over("widens", row=A, than=B, columns=["y", "x"], by=4.5).holds is False
     assert over("widens", row=A, than=B, columns=["x", "y"]).holds is False
     assert over("widens", row=A, than=B, columns=["y", "x"], measure="rounds").holds is False

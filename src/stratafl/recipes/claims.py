@@ -28,7 +28,7 @@ MEASURES = {
 }
 MORE_IS_BETTER = ("score", "global")
 OVER_COLUMNS = ("rises", "widens", "flat")
-_NEEDS = {
+KINDS = {  # and what they need
     "best": ("row",),
     "above": ("row", "than"),
     "order": ("rows",),
@@ -74,10 +74,10 @@ class Claim:
 
     def check(self) -> None:
         """Refuse a claim that lacks something."""
-        if self.kind not in _NEEDS:
-            raise unknown("kind of claim", self.kind, _NEEDS)
+        if self.kind not in KINDS:
+            raise unknown("kind of claim", self.kind, KINDS)
         if self.measure not in MEASURES:
             raise unknown("measure", self.measure, MEASURES)
-        for name in _NEEDS[self.kind]:
+        for name in KINDS[self.kind]:
             if getattr(self, name) is None:
                 raise RecordError(f"the claim '{self.says}' is of kind {self.kind}, which needs '{name}'")

@@ -162,7 +162,7 @@ def _widens(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Ve
         return _verdict(claim, column, None, f"'{row}' or '{than}' was not run in both columns")
     shown = " → ".join(f"{fmean(lead.values()):+.2f}" for lead in leads)
     paper = " → ".join(_difference(printed, (row, each), (than, each)) for each in (columns[0], columns[-1]))
-    reason = f"lead of {row} over {than}: {found.text(claim)}"
+    reason = f"the lead of {row} over {than} changes by {found.text(claim)}"
     return _verdict(claim, column, found.mean > claim.by, reason, paper.strip(" →"), shown)
 
 
