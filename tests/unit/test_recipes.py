@@ -138,7 +138,8 @@ def test_numbers_of_several_measures(tmp_path):
     assert made.printed("rounds") == {("FLAYER", "large"): 27.0, ("FLAYER", "other"): 30.0}
     text = markdown(made, [], "", "", 0)
     assert "**rounds to convergence**" in text
-    assert "| FLAYER, s = 1 |  | not run |  |  |" in text  # nothing to run in the other column
+    assert "| method | large: paper | large: here | other: here |" in text  # nothing is printed in the other column
+    assert "| FLAYER, s = 1 |  | not run |  |" in text  # and of this row nothing is run
 
 
 def test_a_control_is_nobodys_rival(tmp_path, monkeypatch):

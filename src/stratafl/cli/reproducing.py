@@ -19,7 +19,7 @@ from stratafl.recipes import Cell, recipes
 from stratafl.recipes.claims import MEASURES
 from stratafl.recipes.judging import Verdict
 from stratafl.recipes.reproduction import RESULT, Reproduction
-from stratafl.recipes.writing import SIGNS, cells, tally, write
+from stratafl.recipes.writing import SIGNS, cells, heads, tally, write
 from stratafl.runs.environment import machine
 
 _STYLES = {True: "green", False: "red", None: "dim"}
@@ -115,9 +115,8 @@ def _show(made: Reproduction, judged: Sequence[Verdict]) -> None:
 def _table(made: Reproduction, measure: str) -> Table:
     table = Table(header_style="bold")
     table.add_column(MEASURES[measure].replace(", ", "\n"))
-    for name in made.recipe.columns_at(made.scale):
-        table.add_column(f"{name}\npaper", justify="right")
-        table.add_column("\nhere", justify="right")
+    for name, what in heads(made, measure):
+        table.add_column(f"{name}\n{what}", justify="right")
     for row, texts in cells(made, measure):
         table.add_row(row.name, *texts, style="dim" if row.missing else None)
     return table

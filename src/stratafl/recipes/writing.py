@@ -45,20 +45,24 @@ def markdown(made: Reproduction, judged: Sequence[Verdict], command: str, machin
 
 def table(made: Reproduction, measure: str) -> list[str]:
     """Rows × columns: what the paper prints, and what was measured."""
-    head = [f"{name}: {what}" for name in made.recipe.columns_at(made.scale) for what in ("paper", "measured")]
+    head = [f"{name}: {what}" for name, what in heads(made, measure)]
     lines = ["| method | " + " | ".join(head) + " |", "|---" * (len(head) + 1) + "|"]
     return lines + ["| " + " | ".join([row.name, *texts]) + " |" for row, texts in cells(made, measure)]
 
 
+def heads(made: Reproduction, measure: str) -> list[tuple[str, str]]:
+    """Each column as "paper", if anything is printed in it, and as "here"."""
+    printed = {column for _, column in made.printed(measure)}
+    both = [(name, what) for name in made.recipe.columns_at(made.scale) for what in ("paper", "here")]
+    return [(name, what) for name, what in both if what == "here" or name in printed]
+
+
 def cells(made: Reproduction, measure: str) -> Iterator[tuple[Row, list[str]]]:
-    """Each row with its cells: for every column what the paper prints, and mean and deviation over seeds."""
-    printed, numbers = made.printed(measure), made.numbers(measure)
+    """Each row with its cells: what the paper prints, or mean and deviation over seeds."""
+    printed, numbers, columns = made.printed(measure), made.numbers(measure), heads(made, measure)
     for row in made.recipe.rows:
-        texts = []
-        for name in made.recipe.columns_at(made.scale):
-            there = printed.get((row.name, name))
-            texts += ["" if there is None else f"{there:.2f}", _here(row, name, numbers)]
-        yield row, texts
+        paper = {name: f"{value:.2f}" for (owner, name), value in printed.items() if owner == row.name}
+        yield row, [paper.get(name, "") if what == "paper" else _here(row, name, numbers) for name, what in columns]
 
 
 def _here(row: Row, column: str, numbers: Numbers) -> str:
