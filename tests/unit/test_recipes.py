@@ -148,6 +148,10 @@ def test_a_control_is_nobodys_rival(tmp_path, monkeypatch):
     numbers = {(row, "large"): {0: score} for row, score in scores.items()}
     monkeypatch.setattr(Reproduction, "numbers", lambda *_: numbers)
     assert made.judged()[0].holds is True
+    assert "catalogue" not in made.judged()[0].reason
+    more = RICH.replace("[scales.smoke]", '[[rows]]\nname = "APPLE"\nmissing = "apple"\n[scales.smoke]')
+    (found, *_) = Reproduction(tmp_path, read("a/b", more), "full").judged()
+    assert found.reason == "FLAYER against FedAvg: +10.0 (one seed); 1 rival is not in the catalogue"
 
 
 def test_measures_of_a_run(reproduced):

@@ -7,7 +7,7 @@ flayer-table2-short/               reproduce.toml, verdicts.json and result.md o
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -103,15 +103,25 @@ class Reproduction:
     def judged(self) -> list[Verdict]:
         """The verdicts on all claims."""
         columns, found = self.recipe.columns_at(self.scale), list[Verdict]()
-        controls = [row.name for row in self.recipe.rows if row.control]
         for claim in self.recipe.claims:
             if self.stand_in and claim.kind == "printed":
                 continue  # of other data
-            numbers = self.numbers(claim.measure)
+            numbers, printed = self.numbers(claim.measure), self.printed(claim.measure)
             if claim.kind == "best":
-                numbers = {place: number for place, number in numbers.items() if place[0] not in controls}
-            found += verdicts(claim, numbers, self.printed(claim.measure), columns)
+                found += self._against_rivals(verdicts(claim, self._without_controls(numbers), printed, columns))
+            else:
+                found += verdicts(claim, numbers, printed, columns)
         return found
+
+    def _without_controls(self, numbers: Numbers) -> Numbers:
+        controls = [row.name for row in self.recipe.rows if row.control]
+        return {place: number for place, number in numbers.items() if place[0] not in controls}
+
+    def _against_rivals(self, found: list[Verdict]) -> list[Verdict]:
+        """Verdicts that say how many rivals there were not."""
+        missing = sum(row.missing is not None for row in self.recipe.rows)
+        said = f"; {missing} {'rival is' if missing == 1 else 'rivals are'} not in the catalogue" if missing else ""
+        return [v if v.holds is None else replace(v, reason=v.reason + said) for v in found]
 
     def not_run(self) -> list[str]:
         """What was not reached, and why."""
