@@ -23,6 +23,7 @@ from stratafl.runs import Run, is_run
 from stratafl.runs.files import write_whole
 
 FILE, VERDICTS, RESULT = "reproduce.toml", "verdicts.json", "result.md"
+FEW = 10  # columns that are left out are named, unless there are more
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,8 @@ class Reproduction:
             lines.append(f"the paper's own data: {self.stand_in}; no number compares, and rankings are no evidence")
         left_out = [c.name for c in self.recipe.columns if c.name not in self.recipe.columns_at(self.scale)]
         missing = [row.name for row in self.recipe.rows if row.missing]
-        lines += [f"columns that are not part of scale {self.scale}: {'; '.join(left_out)}"] if left_out else []
+        named = "; ".join(left_out) if len(left_out) <= FEW else f"{len(left_out)} of {len(self.recipe.columns)}"
+        lines += [f"columns that are not part of scale {self.scale}: {named}"] if left_out else []
         return lines + ([f"methods that are not in the catalogue: {', '.join(missing)}"] if missing else [])
 
 
