@@ -3,7 +3,8 @@
 import pytest
 
 from stratafl.errors import RecordError, UnknownNameError
-from stratafl.recipes.claims import Claim, gap, verdicts
+from stratafl.recipes.claims import Claim
+from stratafl.recipes.judging import gap, verdicts
 
 A, B, C = "A", "B", "C"
 NUMBERS = {
@@ -27,9 +28,9 @@ def test_a_gap_by_hand():
     found = gap(Claim("", "above"), NUMBERS, (A, "x"), (B, "x"))
     assert (found.mean, found.seeds) == (2.0, 2)
     assert found.margin == pytest.approx(12.706)
-    assert "within noise" in found.noise
+    assert found.text(Claim("", "above")) == "+2.0 (± 12.7 over 2 seeds, within noise)"
     alone = gap(Claim("", "above"), NUMBERS, (A, "x"), (C, "x"))
-    assert (alone.mean, alone.margin, alone.noise) == (10.0, None, "one seed")  # of the seed that both have
+    assert alone.text(Claim("", "above")) == "+10.0 (one seed)"  # of the seed that both have
 
 
 def test_less_is_better_for_costs():
@@ -46,7 +47,7 @@ def test_above(by, holds):
 def test_best_is_against_the_best_rival_and_not_against_itself():
     (found,) = judged("best", row=A)
     assert found.holds is True
-    assert "A +2.0 against B" in found.reason
+    assert "A against B: +2.0" in found.reason
     (found,) = judged("best", row=B)
     assert found.holds is False
     (found,) = judged("best", ("y",), row=A)  # B has seed 0 only, where it is 1.5 ahead
@@ -71,14 +72,51 @@ def test_printed():
     assert judged("printed", ("z",), row=A, within=1.0)[0].holds is None
 
 
+def over(kind, **keys):
+    (found,) = judged(kind, ("x", "y", "z"), **keys)
+    return found
+
+
 def test_rises_and_flat_go_over_columns():
-    (found,) = judged("rises", row=A, columns=["x", "y"])
+    found = over("rises", row=A, columns=["x", "y"])
     assert (found.holds, found.column, found.measured) == (True, "x → y", "62.00 → 71.00")
-    assert judged("rises", row=A, columns=["y", "x"])[0].holds is False
-    assert judged("rises", row=A, columns=["x", "y"], by=9.0)[0].holds is False
-    assert judged("flat", row=A, columns=["x", "y"], within=9.0)[0].holds is True
-    assert judged("flat", row=A, columns=["x", "y"], within=8.9)[0].holds is False
-    assert judged("flat", row=A, columns=["x", "z"], within=8.9)[0].holds is None
+    assert over("rises", row=A, columns=["y", "x"]).holds is False
+    assert over("rises", row=A, columns=["x", "y"], by=9.0).holds is False
+    assert over("flat", row=A, columns=["x", "y"], within=9.0).holds is True
+    assert over("flat", row=A, columns=["x", "y"], within=8.9).holds is False
+    assert over("flat", row=A, columns=["x", "z"], within=8.9).holds is None
+
+
+def test_what_rises_is_the_number_also_where_less_is_better():
+    assert over("rises", row=A, columns=["x", "y"], measure="spread").holds is True
+    assert over("rises", row=A, columns=["x", "y"], measure="spread").reason.startswith("+9.0")
+
+
+def test_widens_compares_two_leads_with_the_same_seed():
+    """A is 3 ahead of B in x and 1.5 behind in y with seed 0, the only one that all four have."""
+    found = over("widens", row=A, than=B, columns=["y", "x"])
+    assert (found.holds, found.measured) == (True, "-1.50 → +2.00")
+    assert found.reason == "the lead of A over B changes by +4.5 (one seed)"
+    assert over("widens", row=A, than=B, columns=["y", "x"], by=4.5).holds is False
+    assert over("widens", row=A, than=B, columns=["x", "y"]).holds is False
+    assert over("widens", row=A, than=B, columns=["y", "x"], measure="rounds").holds is False
+    assert over("widens", row=A, than=C, columns=["x", "y"]).holds is None
+
+
+def test_a_cost_is_shown_as_it_is():
+    (found,) = judged("above", row=B, than=A, measure="rounds")
+    assert found.holds is True
+    assert found.reason.startswith("B against A: -2.0 (±")
+
+
+def test_columns_that_a_scale_leaves_out():
+    """Claims are judged in the columns that are left; from a first to a last only if both are."""
+    assert [v.column for v in judged("above", ("x",), row=A, than=B, columns=["x", "y"])] == ["x"]
+    (found,) = judged("above", ("x",), row=A, than=B, columns=["y", "z"])
+    assert (found.column, found.holds, found.reason) == ("y; z", None, "not part of this scale")
+    assert judged("rises", ("x", "y"), row=A, columns=["x", "y", "z"])[0].holds is None
+    assert judged("rises", ("x", "y"), row=A, columns=["x", "z", "y"])[0].column == "x → y"
+    assert judged("flat", ("x", "y"), row=A, columns=["x", "y", "z"], within=9.0)[0].holds is True
 
 
 def test_a_verdict_for_every_column_that_was_asked_for():

@@ -19,6 +19,8 @@ from stratafl.data import PARTITIONS, digits, federate
 from stratafl.experiment import TABLES, from_tables, partition_of
 from stratafl.models import MODELS
 from stratafl.plugins import parameters
+from stratafl.recipes import read, recipe_names
+from stratafl.recipes.claims import KINDS
 from stratafl.settings import documented
 from stratafl.testing import check_algorithm, check_law
 
@@ -125,3 +127,20 @@ def test_the_commands_of_the_readme_exist(line, capsys):
     assert strata([words[1], "--help"]) == 0
     printed = capsys.readouterr().out
     assert all(option in printed for option in words if option.startswith("--"))
+
+
+def test_the_recipes_are_those_that_there_are():
+    listed = re.findall(r"^\| `(\w+/\w+)` \|", text("docs/recipes.md"), re.MULTILINE)
+    assert sorted(listed) == recipe_names()
+
+
+def test_the_kinds_of_claims_are_those_that_there_are():
+    assert set(re.findall(r"^\| `(\w+)` \| (?:the|a|each|two) ", text("docs/recipes.md"), re.MULTILINE)) >= set(KINDS)
+
+
+def test_the_recipe_of_the_document_can_be_put_together():
+    recipe = read("a/b", blocks("docs/recipes.md", "toml")[0])
+    assert [(c.row, dict(c.experiment.algorithm.options)) for c in recipe.cells("smoke")[:2]] == [
+        ("FedAvg", {}),
+        ("FedPer", {"personal": "last:2"}),
+    ]

@@ -75,6 +75,97 @@ def test_settings_in_their_order():
     assert recipe.cells("full")[0].experiment.run.rounds == 2
 
 
+RICH = """
+title = "A table"
+protocol = "pfllib"
+settings = { "data.partition" = "pfedla1", "data.samples" = 60, "run.rounds" = 2 }
+[[columns]]
+name = "large"
+settings = { "model.name" = "resnet20", "model.blocks" = [2, 3, 4], "flayer.s" = 2, "fedper.personal" = "blocks:2" }
+[[columns]]
+name = "other"
+smoke = { "data.alpha" = 0.3 }
+[[rows]]
+name = "FLAYER"
+settings = { "algorithm.name" = "flayer" }
+printed = { large = 50 }
+also = { rounds = { large = 27, other = 30 } }
+[[rows]]
+name = "FLAYER, s = 1"
+settings = { "algorithm.name" = "flayer", "algorithm.s" = 1, "algorithm.mask" = false }
+columns = ["large"]
+control = true
+[[rows]]
+name = "FedAvg"
+settings = { "algorithm.name" = "fedavg" }
+[scales.smoke]
+settings = { "model.name" = "mlp", "data.partition" = "dirichlet" }
+[scales.full]
+[[claims]]
+says = "FLAYER is best"
+kind = "best"
+row = "FLAYER"
+"""
+
+
+def test_an_option_of_one_method_is_for_it_alone():
+    found = {(c.row, c.column): dict(c.experiment.algorithm.options) for c in read("a/b", RICH).cells("full")}
+    assert found["FLAYER", "large"] == {"s": 2}
+    assert found["FLAYER, s = 1", "large"] == {"s": 1, "mask": False}  # the row goes before the column
+    assert found["FedAvg", "large"] == found["FLAYER", "other"] == {}
+
+
+def test_another_model_or_partition_leaves_options_behind():
+    recipe = read("a/b", RICH)
+    full, smoke = (recipe.cells(scale)[0].experiment for scale in ("full", "smoke"))
+    assert (full.model.name, dict(full.model.options)) == ("resnet20", {"blocks": [2, 3, 4]})
+    assert (smoke.model.name, dict(smoke.model.options)) == ("mlp", {})
+    assert (dict(full.data.options), dict(smoke.data.options)) == ({"samples": 60}, {})
+
+
+def test_columns_of_a_row_and_settings_of_smoke_alone():
+    cells = {scale: read("a/b", RICH).cells(scale) for scale in ("smoke", "full")}
+    assert [c.row for c in cells["full"] if c.column == "other"] == ["FLAYER", "FedAvg"]
+    assert [c.experiment.data.alpha for c in cells["smoke"] if c.column == "other"] == [0.3, 0.3]
+    assert [c.experiment.data.alpha for c in cells["full"] if c.column == "other"] == [0.1, 0.1]
+
+
+def test_numbers_of_several_measures(tmp_path):
+    recipe = read("a/b", RICH)
+    made = Reproduction(tmp_path, recipe, "full")
+    assert recipe.measures == ["score", "rounds"]
+    assert made.printed() == {("FLAYER", "large"): 50.0}
+    assert made.printed("rounds") == {("FLAYER", "large"): 27.0, ("FLAYER", "other"): 30.0}
+    text = markdown(made, [], "", "", 0)
+    assert "**rounds to convergence**" in text
+    assert "| method | large: paper | large: here | other: here |" in text  # nothing is printed in the other column
+    assert "| FLAYER, s = 1 |  | not run |  |" in text  # and of this row nothing is run
+
+
+def test_a_control_is_nobodys_rival(tmp_path, monkeypatch):
+    made = Reproduction(tmp_path, read("a/b", RICH), "full")
+    scores = {"FLAYER": 50.0, "FLAYER, s = 1": 60.0, "FedAvg": 40.0}
+    numbers = {(row, "large"): {0: score} for row, score in scores.items()}
+    monkeypatch.setattr(Reproduction, "numbers", lambda *_: numbers)
+    assert made.judged()[0].holds is True
+    assert "catalogue" not in made.judged()[0].reason
+    more = RICH.replace("[scales.smoke]", '[[rows]]\nname = "APPLE"\nmissing = "apple"\n[scales.smoke]')
+    (found, *_) = Reproduction(tmp_path, read("a/b", more), "full").judged()
+    assert found.reason == "FLAYER against FedAvg: +10.0 (one seed); 1 rival is not in the catalogue"
+
+
+def test_measures_of_a_run(reproduced):
+    with reproduced.run(reproduced.cells[0]) as run:
+        (line,) = list(run.rounds())
+    sent = (line["bytes.up"] + line["bytes.down"]) / 2**20
+    spent = line["seconds.train"] + line["seconds.server"]
+    place = ("FedAvg", "small")  # whose received model is the server's
+    assert reproduced.numbers("bytes")[place] == {0: pytest.approx(sent)}
+    assert reproduced.numbers("rounds")[place] == {0: 1}
+    assert reproduced.numbers("seconds")[place] == reproduced.numbers("time")[place] == {0: pytest.approx(spent)}
+    assert reproduced.numbers("global")[place] == {0: pytest.approx(100 * line["test.received.accuracy"])}
+
+
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
@@ -124,8 +215,8 @@ def test_what_was_run_is_measured_and_what_was_not_is_listed(reproduced):
     said = reproduced.not_run()
     assert said == [
         "Prox, small, seed 0: 0 of 1 rounds",
-        "column large: not part of scale smoke",
-        "Other: 'other' is not in the catalogue",
+        "columns that are not part of scale smoke: large",
+        "methods that are not in the catalogue: Other",
     ]
     with reproduced.run(second) as run:
         assert isinstance(run, Run)

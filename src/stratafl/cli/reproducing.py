@@ -17,9 +17,10 @@ from stratafl.cli.live import Display, Interrupt, Watch, interruptible
 from stratafl.errors import BusyError, DataError, RecordError
 from stratafl.measure import Line
 from stratafl.recipes import Cell, recipes
-from stratafl.recipes.claims import Verdict
+from stratafl.recipes.claims import MEASURES
+from stratafl.recipes.judging import Verdict
 from stratafl.recipes.reproduction import RESULT, Reproduction
-from stratafl.recipes.writing import SIGNS, cell, tally, write
+from stratafl.recipes.writing import SIGNS, cells, heads, tally, write
 from stratafl.runs.environment import machine
 
 _STYLES = {True: "green", False: "red", None: "dim"}
@@ -102,23 +103,23 @@ def _over(limit: float | None) -> bool:
 
 
 def _show(made: Reproduction, judged: Sequence[Verdict]) -> None:
-    console, numbers, printed = results(), made.numbers(), made.printed()
-    columns = made.recipe.columns_at(made.scale)
-    table = Table(title=f"{made.recipe.name}: {made.recipe.title}", title_justify="left", header_style="bold")
-    table.add_column("method")
-    for name in columns:
-        table.add_column(f"{name}\npaper", justify="right")
-        table.add_column("\nhere", justify="right")
-    for row in made.recipe.rows:
-        pairs = [(printed.get((row.name, name)), cell(numbers, row.name, name)) for name in columns]
-        here = ["missing" if row.missing else there for _, there in pairs]
-        paper = ["" if value is None else f"{value:.2f}" for value, _ in pairs]
-        cells = [text for pair in zip(paper, here, strict=True) for text in pair]
-        table.add_row(row.name, *cells, style="dim" if row.missing else None)
-    console.print(table)
+    console = results()
+    console.print(Text(f"{made.recipe.name}: {made.recipe.title}", style="bold"))
+    for measure in made.recipe.measures:
+        console.print(_table(made, measure))
     for verdict in judged:
         line = f"{SIGNS[verdict.holds]}: {verdict.claim} [{verdict.column}] {verdict.reason}"
         console.print(Text(line, style=_STYLES[verdict.holds]))
     for left in made.not_run():
         console.print(Text(f"not run: {left}", style="dim"))
     console.print(Text(f"{tally(judged)}; written to {made.folder / RESULT}", style="bold"))
+
+
+def _table(made: Reproduction, measure: str) -> Table:
+    table = Table(header_style="bold")
+    table.add_column(MEASURES[measure].replace(", ", "\n"))
+    for name, what in heads(made, measure):
+        table.add_column(f"{name}\n{what}", justify="right")
+    for row, texts in cells(made, measure):
+        table.add_row(row.name, *texts, style="dim" if row.missing else None)
+    return table

@@ -3,23 +3,23 @@
 title = "…"                                what it is
 protocol = "flayer"                        how the paper sets up and reads its experiments
 [settings]                                 of all cells, as "table.key" = value
-[[columns]] name, settings
+[[columns]] name, settings                 and `smoke`, the settings that scale smoke has in addition
 [[rows]]    name, settings, printed = {column = number}; or `missing = "method"` where we have none
 [scales.smoke] seeds, settings, columns    and short, full: what is run; the settings go before all others
 [[claims]]  says, kind, …                  written before the run, see `claims`
+
+Settings of the recipe, column, row, scale and command, in this order, the later before the earlier. `flayer.s` is the
+option of one method alone. Another model or partition leaves the options of the one before behind.
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from typing import Any
 
-from stratafl import settings
-from stratafl.errors import RecordError, StrataError, unknown
+from stratafl.algorithms import ALGORITHMS
+from stratafl.errors import unknown
 from stratafl.experiment import Experiment, with_settings
-from stratafl.recipes.claims import Claim
+from stratafl.recipes.claims import MEASURES, Claim
 
 SCALES = ("smoke", "short", "full")
 Settings = Mapping[str, Any]
@@ -31,6 +31,7 @@ class Column:
 
     name: str
     settings: Settings = field(default_factory=dict)
+    smoke: Settings = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,14 @@ class Row:
     name: str
     settings: Settings = field(default_factory=dict)
     printed: Mapping[str, Any] = field(default_factory=dict)
+    also: Mapping[str, Any] = field(default_factory=dict)  # what is printed of other measures than the score
+    columns: list[str] | None = None  # where it is run; None: everywhere
+    control: bool = False  # not of the paper, so that it is nobody's rival
     missing: str | None = None  # the method that it needs and that is not in the catalogue
+
+    def prints(self, measure: str) -> Mapping[str, float]:
+        """What the paper prints of a measure, by column."""
+        return self.printed if measure == "score" else self.also.get(measure, {})
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,11 @@ class Recipe:
     claims: tuple[Claim, ...]
     settings: Settings = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    unit: str = "%"
+
+    @property
+    def measures(self) -> list[str]:
+        """The score, and what else the paper prints."""
+        return [name for name in MEASURES if name == "score" or any(row.prints(name) for row in self.rows)]
 
     @property
     def runnable(self) -> list[Row]:
@@ -96,91 +108,35 @@ class Recipe:
 
     def cells(self, scale: str, more: tuple[str, ...] = (), seeds: int | None = None) -> list[Cell]:
         """What is run at a scale, seed by seed, so that what is stopped early has something of everything."""
-        at, run = self.at(scale), set(self.columns_at(scale))
+        run = set(self.columns_at(scale))
         return [
-            Cell(row.name, column.name, seed, self._experiment(row, column, at, (*more, f"run.seed={seed}")))
-            for seed in range(seeds or at.seeds)
+            Cell(row.name, column.name, seed, self._experiment(row, column, scale, (*more, f"run.seed={seed}")))
+            for seed in range(seeds or self.at(scale).seeds)
             for column in self.columns
             if column.name in run
             for row in self.runnable
+            if row.columns is None or column.name in row.columns
         ]
 
-    def _experiment(self, row: Row, column: Column, scale: Scale, more: tuple[str, ...]) -> Experiment:
-        layers = (self.settings, column.settings, row.settings, scale.settings)
-        merged = {key: value for each in layers for key, value in each.items()}
-        first = [f"run.protocol={self.protocol}"]
-        named = [key for key in ("algorithm.name", "model.name") if key in merged]  # before their options
-        order = [*named, *(key for key in merged if key not in named)]
-        return with_settings(Experiment(), [*first, *(f"{key}={_written(merged[key])}" for key in order), *more])
+    def _experiment(self, row: Row, column: Column, scale: str, more: tuple[str, ...]) -> Experiment:
+        stand_in = column.smoke if scale == "smoke" else {}
+        layers = (self.settings, column.settings, stand_in, row.settings, self.at(scale).settings)
+        method = {key: value for each in layers for key, value in each.items()}.get("algorithm.name")
+        first = [f"run.protocol={self.protocol}", *([f"algorithm.name={method}"] if method else [])]
+        given = [each for layer in layers for each in _given(layer, method)]
+        return with_settings(Experiment(), [*first, *given, *more])
+
+
+def _given(layer: Settings, method: str | None) -> list[str]:
+    """Settings as a command takes them, names before their options; options of other methods are left out."""
+    given = []
+    for key in sorted(layer, key=lambda each: each not in ("model.name", "data.partition")):
+        table, _, option = key.partition(".")
+        if key == "algorithm.name" or (table in ALGORITHMS and table != method):
+            continue
+        given.append(f"{'algorithm' if table in ALGORITHMS else table}.{option}={_written(layer[key])}")
+    return given
 
 
 def _written(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def recipe_names() -> list[str]:
-    """All recipes, as paper/table."""
-    return sorted(f"{paper.name}/{file.name.removesuffix('.toml')}" for paper in _papers() for file in _tables(paper))
-
-
-def recipes(name: str) -> list["Recipe"]:
-    """The recipe `paper/table`, or all of a paper."""
-    known = recipe_names()
-    papers = sorted({each.partition("/")[0] for each in known})
-    chosen = [each for each in known if name in (each, each.partition("/")[0])]
-    if not chosen:
-        raise unknown("recipe", name, [*papers, *known])
-    return [read(each, files("stratafl.recipes").joinpath(f"{each}.toml").read_text("utf-8")) for each in chosen]
-
-
-def read(name: str, text: str) -> Recipe:
-    """A recipe from its TOML, every key known."""
-    try:
-        return _recipe(name, tomllib.loads(text))
-    except (StrataError, tomllib.TOMLDecodeError) as error:
-        raise RecordError(f"recipe '{name}': {error}") from error
-
-
-def _recipe(name: str, table: dict[str, Any]) -> Recipe:
-    known = ("title", "protocol", "settings", "columns", "rows", "scales", "claims", "notes", "unit")
-    for key in table:
-        if key not in known:
-            raise unknown("key", key, known)
-    columns = tuple(settings.from_table("columns", Column, each) for each in table["columns"])
-    rows = tuple(settings.from_table("rows", Row, each) for each in table["rows"])
-    scales = {scale: settings.from_table(scale, Scale, each) for scale, each in table["scales"].items()}
-    claims = tuple(settings.from_table("claims", Claim, each) for each in table.get("claims", ()))
-    head = {key: table[key] for key in ("title", "protocol", "settings", "unit") if key in table}
-    made = Recipe(
-        name=name, columns=columns, rows=rows, scales=scales, claims=claims, notes=tuple(table.get("notes", ())), **head
-    )
-    _check(made)
-    return made
-
-
-def _check(recipe: Recipe) -> None:
-    columns, rows = [column.name for column in recipe.columns], [row.name for row in recipe.rows]
-    for scale, each in recipe.scales.items():
-        if scale not in SCALES:
-            raise unknown("scale", scale, SCALES)
-        _known("column", each.columns or [], columns)
-    for row in recipe.rows:
-        _known("column", list(row.printed), columns)
-    for claim in recipe.claims:
-        claim.check()
-        _known("row", claim.names, rows)
-        _known("column", claim.columns or [], columns)
-
-
-def _known(kind: str, names: list[str], known: list[str]) -> None:
-    for name in names:
-        if name not in known:
-            raise unknown(kind, name, known)
-
-
-def _papers() -> list[Traversable]:
-    return [entry for entry in files("stratafl.recipes").iterdir() if entry.is_dir() and not entry.name.startswith("_")]
-
-
-def _tables(paper: Traversable) -> list[Traversable]:
-    return [entry for entry in paper.iterdir() if entry.name.endswith(".toml")]

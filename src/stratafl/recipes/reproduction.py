@@ -7,7 +7,7 @@ flayer-table2-short/               reproduce.toml, verdicts.json and result.md o
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,14 @@ import tomli_w
 
 from stratafl.errors import DataError, RunError
 from stratafl.experiment import Experiment, read_toml, to_tables
-from stratafl.recipes.claims import Numbers, Printed, Verdict, verdicts
+from stratafl.recipes.judging import Numbers, Printed, Verdict, verdicts
 from stratafl.recipes.recipe import Cell, Recipe
 from stratafl.report.outcomes import Outcome, outcome
 from stratafl.runs import Run, is_run
 from stratafl.runs.files import write_whole
 
 FILE, VERDICTS, RESULT = "reproduce.toml", "verdicts.json", "result.md"
+FEW = 10  # columns that are left out are named, unless there are more
 
 
 @dataclass(frozen=True)
@@ -96,9 +97,9 @@ class Reproduction:
                 table.setdefault((cell.row, cell.column), {})[cell.seed] = value
         return table
 
-    def printed(self) -> Printed:
+    def printed(self, measure: str = "score") -> Printed:
         """What the paper prints."""
-        return {(row.name, name): float(v) for row in self.recipe.rows for name, v in row.printed.items()}
+        return {(row.name, name): float(v) for row in self.recipe.rows for name, v in row.prints(measure).items()}
 
     def judged(self) -> list[Verdict]:
         """The verdicts on all claims."""
@@ -106,7 +107,11 @@ class Reproduction:
         for claim in self.recipe.claims:
             if self.stand_in and claim.kind == "printed":
                 continue  # of other data
-            found += verdicts(claim, self.numbers(claim.measure), self.printed(), columns)
+            numbers, printed = self.numbers(claim.measure), self.printed(claim.measure)
+            if claim.kind == "best":
+                found += self._against_rivals(verdicts(claim, self._without_controls(numbers), printed, columns))
+            else:
+                found += verdicts(claim, numbers, printed, columns)
         return found
 
     @property
@@ -114,21 +119,31 @@ class Reproduction:
         """The run directories that hold anything."""
         return list(dict.fromkeys(self.place(cell) for cell in self.cells if self.done(cell)))
 
+    def _without_controls(self, numbers: Numbers) -> Numbers:
+        controls = [row.name for row in self.recipe.rows if row.control]
+        return {place: number for place, number in numbers.items() if place[0] not in controls}
+
+    def _against_rivals(self, found: list[Verdict]) -> list[Verdict]:
+        """Verdicts that say how many rivals there were not."""
+        missing = sum(row.missing is not None for row in self.recipe.rows)
+        said = f"; {missing} {'rival is' if missing == 1 else 'rivals are'} not in the catalogue" if missing else ""
+        return [v if v.holds is None else replace(v, reason=v.reason + said) for v in found]
+
     def not_run(self) -> list[str]:
         """What was not reached, and why."""
-        open_cells = [cell for cell, one in self.outcomes() if one is None]
         lines = [
             f"{cell.row}, {cell.column}, seed {cell.seed}: "
             + self.refused.get(cell.column, f"{self.done(cell)} of {cell.experiment.run.rounds} rounds")
-            for cell in open_cells
+            for cell, one in self.outcomes()
+            if one is None
         ]
-        left_out = [c.name for c in self.recipe.columns if c.name not in self.recipe.columns_at(self.scale)]
         if self.stand_in:
             lines.append(f"the paper's own data: {self.stand_in}; no number compares, and rankings are no evidence")
-        lines += [f"column {name}: not part of scale {self.scale}" for name in left_out]
-        return lines + [
-            f"{row.name}: '{row.missing}' is not in the catalogue" for row in self.recipe.rows if row.missing
-        ]
+        left_out = [c.name for c in self.recipe.columns if c.name not in self.recipe.columns_at(self.scale)]
+        missing = [row.name for row in self.recipe.rows if row.missing]
+        named = "; ".join(left_out) if len(left_out) <= FEW else f"{len(left_out)} of {len(self.recipe.columns)}"
+        lines += [f"columns that are not part of scale {self.scale}: {named}"] if left_out else []
+        return lines + ([f"methods that are not in the catalogue: {', '.join(missing)}"] if missing else [])
 
 
 def run_name(experiment: Experiment) -> str:
@@ -140,18 +155,22 @@ def run_name(experiment: Experiment) -> str:
 
 
 def measured(one: Outcome, measure: str) -> float | None:
-    """A number of a run in the unit of papers: percent, rounds, seconds per round, bytes."""
+    """A number of a run as papers have it, see `MEASURES`."""
     numbers = one.numbers()
     if measure == "global":
         name = "client_accuracy" if one.config["evaluate"]["average"] == "clients" else "accuracy"
         found = next((line for line in one.lines if line["round"] == numbers["selected_round"]), {})
-        value = found.get(f"test.global.{name}")
+        stage = "received" if one.config["algorithm"]["name"] == "fedavg" else "global"  # everybody has FedAvg's
+        value = found.get(f"test.{stage}.{name}")
         return None if value is None else 100 * value
     if measure in ("score", "spread"):
         return 100 * numbers[measure] if measure in numbers else None
-    if measure == "seconds":
-        return numbers["seconds"] / numbers["rounds"]
-    return numbers["converged_round" if measure == "rounds" else "bytes"]
+    return {
+        "rounds": numbers["converged_round"],
+        "seconds": numbers["seconds"] / numbers["rounds"],
+        "time": numbers["converged_seconds"],
+        "bytes": numbers["bytes"] / numbers["rounds"] / 2**20,
+    }[measure]
 
 
 def verdict_table(recipe: Recipe, judged: Sequence[Verdict]) -> list[Mapping[str, Any]]:

@@ -1,10 +1,12 @@
 """The result of a reproduction in words: paper and measurement side by side, claim by claim."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean, stdev
 
-from stratafl.recipes.claims import Numbers, Verdict
+from stratafl.recipes.claims import MEASURES
+from stratafl.recipes.judging import Numbers, Verdict
+from stratafl.recipes.recipe import Row
 from stratafl.recipes.reproduction import RESULT, VERDICTS, Reproduction, verdict_table
 from stratafl.runs.files import write_whole
 
@@ -28,7 +30,9 @@ def markdown(made: Reproduction, judged: Sequence[Verdict], command: str, machin
     settings = {**recipe.settings, **scale.settings}
     lines += ["", "Settings: " + ", ".join(f"`{key}={value}`" for key, value in settings.items()) + ".", ""]
     lines += [f"- {note}" for note in recipe.notes]
-    lines += ["", *table(made, made.numbers()), ""]
+    for measure in recipe.measures:
+        lines += ["", f"**{MEASURES[measure]}**", "", *table(made, measure)]
+    lines += [""]
     lines += ["| claim | where | predicate | paper | measured | verdict | why |", "|---|---|---|---|---|---|---|"]
     lines += [
         f"| {v.claim} | {v.column} | {v.predicate} | {v.paper} | {v.measured} | **{SIGNS[v.holds]}** | {v.reason} |"
@@ -39,26 +43,32 @@ def markdown(made: Reproduction, judged: Sequence[Verdict], command: str, machin
     return "\n".join(lines)
 
 
-def table(made: Reproduction, numbers: Numbers) -> list[str]:
+def table(made: Reproduction, measure: str) -> list[str]:
     """Rows × columns: what the paper prints, and what was measured."""
-    columns, printed = made.recipe.columns_at(made.scale), made.printed()
-    head = [f"{name}: {what}" for name in columns for what in ("paper", "measured")]
+    head = [f"{name}: {what}" for name, what in heads(made, measure)]
     lines = ["| method | " + " | ".join(head) + " |", "|---" * (len(head) + 1) + "|"]
+    return lines + ["| " + " | ".join([row.name, *texts]) + " |" for row, texts in cells(made, measure)]
+
+
+def heads(made: Reproduction, measure: str) -> list[tuple[str, str]]:
+    """Each column as "paper", if anything is printed in it, and as "here"."""
+    printed = {column for _, column in made.printed(measure)}
+    both = [(name, what) for name in made.recipe.columns_at(made.scale) for what in ("paper", "here")]
+    return [(name, what) for name, what in both if what == "here" or name in printed]
+
+
+def cells(made: Reproduction, measure: str) -> Iterator[tuple[Row, list[str]]]:
+    """Each row with its cells: what the paper prints, or mean and deviation over seeds."""
+    printed, numbers, columns = made.printed(measure), made.numbers(measure), heads(made, measure)
     for row in made.recipe.rows:
-        cells = []
-        for name in columns:
-            there = printed.get((row.name, name))
-            cells += [
-                "" if there is None else f"{there:.2f}",
-                "missing" if row.missing else cell(numbers, row.name, name),
-            ]
-        lines.append(f"| {row.name} | " + " | ".join(cells) + " |")
-    return lines
+        paper = {name: f"{value:.2f}" for (owner, name), value in printed.items() if owner == row.name}
+        yield row, [paper.get(name, "") if what == "paper" else _here(row, name, numbers) for name, what in columns]
 
 
-def cell(numbers: Numbers, row: str, column: str) -> str:
-    """Mean and standard deviation over seeds."""
-    values = list(numbers.get((row, column), {}).values())
+def _here(row: Row, column: str, numbers: Numbers) -> str:
+    if row.missing or (row.columns is not None and column not in row.columns):
+        return "missing" if row.missing else ""
+    values = list(numbers.get((row.name, column), {}).values())
     if not values:
         return "not run"
     return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")

@@ -1,0 +1,192 @@
+"""The verdict on each claim, from what was measured with several seeds."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import sqrt
+from statistics import fmean, stdev
+
+from stratafl.recipes.claims import OVER_COLUMNS, Claim
+
+Place = tuple[str, str]  # row and column
+Numbers = Mapping[Place, Mapping[int, float]]  # by seed
+Printed = Mapping[Place, float]
+_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # Student's t, 97.5 %, 1 to 9 degrees of freedom
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a claim holds in a column (None: not run), and why."""
+
+    claim: str
+    predicate: str
+    column: str
+    holds: bool | None
+    reason: str
+    paper: str = ""
+    measured: str = ""
+
+
+def verdicts(claim: Claim, numbers: Numbers, printed: Printed, columns: Sequence[str]) -> list[Verdict]:
+    """One for each column that is run, or one over columns together."""
+    judge, asked = _JUDGES[claim.kind], list(claim.columns or columns)
+    run = [column for column in asked if column in columns]
+    if claim.kind not in OVER_COLUMNS:
+        found = [judge(claim, numbers, printed, column) for column in run]
+    elif len(run) > 1 and (claim.kind == "flat" or (run[0], run[-1]) == (asked[0], asked[-1])):
+        found = [judge(replace(claim, columns=run), numbers, printed, " → ".join(run))]
+    else:
+        found = []
+    where = " → " if claim.kind in OVER_COLUMNS else "; "
+    return found or [_verdict(claim, where.join(asked), None, "not part of this scale")]
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A difference over seeds that both sides have, in the direction that is better."""
+
+    mean: float
+    margin: float | None  # of a 95 % interval; None with one seed
+    seeds: int
+
+    @staticmethod
+    def of(each: Sequence[float]) -> "Gap | None":
+        """Of the differences with each seed; None where there are none."""
+        if not each:
+            return None
+        margin = _T[min(len(each) - 1, len(_T)) - 1] * stdev(each) / sqrt(len(each)) if len(each) > 1 else None
+        return Gap(fmean(each), margin, len(each))
+
+    def text(self, claim: Claim) -> str:
+        """It as a difference of the numbers themselves, and what is to be said of its size."""
+        digits = 2 if claim.measure in ("seconds", "time", "bytes") else 1
+        value = f"{round(claim.sign * self.mean, digits) + 0.0:+.{digits}f}"  # + 0.0: no minus before zero
+        if self.margin is None:
+            return f"{value} (one seed)"
+        sure = abs(self.mean) > self.margin
+        return f"{value} (± {self.margin:.{digits}f} over {self.seeds} seeds{'' if sure else ', within noise'})"
+
+
+def gap(claim: Claim, numbers: Numbers, a: Place, b: Place) -> Gap | None:
+    """How much better `a` is than `b`; None where no seed has both."""
+    return Gap.of(list(_leads(claim, numbers, a, b).values()))
+
+
+def _leads(claim: Claim, numbers: Numbers, a: Place, b: Place) -> dict[int, float]:
+    here, there = numbers.get(a, {}), numbers.get(b, {})
+    return {seed: claim.sign * (here[seed] - there[seed]) for seed in sorted(set(here) & set(there))}
+
+
+def mean(numbers: Numbers, row: str, column: str) -> float | None:
+    """The mean over seeds of a cell; None where it was not run."""
+    values = numbers.get((row, column))
+    return fmean(values.values()) if values else None
+
+
+def _verdict(
+    claim: Claim, column: str, holds: bool | None, reason: str, paper: str = "", measured: str = ""
+) -> Verdict:
+    return Verdict(claim.says, claim.predicate, column, holds, reason, paper, measured)
+
+
+def _pairs(claim: Claim, numbers: Numbers, printed: Printed, column: str, pairs: Sequence[tuple[str, str]]) -> Verdict:
+    """The first of each pair is better than the second by more than is asked for."""
+    said, holds = [], True
+    for a, b in pairs:
+        found = gap(claim, numbers, (a, column), (b, column))
+        if found is None:
+            return _verdict(claim, column, None, f"'{a}' or '{b}' was not run")
+        holds &= found.mean > claim.by
+        said.append(f"{a} against {b}: {found.text(claim)}")
+    paper = [text for a, b in pairs if (text := _difference(printed, (a, column), (b, column)))]
+    shown = " · ".join(f"{name} {_number(mean(numbers, name, column))}" for name in dict.fromkeys(sum(pairs, ())))
+    return _verdict(claim, column, holds, "; ".join(said), ", ".join(paper), shown)
+
+
+def _difference(printed: Printed, a: Place, b: Place) -> str:
+    return f"{printed[a] - printed[b]:+.2f}" if a in printed and b in printed else ""
+
+
+def _above(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Verdict:
+    return _pairs(claim, numbers, printed, column, [(str(claim.row), str(claim.than))])
+
+
+def _order(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Verdict:
+    return _pairs(claim, numbers, printed, column, list(pairwise(claim.rows or [])))
+
+
+def _best(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Verdict:
+    rivals = [row for row, where in numbers if where == column and row != claim.row]
+    if mean(numbers, str(claim.row), column) is None or not rivals:
+        return _verdict(claim, column, None, f"'{claim.row}' or its rivals were not run")
+    second = max(rivals, key=lambda row: claim.sign * (mean(numbers, row, column) or 0.0))
+    return _pairs(claim, numbers, printed, column, [(str(claim.row), second)])
+
+
+def _close(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Verdict:
+    a, b = str(claim.row), str(claim.than)
+    found = gap(claim, numbers, (a, column), (b, column))
+    if found is None:
+        return _verdict(claim, column, None, f"'{a}' or '{b}' was not run")
+    holds, paper = abs(found.mean) <= float(claim.within or 0), _difference(printed, (a, column), (b, column))
+    shown = " · ".join(f"{name} {_number(mean(numbers, name, column))}" for name in (a, b))
+    return _verdict(claim, column, holds, f"{a} against {b}: {found.text(claim)}", paper, shown)
+
+
+def _printed(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Verdict:
+    there, here = printed.get((str(claim.row), column)), mean(numbers, str(claim.row), column)
+    if there is None:
+        return _verdict(claim, column, None, "the paper prints no number")
+    if here is None:
+        return _verdict(claim, column, None, f"'{claim.row}' was not run", _number(there))
+    holds = abs(here - there) <= float(claim.within or 0)
+    return _verdict(claim, column, holds, f"{here - there:+.1f} from the paper", _number(there), _number(here))
+
+
+def _rises(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Verdict:
+    row, columns = str(claim.row), claim.columns or [""]
+    first, last = (row, columns[0]), (row, columns[-1])
+    found = gap(claim, numbers, last, first)
+    if found is None:
+        return _verdict(claim, column, None, f"'{row}' was not run in both columns")
+    holds, paper = claim.sign * found.mean > claim.by, _difference(printed, last, first)
+    shown = " → ".join(_number(mean(numbers, row, each)) for each in columns)
+    return _verdict(claim, column, holds, found.text(claim), paper, shown)
+
+
+def _widens(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Verdict:
+    row, than, columns = str(claim.row), str(claim.than), claim.columns or [""]
+    leads = [_leads(claim, numbers, (row, each), (than, each)) for each in (columns[0], columns[-1])]
+    found = Gap.of([leads[1][seed] - leads[0][seed] for seed in leads[0] if seed in leads[1]])
+    if found is None:
+        return _verdict(claim, column, None, f"'{row}' or '{than}' was not run in both columns")
+    shown = " → ".join(f"{fmean(lead.values()):+.2f}" for lead in leads)
+    paper = " → ".join(_difference(printed, (row, each), (than, each)) for each in (columns[0], columns[-1]))
+    reason = f"the lead of {row} over {than} changes by {found.text(claim)}"
+    return _verdict(claim, column, found.mean > claim.by, reason, paper.strip(" →"), shown)
+
+
+def _flat(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Verdict:
+    found = [mean(numbers, str(claim.row), each) for each in claim.columns or ()]
+    known = [value for value in found if value is not None]
+    if len(known) < len(found):
+        return _verdict(claim, column, None, f"'{claim.row}' was not run in all columns")
+    spread = max(known) - min(known)
+    shown = " → ".join(_number(value) for value in known)
+    return _verdict(claim, column, spread <= float(claim.within or 0), f"they differ by {spread:.1f}", "", shown)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+_JUDGES: dict[str, Callable[[Claim, Numbers, Printed, str], Verdict]] = {
+    "best": _best,
+    "above": _above,
+    "order": _order,
+    "close": _close,
+    "printed": _printed,
+    "rises": _rises,
+    "widens": _widens,
+    "flat": _flat,
+}
