@@ -58,7 +58,6 @@ class Scale:
     seeds: int = 1
     settings: Settings = field(default_factory=dict)
     columns: list[str] | None = None  # None: all of them
-    takes: str = ""
     stand_in: str | None = None  # what is run in place of the paper's data and model, so that no number compares
 
 
