@@ -73,7 +73,9 @@ class DataTable:
     """
 
     name: str = setting("digits", "the data: a name of `strata data list`, or a file or folder, see [data](data.md)")
-    path: str | None = setting(None, "a file or folder with the data set of that name; none: from the hub")
+    path: str | None = setting(
+        None, "a file or folder with the data set of that name, or with a folder of its name; none: from the hub"
+    )
     label: str | None = setting(None, "the column with the labels of your own table; none: `label` or `y`")
     client: str | None = setting(None, "the column that says whose a sample of your own table is; none: `client`")
     normalise: str = setting(
