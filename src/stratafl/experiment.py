@@ -29,6 +29,7 @@ from stratafl.task.arithmetic import PRECISIONS
 from stratafl.task.speed import CHOICES, CONVOLUTIONS
 
 LOGGERS = ("tensorboard", "mlflow", "wandb")
+_CHOICES = (("algorithm", "name"), ("model", "name"), ("data", "partition"))  # what has options of its own
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,9 @@ class DataTable:
     """
 
     name: str = setting("digits", "the data: a name of `strata data list`, or a file or folder, see [data](data.md)")
-    path: str | None = setting(None, "a file or folder with the data set of that name; none: from the hub")
+    path: str | None = setting(
+        None, "a file or folder with the data set of that name, or with a folder of its name; none: from the hub"
+    )
     label: str | None = setting(None, "the column with the labels of your own table; none: `label` or `y`")
     client: str | None = setting(None, "the column that says whose a sample of your own table is; none: `client`")
     normalise: str = setting(
@@ -266,7 +269,7 @@ def load(path: Path) -> Experiment:
 def with_settings(experiment: Experiment, given: Sequence[str]) -> Experiment:
     """The experiment with `table.key=value` settings, as the command takes them; values are TOML, or else text."""
     tables = to_tables(experiment)
-    parsed = [_parsed(each) for each in given]
+    parsed = sorted(map(_parsed, given), key=lambda each: each[:2] not in _CHOICES)  # whose options may come before
     for table, key, value in parsed:
         if (table, key) == ("run", "protocol"):
             tables = _open_again(experiment, value)
@@ -284,13 +287,14 @@ def with_settings(experiment: Experiment, given: Sequence[str]) -> Experiment:
 
 
 def _open_again(experiment: Experiment, protocol: Any) -> dict[str, dict[str, Any]]:
-    """The tables under another protocol: settings that are at their usual value are left to it."""
-    usual = to_tables(Experiment())
+    """The tables under another protocol: settings that are as the one before has them are left to it."""
+    before = {"run": {"protocol": experiment.run.protocol}, "algorithm": {"name": experiment.algorithm.name}}
+    usual = to_tables(from_tables(before))
     tables = {
         name: {key: value for key, value in table.items() if key not in usual[name] or value != usual[name][key]}
         for name, table in to_tables(experiment).items()
     }
-    tables["run"]["protocol"] = protocol
+    tables["run"]["protocol"], tables["algorithm"]["name"] = protocol, experiment.algorithm.name
     return to_tables(from_tables(tables))
 
 

@@ -18,12 +18,12 @@ class Cost:
     bytes: int
 
 
-def quality(line: Line, place: str) -> float:
+def quality(line: Line, place: str, prefix: str = "") -> float:
     """How good `test.deployed` or another place is in a line, higher is better: accuracy, or minus the loss."""
-    accuracy = line.get(f"{place}.accuracy")
+    accuracy = line.get(f"{place}.{prefix}accuracy")
     if accuracy is not None:
         return float(accuracy)
-    loss = line.get(f"{place}.loss")
+    loss = line.get(f"{place}.{prefix}loss")
     return -float(loss) if loss is not None else float("-inf")
 
 
@@ -38,23 +38,27 @@ def selected(lines: Sequence[Line]) -> Line:
     return max(places, key=lambda line: quality(line, "validation.deployed")) if places else last(lines)
 
 
-def best(lines: Sequence[Line], stage: str = "deployed") -> Line:
-    """The round with the best test accuracy of models at a stage: optimistic, but what many papers report."""
-    return max(evaluated(lines), key=lambda line: quality(line, f"test.{stage}"))
+def best(lines: Sequence[Line]) -> Line:
+    """The round with the best test accuracy of deployed models: optimistic, but what many papers report."""
+    return max(evaluated(lines), key=lambda line: quality(line, "test.deployed"))
 
 
 def counting(lines: Sequence[Line], evaluate: EvaluateTable) -> Line:
     """The round that counts."""
     if evaluate.select == "best":
-        return best(lines, evaluate.stage)
+        return max(evaluated(lines), key=lambda line: quality(line, f"test.{evaluate.stage}", _prefix(evaluate)))
     return selected(lines) if evaluate.select == "validation" else last(lines)
 
 
 def score(lines: Sequence[Line], evaluate: EvaluateTable) -> float | None:
     """The number that a run is ranked by: the test accuracy (or loss) at the round, of the models, as is asked for."""
-    line, prefix = counting(lines, evaluate), "client_" if evaluate.average == "clients" else ""
-    found = (line.get(f"test.{evaluate.stage}.{prefix}{name}") for name in ("accuracy", "loss"))
+    line = counting(lines, evaluate)
+    found = (line.get(f"test.{evaluate.stage}.{_prefix(evaluate)}{name}") for name in ("accuracy", "loss"))
     return next((float(value) for value in found if value is not None), None)
+
+
+def _prefix(evaluate: EvaluateTable) -> str:
+    return "client_" if evaluate.average == "clients" else ""
 
 
 def last(lines: Sequence[Line]) -> Line:

@@ -54,6 +54,15 @@ def test_best_is_against_the_best_rival_and_not_against_itself():
     assert found.holds is False
 
 
+def test_best_is_against_the_rival_that_is_nearest_with_common_seeds():
+    """C has a lower mean than B, but only because of its seed, with which it is ahead of A."""
+    numbers = {(A, "x"): {0: 50.0, 1: 60.0}, (B, "x"): {0: 45.0, 1: 58.0}, (C, "x"): {0: 51.0}}
+    (found,) = verdicts(Claim("it is so", "best", row=A), numbers, {}, ["x"])
+    assert (found.holds, found.reason) == (False, "A against C: -1.0 (one seed)")
+    (found,) = verdicts(Claim("it is so", "best", row=A), {(A, "x"): {0: 1.0}, (B, "x"): {1: 2.0}}, {}, ["x"])
+    assert found.holds is None
+
+
 def test_order_needs_every_step():
     assert judged("order", rows=[A, B, C])[0].holds is True
     assert judged("order", rows=[B, A, C])[0].holds is False

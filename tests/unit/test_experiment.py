@@ -108,6 +108,15 @@ def test_options_of_a_partition_are_checked(settings, says):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "given", [PFEDLA, ["algorithm.name=fedlag", "algorithm.k=3"], ["model.name=lenet", "model.norm=true"]]
+)
+def test_options_may_come_before_what_they_are_of(given):
+    made = with_settings(Experiment(), given)
+    assert made == with_settings(Experiment(), given[::-1])
+    assert made != with_settings(Experiment(), given[:1])
+
+
 def test_another_partition_forgets_the_options_of_the_one_before():
     first = with_settings(Experiment(), [*PFEDLA, "data.clients=7"])
     other = with_settings(first, ["data.partition=pathological"])

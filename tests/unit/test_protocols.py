@@ -40,6 +40,13 @@ def test_a_protocol_of_the_command_leaves_what_a_file_says():
     assert with_settings(Experiment(), ["run.protocol=fl-bench", "train.batch=10"]).train.batch == 10
 
 
+def test_a_protocol_in_place_of_another_leaves_nothing_of_it():
+    file = from_tables({"run": {"protocol": "flayer-official"}, "algorithm": {"name": "flayer"}, "train": {"batch": 7}})
+    made = with_settings(file, ["run.protocol=clean"])
+    assert made == from_tables({"algorithm": {"name": "flayer"}, "train": {"batch": 7}})
+    assert with_settings(made, ["run.protocol=flayer-official"]) == file
+
+
 def test_the_authors_code_is_of_their_method_only():
     official = {"run": {"protocol": "flayer-official"}}
     assert from_tables({**official, "algorithm": {"name": "flayer"}}).algorithm.options == {"preset": "official"}
@@ -58,7 +65,7 @@ def test_an_unknown_protocol_is_refused_with_the_nearest():
         (LINES, {"select": "best"}, 2, 0.9),
         (LINES, {"select": "last"}, 3, 0.8),
         (LINES, {"select": "last", "stage": "received", "average": "clients"}, 3, 0.2),
-        (LINES, {"select": "best", "stage": "received", "average": "clients"}, 1, 0.4),
+        (LINES, {"select": "best", "stage": "received", "average": "clients"}, 2, 0.6),
         (LINES, {}, 3, 0.8),  # without validation, the last
         (VALIDATED, {}, 3, 0.8),
         (LINES, {"stage": "global"}, 3, None),

@@ -5,11 +5,13 @@ import json
 import pytest
 
 from stratafl.assemble import algorithm_of
-from stratafl.errors import RecordError, RunError, UnknownNameError
-from stratafl.experiment import to_tables
+from stratafl.cli import reproducing
+from stratafl.errors import BusyError, DataError, RecordError, RunError, UnknownNameError
+from stratafl.experiment import Experiment, to_tables
 from stratafl.recipes import SCALES, read, recipe_names, recipes
-from stratafl.recipes.reproduction import Reproduction, run_name
+from stratafl.recipes.reproduction import Reproduction, measured, run_name
 from stratafl.recipes.writing import markdown, write
+from stratafl.report.outcomes import Outcome
 from stratafl.runs import Run
 
 TEXT = """
@@ -154,6 +156,14 @@ def test_a_control_is_nobodys_rival(tmp_path, monkeypatch):
     assert found.reason == "FLAYER against FedAvg: +10.0 (one seed); 1 rival is not in the catalogue"
 
 
+def test_the_best_of_those_that_were_run_names_the_others(tmp_path, monkeypatch):
+    more = RICH.replace("[scales.smoke]", '[[rows]]\nname = "FedPer"\nsettings = {}\n[scales.smoke]')
+    numbers = {("FLAYER", "large"): {0: 50.0}, ("FedAvg", "large"): {0: 40.0}}
+    monkeypatch.setattr(Reproduction, "numbers", lambda *_: numbers)
+    (found, *_) = Reproduction(tmp_path, read("a/b", more), "full").judged()
+    assert found.reason == "FLAYER against FedAvg: +10.0 (one seed); not run yet: FedPer"
+
+
 def test_measures_of_a_run(reproduced):
     with reproduced.run(reproduced.cells[0]) as run:
         (line,) = list(run.rounds())
@@ -164,6 +174,14 @@ def test_measures_of_a_run(reproduced):
     assert reproduced.numbers("rounds")[place] == {0: 1}
     assert reproduced.numbers("seconds")[place] == reproduced.numbers("time")[place] == {0: pytest.approx(spent)}
     assert reproduced.numbers("global")[place] == {0: pytest.approx(100 * line["test.received.accuracy"])}
+
+
+def test_seconds_per_round_are_not_those_of_compiling(tmp_path):
+    times = [{"seconds.train": train, "seconds.server": 0.5} for train in (60.0, 1.0, 1.2)]
+    more = {"bytes.up": 0, "bytes.down": 0, "test.deployed.accuracy": 0.5}
+    lines = [{"round": number, **each, **more} for number, each in enumerate(times, 1)]
+    one = Outcome(tmp_path, to_tables(Experiment()), lines, clients=1)
+    assert measured(one, "seconds") == pytest.approx(1.7)
 
 
 @pytest.mark.parametrize(
@@ -256,3 +274,35 @@ def test_data_that_is_not_there_is_a_reason_not_a_failure(tmp_path):
 def test_tables_of_cells_can_be_written_down():
     for cell in read("a/b", TEXT).cells("smoke"):
         assert to_tables(cell.experiment)["run"]["protocol"] == "pfllib"
+
+
+def test_a_run_that_another_process_begins_meanwhile_is_left_to_it(reproduced, monkeypatch):
+    create = Run.create
+
+    def beaten(experiment, place):
+        create(experiment, place).close()
+        return create(experiment, place)
+
+    monkeypatch.setattr(Run, "create", beaten)
+    with pytest.raises(BusyError, match="another process"):
+        reproduced.run(reproduced.cells[0])
+
+
+def test_what_is_at_its_end_is_not_opened_again(reproduced, monkeypatch):
+    for cell in reproduced.cells:
+        with reproduced.run(cell) as run:
+            list(run.rounds())
+    monkeypatch.setattr(Run, "open", None)  # its data may be gone, or its machine
+    reproducing._run(reproduced, None)
+    assert not reproduced.not_run()[0].endswith("rounds")
+
+
+def test_a_recipe_without_its_data_is_no_reason_to_stop(tmp_path, monkeypatch):
+    nowhere = read("a/first", TEXT.replace('"model.hidden" = [4] }', '"data.name" = "nowhere.npz" }'))
+    monkeypatch.setattr(reproducing, "recipes", lambda _: [nowhere, read("a/second", TEXT)])
+    assert reproducing.reproduce("a", "smoke", (), 1, tmp_path, None) == 0
+    assert "nowhere.npz" in (tmp_path / "a-first-smoke" / "result.md").read_text()
+    assert "✓ holds" in (tmp_path / "a-second-smoke" / "result.md").read_text()
+    monkeypatch.setattr(reproducing, "recipes", lambda _: [nowhere])
+    with pytest.raises(DataError, match=r"nowhere\.npz"):
+        reproducing.reproduce("a", "smoke", (), 1, tmp_path / "again", None)

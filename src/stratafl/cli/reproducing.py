@@ -52,6 +52,9 @@ def reproduce(
                 reporting.offer([each.folder, *each.begun], each.folder / reporting.REPORT)
             if stopped:
                 break
+    refused = [why for each in made for why in each.refused.values()]
+    if refused and not any(each.begun for each in made):
+        raise DataError(refused[0])
     return 0
 
 
@@ -67,10 +70,8 @@ def _run(made: Reproduction, limit: float | None) -> bool:
         for each in made.cells:
             if interrupt.asked or _over(limit):
                 break
-            if each.column not in made.refused:
+            if each.column not in made.refused and made.outcome(each) is None:
                 _advance(made, each, interrupt, _watch(each, made.done(each), counts, display, interrupt, limit))
-    if made.refused and not made.numbers():
-        raise DataError(next(iter(made.refused.values())))
     return interrupt.asked and not _over(limit)
 
 

@@ -23,7 +23,7 @@ def divided(
     """A federation of samples; without a partition, those whose samples they are, or else the fallback's clients."""
     owners: list[Indices] | Division
     if partition is None and samples.owner is not None:
-        owners = by_owner(samples.owner)
+        owners = _with_tests(by_owner(samples.owner), samples.tests)
     else:
         asked = partition or fallback
         owners = drawn(asked, samples.y, clients, seed, tests=samples.tests, owner=samples.owner)
@@ -39,6 +39,13 @@ def divided(
         name=samples.name,
         scaling=samples.scaling,
     )
+
+
+def _with_tests(held: list[Indices], tests: NDArray[np.bool_] | None) -> list[Indices] | Division:
+    """What everybody holds; where the data says what is for testing, everybody tests on their own of that."""
+    if tests is None:
+        return held
+    return Division([mine[~tests[mine]] for mine in held], [mine[tests[mine]] for mine in held])
 
 
 def by_owner(owner: NDArray[np.generic]) -> list[Indices]:

@@ -63,7 +63,8 @@ def _published(name: str, record: Published, reading: Reading) -> Samples:
         return record.bundled()
     if reading.path is None:
         return cache.kept(name, _key(reading, hub=record.hub), lambda: _from_hub(name, record, reading))
-    place = Path(reading.path)
+    whole = Path(reading.path)
+    place = whole / name if (whole / name).is_dir() else whole  # a folder of several data sets
     if not place.exists():
         raise DataError(f"{name} is not at data.path = '{place}', which does not exist: {_advice(name, record)}")
     if is_sharded(place):

@@ -22,7 +22,7 @@ MEASURES = {
     "global": "test accuracy of the server's model, %",
     "spread": "standard deviation of test accuracy over clients, points",
     "rounds": "rounds to convergence",
-    "seconds": "seconds per round",
+    "seconds": "seconds per round (median)",
     "time": "seconds to convergence",
     "bytes": "MiB per round, both ways",
 }

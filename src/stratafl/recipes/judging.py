@@ -116,11 +116,13 @@ def _order(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Ver
 
 
 def _best(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Verdict:
-    rivals = [row for row, where in numbers if where == column and row != claim.row]
-    if mean(numbers, str(claim.row), column) is None or not rivals:
-        return _verdict(claim, column, None, f"'{claim.row}' or its rivals were not run")
-    second = max(rivals, key=lambda row: claim.sign * (mean(numbers, row, column) or 0.0))
-    return _pairs(claim, numbers, printed, column, [(str(claim.row), second)])
+    """Against the rival that comes nearest with the seeds that both have: others may have easier seeds behind them."""
+    row = str(claim.row)
+    rivals = [other for other, where in numbers if where == column and other != row]
+    gaps = {other: found.mean for other in rivals if (found := gap(claim, numbers, (row, column), (other, column)))}
+    if not gaps:
+        return _verdict(claim, column, None, f"'{row}' or its rivals were not run")
+    return _pairs(claim, numbers, printed, column, [(row, min(gaps, key=lambda other: gaps[other]))])
 
 
 def _close(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Verdict:

@@ -50,6 +50,10 @@ class Row:
         """What the paper prints of a measure, by column."""
         return self.printed if measure == "score" else self.also.get(measure, {})
 
+    def runs(self, column: str) -> bool:
+        """Whether it is run in a column."""
+        return self.missing is None and (self.columns is None or column in self.columns)
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -114,7 +118,7 @@ class Recipe:
             for column in self.columns
             if column.name in run
             for row in self.runnable
-            if row.columns is None or column.name in row.columns
+            if row.runs(column.name)
         ]
 
     def _experiment(self, row: Row, column: Column, scale: str, more: tuple[str, ...]) -> Experiment:
@@ -122,14 +126,16 @@ class Recipe:
         layers = (self.settings, column.settings, stand_in, row.settings, self.at(scale).settings)
         method = {key: value for each in layers for key, value in each.items()}.get("algorithm.name")
         first = [f"run.protocol={self.protocol}", *([f"algorithm.name={method}"] if method else [])]
-        given = [each for layer in layers for each in _given(layer, method)]
-        return with_settings(Experiment(), [*first, *given, *more])
+        made = Experiment()
+        for given in (first, *(_given(layer, method) for layer in layers), more):
+            made = with_settings(made, given)
+        return made
 
 
 def _given(layer: Settings, method: str | None) -> list[str]:
-    """Settings as a command takes them, names before their options; options of other methods are left out."""
+    """Settings as a command takes them; options of other methods are left out."""
     given = []
-    for key in sorted(layer, key=lambda each: each not in ("model.name", "data.partition")):
+    for key in layer:
         table, _, option = key.partition(".")
         if key == "algorithm.name" or (table in ALGORITHMS and table != method):
             continue

@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import tomli_w
 
-from stratafl.errors import DataError, RunError
+from stratafl.errors import BusyError, DataError, RunError
 from stratafl.experiment import Experiment, read_toml, to_tables
 from stratafl.recipes.judging import Numbers, Printed, Verdict, verdicts
 from stratafl.recipes.recipe import Cell, Recipe
@@ -70,11 +71,16 @@ class Reproduction:
     def run(self, cell: Cell) -> Run | None:
         """Its run, new or from where it was left; None where the data cannot be had, which is remembered."""
         place = self.place(cell)
+        begun = is_run(place)
         try:
-            return Run.open(place) if is_run(place) else Run.create(cell.experiment, place)
+            return Run.open(place) if begun else Run.create(cell.experiment, place)
         except DataError as error:
             self.refused[cell.column] = str(error)
             return None
+        except RunError as error:
+            if not begun and is_run(place):
+                raise BusyError(f"another process has just begun '{place}'") from error
+            raise
 
     def done(self, cell: Cell) -> int:
         """How many rounds of a cell are done."""
@@ -83,10 +89,14 @@ class Reproduction:
     def outcomes(self) -> Iterator[tuple[Cell, Outcome | None]]:
         """Every cell with what its run came to; None where it is not at its end."""
         for cell in self.cells:
-            there = is_run(self.place(cell)) and self.done(cell)
-            one = outcome(self.place(cell)) if there else None
-            ended = one is not None and (one.rounds >= cell.experiment.run.rounds or one.stopped)
-            yield cell, one if ended else None
+            yield cell, self.outcome(cell)
+
+    def outcome(self, cell: Cell) -> Outcome | None:
+        """What the run of a cell came to; None where it is not at its end."""
+        there = is_run(self.place(cell)) and self.done(cell)
+        one = outcome(self.place(cell)) if there else None
+        ended = one is not None and (one.rounds >= cell.experiment.run.rounds or one.stopped)
+        return one if ended else None
 
     def numbers(self, measure: str = "score") -> Numbers:
         """What was measured, by row and column, by seed."""
@@ -104,12 +114,14 @@ class Reproduction:
     def judged(self) -> list[Verdict]:
         """The verdicts on all claims."""
         columns, found = self.recipe.columns_at(self.scale), list[Verdict]()
+        every = {measure: self.numbers(measure) for measure in {claim.measure for claim in self.recipe.claims}}
         for claim in self.recipe.claims:
             if self.stand_in and claim.kind == "printed":
                 continue  # of other data
-            numbers, printed = self.numbers(claim.measure), self.printed(claim.measure)
+            numbers, printed = every[claim.measure], self.printed(claim.measure)
             if claim.kind == "best":
-                found += self._against_rivals(verdicts(claim, self._without_controls(numbers), printed, columns))
+                against = verdicts(claim, self._without_controls(numbers), printed, columns)
+                found += [self._against_rivals(verdict, numbers) for verdict in against]
             else:
                 found += verdicts(claim, numbers, printed, columns)
         return found
@@ -123,11 +135,14 @@ class Reproduction:
         controls = [row.name for row in self.recipe.rows if row.control]
         return {place: number for place, number in numbers.items() if place[0] not in controls}
 
-    def _against_rivals(self, found: list[Verdict]) -> list[Verdict]:
-        """Verdicts that say how many rivals there were not."""
+    def _against_rivals(self, verdict: Verdict, numbers: Numbers) -> Verdict:
+        """The verdict, and which rivals there were not."""
         missing = sum(row.missing is not None for row in self.recipe.rows)
         said = f"; {missing} {'rival is' if missing == 1 else 'rivals are'} not in the catalogue" if missing else ""
-        return [v if v.holds is None else replace(v, reason=v.reason + said) for v in found]
+        rivals = [row for row in self.recipe.runnable if not row.control and row.runs(verdict.column)]
+        left = [row.name for row in rivals if (row.name, verdict.column) not in numbers]
+        said += f"; not run yet: {', '.join(left)}" if left else ""
+        return verdict if verdict.holds is None else replace(verdict, reason=verdict.reason + said)
 
     def not_run(self) -> list[str]:
         """What was not reached, and why."""
@@ -165,9 +180,10 @@ def measured(one: Outcome, measure: str) -> float | None:
         return None if value is None else 100 * value
     if measure in ("score", "spread"):
         return 100 * numbers[measure] if measure in numbers else None
+    seconds: float = median(line["seconds.train"] + line["seconds.server"] for line in one.lines)  # the first compile
     return {
         "rounds": numbers["converged_round"],
-        "seconds": numbers["seconds"] / numbers["rounds"],
+        "seconds": seconds,
         "time": numbers["converged_seconds"],
         "bytes": numbers["bytes"] / numbers["rounds"] / 2**20,
     }[measure]

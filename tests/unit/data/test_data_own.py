@@ -4,9 +4,12 @@ import numpy as np
 import pytest
 from data_files import dataset, encoded, image_file, parquet, pictures, table
 
+from stratafl.assemble import federation_of
 from stratafl.data import Reading, load_samples
+from stratafl.data.federation import SPLITS
 from stratafl.data.reading import HALF
 from stratafl.errors import StrataError
+from stratafl.experiment import from_tables
 
 ROWS = [("ann", 1.5, 2, 0), ("bob", -1, 3, 1), ("ann", 0, 4, 2)]
 
@@ -103,6 +106,13 @@ def test_a_folder_as_it_is_downloaded_is_one_table_and_no_client(tmp_path):
     assert (len(found.x), found.owner) == (3, None)
 
 
+def test_a_name_that_two_images_have_is_refused(tmp_path):
+    path = table(tmp_path / "mine.csv", ["photo", "label"], [["a.png", 0]])
+    for folder in ("one", "two"):
+        image_file(tmp_path / folder / "a.png", pictures(1)[0])
+    assert "has 2 images 'a.png', which its table names" in refusal(path)
+
+
 # A folder for each client
 
 
@@ -133,6 +143,15 @@ def test_client_folders_with_splits(tmp_path):
     found = load(tmp_path / "mine")
     assert np.array_equal(found.x, images[[0, 2, 1, 3]])
     assert (found.owner.tolist(), found.tests.tolist()) == (["ann", "bob"] * 2, [False, False, True, True])
+
+
+def test_clients_that_are_named_test_on_what_is_for_testing(tmp_path):
+    for name, rows in (("ann", [[1, 0], [2, 1]]), ("bob", [[3, 1], [4, 0]])):
+        table(tmp_path / "mine" / name / "train.csv", ["a", "label"], rows)
+    table(tmp_path / "mine" / "ann" / "test.csv", ["a", "label"], [[5, 0]])
+    federation = federation_of(from_tables({"data": {"name": f"{tmp_path / 'mine'}/", "validation": 0.0}}))
+    held = {split: [federation.x[federation.split(split).of(c)].flatten().tolist() for c in (0, 1)] for split in SPLITS}
+    assert held == {"train": [[1, 2], [3, 4]], "validation": [[], []], "test": [[5], []]}
 
 
 @pytest.mark.parametrize("kind", ["csv", "npz", "parquet"])

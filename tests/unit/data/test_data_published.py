@@ -73,6 +73,15 @@ def test_other_encodings_and_other_splits(tmp_path):
     check(load("cifar100", parquet(tmp_path, given)), "cifar100", images, labels, train)
 
 
+def test_a_folder_of_several_data_sets(tmp_path):
+    for name in ("mnist", "cifar10"):
+        _, images, _, train, piece = published(name)
+        parquet(tmp_path / name, {"train": piece(0, train), "test": piece(train, len(images))})
+    for name in ("mnist", "cifar10"):
+        _, images, labels, train = parts(name)
+        check(load(name, tmp_path), name, images, labels, train)
+
+
 @pytest.mark.parametrize("name", ["mnist", "tiny-imagenet"])
 def test_a_folder_that_save_to_disk_wrote(tmp_path, name):
     import datasets

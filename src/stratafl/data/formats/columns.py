@@ -101,17 +101,27 @@ def numbers_or_texts(cells: Sequence[str]) -> Column:
 
 def located(names: Sequence[str], root: Path) -> list[Path]:
     """Image files that a table names, beside it or in any folder below it."""
-    below: dict[str, Path] = {}
+    below: dict[str, list[Path]] = {}
     places = []
     for name in names:
         place = root / name
         if not place.is_file():
-            below = below or {file.name: file for file in root.rglob("*") if file.suffix.lower() in IMAGES}
-            if place.name not in below:
-                raise DataError(f"'{root}' has no image '{name}', which its table names")
-            place = below[place.name]
+            below = below or _images_by_name(root)
+            found = below.get(place.name, [])
+            if len(found) != 1:
+                many = f"{len(found)} images" if found else "no image"
+                raise DataError(f"'{root}' has {many} '{name}', which its table names")
+            place = found[0]
         places.append(place)
     return places
+
+
+def _images_by_name(root: Path) -> dict[str, list[Path]]:
+    found: dict[str, list[Path]] = {}
+    for file in sorted(root.rglob("*")):
+        if file.suffix.lower() in IMAGES:
+            found.setdefault(file.name, []).append(file)
+    return found
 
 
 def with_images(columns: Columns, root: Path) -> Columns:
