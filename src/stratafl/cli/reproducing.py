@@ -14,7 +14,7 @@ from stratafl.cli import reporting
 from stratafl.cli.consoles import remarks, results, warnings_on
 from stratafl.cli.driving import advance
 from stratafl.cli.live import Display, Interrupt, Watch, interruptible
-from stratafl.errors import BusyError, DataError, RecordError
+from stratafl.errors import BusyError, DataError, RecordError, RunError, StrataError
 from stratafl.measure import Line
 from stratafl.recipes import Cell, recipes
 from stratafl.recipes.claims import MEASURES
@@ -55,6 +55,9 @@ def reproduce(
     refused = [why for each in made for why in each.refused.values()]
     if refused and not any(each.begun for each in made):
         raise DataError(refused[0])
+    failed = [f"{' in '.join(cell)}: {why}" for each in made for cell, why in each.failed.items()]
+    if failed:
+        raise RunError(f"{len(failed)} of the rows could not be run, the first: {failed[0]}")
     return 0
 
 
@@ -70,7 +73,8 @@ def _run(made: Reproduction, limit: float | None) -> bool:
         for each in made.cells:
             if interrupt.asked or _over(limit):
                 break
-            if each.column not in made.refused and made.outcome(each) is None:
+            impossible = each.column in made.refused or (each.row, each.column) in made.failed
+            if not impossible and made.outcome(each) is None:
                 _advance(made, each, interrupt, _watch(each, made.done(each), counts, display, interrupt, limit))
     return interrupt.asked and not _over(limit)
 
@@ -84,6 +88,8 @@ def _advance(made: Reproduction, each: Cell, interrupt: Interrupt, watch: Watch)
             advance(run, interrupt, watch)
     except BusyError:  # another process is at it, and its numbers will be there next time
         return
+    except StrataError as error:  # said at the end: the other cells have nothing to do with it
+        made.failed[each.row, each.column] = str(error)
 
 
 def _watch(

@@ -37,6 +37,7 @@ class Reproduction:
     settings: tuple[str, ...] = ()
     seeds: int | None = None
     refused: dict[str, str] = field(default_factory=dict)  # why columns could not be run
+    failed: dict[tuple[str, str], str] = field(default_factory=dict)  # why a row could not be run in a column
 
     @property
     def folder(self) -> Path:
@@ -144,14 +145,15 @@ class Reproduction:
         said += f"; not run yet: {', '.join(left)}" if left else ""
         return verdict if verdict.holds is None else replace(verdict, reason=verdict.reason + said)
 
+    def _why(self, cell: Cell) -> str:
+        """Why a cell has no number."""
+        why = self.refused.get(cell.column) or self.failed.get((cell.row, cell.column))
+        return why or f"{self.done(cell)} of {cell.experiment.run.rounds} rounds"
+
     def not_run(self) -> list[str]:
         """What was not reached, and why."""
-        lines = [
-            f"{cell.row}, {cell.column}, seed {cell.seed}: "
-            + self.refused.get(cell.column, f"{self.done(cell)} of {cell.experiment.run.rounds} rounds")
-            for cell, one in self.outcomes()
-            if one is None
-        ]
+        open_cells = [cell for cell, one in self.outcomes() if one is None]
+        lines = [f"{cell.row}, {cell.column}, seed {cell.seed}: {self._why(cell)}" for cell in open_cells]
         if self.stand_in:
             lines.append(f"the paper's own data: {self.stand_in}; no number compares, and rankings are no evidence")
         left_out = [c.name for c in self.recipe.columns if c.name not in self.recipe.columns_at(self.scale)]

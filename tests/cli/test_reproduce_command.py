@@ -1,0 +1,41 @@
+"""`strata reproduce`: offline at scale smoke, resumed by calling again, and what fails is said at the end."""
+
+import json
+
+NAME = ("reproduce", "flayer/table4", "--seeds", 1, "--out", "out", "--set", "run.rounds=1")
+
+
+def runs(place):
+    return {folder.name: (folder / "rounds.jsonl").stat().st_mtime_ns for folder in (place / "out/runs").iterdir()}
+
+
+def test_a_table_at_scale_smoke_and_again(strata, place):
+    first = strata(*NAME)
+    assert first.code == 0, first.err
+    folder = place / "out/flayer-table4-smoke"
+    assert {path.name for path in folder.iterdir()} == {"reproduce.toml", "result.md", "verdicts.json", "report.html"}
+    told = json.loads((folder / "verdicts.json").read_text())
+    assert all(set(verdict) >= {"claim", "holds", "reason"} for verdict in told)
+    assert "no number compares" in " ".join(first.out.split())
+    before = runs(place)
+    assert before
+    again = strata(*NAME)
+    assert (again.code, runs(place)) == (0, before)  # nothing was left to run
+    other = strata(*NAME, "--set", "train.lr=0.3")
+    assert other.code == 2
+    assert "other settings" in other.err
+
+
+def test_rows_that_cannot_be_run_are_said_at_the_end_and_the_others_are_run(strata, place):
+    result = strata(*NAME, "--set", "model.hidden=[8]")
+    assert result.code == 2
+    assert result.err.startswith("strata: 2 of the rows could not be run, the first: s = 3 in CNN: ")
+    assert len(runs(place)) == 1
+    assert "not run: s = 3, CNN, seed 0: 'last:3' asks for 3 layers" in " ".join(result.out.split())
+
+
+def test_mistakes_are_said_in_one_line(strata):
+    assert "flayer/table2" in strata("reproduce", "flayer/table22").err
+    assert "short" in strata("reproduce", "flayer/table2", "--scale", "shrt").err
+    assert "--minutes" in strata("reproduce", "flayer/table2", "--minutes", 0).err
+    assert "--seeds" in strata("reproduce", "flayer/table2", "--seeds", 0).err
