@@ -111,8 +111,8 @@ def test_files_and_options_decide_what_is_read_again(tmp_path, monkeypatch):
     built = []
     original = loading.own_samples
     monkeypatch.setattr(loading, "own_samples", lambda *given: built.append(1) or original(*given))
-    path = table(tmp_path / "mine.csv", ["a", "b", "label"], [[1, 0, 0], [2, 1, 1]])
-    place = f"{tmp_path}/mine.csv"
+    path = table(tmp_path / "mine" / "train.csv", ["a", "b", "label"], [[1, 0, 0], [2, 1, 1]])
+    place = f"{tmp_path}/mine/"
     load_samples(place)
     load_samples(place)
     assert len(built) == 1
@@ -226,3 +226,15 @@ print(len(found.x), found.name, found.classes)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.split() == ["20", "mine", "5"]
+
+
+def test_an_image_that_a_table_names_may_change(tmp_path):
+    path = table(tmp_path / "mine.csv", ["photo", "label"], [["a.png", 0], ["b.png", 1]])
+    first, second, third = pictures(3)
+    for name, picture in (("a.png", first), ("b.png", second)):
+        image_file(tmp_path / name, picture)
+    before = load_samples(str(path), Reading()).x
+    image_file(tmp_path / "b.png", third)
+    after = load_samples(str(path), Reading()).x
+    assert np.array_equal(before[0], after[0])
+    assert np.array_equal(after[1], third)
