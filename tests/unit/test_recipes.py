@@ -258,8 +258,9 @@ def test_the_result_says_all_of_it(reproduced):
 def test_a_folder_made_for_something_else_is_refused(reproduced):
     reproduced.begin()
     other = Reproduction(reproduced.root, reproduced.recipe, "smoke", ("train.lr=0.3",), seeds=1)
-    with pytest.raises(RunError, match="other settings"):
+    with pytest.raises(RunError, match=r"other settings: \[\], not \['train.lr=0.3'\]"):
         other.begin()
+    Reproduction(reproduced.root, reproduced.recipe, "smoke", seeds=3).begin()  # more seeds go on
 
 
 def test_data_that_is_not_there_is_a_reason_not_a_failure(tmp_path):

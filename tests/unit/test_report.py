@@ -345,3 +345,10 @@ def test_a_method_that_leaks_is_marked(tmp_path):
 
 def test_an_empty_ranking_is_a_header():
     assert to_csv([]) == "method,seeds\n"
+
+
+def test_a_loss_that_is_no_number_is_a_run_that_diverged(tmp_path):
+    fine = run(tmp_path / "fine", 0.5)
+    lost = outcome(written(tmp_path / "lost", [line(1, 0.25, **{"test.deployed.loss": None})]))
+    assert (fine.diverged, lost.diverged) == (False, True)
+    assert outcome(written(tmp_path / "too", [line(1, 0.25, **{"train.loss": None})])).diverged

@@ -121,7 +121,11 @@ def table(ranks: Sequence[Rank], outcomes: Sequence[Outcome], width: int) -> Tab
 
 def _explanations(outcomes: Sequence[Outcome]) -> list[Text]:
     leaks = [Text(f"{MARK} {INCOMPARABLE}", style="bold red")] if any(one.leaks for one in outcomes) else []
-    return [*leaks, Text(_caption(outcomes), style="dim")]
+    folders = [str(one.folder) for one in outcomes if one.diverged]
+    lost = (
+        [Text(f"diverged, its loss is no number any more: {', '.join(folders)}", style="bold red")] if folders else []
+    )
+    return [*leaks, *lost, Text(_caption(outcomes), style="dim")]
 
 
 def _drawn(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> str:

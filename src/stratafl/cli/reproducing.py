@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from stratafl.cli import reporting
+from stratafl.cli import INTERRUPTED, reporting
 from stratafl.cli.consoles import remarks, results, warnings_on
 from stratafl.cli.driving import advance
 from stratafl.cli.live import Display, Interrupt, Watch, interruptible
@@ -51,7 +51,8 @@ def reproduce(
             if each.begun:
                 reporting.offer([each.folder, *each.begun], each.folder / reporting.REPORT)
             if stopped:
-                break
+                remarks().print("stopped; call it again to go on")
+                return INTERRUPTED
     refused = [why for each in made for why in each.refused.values()]
     if refused and not any(each.begun for each in made):
         raise DataError(refused[0])

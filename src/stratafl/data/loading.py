@@ -67,6 +67,9 @@ def _published(name: str, record: Published, reading: Reading) -> Samples:
         return cache.kept(name, _key(reading, hub=record.hub), lambda: _from_hub(name, record, reading))
     whole = Path(reading.path)
     place = whole / name if (whole / name).is_dir() else whole  # a folder of several data sets
+    others = [other for other in DATASETS if (whole / other).is_dir()]
+    if place is whole and others:
+        raise DataError(f"data.path = '{whole}' has no folder '{name}' (there is: {', '.join(others)})")
     if not place.exists():
         raise DataError(f"{name} is not at data.path = '{place}', which does not exist: {_advice(name, record)}")
     if is_sharded(place):

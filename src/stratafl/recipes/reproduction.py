@@ -57,10 +57,12 @@ class Reproduction:
     def begin(self) -> None:
         """Write down what is asked for; refused if the folder was made for something else."""
         asked: dict[str, Any] = {"recipe": self.recipe.name, "scale": self.scale, "settings": list(self.settings)}
-        asked |= {"seeds": self.seeds} if self.seeds else {}
         if (self.folder / FILE).exists():
-            if read_toml(self.folder / FILE) != asked:
-                raise RunError(f"'{self.folder}' was made with other settings: see its {FILE}, or choose another --out")
+            found = read_toml(self.folder / FILE)
+            for key, value in asked.items():
+                if found.get(key) != value:
+                    given = f"{found.get(key)}, not {value}"
+                    raise RunError(f"'{self.folder}' was made with other {key}: {given}; choose another --out")
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         write_whole(self.folder / FILE, tomli_w.dumps(asked).encode())

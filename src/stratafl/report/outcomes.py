@@ -44,6 +44,12 @@ class Outcome:
         return stop_reason(self.lines, from_tables({"stop": self.config["stop"]}).stop) is not None
 
     @property
+    def diverged(self) -> bool:
+        """Whether its loss is no number any more, while training or on test samples."""
+        line = last(self.lines)
+        return any(key in line and line[key] is None for key in ("train.loss", "test.deployed.loss"))
+
+    @property
     def rounds(self) -> int:
         """How many rounds it has behind it."""
         return int(self.lines[-1]["round"])

@@ -72,7 +72,7 @@ def cautions(study: Study) -> list[str]:
         done, asked = rank.rounds
         if done < asked and not rank.stopped:
             said.append(f"{rank.label} is not finished: {done} of {asked} rounds.")
-        if "score" not in rank.numbers:
+        if "score" not in rank.numbers or any(one.diverged for one in rank.members):
             said.append(f"{rank.label} has a result that is not finite: it diverged.")
     said += [f"'{folder}' has no evaluated round yet and is left out." for folder in study.empty]
     said += [f"'{folder}' repeats a configuration and a seed and is left out." for folder in study.repeated]

@@ -446,3 +446,9 @@ def test_without_pillow_or_pyarrow_it_is_said(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     assert "reading images needs the package 'PIL'" in refusal("mnist", tmp_path / "images")
+
+
+def test_a_folder_of_other_data_sets_is_not_read_as_this_one(tmp_path):
+    (tmp_path / "all" / "mnist").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"has no folder 'fashion-mnist' \(there is: mnist\)"):
+        load_samples("fashion-mnist", Reading(path=str(tmp_path / "all")))
