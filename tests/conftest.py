@@ -15,3 +15,17 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     del os.environ["STRATAFL_CACHE"]
     if before is not None:
         os.environ["STRATAFL_CACHE"] = before
+
+
+@pytest.fixture
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache for one test alone, and a hub that cannot be reached."""
+    import huggingface_hub  # takes a second, which only tests of data need
+
+    def unreachable(*given: object, **options: object) -> None:
+        raise ConnectionError("tests have no network")
+
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("STRATAFL_CACHE", str(folder))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
+    return folder

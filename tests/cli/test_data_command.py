@@ -2,7 +2,6 @@
 
 import json
 
-import huggingface_hub
 import numpy as np
 import pytest
 
@@ -12,15 +11,7 @@ from stratafl.runs import Run
 SMALL = ("--rounds", 1, "--set", "train.batch=5", "--set", "data.clients=2", "--set", "data.minimum=1")
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    def unreachable(*given, **options):
-        raise ConnectionError("tests have no network")
-
-    folder = tmp_path_factory.mktemp("cache")
-    monkeypatch.setenv("STRATAFL_CACHE", str(folder))
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
-    return folder
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture

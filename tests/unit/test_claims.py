@@ -24,10 +24,10 @@ def judged(kind, where=("x",), **keys):
 
 
 def test_a_gap_by_hand():
-    """3 and 1: mean 2, deviation √2, so that the interval is 12.706·√2/√2."""
+    """3 and 1: mean 2, deviation √2, so that the interval is 12.7062·√2/√2."""
     found = gap(Claim("", "above"), NUMBERS, (A, "x"), (B, "x"))
     assert (found.mean, found.seeds) == (2.0, 2)
-    assert found.margin == pytest.approx(12.706)
+    assert found.margin == pytest.approx(12.70620474)
     assert found.text(Claim("", "above")) == "+2.0 (± 12.7 over 2 seeds, within noise)"
     alone = gap(Claim("", "above"), NUMBERS, (A, "x"), (C, "x"))
     assert alone.text(Claim("", "above")) == "+10.0 (one seed)"  # of the seed that both have

@@ -3,15 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import sqrt
-from statistics import fmean, stdev
+from statistics import fmean
 
 from stratafl.recipes.claims import OVER_COLUMNS, Claim
+from stratafl.report.intervals import interval
 
 Place = tuple[str, str]  # row and column
 Numbers = Mapping[Place, Mapping[int, float]]  # by seed
 Printed = Mapping[Place, float]
-_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # Student's t, 97.5 %, 1 to 9 degrees of freedom
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,8 @@ class Gap:
         """Of the differences with each seed; None where there are none."""
         if not each:
             return None
-        margin = _T[min(len(each) - 1, len(_T)) - 1] * stdev(each) / sqrt(len(each)) if len(each) > 1 else None
-        return Gap(fmean(each), margin, len(each))
+        found = interval(each)
+        return Gap(fmean(each), None if found is None else found.high - found.mean, len(each))
 
     def text(self, claim: Claim) -> str:
         """It as a difference of the numbers themselves, and what is to be said of its size."""

@@ -23,7 +23,7 @@ from stratafl.report.outcomes import Outcome, outcome
 from stratafl.runs import Run, is_run
 from stratafl.runs.files import write_whole
 
-FILE, VERDICTS, RESULT = "reproduce.toml", "verdicts.json", "result.md"
+FILE, RESULT = "reproduce.toml", "result.md"
 FEW = 10  # columns that are left out are named, unless there are more
 
 

@@ -7,10 +7,9 @@ from statistics import fmean, stdev
 from stratafl.recipes.claims import MEASURES
 from stratafl.recipes.judging import Numbers, Verdict
 from stratafl.recipes.recipe import Row
-from stratafl.recipes.reproduction import RESULT, VERDICTS, Reproduction, verdict_table
+from stratafl.recipes.reproduction import RESULT, Reproduction, verdict_table
+from stratafl.report.verdicts import VERDICTS, WORDS
 from stratafl.runs.files import write_whole
-
-SIGNS = {True: "✓ holds", False: "✗ does not hold", None: "– not run"}
 
 
 def write(made: Reproduction, command: str, machine: str, seconds: float) -> list[Verdict]:
@@ -35,7 +34,7 @@ def markdown(made: Reproduction, judged: Sequence[Verdict], command: str, machin
     lines += [""]
     lines += ["| claim | where | predicate | paper | measured | verdict | why |", "|---|---|---|---|---|---|---|"]
     lines += [
-        f"| {v.claim} | {v.column} | {v.predicate} | {v.paper} | {v.measured} | **{SIGNS[v.holds]}** | {v.reason} |"
+        f"| {v.claim} | {v.column} | {v.predicate} | {v.paper} | {v.measured} | **{WORDS[v.holds]}** | {v.reason} |"
         for v in judged
     ]
     left = made.not_run()

@@ -10,6 +10,7 @@ from stratafl.errors import RunError, unknown
 from stratafl.report.tables import Table, text
 
 VERDICTS = "verdicts.json"
+WORDS = {True: "✓ holds", False: "✗ does not hold", None: "– not run"}
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Verdict:
     @property
     def words(self) -> str:
         """The verdict as a sign and in words."""
-        return {True: "✓ holds", False: "✗ does not hold", None: "– not run"}[self.holds]
+        return WORDS[self.holds]
 
 
 def verdicts(places: Sequence[Path]) -> list[Verdict]:

@@ -180,7 +180,12 @@ class Task:
             )
             if done is not None:
                 return done
-        reels = [self._reel(lock, each, shuffle, list(lock.order)) for each in names]
+        return self._in_lanes(
+            step, carry, held, lock, [self._reel(lock, each, shuffle, list(lock.order)) for each in names]
+        )
+
+    def _in_lanes(self, step: Step, carry: State, held: State, lock: Lockstep, reels: list[Reel]) -> State:
+        """All steps in lockstep, the clients dealt to lanes; the reels are in the order of falling numbers of steps."""
         lanes = self._lanes(carry)
         if not in_a_lane():
             self._shop.engine.prepare()
