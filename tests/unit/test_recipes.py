@@ -195,6 +195,7 @@ def test_seconds_per_round_are_not_those_of_compiling(tmp_path):
         ('kind = "above"', 'kind = "aboe"', "above"),
         ("seeds = 2", "seed = 2", "seeds"),
         ('title = "A table"', "title = ", "a/b"),
+        ('title = "A table"', "", "needs 'title'"),
     ],
 )
 def test_a_mistake_is_named(before, after, words):
@@ -205,6 +206,13 @@ def test_a_mistake_is_named(before, after, words):
 def test_an_unknown_recipe_is_refused_with_the_nearest():
     with pytest.raises(UnknownNameError, match="flayer/table2"):
         recipes("flayer/tabel2")
+
+
+def test_anybodys_own_recipe_is_a_file(tmp_path):
+    (tmp_path / "mine.toml").write_text(TEXT)
+    assert recipes(str(tmp_path / "mine.toml")) == [read("own/mine", TEXT)]
+    with pytest.raises(RecordError, match=r"'.*yours.toml' cannot be read"):
+        recipes(str(tmp_path / "yours.toml"))
 
 
 def test_experiments_that_are_the_same_share_a_run():

@@ -147,7 +147,9 @@ def report(
 
 @app.command(epilog="Example: [bold]strata reproduce flayer/table2 --scale smoke[/]")
 def reproduce(
-    name: Annotated[str, typer.Argument(metavar="PAPER[/TABLE]", help="A recipe of the list, or all of a paper.")],
+    name: Annotated[
+        str, typer.Argument(metavar="PAPER[/TABLE]", help="A recipe of the list, all of a paper, or a TOML file.")
+    ],
     scale: Annotated[str, typer.Option("--scale", metavar="NAME", help="smoke, short or full.")] = "smoke",
     settings: Set = None,
     seeds: Annotated[int | None, typer.Option("--seeds", metavar="N", help="By default the scale's.")] = None,

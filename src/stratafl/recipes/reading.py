@@ -1,8 +1,9 @@
-"""Recipes from their TOML, every key and name known, and those that ship."""
+"""Recipes from their TOML, every key and name known: those that ship, and anybody's own."""
 
 import tomllib
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any
 
 from stratafl import settings
@@ -17,13 +18,22 @@ def recipe_names() -> list[str]:
 
 
 def recipes(name: str) -> list[Recipe]:
-    """The recipe `paper/table`, or all of a paper."""
+    """The recipe `paper/table`, all of a paper, or that of a file `table.toml`."""
+    if name.endswith(".toml"):
+        return [_own(Path(name))]
     known = recipe_names()
     papers = sorted({each.partition("/")[0] for each in known})
     chosen = [each for each in known if name in (each, each.partition("/")[0])]
     if not chosen:
         raise unknown("recipe", name, [*papers, *known])
     return [read(each, files("stratafl.recipes").joinpath(f"{each}.toml").read_text("utf-8")) for each in chosen]
+
+
+def _own(path: Path) -> Recipe:
+    try:
+        return read(f"own/{path.stem}", path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"the recipe '{path}' cannot be read: {error}") from error
 
 
 def read(name: str, text: str) -> Recipe:
@@ -39,6 +49,9 @@ def _recipe(name: str, table: dict[str, Any]) -> Recipe:
     for key in table:
         if key not in known:
             raise unknown("key", key, known)
+    for key in ("title", "columns", "rows", "scales"):
+        if not table.get(key):
+            raise RecordError(f"a recipe needs '{key}', as those of `strata reproduce` have it")
     columns = tuple(settings.from_table("columns", Column, each) for each in table["columns"])
     rows = tuple(settings.from_table("rows", Row, each) for each in table["rows"])
     scales = {scale: settings.from_table(scale, Scale, each) for scale, each in table["scales"].items()}

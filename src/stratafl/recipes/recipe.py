@@ -81,11 +81,11 @@ class Recipe:
 
     name: str
     title: str
-    protocol: str
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     scales: Mapping[str, Scale]
     claims: tuple[Claim, ...]
+    protocol: str = "clean"
     settings: Settings = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
