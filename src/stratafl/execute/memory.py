@@ -75,8 +75,11 @@ def ram() -> int:
 
 
 def device_memory(device: torch.device) -> int:
-    """The memory of a device."""
-    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else ram()
+    """The memory of a device; of a GPU, what other processes leave of it."""
+    if device.type != "cuda":
+        return ram()
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device)
 
 
 def resident() -> int:
