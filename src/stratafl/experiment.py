@@ -19,6 +19,7 @@ from typing import Any
 from stratafl import settings
 from stratafl.algorithms import ALGORITHMS
 from stratafl.data import PARTITIONS, Partition
+from stratafl.data.labels import TARGETS
 from stratafl.data.loading import check_name
 from stratafl.data.reading import NORMALISED
 from stratafl.errors import RecordError, StrataError, UnknownNameError, unknown
@@ -78,6 +79,11 @@ class DataTable:
     )
     label: str | None = setting(None, "the column with the labels of your own table; none: `label` or `y`")
     client: str | None = setting(None, "the column that says whose a sample of your own table is; none: `client`")
+    targets: str = setting(
+        "auto",
+        "what is predicted of your own data; `auto`: classes where labels are names or whole numbers, else numbers",
+        among=TARGETS,
+    )
     normalise: str = setting(
         "auto",
         "bytes as numbers: from −1 to 1, from 0 to 1, by each channel's mean and deviation, or as they are; "

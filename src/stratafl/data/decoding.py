@@ -38,7 +38,7 @@ def decoded(name: str, record: Published, place: Path, reading: Reading) -> Samp
 
 
 def _labels(cells: Column, record: Published, where: str) -> NDArray[np.int64]:
-    labels, _ = numbered(numbers_or_texts(cells) if isinstance(cells, list) else cells, where)
+    labels = numbered(numbers_or_texts(cells) if isinstance(cells, list) else cells, where)
     return within(labels - record.first, record.classes, where)
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from stratafl.data import formats
 from stratafl.data.formats.columns import IMAGES, ORDER, Asked, Columns, Splits, in_a_row, is_split, joined
 from stratafl.data.images import are_images, stacked
-from stratafl.data.labels import numbered
+from stratafl.data.labels import targets
 from stratafl.data.reading import HALF, Reading
 from stratafl.data.samples import Samples
 from stratafl.errors import DataError
@@ -23,13 +23,14 @@ def own_samples(place: Path, reading: Reading) -> Samples:
     splits = _clients(place, asked) if _has_client_folders(place) else formats.read(place, asked)
     columns, tests = in_a_row(splits, place)
     label, owner = _label(columns, reading, place), _client(columns, reading, place)
+    columns[label], names = targets(columns[label], reading.targets, str(place))  # of all, whoever is chosen then
     columns, tests = reading.rows_of_owners(columns, tests, owner, place)
-    y, classes = numbered(columns[label], str(place))
     rest = {name: cells for name, cells in columns.items() if name not in (label, owner)}
     return Samples(
         x=_content(rest, reading, place),
-        y=y,
-        classes=classes,
+        y=np.asarray(columns[label]),
+        classes=None if names is None else len(names),
+        names=names,
         tests=tests if tests.any() else None,
         owner=None if owner is None else np.asarray(columns[owner]),
         scaling=HALF if any(are_images(cells) for cells in rest.values()) else None,
