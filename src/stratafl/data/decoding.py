@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from stratafl.data import formats
 from stratafl.data.formats.columns import Column, in_a_row, numbers_or_texts
-from stratafl.data.images import stacked
+from stratafl.data.images import are_elsewhere, stacked
 from stratafl.data.labels import numbered, within
 from stratafl.data.published import Published
 from stratafl.data.reading import HALF, Reading
@@ -34,6 +34,7 @@ def decoded(name: str, record: Published, place: Path, reading: Reading) -> Samp
         owner=None if record.owner is None else np.asarray(columns[record.owner]),
         scaling=None if record.text else HALF,
         name=name,
+        elsewhere=are_elsewhere(columns[record.content], place),
     )
 
 

@@ -28,8 +28,11 @@ def is_place(name: str) -> bool:
 
 def check_name(name: str) -> None:
     """Refuse what is neither in the catalogue nor a file or folder."""
-    if name not in DATASETS and not is_place(name):
-        raise unknown("data.name", name, [*DATASETS, *OWN])
+    if name in DATASETS or is_place(name):
+        return
+    if Path(name).is_dir():
+        raise DataError(f"data.name = '{name}' is no data set with a name, but a folder here: call it './{name}'")
+    raise unknown("data.name", name, [*DATASETS, *OWN])
 
 
 def load_samples(name: str, reading: Reading | None = None) -> Samples:
@@ -54,8 +57,6 @@ def _own(place: Path, reading: Reading) -> Samples:
         raise DataError(f"there is no data file or folder '{place}'")
     if is_sharded(place):
         return _shards(place, reading)
-    if place.suffix == ".csv":  # it may name images anywhere, whose changes nobody would notice
-        return own_samples(place, reading)
     key = _key(reading, files=cache.fingerprint(place), targets=reading.targets)
     return cache.kept(place.stem or "own", key, lambda: own_samples(place, reading))
 

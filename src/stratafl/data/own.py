@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from stratafl.data import formats
 from stratafl.data.formats.columns import IMAGES, ORDER, Asked, Columns, Splits, in_a_row, is_split, joined
-from stratafl.data.images import are_images, stacked
+from stratafl.data.images import are_elsewhere, are_images, stacked
 from stratafl.data.labels import targets
 from stratafl.data.reading import HALF, Reading
 from stratafl.data.samples import Samples
@@ -35,6 +35,7 @@ def own_samples(place: Path, reading: Reading) -> Samples:
         owner=None if owner is None else np.asarray(columns[owner]),
         scaling=HALF if any(are_images(cells) for cells in rest.values()) else None,
         name=place.stem,
+        elsewhere=any(are_elsewhere(cells, place) for cells in rest.values()),
     )
 
 

@@ -22,6 +22,7 @@ class Samples:
     owner: NDArray[Any] | None = None  # whose each sample is, by name or number
     scaling: Scaling | None = None
     name: str = "arrays"
+    elsewhere: bool = False  # whether some of it was in files that a table names, whose changes nobody would notice
 
     def __post_init__(self) -> None:
         for what in ("y", "tests", "owner"):
