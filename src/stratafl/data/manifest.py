@@ -41,7 +41,10 @@ def samples_from(told: Mapping[str, Any], held: Mapping[str, NDArray[Any]]) -> S
         raise ValueError("it is not what was written")
     names = told.get("names")  # not in what was written before there were any
     return Samples(
-        **held,
+        held["x"],
+        held["y"],
+        tests=held.get("tests"),
+        owner=held.get("owner"),
         classes=told["classes"],
         names=None if names is None else tuple(names),
         scaling=made or None,

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratafl.data import formats
-from stratafl.data.formats.columns import IMAGES, ORDER, Asked, Columns, Splits, in_a_row, is_split, joined
+from stratafl.data.formats.columns import IMAGES, ORDER, Asked, Column, Columns, Splits, in_a_row, is_split, joined
 from stratafl.data.images import are_elsewhere, are_images, stacked
 from stratafl.data.labels import targets
 from stratafl.data.reading import HALF, Reading
@@ -77,7 +77,21 @@ def _label(columns: Columns, reading: Reading, place: Path) -> str:
 def _client(columns: Columns, reading: Reading, place: Path) -> str | None:
     if reading.client is not None and reading.client not in columns:
         raise DataError(f"'{place}' has no column '{reading.client}' (there is: {', '.join(columns)}): see data.client")
-    return reading.client or (CLIENT if CLIENT in columns else None)
+    name = reading.client or (CLIENT if CLIENT in columns else None)
+    for row, cell in enumerate(columns[name] if name else (), start=1):
+        if cell is None or cell != cell:  # NaN
+            raise DataError(f"'{place}' has no {name} in row {row}")
+    return name
+
+
+def _such_as(cells: Column) -> str:
+    """The first cell that is no number."""
+    for row, cell in enumerate(cells, start=1):
+        try:
+            float(cell)
+        except (TypeError, ValueError):
+            return f": '{cell!s:.40}' in row {row}"
+    return ""
 
 
 def _content(columns: Columns, reading: Reading, place: Path) -> NDArray[Any]:
@@ -88,7 +102,7 @@ def _content(columns: Columns, reading: Reading, place: Path) -> NDArray[Any]:
         return stacked(columns[images[0]], channels=None, size=reading.size, where=str(place))
     for name, cells in columns.items():
         if not isinstance(cells, np.ndarray) or cells.dtype.kind not in "biuf":
-            raise DataError(f"'{place}' has neither numbers nor images in the column '{name}'")
+            raise DataError(f"'{place}' has neither numbers nor images in the column '{name}'{_such_as(cells)}")
     if not columns:
         raise DataError(f"'{place}' has no column beside the labels and clients")
     if len(columns) == 1:

@@ -230,7 +230,7 @@ def test_columns_that_are_not_there(tmp_path):
 
 
 def test_tables_that_are_not_tables(tmp_path):
-    assert "has 2 names, but 1 values in row 3" in refusal(table(tmp_path / "a.csv", ["a", "label"], [[1, 1], [2]]))
+    assert "has 2 names, but 1 values in line 3" in refusal(table(tmp_path / "a.csv", ["a", "label"], [[1, 1], [2]]))
     assert "no line of values" in refusal(table(tmp_path / "b.csv", ["a", "label"], []))
     assert "two columns of the same name" in refusal(table(tmp_path / "c.csv", ["a", "a"], [[1, 1]]))
     (tmp_path / "d.csv").write_bytes(b"\xff\xfe\x00")
