@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.table import Table
 
 from stratafl.assemble import federation_of
-from stratafl.cli.consoles import results
+from stratafl.cli.consoles import remarks, results, warnings_on
 from stratafl.data import Federation
 from stratafl.data.federation import SPLITS
 from stratafl.data.picture import held, picture
@@ -23,7 +23,9 @@ def show(config: Path | None, settings: Sequence[str], out: Path | None) -> None
     if out is not None and out.exists():
         raise RunError(f"'{out}' exists: choose another name, or remove it")
     experiment = with_settings(Experiment() if config is None else load(config), settings)
-    federation = federation_of(experiment)
+    with warnings_on(remarks()) as settled:
+        federation = federation_of(experiment)
+        settled()
     if out is not None:
         write_whole(out, picture(federation).encode())
     results().print(table(federation))

@@ -33,7 +33,7 @@ def targets(cells: Column, wanted: str, where: str) -> Targets:
     values, y = np.unique(array, return_inverse=True)
     if wanted == "auto":
         _check_classes(values, len(array), where)
-    return Targets(y.astype(np.int64), tuple(f"{value:.15g}" for value in values.tolist()))
+    return Targets(y.astype(np.int64), tuple(map(name_of, values.tolist())))
 
 
 def numbered(cells: Column, where: str) -> NDArray[Any]:
@@ -42,6 +42,11 @@ def numbered(cells: Column, where: str) -> NDArray[Any]:
         return _named(cells, where).y
     array = np.asarray(cells)
     return array if array.dtype.kind == "f" else array.astype(np.int64)
+
+
+def name_of(value: object) -> str:
+    """What a class or a client is called: 2.0 is 2."""
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
 
 
 def within(labels: NDArray[Any], classes: int, where: str) -> NDArray[np.int64]:
