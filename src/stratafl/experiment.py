@@ -69,8 +69,9 @@ class ModelTable:
 class DataTable:
     """Which data, over how many clients, divided how; `newcomers` of them never take part in training.
 
-    `partition = "auto"` keeps the clients that a file names, and else draws Dirichlet shares; `seed` fixes the division
-    while the seed of the run changes. Further keys are options of the partition.
+    `partition = "auto"` keeps the clients that a file names, and else draws Dirichlet shares, or even ones where there
+    are no classes; `seed` fixes the division while the seed of the run changes. Further keys are options of the
+    partition.
     """
 
     name: str = setting("digits", "the data: a name of `strata data list`, or a file or folder, see [data](data.md)")
@@ -99,7 +100,7 @@ class DataTable:
     newcomers: int = setting(0, "the last so many clients never take part in training", least=0)
     partition: str = setting(
         "auto",
-        "how data is divided; `auto`: as a file says, or else `dirichlet`",
+        "how data is divided; `auto`: as a file says, or else `dirichlet`, or `iid` where there are no classes",
         among=("auto", *PARTITIONS),
     )
     alpha: float = setting(0.1, "concentration of Dirichlet shares; small is uneven", above=0)

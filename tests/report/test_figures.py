@@ -224,6 +224,21 @@ def test_what_was_run_in_words(tmp_path):
     assert len(runs_table(study).rows) == 6
 
 
+@pytest.mark.parametrize(
+    ("names", "partition", "says"),
+    [
+        (["ann", "bob"], "auto", "gone, 2 clients, as the data names them"),
+        (["ann", "bob"], "iid", "gone, 2 clients, iid"),
+        ([], "auto", "gone, 2 clients, Dirichlet shares, α = 0.1"),
+    ],
+)
+def test_how_the_data_was_divided_in_words(tmp_path, names, partition, says):
+    rows = {split: [[1, 2], [3, 4]] for split in ("train", "test")}
+    held = {"classes": 2, "clients": 2, "counts": rows} | ({"client_names": names} if names else {})
+    write_run(tmp_path / "0", [0.5], clients=2, holdings=held, data={"partition": partition, "alpha": 0.1})
+    assert dict(facts(gather([tmp_path])))["data"] == says
+
+
 def test_labels_in_charts_are_short_and_all_different():
     long = "own.package.module:method train.lr=0.1 model.hidden=[10]"
     assert short_labels(["fedper", "my.own:thing", f"{long} †", long, long]) == [

@@ -12,7 +12,7 @@ from stratafl.data.federation import SPLITS, Federation
 MOST = 300  # clients that are drawn; more could not be told apart
 _NARROW, _WIDE, _LARGEST, _SMALLEST = 420, 960, 26, 5  # pixels: the plot, and the cell of a bubble
 _LEFT, _TOP, _BARS, _BELOW = 64, 56, 56, 44
-_LETTER, _LONGEST = 7, 18  # pixels, and letters of a name beside the plot; whole names are in what the mouse finds
+_LETTER, _SHORT, _LONGEST = 7, 3, 18  # pixels, and letters of names beside the plot; the mouse finds whole ones
 _FONT = "font: 12px system-ui, sans-serif"
 _STYLE = f"""<style>
 .paper {{ fill: #ffffff }} .ink {{ fill: #1f2328; {_FONT} }} .title {{ fill: #1f2328; {_FONT}; font-weight: 600 }}
@@ -58,8 +58,9 @@ def held(federation: Federation) -> Tensor:
 
 
 def _longest(names: Sequence[str]) -> int:
-    """The pixels that names take beside the plot; numbers have room."""
-    return _LETTER * min(_LONGEST, max(map(len, names), default=0))
+    """The pixels that names take beside the plot; those of a few letters have room."""
+    longest = max(map(len, names), default=0)
+    return 0 if longest <= _SHORT else _LETTER * min(_LONGEST, longest)
 
 
 def _cut(name: str) -> str:
@@ -96,7 +97,7 @@ def _axes(federation: Federation, counts: Tensor, cell: int) -> list[str]:
     """A name or a number for every client and class, or for as many as there is room for."""
     wide, high = counts.shape
     bottom, top = _TOP + _BARS + cell * high, _TOP + _BARS
-    upright = bool(federation.client_names)
+    upright = _longest(federation.client_names) > 0
     across, down = ceil((14 if upright else 24) / cell), ceil(14 / cell)
     classes = range(0, high, down) if federation.classes is not None else ()
     below = bottom + 36 + _longest(federation.client_names)

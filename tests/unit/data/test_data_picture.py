@@ -77,6 +77,14 @@ def test_more_clients_than_can_be_told_apart_are_left_out_and_that_is_said():
     assert len(found(picture(many), "circle")) == MOST
 
 
+def test_short_names_lie_beside_each_other():
+    made = federation([0, 1, 1, 1], [[0, 1], [2, 3]], test=0.5)
+    drawn = picture(replace(made, client_names=("7", "301")))
+    assert {"7", "301"} <= {each.text for each in found(drawn, "text")}
+    assert "rotate" not in drawn
+    assert found(drawn, "svg")[0].get("height") == found(picture(made), "svg")[0].get("height")
+
+
 def test_clients_and_classes_are_called_by_their_names():
     made = federation([0, 1, 1, 1], [[0, 1], [2, 3]], test=0.5)
     named = replace(made, client_names=("ann", "<bob> of the very long name"), class_names=("cat", "dog"))
