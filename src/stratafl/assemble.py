@@ -109,7 +109,7 @@ def _fallback(data: DataTable, samples: Samples) -> Partition:
     if samples.owner is not None:
         clients = len(np.unique(samples.owner))
         why = f"which names its {clients:,} clients: leave it out, or set data.partition to divide the samples anew"
-        _refuse_set(data, ["clients", *unheard], samples.name, why)
+        _refuse_set(data, [*(["clients"] if data.clients != clients else []), *unheard], samples.name, why)
         if samples.tests is not None and data.test != DataTable().test:  # perhaps as the protocol has it
             log.warning("data.test means nothing to '%s', which says what is for testing", samples.name)
     elif samples.y.dtype.kind == "f":

@@ -100,6 +100,7 @@ def test_how_to_divide_means_nothing_where_the_data_names_its_clients(refused, s
     refused("data", "show", "--data", "mine.csv", "--set", setting, says=words)
     assert strata("data", "show", "--data", "mine.csv").code == 0
     if setting == "data.clients=5":
+        assert strata("data", "show", "--data", "mine.csv", "--set", "data.clients=2").code == 0  # as there are
         assert strata("data", "show", "-d", "mine.csv", "-s", setting, "-s", "data.partition=iid").code == 0
 
 
