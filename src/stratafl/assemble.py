@@ -1,17 +1,19 @@
 """From an experiment to the objects that run it: algorithm, federation, model, simulation."""
 
 import dataclasses
+import logging
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from stratafl.algorithm import Algorithm
 from stratafl.algorithms import ALGORITHMS
-from stratafl.data import Federation, Reading, Samples, divided, load_samples
-from stratafl.errors import ModelError, RecordError
+from stratafl.data import IID, Federation, Partition, Reading, Samples, divided, load_samples
+from stratafl.errors import DataError, ModelError, RecordError
 from stratafl.execute import Simulation, simulation
 from stratafl.execute.matrix import chunk_size
 from stratafl.experiment import DataTable, Experiment, ModelTable, RunTable, partition_of
@@ -19,11 +21,12 @@ from stratafl.layers import Select
 from stratafl.models import MODELS
 from stratafl.plugins import called, imported, parameters
 from stratafl.policies import SGD, Constant, Exponential
-from stratafl.settings import checked
+from stratafl.settings import checked, to_table
 from stratafl.task.speed import Speed
 
 _PLAIN = (int, float, str, bool)
 _HELD = (int, float, str, bool, list, Select)
+log = logging.getLogger("stratafl")
 
 
 def algorithm_of(experiment: Experiment) -> Algorithm:
@@ -84,17 +87,43 @@ def federation_of(experiment: Experiment) -> Federation:
     """The data over its clients."""
     data = experiment.data
     seed = experiment.run.seed if data.seed is None else data.seed
-    partition = partition_of(data)
+    samples = samples_of(data, seed)
     return divided(
-        samples_of(data, seed),
+        samples,
         clients=data.clients,
-        partition=None if data.partition == "auto" else partition,
-        fallback=partition,
+        partition=None if data.partition == "auto" else partition_of(data),
+        fallback=_fallback(data, samples),
         validation=data.validation,
         test=data.test,
         seed=seed,
         minimum_test=2 if data.name == "digits" else 1,
     )
+
+
+def _fallback(data: DataTable, samples: Samples) -> Partition:
+    """What divides the samples where nothing is asked for; settings that it does not listen to are refused."""
+    usual = partition_of(data)
+    if data.partition != "auto":
+        return usual
+    unheard = ["per_client", *vars(usual)]
+    if samples.owner is not None:
+        clients = len(np.unique(samples.owner))
+        why = f"which names its {clients:,} clients: leave it out, or set data.partition to divide the samples anew"
+        _refuse_set(data, [*(["clients"] if data.clients != clients else []), *unheard], samples.name, why)
+        if samples.tests is not None and data.test != DataTable().test:  # perhaps as the protocol has it
+            log.warning("data.test means nothing to '%s', which says what is for testing", samples.name)
+    elif samples.y.dtype.kind == "f":
+        _refuse_set(data, unheard, samples.name, "which has no classes and is divided evenly: leave it out")
+        log.warning("'%s' has no classes and is divided evenly (data.partition = 'iid')", samples.name)
+        return IID()
+    return usual
+
+
+def _refuse_set(data: DataTable, keys: Sequence[str], name: str, why: str) -> None:
+    given, usual = to_table(_completed(data)), to_table(_completed(DataTable()))
+    for key in keys:
+        if given.get(key) != usual.get(key):
+            raise DataError(f"data.{key} = {given[key]} means nothing to '{name}', {why}")
 
 
 def samples_of(data: DataTable, seed: int) -> Samples:

@@ -19,6 +19,7 @@ from typing import Any
 from stratafl import settings
 from stratafl.algorithms import ALGORITHMS
 from stratafl.data import PARTITIONS, Partition
+from stratafl.data.labels import TARGETS
 from stratafl.data.loading import check_name
 from stratafl.data.reading import NORMALISED
 from stratafl.errors import RecordError, StrataError, UnknownNameError, unknown
@@ -68,8 +69,9 @@ class ModelTable:
 class DataTable:
     """Which data, over how many clients, divided how; `newcomers` of them never take part in training.
 
-    `partition = "auto"` keeps the clients that a file names, and else draws Dirichlet shares; `seed` fixes the division
-    while the seed of the run changes. Further keys are options of the partition.
+    `partition = "auto"` keeps the clients that a file names, and else draws Dirichlet shares, or even ones where there
+    are no classes; `seed` fixes the division while the seed of the run changes. Further keys are options of the
+    partition.
     """
 
     name: str = setting("digits", "the data: a name of `strata data list`, or a file or folder, see [data](data.md)")
@@ -78,6 +80,11 @@ class DataTable:
     )
     label: str | None = setting(None, "the column with the labels of your own table; none: `label` or `y`")
     client: str | None = setting(None, "the column that says whose a sample of your own table is; none: `client`")
+    targets: str = setting(
+        "auto",
+        "what is predicted of your own data; `auto`: classes where labels are names or whole numbers, else numbers",
+        among=TARGETS,
+    )
     normalise: str = setting(
         "auto",
         "bytes as numbers: from −1 to 1, from 0 to 1, by each channel's mean and deviation, or as they are; "
@@ -93,7 +100,7 @@ class DataTable:
     newcomers: int = setting(0, "the last so many clients never take part in training", least=0)
     partition: str = setting(
         "auto",
-        "how data is divided; `auto`: as a file says, or else `dirichlet`",
+        "how data is divided; `auto`: as a file says, or else `dirichlet`, or `iid` where there are no classes",
         among=("auto", *PARTITIONS),
     )
     alpha: float = setting(0.1, "concentration of Dirichlet shares; small is uneven", above=0)

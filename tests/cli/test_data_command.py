@@ -8,7 +8,8 @@ import pytest
 from stratafl.data import DATASETS, load_samples
 from stratafl.runs import Run
 
-SMALL = ("--rounds", 1, "--set", "train.batch=5", "--set", "data.clients=2", "--set", "data.minimum=1")
+SHORT = ("--rounds", 1, "--set", "train.batch=5")
+SMALL = (*SHORT, "--set", "data.clients=2", "--set", "data.minimum=1")
 
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -68,12 +69,60 @@ def test_a_run_on_a_folder_per_client_goes_on_from_anywhere(strata, place, monke
         (place / "mine" / name).mkdir(parents=True)
         lines = [f"{a:.3f},{b:.3f},{int(a > b)}" for a, b in rng.random((20, 2))]
         (place / "mine" / name / "data.csv").write_text("\n".join(["a,b,label", *lines]))
-    assert strata("run", *SMALL, "--data", "mine/", "--out", "done").code == 0
+    assert strata("run", *SHORT, "--data", "mine/", "--out", "done").code == 0
     (place / "elsewhere").mkdir()
     monkeypatch.chdir(place / "elsewhere")
     run = Run.open(place / "done")
     assert run.trial.sim.workshop.federation.clients == 3
     run.close()
+
+
+@pytest.fixture
+def clients(place):
+    """A table whose samples are of two clients."""
+    lines = [f"{who},{i / 10},{i % 2}" for who in ("ann", "bob") for i in range(12)]
+    (place / "mine.csv").write_text("\n".join(["client,a,label", *lines]))
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("data.clients=5", "data.clients = 5"),
+        ("data.alpha=0.5", "data.alpha = 0.5"),
+        ("data.minimum=3", "data.minimum = 3"),
+        ("data.per_client=3", "data.per_client = 3"),
+        ("data.draws=7", "data.draws = 7"),
+    ],
+)
+@pytest.mark.usefixtures("clients")
+def test_how_to_divide_means_nothing_where_the_data_names_its_clients(refused, strata, setting, said):
+    words = f"{said} means nothing to 'mine', which names its 2 clients: leave it out, or set data.partition"
+    refused("data", "show", "--data", "mine.csv", "--set", setting, says=words)
+    assert strata("data", "show", "--data", "mine.csv").code == 0
+    if setting == "data.clients=5":
+        assert strata("data", "show", "--data", "mine.csv", "--set", "data.clients=2").code == 0  # as there are
+        assert strata("data", "show", "-d", "mine.csv", "-s", setting, "-s", "data.partition=iid").code == 0
+
+
+@pytest.mark.usefixtures("clients")
+def test_the_share_of_tests_is_said_to_mean_nothing_where_the_data_has_tests(strata, place):
+    (place / "own").mkdir()
+    for name in ("train.csv", "test.csv"):
+        (place / "own" / name).write_text((place / "mine.csv").read_text())
+    note = "data.test means nothing to 'own', which says what is for testing"
+    assert note in strata("data", "show", "--data", "own/", "--set", "run.protocol=pfedla").err
+    assert strata("data", "show", "--data", "own/").err == ""
+
+
+def test_a_regression_of_nobody_is_divided_evenly(strata, refused, place):
+    (place / "mine.csv").write_text("\n".join(["a,label", *(f"{i},{i / 7:.3f}" for i in range(20))]))
+    given = ("data", "show", "--data", "mine.csv", "--set", "data.clients=4")
+    result = strata(*given)
+    assert result.code == 0
+    assert "note: 'mine' has no classes and is divided evenly (data.partition = 'iid')" in result.err
+    assert result.out.count("│       5 │") == 4
+    refused(*given, "--set", "data.alpha=1", says="data.alpha = 1.0 means nothing to 'mine', which has no classes")
+    refused(*given, "--set", "data.partition=classes", says="divide them (data.partition = 'iid')")
 
 
 @pytest.mark.parametrize(

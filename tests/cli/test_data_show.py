@@ -56,3 +56,27 @@ def test_help_gives_an_example(strata):
     result = strata("data", "show", "--help")
     assert (result.code, result.err) == (0, "")
     assert "Example: strata data show" in result.out
+
+
+def test_clients_and_classes_have_their_names(strata, place):
+    client = np.array(["[red]ann", "bob"])[np.arange(20) // 10]
+    np.savez(place / "own.npz", x=np.zeros((20, 2)), y=np.where(np.arange(20) < 10, "[b]cat", "dog"), client=client)
+    result = strata("data", "show", "--data", "own.npz")
+    assert [(row[0], row[1], row[-1]) for row in rows(result.out)] == [
+        ("0", "[red]ann", "[b]cat (10)"),
+        ("1", "bob", "dog (10)"),
+    ]
+    assert result.out.splitlines()[-1] == "2 classes: [b]cat, dog"
+
+
+def test_what_is_predicted_is_said(strata, place):
+    def said(y):
+        np.savez(place / "own.npz", x=np.zeros((60, 2)), y=y, client=np.arange(60) % 2)
+        return strata("data", "show", "--data", "own.npz").out.splitlines()[-1]
+
+    years = "3 classes: 2000, 2010, 2020 (data.targets = 'numbers' makes it a regression)"
+    assert said(2000.0 + 10 * (np.arange(60) % 3)) == years
+    assert said(np.linspace(0, 1, 60)).startswith("a regression: the labels are numbers (data.targets = 'classes'")
+    assert said(np.arange(60)).startswith("60 classes: 0, 1, 2, 3,")
+    assert "18, 19, …" in said(np.arange(60))
+    assert strata("data", "show").out.splitlines()[-1] == "10 classes"

@@ -224,6 +224,21 @@ def test_what_was_run_in_words(tmp_path):
     assert len(runs_table(study).rows) == 6
 
 
+@pytest.mark.parametrize(
+    ("names", "partition", "says"),
+    [
+        (["ann", "bob"], "auto", "gone, 2 clients, as the data names them"),
+        (["ann", "bob"], "iid", "gone, 2 clients, iid"),
+        ([], "auto", "gone, 2 clients, Dirichlet shares, α = 0.1"),
+    ],
+)
+def test_how_the_data_was_divided_in_words(tmp_path, names, partition, says):
+    rows = {split: [[1, 2], [3, 4]] for split in ("train", "test")}
+    held = {"classes": 2, "clients": 2, "counts": rows} | ({"client_names": names} if names else {})
+    write_run(tmp_path / "0", [0.5], clients=2, holdings=held, data={"partition": partition, "alpha": 0.1})
+    assert dict(facts(gather([tmp_path])))["data"] == says
+
+
 def test_labels_in_charts_are_short_and_all_different():
     long = "own.package.module:method train.lr=0.1 model.hidden=[10]"
     assert short_labels(["fedper", "my.own:thing", f"{long} †", long, long]) == [
@@ -242,3 +257,28 @@ def test_no_text_of_a_run_is_markup_in_a_figure(tmp_path):
             texts = json.dumps([{k: v for k, v in trace.items() if k != "hovertemplate"} for trace in figure["data"]])
             assert "<" not in texts, (chart.name, EVIL)
     assert isinstance(curves_chart(study).tree, Branches)
+
+
+def named_run(folder, clients=2):
+    rows = [[3, 0], [1, 5]] * (clients // 2)
+    names = ["ann", f"<b>{'long' * 10}", *(f"c{i}" for i in range(2, clients))]
+    held = {"classes": 2, "clients": clients, "counts": {"train": rows, "test": rows}}
+    return write_run(folder, [0.9], clients=clients, holdings=held | {"client_names": names, "class_names": ["a", "b"]})
+
+
+def test_clients_and_classes_are_called_by_their_names(tmp_path):
+    study = gather([named_run(tmp_path / "0")])
+    train = who_chart(study).tree.of["seed 0"].of["train"]["data"][0]
+    brief = "&lt;b&gt;longlonglonglon… #1"
+    assert list(zip(train["y"], train["x"], strict=True)) == [("ann", "a"), (brief, "a"), (brief, "b")]
+    (box,) = clients_chart(study).tree["data"]
+    assert box["text"] == ["client ann, seed 0", f"client &lt;b&gt;{'long' * 10}, seed 0"]
+    table = worst_table(study)
+    assert table.head[2:4] == ("client", "name")
+    rows = [[cell.shown for cell in row] for row in table.rows]
+    assert rows[1] == ["fedper", "0", "0", "ann", "90.0 %", "4", "3", "a"]
+
+
+def test_many_clients_keep_their_names(tmp_path):
+    (trace,) = who_chart(gather([named_run(tmp_path / "0", 100)])).tree.of["seed 0"].of["train"]["data"]
+    assert (trace["type"], trace["x"], trace["y"][2]) == ("heatmap", ["a", "b"], "c2")

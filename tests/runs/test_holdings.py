@@ -60,3 +60,22 @@ def test_what_is_gone_or_not_sound_is_not_known(tmp_path):
     (tmp_path / HOLDINGS).write_text("{", encoding="utf-8")
     with pytest.raises(RunError, match="damaged"):
         held(tmp_path, experiment)
+
+
+def test_names_are_written_where_the_data_has_them(tmp_path):
+    named = replace(federation(), client_names=("ann", "bob"), class_names=("cat", "dog", "emu"))
+    told = holdings(named)
+    assert (told["client_names"], told["class_names"]) == (["ann", "bob"], ["cat", "dog", "emu"])
+    assert not {"client_names", "class_names"} & set(holdings(federation()))
+    for wrong in ({"client_names": ["ann"]}, {"class_names": ["cat", "dog", 3]}, {"class_names": "cat"}):
+        (tmp_path / HOLDINGS).write_text(json.dumps(told | wrong), encoding="utf-8")
+        assert held(tmp_path, Experiment()) is None
+    (tmp_path / HOLDINGS).write_text(json.dumps(told), encoding="utf-8")
+    assert held(tmp_path, Experiment()) == told
+
+
+def test_names_of_classes_go_with_the_counts_of_classes(monkeypatch):
+    named = replace(federation(), client_names=("ann", "bob"), class_names=("cat", "dog", "emu"))
+    monkeypatch.setattr(module, "CELLS", 5)
+    assert "class_names" not in holdings(named)
+    assert holdings(named)["client_names"] == ["ann", "bob"]

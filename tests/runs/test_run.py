@@ -348,7 +348,8 @@ def test_changed_data_is_refused(tmp_path, call):
     rng = np.random.default_rng(0)
     arrays = {"x": rng.standard_normal((40, 3)), "y": rng.integers(0, 2, 40), "client": np.arange(40) % 2}
     np.savez(tmp_path / "own.npz", **arrays)
-    folder = left(tmp_path / "run", 1, f"data.name={tmp_path}/own.npz", "data.partition=auto", "train.batch=5").folder
+    settings = (f"data.name={tmp_path}/own.npz", "data.partition=auto", "data.clients=2", "train.batch=5")
+    folder = left(tmp_path / "run", 1, *settings).folder
     Run.open(folder).close()
     arrays["x"][0, 0] += 1e-3
     np.savez(tmp_path / "own.npz", **arrays)
@@ -463,8 +464,8 @@ def test_newcomers_leave_no_trace_in_what_the_others_learn(tmp_path):
     runs = []
     for shift in (0, 5):
         np.savez(tmp_path / f"{shift}.npz", x=x + shift * (client == 2)[:, None], y=y, client=client)
-        settings = (f"data.name={tmp_path}/{shift}.npz", "data.partition=auto", "data.newcomers=1", "train.batch=5")
-        runs.append(whole(tmp_path / f"run-{shift}", *settings))
+        settings = (f"data.name={tmp_path}/{shift}.npz", "data.partition=auto", "data.clients=3", "train.batch=5")
+        runs.append(whole(tmp_path / f"run-{shift}", *settings, "data.newcomers=1"))
     first, second = (outcome(run.folder) for run in runs)
     assert first["state"] == second["state"]
     assert first["clients"] != second["clients"]
@@ -590,6 +591,6 @@ def test_a_setting_that_came_later_had_its_default(tmp_path, example):
 def test_batches_must_fit_somebody_who_takes_part(tmp_path):
     x = np.zeros((60, 3), np.float32)
     np.savez(tmp_path / "mine.npz", x=x, y=np.arange(60) % 2, client=np.repeat([0, 1, 2], [10, 10, 40]))
-    settings = ("data.newcomers=1", "train.batch=20", "train.drop_last=true", "data.partition=auto")
+    settings = ("data.newcomers=1", "train.batch=20", "train.drop_last=true", "data.partition=auto", "data.clients=3")
     with pytest.raises(StrataError, match="leaves nothing to train on: the largest client has 6"):
         Run.create(made(f"data.name={tmp_path / 'mine.npz'}", *settings), tmp_path / "run")

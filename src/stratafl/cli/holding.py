@@ -4,18 +4,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.table import Table
+from rich.text import Text
 
 from stratafl.assemble import federation_of
-from stratafl.cli.consoles import results
+from stratafl.cli.consoles import remarks, results, warnings_on
 from stratafl.data import Federation
 from stratafl.data.federation import SPLITS
+from stratafl.data.formats.columns import numbers_or_texts
 from stratafl.data.picture import held, picture
 from stratafl.errors import RunError
 from stratafl.experiment import Experiment, load, with_settings
 from stratafl.runs.files import write_whole
 
 ROWS = 40  # of clients; more are summed up in one
-_FEW = 6  # classes that are named one by one
+_FEW, _MANY = 6, 20  # classes that are named one by one: those of a client, and all
 
 
 def show(config: Path | None, settings: Sequence[str], out: Path | None) -> None:
@@ -23,10 +25,13 @@ def show(config: Path | None, settings: Sequence[str], out: Path | None) -> None
     if out is not None and out.exists():
         raise RunError(f"'{out}' exists: choose another name, or remove it")
     experiment = with_settings(Experiment() if config is None else load(config), settings)
-    federation = federation_of(experiment)
+    with warnings_on(remarks()) as settled:
+        federation = federation_of(experiment)
+        settled()
     if out is not None:
         write_whole(out, picture(federation).encode())
     results().print(table(federation))
+    results().print(_predicted(federation), markup=False, soft_wrap=True)
 
 
 def table(federation: Federation) -> Table:
@@ -34,18 +39,23 @@ def table(federation: Federation) -> Table:
     counts, sizes = held(federation), {split: federation.counts(split) for split in SPLITS}
     clients = federation.clients
     made = Table(title=_title(federation), title_justify="left", header_style="bold", expand=False)
-    for name in ("client", "samples", *SPLITS):
+    named = bool(federation.client_names)
+    made.add_column("client", justify="right")
+    if named:
+        made.add_column("name")
+    for name in ("samples", *SPLITS):
         made.add_column(name, justify="right")
     made.add_column("classes (samples)")
     shown = clients if clients <= ROWS else ROWS - 1
     for i in range(shown):
         parts = (f"{int(sizes[split][i]):,}" for split in SPLITS)
-        made.add_row(str(i), f"{int(counts[i].sum()):,}", *parts, _classes(federation, counts[i].tolist()))
+        called = [Text(federation.client_name(i))] if named else []
+        classes = Text(_classes(federation, counts[i].tolist()))
+        made.add_row(str(i), *called, f"{int(counts[i].sum()):,}", *parts, classes)
     if shown < clients:
         rest = (f"{int(sizes[split][shown:].sum()):,}" for split in SPLITS)
-        made.add_row(
-            f"{shown}–{clients - 1}", f"{int(counts[shown:].sum()):,}", *rest, f"{clients - shown:,} more clients"
-        )
+        numbers = (f"{shown}–{clients - 1}", *(["…"] if named else []), f"{int(counts[shown:].sum()):,}")
+        made.add_row(*numbers, *rest, f"{clients - shown:,} more clients")
     return made
 
 
@@ -55,10 +65,21 @@ def _title(federation: Federation) -> str:
     return f"{federation.name}: {federation.clients:,} clients, {int(sizes.sum()):,} samples, {spread}"
 
 
+def _predicted(federation: Federation) -> str:
+    """What there is to predict, and how to have it otherwise."""
+    if federation.classes is None:
+        return "a regression: the labels are numbers (data.targets = 'classes' makes classes of them)"
+    names = federation.class_names
+    listed = f": {', '.join(names[:_MANY])}{', …' if len(names) > _MANY else ''}" if names else ""
+    numbers = names and not isinstance(numbers_or_texts(names), list)
+    hint = " (data.targets = 'numbers' makes it a regression)" if numbers else ""
+    return f"{federation.classes} classes{listed}{hint}"
+
+
 def _classes(federation: Federation, counts: list[int]) -> str:
     """The classes that somebody holds most of, and how many others."""
     if federation.classes is None:
         return "–"
     there = sorted((label for label, count in enumerate(counts) if count), key=lambda label: -counts[label])
-    named = ", ".join(f"{label} ({counts[label]:,})" for label in there[:_FEW])
+    named = ", ".join(f"{federation.class_name(label)} ({counts[label]:,})" for label in there[:_FEW])
     return named + (f" and {len(there) - _FEW} more" if len(there) > _FEW else "")

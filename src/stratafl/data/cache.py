@@ -47,6 +47,8 @@ def kept(name: str, key: Any, build: Callable[[], Samples]) -> Samples:
     if found is not None:
         return found
     built = build()
+    if built.elsewhere:
+        return built
     try:
         shutil.rmtree(entry, ignore_errors=True)  # a damaged one
         _write(entry, built)

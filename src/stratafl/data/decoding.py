@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from stratafl.data import formats
 from stratafl.data.formats.columns import Column, in_a_row, numbers_or_texts
-from stratafl.data.images import stacked
+from stratafl.data.images import are_elsewhere, stacked
 from stratafl.data.labels import numbered, within
 from stratafl.data.published import Published
 from stratafl.data.reading import HALF, Reading
@@ -34,11 +34,12 @@ def decoded(name: str, record: Published, place: Path, reading: Reading) -> Samp
         owner=None if record.owner is None else np.asarray(columns[record.owner]),
         scaling=None if record.text else HALF,
         name=name,
+        elsewhere=are_elsewhere(columns[record.content], place),
     )
 
 
 def _labels(cells: Column, record: Published, where: str) -> NDArray[np.int64]:
-    labels, _ = numbered(numbers_or_texts(cells) if isinstance(cells, list) else cells, where)
+    labels = numbered(numbers_or_texts(cells) if isinstance(cells, list) else cells, where)
     return within(labels - record.first, record.classes, where)
 
 

@@ -1,11 +1,14 @@
 """Samples divided among clients."""
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
 from stratafl.data.cutting import Division, Indices
 from stratafl.data.federation import Federation, federate
-from stratafl.data.partitions import Partition, drawn
+from stratafl.data.labels import name_of
+from stratafl.data.partitions import Owners, Partition, drawn
 from stratafl.data.samples import Samples
 
 
@@ -27,7 +30,7 @@ def divided(
     else:
         asked = partition or fallback
         owners = drawn(asked, samples.y, clients, seed, tests=samples.tests, owner=samples.owner)
-    return federate(
+    made = federate(
         samples.x,
         samples.y,
         owners,
@@ -39,6 +42,8 @@ def divided(
         name=samples.name,
         scaling=samples.scaling,
     )
+    kept = partition is None or isinstance(partition, Owners)
+    return replace(made, client_names=_names(owners, samples.owner) if kept else (), class_names=samples.names or ())
 
 
 def _with_tests(held: list[Indices], tests: NDArray[np.bool_] | None) -> list[Indices] | Division:
@@ -46,6 +51,14 @@ def _with_tests(held: list[Indices], tests: NDArray[np.bool_] | None) -> list[In
     if tests is None:
         return held
     return Division([mine[~tests[mine]] for mine in held], [mine[tests[mine]] for mine in held])
+
+
+def _names(owners: list[Indices] | Division, owner: NDArray[np.generic] | None) -> tuple[str, ...]:
+    """Whose samples each client has, where the clients are owners."""
+    if owner is None:
+        return ()
+    held = owners.train if isinstance(owners, Division) else owners
+    return tuple(map(name_of, owner[[mine[0] for mine in held]].tolist()))
 
 
 def by_owner(owner: NDArray[np.generic]) -> list[Indices]:

@@ -60,7 +60,10 @@ class Ragged:
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """Samples and who holds them; `classes` is `None` for regression, `scaling` says what bytes are as numbers."""
+    """Samples and who holds them; `classes` is `None` for regression, `scaling` says what bytes are as numbers.
+
+    Clients and classes are counted from 0 everywhere; where the data has names for them, they are here as well.
+    """
 
     x: Tensor
     y: Tensor
@@ -68,6 +71,8 @@ class Federation:
     splits: dict[str, Ragged]
     name: str = "arrays"
     scaling: Scaling | None = None
+    client_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if set(self.splits) != set(SPLITS):
@@ -78,6 +83,12 @@ class Federation:
             self._check_split(name, split)
         if self.scaling is not None:
             self.scaling.check(self.x)
+        for what, names, count in (
+            ("clients", self.client_names, self.clients),
+            ("classes", self.class_names, self.classes),
+        ):
+            if names and len(names) != count:
+                raise DataError(f"there are {len(names)} names of {what}, but {count} {what}")
 
     def _check_split(self, name: str, split: Ragged) -> None:
         if len(split) != self.clients:
@@ -90,6 +101,14 @@ class Federation:
     def clients(self) -> int:
         """How many clients there are."""
         return len(self.splits["train"])
+
+    def client_name(self, client: int) -> str:
+        """What the data calls a client, or its number."""
+        return self.client_names[client] if self.client_names else str(client)
+
+    def class_name(self, label: int) -> str:
+        """What the data calls a class, or its number."""
+        return self.class_names[label] if self.class_names else str(label)
 
     def split(self, name: str) -> Ragged:
         """Who holds which sample in the split called `name`."""

@@ -1,6 +1,6 @@
-"""Labels as whole numbers from 0, whatever a table calls them."""
+"""Labels as classes from 0 with their names, or as numbers to predict, whatever a table calls them."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,16 +8,45 @@ from numpy.typing import NDArray
 from stratafl.data.formats.columns import Column
 from stratafl.errors import DataError
 
+TARGETS = ("auto", "classes", "numbers")
+MANY, EACH = 100, 10  # more whole numbers than this, with fewer samples of each, may be classes or a regression
 
-def numbered(cells: Column, where: str) -> tuple[NDArray[Any], int | None]:
-    """Targets, and how many classes there are where they have names: names are numbered in their order."""
-    if isinstance(cells, np.ndarray) and cells.dtype.kind in "biuf":
-        return cells if cells.dtype.kind == "f" else cells.astype(np.int64), None
-    if not all(isinstance(cell, str) for cell in cells):
-        raise DataError(f"the labels of '{where}' are neither numbers nor names")
-    names = sorted(set(cells), key=_order)
-    ids = {name: at for at, name in enumerate(names)}
-    return np.array([ids[name] for name in cells], np.int64), len(names)
+
+class Targets(NamedTuple):
+    """The class of each sample and the names of the classes in their order; or numbers, which have none."""
+
+    y: NDArray[Any]
+    names: tuple[str, ...] | None
+
+
+def targets(cells: Column, wanted: str, where: str) -> Targets:
+    """Names and whole numbers (2, or 2.0) as classes in their order, fractions as numbers, or what else is wanted."""
+    if not _are_numbers(cells):
+        if wanted == "numbers":
+            raise DataError(f"data.targets = 'numbers', but the labels of '{where}' are names, such as '{cells[0]}'")
+        return _named(cells, where)
+    array = np.asarray(cells)
+    if wanted == "numbers":
+        return Targets(array.astype(np.float64), None)
+    if array.ndim > 1 or not np.isfinite(array).all() or (wanted == "auto" and (array % 1 != 0).any()):
+        return Targets(array, None)
+    values, y = np.unique(array, return_inverse=True)
+    if wanted == "auto":
+        _check_classes(values, len(array), where)
+    return Targets(y.astype(np.int64), tuple(map(name_of, values.tolist())))
+
+
+def numbered(cells: Column, where: str) -> NDArray[Any]:
+    """Labels that are numbers as they are, and names numbered in their order."""
+    if not _are_numbers(cells):
+        return _named(cells, where).y
+    array = np.asarray(cells)
+    return array if array.dtype.kind == "f" else array.astype(np.int64)
+
+
+def name_of(value: object) -> str:
+    """What a class or a client is called: 2.0 is 2."""
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
 
 
 def within(labels: NDArray[Any], classes: int, where: str) -> NDArray[np.int64]:
@@ -30,5 +59,32 @@ def within(labels: NDArray[Any], classes: int, where: str) -> NDArray[np.int64]:
     return labels.astype(np.int64)
 
 
+def _are_numbers(cells: Column) -> bool:
+    return isinstance(cells, np.ndarray) and cells.dtype.kind in "iuf"
+
+
+def _named(cells: Column, where: str) -> Targets:
+    if isinstance(cells, np.ndarray) and cells.ndim == 1 and cells.dtype.kind in "bSU":
+        cells = cells.astype(np.str_).tolist()
+    for row, cell in enumerate(cells, start=1):
+        if not isinstance(cell, str):
+            raise DataError(f"the labels of '{where}' are neither numbers nor names: {cell!r:.40} in row {row}")
+    names = sorted(set(cells), key=_order)
+    ids = {name: at for at, name in enumerate(names)}
+    return Targets(np.array([ids[name] for name in cells], np.int64), tuple(names))
+
+
 def _order(name: str) -> tuple[bool, int, str]:
-    return (False, int(name), name) if name.isdecimal() else (True, 0, name)  # 10 comes after 9
+    try:
+        return False, int(name), name  # 10 comes after 9
+    except ValueError:
+        return True, 0, name
+
+
+def _check_classes(values: NDArray[Any], samples: int, where: str) -> None:
+    counted = values[0] == 0 and values[-1] == len(values) - 1
+    if len(values) > MANY and samples < EACH * len(values) and not counted:
+        raise DataError(
+            f"the labels of '{where}' are {len(values):,} different whole numbers from {values[0]:g} to "
+            f"{values[-1]:g} in {samples:,} samples: set data.targets to 'numbers' (a regression) or to 'classes'"
+        )

@@ -17,7 +17,7 @@ from stratafl.data.shards import is_sharded, read_shards
 from stratafl.errors import DataError, unknown
 
 _DECODED = ["normalise", "owners", "fewest", "most"]  # what can be asked of samples that are decoded already
-_OWN = [*_DECODED, "label", "client", "size"]
+_OWN = [*_DECODED, "label", "client", "targets", "size"]
 OWN = ("FILE.npz", "FILE.csv", "FILE.parquet", "FOLDER/")
 
 
@@ -28,8 +28,11 @@ def is_place(name: str) -> bool:
 
 def check_name(name: str) -> None:
     """Refuse what is neither in the catalogue nor a file or folder."""
-    if name not in DATASETS and not is_place(name):
-        raise unknown("data.name", name, [*DATASETS, *OWN])
+    if name in DATASETS or is_place(name):
+        return
+    if Path(name).is_dir():
+        raise DataError(f"data.name = '{name}' is no data set with a name, but a folder here: call it './{name}'")
+    raise unknown("data.name", name, [*DATASETS, *OWN])
 
 
 def load_samples(name: str, reading: Reading | None = None) -> Samples:
@@ -49,14 +52,12 @@ def _check_options(reading: Reading, known: Sequence[str], name: str) -> None:
 
 def _own(place: Path, reading: Reading) -> Samples:
     if place.suffix == ".npz":
-        return reading.of_owners(npz_samples(place, reading.label or "y", reading.client or "client"))
+        return reading.of_owners(npz_samples(place, reading))
     if not place.exists():
         raise DataError(f"there is no data file or folder '{place}'")
     if is_sharded(place):
         return _shards(place, reading)
-    if place.suffix == ".csv":  # it may name images anywhere, whose changes nobody would notice
-        return own_samples(place, reading)
-    key = _key(reading, files=cache.fingerprint(place))
+    key = _key(reading, files=cache.fingerprint(place), targets=reading.targets)
     return cache.kept(place.stem or "own", key, lambda: own_samples(place, reading))
 
 
@@ -84,7 +85,7 @@ def _shards(place: Path, reading: Reading) -> Samples:
 
 
 def _key(reading: Reading, **source: Any) -> dict[str, Any]:
-    options = {key: value for key, value in asdict(reading).items() if key not in ("path", "normalise")}
+    options = {key: value for key, value in asdict(reading).items() if key not in ("path", "normalise", "targets")}
     options = options if reading.owners is not None else options | {"seed": 0}
     return {"format": 1, "options": options, **source}
 

@@ -21,6 +21,7 @@ def facts(samples: Samples) -> dict[str, Any]:
         "name": samples.name,
         "samples": len(samples.x),
         "classes": samples.classes,
+        "names": samples.names,
         "scaling": scaling and {"mean": list(scaling.mean), "deviation": list(scaling.deviation)},
     }
 
@@ -38,4 +39,14 @@ def samples_from(told: Mapping[str, Any], held: Mapping[str, NDArray[Any]]) -> S
     unknown = set(held) - set(ARRAYS)
     if told["format"] != FORMAT or unknown or len(held["x"]) != told["samples"]:
         raise ValueError("it is not what was written")
-    return Samples(**held, classes=told["classes"], scaling=made or None, name=told["name"])
+    names = told.get("names")  # not in what was written before there were any
+    return Samples(
+        held["x"],
+        held["y"],
+        tests=held.get("tests"),
+        owner=held.get("owner"),
+        classes=told["classes"],
+        names=None if names is None else tuple(names),
+        scaling=made or None,
+        name=told["name"],
+    )

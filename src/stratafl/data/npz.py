@@ -5,15 +5,18 @@ from pathlib import Path
 from stratafl.data.division import divided
 from stratafl.data.federation import Federation
 from stratafl.data.formats.tables import npz_arrays
+from stratafl.data.labels import targets
 from stratafl.data.partitions import Partition
+from stratafl.data.reading import Reading
 from stratafl.data.samples import Samples
 from stratafl.errors import DataError
 
 
-def npz_samples(path: str | Path, label: str = "y", client: str = "client") -> Samples:
+def npz_samples(path: str | Path, reading: Reading | None = None) -> Samples:
     """The samples in a file, and whose they are if it says so."""
-    arrays = npz_arrays(Path(path))
-    for name in ("x", label):
+    arrays, reading = npz_arrays(Path(path)), reading or Reading()
+    label, client = reading.label or "y", reading.client or "client"
+    for name in ("x", label, *([client] if reading.client else [])):
         if name not in arrays:
             raise DataError(f"'{path}' has no array '{name}' (there is: {', '.join(arrays) or 'none'})")
     x, y, owner = arrays["x"], arrays[label], arrays.get(client)
@@ -23,7 +26,8 @@ def npz_samples(path: str | Path, label: str = "y", client: str = "client") -> S
         raise DataError(f"'{path}' holds no samples: x has shape {x.shape}")
     if owner is not None and owner.shape != (len(x),):
         raise DataError(f"'{path}': {client} has shape {owner.shape}, but there are {len(x)} samples")
-    return Samples(x, y, owner=owner, name=Path(path).stem)
+    y, names = targets(y, reading.targets, str(path))
+    return Samples(x, y, classes=None if names is None else len(names), names=names, owner=owner, name=Path(path).stem)
 
 
 def from_npz(

@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratafl.data import formats
-from stratafl.data.formats.columns import IMAGES, ORDER, Asked, Columns, Splits, in_a_row, is_split, joined
-from stratafl.data.images import are_images, stacked
-from stratafl.data.labels import numbered
+from stratafl.data.formats.columns import IMAGES, ORDER, Asked, Column, Columns, Splits, in_a_row, is_split, joined
+from stratafl.data.images import are_elsewhere, are_images, stacked
+from stratafl.data.labels import targets
 from stratafl.data.reading import HALF, Reading
 from stratafl.data.samples import Samples
 from stratafl.errors import DataError
@@ -23,17 +23,19 @@ def own_samples(place: Path, reading: Reading) -> Samples:
     splits = _clients(place, asked) if _has_client_folders(place) else formats.read(place, asked)
     columns, tests = in_a_row(splits, place)
     label, owner = _label(columns, reading, place), _client(columns, reading, place)
+    columns[label], names = targets(columns[label], reading.targets, str(place))  # of all, whoever is chosen then
     columns, tests = reading.rows_of_owners(columns, tests, owner, place)
-    y, classes = numbered(columns[label], str(place))
     rest = {name: cells for name, cells in columns.items() if name not in (label, owner)}
     return Samples(
         x=_content(rest, reading, place),
-        y=y,
-        classes=classes,
+        y=np.asarray(columns[label]),
+        classes=None if names is None else len(names),
+        names=names,
         tests=tests if tests.any() else None,
         owner=None if owner is None else np.asarray(columns[owner]),
         scaling=HALF if any(are_images(cells) for cells in rest.values()) else None,
         name=place.stem,
+        elsewhere=any(are_elsewhere(cells, place) for cells in rest.values()),
     )
 
 
@@ -75,7 +77,21 @@ def _label(columns: Columns, reading: Reading, place: Path) -> str:
 def _client(columns: Columns, reading: Reading, place: Path) -> str | None:
     if reading.client is not None and reading.client not in columns:
         raise DataError(f"'{place}' has no column '{reading.client}' (there is: {', '.join(columns)}): see data.client")
-    return reading.client or (CLIENT if CLIENT in columns else None)
+    name = reading.client or (CLIENT if CLIENT in columns else None)
+    for row, cell in enumerate(columns[name] if name else (), start=1):
+        if cell is None or cell != cell:  # NaN
+            raise DataError(f"'{place}' has no {name} in row {row}")
+    return name
+
+
+def _such_as(cells: Column) -> str:
+    """The first cell that is no number."""
+    for row, cell in enumerate(cells, start=1):
+        try:
+            float(cell)
+        except (TypeError, ValueError):
+            return f": '{cell!s:.40}' in row {row}"
+    return ""
 
 
 def _content(columns: Columns, reading: Reading, place: Path) -> NDArray[Any]:
@@ -86,7 +102,7 @@ def _content(columns: Columns, reading: Reading, place: Path) -> NDArray[Any]:
         return stacked(columns[images[0]], channels=None, size=reading.size, where=str(place))
     for name, cells in columns.items():
         if not isinstance(cells, np.ndarray) or cells.dtype.kind not in "biuf":
-            raise DataError(f"'{place}' has neither numbers nor images in the column '{name}'")
+            raise DataError(f"'{place}' has neither numbers nor images in the column '{name}'{_such_as(cells)}")
     if not columns:
         raise DataError(f"'{place}' has no column beside the labels and clients")
     if len(columns) == 1:

@@ -1,5 +1,6 @@
 """A picture of who holds what: a bubble for the samples of each class that each client holds, as SVG."""
 
+from collections.abc import Sequence
 from html import escape
 from math import ceil, sqrt
 
@@ -11,6 +12,7 @@ from stratafl.data.federation import SPLITS, Federation
 MOST = 300  # clients that are drawn; more could not be told apart
 _NARROW, _WIDE, _LARGEST, _SMALLEST = 420, 960, 26, 5  # pixels: the plot, and the cell of a bubble
 _LEFT, _TOP, _BARS, _BELOW = 64, 56, 56, 44
+_LETTER, _SHORT, _LONGEST = 7, 3, 18  # pixels, and letters of names beside the plot; the mouse finds whole ones
 _FONT = "font: 12px system-ui, sans-serif"
 _STYLE = f"""<style>
 .paper {{ fill: #ffffff }} .ink {{ fill: #1f2328; {_FONT} }} .title {{ fill: #1f2328; {_FONT}; font-weight: 600 }}
@@ -27,8 +29,9 @@ def picture(federation: Federation) -> str:
     counts = held(federation)
     clients, classes = counts[:MOST].shape
     cell = min(_LARGEST, max(_SMALLEST, _WIDE // max(clients, 1)))
-    width = max(_NARROW, _LEFT + cell * clients + 24)
-    height = _TOP + _BARS + cell * classes + _BELOW
+    left = max(_LEFT, 16 + _longest(federation.class_names))
+    width = max(_NARROW, left + cell * clients + 24)
+    height = _TOP + _BARS + cell * classes + _BELOW + _longest(federation.client_names)
     told = f"{federation.name}: {len(counts):,} clients, {int(counts.sum()):,} samples"
     shown = "" if len(counts) <= MOST else f", the first {MOST} of them shown"
     parts = [
@@ -37,9 +40,11 @@ def picture(federation: Federation) -> str:
         _STYLE,
         f'<rect class="paper" width="{width}" height="{height}"/>',
         _text(12, 24, told + shown, "title", "start"),
-        *_bars(counts[:MOST], cell),
-        *_bubbles(counts[:MOST], cell),
-        *_axes(counts[:MOST], cell, federation.classes is not None),
+        f'<g transform="translate({left})">',
+        *_bars(federation, counts[:MOST], cell),
+        *_bubbles(federation, counts[:MOST], cell),
+        *_axes(federation, counts[:MOST], cell),
+        "</g>",
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
@@ -52,44 +57,63 @@ def held(federation: Federation) -> Tensor:
     return torch.stack([federation.class_counts(split) for split in SPLITS]).sum(0)
 
 
-def _bars(counts: Tensor, cell: int) -> list[str]:
+def _longest(names: Sequence[str]) -> int:
+    """The pixels that names take beside the plot; those of a few letters have room."""
+    longest = max(map(len, names), default=0)
+    return 0 if longest <= _SHORT else _LETTER * min(_LONGEST, longest)
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+
+
+def _bars(federation: Federation, counts: Tensor, cell: int) -> list[str]:
     """The samples of each client."""
     sizes = counts.sum(1).tolist()
     floor, unit = _TOP + _BARS - 8, (_BARS - 12) / max(*sizes, 1)
-    largest = _text(_LEFT - 8, floor - _BARS + 20, f"{max(sizes):,}", "ink", "end")
+    largest = _text(-8, floor - _BARS + 20, f"{max(sizes):,}", "ink", "end")
     return [largest] + [
-        f'<rect class="all" x="{_LEFT + cell * i + 1}" y="{floor - size * unit:.1f}" width="{cell - 2}" '
-        f'height="{size * unit:.1f}"><title>client {i}: {size:,} samples</title></rect>'
+        f'<rect class="all" x="{cell * i + 1}" y="{floor - size * unit:.1f}" width="{cell - 2}" '
+        f'height="{size * unit:.1f}"><title>client {escape(federation.client_name(i))}: {size:,} samples</title></rect>'
         for i, size in enumerate(sizes)
     ]
 
 
-def _bubbles(counts: Tensor, cell: int) -> list[str]:
+def _bubbles(federation: Federation, counts: Tensor, cell: int) -> list[str]:
     """A circle for each class of each client, its area as its samples; the largest fills its cell."""
     most = max(int(counts.max()), 1)
     made = []
     for client, label in counts.nonzero().tolist():
         count = int(counts[client, label])
-        x, y = _LEFT + cell * (client + 0.5), _TOP + _BARS + cell * (label + 0.5)
+        x, y = cell * (client + 0.5), _TOP + _BARS + cell * (label + 0.5)
         radius = max(0.5, (cell / 2 - 0.5) * sqrt(count / most))
-        said = f"client {client}, class {label}: {count:,} samples"
+        who, what = escape(federation.client_name(client)), escape(federation.class_name(label))
+        said = f"client {who}, class {what}: {count:,} samples"
         made.append(f'<circle class="held" cx="{x:g}" cy="{y:g}" r="{radius:.2f}"><title>{said}</title></circle>')
     return made
 
 
-def _axes(counts: Tensor, cell: int, classes: bool) -> list[str]:
-    """A number for every client and class, or for as many as there is room for."""
+def _axes(federation: Federation, counts: Tensor, cell: int) -> list[str]:
+    """A name or a number for every client and class, or for as many as there is room for."""
     wide, high = counts.shape
     bottom, top = _TOP + _BARS + cell * high, _TOP + _BARS
-    across, down = ceil(24 / cell), ceil(14 / cell)
+    upright = _longest(federation.client_names) > 0
+    across, down = ceil((14 if upright else 24) / cell), ceil(14 / cell)
+    classes = range(0, high, down) if federation.classes is not None else ()
+    below = bottom + 36 + _longest(federation.client_names)
     return [
-        f'<line class="line" x1="{_LEFT}" y1="{y}" x2="{_LEFT + cell * wide}" y2="{y}"/>' for y in (top, bottom)
-    ] + [
-        *(_text(_LEFT + cell * (i + 0.5), bottom + 16, str(i), "ink", "middle") for i in range(0, wide, across)),
-        *(_text(_LEFT - 8, top + cell * (i + 0.5) + 4, str(i), "ink", "end") for i in range(0, high, down) if classes),
-        _text(_LEFT, bottom + 36, "client", "ink", "start"),
-        _text(12, top - 4, "class" if classes else "", "ink", "start"),
+        *(f'<line class="line" x1="0" y1="{y}" x2="{cell * wide}" y2="{y}"/>' for y in (top, bottom)),
+        *(_client(federation.client_name(i), cell * (i + 0.5), bottom, upright) for i in range(0, wide, across)),
+        *(_text(-8, top + cell * (i + 0.5) + 4, _cut(federation.class_name(i)), "ink", "end") for i in classes),
+        _text(0, below, "client", "ink", "start"),
+        _text(-8, top - 4, "class" if classes else "", "ink", "end"),
     ]
+
+
+def _client(name: str, x: float, bottom: int, upright: bool) -> str:
+    if not upright:
+        return _text(x, bottom + 16, name, "ink", "middle")
+    return f'<g transform="translate({x:g} {bottom + 8}) rotate(-90)">{_text(0, 4, _cut(name), "ink", "end")}</g>'
 
 
 def _text(x: float, y: float, words: str, kind: str, anchor: str) -> str:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratafl.data.formats.columns import Column, Columns, taken
+from stratafl.data.labels import TARGETS
 from stratafl.data.samples import Samples
 from stratafl.data.scaling import Scaling
 from stratafl.errors import DataError, unknown
@@ -28,6 +29,7 @@ class Reading:
     normalise: str = "auto"
     label: str | None = None
     client: str | None = None
+    targets: str = "auto"
     size: int | None = None
     vocabulary: int | None = None
     owners: int | None = None
@@ -38,6 +40,8 @@ class Reading:
     def __post_init__(self) -> None:
         if self.normalise not in NORMALISED:
             raise unknown("normalise", self.normalise, NORMALISED)
+        if self.targets not in TARGETS:
+            raise unknown("targets", self.targets, TARGETS)
 
     def given(self) -> list[str]:
         """The options that are not left at their default."""

@@ -17,10 +17,12 @@ class Samples:
     x: NDArray[Any]
     y: NDArray[Any]
     classes: int | None = None  # None: found out from the labels, or the targets are numbers
+    names: tuple[str, ...] | None = None  # of the classes, in their order
     tests: NDArray[np.bool_] | None = None  # which samples are the publishers' test set
     owner: NDArray[Any] | None = None  # whose each sample is, by name or number
     scaling: Scaling | None = None
     name: str = "arrays"
+    elsewhere: bool = False  # whether some of it was in files that a table names, whose changes nobody would notice
 
     def __post_init__(self) -> None:
         for what in ("y", "tests", "owner"):

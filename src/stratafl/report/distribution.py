@@ -15,10 +15,21 @@ BINS = 20
 WORST = 3  # clients of each method in the table
 
 
-def client_scores(records: Sequence[Record], metric: str) -> list[float]:
-    """The deployed test scores of all clients that took part, over all seeds."""
-    lines = [line for record in records for line in record.clients if not line.get("new")]
-    return [float(line[key]) for line in lines if line.get(key := f"test.deployed.{metric}") is not None]
+def client_scores(records: Sequence[Record], metric: str) -> list[tuple[str, float]]:
+    """Who all the clients that took part are, and their deployed test scores, over all seeds."""
+    key = f"test.deployed.{metric}"
+    lines = [(record, line) for record in records for line in record.clients if not line.get("new")]
+    return [(_who(record, line), float(line[key])) for record, line in lines if line.get(key) is not None]
+
+
+def _who(record: Record, line: Line) -> str:
+    return f"client {_name(record, line) or line['client']}, seed {record.outcome.seed}"
+
+
+def _name(record: Record, line: Line) -> str:
+    """What the data calls a client; nothing where it has no names."""
+    names, client = record.client_names, int(line["client"])
+    return names[client] if client < len(names) else ""
 
 
 def clients_chart(study: Study) -> Chart | None:
@@ -41,13 +52,14 @@ def clients_chart(study: Study) -> Chart | None:
     return Chart("clients", "Distribution over clients", says, figure, height=420 if many else 130 + 52 * len(there))
 
 
-def _boxes(there: Mapping[str, Sequence[float]], labels: Sequence[str], loss: bool) -> Figure:
+def _boxes(there: Mapping[str, Sequence[tuple[str, float]]], labels: Sequence[str], loss: bool) -> Figure:
     traces = [
         {
             "type": "box",
             "orientation": "h",
             "name": label,
-            "x": [short(value) for value in there[label]],
+            "x": [short(value) for _, value in there[label]],
+            "text": [said(who) for who, _ in there[label]],
             "y": [label] * len(there[label]),
             "boxpoints": "all",
             "jitter": 0.6,
@@ -55,7 +67,7 @@ def _boxes(there: Mapping[str, Sequence[float]], labels: Sequence[str], loss: bo
             "marker": {"color": COLOURS[place % len(COLOURS)], "size": 4, "opacity": 0.55},
             "line": {"width": 1.5},
             "fillcolor": "rgba(128,128,128,0.12)",
-            "hoverinfo": "x",
+            "hoverinfo": "text+x",
         }
         for place, label in enumerate(labels)
         if label in there
@@ -64,15 +76,16 @@ def _boxes(there: Mapping[str, Sequence[float]], labels: Sequence[str], loss: bo
     return {"data": traces, "layout": {"xaxis": _axis(loss), "yaxis": y, "showlegend": False}}
 
 
-def _steps(there: Mapping[str, Sequence[float]], labels: Sequence[str], loss: bool) -> Figure:
-    every = [value for values in there.values() for value in values]
+def _steps(there: Mapping[str, Sequence[tuple[str, float]]], labels: Sequence[str], loss: bool) -> Figure:
+    scores = {label: [value for _, value in clients] for label, clients in there.items()}
+    every = [value for values in scores.values() for value in values]
     low, high = (min(every), max(every)) if loss else (0.0, 1.0)
     width = (high - low) / BINS or 1.0
     centres = [short(low + (i + 0.5) * width) for i in range(BINS)]
     traces = []
     for place, label in enumerate(labels):
         if label in there:
-            shares = [short(share) for share in histogram(there[label], low, width)]
+            shares = [short(share) for share in histogram(scores[label], low, width)]
             line = {**look(place)["line"], "shape": "hvh"}
             traces.append({"type": "scatter", "mode": "lines", "name": label, "x": centres, "y": shares, "line": line})
     y = {"title": {"text": "share of clients"}, "tickformat": ".0%", "rangemode": "tozero"}
@@ -94,29 +107,42 @@ def _axis(loss: bool) -> dict[str, Any]:
 
 def worst_table(study: Study) -> Table | None:
     """The clients with the lowest scores of each method, and what they hold."""
-    rows = [row for rank in study.ranks for row in _worst(rank, study)]
-    head = ("method", "seed", "client", study.metric, "test samples", "training samples", "classes in training")
+    named = any(record.client_names for record in study.records.values())
+    rows = [row for rank in study.ranks for row in _worst(rank, study, named)]
+    called = ("name",) if named else ()
+    head = (
+        "method",
+        "seed",
+        "client",
+        *called,
+        study.metric,
+        "test samples",
+        "training samples",
+        "classes in training",
+    )
     caption = f"The {WORST} clients of each method with the worst test {study.metric} in the selected round"
     return Table("worst", caption, head, tuple(rows)) if rows else None
 
 
-def _worst(rank: Rank, study: Study) -> list[tuple[Cell, ...]]:
+def _worst(rank: Rank, study: Study, named: bool) -> list[tuple[Cell, ...]]:
     key = f"test.deployed.{study.metric}"
     found = [(record, line) for record in study.of(rank) for line in record.clients if line.get(key) is not None]
     found = [each for each in found if not each[1].get("new")]
     sign = -1 if study.regression else 1
     found.sort(key=lambda each: sign * each[1][key])
-    return [_client(rank, record, line, key, study.regression) for record, line in found[:WORST]]
+    return [_client(rank, record, line, study, named) for record, line in found[:WORST]]
 
 
-def _client(rank: Rank, record: Record, line: Line, key: str, loss: bool) -> tuple[Cell, ...]:
-    held = _training(record, int(line["client"]))
-    classes = [str(index) for index, count in enumerate(held) if count] if len(held) > 1 else []
+def _client(rank: Rank, record: Record, line: Line, study: Study, named: bool) -> tuple[Cell, ...]:
+    key, held = f"test.deployed.{study.metric}", _training(record, int(line["client"]))
+    names = record.class_names or list(map(str, range(len(held))))
+    classes = [name for name, count in zip(names, held, strict=True) if count] if len(held) > 1 else []
     return (
         text(rank.label),
         text(record.outcome.seed),
         text(line["client"]),
-        Cell(score(line[key], loss), line[key], "strong"),
+        *([text(_name(record, line) or NOTHING)] if named else []),
+        Cell(score(line[key], study.regression), line[key], "strong"),
         text(line.get("test.samples", NOTHING)),
         text(sum(held) if held else NOTHING),
         text(listed(classes, 8) if classes else NOTHING),

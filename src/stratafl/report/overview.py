@@ -8,7 +8,7 @@ from stratafl.report.formats import NOTHING, difference, duration, limits, liste
 from stratafl.report.intervals import Interval, interval, paired
 from stratafl.report.outcomes import Outcome, what_counts
 from stratafl.report.ranking import INCOMPARABLE, Rank
-from stratafl.report.study import Study
+from stratafl.report.study import Record, Study
 from stratafl.report.tables import Cell, Table, as_csv, text
 
 
@@ -30,7 +30,7 @@ def facts(study: Study) -> list[tuple[str, str]]:
     seeds = sorted({one.seed for one in outcomes})
     pairs = [
         ("methods", listed([rank.label for rank in study.ranks], 20)),
-        ("data", _each(_data(one) for one in outcomes)),
+        ("data", _each(_data(study.records[one.folder]) for one in outcomes)),
         ("model", _each(_model(one, env) for one, env in zip(outcomes, environments, strict=True))),
         ("training", _each(_training(one) for one in outcomes)),
         ("rounds", _each(str(one.config["run"]["rounds"]) for one in outcomes)),
@@ -131,9 +131,11 @@ def _each(values: Iterable[str], most: int = 4) -> str:
     return "; ".join(said[:most]) + (f"; and {len(said) - most} more" if len(said) > most else "")
 
 
-def _data(one: Outcome) -> str:
-    data = one.config["data"]
-    partition = "dirichlet" if data["partition"] == "auto" else data["partition"]
+def _data(record: Record) -> str:
+    one, data = record.outcome, record.outcome.config["data"]
+    partition = data["partition"]
+    if partition == "auto":
+        partition = "as the data names them" if record.client_names else "iid" if one.regression else "dirichlet"
     shown = {
         "dirichlet": f"Dirichlet shares, α = {data['alpha']:g}",
         "pfllib": f"PFLlib's Dirichlet shares, α = {data['alpha']:g}",

@@ -28,6 +28,18 @@ class Record:
     looks: Looks
     holdings: Mapping[str, Any] | None
 
+    @property
+    def client_names(self) -> Sequence[str]:
+        """What the data calls its clients, if anything."""
+        names: Sequence[str] = (self.holdings or {}).get("client_names", ())
+        return names
+
+    @property
+    def class_names(self) -> Sequence[str]:
+        """What the data calls its classes, if anything."""
+        names: Sequence[str] = (self.holdings or {}).get("class_names", ())
+        return names
+
 
 @dataclass(frozen=True)
 class Study:

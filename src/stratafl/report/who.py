@@ -1,9 +1,9 @@
 """Who holds what: clients × classes."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from stratafl.report.charts import COLOURS, SCALE, Branches, Chart, Control, Figure, thinned
+from stratafl.report.charts import COLOURS, LONGEST, SCALE, Branches, Chart, Control, Figure, said, thinned
 from stratafl.report.study import Record, Study
 
 BUBBLES = 60  # clients and classes up to which every count is a bubble
@@ -12,26 +12,34 @@ DIVISIONS = 6  # that can be chosen from
 Counts = Mapping[str, Sequence[Sequence[int]]]
 
 
+class Division(NamedTuple):
+    """Who holds what, and what the data calls its clients and classes."""
+
+    counts: Counts
+    clients: Sequence[str] = ()
+    classes: Sequence[str] = ()
+
+
 def who_chart(study: Study) -> Chart | None:
     """Who holds which classes, for each division of the data that the runs were made with; nothing if none is known."""
-    found: dict[str, Counts] = {}
+    found: dict[str, Division] = {}
     for rank in study.ranks:
         for record in study.of(rank):
-            counts = _counts(record)
+            division = Division(_counts(record) or {}, record.client_names, record.class_names)
             label = f"seed {record.outcome.seed}"
-            label = f"{rank.label}, {label}" if label in found and found[label] != counts else label
-            if counts and counts not in found.values() and len(found) < DIVISIONS:
-                found[label] = counts
+            label = f"{rank.label}, {label}" if label in found and found[label] != division else label
+            if division.counts and division not in found.values() and len(found) < DIVISIONS:
+                found[label] = division
     if not found:
         return None
     tree = Branches(
         {
-            label: Branches({split: _figure(rows) for split, rows in counts.items() if any(map(any, rows))})
-            for label, counts in found.items()
+            label: Branches({split: _figure(rows, each) for split, rows in each.counts.items() if any(map(any, rows))})
+            for label, each in found.items()
         }
     )
-    rows = max(len(split) for counts in found.values() for split in counts.values())
-    columns = max(len(row) for counts in found.values() for split in counts.values() for row in split)
+    rows = max(len(split) for each in found.values() for split in each.counts.values())
+    columns = max(len(row) for each in found.values() for split in each.counts.values() for row in split)
     controls = (Control("division of"), Control("split", "switch"))
     return Chart("holdings", "Who holds what", _says(rows, columns), tree, controls, height=_height(rows, columns))
 
@@ -67,14 +75,20 @@ def _height(clients: int, classes: int) -> int:
     return 110 + 20 * clients if _bubbles(clients, classes) else 560
 
 
-def _figure(rows: Sequence[Sequence[int]]) -> Figure:
-    clients, classes = len(rows), max(map(len, rows))
-    if classes == 1:
-        return _totals([row[0] for row in rows])
-    return _bubble(rows) if _bubbles(clients, classes) else _heat(rows)
+def _figure(rows: Sequence[Sequence[int]], division: Division) -> Figure:
+    clients, classes = _names(division.clients, len(rows)), _names(division.classes, max(map(len, rows)))
+    if len(classes) == 1:
+        return _totals([row[0] for row in rows], clients)
+    return (_bubble if _bubbles(len(clients), len(classes)) else _heat)(rows, clients, classes)
 
 
-def _bubble(rows: Sequence[Sequence[int]]) -> Figure:
+def _names(given: Sequence[str], count: int) -> list[str]:
+    """Names for an axis, all different, and cut where they are long; or numbers."""
+    names = given or list(map(str, range(count)))
+    return [said(name if len(name) <= LONGEST else f"{name[: LONGEST - 8]}… #{at}") for at, name in enumerate(names)]
+
+
+def _bubble(rows: Sequence[Sequence[int]], clients: Sequence[str], classes: Sequence[str]) -> Figure:
     cells = [(client, label, count) for client, row in enumerate(rows) for label, count in enumerate(row) if count]
     largest = max(count for *_, count in cells)
     width = 22 if len(rows[0]) <= 20 else 14
@@ -82,8 +96,8 @@ def _bubble(rows: Sequence[Sequence[int]]) -> Figure:
         "type": "scatter",
         "mode": "markers",
         "name": "samples",
-        "x": [str(label) for _, label, _ in cells],
-        "y": [str(client) for client, _, _ in cells],
+        "x": [classes[label] for _, label, _ in cells],
+        "y": [clients[client] for client, _, _ in cells],
         "customdata": [count for *_, count in cells],
         "marker": {
             "size": [count for *_, count in cells],
@@ -94,7 +108,6 @@ def _bubble(rows: Sequence[Sequence[int]]) -> Figure:
         | {"color": COLOURS[0], "opacity": 0.8, "line": {"width": 0}},
         "hovertemplate": "client %{y}, class %{x}: %{customdata} samples<extra></extra>",
     }
-    classes, clients = [str(i) for i in range(len(rows[0]))], [str(i) for i in range(len(rows))]
     layout = {"xaxis": _axis("class", classes), "yaxis": _axis("client", clients, down=True)}
     return {"data": [trace], "layout": layout}
 
@@ -102,39 +115,42 @@ def _bubble(rows: Sequence[Sequence[int]]) -> Figure:
 def _axis(title: str, names: Sequence[str], down: bool = False) -> dict[str, Any]:
     order = {"type": "category", "categoryorder": "array", "categoryarray": list(names)}
     ends = [-0.7, len(names) - 0.3]
-    return {"title": {"text": title}, **order, "range": ends[::-1] if down else ends}
+    return {"title": {"text": title}, **order, "range": ends[::-1] if down else ends, "automargin": True}
 
 
-def _heat(rows: Sequence[Sequence[int]]) -> Figure:
+def _heat(rows: Sequence[Sequence[int]], clients: Sequence[str], classes: Sequence[str]) -> Figure:
     totals = [sum(column) for column in zip(*rows, strict=True)]
     kept = sorted(sorted(range(len(totals)), key=lambda label: -totals[label])[:COLUMNS])
-    clients = thinned(len(rows), ROWS)
+    shown = thinned(len(rows), ROWS)
     trace = {
         "type": "heatmap",
-        "z": [[rows[client][label] for label in kept] for client in clients],
-        "x": [str(label) for label in kept],
-        "y": [str(client) for client in clients],
+        "z": [[rows[client][label] for label in kept] for client in shown],
+        "x": [classes[label] for label in kept],
+        "y": [clients[client] for client in shown],
         "colorscale": SCALE,
         "colorbar": {"title": {"text": "samples"}, "thickness": 12},
         "hovertemplate": "client %{y}, class %{x}: %{z} samples<extra></extra>",
     }
     axes = {
-        "xaxis": {"title": {"text": "class"}, "type": "category"},
-        "yaxis": {"title": {"text": "client"}, "type": "category", "autorange": "reversed"},
+        "xaxis": {"title": {"text": "class"}, "type": "category", "automargin": True},
+        "yaxis": {"title": {"text": "client"}, "type": "category", "autorange": "reversed", "automargin": True},
     }
     return {"data": [trace], "layout": axes}
 
 
-def _totals(counts: Sequence[int]) -> Figure:
+def _totals(counts: Sequence[int], clients: Sequence[str]) -> Figure:
     kept = thinned(len(counts), ROWS)
     trace = {
         "type": "bar",
         "name": "samples",
-        "x": [str(client) for client in kept],
+        "x": [clients[client] for client in kept],
         "y": [counts[client] for client in kept],
         "marker": {"color": COLOURS[0]},
     }
     return {
         "data": [trace],
-        "layout": {"xaxis": {"title": {"text": "client"}, "type": "category"}, "yaxis": {"title": {"text": "samples"}}},
+        "layout": {
+            "xaxis": {"title": {"text": "client"}, "type": "category", "automargin": True},
+            "yaxis": {"title": {"text": "samples"}},
+        },
     }

@@ -19,13 +19,18 @@ Counts = dict[str, list[list[int]]]  # by split: one row per client, one column 
 
 
 def holdings(federation: Federation) -> dict[str, Any]:
-    """Counts per split, client and class; one column of totals where there are no classes, or too many cells."""
+    """Counts per split, client and class, and what the data calls them.
+
+    There is one column of totals where there are no classes, or too many cells.
+    """
     told = federation.classes is not None and federation.clients * federation.classes <= CELLS
     counts: Counts = {
         split: federation.class_counts(split).tolist() if told else federation.counts(split)[:, None].tolist()
         for split in SPLITS
     }
-    return {"classes": federation.classes if told else None, "clients": federation.clients, "counts": counts}
+    names = {"client_names": federation.client_names, "class_names": federation.class_names if told else ()}
+    there = {key: list(given) for key, given in names.items() if given}
+    return {"classes": federation.classes if told else None, "clients": federation.clients, "counts": counts, **there}
 
 
 def write_holdings(folder: Path, federation: Federation) -> None:
@@ -56,4 +61,11 @@ def _sound(found: dict[str, Any]) -> bool:
     if not (isinstance(counts, dict) and {"train", "test"} <= set(counts)):
         return False
     rows = [row for split in counts.values() if isinstance(split, list) for row in split]
-    return bool(rows) and all(isinstance(row, list) and len(row) == (found.get("classes") or 1) for row in rows)
+    classes, clients = found.get("classes") or 1, len(counts["train"])
+    fitting = all(isinstance(row, list) and len(row) == classes for row in rows)
+    return bool(rows) and fitting and _names(found, "client_names", clients) and _names(found, "class_names", classes)
+
+
+def _names(found: dict[str, Any], key: str, count: int) -> bool:
+    given = found.get(key, [""] * count)
+    return isinstance(given, list) and len(given) == count and all(isinstance(name, str) for name in given)

@@ -1,10 +1,13 @@
 """Divisions that say who tests on what: validation is cut from training, and overlap must be declared."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from stratafl.data import Division, federate
+from stratafl.data import IID, Division, Samples, divided, federate
+from stratafl.data.partitions import Owners
 from stratafl.errors import DataError
 
 X, Y = np.arange(40, dtype=np.float32)[:, None], np.arange(40) % 4
@@ -108,3 +111,22 @@ def test_what_is_wrong_with_a_division_is_said(division, says):
 def test_something_must_be_left_for_training():
     with pytest.raises(DataError, match="client 0 has 1 training samples, of which 1 would go to validation: none is"):
         made(Division([np.array([3])], [np.array([4])]), validation=0.1)
+
+
+def test_clients_are_called_as_their_owners_where_they_are_owners():
+    owner = np.array(["bob", "ann", "cem"] * 4)
+    made = Samples(np.zeros((12, 2)), np.arange(12) % 2, classes=2, names=("cat", "dog"), owner=owner)
+    given = {"clients": 2, "fallback": IID(), "validation": 0.0, "test": 0.25, "seed": 0}
+    found = divided(made, partition=None, **given)
+    assert (found.client_names, found.class_names) == (("ann", "bob", "cem"), ("cat", "dog"))
+    assert (found.client_name(1), found.class_name(1)) == ("bob", "dog")
+    chosen = divided(made, partition=Owners(), **given)
+    assert [chosen.client_name(i) for i in (0, 1)] == [
+        owner[int(chosen.split("train").of(i)[0])] for i in (0, 1)
+    ]  # whose samples they hold
+    drawn = divided(made, partition=IID(), **given)
+    assert (drawn.client_names, drawn.client_name(1), drawn.class_names) == ((), "1", ("cat", "dog"))
+    numbers = divided(replace(made, owner=np.repeat([2.0, 7.0, 30.0], 4)), partition=None, **given)
+    assert numbers.client_names == ("2", "7", "30")
+    with pytest.raises(DataError, match="there are 1 names of classes, but 2 classes"):
+        replace(found, class_names=("cat",))

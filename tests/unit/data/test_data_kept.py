@@ -228,13 +228,34 @@ print(len(found.x), found.name, found.classes)
     assert done.stdout.split() == ["20", "mine", "5"]
 
 
-def test_an_image_that_a_table_names_may_change(tmp_path):
-    path = table(tmp_path / "mine.csv", ["photo", "label"], [["a.png", 0], ["b.png", 1]])
+@pytest.mark.parametrize("place", ["mine.csv", "mine.parquet", "mine/", "a folder per client/"])
+def test_an_image_that_a_table_names_may_change(tmp_path, place):
+    import pyarrow
+    import pyarrow.parquet
+
+    path, names = tmp_path / place, [str(tmp_path / "a.png"), str(tmp_path / "b.png")]
+    if place.endswith(".parquet"):
+        pyarrow.parquet.write_table(pyarrow.table({"photo": names, "label": [0, 1]}), path)
+    elif place.endswith(".csv"):
+        table(path, ["photo", "label"], [["a.png", 0], ["b.png", 1]])
+    elif place == "mine/":
+        table(path / "data.csv", ["photo", "label"], [["../a.png", 0], ["../b.png", 1]])
+    else:
+        for client, name in zip(("ann", "bob"), names, strict=True):
+            table(path / client / "data.csv", ["photo", "label"], [[name, 0]])
     first, second, third = pictures(3)
     for name, picture in (("a.png", first), ("b.png", second)):
         image_file(tmp_path / name, picture)
-    before = load_samples(str(path), Reading()).x
+    before = load_samples(f"{tmp_path}/{place}", Reading()).x
     image_file(tmp_path / "b.png", third)
-    after = load_samples(str(path), Reading()).x
+    after = load_samples(f"{tmp_path}/{place}", Reading()).x
     assert np.array_equal(before[0], after[0])
     assert np.array_equal(after[1], third)
+
+
+def test_a_table_of_numbers_and_images_in_the_folder_are_kept(tmp_path):
+    load_samples(str(table(tmp_path / "mine.csv", ["a", "label"], [[1, 0], [2, 1]])))
+    for name in ("cat", "dog"):
+        image_file(tmp_path / "photos" / name / "0.png", pictures(1)[0])
+    load_samples(f"{tmp_path}/photos/")
+    assert [len(entries(name)) for name in ("mine", "photos")] == [1, 1]

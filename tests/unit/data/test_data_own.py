@@ -185,6 +185,29 @@ def test_grey_and_coloured_images_together_are_coloured(tmp_path):
 # What is refused
 
 
+def test_a_folder_that_is_called_like_a_data_set_with_a_name(tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StrataError, match=r"'mine' is no data set with a name, but a folder here: call it './mine'"):
+        load_samples("mine")
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: b"no image"])
+def test_a_broken_image_is_named(tmp_path, damage):
+    import pyarrow
+    import pyarrow.parquet
+
+    images = [encoded(image) for image in pictures(3)]
+    images[1] = damage(images[1])
+    for at, image in enumerate(images):
+        place = tmp_path / "mine" / "cat" / f"{at}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(image)
+    assert refusal(tmp_path / "mine").startswith(f"'{tmp_path / 'mine' / 'cat' / '1.png'}' ")
+    pyarrow.parquet.write_table(pyarrow.table({"photo": images, "label": [0, 1, 0]}), tmp_path / "mine.parquet")
+    assert refusal(tmp_path / "mine.parquet").startswith(f"the image in row 2 of '{tmp_path / 'mine.parquet'}' ")
+
+
 def test_places_that_are_not_there(tmp_path):
     assert "there is no data file or folder" in refusal(tmp_path / "none.csv")
     assert "there is no data file" in refusal(tmp_path / "none.npz")
@@ -207,7 +230,7 @@ def test_columns_that_are_not_there(tmp_path):
 
 
 def test_tables_that_are_not_tables(tmp_path):
-    assert "has 2 names, but 1 values in row 3" in refusal(table(tmp_path / "a.csv", ["a", "label"], [[1, 1], [2]]))
+    assert "has 2 names, but 1 values in line 3" in refusal(table(tmp_path / "a.csv", ["a", "label"], [[1, 1], [2]]))
     assert "no line of values" in refusal(table(tmp_path / "b.csv", ["a", "label"], []))
     assert "two columns of the same name" in refusal(table(tmp_path / "c.csv", ["a", "a"], [[1, 1]]))
     (tmp_path / "d.csv").write_bytes(b"\xff\xfe\x00")

@@ -1,6 +1,7 @@
 """The picture of who holds what."""
 
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -74,3 +75,25 @@ def test_more_clients_than_can_be_told_apart_are_left_out_and_that_is_said():
     many = federation(np.zeros(2 * MOST + 2, int), np.arange(2 * MOST + 2).reshape(-1, 2), test=0.5)
     assert f"the first {MOST} of them shown" in picture(many)
     assert len(found(picture(many), "circle")) == MOST
+
+
+def test_short_names_lie_beside_each_other():
+    made = federation([0, 1, 1, 1], [[0, 1], [2, 3]], test=0.5)
+    drawn = picture(replace(made, client_names=("7", "301")))
+    assert {"7", "301"} <= {each.text for each in found(drawn, "text")}
+    assert "rotate" not in drawn
+    assert found(drawn, "svg")[0].get("height") == found(picture(made), "svg")[0].get("height")
+
+
+def test_clients_and_classes_are_called_by_their_names():
+    made = federation([0, 1, 1, 1], [[0, 1], [2, 3]], test=0.5)
+    named = replace(made, client_names=("ann", "<bob> of the very long name"), class_names=("cat", "dog"))
+    drawn = picture(named)
+    assert [said(each) for each in found(drawn, "circle")] == [
+        "client ann, class cat: 1 samples",
+        "client ann, class dog: 1 samples",
+        "client <bob> of the very long name, class dog: 2 samples",
+    ]
+    words = [each.text for each in found(drawn, "text")]
+    assert {"ann", "<bob> of the very…", "cat", "dog"} <= set(words)
+    assert int(found(drawn, "svg")[0].get("height")) == int(found(picture(made), "svg")[0].get("height")) + 18 * 7

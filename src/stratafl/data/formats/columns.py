@@ -18,6 +18,7 @@ ORDER = ("train", "valid", "test")
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff")
 _SPLITS = {"train": "train", "test": "test", "t10k": "test", "valid": "valid", "validation": "valid", "val": "valid"}
 _WORD = re.compile(rf"(?:^|[-_.])({'|'.join(_SPLITS)})(?=[-_.]|$)")
+_INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # what pandas calls a column of row numbers
 
 
 class Asked(NamedTuple):
@@ -140,8 +141,18 @@ def _is_image(cell: Any) -> bool:
 def picked(columns: Columns, asked: Asked, where: Path) -> Columns:
     """The named columns where only those are wanted, or else all."""
     if not asked.only:
+        _check_named(columns, where)
         return columns
     for name in asked.names():
         if name not in columns:
             raise DataError(f"'{where}' has no column '{name}' (there is: {', '.join(columns) or 'none'})")
     return {name: columns[name] for name in asked.names()}
+
+
+def _check_named(columns: Columns, where: Path) -> None:
+    """Refuse a column that numbers the rows, as pandas writes it unless told otherwise."""
+    for at, name in enumerate(columns, start=1):
+        if _INDEX.fullmatch(name):
+            raise DataError(
+                f"column {at} of '{where}' has no name ('{name}'): name it, or leave it out (pandas: index=False)"
+            )

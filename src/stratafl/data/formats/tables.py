@@ -4,13 +4,21 @@ import csv
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stratafl.data.formats.columns import Asked, Columns, joined, numbers_or_texts, picked, with_images
+from stratafl.data.formats.columns import Asked, Column, Columns, joined, numbers_or_texts, picked, with_images
 from stratafl.errors import DataError
+
+_OTHER_SEPARATORS = (";", "\t", "|")
+
+
+class _Line(NamedTuple):
+    number: int  # of its last line, as an editor counts them
+    cells: list[str]
 
 
 def read_csv(files: Sequence[Path], asked: Asked) -> Columns:
@@ -19,21 +27,55 @@ def read_csv(files: Sequence[Path], asked: Asked) -> Columns:
 
 
 def _csv(file: Path, asked: Asked) -> Columns:
+    lines = _lines(file)
+    _check_names(lines, file)
+    header, rows = lines[0].cells, lines[1:]
+    for line in rows:
+        if len(line.cells) != len(header):
+            raise DataError(f"'{file}' has {len(header)} names, but {len(line.cells)} values in line {line.number}")
+    columns = {name: numbers_or_texts([line.cells[at] for line in rows]) for at, name in enumerate(header)}
+    columns = picked(columns, asked, file)
+    for name, cells in columns.items():
+        for at in _missing(cells)[:1]:
+            found = f"'{cells[at]}'" if isinstance(cells, np.ndarray) else "an empty cell"
+            raise DataError(
+                f"line {rows[at].number} of '{file}' has {found} in the column '{name}': fill it in, or leave out the "
+                "line or the column"
+            )
+    return with_images(columns, file.parent)
+
+
+def _lines(file: Path) -> list[_Line]:
+    """The lines of a csv file that are not empty."""
     try:
         with file.open(newline="", encoding="utf-8-sig") as opened:
-            rows = [[cell.strip() for cell in row] for row in csv.reader(opened) if row]
+            reader = csv.reader(opened)
+            return [_Line(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"'{file}' is not a csv file: {error}") from error
-    if len(rows) < 2:
+
+
+def _check_names(lines: Sequence[_Line], file: Path) -> None:
+    header = lines[0].cells if lines else []
+    for sign in _OTHER_SEPARATORS if len(header) == 1 else ():
+        if sign in header[0]:
+            raise DataError(
+                f"line {lines[0].number} of '{file}' has no comma, but {sign!r}: save it with commas between columns "
+                "and points in numbers"
+            )
+    if len(lines) < 2:
         raise DataError(f"'{file}' has no line of values below its line of names")
-    header, values = rows[0], rows[1:]
+    if not isinstance(numbers_or_texts(header), list):
+        raise DataError(f"line {lines[0].number} of '{file}' holds numbers: put the columns' names in a line above it")
     if len(set(header)) < len(header):
         raise DataError(f"'{file}' has two columns of the same name: {', '.join(header)}")
-    for number, row in enumerate(values, start=2):
-        if len(row) != len(header):
-            raise DataError(f"'{file}' has {len(header)} names, but {len(row)} values in row {number}")
-    columns = {name: numbers_or_texts([row[at] for row in values]) for at, name in enumerate(header)}
-    return with_images(picked(columns, asked, file), file.parent)
+
+
+def _missing(cells: Column) -> list[int]:
+    """Where there is nothing, or no finite number among numbers."""
+    if isinstance(cells, np.ndarray):
+        return np.flatnonzero(~np.isfinite(cells)).tolist()
+    return [at for at, cell in enumerate(cells) if not cell]
 
 
 def read_npz(files: Sequence[Path], asked: Asked) -> Columns:

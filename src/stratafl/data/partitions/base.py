@@ -32,7 +32,7 @@ class Pool:
         if self.labels.ndim != 1 or self.labels.dtype.kind not in "biu":
             raise PartitionError(
                 f"labels of dtype {self.labels.dtype} and shape {self.labels.shape} have no classes: "
-                "only an IID partition can divide them"
+                "only an IID partition can divide them (data.partition = 'iid')"
             )
         return np.unique(self.labels)
 

@@ -122,7 +122,10 @@ def _first_accepted(
     sizes = np.array([len(members) for members in classes])
     samples = int(sizes.sum())
     if clients * minimum > samples:
-        raise PartitionError(f"{samples} samples cannot give each of {clients} clients at least {minimum}")
+        raise PartitionError(
+            f"{samples} samples cannot give each of {clients} clients at least {minimum}: "
+            "set data.clients or data.minimum lower"
+        )
     best = 0
     for _ in range(draws):
         counts = divide(rng.dirichlet(np.full(clients, alpha), len(sizes)), sizes)
