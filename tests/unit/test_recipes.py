@@ -7,7 +7,7 @@ import pytest
 from stratafl.assemble import algorithm_of
 from stratafl.cli import reproducing
 from stratafl.errors import BusyError, DataError, RecordError, RunError, UnknownNameError
-from stratafl.experiment import Experiment, to_tables
+from stratafl.experiment import Experiment, to_tables, with_settings
 from stratafl.recipes import SCALES, read, recipe_names, recipes
 from stratafl.recipes.reproduction import Reproduction, measured, run_name
 from stratafl.recipes.writing import markdown, write
@@ -182,6 +182,17 @@ def test_seconds_per_round_are_not_those_of_compiling(tmp_path):
     lines = [{"round": number, **each, **more} for number, each in enumerate(times, 1)]
     one = Outcome(tmp_path, to_tables(Experiment()), lines, clients=1)
     assert measured(one, "seconds") == pytest.approx(1.7)
+
+
+def test_convergence_and_spread_follow_the_protocol(tmp_path):
+    """pFedLA's: as received, mean over clients, last round; that is best in round 1, deployed models in round 2."""
+    costs = {"bytes.up": 0, "bytes.down": 0, "seconds.train": 1.0, "seconds.server": 0.0}
+    deployed = [{"test.deployed.accuracy": accuracy, "test.deployed.std": 0.5} for accuracy in (0.1, 0.9)]
+    received = [{"test.received.client_accuracy": value, "test.received.std": 0.25} for value in (0.9, 0.8)]
+    lines = [{"round": i + 1, **costs, **deployed[i], **received[i]} for i in range(2)]
+    config = to_tables(with_settings(Experiment(), ["run.protocol=pfedla"]))
+    one = Outcome(tmp_path, config, lines, clients=1)
+    assert [measured(one, name) for name in ("score", "rounds", "time", "spread")] == [80.0, 1.0, 1.0, 25.0]
 
 
 @pytest.mark.parametrize(

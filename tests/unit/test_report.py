@@ -90,6 +90,18 @@ def test_all_numbers_of_a_run(tmp_path):
     }
 
 
+def test_numbers_over_clients_and_over_rounds_are_of_the_models_that_count(tmp_path):
+    """As received 0.6 and 0.5, the spread over clients 0.2; deployed the other way round, with a spread of 0.1."""
+    lines = [line(1, 0.5, **{"test.deployed.std": 0.1, "test.deployed.worst10": 0.3}), line(2, 0.7)]
+    for each, accuracy in zip(lines, (0.6, 0.5), strict=True):
+        each |= {"test.received.accuracy": accuracy, "test.received.std": 0.2, "test.received.worst10": 0.4}
+    counts = {"select": "best", "stage": "received"}
+    numbers = outcome(written(tmp_path / "run", lines, evaluate=counts)).numbers()
+    found = {name: numbers[name] for name in ("score", "best", "last", "converged_round", "spread", "worst10")}
+    wanted = {"score": 0.6, "best": 0.6, "last": 0.5, "converged_round": 1.0, "spread": 0.2, "worst10": 0.4}
+    assert found == wanted
+
+
 def test_what_was_not_measured_is_left_out(tmp_path):
     numbers = run(tmp_path / "run", 0.5).numbers()
     missing = {"received", "trained", "client_mean", "spread", "worst10", "new_received", "new_trained"}

@@ -164,7 +164,7 @@ def _targets(outcomes: Sequence[Outcome], target: float) -> Table:
     for title in ("run", "rounds", "MB", "s"):
         made.add_column(title, justify="left" if title == "run" else "right")
     for one in outcomes:
-        cost = reached(one.lines, target)
+        cost = reached(one.lines, target, one.evaluate)
         cells = (
             ("never", "", "") if cost is None else (str(cost.round), f"{cost.bytes / 1e6:,.1f}", f"{cost.seconds:,.1f}")
         )

@@ -184,13 +184,11 @@ def measured(one: Outcome, measure: str) -> float | None:
         return None if value is None else 100 * value
     if measure in ("score", "spread"):
         return 100 * numbers[measure] if measure in numbers else None
-    seconds: float = median(line["seconds.train"] + line["seconds.server"] for line in one.lines)  # the first compile
-    return {
-        "rounds": numbers["converged_round"],
-        "seconds": seconds,
-        "time": numbers["converged_seconds"],
-        "bytes": numbers["bytes"] / numbers["rounds"] / 2**20,
-    }[measure]
+    if measure in ("rounds", "time"):
+        return numbers.get("converged_round" if measure == "rounds" else "converged_seconds")
+    if measure == "bytes":
+        return numbers["bytes"] / numbers["rounds"] / 2**20
+    return median(float(line["seconds.train"] + line["seconds.server"]) for line in one.lines)  # the first compile
 
 
 def verdict_table(recipe: Recipe, judged: Sequence[Verdict]) -> list[Mapping[str, Any]]:

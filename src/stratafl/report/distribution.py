@@ -6,6 +6,7 @@ from typing import Any
 from stratafl.measure import Line
 from stratafl.report.charts import COLOURS, Chart, Figure, look, said, short, short_labels
 from stratafl.report.formats import NOTHING, listed, score
+from stratafl.report.outcomes import what_counts
 from stratafl.report.ranking import Rank
 from stratafl.report.study import Record, Study
 from stratafl.report.tables import Cell, Table, text
@@ -16,9 +17,15 @@ WORST = 3  # clients of each method in the table
 
 
 def client_scores(records: Sequence[Record], metric: str) -> list[float]:
-    """The deployed test scores of all clients that took part, over all seeds."""
-    lines = [line for record in records for line in record.clients if not line.get("new")]
-    return [float(line[key]) for line in lines if line.get(key := f"test.deployed.{metric}") is not None]
+    """The test scores of all clients that took part, by the models that count, over all seeds."""
+    return [float(line[key]) for _, line, key in _scored(records, metric)]
+
+
+def _scored(records: Sequence[Record], metric: str) -> list[tuple[Record, Line, str]]:
+    """The lines of clients that took part and have a score, and under which key."""
+    keyed = [(record, f"test.{record.outcome.evaluate.stage}.{metric}") for record in records]
+    found = [(record, line, key) for record, key in keyed for line in record.clients if not line.get("new")]
+    return [(record, line, key) for record, line, key in found if line.get(key) is not None]
 
 
 def clients_chart(study: Study) -> Chart | None:
@@ -37,7 +44,7 @@ def clients_chart(study: Study) -> Chart | None:
         if many
         else "Every point is a client; the box holds the middle half of them."
     )
-    says = f"Test {study.metric} of each client's deployed model in the selected round, all seeds together. {what}"
+    says = f"Test {study.metric} of each client {what_counts(study.outcomes)}, all seeds together. {what}"
     return Chart("clients", "Distribution over clients", says, figure, height=420 if many else 130 + 52 * len(there))
 
 
@@ -101,12 +108,9 @@ def worst_table(study: Study) -> Table | None:
 
 
 def _worst(rank: Rank, study: Study) -> list[tuple[Cell, ...]]:
-    key = f"test.deployed.{study.metric}"
-    found = [(record, line) for record in study.of(rank) for line in record.clients if line.get(key) is not None]
-    found = [each for each in found if not each[1].get("new")]
     sign = -1 if study.regression else 1
-    found.sort(key=lambda each: sign * each[1][key])
-    return [_client(rank, record, line, key, study.regression) for record, line in found[:WORST]]
+    found = sorted(_scored(study.of(rank), study.metric), key=lambda each: sign * each[1][each[2]])
+    return [_client(rank, *each, study.regression) for each in found[:WORST]]
 
 
 def _client(rank: Rank, record: Record, line: Line, key: str, loss: bool) -> tuple[Cell, ...]:
