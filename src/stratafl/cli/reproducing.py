@@ -37,8 +37,10 @@ def reproduce(
         raise RecordError(f"--seeds is a whole number from 1, not {seeds}")
     root = out or Path("runs") / "reproduce"
     made = [Reproduction(root, recipe, scale, tuple(settings), seeds) for recipe in recipes(name)]
+    lacking = [why for each in made if (why := each.lacks())]  # and what is wrong with a setting is said here
+    if len(lacking) == len(made) and not any(one for each in made for _, one in each.outcomes()):
+        raise RunError(lacking[0])
     for each in made:
-        assert each.cells  # what is wrong with a setting is said before the first one runs
         each.begin()
     begin = time.monotonic()
     limit = None if minutes is None else begin + 60 * minutes
@@ -57,6 +59,8 @@ def reproduce(
     refused = [why for each in made for why in each.refused.values()]
     if refused and not any(each.begun for each in made):
         raise DataError(refused[0])
+    if lacking:
+        raise RunError(lacking[0])
     failed = [f"{' in '.join(cell)}: {why}" for each in made for cell, why in each.failed.items()]
     if failed:
         raise RunError(f"{len(failed)} of the rows could not be run, the first: {failed[0]}")
@@ -76,7 +80,7 @@ def _run(made: Reproduction, limit: float | None) -> bool:
             if interrupt.asked or _over(limit):
                 break
             impossible = each.column in made.refused or (each.row, each.column) in made.failed
-            if not impossible and made.outcome(each) is None:
+            if not impossible and made.outcome(each) is None and made.able(each):
                 _advance(made, each, interrupt, _watch(each, made.done(each), counts, display, interrupt, limit))
     return interrupt.asked and not _over(limit)
 

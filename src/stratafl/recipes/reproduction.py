@@ -14,8 +14,10 @@ from statistics import median
 from typing import Any
 
 import tomli_w
+import torch
 
 from stratafl.errors import BusyError, DataError, RunError
+from stratafl.execute.devices import device_of
 from stratafl.experiment import Experiment, read_toml, to_tables
 from stratafl.recipes.judging import Numbers, Printed, Verdict, verdicts
 from stratafl.recipes.recipe import Cell, Recipe
@@ -85,6 +87,21 @@ class Reproduction:
                 raise BusyError(f"another process has just begun '{place}'") from error
             raise
 
+    def able(self, cell: Cell) -> bool:
+        """Whether this machine computes with the digits that a cell asks for; a device that is not here is refused."""
+        device = torch.device(device_of(cell.experiment.run.device))
+        return cell.experiment.run.precision == "fp32" or device.type == "cuda"
+
+    def lacks(self) -> str | None:
+        """What this machine lacks for the cells that are not at their end, and what can be done; None: nothing."""
+        unable = (cell for cell, one in self.outcomes() if one is None and not self.able(cell))
+        first = next(unable, None)
+        if first is None:
+            return None
+        ways = [*(["--scale smoke"] if self.scale != "smoke" else []), "--set run.precision=fp32"]
+        asked = f"{self.recipe.name} at scale {self.scale} computes in {first.experiment.run.precision}"
+        return f"{asked}, which needs a GPU, and this runs on a CPU: take {' or '.join(ways)}"
+
     def done(self, cell: Cell) -> int:
         """How many rounds of a cell are done."""
         return _outcome_rounds(self.place(cell))
@@ -150,6 +167,7 @@ class Reproduction:
     def _why(self, cell: Cell) -> str:
         """Why a cell has no number."""
         why = self.refused.get(cell.column) or self.failed.get((cell.row, cell.column))
+        why = why or (None if self.able(cell) else f"{cell.experiment.run.precision} needs a GPU")
         return why or f"{self.done(cell)} of {cell.experiment.run.rounds} rounds"
 
     def not_run(self) -> list[str]:
