@@ -6,6 +6,7 @@ from math import isfinite
 
 from stratafl.experiment import EvaluateTable, StopTable
 from stratafl.measure import Line
+from stratafl.wording import counted
 
 CLOSE = 0.005  # "converged": within half a point of the best
 USUAL = EvaluateTable()  # deployed models, over all samples
@@ -110,5 +111,5 @@ def stop_reason(lines: Sequence[Line], stop: StopTable) -> str | None:
     if patience is not None and len(values) > patience:
         recent, before = max(values[-patience:]), max(values[:-patience])
         if recent <= before + stop.margin:
-            return f"no more than {stop.margin:.3f} was gained in {patience} evaluated rounds"
+            return f"no more than {stop.margin:.3f} was gained in {counted(patience, 'evaluated round')}"
     return None

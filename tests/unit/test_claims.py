@@ -136,6 +136,24 @@ def test_a_verdict_for_every_column_that_was_asked_for():
     ]
 
 
+def test_a_verdict_after_fewer_rounds_than_the_paper_has_says_so():
+    shorter = {"x": "40 rounds in place of 200", "y": "40 rounds in place of 100"}
+
+    def reasons(kind, **keys):
+        return [v.reason for v in verdicts(Claim("it is so", kind, **keys), NUMBERS, PRINTED, ["x", "y", "z"], shorter)]
+
+    assert reasons("printed", row=A, within=1.0) == [
+        "+1.0 from the paper; 40 rounds in place of 200",
+        "-19.0 from the paper; 40 rounds in place of 100",
+        "the paper prints no number",
+    ]
+    (over,) = reasons("rises", row=A, columns=["x", "y"])
+    assert over.endswith("; 40 rounds in place of 200; 40 rounds in place of 100")
+    assert reasons("above", row=A, than=B, by=20.0)[0].endswith("; 40 rounds in place of 200")
+    assert "in place" not in " ".join(reasons("above", row=A, than=B, measure="bytes"))  # the same in every round
+    assert "in place" not in reasons("above", row=A, than="D")[0]  # not run
+
+
 def test_a_claim_that_lacks_something_is_refused():
     with pytest.raises(RecordError, match="needs 'than'"):
         Claim("it is so", "above", row=A).check()

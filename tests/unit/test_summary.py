@@ -161,7 +161,7 @@ def test_patience_counts_rounds_without_a_margin_over_the_best_before(accuracies
 def test_patience_counts_evaluated_rounds_only():
     lines = [line(1, 0.5, 0.5), line(2), line(3), line(4, 0.5, 0.5), line(5)]
     assert stop_reason(lines, StopTable(patience=2)) is None
-    assert stop_reason(lines, StopTable(patience=1)) == "no more than 0.005 was gained in 1 evaluated rounds"
+    assert stop_reason(lines, StopTable(patience=1)) == "no more than 0.005 was gained in 1 evaluated round"
 
 
 def test_without_a_margin_any_gain_goes_on():

@@ -13,6 +13,7 @@ from stratafl.data.picture import held, picture
 from stratafl.errors import RunError
 from stratafl.experiment import Experiment, load, with_settings
 from stratafl.runs.files import write_whole
+from stratafl.wording import counted
 
 ROWS = 40  # of clients; more are summed up in one
 _FEW = 6  # classes that are named one by one
@@ -44,7 +45,7 @@ def table(federation: Federation) -> Table:
     if shown < clients:
         rest = (f"{int(sizes[split][shown:].sum()):,}" for split in SPLITS)
         made.add_row(
-            f"{shown}–{clients - 1}", f"{int(counts[shown:].sum()):,}", *rest, f"{clients - shown:,} more clients"
+            f"{shown}–{clients - 1}", f"{int(counts[shown:].sum()):,}", *rest, counted(clients - shown, "more client")
         )
     return made
 
@@ -52,7 +53,9 @@ def table(federation: Federation) -> Table:
 def _title(federation: Federation) -> str:
     sizes = held(federation).sum(1)
     spread = f"from {int(sizes.min()):,} to {int(sizes.max()):,} each"
-    return f"{federation.name}: {federation.clients:,} clients, {int(sizes.sum()):,} samples, {spread}"
+    return (
+        f"{federation.name}: {counted(federation.clients, 'client')}, {counted(int(sizes.sum()), 'sample')}, {spread}"
+    )
 
 
 def _classes(federation: Federation, counts: list[int]) -> str:

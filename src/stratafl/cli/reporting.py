@@ -16,6 +16,7 @@ from stratafl.report.page import is_report, write_report
 from stratafl.report.study import verdicts_alone
 from stratafl.runs.files import write_whole
 from stratafl.summary import evaluated, reached
+from stratafl.wording import counted
 
 REPORT = "report.html"
 WIDE = 110  # columns from which on there is room for more numbers
@@ -145,9 +146,10 @@ def _title(outcomes: Sequence[Outcome]) -> str:
         (o.config["data"]["name"], o.clients, o.config["model"]["name"], o.config["run"]["rounds"]) for o in outcomes
     }
     if len(same) > 1:
-        return f"{len(outcomes)} runs"
+        return counted(len(outcomes), "run")
     data, model = Path(first["data"]["name"]).stem, first["model"]["name"]
-    return f"{data}, {outcomes[0].clients} clients · {model} · {first['run']['rounds']} rounds"
+    clients, rounds = counted(outcomes[0].clients, "client"), counted(first["run"]["rounds"], "round")
+    return f"{data}, {clients} · {model} · {rounds}"
 
 
 def _caption(outcomes: Sequence[Outcome]) -> str:

@@ -20,9 +20,8 @@ from stratafl.recipes import Cell, recipes
 from stratafl.recipes.claims import MEASURES
 from stratafl.recipes.judging import Verdict
 from stratafl.recipes.reproduction import RESULT, Reproduction
-from stratafl.recipes.writing import cells, heads, tally, write
+from stratafl.recipes.writing import HERE, cells, heads, tally, write
 from stratafl.report.verdicts import WORDS
-from stratafl.runs.environment import machine
 
 _STYLES = {True: "green", False: "red", None: "dim"}
 
@@ -47,9 +46,8 @@ def reproduce(
     with warnings_on(remarks()) as settled:
         settled()
         for each in made:
-            started = time.monotonic()
             stopped = _run(each, limit)
-            judged = write(each, shlex.join(["strata", *sys.argv[1:]]), machine(), time.monotonic() - started)
+            judged = write(each, shlex.join(["strata", *sys.argv[1:]]))
             _show(each, judged)
             if each.begun:
                 reporting.offer([each.folder, *each.begun], each.folder / reporting.REPORT)
@@ -132,7 +130,8 @@ def _table(made: Reproduction, measure: str) -> Table:
     table = Table(header_style="bold")
     table.add_column(MEASURES[measure].replace(", ", "\n"))
     for name, what in heads(made, measure):
-        table.add_column(f"{name}\n{what}", justify="right")
+        named = made.shown(name).replace(" in place of ", "\nin place of ") if what == HERE else name
+        table.add_column(f"{named}\n{what}", justify="right")
     for row, texts in cells(made, measure):
         table.add_row(row.name, *texts, style="dim" if row.missing else None)
     return table

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from stratafl.data.federation import SPLITS, Federation
+from stratafl.wording import counted
 
 MOST = 300  # clients that are drawn; more could not be told apart
 _NARROW, _WIDE, _LARGEST, _SMALLEST = 420, 960, 26, 5  # pixels: the plot, and the cell of a bubble
@@ -29,7 +30,7 @@ def picture(federation: Federation) -> str:
     cell = min(_LARGEST, max(_SMALLEST, _WIDE // max(clients, 1)))
     width = max(_NARROW, _LEFT + cell * clients + 24)
     height = _TOP + _BARS + cell * classes + _BELOW
-    told = f"{federation.name}: {len(counts):,} clients, {int(counts.sum()):,} samples"
+    told = f"{federation.name}: {counted(len(counts), 'client')}, {counted(int(counts.sum()), 'sample')}"
     shown = "" if len(counts) <= MOST else f", the first {MOST} of them shown"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
@@ -59,7 +60,7 @@ def _bars(counts: Tensor, cell: int) -> list[str]:
     largest = _text(_LEFT - 8, floor - _BARS + 20, f"{max(sizes):,}", "ink", "end")
     return [largest] + [
         f'<rect class="all" x="{_LEFT + cell * i + 1}" y="{floor - size * unit:.1f}" width="{cell - 2}" '
-        f'height="{size * unit:.1f}"><title>client {i}: {size:,} samples</title></rect>'
+        f'height="{size * unit:.1f}"><title>client {i}: {counted(size, "sample")}</title></rect>'
         for i, size in enumerate(sizes)
     ]
 
@@ -72,7 +73,7 @@ def _bubbles(counts: Tensor, cell: int) -> list[str]:
         count = int(counts[client, label])
         x, y = _LEFT + cell * (client + 0.5), _TOP + _BARS + cell * (label + 0.5)
         radius = max(0.5, (cell / 2 - 0.5) * sqrt(count / most))
-        said = f"client {client}, class {label}: {count:,} samples"
+        said = f"client {client}, class {label}: {counted(count, 'sample')}"
         made.append(f'<circle class="held" cx="{x:g}" cy="{y:g}" r="{radius:.2f}"><title>{said}</title></circle>')
     return made
 

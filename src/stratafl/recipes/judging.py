@@ -4,13 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
+from types import MappingProxyType
 
-from stratafl.recipes.claims import OVER_COLUMNS, Claim
+from stratafl.recipes.claims import OVER_COLUMNS, PER_ROUND, Claim
 from stratafl.report.intervals import interval
 
 Place = tuple[str, str]  # row and column
 Numbers = Mapping[Place, Mapping[int, float]]  # by seed
 Printed = Mapping[Place, float]
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -26,18 +28,32 @@ class Verdict:
     measured: str = ""
 
 
-def verdicts(claim: Claim, numbers: Numbers, printed: Printed, columns: Sequence[str]) -> list[Verdict]:
-    """One for each column that is run, or one over columns together."""
+def verdicts(
+    claim: Claim, numbers: Numbers, printed: Printed, columns: Sequence[str], shorter: Mapping[str, str] = NOTHING
+) -> list[Verdict]:
+    """One for each column that is run, or one over columns together.
+
+    `shorter` says of columns that are run for fewer rounds than the paper's how many, which reasons then end with.
+    """
     judge, asked = _JUDGES[claim.kind], list(claim.columns or columns)
     run = [column for column in asked if column in columns]
     if claim.kind not in OVER_COLUMNS:
-        found = [judge(claim, numbers, printed, column) for column in run]
+        found = [_after(judge(claim, numbers, printed, column), claim, [column], shorter) for column in run]
     elif len(run) > 1 and (claim.kind == "flat" or (run[0], run[-1]) == (asked[0], asked[-1])):
-        found = [judge(replace(claim, columns=run), numbers, printed, " → ".join(run))]
+        over = judge(replace(claim, columns=run), numbers, printed, " → ".join(run))
+        found = [_after(over, claim, run, shorter)]
     else:
         found = []
     where = " → " if claim.kind in OVER_COLUMNS else "; "
     return found or [_verdict(claim, where.join(asked), None, "not part of this scale")]
+
+
+def _after(verdict: Verdict, claim: Claim, columns: Sequence[str], shorter: Mapping[str, str]) -> Verdict:
+    """The verdict, and after how many rounds it was reached where those are not the paper's."""
+    said = dict.fromkeys(shorter[column] for column in columns if column in shorter)
+    if verdict.holds is None or claim.measure in PER_ROUND or not said:
+        return verdict
+    return replace(verdict, reason="; ".join([verdict.reason, *said]))
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from stratafl.report.verdicts import verdict_table
 from stratafl.report.who import who_chart
 from stratafl.report.words import cautions, summary
 from stratafl.runs.files import write_whole
+from stratafl.wording import counted
 
 GENERATOR = b'<meta name="generator" content="stratafl">'
 
@@ -96,7 +97,7 @@ def in_script(value: Any) -> str:
 def _title(study: Study) -> tuple[str, str]:
     outcomes = study.outcomes
     if not outcomes:
-        return "Published claims, repeated", f"{len(study.verdicts)} verdicts"
+        return "Published claims, repeated", counted(len(study.verdicts), "verdict")
     methods = list(dict.fromkeys(str(one.config["algorithm"]["name"]).rpartition(":")[2] for one in outcomes))
     data = list(dict.fromkeys(Path(one.config["data"]["name"]).stem for one in outcomes))
     what = (
@@ -107,9 +108,13 @@ def _title(study: Study) -> tuple[str, str]:
     told = dict(facts(study))
     seeds = len({one.seed for one in outcomes})
     counts = [(len(study.ranks), "configuration"), (seeds, "seed"), (len(outcomes), "run")]
-    words = [told["data"], told["model"], f"{told['rounds']} rounds"] if len(data) == 1 else []
-    words += [f"{n} {word}{'s' * (n != 1)}" for n, word in counts]
+    words = [told["data"], told["model"], _rounds(told["rounds"])] if len(data) == 1 else []
+    words += [counted(n, word) for n, word in counts]
     return f"{what} on {' and '.join(data)}", " · ".join(words)
+
+
+def _rounds(told: str) -> str:
+    return counted(int(told), "round") if told.isdecimal() else f"{told} rounds"
 
 
 def _items(lines: Sequence[str]) -> str:
