@@ -63,6 +63,7 @@ ABOVE = (
 )
 LOW = (
     "errors",
+    "outputs",
     "wording",
     "keys",
     "records",

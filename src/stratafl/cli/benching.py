@@ -8,10 +8,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from stratafl.bench.request import Request, check_new, requested
+from stratafl.bench.request import Request, requested
 from stratafl.bench.session import Book, machine, rows
 from stratafl.bench.words import MIB, headline, line
 from stratafl.cli.consoles import PIPED_WIDTH, picture, remarks, results
+from stratafl.outputs import check_new
 from stratafl.runs.files import write_whole
 from stratafl.wording import counted
 

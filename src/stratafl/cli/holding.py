@@ -10,8 +10,8 @@ from stratafl.cli.consoles import results
 from stratafl.data import Federation
 from stratafl.data.federation import SPLITS
 from stratafl.data.picture import held, picture
-from stratafl.errors import RunError
 from stratafl.experiment import Experiment, load, with_settings
+from stratafl.outputs import check_new
 from stratafl.runs.files import write_whole
 from stratafl.wording import counted
 
@@ -21,13 +21,13 @@ _FEW = 6  # classes that are named one by one
 
 def show(config: Path | None, settings: Sequence[str], out: Path | None) -> None:
     """Print what each client holds; draw it where asked."""
-    if out is not None and out.exists():
-        raise RunError(f"'{out}' exists: choose another name, or remove it")
+    check_new([out])
     experiment = with_settings(Experiment() if config is None else load(config), settings)
     federation = federation_of(experiment)
+    results().print(table(federation))
     if out is not None:
         write_whole(out, picture(federation).encode())
-    results().print(table(federation))
+        results().print(f"picture: {out}", markup=False, soft_wrap=True)
 
 
 def table(federation: Federation) -> Table:

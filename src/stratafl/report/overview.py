@@ -8,7 +8,7 @@ from stratafl.report.formats import NOTHING, difference, duration, limits, liste
 from stratafl.report.intervals import Interval, interval, paired
 from stratafl.report.outcomes import Outcome, what_counts
 from stratafl.report.places import machine, minute, span, versions
-from stratafl.report.ranking import INCOMPARABLE, Rank
+from stratafl.report.ranking import DIVERGED, INCOMPARABLE, Rank, has_column
 from stratafl.report.study import Study
 from stratafl.report.tables import Cell, Table, as_csv, text
 from stratafl.wording import counted
@@ -58,14 +58,14 @@ def ranking_table(study: Study) -> Table:
         ("received", "as received"),
         ("trained", "after training"),
     ]
-    columns = [column for column in columns if any(column[0] in rank.numbers for rank in study.ranks)]
+    columns = [column for column in columns if has_column(column[0], study.ranks)]
     head = ("method", "seeds", study.metric, "95 % interval", "against the first", *(title for _, title in columns))
 
     def row(rank: Rank) -> tuple[Cell, ...]:
         values, numbers = list(rank.by_seed("score").values()), rank.numbers
         against = behind(first, rank) if first and rank is not first else None
-        cells = [text(_name(rank), "first" if rank is first and len(study.ranks) > 1 else "")]
-        cells += [text(len(rank.seeds)), Cell(spread(numbers.get("score"), loss), None, "strong")]
+        cells = [text(rank.title, "first" if rank is first and len(study.ranks) > 1 else "")]
+        cells += [text(len(rank.seeds)), Cell(_score(rank, loss), None, "strong")]
         cells += [Cell(limits(interval(values), loss)), Cell("first" if rank is first else difference(against, loss))]
         for name, _ in columns:
             given = numbers.get(name)
@@ -85,6 +85,11 @@ def ranking_table(study: Study) -> Table:
     )
     rows = tuple(row(rank) for rank in study.ranks)
     return Table("ranking", caption, (*head, "converged", "traffic", "time"), rows, written=_csv(study))
+
+
+def _score(rank: Rank, loss: bool) -> str:
+    lost = "score" not in rank.numbers and rank.diverged
+    return DIVERGED if lost else spread(rank.numbers.get("score"), loss)
 
 
 def _csv(study: Study) -> str:
@@ -113,18 +118,12 @@ def runs_table(study: Study) -> Table:
             one, env, numbers = record.outcome, record.environment, record.outcome.numbers()
             rounds = f"{one.rounds} of {one.config['run']['rounds']}"
             value = numbers.get("score")
-            scored = Cell(score(value, study.regression), value)
+            shown = DIVERGED if value is None and one.diverged else score(value, study.regression)
+            scored = Cell(shown, value)
             cells = [text(one.folder), text(rank.label), text(one.seed), Cell(rounds, one.rounds)]
             cells += [text(int(numbers["selected_round"])), scored, text(minute(env.get("started")))]
             rows.append((*cells, text(env.get("device") or NOTHING), text(str(env.get("commit") or NOTHING)[:10])))
     return Table("runs", "All runs", head, tuple(rows), left=2)
-
-
-def _name(rank: Rank) -> str:
-    done, asked = rank.rounds
-    if done >= asked:
-        return rank.label
-    return f"{rank.label} (stopped at {done})" if rank.stopped else f"{rank.label} ({done} of {asked} rounds)"
 
 
 def _each(values: Iterable[str], most: int = 4) -> str:
