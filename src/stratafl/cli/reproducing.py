@@ -20,8 +20,8 @@ from stratafl.recipes import Cell, recipes
 from stratafl.recipes.claims import MEASURES
 from stratafl.recipes.judging import Verdict
 from stratafl.recipes.reproduction import RESULT, Reproduction
-from stratafl.recipes.writing import HERE, cells, heads, tally, write
-from stratafl.report.verdicts import WORDS
+from stratafl.recipes.writing import HERE, cells, heads, write
+from stratafl.report.verdicts import tally
 
 _STYLES = {True: "green", False: "red", None: "dim"}
 
@@ -119,7 +119,7 @@ def _show(made: Reproduction, judged: Sequence[Verdict]) -> None:
     for measure in made.recipe.measures:
         console.print(_table(made, measure))
     for verdict in judged:
-        line = f"{WORDS[verdict.holds]}: {verdict.claim} [{verdict.column}] {verdict.reason}"
+        line = f"{verdict.words}: {verdict.claim} [{verdict.column}] {verdict.reason}"
         console.print(Text(line, style=_STYLES[verdict.holds]))
     for left in made.not_run():
         console.print(Text(f"not run: {left}", style="dim"))

@@ -13,7 +13,7 @@ from stratafl.recipes.reproduction import RESULT, Reproduction
 from stratafl.report.formats import duration
 from stratafl.report.outcomes import outcome
 from stratafl.report.places import machine, span, versions
-from stratafl.report.verdicts import VERDICTS, WORDS
+from stratafl.report.verdicts import VERDICTS
 from stratafl.runs import environment_of
 from stratafl.runs.files import write_whole
 
@@ -42,7 +42,7 @@ def markdown(made: Reproduction, judged: Sequence[Verdict], command: str) -> str
     lines += [""]
     lines += ["| claim | where | predicate | paper | measured | verdict | why |", "|---|---|---|---|---|---|---|"]
     lines += [
-        f"| {v.claim} | {v.column} | {v.predicate} | {v.paper} | {v.measured} | **{WORDS[v.holds]}** | {v.reason} |"
+        f"| {v.claim} | {v.column} | {v.predicate} | {v.paper} | {v.measured} | **{v.words}** | {v.reason} |"
         for v in judged
     ]
     left = made.not_run()
@@ -92,12 +92,6 @@ def _here(row: Row, column: str, numbers: Numbers) -> str:
     return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
 
 
-def tally(judged: Sequence[Verdict]) -> str:
-    """How many claims hold."""
-    counts = {sign: sum(v.holds is sign for v in judged) for sign in (True, False, None)}
-    return f"{counts[True]} hold, {counts[False]} do not, {counts[None]} not run"
-
-
 def verdict_table(recipe: Recipe, judged: Sequence[Verdict]) -> list[Mapping[str, Any]]:
     """The verdicts as plain tables, for `verdicts.json`."""
     paper, _, table = recipe.name.partition("/")
@@ -110,6 +104,7 @@ def verdict_table(recipe: Recipe, judged: Sequence[Verdict]) -> list[Mapping[str
             "paper_value": v.paper,
             "measured": v.measured,
             "holds": v.holds,
+            "noise": v.noise,
             "reason": v.reason,
         }
         for v in judged

@@ -68,6 +68,7 @@ def sections(study: Study) -> list[Section]:
     caution = f'<div class="caution" role="note"><strong>To keep in mind</strong><ul>{_items(warned)}</ul></div>'
     top = [f'<p class="lead">{escape(summary(study))}</p>', *([caution] if warned else [])]
     made = [Section("summary", "Summary", top)]
+    made.append(Section("reproduction", "Published claims", [verdict_table(study.verdicts)]))
     if study.ranks:
         who = who_chart(study) or "<p>Who holds what is not known: the runs say neither classes nor counts.</p>"
         layers = layer_charts(study)
@@ -81,7 +82,6 @@ def sections(study: Study) -> list[Section]:
             Section("lab", "Layers", [*hint, *layers]),
             Section("ablations", "Ablations", list(ablation_tables(study))),
         ]
-    made.append(Section("reproduction", "Published claims", [verdict_table(study.verdicts)]))
     if study.ranks:
         pairs = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts(study))
         made.append(Section("made", "What was run", [f"<dl>{pairs}</dl>", runs_table(study)]))
