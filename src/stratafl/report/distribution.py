@@ -44,7 +44,8 @@ def clients_chart(study: Study) -> Chart | None:
         if many
         else "Every point is a client; the box holds the middle half of them."
     )
-    says = f"Test {study.metric} of each client {what_counts(study.outcomes)}, all seeds together. {what}"
+    counts = what_counts(study.outcomes, one_by_one=True)
+    says = f"Test {study.metric} client by client {counts}, all seeds together. {what}"
     return Chart("clients", "Distribution over clients", says, figure, height=420 if many else 130 + 52 * len(there))
 
 

@@ -116,8 +116,8 @@ _MODELS = {
 }
 
 
-def what_counts(outcomes: Sequence[Outcome]) -> str:
-    """Which models at which round the scores of these runs are of."""
+def what_counts(outcomes: Sequence[Outcome], one_by_one: bool = False) -> str:
+    """Which models at which round the scores of these runs are of, or the scores of their clients one by one."""
     metric = "loss" if outcomes[0].regression else "accuracy"
     ways = {tuple(one.config["evaluate"][key] for key in ("select", "stage", "average")) for one in outcomes}
     if len(ways) > 1:
@@ -127,7 +127,8 @@ def what_counts(outcomes: Sequence[Outcome]) -> str:
     where = f"at the round with the best validation {metric}" if validated else "at the last round"
     if select != "validation":
         where = "at the round where it is best itself" if select == "best" else "at the last round"
-    return f"of {_MODELS[stage]}{', mean over clients,' if average == 'clients' else ''} {where}"
+    mean = ", mean over clients," if average == "clients" and not one_by_one else ""
+    return f"of {_MODELS[stage]}{mean} {where}"
 
 
 def run_folders(places: Iterable[Path]) -> list[Path]:
