@@ -297,13 +297,16 @@ def test_what_stands_in_is_in_the_head_of_the_column(tmp_path, monkeypatch):
     numbers = {(row, "small"): {0: score} for row, score in (("FedAvg", 40.0), ("Prox", 50.0))}
     monkeypatch.setattr(Reproduction, "numbers", lambda *_: numbers)
     judged = made.judged()
-    assert [v.column for v in judged] == ["digits in place of small"]
+    assert [v.column for v in judged] == ["digits, mlp in place of small"]
     text = markdown(made, judged, "")
-    assert "| method | small: paper | digits in place of small: here |" in text
-    assert "| Prox is better | digits in place of small |" in text
-    assert verdict_table(made.recipe, judged)[0]["table"] == "b: digits in place of small"
+    assert "| method | small: paper | digits, mlp in place of small: here |" in text
+    assert "| Prox is better | digits, mlp in place of small |" in text
+    assert verdict_table(made.recipe, judged)[0]["table"] == "b: digits, mlp in place of small"
     table = reproducing._table(made, "score")
-    assert [str(column.header) for column in table.columns][1:] == ["small\npaper", "digits\nin place of small\nhere"]
+    assert [str(column.header) for column in table.columns][1:] == [
+        "small\npaper",
+        "digits, mlp\nin place of small\nhere",
+    ]
 
 
 def test_fewer_rounds_than_at_full_scale_are_part_of_the_reason(tmp_path, monkeypatch):

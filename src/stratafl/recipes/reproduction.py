@@ -54,8 +54,11 @@ class Reproduction:
 
     def shown(self, columns: str) -> str:
         """What numbers of columns are called: what stands in comes before the paper's name."""
-        data = dict.fromkeys(Path(cell.experiment.data.name).stem for cell in self.cells)
-        return f"{', '.join(data)} in place of {columns}" if self.stand_in else columns
+        if not self.stand_in:
+            return columns
+        asked = [cell.experiment for cell in self.cells]
+        names = dict.fromkeys([*(Path(each.data.name).stem for each in asked), *(each.model.name for each in asked)])
+        return f"{', '.join(names)} in place of {columns}"
 
     @cached_property
     def cells(self) -> list[Cell]:
