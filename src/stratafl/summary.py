@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 from stratafl.experiment import EvaluateTable, StopTable
 from stratafl.measure import Line
+from stratafl.wording import counted
 
 CLOSE = 0.005  # "converged": within half a point of the best
+USUAL = EvaluateTable()  # deployed models, over all samples
 
 
 @dataclass(frozen=True)
@@ -38,21 +41,30 @@ def selected(lines: Sequence[Line]) -> Line:
     return max(places, key=lambda line: quality(line, "validation.deployed")) if places else last(lines)
 
 
-def best(lines: Sequence[Line]) -> Line:
-    """The round with the best test accuracy of deployed models: optimistic, but what many papers report."""
-    return max(evaluated(lines), key=lambda line: quality(line, "test.deployed"))
+def standing(line: Line, evaluate: EvaluateTable) -> float:
+    """How good the test accuracy of a line is, of the models and by the average that are asked for."""
+    return quality(line, f"test.{evaluate.stage}", _prefix(evaluate))
+
+
+def best(lines: Sequence[Line], evaluate: EvaluateTable = USUAL) -> Line:
+    """The round with the best test accuracy of the models that count: optimistic, but what many papers report."""
+    return max(evaluated(lines), key=lambda line: standing(line, evaluate))
 
 
 def counting(lines: Sequence[Line], evaluate: EvaluateTable) -> Line:
     """The round that counts."""
     if evaluate.select == "best":
-        return max(evaluated(lines), key=lambda line: quality(line, f"test.{evaluate.stage}", _prefix(evaluate)))
+        return best(lines, evaluate)
     return selected(lines) if evaluate.select == "validation" else last(lines)
 
 
 def score(lines: Sequence[Line], evaluate: EvaluateTable) -> float | None:
     """The number that a run is ranked by: the test accuracy (or loss) at the round, of the models, as is asked for."""
-    line = counting(lines, evaluate)
+    return scored(counting(lines, evaluate), evaluate)
+
+
+def scored(line: Line, evaluate: EvaluateTable) -> float | None:
+    """The test accuracy (or loss) in a line, of the models and by the average that are asked for."""
     found = (line.get(f"test.{evaluate.stage}.{_prefix(evaluate)}{name}") for name in ("accuracy", "loss"))
     return next((float(value) for value in found if value is not None), None)
 
@@ -73,16 +85,15 @@ def cost(lines: Sequence[Line], line: Line) -> Cost:
     return Cost(line["round"], seconds, sum(each["bytes.down"] + each["bytes.up"] for each in before))
 
 
-def converged(lines: Sequence[Line]) -> Cost:
-    """The cost of the first round within half a point of the run's best test accuracy."""
-    reached_line = reached(lines, quality(best(lines), "test.deployed") - CLOSE)
-    assert reached_line is not None  # the best itself is there
-    return reached_line
+def converged(lines: Sequence[Line], evaluate: EvaluateTable = USUAL) -> Cost | None:
+    """The cost of the first round within half a point of the run's best test accuracy; None where there is none."""
+    top = standing(best(lines, evaluate), evaluate)
+    return reached(lines, top - CLOSE, evaluate) if isfinite(top) else None
 
 
-def reached(lines: Sequence[Line], target: float) -> Cost | None:
-    """The cost of the first round whose deployed models have the target test accuracy."""
-    there = (line for line in evaluated(lines) if quality(line, "test.deployed") >= target)
+def reached(lines: Sequence[Line], target: float, evaluate: EvaluateTable = USUAL) -> Cost | None:
+    """The cost of the first round in which the models that count have the target test accuracy."""
+    there = (line for line in evaluated(lines) if standing(line, evaluate) >= target)
     first = next(there, None)
     return None if first is None else cost(lines, first)
 
@@ -100,5 +111,5 @@ def stop_reason(lines: Sequence[Line], stop: StopTable) -> str | None:
     if patience is not None and len(values) > patience:
         recent, before = max(values[-patience:]), max(values[:-patience])
         if recent <= before + stop.margin:
-            return f"no more than {stop.margin:.3f} was gained in {patience} evaluated rounds"
+            return f"no more than {stop.margin:.3f} was gained in {counted(patience, 'evaluated round')}"
     return None

@@ -191,6 +191,20 @@ def test_nothing_sticks_out_at_the_side(page, width):
     assert page.do(wide) == []
 
 
+def test_on_a_phone_a_verdict_stands_below_its_claim_and_nothing_is_at_the_side(page):
+    page.open(PHONE)
+    told = page.do("""const table = document.getElementById("verdicts"), frame = table.closest(".scroll");
+        const [claim, verdict] = table.querySelector("tbody tr").children;
+        const [above, below] = [claim, verdict].map(each => each.getBoundingClientRect().top);
+        return [table.scrollWidth - frame.clientWidth, below - above,
+                getComputedStyle(verdict, "::before").content, verdict.textContent];""")
+    assert told[0] <= 0
+    assert told[1] > 0
+    assert told[2:] == ['"verdict: "', "✓ holds"]
+    page.open(DESK)
+    assert page.do("return getComputedStyle(document.querySelector('#verdicts td'), '::before').content") == "none"
+
+
 def test_everything_has_a_name_for_those_who_do_not_see_it(desk):
     nameless = """return [...document.querySelectorAll("button, select, input")].filter(each =>
         !(each.getAttribute("aria-label") || each.textContent.trim() || each.closest("label"))).length"""

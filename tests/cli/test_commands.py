@@ -320,6 +320,7 @@ def swap_scores(path):
 def test_the_csv_holds_what_the_journals_say(strata, compared, place):
     result = strata("report", compared, "--csv", "table.csv")
     assert (result.code, result.err) == (0, "")
+    assert result.out.endswith("table: table.csv\n")
     with (place / "table.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert sorted(row["method"] for row in rows) == ["fedper", "local"]

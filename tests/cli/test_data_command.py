@@ -49,7 +49,7 @@ def test_the_list_says_what_there_is_and_what_is_here(strata, cifar):
 def test_an_export_is_read_instead_of_the_data_set(strata, place, cifar):
     result = strata("data", "export", "cifar10", "out/", "--path", cifar, "--set", "data.size=8")
     assert result.code == 0
-    assert "80 samples of cifar10 in 1 files" in result.out
+    assert "80 samples of cifar10 in 1 file, " in result.out
     found = load_samples(f"{place}/out/")
     assert (found.x.shape, found.classes, int(found.tests.sum())) == ((80, 3, 8, 8), 10, 20)
 

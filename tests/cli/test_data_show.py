@@ -45,7 +45,7 @@ def test_many_clients_end_with_one_row_for_the_rest(strata):
 
 def test_the_picture_is_written_and_nothing_is_overwritten(strata, place):
     result = strata("data", "show", "--set", "data.clients=4", "-o", "held.svg")
-    assert result.code == 0
+    assert (result.code, result.out.splitlines()[-1]) == (0, "picture: held.svg")
     drawn = ElementTree.parse(place / "held.svg").getroot()
     assert drawn.tag.endswith("svg")
     assert [path.name for path in place.iterdir()] == ["held.svg"]

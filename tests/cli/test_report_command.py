@@ -3,6 +3,7 @@
 import json
 import sys
 
+import numpy as np
 from cli_helpers import SMALL
 
 
@@ -47,3 +48,16 @@ def test_without_plotly_a_comparison_is_whole_all_the_same(strata, place, monkey
     assert result.code == 0
     assert "note: no report was written: the report needs 'plotly'" in result.err
     assert not (place / "c" / "report.html").exists()
+
+
+def test_a_regression_that_diverged_has_its_row_and_its_columns(strata, place):
+    x = np.linspace(-1, 1, 40, dtype=np.float32)[:, None]
+    np.savez(place / "own.npz", x=x, y=x[:, 0] * 1000, client=np.arange(40) % 4)
+    asked = ("-a", "fedavg", "--seeds", 1, "--rounds", 2, "-d", "own.npz", "--set", "train.lr=1e9")
+    result = strata("compare", *asked, "--set", "model.hidden=[4]", "--out", "lost")
+    assert result.code == 0, result.err
+    assert all(word in result.out for word in ("received", "deployed", "worst 10%", "(diverged)", "–"))
+    text = (place / "lost" / "report.html").read_text(encoding="utf-8")
+    assert "fedavg (diverged)" in text
+    assert '<td class="strong">diverged</td>' in text
+    assert '<th scope="col">worst 10 %</th>' in text

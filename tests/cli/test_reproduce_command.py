@@ -1,6 +1,10 @@
 """`strata reproduce`: offline at scale smoke, resumed by calling again, and what fails is said at the end."""
 
 import json
+import shutil
+import sys
+
+from stratafl.recipes.reproduction import Reproduction
 
 NAME = ("reproduce", "flayer/table4", "--seeds", 1, "--out", "out", "--set", "run.rounds=1")
 
@@ -39,3 +43,39 @@ def test_mistakes_are_said_in_one_line(strata):
     assert "short" in strata("reproduce", "flayer/table2", "--scale", "shrt").err
     assert "--minutes" in strata("reproduce", "flayer/table2", "--minutes", 0).err
     assert "--seeds" in strata("reproduce", "flayer/table2", "--seeds", 0).err
+
+
+def without_gpu(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+
+def test_what_a_scale_needs_of_a_machine_is_said_once_and_nothing_is_written(refused, monkeypatch):
+    without_gpu(monkeypatch)
+    line = refused(
+        "reproduce", "flayer/table2", "--scale", "short", says="flayer/table2 at scale short computes in tf32"
+    )
+    assert line.endswith("needs a GPU, and this runs on a CPU: take --scale smoke or --set run.precision=fp32")
+    refused("reproduce", "flayer", "--scale", "short", says="flayer/fig3 at scale short computes in tf32")
+    refused(*NAME, "--set", "run.device=cuda", says="there is no device 'cuda' here")
+    line = refused(*NAME, "--set", "run.precision=tf32", says="flayer/table4 at scale smoke")
+    assert line.endswith("take --set run.precision=fp32")
+
+
+def test_what_was_run_on_a_gpu_is_judged_without_one(strata, place, monkeypatch):
+    """Runs that were copied from elsewhere: all of them, and all but one, which is said at the end."""
+    asked = (*NAME, "--set", "run.precision=tf32")
+    monkeypatch.setattr(sys.modules["stratafl.task.workshop"], "check_precision", lambda *_: None)
+    monkeypatch.setattr(Reproduction, "able", lambda *_: True)
+    assert strata(*asked).code == 0
+    monkeypatch.undo()
+    monkeypatch.chdir(place)
+    without_gpu(monkeypatch)
+    whole = strata(*asked)
+    assert whole.code == 0, whole.err
+    assert "not run: s" not in whole.out
+    shutil.rmtree(sorted((place / "out/runs").iterdir())[0])
+    part = strata(*asked)
+    assert part.code == 2
+    assert part.err.count("needs a GPU") == 1
+    assert part.out.count("seed 0: tf32 needs a GPU") == 1
+    assert len(runs(place)) == 2

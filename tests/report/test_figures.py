@@ -72,6 +72,20 @@ def test_few_clients_are_points_and_many_are_steps(tmp_path):
     assert histogram([0.0, 0.04, 0.05, 1.0], 0.0, 0.05) == [0.5, 0.25, *[0] * 17, 0.25]
 
 
+def test_clients_are_shown_by_the_models_that_count(tmp_path):
+    """Deployed models have 0.9 and less, models as received 0.2 and more: the client with the most has the best."""
+    counts = {"select": "last", "stage": "received", "average": "clients"}
+    path = write_run(tmp_path / "run", [0.9], clients=3, evaluate=counts) / "clients.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    told = [line | {"test.received.accuracy": 0.2 + line["client"] / 10} for line in lines]
+    path.write_text("".join(json.dumps(line) + "\n" for line in told))
+    study = gather([tmp_path])
+    chart = clients_chart(study)
+    assert chart.tree["data"][0]["x"] == pytest.approx([0.2, 0.3, 0.4])
+    assert chart.says.startswith("Test accuracy client by client of models as received at the last round, all seeds")
+    assert [row[2].shown for row in worst_table(study).rows] == ["0", "1", "2"]
+
+
 def test_the_worst_clients_and_what_they_hold(tmp_path):
     counts = {"train": [[1, 0, 2], [0, 5, 0], [0, 0, 7]], "test": [[1, 0, 0]] * 3}
     held = {"classes": 3, "clients": 3, "counts": counts}

@@ -9,8 +9,8 @@ from written_runs import EVIL, write_run, write_study
 
 from stratafl.errors import RunError, UnknownNameError
 from stratafl.report import gather
-from stratafl.report.page import in_script, is_report, page, write_report
-from stratafl.report.verdicts import verdicts
+from stratafl.report.page import in_script, is_report, page, sections, write_report
+from stratafl.report.verdicts import Verdict, tally, verdicts
 
 
 class Outline(HTMLParser):
@@ -114,8 +114,43 @@ def test_verdicts_have_signs_words_and_colours(tmp_path):
     assert [verdict.words for verdict in verdicts([folder])] == ["✓ holds", "✗ does not hold", "– not run"]
     text = page(gather([folder]))  # without any run
     assert "There are verdicts, but no runs." in text
-    assert "Claims that hold: 1; that do not: 1; that were not run: 1" in text
+    assert "<span>1 of 3 claims holds, 1 does not, 1 was not run</span>" in text
     assert [text.count(f'class="left {look}"') for look in ("holds", "fails", "unrun")] == [1, 1, 1]
+
+
+def test_a_verdict_within_noise_is_said_to_be_and_does_not_look_certain(tmp_path):
+    given = [{**GIVEN, "holds": holds, "noise": True} for holds in (True, False, None)]
+    folder = tell(tmp_path / "v", *given)
+    words = ["✓ holds, within noise", "✗ does not hold, within noise", "– not run"]
+    assert [verdict.words for verdict in verdicts([folder])] == words
+    text = page(gather([folder]))
+    assert [text.count(f'class="left {look}"') for look in ("doubtful", "holds", "fails")] == [2, 0, 0]
+    assert "1 of 3 claims holds (within noise), 1 does not (within noise), 1 was not run; within noise: other" in text
+
+
+def test_the_tally_counts_what_there_is():
+    def told(*holds, noise=0):
+        return tally([Verdict("", "", "", "", "", "", each, noise=i < noise) for i, each in enumerate(holds)])
+
+    assert told(*[True] * 6) == "6 of 6 claims hold"
+    assert told(*[True] * 6, noise=5) == "6 of 6 claims hold (5 within noise)"
+    assert told(True) == "1 of 1 claim holds"
+    assert (
+        told(False, False, True, None, None, noise=1)
+        == "1 of 5 claims holds, 2 do not (1 within noise), 2 were not run"
+    )
+    assert told(False) == "0 of 1 claim hold, 1 does not"
+
+
+def test_verdicts_come_right_after_the_summary_and_their_csv_has_every_key(tmp_path):
+    write_run(tmp_path / "run", [0.5])
+    study = gather([tell(tmp_path, {**GIVEN, "holds": True, "reason": "why", "noise": True})])
+    found = sections(study)
+    assert [section.name for section in found[:3]] == ["summary", "reproduction", "ranked"]
+    head, row = found[1].parts[0].csv.splitlines()
+    assert head == "paper,table,claim,predicate,paper_value,measured,holds,reason,noise"
+    assert row == "P,1,a beats b,a > b,1.5,,True,why,True"
+    assert '<th scope="row" class="left" data-title="claim">a beats b<small>a &gt; b</small></th>' in page(study)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +160,7 @@ def test_verdicts_have_signs_words_and_colours(tmp_path):
         ({"paper": "P", "claim": "c"}, "verdict 1 lacks 'holds'"),
         ({**GIVEN, "holds": "yes"}, "is true, false or null, not 'yes'"),
         ({**GIVEN, "holds": 1}, "is true, false or null, not 1"),
+        ({**GIVEN, "holds": True, "noise": 1}, "noise of verdict 1 is true or false, not 1"),
     ],
 )
 def test_verdicts_that_are_none_are_refused(tmp_path, entry, says):

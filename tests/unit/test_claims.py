@@ -28,9 +28,9 @@ def test_a_gap_by_hand():
     found = gap(Claim("", "above"), NUMBERS, (A, "x"), (B, "x"))
     assert (found.mean, found.seeds) == (2.0, 2)
     assert found.margin == pytest.approx(12.70620474)
-    assert found.text(Claim("", "above")) == "+2.0 (± 12.7 over 2 seeds, within noise)"
+    assert found.text(Claim("", "above"), noise=True) == "+2.0 (± 12.7 over 2 seeds, within noise)"
     alone = gap(Claim("", "above"), NUMBERS, (A, "x"), (C, "x"))
-    assert alone.text(Claim("", "above")) == "+10.0 (one seed)"  # of the seed that both have
+    assert alone.text(Claim("", "above"), noise=False) == "+10.0 (one seed)"  # of the seed that both have
 
 
 def test_less_is_better_for_costs():
@@ -134,6 +134,58 @@ def test_a_verdict_for_every_column_that_was_asked_for():
         ("y", False),
         ("z", None),
     ]
+
+
+def test_a_verdict_after_fewer_rounds_than_the_paper_has_says_so():
+    shorter = {"x": "40 rounds in place of 200", "y": "40 rounds in place of 100"}
+
+    def reasons(kind, **keys):
+        return [v.reason for v in verdicts(Claim("it is so", kind, **keys), NUMBERS, PRINTED, ["x", "y", "z"], shorter)]
+
+    assert reasons("printed", row=A, within=1.0) == [
+        "+1.0 from the paper; 40 rounds in place of 200",
+        "-19.0 from the paper; 40 rounds in place of 100",
+        "the paper prints no number",
+    ]
+    (over,) = reasons("rises", row=A, columns=["x", "y"])
+    assert over.endswith("; 40 rounds in place of 200; 40 rounds in place of 100")
+    assert reasons("above", row=A, than=B, by=20.0)[0].endswith("; 40 rounds in place of 200")
+    assert "in place" not in " ".join(reasons("above", row=A, than=B, measure="bytes"))  # the same in every round
+    assert "in place" not in reasons("above", row=A, than="D")[0]  # not run
+
+
+def noise(kind, leads, **keys):
+    """Whether a verdict on these leads of A over B, one for each seed, is within noise."""
+    numbers = {
+        (A, "x"): {i: 50.0 + lead for i, lead in enumerate(leads)},
+        (B, "x"): dict.fromkeys(range(len(leads)), 50.0),
+    }
+    (found,) = verdicts(Claim("it is so", kind, row=A, than=B, **keys), numbers, {}, ["x"])
+    assert ("within noise" in found.reason) == found.noise == found.words.endswith(", within noise")
+    return found.noise
+
+
+def test_within_noise_is_what_decides_and_not_always_zero():
+    """9, 10 and 11: mean 10, deviation 1, t = 4.303, so that the interval is 10 ± 2.48."""
+    leads = (9.0, 10.0, 11.0)
+    assert not noise("above", leads)
+    assert noise("above", leads, by=8.0)
+    assert noise("above", leads, by=12.0)
+    assert not noise("above", leads, by=7.0)
+    assert noise("close", leads, within=8.0)
+    assert not noise("close", leads, within=13.0)
+    assert noise("close", (-9.0, -10.0, -11.0), within=8.0)
+    assert not noise("above", (10.0,), by=9.0)  # one seed: nothing is known
+
+
+def test_within_noise_over_columns():
+    columns = ["x", "y"]
+    numbers = {(A, "x"): {0: 50.0, 1: 50.0, 2: 50.0}, (A, "y"): {0: 59.0, 1: 60.0, 2: 61.0}}
+    numbers |= {(B, column): dict.fromkeys(range(3), 50.0) for column in columns}
+    for kind, more in (("rises", {}), ("rises", {"measure": "spread"}), ("widens", {"than": B})):
+        for by, noisy in ((0.0, False), (8.0, True)):
+            (found,) = verdicts(Claim("", kind, row=A, columns=columns, by=by, **more), numbers, {}, columns)
+            assert (found.holds, found.noise) == (True, noisy)
 
 
 def test_a_claim_that_lacks_something_is_refused():

@@ -7,12 +7,14 @@ import pytest
 from stratafl.assemble import algorithm_of
 from stratafl.cli import reproducing
 from stratafl.errors import BusyError, DataError, RecordError, RunError, UnknownNameError
-from stratafl.experiment import Experiment, to_tables
+from stratafl.experiment import Experiment, to_tables, with_settings
 from stratafl.recipes import SCALES, read, recipe_names, recipes
-from stratafl.recipes.reproduction import Reproduction, measured, run_name
-from stratafl.recipes.writing import markdown, write
+from stratafl.recipes.measuring import measured
+from stratafl.recipes.reproduction import Reproduction, run_name
+from stratafl.recipes.writing import markdown, verdict_table, write
 from stratafl.report.outcomes import Outcome
 from stratafl.runs import Run
+from stratafl.runs.files import read_lines
 
 TEXT = """
 title = "A table"
@@ -138,7 +140,7 @@ def test_numbers_of_several_measures(tmp_path):
     assert recipe.measures == ["score", "rounds"]
     assert made.printed() == {("FLAYER", "large"): 50.0}
     assert made.printed("rounds") == {("FLAYER", "large"): 27.0, ("FLAYER", "other"): 30.0}
-    text = markdown(made, [], "", "", 0)
+    text = markdown(made, [], "")
     assert "**rounds to convergence**" in text
     assert "| method | large: paper | large: here | other: here |" in text  # nothing is printed in the other column
     assert "| FLAYER, s = 1 |  | not run |  |" in text  # and of this row nothing is run
@@ -182,6 +184,17 @@ def test_seconds_per_round_are_not_those_of_compiling(tmp_path):
     lines = [{"round": number, **each, **more} for number, each in enumerate(times, 1)]
     one = Outcome(tmp_path, to_tables(Experiment()), lines, clients=1)
     assert measured(one, "seconds") == pytest.approx(1.7)
+
+
+def test_convergence_and_spread_follow_the_protocol(tmp_path):
+    """pFedLA's: as received, mean over clients, last round; that is best in round 1, deployed models in round 2."""
+    costs = {"bytes.up": 0, "bytes.down": 0, "seconds.train": 1.0, "seconds.server": 0.0}
+    deployed = [{"test.deployed.accuracy": accuracy, "test.deployed.std": 0.5} for accuracy in (0.1, 0.9)]
+    received = [{"test.received.client_accuracy": value, "test.received.std": 0.25} for value in (0.9, 0.8)]
+    lines = [{"round": i + 1, **costs, **deployed[i], **received[i]} for i in range(2)]
+    config = to_tables(with_settings(Experiment(), ["run.protocol=pfedla"]))
+    one = Outcome(tmp_path, config, lines, clients=1)
+    assert [measured(one, name) for name in ("score", "rounds", "time", "spread")] == [80.0, 1.0, 1.0, 25.0]
 
 
 @pytest.mark.parametrize(
@@ -240,7 +253,7 @@ def test_what_was_run_is_measured_and_what_was_not_is_listed(reproduced):
     assert [v.holds for v in reproduced.judged()] == [None, True]
     said = reproduced.not_run()
     assert said == [
-        "Prox, small, seed 0: 0 of 1 rounds",
+        "Prox, small, seed 0: 0 of 1 round",
         "columns that are not part of scale smoke: large",
         "methods that are not in the catalogue: Other",
     ]
@@ -251,9 +264,9 @@ def test_what_was_run_is_measured_and_what_was_not_is_listed(reproduced):
 def test_the_result_says_all_of_it(reproduced):
     with reproduced.run(reproduced.cells[0]) as run:
         list(run.rounds())
-    judged = write(reproduced, "strata reproduce a/b", "two cores", 60)
+    judged = write(reproduced, "strata reproduce a/b")
     text = (reproduced.folder / "result.md").read_text()
-    assert text == markdown(reproduced, judged, "strata reproduce a/b", "two cores", 60)
+    assert text == markdown(reproduced, judged, "strata reproduce a/b")
     for words in ("12.50", "missing", "not run", "– not run", "✓ holds", "strata reproduce a/b", "protocol `pfllib`"):
         assert words in text
     table = json.loads((reproduced.folder / "verdicts.json").read_text())
@@ -261,6 +274,58 @@ def test_the_result_says_all_of_it(reproduced):
         ("a", "b: small", "Prox is better", None),
         ("a", "b: small", "as printed", True),
     ]
+
+
+def test_what_the_runs_took_is_written_whoever_asks_and_however_often(reproduced, monkeypatch):
+    """A repeated call runs nothing: time and machine are those of the runs."""
+    write(reproduced, "strata reproduce a/b")
+    assert "— nothing was run; protocol" in (reproduced.folder / "result.md").read_text()
+    for cell in reproduced.cells:
+        with reproduced.run(cell) as run:
+            list(run.rounds())
+        place = reproduced.place(cell)
+        (line,) = read_lines(place / "rounds.jsonl")
+        told = line | {"seconds.train": 40.0, "seconds.server": 10.0, "seconds.evaluate": 25.0}
+        (place / "rounds.jsonl").write_text(json.dumps(told) + "\n")
+        about = json.loads((place / "environment.json").read_text()) | {"device": "cuda", "device_name": "H200"}
+        (place / "environment.json").write_text(json.dumps(about))
+    again = Reproduction(reproduced.root, reproduced.recipe, "smoke", seeds=1)
+    text = markdown(again, [], "")
+    assert "its runs took 2.5 min;" in text  # twice 75 seconds
+    assert text.count("cuda, H200; ") == 1
+
+
+def standing_in(text):
+    digits = text.replace("[scales.smoke]", '[scales.smoke]\nstand_in = "digits stand in for CIFAR"')
+    return read("a/b", digits)
+
+
+def test_what_stands_in_is_in_the_head_of_the_column(tmp_path, monkeypatch):
+    made = Reproduction(tmp_path, standing_in(TEXT), "smoke", seeds=1)
+    numbers = {(row, "small"): {0: score} for row, score in (("FedAvg", 40.0), ("Prox", 50.0))}
+    monkeypatch.setattr(Reproduction, "numbers", lambda *_: numbers)
+    judged = made.judged()
+    assert [v.column for v in judged] == ["digits, mlp in place of small"]
+    text = markdown(made, judged, "")
+    assert "| method | small: paper | digits, mlp in place of small: here |" in text
+    assert "| Prox is better | digits, mlp in place of small |" in text
+    assert verdict_table(made.recipe, judged)[0]["table"] == "b: digits, mlp in place of small"
+    table = reproducing._table(made, "score")
+    assert [str(column.header) for column in table.columns][1:] == [
+        "small\npaper",
+        "digits, mlp\nin place of small\nhere",
+    ]
+
+
+def test_fewer_rounds_than_at_full_scale_are_part_of_the_reason(tmp_path, monkeypatch):
+    recipe = read("a/b", TEXT)
+    monkeypatch.setattr(Reproduction, "numbers", lambda *_: {("FedAvg", "small"): {0: 10.0}})
+    assert Reproduction(tmp_path, recipe, "smoke").shorter() == {"small": "1 round in place of 2"}
+    assert Reproduction(tmp_path, recipe, "full").shorter() == {}
+    assert Reproduction(tmp_path, recipe, "full", ("run.rounds=3",)).shorter()["large"] == "3 rounds in place of 2"
+    assert Reproduction(tmp_path, standing_in(TEXT), "smoke").shorter() == {}  # no number compares as it is
+    printed = Reproduction(tmp_path, recipe, "smoke").judged()[1]
+    assert printed.reason == "-2.5 from the paper; 1 round in place of 2"
 
 
 def test_a_folder_made_for_something_else_is_refused(reproduced):

@@ -8,6 +8,7 @@ import tomli_w
 
 from stratafl.errors import RunError
 from stratafl.report import Spread, outcome, ranking, run_folders, to_csv
+from stratafl.report.ranking import has_column
 from stratafl.summary import evaluated
 
 
@@ -88,6 +89,18 @@ def test_all_numbers_of_a_run(tmp_path):
         "seconds": 6 * 2.5,
         "rounds": 6.0,
     }
+
+
+def test_numbers_over_clients_and_over_rounds_are_of_the_models_that_count(tmp_path):
+    """As received 0.6 and 0.5, the spread over clients 0.2; deployed the other way round, with a spread of 0.1."""
+    lines = [line(1, 0.5, **{"test.deployed.std": 0.1, "test.deployed.worst10": 0.3}), line(2, 0.7)]
+    for each, accuracy in zip(lines, (0.6, 0.5), strict=True):
+        each |= {"test.received.accuracy": accuracy, "test.received.std": 0.2, "test.received.worst10": 0.4}
+    counts = {"select": "best", "stage": "received"}
+    numbers = outcome(written(tmp_path / "run", lines, evaluate=counts)).numbers()
+    found = {name: numbers[name] for name in ("score", "best", "last", "converged_round", "spread", "worst10")}
+    wanted = {"score": 0.6, "best": 0.6, "last": 0.5, "converged_round": 1.0, "spread": 0.2, "worst10": 0.4}
+    assert found == wanted
 
 
 def test_what_was_not_measured_is_left_out(tmp_path):
@@ -275,6 +288,32 @@ def test_a_regression_that_diverged_comes_last(tmp_path):
 
     ranks = ranking([of("fedavg", None), of("fedper", 1.0)])
     assert [rank.label for rank in ranks] == ["fedper", "fedavg"]
+
+
+def diverging(folder, *, seed=0, name="fedavg", numbers=(1.0, None)):
+    """A regression whose loss is no number any more from some round on."""
+    lines = [line(i + 1) | {"test.deployed.loss": loss, "test.received.loss": loss} for i, loss in enumerate(numbers)]
+    return outcome(written(folder, lines, rounds=len(lines), seed=seed, algorithm={"name": name}))
+
+
+def test_what_diverged_is_shown_with_what_there_is(tmp_path):
+    lost = [diverging(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
+    (rank,) = ranking(lost)
+    assert rank.title == "fedavg (diverged)"
+    assert "score" not in rank.numbers
+    assert rank.numbers["best"] == Spread(1.0, 0.0)
+    assert [has_column(name, [rank]) for name in ("received", "deployed", "worst10", "new_trained")] == [True] * 3 + [
+        False
+    ]
+    (rank,) = ranking([lost[0], diverging(tmp_path / "fine", seed=1, numbers=(1.0, 0.5))])
+    assert rank.title == "fedavg (1 of 2 seeds diverged)"
+    fine = diverging(tmp_path / "other", name="local", numbers=(1.0, 0.5))
+    assert ranking([fine])[0].title == "local"
+
+
+def test_what_is_neither_finished_nor_well_says_both(tmp_path):
+    lines = [line(1) | {"test.deployed.loss": None}]
+    assert ranking([outcome(written(tmp_path / "run", lines, rounds=3))])[0].title == "fedper (1 of 3 rounds, diverged)"
 
 
 # What should be

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stratafl.experiment import StopTable
+from stratafl.experiment import EvaluateTable, StopTable
 from stratafl.summary import Cost, best, converged, cost, evaluated, last, quality, reached, selected, stop_reason
 
 
@@ -161,7 +161,7 @@ def test_patience_counts_rounds_without_a_margin_over_the_best_before(accuracies
 def test_patience_counts_evaluated_rounds_only():
     lines = [line(1, 0.5, 0.5), line(2), line(3), line(4, 0.5, 0.5), line(5)]
     assert stop_reason(lines, StopTable(patience=2)) is None
-    assert stop_reason(lines, StopTable(patience=1)) == "no more than 0.005 was gained in 1 evaluated rounds"
+    assert stop_reason(lines, StopTable(patience=1)) == "no more than 0.005 was gained in 1 evaluated round"
 
 
 def test_without_a_margin_any_gain_goes_on():
@@ -178,3 +178,23 @@ def test_a_regression_runs_out_of_patience_by_its_loss():
     lines = [regression(1, 1.0, 1.0), regression(2, 1.0, 0.5), regression(3, 1.0, 0.499)]
     assert stop_reason(lines[:2], StopTable(patience=1)) is None
     assert stop_reason(lines, StopTable(patience=1)) is not None
+
+
+# Of the models that count
+
+
+def test_best_converged_and_reached_are_of_the_models_and_the_average_that_count():
+    """As received, mean over clients: 0.5, 0.6, 0.4; deployed: 0.7, 0.8, 0.9."""
+    counts = EvaluateTable(stage="received", average="clients")
+    received = {"test.received.accuracy": 0.1, "test.received.client_accuracy": 0.5}
+    lines = [line(i + 1, 0.7 + i / 10, **received) for i in range(3)]
+    lines[1]["test.received.client_accuracy"] = 0.6
+    lines[2]["test.received.client_accuracy"] = 0.4
+    assert (best(lines)["round"], best(lines, counts)["round"]) == (3, 2)
+    assert (converged(lines).round, converged(lines, counts).round) == (3, 2)
+    assert (reached(lines, 0.45).round, reached(lines, 0.55, counts).round) == (1, 2)
+
+
+def test_what_has_no_number_has_not_converged():
+    assert converged([regression(1, None, None), regression(2, None, None)]) is None
+    assert converged([line(1, 0.5)], EvaluateTable(stage="global")) is None  # a method without a model of the server

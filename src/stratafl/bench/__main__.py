@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from stratafl.bench.request import METHODS, MODELS, SWEEPS, Request, check_new, requested
+from stratafl.bench.request import METHODS, MODELS, SWEEPS, Request, requested
 from stratafl.bench.session import Book, machine, rows
 from stratafl.bench.words import headline, line
 from stratafl.errors import StrataError
+from stratafl.outputs import check_new
 from stratafl.task.speed import CHOICES
 
 

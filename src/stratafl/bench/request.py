@@ -1,15 +1,14 @@
 """What is asked of the bench, checked, and the rows that it comes to."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from stratafl.algorithms import ALGORITHMS
 from stratafl.bench.workload import PAPER_CLIENTS, Workload, subject
-from stratafl.errors import RecordError, RunError, unknown
+from stratafl.errors import RecordError, unknown
 from stratafl.execute.devices import device_of
 from stratafl.task.arithmetic import check_precision
 from stratafl.task.speed import USUAL, Speed
@@ -119,12 +118,3 @@ def listed(text: str, option: str) -> tuple[str, ...]:
     if not names:
         raise RecordError(f"--{option} is a list of names by comma, not '{text}'")
     return names
-
-
-def check_new(paths: Sequence[Path | None]) -> None:
-    """Refuse files that exist, or whose folder does not: nothing is overwritten, and nothing measured in vain."""
-    for path in paths:
-        if path is not None and path.exists():
-            raise RunError(f"'{path}' exists: choose another name, or remove it")
-        if path is not None and not path.absolute().parent.is_dir():
-            raise RunError(f"cannot write '{path}': there is no folder '{path.parent}'")

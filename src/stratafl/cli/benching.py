@@ -8,11 +8,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from stratafl.bench.request import Request, check_new, requested
+from stratafl.bench.request import Request, requested
 from stratafl.bench.session import Book, machine, rows
 from stratafl.bench.words import MIB, headline, line
 from stratafl.cli.consoles import PIPED_WIDTH, picture, remarks, results
+from stratafl.outputs import check_new
 from stratafl.runs.files import write_whole
+from stratafl.wording import counted
 
 Row = dict[str, Any]
 WIDE = 110  # columns from which on there is room for where the time went
@@ -90,6 +92,6 @@ def _length(value: float, values: Sequence[float]) -> int:
 def _caption(found: Row, measured: Sequence[Row]) -> str:
     rounds = len(measured[0]["engine"]["rounds"]) if measured else 0
     return (
-        f"{headline(found)}; medians of {rounds} round{'s' * (rounds != 1)}, ratios best against best; "
+        f"{headline(found)}; medians of {counted(rounds, 'round')}, ratios best against best; "
         "loop: clients one by one, loader: with a DataLoader each, both FedAvg on the same batches"
     )

@@ -13,6 +13,7 @@ from stratafl.data import DATASETS, write_shards
 from stratafl.data.cache import cache_folder, entries
 from stratafl.data.loading import is_fetched
 from stratafl.experiment import Experiment, with_settings
+from stratafl.wording import counted
 
 
 def known() -> list[dict[str, Any]]:
@@ -63,7 +64,7 @@ def export(name: str, out: Path, path: str | None, settings: Sequence[str]) -> N
     files = write_shards(samples, out)
     size = sum(file.stat().st_size for file in files)
     results().print(
-        f"{len(samples.x):,} samples of {samples.name} in {len(files)} files, {size / 1e6:,.1f} MB: "
-        f"copy the folder and set data.name to it, with a slash at its end",
+        f"{counted(len(samples.x), 'sample')} of {samples.name} in {counted(len(files), 'file')}, "
+        f"{size / 1e6:,.1f} MB: copy the folder and set data.name to it, with a slash at its end",
         soft_wrap=True,
     )

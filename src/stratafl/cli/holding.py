@@ -12,9 +12,10 @@ from stratafl.data import Federation
 from stratafl.data.federation import SPLITS
 from stratafl.data.formats.columns import numbers_or_texts
 from stratafl.data.picture import held, picture
-from stratafl.errors import RunError
 from stratafl.experiment import Experiment, load, with_settings
+from stratafl.outputs import check_new
 from stratafl.runs.files import write_whole
+from stratafl.wording import counted
 
 ROWS = 40  # of clients; more are summed up in one
 _FEW, _MANY = 6, 20  # classes that are named one by one: those of a client, and all
@@ -22,16 +23,16 @@ _FEW, _MANY = 6, 20  # classes that are named one by one: those of a client, and
 
 def show(config: Path | None, settings: Sequence[str], out: Path | None) -> None:
     """Print what each client holds; draw it where asked."""
-    if out is not None and out.exists():
-        raise RunError(f"'{out}' exists: choose another name, or remove it")
+    check_new([out])
     experiment = with_settings(Experiment() if config is None else load(config), settings)
     with warnings_on(remarks()) as settled:
         federation = federation_of(experiment)
         settled()
-    if out is not None:
-        write_whole(out, picture(federation).encode())
     results().print(table(federation))
     results().print(_predicted(federation), markup=False, soft_wrap=True)
+    if out is not None:
+        write_whole(out, picture(federation).encode())
+        results().print(f"picture: {out}", markup=False, soft_wrap=True)
 
 
 def table(federation: Federation) -> Table:
@@ -55,14 +56,16 @@ def table(federation: Federation) -> Table:
     if shown < clients:
         rest = (f"{int(sizes[split][shown:].sum()):,}" for split in SPLITS)
         numbers = (f"{shown}–{clients - 1}", *(["…"] if named else []), f"{int(counts[shown:].sum()):,}")
-        made.add_row(*numbers, *rest, f"{clients - shown:,} more clients")
+        made.add_row(*numbers, *rest, counted(clients - shown, "more client"))
     return made
 
 
 def _title(federation: Federation) -> str:
     sizes = held(federation).sum(1)
     spread = f"from {int(sizes.min()):,} to {int(sizes.max()):,} each"
-    return f"{federation.name}: {federation.clients:,} clients, {int(sizes.sum()):,} samples, {spread}"
+    return (
+        f"{federation.name}: {counted(federation.clients, 'client')}, {counted(int(sizes.sum()), 'sample')}, {spread}"
+    )
 
 
 def _predicted(federation: Federation) -> str:

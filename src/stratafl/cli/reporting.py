@@ -9,13 +9,16 @@ from rich.text import Text
 
 from stratafl.cli.consoles import PIPED_WIDTH, picture, remarks, results, warnings_on
 from stratafl.errors import RunError
+from stratafl.outputs import check_folder, check_new
 from stratafl.report import INCOMPARABLE, MARK, Outcome, Rank, Spread, gather, outcome, ranking, run_folders, to_csv
 from stratafl.report.formats import size
 from stratafl.report.outcomes import what_counts
 from stratafl.report.page import is_report, write_report
+from stratafl.report.ranking import has_column
 from stratafl.report.study import verdicts_alone
 from stratafl.runs.files import write_whole
 from stratafl.summary import evaluated, reached
+from stratafl.wording import counted
 
 REPORT = "report.html"
 WIDE = 110  # columns from which on there is room for more numbers
@@ -40,9 +43,7 @@ def show(
     """Print the ranking of all runs in these folders; write it where asked."""
     if target is not None and not 0 < target <= 1:
         raise RunError(f"--target is an accuracy above 0 and up to 1, not {target}")
-    for path in (csv, svg):
-        if path is not None and path.exists():
-            raise RunError(f"'{path}' exists: choose another name, or remove it")
+    check_new([csv, svg])
     outcomes = _outcomes(folders)
     ranks = ranking(outcomes)
     console = results()
@@ -56,8 +57,10 @@ def show(
         console.print(_targets(outcomes, target))
     if csv is not None:
         write_whole(csv, to_csv(ranks).encode())
+        console.print(Text(f"table: {csv}"))
     if svg is not None:
         write_whole(svg, _drawn(ranks, outcomes).encode())
+        console.print(Text(f"picture: {svg}"))
 
 
 def write(folders: Sequence[Path], path: Path) -> None:
@@ -75,6 +78,7 @@ def offer(folders: Sequence[Path], path: Path) -> None:
 
 
 def _refuse_foreign(path: Path) -> None:
+    check_folder(path)
     if path.is_dir():
         raise RunError(f"'{path}' is a folder: name a file, such as {path / REPORT}")
     if path.exists() and not is_report(path):
@@ -107,7 +111,7 @@ def table(ranks: Sequence[Rank], outcomes: Sequence[Outcome], width: int) -> Tab
         columns.insert(1, ("trained", "trained", share))
         columns.insert(5, ("new_trained", "new, trained", share))
         columns += [("converged_round", "converged", lambda s: f"{s.mean:.0f}"), ("best", "best", share)]
-    columns = [column for column in columns if any(column[0] in rank.numbers for rank in ranks)]
+    columns = [column for column in columns if has_column(column[0], ranks)]
     made = Table(title=_title(outcomes), title_justify="left", header_style="bold", padding=(0, 1))
     made.add_column("method", overflow="fold", min_width=8)  # a long label is folded, numbers never are
     for _, title, _ in columns:
@@ -115,7 +119,7 @@ def table(ranks: Sequence[Rank], outcomes: Sequence[Outcome], width: int) -> Tab
     first = next((rank for rank in ranks if not rank.leaks), None)
     for rank in ranks:
         cells = [form(rank.numbers[name]) if name in rank.numbers else "–" for name, _, form in columns]
-        made.add_row(_label(rank), *cells, style="bold green" if rank is first and len(ranks) > 1 else None)
+        made.add_row(rank.title, *cells, style="bold green" if rank is first and len(ranks) > 1 else None)
     return made
 
 
@@ -132,22 +136,16 @@ def _drawn(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> str:
     return picture("strata compare", table(ranks, outcomes, PIPED_WIDTH), *_explanations(outcomes))
 
 
-def _label(rank: Rank) -> str:
-    done, asked = rank.rounds
-    if done >= asked:
-        return rank.label
-    return f"{rank.label} (stopped at {done})" if rank.stopped else f"{rank.label} ({done}/{asked} rounds)"
-
-
 def _title(outcomes: Sequence[Outcome]) -> str:
     first = outcomes[0].config
     same = {
         (o.config["data"]["name"], o.clients, o.config["model"]["name"], o.config["run"]["rounds"]) for o in outcomes
     }
     if len(same) > 1:
-        return f"{len(outcomes)} runs"
+        return counted(len(outcomes), "run")
     data, model = Path(first["data"]["name"]).stem, first["model"]["name"]
-    return f"{data}, {outcomes[0].clients} clients · {model} · {first['run']['rounds']} rounds"
+    clients, rounds = counted(outcomes[0].clients, "client"), counted(first["run"]["rounds"], "round")
+    return f"{data}, {clients} · {model} · {rounds}"
 
 
 def _caption(outcomes: Sequence[Outcome]) -> str:
@@ -164,7 +162,7 @@ def _targets(outcomes: Sequence[Outcome], target: float) -> Table:
     for title in ("run", "rounds", "MB", "s"):
         made.add_column(title, justify="left" if title == "run" else "right")
     for one in outcomes:
-        cost = reached(one.lines, target)
+        cost = reached(one.lines, target, one.evaluate)
         cells = (
             ("never", "", "") if cost is None else (str(cost.round), f"{cost.bytes / 1e6:,.1f}", f"{cost.seconds:,.1f}")
         )

@@ -20,9 +20,8 @@ from stratafl.recipes import Cell, recipes
 from stratafl.recipes.claims import MEASURES
 from stratafl.recipes.judging import Verdict
 from stratafl.recipes.reproduction import RESULT, Reproduction
-from stratafl.recipes.writing import cells, heads, tally, write
-from stratafl.report.verdicts import WORDS
-from stratafl.runs.environment import machine
+from stratafl.recipes.writing import HERE, cells, heads, write
+from stratafl.report.verdicts import tally
 
 _STYLES = {True: "green", False: "red", None: "dim"}
 
@@ -37,17 +36,18 @@ def reproduce(
         raise RecordError(f"--seeds is a whole number from 1, not {seeds}")
     root = out or Path("runs") / "reproduce"
     made = [Reproduction(root, recipe, scale, tuple(settings), seeds) for recipe in recipes(name)]
+    lacking = [why for each in made if (why := each.lacks())]  # and what is wrong with a setting is said here
+    if len(lacking) == len(made) and not any(one for each in made for _, one in each.outcomes()):
+        raise RunError(lacking[0])
     for each in made:
-        assert each.cells  # what is wrong with a setting is said before the first one runs
         each.begin()
     begin = time.monotonic()
     limit = None if minutes is None else begin + 60 * minutes
     with warnings_on(remarks()) as settled:
         settled()
         for each in made:
-            started = time.monotonic()
             stopped = _run(each, limit)
-            judged = write(each, shlex.join(["strata", *sys.argv[1:]]), machine(), time.monotonic() - started)
+            judged = write(each, shlex.join(["strata", *sys.argv[1:]]))
             _show(each, judged)
             if each.begun:
                 reporting.offer([each.folder, *each.begun], each.folder / reporting.REPORT)
@@ -57,6 +57,8 @@ def reproduce(
     refused = [why for each in made for why in each.refused.values()]
     if refused and not any(each.begun for each in made):
         raise DataError(refused[0])
+    if lacking:
+        raise RunError(lacking[0])
     failed = [f"{' in '.join(cell)}: {why}" for each in made for cell, why in each.failed.items()]
     if failed:
         raise RunError(f"{len(failed)} of the rows could not be run, the first: {failed[0]}")
@@ -76,7 +78,7 @@ def _run(made: Reproduction, limit: float | None) -> bool:
             if interrupt.asked or _over(limit):
                 break
             impossible = each.column in made.refused or (each.row, each.column) in made.failed
-            if not impossible and made.outcome(each) is None:
+            if not impossible and made.outcome(each) is None and made.able(each):
                 _advance(made, each, interrupt, _watch(each, made.done(each), counts, display, interrupt, limit))
     return interrupt.asked and not _over(limit)
 
@@ -117,7 +119,7 @@ def _show(made: Reproduction, judged: Sequence[Verdict]) -> None:
     for measure in made.recipe.measures:
         console.print(_table(made, measure))
     for verdict in judged:
-        line = f"{WORDS[verdict.holds]}: {verdict.claim} [{verdict.column}] {verdict.reason}"
+        line = f"{verdict.words}: {verdict.claim} [{verdict.column}] {verdict.reason}"
         console.print(Text(line, style=_STYLES[verdict.holds]))
     for left in made.not_run():
         console.print(Text(f"not run: {left}", style="dim"))
@@ -128,7 +130,8 @@ def _table(made: Reproduction, measure: str) -> Table:
     table = Table(header_style="bold")
     table.add_column(MEASURES[measure].replace(", ", "\n"))
     for name, what in heads(made, measure):
-        table.add_column(f"{name}\n{what}", justify="right")
+        named = made.shown(name).replace(" in place of ", "\nin place of ") if what == HERE else name
+        table.add_column(f"{named}\n{what}", justify="right")
     for row, texts in cells(made, measure):
         table.add_row(row.name, *texts, style="dim" if row.missing else None)
     return table

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratafl.errors import DataError
+from stratafl.wording import counted
 
 Indices = NDArray[np.int64]
 
@@ -66,8 +67,8 @@ class Cutter:
         held_out = tests + _rounded_up(self.validation * len(mine))
         if held_out >= len(mine):
             raise DataError(
-                f"client {client} has {len(mine)} samples, of which {tests} would go to test and {held_out - tests} "
-                "to validation: none is left for training"
+                f"client {client} has {counted(len(mine), 'sample')}, of which {tests} would go to test and "
+                f"{held_out - tests} to validation: none is left for training"
             )
         mixed = self._stream(client).permutation(mine)
         return {"test": mixed[:tests], "validation": mixed[tests:held_out], "train": mixed[held_out:]}

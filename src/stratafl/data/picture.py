@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from stratafl.data.federation import SPLITS, Federation
+from stratafl.wording import counted
 
 MOST = 300  # clients that are drawn; more could not be told apart
 _NARROW, _WIDE, _LARGEST, _SMALLEST = 420, 960, 26, 5  # pixels: the plot, and the cell of a bubble
@@ -32,7 +33,7 @@ def picture(federation: Federation) -> str:
     left = max(_LEFT, 16 + _longest(federation.class_names))
     width = max(_NARROW, left + cell * clients + 24)
     height = _TOP + _BARS + cell * classes + _BELOW + _longest(federation.client_names)
-    told = f"{federation.name}: {len(counts):,} clients, {int(counts.sum()):,} samples"
+    told = f"{federation.name}: {counted(len(counts), 'client')}, {counted(int(counts.sum()), 'sample')}"
     shown = "" if len(counts) <= MOST else f", the first {MOST} of them shown"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
@@ -74,7 +75,8 @@ def _bars(federation: Federation, counts: Tensor, cell: int) -> list[str]:
     largest = _text(-8, floor - _BARS + 20, f"{max(sizes):,}", "ink", "end")
     return [largest] + [
         f'<rect class="all" x="{cell * i + 1}" y="{floor - size * unit:.1f}" width="{cell - 2}" '
-        f'height="{size * unit:.1f}"><title>client {escape(federation.client_name(i))}: {size:,} samples</title></rect>'
+        f'height="{size * unit:.1f}"><title>client {escape(federation.client_name(i))}: '
+        f"{counted(size, 'sample')}</title></rect>"
         for i, size in enumerate(sizes)
     ]
 
@@ -88,7 +90,7 @@ def _bubbles(federation: Federation, counts: Tensor, cell: int) -> list[str]:
         x, y = cell * (client + 0.5), _TOP + _BARS + cell * (label + 0.5)
         radius = max(0.5, (cell / 2 - 0.5) * sqrt(count / most))
         who, what = escape(federation.client_name(client)), escape(federation.class_name(label))
-        said = f"client {who}, class {what}: {count:,} samples"
+        said = f"client {who}, class {what}: {counted(count, 'sample')}"
         made.append(f'<circle class="held" cx="{x:g}" cy="{y:g}" r="{radius:.2f}"><title>{said}</title></circle>')
     return made
 

@@ -4,13 +4,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
+from types import MappingProxyType
 
-from stratafl.recipes.claims import OVER_COLUMNS, Claim
+from stratafl.recipes.claims import OVER_COLUMNS, PER_ROUND, Claim
 from stratafl.report.intervals import interval
+from stratafl.report.verdicts import in_words
 
 Place = tuple[str, str]  # row and column
 Numbers = Mapping[Place, Mapping[int, float]]  # by seed
 Printed = Mapping[Place, float]
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -24,20 +27,40 @@ class Verdict:
     reason: str
     paper: str = ""
     measured: str = ""
+    noise: bool = False  # what decides lies within the noise between seeds
+
+    @property
+    def words(self) -> str:
+        """The verdict as a sign and in words."""
+        return in_words(self.holds, self.noise)
 
 
-def verdicts(claim: Claim, numbers: Numbers, printed: Printed, columns: Sequence[str]) -> list[Verdict]:
-    """One for each column that is run, or one over columns together."""
+def verdicts(
+    claim: Claim, numbers: Numbers, printed: Printed, columns: Sequence[str], shorter: Mapping[str, str] = NOTHING
+) -> list[Verdict]:
+    """One for each column that is run, or one over columns together.
+
+    `shorter` says of columns that are run for fewer rounds than the paper's how many, which reasons then end with.
+    """
     judge, asked = _JUDGES[claim.kind], list(claim.columns or columns)
     run = [column for column in asked if column in columns]
     if claim.kind not in OVER_COLUMNS:
-        found = [judge(claim, numbers, printed, column) for column in run]
+        found = [_after(judge(claim, numbers, printed, column), claim, [column], shorter) for column in run]
     elif len(run) > 1 and (claim.kind == "flat" or (run[0], run[-1]) == (asked[0], asked[-1])):
-        found = [judge(replace(claim, columns=run), numbers, printed, " → ".join(run))]
+        over = judge(replace(claim, columns=run), numbers, printed, " → ".join(run))
+        found = [_after(over, claim, run, shorter)]
     else:
         found = []
     where = " → " if claim.kind in OVER_COLUMNS else "; "
     return found or [_verdict(claim, where.join(asked), None, "not part of this scale")]
+
+
+def _after(verdict: Verdict, claim: Claim, columns: Sequence[str], shorter: Mapping[str, str]) -> Verdict:
+    """The verdict, and after how many rounds it was reached where those are not the paper's."""
+    said = dict.fromkeys(shorter[column] for column in columns if column in shorter)
+    if verdict.holds is None or claim.measure in PER_ROUND or not said:
+        return verdict
+    return replace(verdict, reason="; ".join([verdict.reason, *said]))
 
 
 @dataclass(frozen=True)
@@ -56,14 +79,17 @@ class Gap:
         found = interval(each)
         return Gap(fmean(each), None if found is None else found.high - found.mean, len(each))
 
-    def text(self, claim: Claim) -> str:
+    def undecided(self, *limits: float) -> bool:
+        """Whether one of the limits that decide lies within the interval: other seeds may turn the verdict."""
+        return self.margin is not None and any(abs(self.mean - limit) <= self.margin for limit in limits)
+
+    def text(self, claim: Claim, noise: bool) -> str:
         """It as a difference of the numbers themselves, and what is to be said of its size."""
         digits = 2 if claim.measure in ("seconds", "time", "bytes") else 1
         value = f"{round(claim.sign * self.mean, digits) + 0.0:+.{digits}f}"  # + 0.0: no minus before zero
         if self.margin is None:
             return f"{value} (one seed)"
-        sure = abs(self.mean) > self.margin
-        return f"{value} (± {self.margin:.{digits}f} over {self.seeds} seeds{'' if sure else ', within noise'})"
+        return f"{value} (± {self.margin:.{digits}f} over {self.seeds} seeds{', within noise' if noise else ''})"
 
 
 def gap(claim: Claim, numbers: Numbers, a: Place, b: Place) -> Gap | None:
@@ -83,23 +109,24 @@ def mean(numbers: Numbers, row: str, column: str) -> float | None:
 
 
 def _verdict(
-    claim: Claim, column: str, holds: bool | None, reason: str, paper: str = "", measured: str = ""
+    claim: Claim, column: str, holds: bool | None, reason: str, paper: str = "", measured: str = "", noise: bool = False
 ) -> Verdict:
-    return Verdict(claim.says, claim.predicate, column, holds, reason, paper, measured)
+    return Verdict(claim.says, claim.predicate, column, holds, reason, paper, measured, noise)
 
 
 def _pairs(claim: Claim, numbers: Numbers, printed: Printed, column: str, pairs: Sequence[tuple[str, str]]) -> Verdict:
     """The first of each pair is better than the second by more than is asked for."""
-    said, holds = [], True
+    said, holds, noise = [], True, False
     for a, b in pairs:
         found = gap(claim, numbers, (a, column), (b, column))
         if found is None:
             return _verdict(claim, column, None, f"'{a}' or '{b}' was not run")
-        holds &= found.mean > claim.by
-        said.append(f"{a} against {b}: {found.text(claim)}")
+        holds, undecided = holds and found.mean > claim.by, found.undecided(claim.by)
+        noise |= undecided
+        said.append(f"{a} against {b}: {found.text(claim, undecided)}")
     paper = [text for a, b in pairs if (text := _difference(printed, (a, column), (b, column)))]
     shown = " · ".join(f"{name} {_number(mean(numbers, name, column))}" for name in dict.fromkeys(sum(pairs, ())))
-    return _verdict(claim, column, holds, "; ".join(said), ", ".join(paper), shown)
+    return _verdict(claim, column, holds, "; ".join(said), ", ".join(paper), shown, noise)
 
 
 def _difference(printed: Printed, a: Place, b: Place) -> str:
@@ -129,9 +156,10 @@ def _close(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Ver
     found = gap(claim, numbers, (a, column), (b, column))
     if found is None:
         return _verdict(claim, column, None, f"'{a}' or '{b}' was not run")
-    holds, paper = abs(found.mean) <= float(claim.within or 0), _difference(printed, (a, column), (b, column))
+    within, paper = float(claim.within or 0), _difference(printed, (a, column), (b, column))
+    holds, noise = abs(found.mean) <= within, found.undecided(-within, within)
     shown = " · ".join(f"{name} {_number(mean(numbers, name, column))}" for name in (a, b))
-    return _verdict(claim, column, holds, f"{a} against {b}: {found.text(claim)}", paper, shown)
+    return _verdict(claim, column, holds, f"{a} against {b}: {found.text(claim, noise)}", paper, shown, noise)
 
 
 def _printed(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Verdict:
@@ -150,9 +178,10 @@ def _rises(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Ver
     found = gap(claim, numbers, last, first)
     if found is None:
         return _verdict(claim, column, None, f"'{row}' was not run in both columns")
-    holds, paper = claim.sign * found.mean > claim.by, _difference(printed, last, first)
+    holds, noise = claim.sign * found.mean > claim.by, found.undecided(claim.sign * claim.by)
     shown = " → ".join(_number(mean(numbers, row, each)) for each in columns)
-    return _verdict(claim, column, holds, found.text(claim), paper, shown)
+    paper = _difference(printed, last, first)
+    return _verdict(claim, column, holds, found.text(claim, noise), paper, shown, noise)
 
 
 def _widens(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Verdict:
@@ -163,8 +192,9 @@ def _widens(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Ve
         return _verdict(claim, column, None, f"'{row}' or '{than}' was not run in both columns")
     shown = " → ".join(f"{fmean(lead.values()):+.2f}" for lead in leads)
     paper = " → ".join(_difference(printed, (row, each), (than, each)) for each in (columns[0], columns[-1]))
-    reason = f"the lead of {row} over {than} changes by {found.text(claim)}"
-    return _verdict(claim, column, found.mean > claim.by, reason, paper.strip(" →"), shown)
+    noise = found.undecided(claim.by)
+    reason = f"the lead of {row} over {than} changes by {found.text(claim, noise)}"
+    return _verdict(claim, column, found.mean > claim.by, reason, paper.strip(" →"), shown, noise)
 
 
 def _flat(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Verdict:

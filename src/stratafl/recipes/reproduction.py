@@ -6,22 +6,25 @@ flayer-table2-short/               reproduce.toml, verdicts.json and result.md o
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import tomli_w
+import torch
 
 from stratafl.errors import BusyError, DataError, RunError
+from stratafl.execute.devices import device_of
 from stratafl.experiment import Experiment, read_toml, to_tables
 from stratafl.recipes.judging import Numbers, Printed, Verdict, verdicts
+from stratafl.recipes.measuring import measured
 from stratafl.recipes.recipe import Cell, Recipe
 from stratafl.report.outcomes import Outcome, outcome
 from stratafl.runs import Run, is_run
 from stratafl.runs.files import write_whole
+from stratafl.wording import counted
 
 FILE, RESULT = "reproduce.toml", "result.md"
 FEW = 10  # columns that are left out are named, unless there are more
@@ -48,6 +51,14 @@ class Reproduction:
     def stand_in(self) -> str | None:
         """What is run in place of the paper's data and model, if it is."""
         return self.recipe.at(self.scale).stand_in
+
+    def shown(self, columns: str) -> str:
+        """What numbers of columns are called: what stands in comes before the paper's name."""
+        if not self.stand_in:
+            return columns
+        asked = [cell.experiment for cell in self.cells]
+        names = dict.fromkeys([*(Path(each.data.name).stem for each in asked), *(each.model.name for each in asked)])
+        return f"{', '.join(names)} in place of {columns}"
 
     @cached_property
     def cells(self) -> list[Cell]:
@@ -85,6 +96,21 @@ class Reproduction:
                 raise BusyError(f"another process has just begun '{place}'") from error
             raise
 
+    def able(self, cell: Cell) -> bool:
+        """Whether this machine computes with the digits that a cell asks for; a device that is not here is refused."""
+        device = torch.device(device_of(cell.experiment.run.device))
+        return cell.experiment.run.precision == "fp32" or device.type == "cuda"
+
+    def lacks(self) -> str | None:
+        """What this machine lacks for the cells that are not at their end, and what can be done; None: nothing."""
+        unable = (cell for cell, one in self.outcomes() if one is None and not self.able(cell))
+        first = next(unable, None)
+        if first is None:
+            return None
+        ways = [*(["--scale smoke"] if self.scale != "smoke" else []), "--set run.precision=fp32"]
+        asked = f"{self.recipe.name} at scale {self.scale} computes in {first.experiment.run.precision}"
+        return f"{asked}, which needs a GPU, and this runs on a CPU: take {' or '.join(ways)}"
+
     def done(self, cell: Cell) -> int:
         """How many rounds of a cell are done."""
         return _outcome_rounds(self.place(cell))
@@ -116,18 +142,33 @@ class Reproduction:
 
     def judged(self) -> list[Verdict]:
         """The verdicts on all claims."""
-        columns, found = self.recipe.columns_at(self.scale), list[Verdict]()
+        columns, found, shorter = self.recipe.columns_at(self.scale), list[Verdict](), self.shorter()
         every = {measure: self.numbers(measure) for measure in {claim.measure for claim in self.recipe.claims}}
         for claim in self.recipe.claims:
             if self.stand_in and claim.kind == "printed":
                 continue  # of other data
             numbers, printed = every[claim.measure], self.printed(claim.measure)
             if claim.kind == "best":
-                against = verdicts(claim, self._without_controls(numbers), printed, columns)
+                against = verdicts(claim, self._without_controls(numbers), printed, columns, shorter)
                 found += [self._against_rivals(verdict, numbers) for verdict in against]
             else:
-                found += verdicts(claim, numbers, printed, columns)
-        return found
+                found += verdicts(claim, numbers, printed, columns, shorter)
+        return [replace(v, column=v.column if v.holds is None else self.shown(v.column)) for v in found]
+
+    def shorter(self) -> dict[str, str]:
+        """By column, how many rounds are run in place of those of scale full; nothing where nothing compares."""
+        if self.stand_in or "full" not in self.recipe.scales:
+            return {}
+        whole = {(cell.row, cell.column): cell.experiment.run.rounds for cell in self.recipe.cells("full", seeds=1)}
+        found: dict[str, set[tuple[int, int]]] = {}
+        for cell in self.cells:
+            here, there = cell.experiment.run.rounds, whole.get((cell.row, cell.column))
+            if there is not None and here != there:
+                found.setdefault(cell.column, set()).add((here, there))
+        return {
+            column: ", ".join(f"{counted(here, 'round')} in place of {there:,}" for here, there in sorted(pairs))
+            for column, pairs in found.items()
+        }
 
     @property
     def begun(self) -> list[Path]:
@@ -150,7 +191,8 @@ class Reproduction:
     def _why(self, cell: Cell) -> str:
         """Why a cell has no number."""
         why = self.refused.get(cell.column) or self.failed.get((cell.row, cell.column))
-        return why or f"{self.done(cell)} of {cell.experiment.run.rounds} rounds"
+        why = why or (None if self.able(cell) else f"{cell.experiment.run.precision} needs a GPU")
+        return why or f"{self.done(cell)} of {counted(cell.experiment.run.rounds, 'round')}"
 
     def not_run(self) -> list[str]:
         """What was not reached, and why."""
@@ -171,44 +213,6 @@ def run_name(experiment: Experiment) -> str:
     data = Path(experiment.data.name).stem
     plain = "".join(c if c.isalnum() else "-" for c in f"{experiment.algorithm.name}-{data}-{experiment.model.name}")
     return f"{plain}-{hashlib.sha256(tables.encode()).hexdigest()[:8]}"
-
-
-def measured(one: Outcome, measure: str) -> float | None:
-    """A number of a run as papers have it, see `MEASURES`."""
-    numbers = one.numbers()
-    if measure == "global":
-        name = "client_accuracy" if one.config["evaluate"]["average"] == "clients" else "accuracy"
-        found = next((line for line in one.lines if line["round"] == numbers["selected_round"]), {})
-        stage = "received" if one.config["algorithm"]["name"] == "fedavg" else "global"  # everybody has FedAvg's
-        value = found.get(f"test.{stage}.{name}")
-        return None if value is None else 100 * value
-    if measure in ("score", "spread"):
-        return 100 * numbers[measure] if measure in numbers else None
-    seconds: float = median(line["seconds.train"] + line["seconds.server"] for line in one.lines)  # the first compile
-    return {
-        "rounds": numbers["converged_round"],
-        "seconds": seconds,
-        "time": numbers["converged_seconds"],
-        "bytes": numbers["bytes"] / numbers["rounds"] / 2**20,
-    }[measure]
-
-
-def verdict_table(recipe: Recipe, judged: Sequence[Verdict]) -> list[Mapping[str, Any]]:
-    """The verdicts as plain tables, for `verdicts.json`."""
-    paper, _, table = recipe.name.partition("/")
-    return [
-        {
-            "paper": paper,
-            "table": f"{table}: {v.column}",
-            "claim": v.claim,
-            "predicate": v.predicate,
-            "paper_value": v.paper,
-            "measured": v.measured,
-            "holds": v.holds,
-            "reason": v.reason,
-        }
-        for v in judged
-    ]
 
 
 def _outcome_rounds(folder: Path) -> int:

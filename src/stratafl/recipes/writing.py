@@ -1,31 +1,39 @@
 """The result of a reproduction in words: paper and measurement side by side, claim by claim."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, stdev
+from typing import Any
 
 from stratafl.recipes.claims import MEASURES
 from stratafl.recipes.judging import Numbers, Verdict
-from stratafl.recipes.recipe import Row
-from stratafl.recipes.reproduction import RESULT, Reproduction, verdict_table
-from stratafl.report.verdicts import VERDICTS, WORDS
+from stratafl.recipes.measuring import seconds
+from stratafl.recipes.recipe import Recipe, Row
+from stratafl.recipes.reproduction import RESULT, Reproduction
+from stratafl.report.formats import duration
+from stratafl.report.outcomes import outcome
+from stratafl.report.places import machine, span, versions
+from stratafl.report.verdicts import VERDICTS
+from stratafl.runs import environment_of
 from stratafl.runs.files import write_whole
 
+PAPER, HERE = "paper", "here"
 
-def write(made: Reproduction, command: str, machine: str, seconds: float) -> list[Verdict]:
+
+def write(made: Reproduction, command: str) -> list[Verdict]:
     """Judge, and write `result.md` and `verdicts.json`."""
     judged = made.judged()
     text = json.dumps(verdict_table(made.recipe, judged), indent=2, ensure_ascii=False)
     write_whole(made.folder / VERDICTS, text.encode())
-    write_whole(made.folder / RESULT, markdown(made, judged, command, machine, seconds).encode())
+    write_whole(made.folder / RESULT, markdown(made, judged, command).encode())
     return judged
 
 
-def markdown(made: Reproduction, judged: Sequence[Verdict], command: str, machine: str, seconds: float) -> str:
+def markdown(made: Reproduction, judged: Sequence[Verdict], command: str) -> str:
     """All of it as Markdown."""
     recipe, scale = made.recipe, made.recipe.at(made.scale)
     lines = [f"## {recipe.name}, scale {made.scale}: {recipe.title}", ""]
-    lines += [f"`{command}` — {machine}; {seconds / 60:.1f} minutes in this call; protocol `{recipe.protocol}`."]
+    lines += [f"`{command}` — {_made(made)}; protocol `{recipe.protocol}`."]
     settings = {**recipe.settings, **scale.settings}
     lines += ["", "Settings: " + ", ".join(f"`{key}={value}`" for key, value in settings.items()) + ".", ""]
     lines += [f"- {note}" for note in recipe.notes]
@@ -34,7 +42,7 @@ def markdown(made: Reproduction, judged: Sequence[Verdict], command: str, machin
     lines += [""]
     lines += ["| claim | where | predicate | paper | measured | verdict | why |", "|---|---|---|---|---|---|---|"]
     lines += [
-        f"| {v.claim} | {v.column} | {v.predicate} | {v.paper} | {v.measured} | **{WORDS[v.holds]}** | {v.reason} |"
+        f"| {v.claim} | {v.column} | {v.predicate} | {v.paper} | {v.measured} | **{v.words}** | {v.reason} |"
         for v in judged
     ]
     left = made.not_run()
@@ -42,9 +50,20 @@ def markdown(made: Reproduction, judged: Sequence[Verdict], command: str, machin
     return "\n".join(lines)
 
 
+def _made(made: Reproduction) -> str:
+    """Where and when the runs were made, and what they took: by whichever call, and perhaps elsewhere."""
+    if not made.begun:
+        return "nothing was run"
+    about = [environment_of(place) for place in made.begun]
+    where = [f"{machine(env)}; {versions(env)}" for env in about]
+    when = span([str(env["started"]) for env in about if env.get("started")])
+    spent = sum(seconds(outcome(place)) for place in made.begun)
+    return "; ".join([*dict.fromkeys(where), *filter(None, [when]), f"its runs took {duration(spent)}"])
+
+
 def table(made: Reproduction, measure: str) -> list[str]:
     """Rows × columns: what the paper prints, and what was measured."""
-    head = [f"{name}: {what}" for name, what in heads(made, measure)]
+    head = [f"{made.shown(name) if what == HERE else name}: {what}" for name, what in heads(made, measure)]
     lines = ["| method | " + " | ".join(head) + " |", "|---" * (len(head) + 1) + "|"]
     return lines + ["| " + " | ".join([row.name, *texts]) + " |" for row, texts in cells(made, measure)]
 
@@ -52,8 +71,8 @@ def table(made: Reproduction, measure: str) -> list[str]:
 def heads(made: Reproduction, measure: str) -> list[tuple[str, str]]:
     """Each column as "paper", if anything is printed in it, and as "here"."""
     printed = {column for _, column in made.printed(measure)}
-    both = [(name, what) for name in made.recipe.columns_at(made.scale) for what in ("paper", "here")]
-    return [(name, what) for name, what in both if what == "here" or name in printed]
+    both = [(name, what) for name in made.recipe.columns_at(made.scale) for what in (PAPER, HERE)]
+    return [(name, what) for name, what in both if what == HERE or name in printed]
 
 
 def cells(made: Reproduction, measure: str) -> Iterator[tuple[Row, list[str]]]:
@@ -61,7 +80,7 @@ def cells(made: Reproduction, measure: str) -> Iterator[tuple[Row, list[str]]]:
     printed, numbers, columns = made.printed(measure), made.numbers(measure), heads(made, measure)
     for row in made.recipe.rows:
         paper = {name: f"{value:.2f}" for (owner, name), value in printed.items() if owner == row.name}
-        yield row, [paper.get(name, "") if what == "paper" else _here(row, name, numbers) for name, what in columns]
+        yield row, [paper.get(name, "") if what == PAPER else _here(row, name, numbers) for name, what in columns]
 
 
 def _here(row: Row, column: str, numbers: Numbers) -> str:
@@ -73,7 +92,20 @@ def _here(row: Row, column: str, numbers: Numbers) -> str:
     return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
 
 
-def tally(judged: Sequence[Verdict]) -> str:
-    """How many claims hold."""
-    counts = {sign: sum(v.holds is sign for v in judged) for sign in (True, False, None)}
-    return f"{counts[True]} hold, {counts[False]} do not, {counts[None]} not run"
+def verdict_table(recipe: Recipe, judged: Sequence[Verdict]) -> list[Mapping[str, Any]]:
+    """The verdicts as plain tables, for `verdicts.json`."""
+    paper, _, table = recipe.name.partition("/")
+    return [
+        {
+            "paper": paper,
+            "table": f"{table}: {v.column}",
+            "claim": v.claim,
+            "predicate": v.predicate,
+            "paper_value": v.paper,
+            "measured": v.measured,
+            "holds": v.holds,
+            "noise": v.noise,
+            "reason": v.reason,
+        }
+        for v in judged
+    ]

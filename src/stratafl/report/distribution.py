@@ -6,6 +6,7 @@ from typing import Any
 from stratafl.measure import Line
 from stratafl.report.charts import COLOURS, Chart, Figure, look, said, short, short_labels
 from stratafl.report.formats import NOTHING, listed, score
+from stratafl.report.outcomes import what_counts
 from stratafl.report.ranking import Rank
 from stratafl.report.study import Record, Study
 from stratafl.report.tables import Cell, Table, text
@@ -16,10 +17,15 @@ WORST = 3  # clients of each method in the table
 
 
 def client_scores(records: Sequence[Record], metric: str) -> list[tuple[str, float]]:
-    """Who all the clients that took part are, and their deployed test scores, over all seeds."""
-    key = f"test.deployed.{metric}"
-    lines = [(record, line) for record in records for line in record.clients if not line.get("new")]
-    return [(_who(record, line), float(line[key])) for record, line in lines if line.get(key) is not None]
+    """Who all the clients that took part are, and their test scores by the models that count, over all seeds."""
+    return [(_who(record, line), float(line[key])) for record, line, key in _scored(records, metric)]
+
+
+def _scored(records: Sequence[Record], metric: str) -> list[tuple[Record, Line, str]]:
+    """The lines of clients that took part and have a score, and under which key."""
+    keyed = [(record, f"test.{record.outcome.evaluate.stage}.{metric}") for record in records]
+    found = [(record, line, key) for record, key in keyed for line in record.clients if not line.get("new")]
+    return [(record, line, key) for record, line, key in found if line.get(key) is not None]
 
 
 def _who(record: Record, line: Line) -> str:
@@ -48,7 +54,8 @@ def clients_chart(study: Study) -> Chart | None:
         if many
         else "Every point is a client; the box holds the middle half of them."
     )
-    says = f"Test {study.metric} of each client's deployed model in the selected round, all seeds together. {what}"
+    counts = what_counts(study.outcomes, one_by_one=True)
+    says = f"Test {study.metric} client by client {counts}, all seeds together. {what}"
     return Chart("clients", "Distribution over clients", says, figure, height=420 if many else 130 + 52 * len(there))
 
 
@@ -125,16 +132,13 @@ def worst_table(study: Study) -> Table | None:
 
 
 def _worst(rank: Rank, study: Study, named: bool) -> list[tuple[Cell, ...]]:
-    key = f"test.deployed.{study.metric}"
-    found = [(record, line) for record in study.of(rank) for line in record.clients if line.get(key) is not None]
-    found = [each for each in found if not each[1].get("new")]
     sign = -1 if study.regression else 1
-    found.sort(key=lambda each: sign * each[1][key])
-    return [_client(rank, record, line, study, named) for record, line in found[:WORST]]
+    found = sorted(_scored(study.of(rank), study.metric), key=lambda each: sign * each[1][each[2]])
+    return [_client(rank, *each, study.regression, named) for each in found[:WORST]]
 
 
-def _client(rank: Rank, record: Record, line: Line, study: Study, named: bool) -> tuple[Cell, ...]:
-    key, held = f"test.deployed.{study.metric}", _training(record, int(line["client"]))
+def _client(rank: Rank, record: Record, line: Line, key: str, loss: bool, named: bool) -> tuple[Cell, ...]:
+    held = _training(record, int(line["client"]))
     names = record.class_names or list(map(str, range(len(held))))
     classes = [name for name, count in zip(names, held, strict=True) if count] if len(held) > 1 else []
     return (
@@ -142,7 +146,7 @@ def _client(rank: Rank, record: Record, line: Line, study: Study, named: bool) -
         text(record.outcome.seed),
         text(line["client"]),
         *([text(_name(record, line) or NOTHING)] if named else []),
-        Cell(score(line[key], study.regression), line[key], "strong"),
+        Cell(score(line[key], loss), line[key], "strong"),
         text(line.get("test.samples", NOTHING)),
         text(sum(held) if held else NOTHING),
         text(listed(classes, 8) if classes else NOTHING),

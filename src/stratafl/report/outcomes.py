@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.errors import RunError
-from stratafl.experiment import from_tables, load, to_tables
+from stratafl.experiment import EvaluateTable, from_tables, load, to_tables
 from stratafl.measure import Line
 from stratafl.runs import environment_of, is_run
 from stratafl.runs.files import read_lines
 from stratafl.runs.run import CONFIG, ROUNDS, check_config
-from stratafl.summary import best, converged, cost, counting, last, score, stop_reason
+from stratafl.summary import best, converged, cost, counting, last, score, scored, stop_reason
 
 SCORED = ("test.", "validation.", "new.")
 NEEDED = ("round", "bytes.down", "bytes.up", "seconds.train", "seconds.server")
@@ -54,31 +54,40 @@ class Outcome:
         """How many rounds it has behind it."""
         return int(self.lines[-1]["round"])
 
+    @property
+    def evaluate(self) -> EvaluateTable:
+        """Which of its numbers count."""
+        return from_tables({"evaluate": self.config["evaluate"]}).evaluate
+
     def numbers(self) -> dict[str, float]:
-        """All that is reported of a run; shares from 0 to 1, bytes and seconds up to its last round."""
+        """All that is reported of a run; shares from 0 to 1, bytes and seconds up to its last round.
+
+        Best, last, convergence and what is said over clients are of the models that count.
+        """
         return dict(self._numbers)
 
     @cached_property
     def _numbers(self) -> dict[str, float]:
-        evaluate = from_tables({"evaluate": self.config["evaluate"]}).evaluate
+        evaluate, place = self.evaluate, f"test.{self.evaluate.stage}"
         chosen, total = counting(self.lines, evaluate), cost(self.lines, self.lines[-1])
+        there = converged(self.lines, evaluate)
         numbers = {
             "score": score(self.lines, evaluate),
             "received": _metric(chosen, "test.received"),
             "trained": _metric(chosen, "test.trained"),
             "deployed": _metric(chosen, "test.deployed"),
-            "client_mean": _number(chosen, "test.deployed.client_accuracy", "test.deployed.client_loss"),
-            "spread": _number(chosen, "test.deployed.std"),
-            "worst10": _number(chosen, "test.deployed.worst10"),
+            "client_mean": _number(chosen, f"{place}.client_accuracy", f"{place}.client_loss"),
+            "spread": _number(chosen, f"{place}.std"),
+            "worst10": _number(chosen, f"{place}.worst10"),
             "new_received": _metric(chosen, "new.test.received"),
             "new_trained": _metric(chosen, "new.test.trained"),
             "new_deployed": _metric(chosen, "new.test.deployed"),
-            "best": _metric(best(self.lines), "test.deployed"),
-            "last": _metric(last(self.lines), "test.deployed"),
+            "best": scored(best(self.lines, evaluate), evaluate),
+            "last": scored(last(self.lines), evaluate),
             "selected_round": chosen["round"],
-            "converged_round": converged(self.lines).round,
-            "converged_seconds": converged(self.lines).seconds,
-            "converged_bytes": converged(self.lines).bytes,
+            "converged_round": there and there.round,
+            "converged_seconds": there and there.seconds,
+            "converged_bytes": there and there.bytes,
             "bytes": total.bytes,
             "seconds": total.seconds,
             "rounds": self.rounds,
@@ -107,8 +116,8 @@ _MODELS = {
 }
 
 
-def what_counts(outcomes: Sequence[Outcome]) -> str:
-    """Which models at which round the scores of these runs are of."""
+def what_counts(outcomes: Sequence[Outcome], one_by_one: bool = False) -> str:
+    """Which models at which round the scores of these runs are of, or the scores of their clients one by one."""
     metric = "loss" if outcomes[0].regression else "accuracy"
     ways = {tuple(one.config["evaluate"][key] for key in ("select", "stage", "average")) for one in outcomes}
     if len(ways) > 1:
@@ -118,7 +127,8 @@ def what_counts(outcomes: Sequence[Outcome]) -> str:
     where = f"at the round with the best validation {metric}" if validated else "at the last round"
     if select != "validation":
         where = "at the round where it is best itself" if select == "best" else "at the last round"
-    return f"of {_MODELS[stage]}{', mean over clients,' if average == 'clients' else ''} {where}"
+    mean = ", mean over clients," if average == "clients" and not one_by_one else ""
+    return f"of {_MODELS[stage]}{mean} {where}"
 
 
 def run_folders(places: Iterable[Path]) -> list[Path]:

@@ -7,9 +7,11 @@ from typing import Any
 from stratafl.report.formats import NOTHING, difference, duration, limits, listed, score, size, spread
 from stratafl.report.intervals import Interval, interval, paired
 from stratafl.report.outcomes import Outcome, what_counts
-from stratafl.report.ranking import INCOMPARABLE, Rank
+from stratafl.report.places import machine, minute, span, versions
+from stratafl.report.ranking import DIVERGED, INCOMPARABLE, Rank, has_column
 from stratafl.report.study import Record, Study
 from stratafl.report.tables import Cell, Table, as_csv, text
+from stratafl.wording import counted
 
 
 def winner(ranks: Sequence[Rank]) -> Rank | None:
@@ -37,9 +39,9 @@ def facts(study: Study) -> list[tuple[str, str]]:
         ("clients per round", _each(f"{100 * one.config['run']['participation']:g} %" for one in outcomes)),
         ("seeds", listed([str(seed) for seed in seeds])),
         ("score", f"test {study.metric} {what_counts(outcomes)}"),
-        ("machine", _each(_machine(env) for env in environments)),
-        ("versions", _each(_versions(env) for env in environments)),
-        ("begun", _span([str(env["started"]) for env in environments if env.get("started")])),
+        ("machine", _each(machine(env) for env in environments)),
+        ("versions", _each(versions(env) for env in environments)),
+        ("begun", span([str(env["started"]) for env in environments if env.get("started")])),
         ("command", _each(_command(env) for env in environments)),
     ]
     return [(name, value) for name, value in pairs if value]
@@ -56,14 +58,14 @@ def ranking_table(study: Study) -> Table:
         ("received", "as received"),
         ("trained", "after training"),
     ]
-    columns = [column for column in columns if any(column[0] in rank.numbers for rank in study.ranks)]
+    columns = [column for column in columns if has_column(column[0], study.ranks)]
     head = ("method", "seeds", study.metric, "95 % interval", "against the first", *(title for _, title in columns))
 
     def row(rank: Rank) -> tuple[Cell, ...]:
         values, numbers = list(rank.by_seed("score").values()), rank.numbers
         against = behind(first, rank) if first and rank is not first else None
-        cells = [text(_name(rank), "first" if rank is first and len(study.ranks) > 1 else "")]
-        cells += [text(len(rank.seeds)), Cell(spread(numbers.get("score"), loss), None, "strong")]
+        cells = [text(rank.title, "first" if rank is first and len(study.ranks) > 1 else "")]
+        cells += [text(len(rank.seeds)), Cell(_score(rank, loss), None, "strong")]
         cells += [Cell(limits(interval(values), loss)), Cell("first" if rank is first else difference(against, loss))]
         for name, _ in columns:
             given = numbers.get(name)
@@ -83,6 +85,11 @@ def ranking_table(study: Study) -> Table:
     )
     rows = tuple(row(rank) for rank in study.ranks)
     return Table("ranking", caption, (*head, "converged", "traffic", "time"), rows, written=_csv(study))
+
+
+def _score(rank: Rank, loss: bool) -> str:
+    lost = "score" not in rank.numbers and rank.diverged
+    return DIVERGED if lost else spread(rank.numbers.get("score"), loss)
 
 
 def _csv(study: Study) -> str:
@@ -111,18 +118,12 @@ def runs_table(study: Study) -> Table:
             one, env, numbers = record.outcome, record.environment, record.outcome.numbers()
             rounds = f"{one.rounds} of {one.config['run']['rounds']}"
             value = numbers.get("score")
-            scored = Cell(score(value, study.regression), value)
+            shown = DIVERGED if value is None and one.diverged else score(value, study.regression)
+            scored = Cell(shown, value)
             cells = [text(one.folder), text(rank.label), text(one.seed), Cell(rounds, one.rounds)]
-            cells += [text(int(numbers["selected_round"])), scored, text(_minute(env.get("started")))]
+            cells += [text(int(numbers["selected_round"])), scored, text(minute(env.get("started")))]
             rows.append((*cells, text(env.get("device") or NOTHING), text(str(env.get("commit") or NOTHING)[:10])))
     return Table("runs", "All runs", head, tuple(rows), left=2)
-
-
-def _name(rank: Rank) -> str:
-    done, asked = rank.rounds
-    if done >= asked:
-        return rank.label
-    return f"{rank.label} (stopped at {done})" if rank.stopped else f"{rank.label} ({done} of {asked} rounds)"
 
 
 def _each(values: Iterable[str], most: int = 4) -> str:
@@ -139,9 +140,9 @@ def _data(record: Record) -> str:
     shown = {
         "dirichlet": f"Dirichlet shares, α = {data['alpha']:g}",
         "pfllib": f"PFLlib's Dirichlet shares, α = {data['alpha']:g}",
-        "classes": f"{data.get('per_client')} classes each",
+        "classes": f"{counted(data.get('per_client') or 0, 'class', 'classes')} each",
     }
-    return f"{Path(data['name']).stem}, {one.clients} clients, {shown.get(partition, partition)}"
+    return f"{Path(data['name']).stem}, {counted(one.clients, 'client')}, {shown.get(partition, partition)}"
 
 
 def _model(one: Outcome, env: Any) -> str:
@@ -151,31 +152,10 @@ def _model(one: Outcome, env: Any) -> str:
 
 def _training(one: Outcome) -> str:
     train = one.config["train"]
-    epochs = f"{train['epochs']} local epoch{'s' if train['epochs'] != 1 else ''}"
+    epochs = counted(train["epochs"], "local epoch")
     return f"{epochs}, batch {train['batch']}, rate {train['lr']:g}"
-
-
-def _machine(env: Any) -> str:
-    parts = [env.get("machine"), f"{env['cores']} cores" if env.get("cores") else None]
-    device, name = env.get("device"), env.get("device_name")
-    return ", ".join(str(part) for part in (*parts, device, name if name != device else None) if part)
-
-
-def _versions(env: Any) -> str:
-    names = [("stratafl", "stratafl"), ("python", "Python"), ("torch", "torch"), ("numpy", "numpy")]
-    words = [f"{title} {env[key]}" for key, title in names if env.get(key)]
-    return ", ".join([*words, *([f"commit {env['commit'][:10]}"] if env.get("commit") else [])])
 
 
 def _command(env: Any) -> str:
     words = env.get("command")
     return " ".join(["strata", *map(str, words[1:])]) if isinstance(words, list) and len(words) > 1 else ""
-
-
-def _minute(time: Any) -> str:
-    return str(time)[:16].replace("T", " ") if time else NOTHING
-
-
-def _span(times: Sequence[str]) -> str:
-    shown = [_minute(time) for time in (min(times), max(times))] if times else []
-    return f"{' to '.join(dict.fromkeys(shown))} UTC" if shown else ""

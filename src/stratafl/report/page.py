@@ -25,6 +25,7 @@ from stratafl.report.verdicts import verdict_table
 from stratafl.report.who import who_chart
 from stratafl.report.words import cautions, summary
 from stratafl.runs.files import write_whole
+from stratafl.wording import counted
 
 GENERATOR = b'<meta name="generator" content="stratafl">'
 
@@ -67,6 +68,7 @@ def sections(study: Study) -> list[Section]:
     caution = f'<div class="caution" role="note"><strong>To keep in mind</strong><ul>{_items(warned)}</ul></div>'
     top = [f'<p class="lead">{escape(summary(study))}</p>', *([caution] if warned else [])]
     made = [Section("summary", "Summary", top)]
+    made.append(Section("reproduction", "Published claims", [verdict_table(study.verdicts)]))
     if study.ranks:
         who = who_chart(study) or "<p>Who holds what is not known: the runs say neither classes nor counts.</p>"
         layers = layer_charts(study)
@@ -80,7 +82,6 @@ def sections(study: Study) -> list[Section]:
             Section("lab", "Layers", [*hint, *layers]),
             Section("ablations", "Ablations", list(ablation_tables(study))),
         ]
-    made.append(Section("reproduction", "Published claims", [verdict_table(study.verdicts)]))
     if study.ranks:
         pairs = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts(study))
         made.append(Section("made", "What was run", [f"<dl>{pairs}</dl>", runs_table(study)]))
@@ -96,7 +97,7 @@ def in_script(value: Any) -> str:
 def _title(study: Study) -> tuple[str, str]:
     outcomes = study.outcomes
     if not outcomes:
-        return "Published claims, repeated", f"{len(study.verdicts)} verdicts"
+        return "Published claims, repeated", counted(len(study.verdicts), "verdict")
     methods = list(dict.fromkeys(str(one.config["algorithm"]["name"]).rpartition(":")[2] for one in outcomes))
     data = list(dict.fromkeys(Path(one.config["data"]["name"]).stem for one in outcomes))
     what = (
@@ -107,9 +108,13 @@ def _title(study: Study) -> tuple[str, str]:
     told = dict(facts(study))
     seeds = len({one.seed for one in outcomes})
     counts = [(len(study.ranks), "configuration"), (seeds, "seed"), (len(outcomes), "run")]
-    words = [told["data"], told["model"], f"{told['rounds']} rounds"] if len(data) == 1 else []
-    words += [f"{n} {word}{'s' * (n != 1)}" for n, word in counts]
+    words = [told["data"], told["model"], _rounds(told["rounds"])] if len(data) == 1 else []
+    words += [counted(n, word) for n, word in counts]
     return f"{what} on {' and '.join(data)}", " · ".join(words)
+
+
+def _rounds(told: str) -> str:
+    return counted(int(told), "round") if told.isdecimal() else f"{told} rounds"
 
 
 def _items(lines: Sequence[str]) -> str:

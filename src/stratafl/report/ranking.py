@@ -11,9 +11,12 @@ from typing import Any
 
 from stratafl.errors import RunError
 from stratafl.report.outcomes import Outcome
+from stratafl.wording import counted
 
 log = logging.getLogger("stratafl")
 MARK = "†"  # behind whatever a method that leaks is called
+DIVERGED = "diverged"
+SCORES = ("received", "trained", "deployed", "spread", "worst10", "best", "last", "converged_round")  # of every run
 INCOMPARABLE = "test data steers its training: not comparable"
 
 
@@ -36,6 +39,22 @@ class Rank:
     numbers: Mapping[str, Spread]
     leaks: bool = False
     members: tuple[Outcome, ...] = ()  # in the order of the seeds
+
+    @property
+    def diverged(self) -> int:
+        """How many of its seeds did."""
+        return sum(one.diverged for one in self.members)
+
+    @property
+    def title(self) -> str:
+        """Its label, and what is not as it should be."""
+        (done, asked), said = self.rounds, list[str]()
+        if done < asked:
+            said.append(f"stopped at {done}" if self.stopped else f"{done} of {counted(asked, 'round')}")
+        if self.diverged:
+            several = "" if self.diverged == len(self.seeds) else f"{self.diverged} of {len(self.seeds)} seeds "
+            said.append(f"{several}{DIVERGED}")
+        return f"{self.label} ({', '.join(said)})" if said else self.label
 
     def by_seed(self, name: str) -> dict[int, float]:
         """One of its numbers, for each seed that has it."""
@@ -61,6 +80,11 @@ def ranking(outcomes: Sequence[Outcome]) -> list[Rank]:
         return sign * rank.numbers["score"].mean if "score" in rank.numbers else float("inf")
 
     return sorted(ranks, key=place)
+
+
+def has_column(name: str, ranks: Sequence[Rank]) -> bool:
+    """Whether a table has a column for a number: somebody has it, or would have it had they not diverged."""
+    return any(name in rank.numbers or (rank.diverged and name in SCORES) for rank in ranks)
 
 
 def to_csv(ranks: Sequence[Rank]) -> str:

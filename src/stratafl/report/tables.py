@@ -13,16 +13,20 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")  # with which a spreadsheet takes a t
 
 @dataclass(frozen=True)
 class Cell:
-    """What is shown, and what it is; `look` is a class of the style sheet."""
+    """What is shown, and what it is; `look` is a class of the style sheet, `below` a second line that matters less."""
 
     shown: str
     raw: Any = None
     look: str = ""
+    below: str = ""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under titles; `left` of the columns hold words and stand to the left."""
+    """Rows under titles; `left` of the columns hold words and stand to the left.
+
+    A table that is `stacked` has more words than a phone has room for: there each row is a block of its own.
+    """
 
     name: str
     caption: str
@@ -30,6 +34,7 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     left: int = 1
     written: str | None = None  # its CSV, where that has more than what is shown
+    stacked: bool = False
 
     @property
     def csv(self) -> str:
@@ -42,9 +47,10 @@ class Table:
         """The table as HTML, its caption included."""
         titles = "".join(f'<th scope="col"{self._side(i)}>{escape(title)}</th>' for i, title in enumerate(self.head))
         rows = "\n".join(f"<tr>{''.join(self._cell(i, cell) for i, cell in enumerate(row))}</tr>" for row in self.rows)
+        look = ' class="stacked"' if self.stacked else ""
         body = (
             f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(self.caption)}">'
-            f'<table id="{self.name}"><caption><span>{escape(self.caption)}</span></caption>'
+            f'<table id="{self.name}"{look}><caption><span>{escape(self.caption)}</span></caption>'
             f"<thead><tr>{titles}</tr></thead>\n<tbody>{rows}</tbody></table></div>"
         )
         folded = f"<details><summary>{escape(self.caption)}</summary>{body}</details>"
@@ -53,11 +59,10 @@ class Table:
     def _cell(self, column: int, cell: Cell) -> str:
         look = " ".join(filter(None, ("left" if column < self.left else "", cell.look)))
         marked = f' class="{look}"' if look else ""
-        return (
-            f'<th scope="row"{marked}>{escape(cell.shown)}</th>'
-            if column == 0
-            else f"<td{marked}>{escape(cell.shown)}</td>"
-        )
+        titled = f' data-title="{escape(self.head[column])}"' if self.stacked else ""
+        below = f"<small>{escape(cell.below)}</small>" if cell.below else ""
+        kind, scope = ("th", ' scope="row"') if column == 0 else ("td", "")
+        return f"<{kind}{scope}{marked}{titled}>{escape(cell.shown)}{below}</{kind}>"
 
     def _side(self, column: int) -> str:
         return ' class="left"' if column < self.left else ""

@@ -4,13 +4,46 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from stratafl.errors import RunError, unknown
-from stratafl.report.tables import Table, text
+from stratafl.report.tables import Cell, Table, as_csv, text
+from stratafl.wording import counted
 
 VERDICTS = "verdicts.json"
+NOISE = "within noise: other seeds may turn the verdict"
 WORDS = {True: "✓ holds", False: "✗ does not hold", None: "– not run"}
+
+
+def in_words(holds: bool | None, noise: bool) -> str:
+    """A verdict as a sign and in words."""
+    return f"{WORDS[holds]}, within noise" if noise and holds is not None else WORDS[holds]
+
+
+class Judged(Protocol):
+    """What is counted of a verdict."""
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the claim does; `None` if it was not run."""
+
+    @property
+    def noise(self) -> bool:
+        """Whether what decides lies within the noise between seeds."""
+
+
+def tally(told: Sequence[Judged]) -> str:
+    """How many claims hold, how many do not, and how many of these other seeds may turn."""
+    claims = counted(len(told), "claim")
+    verbs = ((True, f"of {claims} holds", f"of {claims} hold"), (False, "does not", "do not"))
+    said = []
+    for sign, one, several in (*verbs, (None, "was not run", "were not run")):
+        found = [each for each in told if each.holds is sign]
+        noisy = sum(each.noise for each in found if sign is not None)
+        share = "" if not noisy else " (within noise)" if noisy == len(found) == 1 else f" ({noisy} within noise)"
+        if found or sign:
+            said.append(f"{len(found)} {one if len(found) == 1 else several}{share}")
+    return ", ".join(said)
 
 
 @dataclass(frozen=True)
@@ -25,11 +58,12 @@ class Verdict:
     measured: str
     holds: bool | None
     reason: str = ""
+    noise: bool = False  # what decides lies within the noise between seeds
 
     @property
     def words(self) -> str:
         """The verdict as a sign and in words."""
-        return WORDS[self.holds]
+        return in_words(self.holds, self.noise)
 
 
 def verdicts(places: Sequence[Path]) -> list[Verdict]:
@@ -39,27 +73,29 @@ def verdicts(places: Sequence[Path]) -> list[Verdict]:
 
 
 def verdict_table(told: Sequence[Verdict]) -> Table | None:
-    """All verdicts, and how many of them hold."""
-    looks = {True: "holds", False: "fails", None: "unrun"}
+    """All verdicts, and how many of them hold; its CSV has every key."""
+    if not told:
+        return None
     rows = tuple(
         (
-            text(verdict.paper),
-            text(verdict.table),
-            text(verdict.claim),
-            text(verdict.predicate),
-            text(verdict.words, looks[verdict.holds]),
+            Cell(verdict.claim, below=verdict.predicate),
+            text(verdict.words, _look(verdict)),
+            text(", ".join(filter(None, (verdict.paper, verdict.table)))),
             text(verdict.paper_value),
             text(verdict.measured),
             text(verdict.reason),
         )
         for verdict in told
     )
-    counts = {word: sum(verdict.holds is value for verdict in told) for value, word in looks.items()}
-    caption = (
-        f"Claims that hold: {counts['holds']}; that do not: {counts['fails']}; that were not run: {counts['unrun']}"
-    )
-    head = ("paper", "table", "claim", "predicate", "verdict", "paper's value", "measured", "reason")
-    return Table("verdicts", caption, head, rows, left=len(head)) if rows else None
+    head = ("claim", "verdict", "where", "in the paper", "here", "why")
+    keys = [field.name for field in fields(Verdict)]
+    written = as_csv(keys, [[getattr(verdict, key) for key in keys] for verdict in told])
+    caption = "; ".join([tally(told), *([NOISE] if any(verdict.noise for verdict in told) else [])])
+    return Table("verdicts", caption, head, rows, left=len(head), written=written, stacked=True)
+
+
+def _look(verdict: Verdict) -> str:
+    return "unrun" if verdict.holds is None else "doubtful" if verdict.noise else "holds" if verdict.holds else "fails"
 
 
 def _read(path: Path) -> list[Verdict]:
@@ -86,8 +122,10 @@ def _verdict(path: Path, number: int, entry: Any) -> Verdict:
             raise RunError(f"'{path}': verdict {number} lacks '{key}'")
     if entry["holds"] not in (True, False, None) or isinstance(entry["holds"], int) != isinstance(entry["holds"], bool):
         raise RunError(f"'{path}': holds of verdict {number} is true, false or null, not {entry['holds']!r}")
-    texts = {name: _text(entry.get(name)) for name in names if name != "holds"}
-    return Verdict(**texts, holds=entry["holds"])
+    if not isinstance(entry.get("noise", False), bool):
+        raise RunError(f"'{path}': noise of verdict {number} is true or false, not {entry['noise']!r}")
+    texts = {name: _text(entry.get(name)) for name in names if name not in ("holds", "noise")}
+    return Verdict(**texts, holds=entry["holds"], noise=entry.get("noise", False))
 
 
 def _text(value: Any) -> str:

@@ -7,6 +7,7 @@ from stratafl.report.intervals import Interval, interval
 from stratafl.report.overview import behind, winner
 from stratafl.report.ranking import INCOMPARABLE, Rank, flat_method
 from stratafl.report.study import Study
+from stratafl.wording import counted
 
 FEW = 5  # seeds below which an interval is said to rest on little
 OWN = ("algorithm.", "run.device", "run.engine")  # keys in which methods may differ and still be compared
@@ -46,7 +47,7 @@ def _others(first: Rank, others: Sequence[Rank], study: Study) -> list[str]:
     if near:
         said.append("So no winner can be named.")
     if (near or far) and len(first.seeds) < FEW:
-        said.append(f"With {len(first.seeds)} seeds such intervals are wide: more seeds would tell more.")
+        said.append(f"With {counted(len(first.seeds), 'seed')} such intervals are wide: more seeds would tell more.")
     return said
 
 
@@ -71,7 +72,7 @@ def cautions(study: Study) -> list[str]:
     for rank in study.ranks:
         done, asked = rank.rounds
         if done < asked and not rank.stopped:
-            said.append(f"{rank.label} is not finished: {done} of {asked} rounds.")
+            said.append(f"{rank.label} is not finished: {done} of {counted(asked, 'round')}.")
         if "score" not in rank.numbers or any(one.diverged for one in rank.members):
             said.append(f"{rank.label} has a result that is not finite: it diverged.")
     said += [f"'{folder}' has no evaluated round yet and is left out." for folder in study.empty]

@@ -51,14 +51,6 @@ def describe(sim: Simulation) -> dict[str, Any]:
     }
 
 
-def machine() -> str:
-    """This machine and what it computes with, in a line."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} cores"
-    return (
-        f"{device}, {platform.machine()}, torch {torch.__version__}, Python {platform.python_version()}, {now()[:10]}"
-    )
-
-
 def now() -> str:
     """The time, UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds")

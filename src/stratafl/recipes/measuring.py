@@ -1,0 +1,28 @@
+"""What papers print of a run, from its lines."""
+
+from statistics import median
+
+from stratafl.report.outcomes import Outcome
+
+
+def measured(one: Outcome, measure: str) -> float | None:
+    """A number of a run as papers have it, see `MEASURES`."""
+    numbers = one.numbers()
+    if measure == "global":
+        name = "client_accuracy" if one.config["evaluate"]["average"] == "clients" else "accuracy"
+        found = next((line for line in one.lines if line["round"] == numbers["selected_round"]), {})
+        stage = "received" if one.config["algorithm"]["name"] == "fedavg" else "global"  # everybody has FedAvg's
+        value = found.get(f"test.{stage}.{name}")
+        return None if value is None else 100 * value
+    if measure in ("score", "spread"):
+        return 100 * numbers[measure] if measure in numbers else None
+    if measure in ("rounds", "time"):
+        return numbers.get("converged_round" if measure == "rounds" else "converged_seconds")
+    if measure == "bytes":
+        return numbers["bytes"] / numbers["rounds"] / 2**20
+    return median(float(line["seconds.train"] + line["seconds.server"]) for line in one.lines)  # the first compile
+
+
+def seconds(one: Outcome) -> float:
+    """What a run took, with its evaluations."""
+    return sum(float(value) for line in one.lines for key, value in line.items() if key.startswith("seconds."))
