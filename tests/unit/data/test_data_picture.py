@@ -90,8 +90,8 @@ def test_clients_and_classes_are_called_by_their_names():
     named = replace(made, client_names=("ann", "<bob> of the very long name"), class_names=("cat", "dog"))
     drawn = picture(named)
     assert [said(each) for each in found(drawn, "circle")] == [
-        "client ann, class cat: 1 samples",
-        "client ann, class dog: 1 samples",
+        "client ann, class cat: 1 sample",
+        "client ann, class dog: 1 sample",
         "client <bob> of the very long name, class dog: 2 samples",
     ]
     words = [each.text for each in found(drawn, "text")]
