@@ -176,6 +176,16 @@ def test_measures_of_a_run(reproduced):
     assert reproduced.numbers("rounds")[place] == {0: 1}
     assert reproduced.numbers("seconds")[place] == reproduced.numbers("time")[place] == {0: pytest.approx(spent)}
     assert reproduced.numbers("global")[place] == {0: pytest.approx(100 * line["test.received.accuracy"])}
+    assert line["test.trained.accuracy"] != line["test.received.accuracy"]
+    assert reproduced.numbers("trained")[place] == {0: pytest.approx(100 * line["test.trained.accuracy"])}
+
+
+def test_what_a_printed_number_may_be_as_well_is_set_beside_it_too(tmp_path):
+    silent = read("a/b", 'readings = ["trained"]\n' + TEXT)
+    made = Reproduction(tmp_path, silent, "smoke")
+    assert silent.measures == ["score", "trained"]
+    assert made.printed("trained") == made.printed() != {}
+    assert Reproduction(tmp_path, read("a/b", TEXT), "smoke").printed("trained") == {}
 
 
 def test_seconds_per_round_are_not_those_of_compiling(tmp_path):
@@ -209,6 +219,7 @@ def test_convergence_and_spread_follow_the_protocol(tmp_path):
         ("seeds = 2", "seed = 2", "seeds"),
         ('title = "A table"', "title = ", "a/b"),
         ('title = "A table"', "", "needs 'title'"),
+        ('title = "A table"', 'title = "A table"\nreadings = ["traind"]', "trained"),
     ],
 )
 def test_a_mistake_is_named(before, after, words):

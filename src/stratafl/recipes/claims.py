@@ -19,6 +19,7 @@ from stratafl.errors import RecordError, unknown
 
 MEASURES = {
     "score": "test accuracy, %",
+    "trained": "test accuracy right after local training, %",
     "global": "test accuracy of the server's model, %",
     "spread": "standard deviation of test accuracy over clients, points",
     "rounds": "rounds to convergence",
@@ -26,7 +27,7 @@ MEASURES = {
     "time": "seconds to convergence",
     "bytes": "MiB per round, both ways",
 }
-MORE_IS_BETTER = ("score", "global")
+MORE_IS_BETTER = ("score", "trained", "global")
 PER_ROUND = ("seconds", "bytes")  # which are the same however many rounds there are
 OVER_COLUMNS = ("rises", "widens", "flat")
 KINDS = {  # and what they need

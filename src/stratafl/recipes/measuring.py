@@ -8,12 +8,9 @@ from stratafl.report.outcomes import Outcome
 def measured(one: Outcome, measure: str) -> float | None:
     """A number of a run as papers have it, see `MEASURES`."""
     numbers = one.numbers()
-    if measure == "global":
-        name = "client_accuracy" if one.config["evaluate"]["average"] == "clients" else "accuracy"
-        found = next((line for line in one.lines if line["round"] == numbers["selected_round"]), {})
-        stage = "received" if one.config["algorithm"]["name"] == "fedavg" else "global"  # everybody has FedAvg's
-        value = found.get(f"test.{stage}.{name}")
-        return None if value is None else 100 * value
+    if measure in ("trained", "global"):
+        common = measure == "global" and one.config["algorithm"]["name"] == "fedavg"  # everybody has FedAvg's
+        return _accuracy(one, "received" if common else measure)
     if measure in ("score", "spread"):
         return 100 * numbers[measure] if measure in numbers else None
     if measure in ("rounds", "time"):
@@ -21,6 +18,15 @@ def measured(one: Outcome, measure: str) -> float | None:
     if measure == "bytes":
         return numbers["bytes"] / numbers["rounds"] / 2**20
     return median(float(line["seconds.train"] + line["seconds.server"]) for line in one.lines)  # the first compile
+
+
+def _accuracy(one: Outcome, stage: str) -> float | None:
+    """The test accuracy of a stage in the selected round, averaged as the protocol says."""
+    name = "client_accuracy" if one.config["evaluate"]["average"] == "clients" else "accuracy"
+    selected = one.numbers()["selected_round"]
+    found = next((line for line in one.lines if line["round"] == selected), {})
+    value = found.get(f"test.{stage}.{name}")
+    return None if value is None else 100 * value
 
 
 def seconds(one: Outcome) -> float:

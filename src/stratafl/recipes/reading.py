@@ -45,7 +45,7 @@ def read(name: str, text: str) -> Recipe:
 
 
 def _recipe(name: str, table: dict[str, Any]) -> Recipe:
-    known = ("title", "protocol", "settings", "columns", "rows", "scales", "claims", "notes")
+    known = ("title", "protocol", "readings", "settings", "columns", "rows", "scales", "claims", "notes")
     for key in table:
         if key not in known:
             raise unknown("key", key, known)
@@ -56,10 +56,9 @@ def _recipe(name: str, table: dict[str, Any]) -> Recipe:
     rows = tuple(settings.from_table("rows", Row, each) for each in table["rows"])
     scales = {scale: settings.from_table(scale, Scale, each) for scale, each in table["scales"].items()}
     claims = tuple(settings.from_table("claims", Claim, each) for each in table.get("claims", ()))
-    head = {key: table[key] for key in ("title", "protocol", "settings") if key in table}
-    made = Recipe(
-        name=name, columns=columns, rows=rows, scales=scales, claims=claims, notes=tuple(table.get("notes", ())), **head
-    )
+    head: dict[str, Any] = {key: table[key] for key in ("title", "protocol", "settings") if key in table}
+    head |= {key: tuple(table[key]) for key in ("notes", "readings") if key in table}
+    made = Recipe(name=name, columns=columns, rows=rows, scales=scales, claims=claims, **head)
     _check(made)
     return made
 
@@ -70,6 +69,7 @@ def _check(recipe: Recipe) -> None:
         if scale not in SCALES:
             raise unknown("scale", scale, SCALES)
         _known("column", each.columns or [], columns)
+    _known("measure", list(recipe.readings), list(MEASURES))
     for row in recipe.rows:
         _known("measure", list(row.also), list(MEASURES))
         for printed in (row.columns or [], row.printed, *row.also.values()):

@@ -2,6 +2,7 @@
 
 title = "…"                                what it is
 protocol = "flayer"                        how the paper sets up and reads its experiments
+readings = ["trained"]                     measures that the printed accuracy may be as well, where the paper is silent
 [settings]                                 of all cells, as "table.key" = value
 [[columns]] name, settings                 and `smoke`, the settings that scale smoke has in addition
 [[rows]]    name, settings, printed = {column = number}; or `missing = "method"` where we have none
@@ -88,11 +89,13 @@ class Recipe:
     protocol: str = "clean"
     settings: Settings = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    readings: tuple[str, ...] = ()
 
     @property
     def measures(self) -> list[str]:
-        """The score, and what else the paper prints."""
-        return [name for name in MEASURES if name == "score" or any(row.prints(name) for row in self.rows)]
+        """The score, what else the paper prints, and what else its numbers may be."""
+        shown = ("score", *self.readings)
+        return [name for name in MEASURES if name in shown or any(row.prints(name) for row in self.rows)]
 
     @property
     def runnable(self) -> list[Row]:

@@ -138,7 +138,8 @@ class Reproduction:
 
     def printed(self, measure: str = "score") -> Printed:
         """What the paper prints."""
-        return {(row.name, name): float(v) for row in self.recipe.rows for name, v in row.prints(measure).items()}
+        one = "score" if measure in self.recipe.readings else measure
+        return {(row.name, name): float(v) for row in self.recipe.rows for name, v in row.prints(one).items()}
 
     def judged(self) -> list[Verdict]:
         """The verdicts on all claims."""
