@@ -247,6 +247,12 @@ def test_experiments_that_are_the_same_share_a_run():
     assert run_name(first.experiment).startswith("fedavg-digits-mlp-")
 
 
+def test_an_option_that_is_given_its_default_makes_no_other_run():
+    usual = with_settings(Experiment(), ["algorithm.name=flayer"])
+    assert run_name(usual) == run_name(with_settings(usual, ["algorithm.s=1"]))
+    assert run_name(usual) != run_name(with_settings(usual, ["algorithm.s=2"]))
+
+
 @pytest.fixture
 def reproduced(tmp_path):
     made = Reproduction(tmp_path, read("a/b", TEXT), "smoke", seeds=1)

@@ -15,6 +15,7 @@ from typing import Any
 import tomli_w
 import torch
 
+from stratafl.assemble import completed
 from stratafl.errors import BusyError, DataError, RunError
 from stratafl.execute.devices import device_of
 from stratafl.experiment import Experiment, read_toml, to_tables
@@ -209,8 +210,8 @@ class Reproduction:
 
 
 def run_name(experiment: Experiment) -> str:
-    """The name of the directory of an experiment: method, data, and a digest of everything."""
-    tables = json.dumps(to_tables(experiment), sort_keys=True)
+    """The name of the directory of an experiment: method, data, and a digest of everything, defaults included."""
+    tables = json.dumps(to_tables(completed(experiment)), sort_keys=True)
     data = Path(experiment.data.name).stem
     plain = "".join(c if c.isalnum() else "-" for c in f"{experiment.algorithm.name}-{data}-{experiment.model.name}")
     return f"{plain}-{hashlib.sha256(tables.encode()).hexdigest()[:8]}"
