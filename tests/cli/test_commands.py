@@ -444,6 +444,12 @@ def wait_for(path, count):
         time.sleep(0.02)
 
 
+def wait_for_the_second_round(place, run):
+    """Until a step is taken after the first round is written down."""
+    wait_for(run / "rounds.jsonl", 1)
+    wait_for(place / "slow", (place / "slow").read_bytes().count(b"\n") + 1)
+
+
 def final_state(folder):
     return load_file(folder / "checkpoint" / "000003" / "state.safetensors")
 
@@ -465,7 +471,7 @@ def test_ctrl_c_finishes_the_round_and_twice_stops_at_once_and_nothing_is_lost(s
     process = subprocess.Popen(
         command("run", *SLOW, *MODEL, "--out", "stopped"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    wait_for(place / "stopped" / "rounds.jsonl", 1)
+    wait_for_the_second_round(place, place / "stopped")
     said = ""
     for number in signals:
         process.send_signal(number)
@@ -487,7 +493,7 @@ def test_ctrl_c_reaches_all_processes_of_a_comparison(strata, place):
     process = subprocess.Popen(
         command(*given, "--jobs", 2, "--out", "stopped"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    wait_for(place / "stopped" / "local" / "seed-0" / "rounds.jsonl", 1)
+    wait_for_the_second_round(place, place / "stopped" / "local" / "seed-0")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
