@@ -18,6 +18,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import torch
 from cli_helpers import SMALL, TINY, Result, checked_line, command, journals, lines, snapshot
 from safetensors.torch import load_file
 
@@ -27,6 +28,7 @@ from stratafl.data import DATASETS, PARTITIONS
 from stratafl.models import MODELS
 from stratafl.protocols import PROTOCOLS
 from stratafl.recipes import recipe_names
+from stratafl.runs import Run
 from stratafl.runs.files import Journal
 from stratafl.testing import laws
 
@@ -180,6 +182,24 @@ def test_a_regression_that_diverges_is_reported_all_the_same(strata, place):
     assert (result.code, result.err) == (0, "")
     assert "fedper" in result.out
     assert strata("report", "done", "--csv", "table.csv").code == 0
+
+
+def test_a_full_gpu_is_one_line_and_what_was_done_is_kept(strata, place, monkeypatch):
+    whole = Run.rounds
+
+    def full(run):
+        yield next(whole(run))
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.75 GiB.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Run, "rounds", full)
+        stopped = strata("run", *SMALL, "--rounds", 2, "--out", "full")
+    assert checked_line(stopped) == (
+        "the GPU's memory is full after round 1: if other processes hold some of it, resume when they have "
+        "ended, or begin anew with --memory"
+    )
+    assert strata("resume", "full").code == 0
+    assert len(lines(place / "full" / "rounds.jsonl")) == 2
 
 
 def test_a_program_without_standard_input_runs(strata, monkeypatch):

@@ -3,9 +3,12 @@
 import shlex
 from pathlib import Path
 
+import torch
+
 from stratafl.cli import INTERRUPTED
 from stratafl.cli.consoles import remarks
 from stratafl.cli.live import Interrupt, Watch
+from stratafl.errors import MemoryLimitError
 from stratafl.runs import Follower, Run
 
 
@@ -19,6 +22,11 @@ def advance(run: Run | Follower, interrupt: Interrupt, watch: Watch) -> bool:
                 return run.finished
     except KeyboardInterrupt:
         return False
+    except torch.OutOfMemoryError as error:
+        raise MemoryLimitError(
+            f"the GPU's memory is full after round {run.progress.t}: if other processes hold some of it, resume when "
+            "they have ended, or begin anew with --memory"
+        ) from error
     return True
 
 

@@ -2,6 +2,7 @@
 
 import os
 import resource
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -74,8 +75,9 @@ def ram() -> int:
         return whole
 
 
+@cache  # as others come and go, groups of clients would change their size, and programs their shape
 def device_memory(device: torch.device) -> int:
-    """The memory of a device; of a GPU, what other processes leave of it."""
+    """The memory of a device; of a GPU, what other processes left of it when this one began."""
     if device.type != "cuda":
         return ram()
     free, _ = torch.cuda.mem_get_info(device)
