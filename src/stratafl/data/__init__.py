@@ -5,7 +5,6 @@ from stratafl.data.digits import digits, digits_arrays
 from stratafl.data.division import divided
 from stratafl.data.federation import Federation, Ragged, federate, from_clients, from_splits
 from stratafl.data.loading import load_samples
-from stratafl.data.npz import from_npz
 from stratafl.data.partitions import IID, PARTITIONS, Classes, Dirichlet, Partition, PFLlibDirichlet, drawn
 from stratafl.data.published import DATASETS, Published
 from stratafl.data.reading import Reading
@@ -34,7 +33,6 @@ __all__ = [
     "drawn",
     "federate",
     "from_clients",
-    "from_npz",
     "from_splits",
     "load_samples",
     "read_shards",

@@ -2,11 +2,8 @@
 
 from pathlib import Path
 
-from stratafl.data.division import divided
-from stratafl.data.federation import Federation
 from stratafl.data.formats.tables import npz_arrays
 from stratafl.data.labels import targets
-from stratafl.data.partitions import Partition
 from stratafl.data.reading import Reading
 from stratafl.data.samples import Samples
 from stratafl.errors import DataError
@@ -28,25 +25,3 @@ def npz_samples(path: str | Path, reading: Reading | None = None) -> Samples:
         raise DataError(f"'{path}': {client} has shape {owner.shape}, but there are {len(x)} samples")
     y, names = targets(y, reading.targets, str(path))
     return Samples(x, y, classes=None if names is None else len(names), names=names, owner=owner, name=Path(path).stem)
-
-
-def from_npz(
-    path: str | Path,
-    *,
-    clients: int,
-    partition: Partition | None,
-    fallback: Partition,
-    validation: float,
-    test: float,
-    seed: int,
-) -> Federation:
-    """The federation in a file; without a partition, the clients that it names, or else the fallback."""
-    return divided(
-        npz_samples(path),
-        clients=clients,
-        partition=partition,
-        fallback=fallback,
-        validation=validation,
-        test=test,
-        seed=seed,
-    )

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from stratafl.algorithm import Round
-from stratafl.layers import Select, select
 from stratafl.parcel import Field
+from stratafl.policies.travelling import Travelling
 from stratafl.records import record
 from stratafl.state import State, rows_of
 
@@ -14,19 +14,8 @@ if TYPE_CHECKING:
 
 
 @record
-class Upload:
+class Upload(Travelling):
     """Layers of the client's row, and its number of training samples n_k."""
-
-    layers: Select = select("all")
-    field: str = "theta"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", select(self.layers))
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The client's row."""
-        return (self.field,)
 
     @property
     def writes(self) -> tuple[str, ...]:

@@ -5,31 +5,26 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from stratafl.algorithm import Round
-from stratafl.layers import Select, select
+from stratafl.layers import Select
 from stratafl.parcel import Field
+from stratafl.policies.travelling import Travelling
 from stratafl.records import record
 from stratafl.state import State, Value
 
 
 @record
-class Broadcast:
-    """The same layers of a server field to every client."""
-
-    layers: Select = select("all")
-    field: str = "theta"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", select(self.layers))
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The server field."""
-        return (self.field,)
+class Download(Travelling):
+    """Layers of a server field."""
 
     @property
     def writes(self) -> tuple[str, ...]:
         """The field of the download."""
         return (f"down.{self.field}",)
+
+
+@record
+class Broadcast(Download):
+    """The same layers of a server field to every client."""
 
     def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
         """One common field."""
@@ -37,24 +32,8 @@ class Broadcast:
 
 
 @record
-class Deliver:
+class Deliver(Download):
     """To each client its own row of a server field that keeps a row per client."""
-
-    layers: Select = select("all")
-    field: str = "theta"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", select(self.layers))
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The server field."""
-        return (self.field,)
-
-    @property
-    def writes(self) -> tuple[str, ...]:
-        """The field of the download."""
-        return (f"down.{self.field}",)
 
     def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
         """One row per client."""

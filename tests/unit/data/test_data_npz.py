@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from stratafl.data import IID, Classes, Dirichlet, federate, from_npz
+from stratafl.data import IID, Classes, Dirichlet, federate
+from stratafl.data.division import divided
+from stratafl.data.npz import npz_samples
 from stratafl.errors import DataError, PartitionError, StrataError
 
 X = np.arange(24, dtype=np.float32).reshape(12, 2)
@@ -15,7 +17,7 @@ Y = np.array([0, 1, 2] * 4)
 
 def read(path, **options):
     given = {"clients": 3, "partition": None, "fallback": IID(), "validation": 0.25, "test": 0.25, "seed": 1}
-    return from_npz(path, **given | options)
+    return divided(npz_samples(path), **given | options)
 
 
 def stored(folder, **arrays):
