@@ -280,9 +280,12 @@ def with_settings(experiment: Experiment, given: Sequence[str]) -> Experiment:
     for table, key, value in parsed:
         if (table, key) == ("run", "protocol"):
             tables = _open_again(experiment, value)
-    for table, key, value in parsed:
+    for name, key, value in parsed:
+        table = "algorithm" if name == tables["algorithm"].get("name") else name
         if table in ALGORITHMS:
-            raise UnknownNameError(f"unknown table '{table}': an option of the method is set by algorithm.{key}=…")
+            raise UnknownNameError(
+                f"{table}.{key} is an option of {table}, the method is {tables['algorithm']['name']}"
+            )
         if table not in TABLES:
             raise unknown("table", table, TABLES)
         if table in ("algorithm", "model") and key == "name" and tables[table]["name"] != value:

@@ -142,14 +142,22 @@ def test_the_tally_counts_what_there_is():
     assert told(False) == "0 of 1 claim hold, 1 does not"
 
 
+def test_what_stands_in_is_no_evidence_and_no_success(tmp_path):
+    write_run(tmp_path / "run", [0.5])
+    folder = tell(tmp_path, {**GIVEN, "holds": True, "stand_in": True})
+    assert "1 of 1 claim holds; with other data in place of the paper" in tally(verdicts([folder]))
+    text = page(gather([folder]))
+    assert [text.count(f'class="left {look}"') for look in ("doubtful", "holds")] == [1, 0]
+
+
 def test_verdicts_come_right_after_the_summary_and_their_csv_has_every_key(tmp_path):
     write_run(tmp_path / "run", [0.5])
     study = gather([tell(tmp_path, {**GIVEN, "holds": True, "reason": "why", "noise": True})])
     found = sections(study)
     assert [section.name for section in found[:3]] == ["summary", "reproduction", "ranked"]
     head, row = found[1].parts[0].csv.splitlines()
-    assert head == "paper,table,claim,predicate,paper_value,measured,holds,reason,noise"
-    assert row == "P,1,a beats b,a > b,1.5,,True,why,True"
+    assert head == "paper,table,claim,predicate,paper_value,measured,holds,reason,noise,stand_in"
+    assert row == "P,1,a beats b,a > b,1.5,,True,why,True,False"
     assert '<th scope="row" class="left" data-title="claim">a beats b<small>a &gt; b</small></th>' in page(study)
 
 

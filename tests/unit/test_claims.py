@@ -195,3 +195,10 @@ def test_a_claim_that_lacks_something_is_refused():
         Claim("it is so", "abve", row=A).check()
     with pytest.raises(UnknownNameError, match="seconds"):
         Claim("it is so", "best", row=A, measure="second").check()
+
+
+def test_the_same_difference_with_every_seed_is_no_interval():
+    claim = Claim("a beats b", "above", row="a", than="b")
+    numbers = {("a", "x"): {0: 52.6, 1: 62.6}, ("b", "x"): {0: 50.0, 1: 60.0}}
+    (found,) = verdicts(claim, numbers, {}, ["x"])
+    assert (found.holds, found.reason) == (True, "a against b: +2.6 (with each of 2 seeds)")

@@ -27,11 +27,16 @@ def test_the_complete_configuration_goes_to_toml_and_back():
     assert tomllib.loads(text)["algorithm"] == {"name": "fedper", "personal": "blocks:2"}
 
 
+def test_an_option_may_be_called_by_its_method():
+    by_name = with_settings(Experiment(), ["fedlag.warmup=5", "algorithm.name=fedlag"])
+    assert by_name == with_settings(Experiment(), ["algorithm.name=fedlag", "algorithm.warmup=5"])
+
+
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
         ("trian.lr=0.1", "unknown table 'trian'; did you mean 'train'"),
-        ("fedlag.warmup=1", "unknown table 'fedlag': an option of the method is set by algorithm.warmup=…"),
+        ("fedlag.warmup=1", "fedlag.warmup is an option of fedlag, the method is fedper"),
         ("train.learning=0.1", r"unknown key of \[train\] 'learning'"),
         ("train.batchs=3", "unknown key of .train. 'batchs'; did you mean 'batch'"),
         ("train.lr=fast", "train.lr is a number, not 'fast'"),

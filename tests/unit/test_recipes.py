@@ -1,6 +1,7 @@
 """Recipes: every one that ships can be read and put together; what is wrong with one is said."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from stratafl.experiment import Experiment, to_tables, with_settings
 from stratafl.recipes import SCALES, read, recipe_names, recipes
 from stratafl.recipes.measuring import measured
 from stratafl.recipes.reproduction import Reproduction, run_name
-from stratafl.recipes.writing import markdown, verdict_table, write
+from stratafl.recipes.writing import cells, legend, markdown, verdict_table, write
 from stratafl.report.outcomes import Outcome
 from stratafl.runs import Run
 from stratafl.runs.files import read_lines
@@ -234,9 +235,29 @@ def test_an_unknown_recipe_is_refused_with_the_nearest():
 
 def test_anybodys_own_recipe_is_a_file(tmp_path):
     (tmp_path / "mine.toml").write_text(TEXT)
-    assert recipes(str(tmp_path / "mine.toml")) == [read("own/mine", TEXT)]
+    source = str(tmp_path / "mine.toml")
+    assert recipes(source) == [replace(read("own/mine", TEXT), source=source)]
     with pytest.raises(RecordError, match=r"'.*yours.toml' cannot be read"):
         recipes(str(tmp_path / "yours.toml"))
+
+
+def test_recipes_of_one_name_in_two_files_do_not_share_a_folder(tmp_path):
+    def begun(file):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(TEXT)
+        Reproduction(tmp_path / "out", *recipes(str(file)), "smoke").begin()
+
+    begun(tmp_path / "a" / "mine.toml")
+    begun(tmp_path / "a" / "mine.toml")
+    with pytest.raises(
+        RunError, match=r"made with other source: .*a/mine.toml, not .*b/mine.toml; choose another --out"
+    ):
+        begun(tmp_path / "b" / "mine.toml")
+
+
+def test_an_option_of_a_method_goes_to_its_rows_alone():
+    cells = read("a/b", TEXT).cells("smoke", ("fedprox.strength=0.25",), 1)
+    assert [cell.experiment.algorithm.options for cell in cells] == [{}, {"strength": 0.25}]
 
 
 def test_experiments_that_are_the_same_share_a_run():
@@ -397,3 +418,37 @@ def test_a_recipe_without_its_data_is_no_reason_to_stop(tmp_path, monkeypatch):
     monkeypatch.setattr(reproducing, "recipes", lambda _: [nowhere])
     with pytest.raises(DataError, match=r"nowhere\.npz"):
         reproducing.reproduce("a", "smoke", (), 1, tmp_path / "again", None)
+
+
+def test_seeds_that_were_asked_for_earlier_count(tmp_path):
+    whole = Reproduction(tmp_path, read("a/b", TEXT), "smoke", seeds=3)
+    for cell in whole.cells:
+        with whole.run(cell) as run:
+            list(run.rounds())
+    usual = Reproduction(tmp_path, read("a/b", TEXT), "smoke")
+    assert len(usual.cells) == 4  # two seeds
+    assert usual.numbers() == whole.numbers()
+    assert usual.begun == whole.begun
+    assert {cell.seed for cell, _ in usual.outcomes()} == {0, 1, 2}
+
+
+def test_the_result_says_what_was_run_and_how_to_read_it(reproduced):
+    with reproduced.run(reproduced.cells[0]) as run:
+        list(run.rounds())
+    text = markdown(reproduced, reproduced.judged(), "strata reproduce a/b")
+    assert "Columns: *small* `model.hidden=[4]`." in text
+    assert "*Prox* `algorithm.name=fedprox`, `algorithm.strength=0.5`, `train.lr=0.2`." in text
+    assert "Data: digits. Model: mlp." in text
+    assert "mean ± standard deviation over seeds; in verdicts ± is half of the 95 % interval of a difference." in text
+
+
+def test_a_row_whose_method_leaks_is_marked(tmp_path):
+    leaks = TEXT.replace('"algorithm.name" = "fedavg"', '"algorithm.name" = "flayer", "algorithm.preset" = "official"')
+    made = Reproduction(tmp_path, read("a/b", leaks), "smoke", seeds=1)
+    for cell in made.cells:
+        with made.run(cell) as run:
+            list(run.rounds())
+    (leaking, fair, _) = [texts[-1] for _, texts in cells(made, "score")]
+    assert leaking.endswith(" †")
+    assert not fair.endswith("†")
+    assert legend(made)[-1] == "† test data steers its training: not comparable"

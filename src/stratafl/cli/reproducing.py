@@ -20,7 +20,7 @@ from stratafl.recipes import Cell, recipes
 from stratafl.recipes.claims import MEASURES
 from stratafl.recipes.judging import Verdict
 from stratafl.recipes.reproduction import RESULT, Reproduction
-from stratafl.recipes.writing import HERE, cells, heads, write
+from stratafl.recipes.writing import HERE, cells, heads, legend, write
 from stratafl.report.verdicts import tally
 
 _STYLES = {True: "green", False: "red", None: "dim"}
@@ -118,9 +118,11 @@ def _show(made: Reproduction, judged: Sequence[Verdict]) -> None:
     console.print(Text(f"{made.recipe.name}: {made.recipe.title}", style="bold"))
     for measure in made.recipe.measures:
         console.print(_table(made, measure))
+    for line in legend(made):
+        console.print(Text(line, style="dim"))
     for verdict in judged:
         line = f"{verdict.words}: {verdict.claim} [{verdict.column}] {verdict.reason}"
-        console.print(Text(line, style=_STYLES[verdict.holds]))
+        console.print(Text(line, style="" if verdict.noise or verdict.stand_in else _STYLES[verdict.holds]))
     for left in made.not_run():
         console.print(Text(f"not run: {left}", style="dim"))
     console.print(Text(f"{tally(judged)}; written to {made.folder / RESULT}", style="bold"))

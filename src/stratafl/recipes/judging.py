@@ -28,6 +28,7 @@ class Verdict:
     paper: str = ""
     measured: str = ""
     noise: bool = False  # what decides lies within the noise between seeds
+    stand_in: bool = False  # of other data and models than the paper's: no evidence
 
     @property
     def words(self) -> str:
@@ -89,6 +90,8 @@ class Gap:
         value = f"{round(claim.sign * self.mean, digits) + 0.0:+.{digits}f}"  # + 0.0: no minus before zero
         if self.margin is None:
             return f"{value} (one seed)"
+        if self.margin < 0.5 * 10**-digits and self.mean:
+            return f"{value} (with each of {self.seeds} seeds{', within noise' if noise else ''})"
         return f"{value} (± {self.margin:.{digits}f} over {self.seeds} seeds{', within noise' if noise else ''})"
 
 

@@ -1,6 +1,7 @@
 """Recipes from their TOML, every key and name known: those that ship, and anybody's own."""
 
 import tomllib
+from dataclasses import replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -31,7 +32,7 @@ def recipes(name: str) -> list[Recipe]:
 
 def _own(path: Path) -> Recipe:
     try:
-        return read(f"own/{path.stem}", path.read_text("utf-8"))
+        return replace(read(f"own/{path.stem}", path.read_text("utf-8")), source=str(path.resolve()))
     except (OSError, UnicodeDecodeError) as error:
         raise RecordError(f"the recipe '{path}' cannot be read: {error}") from error
 

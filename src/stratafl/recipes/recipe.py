@@ -13,7 +13,7 @@ Settings of the recipe, column, row, scale and command, in this order, the later
 option of one method alone. Another model or partition leaves the options of the one before behind.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,6 +90,7 @@ class Recipe:
     settings: Settings = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     readings: tuple[str, ...] = ()
+    source: str | None = None  # the file of one that does not ship
 
     @property
     def measures(self) -> list[str]:
@@ -130,7 +131,7 @@ class Recipe:
         method = {key: value for each in layers for key, value in each.items()}.get("algorithm.name")
         first = [f"run.protocol={self.protocol}", *([f"algorithm.name={method}"] if method else [])]
         made = Experiment()
-        for given in (first, *(_given(layer, method) for layer in layers), more):
+        for given in (first, *(_given(layer, method) for layer in layers), _for(method, more)):
             made = with_settings(made, given)
         return made
 
@@ -144,6 +145,12 @@ def _given(layer: Settings, method: str | None) -> list[str]:
             continue
         given.append(f"{'algorithm' if table in ALGORITHMS else table}.{option}={_written(layer[key])}")
     return given
+
+
+def _for(method: str | None, given: Sequence[str]) -> list[str]:
+    """Settings of a command without options of other methods."""
+    tables = [each.partition(".")[0] for each in given]
+    return [each for each, table in zip(given, tables, strict=True) if table not in ALGORITHMS or table == method]
 
 
 def _written(value: Any) -> str:

@@ -69,6 +69,7 @@ class Reproduction:
     def begin(self) -> None:
         """Write down what is asked for; refused if the folder was made for something else."""
         asked: dict[str, Any] = {"recipe": self.recipe.name, "scale": self.scale, "settings": list(self.settings)}
+        asked |= {"source": self.recipe.source} if self.recipe.source else {}
         if (self.folder / FILE).exists():
             found = read_toml(self.folder / FILE)
             for key, value in asked.items():
@@ -118,8 +119,19 @@ class Reproduction:
 
     def outcomes(self) -> Iterator[tuple[Cell, Outcome | None]]:
         """Every cell with what its run came to; None where it is not at its end."""
-        for cell in self.cells:
+        for cell in (*self.cells, *self.further()):
             yield cell, self.outcome(cell)
+
+    def further(self) -> Iterator[Cell]:
+        """Cells at their end with seeds that were asked for earlier, and not now."""
+        seed = 1 + max((cell.seed for cell in self.cells), default=-1)
+        while True:
+            more = self.recipe.cells(self.scale, self.settings, seed + 1)
+            ended = [cell for cell in more if cell.seed == seed and self.outcome(cell) is not None]
+            if not ended:
+                return
+            yield from ended
+            seed += 1
 
     def outcome(self, cell: Cell) -> Outcome | None:
         """What the run of a cell came to; None where it is not at its end."""
@@ -136,6 +148,10 @@ class Reproduction:
             if value is not None:
                 table.setdefault((cell.row, cell.column), {})[cell.seed] = value
         return table
+
+    def leaking(self) -> set[tuple[str, str]]:
+        """Rows and columns whose numbers compare with no other's, because test data steers training."""
+        return {(cell.row, cell.column) for cell, one in self.outcomes() if one is not None and one.leaks}
 
     def printed(self, measure: str = "score") -> Printed:
         """What the paper prints."""
@@ -155,7 +171,8 @@ class Reproduction:
                 found += [self._against_rivals(verdict, numbers) for verdict in against]
             else:
                 found += verdicts(claim, numbers, printed, columns, shorter)
-        return [replace(v, column=v.column if v.holds is None else self.shown(v.column)) for v in found]
+        named = [replace(v, column=v.column if v.holds is None else self.shown(v.column)) for v in found]
+        return [replace(v, stand_in=self.stand_in is not None) for v in named]
 
     def shorter(self) -> dict[str, str]:
         """By column, how many rounds are run in place of those of scale full; nothing where nothing compares."""
@@ -175,7 +192,7 @@ class Reproduction:
     @property
     def begun(self) -> list[Path]:
         """The run directories that hold anything."""
-        return list(dict.fromkeys(self.place(cell) for cell in self.cells if self.done(cell)))
+        return list(dict.fromkeys(self.place(cell) for cell in (*self.cells, *self.further()) if self.done(cell)))
 
     def _without_controls(self, numbers: Numbers) -> Numbers:
         controls = [row.name for row in self.recipe.rows if row.control]

@@ -8,11 +8,12 @@ from typing import Any
 from stratafl.recipes.claims import MEASURES
 from stratafl.recipes.judging import Numbers, Verdict
 from stratafl.recipes.measuring import seconds
-from stratafl.recipes.recipe import Recipe, Row
+from stratafl.recipes.recipe import Column, Recipe, Row
 from stratafl.recipes.reproduction import RESULT, Reproduction
 from stratafl.report.formats import duration
 from stratafl.report.outcomes import outcome
 from stratafl.report.places import machine, span, versions
+from stratafl.report.ranking import INCOMPARABLE, MARK
 from stratafl.report.verdicts import VERDICTS
 from stratafl.runs import environment_of
 from stratafl.runs.files import write_whole
@@ -35,11 +36,14 @@ def markdown(made: Reproduction, judged: Sequence[Verdict], command: str) -> str
     lines = [f"## {recipe.name}, scale {made.scale}: {recipe.title}", ""]
     lines += [f"`{command}` — {_made(made)}; protocol `{recipe.protocol}`."]
     settings = {**recipe.settings, **scale.settings}
-    lines += ["", "Settings: " + ", ".join(f"`{key}={value}`" for key, value in settings.items()) + ".", ""]
+    lines += ["", f"Settings: {_settings(settings)}."]
+    for kind, some in (("Columns", _columns(made)), ("Rows", recipe.runnable)):
+        lines += ["", f"{kind}: " + "; ".join(f"*{each.name}* {_settings(each.settings)}" for each in some) + "."]
+    lines += ["", f"Data: {_names(made, 'data')}. Model: {_names(made, 'model')}.", ""]
     lines += [f"- {note}" for note in recipe.notes]
     for measure in recipe.measures:
         lines += ["", f"**{MEASURES[measure]}**", "", *table(made, measure)]
-    lines += [""]
+    lines += ["", "; ".join(legend(made)) + ".", ""]
     lines += ["| claim | where | predicate | paper | measured | verdict | why |", "|---|---|---|---|---|---|---|"]
     lines += [
         f"| {v.claim} | {v.column} | {v.predicate} | {v.paper} | {v.measured} | **{v.words}** | {v.reason} |"
@@ -48,6 +52,19 @@ def markdown(made: Reproduction, judged: Sequence[Verdict], command: str) -> str
     left = made.not_run()
     lines += ["", "Not run:" if left else "Everything was run.", "", *(f"- {each}" for each in left), ""]
     return "\n".join(lines)
+
+
+def _settings(given: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{key}={value}`" for key, value in given.items()) or "as they are"
+
+
+def _columns(made: Reproduction) -> list[Column]:
+    return [column for column in made.recipe.columns if column.name in made.recipe.columns_at(made.scale)]
+
+
+def _names(made: Reproduction, table: str) -> str:
+    """Which data or models are used."""
+    return ", ".join(dict.fromkeys(getattr(cell.experiment, table).name for cell in made.cells))
 
 
 def _made(made: Reproduction) -> str:
@@ -78,9 +95,18 @@ def heads(made: Reproduction, measure: str) -> list[tuple[str, str]]:
 def cells(made: Reproduction, measure: str) -> Iterator[tuple[Row, list[str]]]:
     """Each row with its cells: what the paper prints, or mean and deviation over seeds."""
     printed, numbers, columns = made.printed(measure), made.numbers(measure), heads(made, measure)
+    leaking = made.leaking()
     for row in made.recipe.rows:
         paper = {name: f"{value:.2f}" for (owner, name), value in printed.items() if owner == row.name}
-        yield row, [paper.get(name, "") if what == PAPER else _here(row, name, numbers) for name, what in columns]
+        here = {name: _here(row, name, numbers) for name, _ in columns}
+        here |= {name: f"{here[name]} {MARK}" for name in here if (row.name, name) in leaking}
+        yield row, [paper.get(name, "") if what == PAPER else here[name] for name, what in columns]
+
+
+def legend(made: Reproduction) -> list[str]:
+    """How the tables are to be read."""
+    said = ["mean ± standard deviation over seeds; in verdicts ± is half of the 95 % interval of a difference"]
+    return said + ([f"{MARK} {INCOMPARABLE}"] if made.leaking() else [])
 
 
 def _here(row: Row, column: str, numbers: Numbers) -> str:
@@ -105,6 +131,7 @@ def verdict_table(recipe: Recipe, judged: Sequence[Verdict]) -> list[Mapping[str
             "measured": v.measured,
             "holds": v.holds,
             "noise": v.noise,
+            "stand_in": v.stand_in,
             "reason": v.reason,
         }
         for v in judged

@@ -12,6 +12,7 @@ from stratafl.wording import counted
 
 VERDICTS = "verdicts.json"
 NOISE = "within noise: other seeds may turn the verdict"
+STAND_IN = "with other data in place of the paper's, which is no evidence"
 WORDS = {True: "✓ holds", False: "✗ does not hold", None: "– not run"}
 
 
@@ -31,6 +32,10 @@ class Judged(Protocol):
     def noise(self) -> bool:
         """Whether what decides lies within the noise between seeds."""
 
+    @property
+    def stand_in(self) -> bool:
+        """Whether it is of other data and models than the paper's."""
+
 
 def tally(told: Sequence[Judged]) -> str:
     """How many claims hold, how many do not, and how many of these other seeds may turn."""
@@ -43,7 +48,7 @@ def tally(told: Sequence[Judged]) -> str:
         share = "" if not noisy else " (within noise)" if noisy == len(found) == 1 else f" ({noisy} within noise)"
         if found or sign:
             said.append(f"{len(found)} {one if len(found) == 1 else several}{share}")
-    return ", ".join(said)
+    return ", ".join(said) + (f"; {STAND_IN}" if any(each.stand_in for each in told) else "")
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,7 @@ class Verdict:
     holds: bool | None
     reason: str = ""
     noise: bool = False  # what decides lies within the noise between seeds
+    stand_in: bool = False  # of other data and models than the paper's: no evidence
 
     @property
     def words(self) -> str:
@@ -95,7 +101,9 @@ def verdict_table(told: Sequence[Verdict]) -> Table | None:
 
 
 def _look(verdict: Verdict) -> str:
-    return "unrun" if verdict.holds is None else "doubtful" if verdict.noise else "holds" if verdict.holds else "fails"
+    if verdict.holds is None:
+        return "unrun"
+    return "doubtful" if verdict.noise or verdict.stand_in else "holds" if verdict.holds else "fails"
 
 
 def _read(path: Path) -> list[Verdict]:
@@ -122,10 +130,12 @@ def _verdict(path: Path, number: int, entry: Any) -> Verdict:
             raise RunError(f"'{path}': verdict {number} lacks '{key}'")
     if entry["holds"] not in (True, False, None) or isinstance(entry["holds"], int) != isinstance(entry["holds"], bool):
         raise RunError(f"'{path}': holds of verdict {number} is true, false or null, not {entry['holds']!r}")
-    if not isinstance(entry.get("noise", False), bool):
-        raise RunError(f"'{path}': noise of verdict {number} is true or false, not {entry['noise']!r}")
-    texts = {name: _text(entry.get(name)) for name in names if name not in ("holds", "noise")}
-    return Verdict(**texts, holds=entry["holds"], noise=entry.get("noise", False))
+    signs = {key: entry.get(key, False) for key in ("noise", "stand_in")}
+    for key, sign in signs.items():
+        if not isinstance(sign, bool):
+            raise RunError(f"'{path}': {key} of verdict {number} is true or false, not {sign!r}")
+    texts: dict[str, Any] = {name: _text(entry.get(name)) for name in names if name not in ("holds", *signs)}
+    return Verdict(**texts, holds=entry["holds"], **signs)
 
 
 def _text(value: Any) -> str:
