@@ -209,6 +209,18 @@ def test_convergence_and_spread_follow_the_protocol(tmp_path):
         ("seeds = 2", "seed = 2", "seeds"),
         ('title = "A table"', "title = ", "a/b"),
         ('title = "A table"', "", "needs 'title'"),
+        ('title = "A table"', 'title = ""', "needs some 'title'"),
+        ('title = "A table"', "title = 3", "title is a text, not 3"),
+        ('title = "A table"', 'title = "A table"\nnotes = "one"', "notes is a list, not 'one'"),
+        ("seeds = 2", "seeds = 0", "seeds must be at least 1, not 0"),
+        ('{ name = "large" }', '{ name = "small" }', "2 columns are called 'small'"),
+        ('name = "Prox"', 'name = "FedAvg"', "2 rows are called 'FedAvg'"),
+        ('{ name = "large" }', "{ settings = {} }", r"\[columns\] needs 'name'"),
+        ('{ name = "large" }', "3", r"\[columns\] is a table, not 3"),
+        ("{ small = 12.5 }", '{ small = "12.5" }', "printed.small is a number, not '12.5'"),
+        ("printed = { small = 12.5 }", "also = { spread = 3 }", "rows.spread is a table, not 3"),
+        ("printed = { small = 12.5 }", "columns = [3]", "unknown column '3'"),
+        ('than = "FedAvg"', 'than = "FedAvg"\ncolumns = ["smal"]', "small"),
     ],
 )
 def test_a_mistake_is_named(before, after, words):
