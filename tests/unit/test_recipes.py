@@ -337,7 +337,7 @@ def test_fewer_rounds_than_at_full_scale_are_part_of_the_reason(tmp_path, monkey
     assert Reproduction(tmp_path, recipe, "full", ("run.rounds=3",)).shorter()["large"] == "3 rounds in place of 2"
     assert Reproduction(tmp_path, standing_in(TEXT), "smoke").shorter() == {}  # no number compares as it is
     printed = Reproduction(tmp_path, recipe, "smoke").judged()[1]
-    assert printed.reason == "-2.5 from the paper; 1 round in place of 2"
+    assert printed.reason == "against the paper: -2.5 (one seed); 1 round in place of 2"
 
 
 def test_a_folder_made_for_something_else_is_refused(reproduced):

@@ -83,6 +83,14 @@ class Gap:
         """Whether one of the limits that decide lies within the interval: other seeds may turn the verdict."""
         return self.margin is not None and any(abs(self.mean - limit) <= self.margin for limit in limits)
 
+    def below(self, limit: float) -> bool:
+        """Whether it is no more than the limit, and no other seeds would turn that."""
+        return self.margin is not None and self.mean <= limit and not self.undecided(limit)
+
+    def near(self, within: float) -> tuple[bool, bool]:
+        """Whether it is that near to nothing, and whether other seeds may turn that."""
+        return abs(self.mean) <= within, self.undecided(-within, within)
+
     def text(self, claim: Claim, noise: bool) -> str:
         """It as a difference of the numbers themselves, and what is to be said of its size."""
         digits = 2 if claim.measure in ("seconds", "time", "bytes") else 1
@@ -115,15 +123,18 @@ def _verdict(
 
 
 def _pairs(claim: Claim, numbers: Numbers, printed: Printed, column: str, pairs: Sequence[tuple[str, str]]) -> Verdict:
-    """The first of each pair is better than the second by more than is asked for."""
-    said, holds, noise = [], True, False
+    """The first of each pair is better than the second by more than is asked for; one that surely is not decides."""
+    gaps = list[Gap]()
     for a, b in pairs:
         found = gap(claim, numbers, (a, column), (b, column))
         if found is None:
             return _verdict(claim, column, None, f"'{a}' or '{b}' was not run")
-        holds, undecided = holds and found.mean > claim.by, found.undecided(claim.by)
-        noise |= undecided
-        said.append(f"{a} against {b}: {found.text(claim, undecided)}")
+        gaps.append(found)
+    doubtful = [each.undecided(claim.by) for each in gaps]
+    holds, noise = all(each.mean > claim.by for each in gaps), any(doubtful)
+    noise = noise and not any(each.below(claim.by) for each in gaps)
+    texts = [each.text(claim, doubt) for each, doubt in zip(gaps, doubtful, strict=True)]
+    said = [f"{a} against {b}: {text}" for (a, b), text in zip(pairs, texts, strict=True)]
     paper = [text for a, b in pairs if (text := _difference(printed, (a, column), (b, column)))]
     shown = " · ".join(f"{name} {_number(mean(numbers, name, column))}" for name in dict.fromkeys(sum(pairs, ())))
     return _verdict(claim, column, holds, "; ".join(said), ", ".join(paper), shown, noise)
@@ -142,13 +153,19 @@ def _order(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Ver
 
 
 def _best(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Verdict:
-    """Against the rival that comes nearest with the seeds that both have: others may have easier seeds behind them."""
+    """Against the rival that comes nearest with the seeds that both have: others may have easier seeds behind them.
+
+    And against all others that other seeds may bring before it, unless that one surely is.
+    """
     row = str(claim.row)
     rivals = [other for other, where in numbers if where == column and other != row]
-    gaps = {other: found.mean for other in rivals if (found := gap(claim, numbers, (row, column), (other, column)))}
+    gaps = {other: found for other in rivals if (found := gap(claim, numbers, (row, column), (other, column)))}
     if not gaps:
         return _verdict(claim, column, None, f"'{row}' or its rivals were not run")
-    return _pairs(claim, numbers, printed, column, [(row, min(gaps, key=lambda other: gaps[other]))])
+    nearest, *others = sorted(gaps, key=lambda other: gaps[other].mean)
+    settled = gaps[nearest].below(claim.by)
+    doubtful = [other for other in others if not settled and gaps[other].undecided(claim.by)]
+    return _pairs(claim, numbers, printed, column, [(row, other) for other in (nearest, *doubtful)])
 
 
 def _close(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Verdict:
@@ -156,20 +173,23 @@ def _close(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Ver
     found = gap(claim, numbers, (a, column), (b, column))
     if found is None:
         return _verdict(claim, column, None, f"'{a}' or '{b}' was not run")
-    within, paper = float(claim.within or 0), _difference(printed, (a, column), (b, column))
-    holds, noise = abs(found.mean) <= within, found.undecided(-within, within)
+    holds, noise = found.near(float(claim.within or 0))
+    paper = _difference(printed, (a, column), (b, column))
     shown = " · ".join(f"{name} {_number(mean(numbers, name, column))}" for name in (a, b))
     return _verdict(claim, column, holds, f"{a} against {b}: {found.text(claim, noise)}", paper, shown, noise)
 
 
 def _printed(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Verdict:
-    there, here = printed.get((str(claim.row), column)), mean(numbers, str(claim.row), column)
+    place = str(claim.row), column
+    there, here = printed.get(place), mean(numbers, *place)
     if there is None:
         return _verdict(claim, column, None, "the paper prints no number")
-    if here is None:
+    found = Gap.of([claim.sign * (value - there) for value in numbers.get(place, {}).values()])
+    if found is None:
         return _verdict(claim, column, None, f"'{claim.row}' was not run", _number(there))
-    holds = abs(here - there) <= float(claim.within or 0)
-    return _verdict(claim, column, holds, f"{here - there:+.1f} from the paper", _number(there), _number(here))
+    holds, noise = found.near(float(claim.within or 0))
+    reason = f"against the paper: {found.text(claim, noise)}"
+    return _verdict(claim, column, holds, reason, _number(there), _number(here), noise)
 
 
 def _rises(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Verdict:
@@ -198,13 +218,18 @@ def _widens(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Ve
 
 
 def _flat(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Verdict:
-    found = [mean(numbers, str(claim.row), each) for each in claim.columns or ()]
-    known = [value for value in found if value is not None]
-    if len(known) < len(found):
+    """Of the largest and the smallest number with the seeds that all columns have."""
+    each = {where: numbers.get((str(claim.row), where), {}) for where in claim.columns or ()}
+    common = set[int].intersection(*(set(values) for values in each.values()))
+    if not common:
         return _verdict(claim, column, None, f"'{claim.row}' was not run in all columns")
-    spread = max(known) - min(known)
-    shown = " → ".join(_number(value) for value in known)
-    return _verdict(claim, column, spread <= float(claim.within or 0), f"they differ by {spread:.1f}", "", shown)
+    means = {where: fmean(values[seed] for seed in common) for where, values in each.items()}
+    high, low = each[max(means, key=lambda where: means[where])], each[min(means, key=lambda where: means[where])]
+    found = Gap.of([claim.sign * (high[seed] - low[seed]) for seed in sorted(common)])
+    assert found is not None  # there are seeds
+    holds, noise = found.near(float(claim.within or 0))
+    shown = " → ".join(_number(value) for value in means.values())
+    return _verdict(claim, column, holds, f"they differ by {found.text(claim, noise)}", "", shown, noise)
 
 
 def _number(value: float | None) -> str:
