@@ -259,3 +259,16 @@ def test_a_table_of_numbers_and_images_in_the_folder_are_kept(tmp_path):
         image_file(tmp_path / "photos" / name / "0.png", pictures(1)[0])
     load_samples(f"{tmp_path}/photos/")
     assert [len(entries(name)) for name in ("mine", "photos")] == [1, 1]
+
+
+def test_a_change_behind_a_link_is_noticed(tmp_path):
+    """Folders of clients may be elsewhere, and links may go in a circle."""
+    for name, value in (("ann", 1), ("bob", 2)):
+        table(tmp_path / "there" / name / "data.csv", ["a", "label"], [[value, 0], [value, 1]])
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "there" / "ann" / "circle").symlink_to(tmp_path / "there" / "ann")
+    for name in ("ann", "bob"):
+        (tmp_path / "mine" / name).symlink_to(tmp_path / "there" / name)
+    assert load_samples(f"{tmp_path}/mine/").x[:, 0].tolist() == [1, 1, 2, 2]
+    table(tmp_path / "there" / "bob" / "data.csv", ["a", "label"], [[30, 0], [30, 1]])
+    assert load_samples(f"{tmp_path}/mine/").x[:, 0].tolist() == [1, 1, 30, 30]
