@@ -26,6 +26,8 @@ def targets(cells: Column, wanted: str, where: str) -> Targets:
             raise DataError(f"data.targets = 'numbers', but the labels of '{where}' are names, such as '{cells[0]}'")
         return _named(cells, where)
     array = np.asarray(cells)
+    if array.dtype.kind != "f" and array.shape[1:] == (1,):  # a column
+        array = array[:, 0]
     if wanted == "numbers":
         return Targets(array.astype(np.float64), None)
     if array.ndim > 1 or not np.isfinite(array).all():

@@ -96,6 +96,12 @@ class Reproduction:
                 raise BusyError(f"another process has just begun '{place}'") from error
             raise
 
+    def check(self, run: Run) -> None:
+        """Refuse data without classes: all that is measured and claimed is about accuracy."""
+        if run.sim.workshop.federation.classes is None:
+            name = run.experiment.data.name
+            raise RunError(f"recipes compare accuracies, and '{name}' has no classes: see data.targets")
+
     def able(self, cell: Cell) -> bool:
         """Whether this machine computes with the digits that a cell asks for; a device that is not here is refused."""
         device = torch.device(device_of(cell.experiment.run.device))
@@ -193,6 +199,11 @@ class Reproduction:
         why = self.refused.get(cell.column) or self.failed.get((cell.row, cell.column))
         why = why or (None if self.able(cell) else f"{cell.experiment.run.precision} needs a GPU")
         return why or f"{self.done(cell)} of {counted(cell.experiment.run.rounds, 'round')}"
+
+    def diverged(self) -> list[str]:
+        """The runs whose loss is no number any more."""
+        ended = [(cell, one) for cell, one in self.outcomes() if one is not None]
+        return [f"{cell.row}, {cell.column}, seed {cell.seed}" for cell, one in ended if one.diverged]
 
     def not_run(self) -> list[str]:
         """What was not reached, and why."""

@@ -95,6 +95,11 @@ def test_several_targets_of_a_sample_are_numbers(tmp_path):
     assert (found.y.tolist(), found.classes) == ([[0, 1], [2, 3]], None)
 
 
+def test_whole_numbers_in_a_column_are_classes_as_well(tmp_path):
+    found = load_samples(stored(tmp_path, "npz", [[7], [5], [7]]))
+    assert (found.y.tolist(), found.names) == ([1, 0, 1], ("5", "7"))
+
+
 def test_classes_that_are_asked_for_are_not_numbers_in_silence(tmp_path):
     place = stored(tmp_path, "npz", [[0.0, 1.0], [2.0, 3.0]])
     assert "data.targets = 'classes', but the labels of" in (said := refusal(place, targets="classes"))
