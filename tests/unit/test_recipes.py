@@ -166,6 +166,12 @@ def test_the_best_of_those_that_were_run_names_the_others(tmp_path, monkeypatch)
     assert found.reason == "FLAYER against FedAvg: +10.0 (one seed); not run yet: FedPer"
 
 
+def test_bytes_are_of_a_round(tmp_path):
+    line = {"bytes.up": 2**20, "bytes.down": 2**21, "seconds.train": 1.0, "seconds.server": 0.0}
+    lines = [line | {"round": t, "test.deployed.accuracy": 0.5} for t in (1, 2)]
+    assert measured(Outcome(tmp_path, to_tables(Experiment()), lines, clients=1), "bytes") == 3.0
+
+
 def test_measures_of_a_run(reproduced):
     with reproduced.run(reproduced.cells[0]) as run:
         (line,) = list(run.rounds())
@@ -318,6 +324,9 @@ def test_what_stands_in_is_in_the_head_of_the_column(tmp_path, monkeypatch):
     monkeypatch.setattr(Reproduction, "numbers", lambda *_: numbers)
     judged = made.judged()
     assert [v.column for v in judged] == ["digits, mlp in place of small"]
+    monkeypatch.setattr(Reproduction, "numbers", lambda *_: {})
+    assert [v.column for v in made.judged()] == ["small"]  # nothing stood in where nothing was run
+    monkeypatch.setattr(Reproduction, "numbers", lambda *_: numbers)
     text = markdown(made, judged, "")
     assert "| method | small: paper | digits, mlp in place of small: here |" in text
     assert "| Prox is better | digits, mlp in place of small |" in text

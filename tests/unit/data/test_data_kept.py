@@ -253,6 +253,23 @@ def test_an_image_that_a_table_names_may_change(tmp_path, place):
     assert np.array_equal(after[1], third)
 
 
+def test_a_folder_beside_with_the_same_beginning_is_elsewhere(tmp_path):
+    picture, other = pictures(2)
+    table(tmp_path / "mine" / "data.csv", ["photo", "label"], [["../mine too/a.png", 0]])
+    for given in (picture, other):
+        image_file(tmp_path / "mine too" / "a.png", given)
+        assert np.array_equal(load_samples(f"{tmp_path}/mine/").x[0], given)
+
+
+def test_a_published_table_with_images_elsewhere_is_never_stale(tmp_path):
+    head = ["worker", "imagePair", "score"]
+    path = table(tmp_path / "FLICKR-AES_image_labeled_by_each_worker.csv", head, [["ann", "a.png", 3]])
+    for given in pictures(2):
+        image_file(tmp_path / "a.png", given)
+        found = load_samples("flickr-aes", Reading(path=str(path), size=given.shape[-1]))
+        assert np.array_equal(found.x[0], given)
+
+
 def test_a_table_of_numbers_and_images_in_the_folder_are_kept(tmp_path):
     load_samples(str(table(tmp_path / "mine.csv", ["a", "label"], [[1, 0], [2, 1]])))
     for name in ("cat", "dog"):
