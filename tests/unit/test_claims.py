@@ -4,7 +4,8 @@ import pytest
 
 from stratafl.errors import RecordError, UnknownNameError
 from stratafl.recipes.claims import Claim
-from stratafl.recipes.judging import gap, verdicts
+from stratafl.recipes.gaps import gap
+from stratafl.recipes.judging import verdicts
 
 A, B, C = "A", "B", "C"
 NUMBERS = {

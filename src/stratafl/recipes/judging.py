@@ -7,11 +7,9 @@ from statistics import fmean
 from types import MappingProxyType
 
 from stratafl.recipes.claims import OVER_COLUMNS, PER_ROUND, Claim
-from stratafl.report.intervals import interval
+from stratafl.recipes.gaps import Gap, Numbers, Place, gap, leads, mean
 from stratafl.report.verdicts import in_words
 
-Place = tuple[str, str]  # row and column
-Numbers = Mapping[Place, Mapping[int, float]]  # by seed
 Printed = Mapping[Place, float]
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -61,59 +59,6 @@ def _after(verdict: Verdict, claim: Claim, columns: Sequence[str], shorter: Mapp
     if verdict.holds is None or claim.measure in PER_ROUND or not said:
         return verdict
     return replace(verdict, reason="; ".join([verdict.reason, *said]))
-
-
-@dataclass(frozen=True)
-class Gap:
-    """A difference over seeds that both sides have, in the direction that is better."""
-
-    mean: float
-    margin: float | None  # of a 95 % interval; None with one seed
-    seeds: int
-
-    @staticmethod
-    def of(each: Sequence[float]) -> "Gap | None":
-        """Of the differences with each seed; None where there are none."""
-        if not each:
-            return None
-        found = interval(each)
-        return Gap(fmean(each), None if found is None else found.high - found.mean, len(each))
-
-    def undecided(self, *limits: float) -> bool:
-        """Whether one of the limits that decide lies within the interval: other seeds may turn the verdict."""
-        return self.margin is not None and any(abs(self.mean - limit) <= self.margin for limit in limits)
-
-    def below(self, limit: float) -> bool:
-        """Whether it is no more than the limit, and no other seeds would turn that."""
-        return self.margin is not None and self.mean <= limit and not self.undecided(limit)
-
-    def near(self, within: float) -> tuple[bool, bool]:
-        """Whether it is that near to nothing, and whether other seeds may turn that."""
-        return abs(self.mean) <= within, self.undecided(-within, within)
-
-    def text(self, claim: Claim, noise: bool) -> str:
-        """It as a difference of the numbers themselves, and what is to be said of its size."""
-        digits = 2 if claim.measure in ("seconds", "time", "bytes") else 1
-        value = f"{round(claim.sign * self.mean, digits) + 0.0:+.{digits}f}"  # + 0.0: no minus before zero
-        if self.margin is None:
-            return f"{value} (one seed)"
-        return f"{value} (± {self.margin:.{digits}f} over {self.seeds} seeds{', within noise' if noise else ''})"
-
-
-def gap(claim: Claim, numbers: Numbers, a: Place, b: Place) -> Gap | None:
-    """How much better `a` is than `b`; None where no seed has both."""
-    return Gap.of(list(_leads(claim, numbers, a, b).values()))
-
-
-def _leads(claim: Claim, numbers: Numbers, a: Place, b: Place) -> dict[int, float]:
-    here, there = numbers.get(a, {}), numbers.get(b, {})
-    return {seed: claim.sign * (here[seed] - there[seed]) for seed in sorted(set(here) & set(there))}
-
-
-def mean(numbers: Numbers, row: str, column: str) -> float | None:
-    """The mean over seeds of a cell; None where it was not run."""
-    values = numbers.get((row, column))
-    return fmean(values.values()) if values else None
 
 
 def _verdict(
@@ -206,11 +151,11 @@ def _rises(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Ver
 
 def _widens(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Verdict:
     row, than, columns = str(claim.row), str(claim.than), claim.columns or [""]
-    leads = [_leads(claim, numbers, (row, each), (than, each)) for each in (columns[0], columns[-1])]
-    found = Gap.of([leads[1][seed] - leads[0][seed] for seed in leads[0] if seed in leads[1]])
+    both = [leads(claim, numbers, (row, each), (than, each)) for each in (columns[0], columns[-1])]
+    found = Gap.of([both[1][seed] - both[0][seed] for seed in both[0] if seed in both[1]])
     if found is None:
         return _verdict(claim, column, None, f"'{row}' or '{than}' was not run in both columns")
-    shown = " → ".join(f"{fmean(lead.values()):+.2f}" for lead in leads)
+    shown = " → ".join(f"{fmean(lead.values()):+.2f}" for lead in both)
     paper = " → ".join(_difference(printed, (row, each), (than, each)) for each in (columns[0], columns[-1]))
     noise = found.undecided(claim.by)
     reason = f"the lead of {row} over {than} changes by {found.text(claim, noise)}"

@@ -18,7 +18,8 @@ import torch
 from stratafl.errors import BusyError, DataError, RunError
 from stratafl.execute.devices import device_of
 from stratafl.experiment import Experiment, read_toml, to_tables
-from stratafl.recipes.judging import Numbers, Printed, Verdict, verdicts
+from stratafl.recipes.gaps import Numbers
+from stratafl.recipes.judging import Printed, Verdict, verdicts
 from stratafl.recipes.measuring import measured
 from stratafl.recipes.recipe import Cell, Recipe
 from stratafl.report.outcomes import Outcome, outcome

@@ -6,7 +6,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from stratafl.recipes.claims import MEASURES
-from stratafl.recipes.judging import Numbers, Verdict
+from stratafl.recipes.gaps import Numbers
+from stratafl.recipes.judging import Verdict
 from stratafl.recipes.measuring import seconds
 from stratafl.recipes.recipe import Recipe, Row
 from stratafl.recipes.reproduction import RESULT, Reproduction
