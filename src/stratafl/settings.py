@@ -19,7 +19,14 @@ _LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "above": ("above", operator.gt),
     "below": ("below", operator.lt),
 }
-_WORDS = {float: "a number", int: "a whole number", str: "a text", bool: "true or false", tuple: "a list"}
+_WORDS = {
+    float: "a number",
+    int: "a whole number",
+    str: "a text",
+    bool: "true or false",
+    tuple: "a list",
+    Mapping: "a table",
+}
 _UNITS = {"": 1, "b": 1} | {
     f"{letter}{i}b": base**power for power, letter in enumerate("kmgt", 1) for i, base in (("", 1000), ("i", 1024))
 }
@@ -38,6 +45,8 @@ def setting(default: Any, says: str, **limits: Any) -> Any:
 
 def from_table(name: str, cls: type[T], table: Mapping[str, Any]) -> T:
     """The dataclass of a table; unknown keys are refused with the nearest match, or become options."""
+    if not isinstance(table, Mapping):
+        raise RecordError(f"[{name}] is a table, not {table!r}")
     hints = typing.get_type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls) if f.name != OPTIONS}  # type: ignore[arg-type]
     known = {key: value for key, value in table.items() if key in fields}
@@ -46,6 +55,9 @@ def from_table(name: str, cls: type[T], table: Mapping[str, Any]) -> T:
         raise unknown(f"key of [{name}]", next(iter(options)), fields)
     for key, value in options.items():
         _check_plain(f"{name}.{key}", value)
+    for key, each in fields.items():
+        if key not in known and each.default is each.default_factory is dataclasses.MISSING:
+            raise RecordError(f"[{name}] needs '{key}'")
     values = {key: checked(f"{name}.{key}", hints[key], value, fields[key].metadata) for key, value in known.items()}
     return cls(**values, **({OPTIONS: options} if OPTIONS in hints else {}))
 

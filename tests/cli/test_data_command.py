@@ -112,6 +112,7 @@ def test_the_share_of_tests_is_said_to_mean_nothing_where_the_data_has_tests(str
     note = "data.test means nothing to 'own', which says what is for testing"
     assert note in strata("data", "show", "--data", "own/", "--set", "run.protocol=pfedla").err
     assert strata("data", "show", "--data", "own/").err == ""
+    assert strata("data", "show", "--data", "mine.csv", "--set", "data.test=0.3").err == ""  # which has none
 
 
 def test_a_regression_of_nobody_is_divided_evenly(strata, refused, place):

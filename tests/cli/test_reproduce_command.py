@@ -4,6 +4,8 @@ import json
 import shutil
 import sys
 
+import numpy as np
+
 from stratafl.recipes.reproduction import Reproduction
 
 NAME = ("reproduce", "flayer/table4", "--seeds", 1, "--out", "out", "--set", "run.rounds=1")
@@ -79,3 +81,31 @@ def test_what_was_run_on_a_gpu_is_judged_without_one(strata, place, monkeypatch)
     assert part.err.count("needs a GPU") == 1
     assert part.out.count("seed 0: tf32 needs a GPU") == 1
     assert len(runs(place)) == 2
+
+
+def own(place, **settings):
+    """A recipe of one row, with these settings."""
+    written = ", ".join(f'"{key.replace("__", ".")}" = {json.dumps(value)}' for key, value in settings.items())
+    columns, rows = '[{ name = "here" }]', '[{ name = "FedAvg", settings = { "algorithm.name" = "fedavg" } }]'
+    text = f'title = "mine"\nsettings = {{ {written} }}\ncolumns = {columns}\nrows = {rows}\n[scales.smoke]\n'
+    (place / "mine.toml").write_text(text)
+    return ("reproduce", "mine.toml", "--out", "out", "--set", "run.rounds=1")
+
+
+def test_data_without_classes_is_refused_as_nothing_of_it_is_an_accuracy(strata, place):
+    x = np.random.default_rng(0).normal(size=(60, 2)).astype(np.float32)
+    np.savez(place / "mine.npz", x=x, y=x[:, 0] + 0.5)
+    result = strata(*own(place, data__name="mine.npz", data__clients=3))
+    assert result.code == 2
+    assert "FedAvg in here: recipes compare accuracies, and '" in result.err
+    assert "not run: FedAvg, here, seed 0: recipes compare" in " ".join(result.out.split())
+
+
+def test_what_diverged_is_said_where_its_numbers_stand(strata, place):
+    result = strata(*own(place, data__name="digits", data__clients=3, train__lr=1e30))
+    assert result.code == 0, result.err
+    assert "diverged: FedAvg, here, seed 0" in result.out
+    assert "\nDiverged, so that their numbers say little:\n\n- FedAvg, here, seed 0\n" in (
+        place / "out/own-mine-smoke/result.md"
+    ).read_text(encoding="utf-8")
+    assert "diverged" not in strata(*own(place, data__name="digits", data__clients=3)).out

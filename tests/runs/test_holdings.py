@@ -54,7 +54,8 @@ def test_what_is_gone_or_not_sound_is_not_known(tmp_path):
     assert held(tmp_path, elsewhere) is None
     (tmp_path / "gone.npz").write_bytes(b"no arrays")
     assert held(tmp_path, elsewhere) is None
-    for wrong in ({}, {"classes": 2, "counts": {"train": [[1]], "test": [[1]]}}, {"counts": {"train": []}}):
+    numbers = {"counts": {"train": 3, "test": [[1]]}}
+    for wrong in ({}, {"classes": 2, "counts": {"train": [[1]], "test": [[1]]}}, {"counts": {"train": []}}, numbers):
         (tmp_path / HOLDINGS).write_text(json.dumps(wrong), encoding="utf-8")
         assert held(tmp_path, experiment) is None
     (tmp_path / HOLDINGS).write_text("{", encoding="utf-8")

@@ -4,7 +4,8 @@ import pytest
 
 from stratafl.errors import RecordError, UnknownNameError
 from stratafl.recipes.claims import Claim
-from stratafl.recipes.judging import gap, verdicts
+from stratafl.recipes.gaps import gap
+from stratafl.recipes.judging import verdicts
 
 A, B, C = "A", "B", "C"
 NUMBERS = {
@@ -58,7 +59,7 @@ def test_best_is_against_the_rival_that_is_nearest_with_common_seeds():
     """C has a lower mean than B, but only because of its seed, with which it is ahead of A."""
     numbers = {(A, "x"): {0: 50.0, 1: 60.0}, (B, "x"): {0: 45.0, 1: 58.0}, (C, "x"): {0: 51.0}}
     (found,) = verdicts(Claim("it is so", "best", row=A), numbers, {}, ["x"])
-    assert (found.holds, found.reason) == (False, "A against C: -1.0 (one seed)")
+    assert (found.holds, found.reason.partition(";")[0]) == (False, "A against C: -1.0 (one seed)")
     (found,) = verdicts(Claim("it is so", "best", row=A), {(A, "x"): {0: 1.0}, (B, "x"): {1: 2.0}}, {}, ["x"])
     assert found.holds is None
 
@@ -143,8 +144,8 @@ def test_a_verdict_after_fewer_rounds_than_the_paper_has_says_so():
         return [v.reason for v in verdicts(Claim("it is so", kind, **keys), NUMBERS, PRINTED, ["x", "y", "z"], shorter)]
 
     assert reasons("printed", row=A, within=1.0) == [
-        "+1.0 from the paper; 40 rounds in place of 200",
-        "-19.0 from the paper; 40 rounds in place of 100",
+        "against the paper: +1.0 (± 25.4 over 2 seeds, within noise); 40 rounds in place of 200",
+        "against the paper: -19.0 (± 12.7 over 2 seeds); 40 rounds in place of 100",
         "the paper prints no number",
     ]
     (over,) = reasons("rises", row=A, columns=["x", "y"])
@@ -188,7 +189,60 @@ def test_within_noise_over_columns():
             assert (found.holds, found.noise) == (True, noisy)
 
 
+def leads(*rows):
+    """A ahead of B by the first, of C by the second, with three seeds."""
+    ahead = zip((B, C), rows, strict=True)
+    return {(A, "x"): dict.fromkeys(range(3), 50.0)} | {
+        (name, "x"): {seed: 50.0 - lead for seed, lead in enumerate(each)} for name, each in ahead
+    }
+
+
+def test_the_best_is_within_noise_where_any_rival_may_come_before_it():
+    """B is nearest and surely behind; C is further behind, but by 4 ± 9.9."""
+    (found,) = verdicts(Claim("", "best", row=A), leads((1.9, 2.0, 2.1), (0.0, 4.0, 8.0)), {}, ["x"])
+    assert (found.holds, found.noise) == (True, True)
+    assert (
+        found.reason == "A against B: +2.0 (± 0.2 over 3 seeds); A against C: +4.0 (± 9.9 over 3 seeds, within noise)"
+    )
+    (found,) = verdicts(Claim("", "best", row=A), leads((1.9, 2.0, 2.1), (3.9, 4.0, 4.1)), {}, ["x"])
+    assert (found.holds, found.noise, "C" in found.reason) == (True, False, False)
+
+
+def test_one_step_that_surely_fails_decides():
+    """Whatever other seeds bring for A against B, C is before A."""
+    numbers = leads((0.0, 4.0, 8.0), (-2.1, -2.0, -1.9))
+    for claim in (Claim("", "best", row=A), Claim("", "order", rows=[C, B, A]), Claim("", "order", rows=[B, A, C])):
+        (found,) = verdicts(claim, numbers, {}, ["x"])
+        assert found.holds is False
+        assert found.noise == (claim.rows == [C, B, A])  # where both steps may turn
+        assert claim.kind != "best" or found.reason == "A against C: -2.0 (± 0.2 over 3 seeds)"
+    alone = numbers | {(C, "x"): {0: 52.0}}  # one seed decides nothing
+    (found,) = verdicts(Claim("", "best", row=A), alone, {}, ["x"])
+    assert (found.holds, found.noise) == (False, True)
+
+
+def test_within_noise_of_the_paper_and_of_a_flat_line():
+    """9, 10 and 11: 10 ± 2.48, as above."""
+    numbers = {(A, "x"): {0: 59.0, 1: 60.0, 2: 61.0}, (A, "y"): dict.fromkeys(range(3), 50.0)}
+    for kind, keys in (("printed", {}), ("flat", {"columns": ["x", "y"]})):
+        for within, holds, noisy in ((13.0, True, False), (12.0, True, True), (8.0, False, True), (7.0, False, False)):
+            (found, *_) = verdicts(
+                Claim("", kind, row=A, within=within, **keys), numbers, {(A, "x"): 50.0, (A, "y"): 50.0}, ["x", "y"]
+            )
+            assert (found.holds, found.noise) == (holds, noisy)
+            assert "+10.0 (± 2.5 over 3 seeds" in found.reason
+
+
+def test_a_line_is_flat_with_the_seeds_that_all_columns_have():
+    """Seed 1 is an easy one, which y does not have yet."""
+    numbers = {(A, "x"): {0: 50.0, 1: 90.0}, (A, "y"): {0: 51.0}}
+    (found,) = verdicts(Claim("", "flat", row=A, columns=["x", "y"], within=2.0), numbers, {}, ["x", "y"])
+    assert (found.holds, found.reason, found.measured) == (True, "they differ by +1.0 (one seed)", "50.00 → 51.00")
+
+
 def test_a_claim_that_lacks_something_is_refused():
+    with pytest.raises(RecordError, match="two 'rows' or more"):
+        Claim("it is so", "order", rows=[A]).check()
     with pytest.raises(RecordError, match="needs 'than'"):
         Claim("it is so", "above", row=A).check()
     with pytest.raises(UnknownNameError, match="above"):

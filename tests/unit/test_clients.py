@@ -14,6 +14,7 @@ from stratafl.data import IID, digits
 from stratafl.errors import DamagedError, MemoryLimitError, RunError, UnknownNameError
 from stratafl.execute import Matrix, Messages, records, simulation, store
 from stratafl.execute.clients import InMemory
+from stratafl.execute.memory import device_memory, ram
 from stratafl.execute.records import Format, Index, OnDisk, RecordFile
 from stratafl.execute.store import WHOLE, chosen
 from stratafl.models import build
@@ -193,6 +194,14 @@ def test_a_cut_file_is_found(tmp_path):
 
 
 # Where
+
+
+def test_of_a_gpu_there_is_what_other_processes_leave(monkeypatch):
+    """Of 100 bytes others hold 60 and this process 10, of which it may use all again."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (30, 100))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 10)
+    assert device_memory(GPU) == 40
+    assert device_memory(CPU) == ram()
 
 
 def test_by_size_and_by_who_takes_part(monkeypatch):

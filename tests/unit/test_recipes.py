@@ -167,6 +167,12 @@ def test_the_best_of_those_that_were_run_names_the_others(tmp_path, monkeypatch)
     assert found.reason == "FLAYER against FedAvg: +10.0 (one seed); not run yet: FedPer"
 
 
+def test_bytes_are_of_a_round(tmp_path):
+    line = {"bytes.up": 2**20, "bytes.down": 2**21, "seconds.train": 1.0, "seconds.server": 0.0}
+    lines = [line | {"round": t, "test.deployed.accuracy": 0.5} for t in (1, 2)]
+    assert measured(Outcome(tmp_path, to_tables(Experiment()), lines, clients=1), "bytes") == 3.0
+
+
 def test_measures_of_a_run(reproduced):
     with reproduced.run(reproduced.cells[0]) as run:
         (line,) = list(run.rounds())
@@ -221,6 +227,18 @@ def test_convergence_and_spread_follow_the_protocol(tmp_path):
         ('title = "A table"', "title = ", "a/b"),
         ('title = "A table"', "", "needs 'title'"),
         ('title = "A table"', 'title = "A table"\nreadings = ["traind"]', "trained"),
+        ('title = "A table"', 'title = ""', "needs some 'title'"),
+        ('title = "A table"', "title = 3", "title is a text, not 3"),
+        ('title = "A table"', 'title = "A table"\nnotes = "one"', "notes is a list, not 'one'"),
+        ("seeds = 2", "seeds = 0", "seeds must be at least 1, not 0"),
+        ('{ name = "large" }', '{ name = "small" }', "2 columns are called 'small'"),
+        ('name = "Prox"', 'name = "FedAvg"', "2 rows are called 'FedAvg'"),
+        ('{ name = "large" }', "{ settings = {} }", r"\[columns\] needs 'name'"),
+        ('{ name = "large" }', "3", r"\[columns\] is a table, not 3"),
+        ("{ small = 12.5 }", '{ small = "12.5" }', "printed.small is a number, not '12.5'"),
+        ("printed = { small = 12.5 }", "also = { spread = 3 }", "rows.spread is a table, not 3"),
+        ("printed = { small = 12.5 }", "columns = [3]", "unknown column '3'"),
+        ('than = "FedAvg"', 'than = "FedAvg"\ncolumns = ["smal"]', "small"),
     ],
 )
 def test_a_mistake_is_named(before, after, words):
@@ -344,6 +362,9 @@ def test_what_stands_in_is_in_the_head_of_the_column(tmp_path, monkeypatch):
     monkeypatch.setattr(Reproduction, "numbers", lambda *_: numbers)
     judged = made.judged()
     assert [v.column for v in judged] == ["digits, mlp in place of small"]
+    monkeypatch.setattr(Reproduction, "numbers", lambda *_: {})
+    assert [v.column for v in made.judged()] == ["small"]  # nothing stood in where nothing was run
+    monkeypatch.setattr(Reproduction, "numbers", lambda *_: numbers)
     text = markdown(made, judged, "")
     assert "| method | small: paper | digits, mlp in place of small: here |" in text
     assert "| Prox is better | digits, mlp in place of small |" in text
@@ -363,7 +384,7 @@ def test_fewer_rounds_than_at_full_scale_are_part_of_the_reason(tmp_path, monkey
     assert Reproduction(tmp_path, recipe, "full", ("run.rounds=3",)).shorter()["large"] == "3 rounds in place of 2"
     assert Reproduction(tmp_path, standing_in(TEXT), "smoke").shorter() == {}  # no number compares as it is
     printed = Reproduction(tmp_path, recipe, "smoke").judged()[1]
-    assert printed.reason == "-2.5 from the paper; 1 round in place of 2"
+    assert printed.reason == "against the paper: -2.5 (one seed); 1 round in place of 2"
 
 
 def test_a_folder_made_for_something_else_is_refused(reproduced):

@@ -6,8 +6,10 @@ from math import sqrt
 import pytest
 import tomli_w
 
+from stratafl.cli import reporting
 from stratafl.errors import RunError
 from stratafl.report import Spread, outcome, ranking, run_folders, to_csv
+from stratafl.report.places import span
 from stratafl.report.ranking import has_column
 from stratafl.summary import evaluated
 
@@ -391,3 +393,16 @@ def test_a_loss_that_is_no_number_is_a_run_that_diverged(tmp_path):
     lost = outcome(written(tmp_path / "lost", [line(1, 0.25, **{"test.deployed.loss": None})]))
     assert (fine.diverged, lost.diverged) == (False, True)
     assert outcome(written(tmp_path / "too", [line(1, 0.25, **{"train.loss": None})])).diverged
+
+
+def test_a_target_is_reached_by_the_models_that_count(tmp_path):
+    lines = [line(t, 0.9, **{"test.received.accuracy": t / 10, "test.received.loss": 1.0}) for t in (1, 2, 3)]
+    folder = written(tmp_path / "run", lines, evaluate={"stage": "received"})
+    table = reporting._targets([outcome(folder)], 0.2)
+    assert list(table.columns[1].cells) == ["2"]
+
+
+def test_a_span_is_from_the_first_to_the_last_in_any_order():
+    times = [f"2026-01-0{day}T10:00:00+00:00" for day in (2, 3, 1)]
+    assert span(times) == "2026-01-01 10:00 to 2026-01-03 10:00 UTC"
+    assert (span(times[:1]), span([])) == ("2026-01-02 10:00 UTC", "")

@@ -89,6 +89,7 @@ def _advance(made: Reproduction, each: Cell, interrupt: Interrupt, watch: Watch)
         if run is None:
             return
         with run:
+            made.check(run)
             advance(run, interrupt, watch)
     except BusyError:  # another process is at it, and its numbers will be there next time
         return
@@ -123,6 +124,8 @@ def _show(made: Reproduction, judged: Sequence[Verdict]) -> None:
     for verdict in judged:
         line = f"{verdict.words}: {verdict.claim} [{verdict.column}] {verdict.reason}"
         console.print(Text(line, style="" if verdict.noise or verdict.stand_in else _STYLES[verdict.holds]))
+    for lost in made.diverged():
+        console.print(Text(f"diverged: {lost}", style="red"))
     for left in made.not_run():
         console.print(Text(f"not run: {left}", style="dim"))
     console.print(Text(f"{tally(judged)}; written to {made.folder / RESULT}", style="bold"))

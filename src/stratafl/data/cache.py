@@ -6,7 +6,7 @@ import os
 import shutil
 import uuid
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,20 @@ def cache_folder() -> Path:
 
 def fingerprint(place: Path) -> list[list[Any]]:
     """The files of a place by name, size and time: another list means that something may have changed."""
-    files = sorted(file for file in place.rglob("*") if file.is_file()) if place.is_dir() else [place]
+    files = sorted(file for file in _below(place) if file.is_file()) if place.is_dir() else [place]
     known = [(file, file.stat()) for file in files]
     return [[str(file.absolute()), stat.st_size, stat.st_mtime_ns] for file, stat in known]
+
+
+def _below(place: Path) -> Iterator[Path]:
+    """What is below a folder, also where a link leads to another; where links go in a circle, no further."""
+    seen = set[str]()
+    for folder, folders, files in os.walk(place, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            folders.clear()
+        seen.add(real)
+        yield from (Path(folder, file) for file in files)
 
 
 def entry_of(name: str, key: Any) -> Path:

@@ -26,9 +26,15 @@ def targets(cells: Column, wanted: str, where: str) -> Targets:
             raise DataError(f"data.targets = 'numbers', but the labels of '{where}' are names, such as '{cells[0]}'")
         return _named(cells, where)
     array = np.asarray(cells)
+    if array.dtype.kind != "f" and array.shape[1:] == (1,):  # a column
+        array = array[:, 0]
     if wanted == "numbers":
         return Targets(array.astype(np.float64), None)
-    if array.ndim > 1 or not np.isfinite(array).all() or (wanted == "auto" and (array % 1 != 0).any()):
+    if array.ndim > 1 or not np.isfinite(array).all():
+        if wanted == "classes":
+            raise DataError(f"data.targets = 'classes', but the labels of '{where}' are {_unfit(array)}")
+        return Targets(array, None)
+    if wanted == "auto" and (array % 1 != 0).any():
         return Targets(array, None)
     values, y = np.unique(array, return_inverse=True)
     if wanted == "auto":
@@ -46,7 +52,9 @@ def numbered(cells: Column, where: str) -> NDArray[Any]:
 
 def name_of(value: object) -> str:
     """What a class or a client is called: 2.0 is 2."""
-    return f"{value:.15g}" if isinstance(value, float) else str(value)
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def within(labels: NDArray[Any], classes: int, where: str) -> NDArray[np.int64]:
@@ -59,13 +67,18 @@ def within(labels: NDArray[Any], classes: int, where: str) -> NDArray[np.int64]:
     return labels.astype(np.int64)
 
 
+def _unfit(array: NDArray[Any]) -> str:
+    several = array.ndim > 1
+    return f"arrays of shape {list(array.shape[1:])}" if several else f"not all finite: {array[~np.isfinite(array)][0]}"
+
+
 def _are_numbers(cells: Column) -> bool:
     return isinstance(cells, np.ndarray) and cells.dtype.kind in "iuf"
 
 
 def _named(cells: Column, where: str) -> Targets:
     if isinstance(cells, np.ndarray) and cells.ndim == 1 and cells.dtype.kind in "bSU":
-        cells = cells.astype(np.str_).tolist()
+        cells = list(map(name_of, cells.tolist()))
     for row, cell in enumerate(cells, start=1):
         if not isinstance(cell, str):
             raise DataError(f"the labels of '{where}' are neither numbers nor names: {cell!r:.40} in row {row}")

@@ -83,3 +83,5 @@ class Claim:
         for name in KINDS[self.kind]:
             if getattr(self, name) is None:
                 raise RecordError(f"the claim '{self.says}' is of kind {self.kind}, which needs '{name}'")
+            if name in ("rows", "columns") and len(getattr(self, name)) < 2:
+                raise RecordError(f"the claim '{self.says}' is of kind {self.kind}, which needs two '{name}' or more")

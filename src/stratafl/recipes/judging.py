@@ -7,11 +7,9 @@ from statistics import fmean
 from types import MappingProxyType
 
 from stratafl.recipes.claims import OVER_COLUMNS, PER_ROUND, Claim
-from stratafl.report.intervals import interval
+from stratafl.recipes.gaps import Gap, Numbers, Place, gap, leads, mean
 from stratafl.report.verdicts import in_words
 
-Place = tuple[str, str]  # row and column
-Numbers = Mapping[Place, Mapping[int, float]]  # by seed
 Printed = Mapping[Place, float]
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -64,53 +62,6 @@ def _after(verdict: Verdict, claim: Claim, columns: Sequence[str], shorter: Mapp
     return replace(verdict, reason="; ".join([verdict.reason, *said]))
 
 
-@dataclass(frozen=True)
-class Gap:
-    """A difference over seeds that both sides have, in the direction that is better."""
-
-    mean: float
-    margin: float | None  # of a 95 % interval; None with one seed
-    seeds: int
-
-    @staticmethod
-    def of(each: Sequence[float]) -> "Gap | None":
-        """Of the differences with each seed; None where there are none."""
-        if not each:
-            return None
-        found = interval(each)
-        return Gap(fmean(each), None if found is None else found.high - found.mean, len(each))
-
-    def undecided(self, *limits: float) -> bool:
-        """Whether one of the limits that decide lies within the interval: other seeds may turn the verdict."""
-        return self.margin is not None and any(abs(self.mean - limit) <= self.margin for limit in limits)
-
-    def text(self, claim: Claim, noise: bool) -> str:
-        """It as a difference of the numbers themselves, and what is to be said of its size."""
-        digits = 2 if claim.measure in ("seconds", "time", "bytes") else 1
-        value = f"{round(claim.sign * self.mean, digits) + 0.0:+.{digits}f}"  # + 0.0: no minus before zero
-        if self.margin is None:
-            return f"{value} (one seed)"
-        if self.margin < 0.5 * 10**-digits and self.mean:
-            return f"{value} (with each of {self.seeds} seeds{', within noise' if noise else ''})"
-        return f"{value} (± {self.margin:.{digits}f} over {self.seeds} seeds{', within noise' if noise else ''})"
-
-
-def gap(claim: Claim, numbers: Numbers, a: Place, b: Place) -> Gap | None:
-    """How much better `a` is than `b`; None where no seed has both."""
-    return Gap.of(list(_leads(claim, numbers, a, b).values()))
-
-
-def _leads(claim: Claim, numbers: Numbers, a: Place, b: Place) -> dict[int, float]:
-    here, there = numbers.get(a, {}), numbers.get(b, {})
-    return {seed: claim.sign * (here[seed] - there[seed]) for seed in sorted(set(here) & set(there))}
-
-
-def mean(numbers: Numbers, row: str, column: str) -> float | None:
-    """The mean over seeds of a cell; None where it was not run."""
-    values = numbers.get((row, column))
-    return fmean(values.values()) if values else None
-
-
 def _verdict(
     claim: Claim, column: str, holds: bool | None, reason: str, paper: str = "", measured: str = "", noise: bool = False
 ) -> Verdict:
@@ -118,15 +69,18 @@ def _verdict(
 
 
 def _pairs(claim: Claim, numbers: Numbers, printed: Printed, column: str, pairs: Sequence[tuple[str, str]]) -> Verdict:
-    """The first of each pair is better than the second by more than is asked for."""
-    said, holds, noise = [], True, False
+    """The first of each pair is better than the second by more than is asked for; one that surely is not decides."""
+    gaps = list[Gap]()
     for a, b in pairs:
         found = gap(claim, numbers, (a, column), (b, column))
         if found is None:
             return _verdict(claim, column, None, f"'{a}' or '{b}' was not run")
-        holds, undecided = holds and found.mean > claim.by, found.undecided(claim.by)
-        noise |= undecided
-        said.append(f"{a} against {b}: {found.text(claim, undecided)}")
+        gaps.append(found)
+    doubtful = [each.undecided(claim.by) for each in gaps]
+    holds, noise = all(each.mean > claim.by for each in gaps), any(doubtful)
+    noise = noise and not any(each.below(claim.by) for each in gaps)
+    texts = [each.text(claim, doubt) for each, doubt in zip(gaps, doubtful, strict=True)]
+    said = [f"{a} against {b}: {text}" for (a, b), text in zip(pairs, texts, strict=True)]
     paper = [text for a, b in pairs if (text := _difference(printed, (a, column), (b, column)))]
     shown = " · ".join(f"{name} {_number(mean(numbers, name, column))}" for name in dict.fromkeys(sum(pairs, ())))
     return _verdict(claim, column, holds, "; ".join(said), ", ".join(paper), shown, noise)
@@ -145,13 +99,19 @@ def _order(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Ver
 
 
 def _best(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Verdict:
-    """Against the rival that comes nearest with the seeds that both have: others may have easier seeds behind them."""
+    """Against the rival that comes nearest with the seeds that both have: others may have easier seeds behind them.
+
+    And against all others that other seeds may bring before it, unless that one surely is.
+    """
     row = str(claim.row)
     rivals = [other for other, where in numbers if where == column and other != row]
-    gaps = {other: found.mean for other in rivals if (found := gap(claim, numbers, (row, column), (other, column)))}
+    gaps = {other: found for other in rivals if (found := gap(claim, numbers, (row, column), (other, column)))}
     if not gaps:
         return _verdict(claim, column, None, f"'{row}' or its rivals were not run")
-    return _pairs(claim, numbers, printed, column, [(row, min(gaps, key=lambda other: gaps[other]))])
+    nearest, *others = sorted(gaps, key=lambda other: gaps[other].mean)
+    settled = gaps[nearest].below(claim.by)
+    doubtful = [other for other in others if not settled and gaps[other].undecided(claim.by)]
+    return _pairs(claim, numbers, printed, column, [(row, other) for other in (nearest, *doubtful)])
 
 
 def _close(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Verdict:
@@ -159,20 +119,23 @@ def _close(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Ver
     found = gap(claim, numbers, (a, column), (b, column))
     if found is None:
         return _verdict(claim, column, None, f"'{a}' or '{b}' was not run")
-    within, paper = float(claim.within or 0), _difference(printed, (a, column), (b, column))
-    holds, noise = abs(found.mean) <= within, found.undecided(-within, within)
+    holds, noise = found.near(float(claim.within or 0))
+    paper = _difference(printed, (a, column), (b, column))
     shown = " · ".join(f"{name} {_number(mean(numbers, name, column))}" for name in (a, b))
     return _verdict(claim, column, holds, f"{a} against {b}: {found.text(claim, noise)}", paper, shown, noise)
 
 
 def _printed(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Verdict:
-    there, here = printed.get((str(claim.row), column)), mean(numbers, str(claim.row), column)
+    place = str(claim.row), column
+    there, here = printed.get(place), mean(numbers, *place)
     if there is None:
         return _verdict(claim, column, None, "the paper prints no number")
-    if here is None:
+    found = Gap.of([claim.sign * (value - there) for value in numbers.get(place, {}).values()])
+    if found is None:
         return _verdict(claim, column, None, f"'{claim.row}' was not run", _number(there))
-    holds = abs(here - there) <= float(claim.within or 0)
-    return _verdict(claim, column, holds, f"{here - there:+.1f} from the paper", _number(there), _number(here))
+    holds, noise = found.near(float(claim.within or 0))
+    reason = f"against the paper: {found.text(claim, noise)}"
+    return _verdict(claim, column, holds, reason, _number(there), _number(here), noise)
 
 
 def _rises(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Verdict:
@@ -189,11 +152,11 @@ def _rises(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Ver
 
 def _widens(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Verdict:
     row, than, columns = str(claim.row), str(claim.than), claim.columns or [""]
-    leads = [_leads(claim, numbers, (row, each), (than, each)) for each in (columns[0], columns[-1])]
-    found = Gap.of([leads[1][seed] - leads[0][seed] for seed in leads[0] if seed in leads[1]])
+    both = [leads(claim, numbers, (row, each), (than, each)) for each in (columns[0], columns[-1])]
+    found = Gap.of([both[1][seed] - both[0][seed] for seed in both[0] if seed in both[1]])
     if found is None:
         return _verdict(claim, column, None, f"'{row}' or '{than}' was not run in both columns")
-    shown = " → ".join(f"{fmean(lead.values()):+.2f}" for lead in leads)
+    shown = " → ".join(f"{fmean(lead.values()):+.2f}" for lead in both)
     paper = " → ".join(_difference(printed, (row, each), (than, each)) for each in (columns[0], columns[-1]))
     noise = found.undecided(claim.by)
     reason = f"the lead of {row} over {than} changes by {found.text(claim, noise)}"
@@ -201,13 +164,18 @@ def _widens(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Ve
 
 
 def _flat(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Verdict:
-    found = [mean(numbers, str(claim.row), each) for each in claim.columns or ()]
-    known = [value for value in found if value is not None]
-    if len(known) < len(found):
+    """Of the largest and the smallest number with the seeds that all columns have."""
+    each = {where: numbers.get((str(claim.row), where), {}) for where in claim.columns or ()}
+    common = set[int].intersection(*(set(values) for values in each.values()))
+    if not common:
         return _verdict(claim, column, None, f"'{claim.row}' was not run in all columns")
-    spread = max(known) - min(known)
-    shown = " → ".join(_number(value) for value in known)
-    return _verdict(claim, column, spread <= float(claim.within or 0), f"they differ by {spread:.1f}", "", shown)
+    means = {where: fmean(values[seed] for seed in common) for where, values in each.items()}
+    high, low = each[max(means, key=lambda where: means[where])], each[min(means, key=lambda where: means[where])]
+    found = Gap.of([claim.sign * (high[seed] - low[seed]) for seed in sorted(common)])
+    assert found is not None  # there are seeds
+    holds, noise = found.near(float(claim.within or 0))
+    shown = " → ".join(_number(value) for value in means.values())
+    return _verdict(claim, column, holds, f"they differ by {found.text(claim, noise)}", "", shown, noise)
 
 
 def _number(value: float | None) -> str:

@@ -1,7 +1,9 @@
 """Recipes from their TOML, every key and name known: those that ship, and anybody's own."""
 
 import tomllib
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -33,7 +35,9 @@ def recipes(name: str) -> list[Recipe]:
 def _own(path: Path) -> Recipe:
     try:
         return replace(read(f"own/{path.stem}", path.read_text("utf-8")), source=str(path.resolve()))
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise RecordError(f"the recipe '{path}' cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise RecordError(f"the recipe '{path}' cannot be read: {error}") from error
 
 
@@ -45,27 +49,46 @@ def read(name: str, text: str) -> Recipe:
         raise RecordError(f"recipe '{name}': {error}") from error
 
 
+@dataclass(frozen=True)
+class _File:
+    """The tables of a recipe as they stand in its file."""
+
+    title: str
+    columns: list[Any]
+    rows: list[Any]
+    scales: Mapping[str, Any]
+    protocol: str = "clean"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    claims: list[Any] = field(default_factory=list)
+    notes: list[Any] = field(default_factory=list)
+    readings: list[Any] = field(default_factory=list)
+
+
 def _recipe(name: str, table: dict[str, Any]) -> Recipe:
-    known = ("title", "protocol", "readings", "settings", "columns", "rows", "scales", "claims", "notes")
-    for key in table:
-        if key not in known:
-            raise unknown("key", key, known)
+    found = settings.from_table("recipe", _File, table)
     for key in ("title", "columns", "rows", "scales"):
-        if not table.get(key):
-            raise RecordError(f"a recipe needs '{key}', as those of `strata reproduce` have it")
-    columns = tuple(settings.from_table("columns", Column, each) for each in table["columns"])
-    rows = tuple(settings.from_table("rows", Row, each) for each in table["rows"])
-    scales = {scale: settings.from_table(scale, Scale, each) for scale, each in table["scales"].items()}
-    claims = tuple(settings.from_table("claims", Claim, each) for each in table.get("claims", ()))
-    head: dict[str, Any] = {key: table[key] for key in ("title", "protocol", "settings") if key in table}
-    head |= {key: tuple(table[key]) for key in ("notes", "readings") if key in table}
-    made = Recipe(name=name, columns=columns, rows=rows, scales=scales, claims=claims, **head)
+        if not table[key]:
+            raise RecordError(f"a recipe needs some '{key}', as those of `strata reproduce` have it")
+    made = Recipe(
+        name=name,
+        title=found.title,
+        columns=tuple(settings.from_table("columns", Column, each) for each in found.columns),
+        rows=tuple(settings.from_table("rows", Row, each) for each in found.rows),
+        scales={scale: settings.from_table(scale, Scale, each) for scale, each in found.scales.items()},
+        claims=tuple(settings.from_table("claims", Claim, each) for each in found.claims),
+        protocol=found.protocol,
+        settings=found.settings,
+        notes=tuple(map(str, found.notes)),
+        readings=tuple(map(str, found.readings)),
+    )
     _check(made)
     return made
 
 
 def _check(recipe: Recipe) -> None:
     columns, rows = [column.name for column in recipe.columns], [row.name for row in recipe.rows]
+    _different("columns", columns)
+    _different("rows", rows)
     for scale, each in recipe.scales.items():
         if scale not in SCALES:
             raise unknown("scale", scale, SCALES)
@@ -73,18 +96,28 @@ def _check(recipe: Recipe) -> None:
     _known("measure", list(recipe.readings), list(MEASURES))
     for row in recipe.rows:
         _known("measure", list(row.also), list(MEASURES))
-        for printed in (row.columns or [], row.printed, *row.also.values()):
-            _known("column", list(printed), columns)
+        _known("column", row.columns or [], columns)
+        for measure, printed in {"printed": row.printed, **row.also}.items():
+            numbers = settings.checked(f"rows.{measure}", Mapping, printed)
+            _known("column", list(numbers), columns)
+            for column, number in numbers.items():
+                settings.checked(f"rows.{measure}.{column}", float, number)
     for claim in recipe.claims:
         claim.check()
         _known("row", claim.names, rows)
         _known("column", claim.columns or [], columns)
 
 
+def _different(kind: str, names: list[str]) -> None:
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise RecordError(f"{count} {kind} are called '{name}': their numbers could not be told apart")
+
+
 def _known(kind: str, names: list[str], known: list[str]) -> None:
     for name in names:
         if name not in known:
-            raise unknown(kind, name, known)
+            raise unknown(kind, str(name), known)
 
 
 def _papers() -> list[Traversable]:

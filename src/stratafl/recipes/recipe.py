@@ -21,6 +21,7 @@ from stratafl.algorithms import ALGORITHMS
 from stratafl.errors import unknown
 from stratafl.experiment import Experiment, with_settings
 from stratafl.recipes.claims import MEASURES, Claim
+from stratafl.settings import setting
 
 SCALES = ("smoke", "short", "full")
 Settings = Mapping[str, Any]
@@ -60,7 +61,7 @@ class Row:
 class Scale:
     """How much of it is run, and how long."""
 
-    seeds: int = 1
+    seeds: int = setting(1, "how many runs there are of each cell", least=1)
     settings: Settings = field(default_factory=dict)
     columns: list[str] | None = None  # None: all of them
     stand_in: str | None = None  # what is run in place of the paper's data and model, so that no number compares

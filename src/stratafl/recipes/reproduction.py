@@ -19,7 +19,8 @@ from stratafl.assemble import completed
 from stratafl.errors import BusyError, DataError, RunError
 from stratafl.execute.devices import device_of
 from stratafl.experiment import Experiment, read_toml, to_tables
-from stratafl.recipes.judging import Numbers, Printed, Verdict, verdicts
+from stratafl.recipes.gaps import Numbers
+from stratafl.recipes.judging import Printed, Verdict, verdicts
 from stratafl.recipes.measuring import measured
 from stratafl.recipes.recipe import Cell, Recipe
 from stratafl.report.outcomes import Outcome, outcome
@@ -97,6 +98,12 @@ class Reproduction:
             if not begun and is_run(place):
                 raise BusyError(f"another process has just begun '{place}'") from error
             raise
+
+    def check(self, run: Run) -> None:
+        """Refuse data without classes: all that is measured and claimed is about accuracy."""
+        if run.sim.workshop.federation.classes is None:
+            name = run.experiment.data.name
+            raise RunError(f"recipes compare accuracies, and '{name}' has no classes: see data.targets")
 
     def able(self, cell: Cell) -> bool:
         """Whether this machine computes with the digits that a cell asks for; a device that is not here is refused."""
@@ -212,6 +219,11 @@ class Reproduction:
         why = self.refused.get(cell.column) or self.failed.get((cell.row, cell.column))
         why = why or (None if self.able(cell) else f"{cell.experiment.run.precision} needs a GPU")
         return why or f"{self.done(cell)} of {counted(cell.experiment.run.rounds, 'round')}"
+
+    def diverged(self) -> list[str]:
+        """The runs whose loss is no number any more."""
+        ended = [(cell, one) for cell, one in self.outcomes() if one is not None]
+        return [f"{cell.row}, {cell.column}, seed {cell.seed}" for cell, one in ended if one.diverged]
 
     def not_run(self) -> list[str]:
         """What was not reached, and why."""

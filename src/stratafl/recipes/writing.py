@@ -6,7 +6,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from stratafl.recipes.claims import MEASURES
-from stratafl.recipes.judging import Numbers, Verdict
+from stratafl.recipes.gaps import Numbers
+from stratafl.recipes.judging import Verdict
 from stratafl.recipes.measuring import seconds
 from stratafl.recipes.recipe import Column, Recipe, Row
 from stratafl.recipes.reproduction import RESULT, Reproduction
@@ -49,7 +50,8 @@ def markdown(made: Reproduction, judged: Sequence[Verdict], command: str) -> str
         f"| {v.claim} | {v.column} | {v.predicate} | {v.paper} | {v.measured} | **{v.words}** | {v.reason} |"
         for v in judged
     ]
-    left = made.not_run()
+    left, lost = made.not_run(), made.diverged()
+    lines += ["", "Diverged, so that their numbers say little:", "", *(f"- {each}" for each in lost)] if lost else []
     lines += ["", "Not run:" if left else "Everything was run.", "", *(f"- {each}" for each in left), ""]
     return "\n".join(lines)
 

@@ -60,7 +60,9 @@ def _sound(found: dict[str, Any]) -> bool:
     counts = found.get("counts")
     if not (isinstance(counts, dict) and {"train", "test"} <= set(counts)):
         return False
-    rows = [row for split in counts.values() if isinstance(split, list) for row in split]
+    if not all(isinstance(split, list) for split in counts.values()):
+        return False
+    rows = [row for split in counts.values() for row in split]
     classes, clients = found.get("classes") or 1, len(counts["train"])
     fitting = all(isinstance(row, list) and len(row) == classes for row in rows)
     return bool(rows) and fitting and _names(found, "client_names", clients) and _names(found, "class_names", classes)

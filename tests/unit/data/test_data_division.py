@@ -128,5 +128,7 @@ def test_clients_are_called_as_their_owners_where_they_are_owners():
     assert (drawn.client_names, drawn.client_name(1), drawn.class_names) == ((), "1", ("cat", "dog"))
     numbers = divided(replace(made, owner=np.repeat([2.0, 7.0, 30.0], 4)), partition=None, **given)
     assert numbers.client_names == ("2", "7", "30")
+    tests = np.isin(owner, ["ann", "bob"]) & (np.arange(12) > 8)  # cem has none
+    assert divided(replace(made, tests=tests), partition=None, **given).client_names == ("ann", "bob", "cem")
     with pytest.raises(DataError, match="there are 1 names of classes, but 2 classes"):
         replace(found, class_names=("cat",))

@@ -253,9 +253,39 @@ def test_an_image_that_a_table_names_may_change(tmp_path, place):
     assert np.array_equal(after[1], third)
 
 
+def test_a_folder_beside_with_the_same_beginning_is_elsewhere(tmp_path):
+    picture, other = pictures(2)
+    table(tmp_path / "mine" / "data.csv", ["photo", "label"], [["../mine too/a.png", 0]])
+    for given in (picture, other):
+        image_file(tmp_path / "mine too" / "a.png", given)
+        assert np.array_equal(load_samples(f"{tmp_path}/mine/").x[0], given)
+
+
+def test_a_published_table_with_images_elsewhere_is_never_stale(tmp_path):
+    head = ["worker", "imagePair", "score"]
+    path = table(tmp_path / "FLICKR-AES_image_labeled_by_each_worker.csv", head, [["ann", "a.png", 3]])
+    for given in pictures(2):
+        image_file(tmp_path / "a.png", given)
+        found = load_samples("flickr-aes", Reading(path=str(path), size=given.shape[-1]))
+        assert np.array_equal(found.x[0], given)
+
+
 def test_a_table_of_numbers_and_images_in_the_folder_are_kept(tmp_path):
     load_samples(str(table(tmp_path / "mine.csv", ["a", "label"], [[1, 0], [2, 1]])))
     for name in ("cat", "dog"):
         image_file(tmp_path / "photos" / name / "0.png", pictures(1)[0])
     load_samples(f"{tmp_path}/photos/")
     assert [len(entries(name)) for name in ("mine", "photos")] == [1, 1]
+
+
+def test_a_change_behind_a_link_is_noticed(tmp_path):
+    """Folders of clients may be elsewhere, and links may go in a circle."""
+    for name, value in (("ann", 1), ("bob", 2)):
+        table(tmp_path / "there" / name / "data.csv", ["a", "label"], [[value, 0], [value, 1]])
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "there" / "ann" / "circle").symlink_to(tmp_path / "there" / "ann")
+    for name in ("ann", "bob"):
+        (tmp_path / "mine" / name).symlink_to(tmp_path / "there" / name)
+    assert load_samples(f"{tmp_path}/mine/").x[:, 0].tolist() == [1, 1, 2, 2]
+    table(tmp_path / "there" / "bob" / "data.csv", ["a", "label"], [[30, 0], [30, 1]])
+    assert load_samples(f"{tmp_path}/mine/").x[:, 0].tolist() == [1, 1, 30, 30]

@@ -97,3 +97,11 @@ def test_clients_and_classes_are_called_by_their_names():
     words = [each.text for each in found(drawn, "text")]
     assert {"ann", "<bob> of the very…", "cat", "dog"} <= set(words)
     assert int(found(drawn, "svg")[0].get("height")) == int(found(picture(made), "svg")[0].get("height")) + 18 * 7
+
+
+def test_a_picture_is_as_wide_as_the_names_of_its_classes_need():
+    made = federation(np.zeros(60, int), np.arange(60).reshape(-1, 2), test=0.5)
+    made = replace(made, classes=1)
+    named = replace(made, class_names=("a class of a very long name",))
+    wider = int(found(picture(named), "svg")[0].get("width")) - int(found(picture(made), "svg")[0].get("width"))
+    assert wider == 16 + 18 * 7 - 64

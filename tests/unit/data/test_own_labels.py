@@ -95,6 +95,25 @@ def test_several_targets_of_a_sample_are_numbers(tmp_path):
     assert (found.y.tolist(), found.classes) == ([[0, 1], [2, 3]], None)
 
 
+def test_whole_numbers_in_a_column_are_classes_as_well(tmp_path):
+    found = load_samples(stored(tmp_path, "npz", [[7], [5], [7]]))
+    assert (found.y.tolist(), found.names) == ([1, 0, 1], ("5", "7"))
+
+
+def test_classes_that_are_asked_for_are_not_numbers_in_silence(tmp_path):
+    place = stored(tmp_path, "npz", [[0.0, 1.0], [2.0, 3.0]])
+    assert "data.targets = 'classes', but the labels of" in (said := refusal(place, targets="classes"))
+    assert said.endswith("are arrays of shape [2]")
+    place = stored(tmp_path, "npz", [0.0, float("nan")])
+    assert refusal(place, targets="classes").endswith("are not all finite: nan")
+
+
+def test_names_tell_classes_apart(tmp_path):
+    """Names as bytes are texts, and no digit is lost of large numbers."""
+    assert load_samples(stored(tmp_path, "npz", ["é".encode(), b"a"])).names == ("a", "é")
+    assert load_samples(stored(tmp_path, "npz", [2.0**53, 2.0**53 + 2])).names == (str(2**53), str(2**53 + 2))
+
+
 def test_splits_share_their_classes(tmp_path):
     table(tmp_path / "mine" / "train.csv", ["a", "label"], [[1, "dog"], [2, "emu"]])
     table(tmp_path / "mine" / "test.csv", ["a", "label"], [[3, "cat"], [4, "emu"]])
