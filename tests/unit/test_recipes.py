@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from stratafl.report.outcomes import Outcome
 from stratafl.runs import Run
 from stratafl.runs.files import read_lines
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 TEXT = """
 title = "A table"
 protocol = "pfllib"
@@ -64,6 +66,18 @@ def test_every_recipe_that_ships_can_be_put_together_at_every_scale(name):
             algorithm_of(cell.experiment)
     assert all(cell.experiment.data.name == "digits" for cell in recipe.cells("smoke"))  # offline, as it ships
     assert recipe.at("smoke").stand_in
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
+def test_recipes_among_the_examples_can_be_put_together(path, monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES.parent)
+    (recipe,) = recipes(str(path))
+    for scale in recipe.scales:
+        made = {cell.row: algorithm_of(cell.experiment) for cell in recipe.cells(scale, seeds=1)}
+        assert len(set(map(repr, made.values()))) == len(recipe.rows)
+        assert {name for name, method in made.items() if getattr(method, "leaks", None)} == {
+            name for name in made if name.endswith("†")
+        }
 
 
 def test_settings_in_their_order():
