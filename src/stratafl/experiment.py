@@ -83,13 +83,14 @@ class DataTable:
     client: str | None = setting(None, "the column that says whose a sample of your own table is; none: `client`")
     targets: str = setting(
         "auto",
-        "what is predicted of your own data; `auto`: classes where labels are names or whole numbers, else numbers",
+        "what is predicted of your own data; `auto`: classes where labels are names or whole numbers, else numbers; "
+        "`scaled`: numbers with mean 0 and deviation 1 over what is trained on",
         among=TARGETS,
     )
     normalise: str = setting(
         "auto",
-        "bytes as numbers: from −1 to 1, from 0 to 1, by each channel's mean and deviation, or as they are; "
-        "`auto`: `half` for images",
+        "bytes as numbers: from −1 to 1, from 0 to 1, by each channel's mean and deviation, or as they are; a table of "
+        "numbers by each column's mean and deviation over what is trained on; `auto`: `half` for images, else none",
         among=NORMALISED,
     )
     size: int | None = setting(None, "images are resized to a square of so many pixels", least=1)

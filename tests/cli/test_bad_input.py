@@ -139,7 +139,14 @@ def test_somebody_must_train(refused, newcomers):
     ("settings", "says"),
     [
         (["data.clients=2000", "data.partition=iid"], "1797 samples cannot be divided among 2000 clients"),
-        (["data.minimum=80"], ("0 of 1000 draws gave each of 20 clients at least 80", "alpha 0.1", "raise alpha")),
+        (
+            ["data.minimum=80"],
+            (
+                "0 of 1000 draws gave each of 20 clients at least 80",
+                "alpha 0.1",
+                "set data.clients or data.minimum lower, or data.alpha",
+            ),
+        ),
         (["data.minimum=90"], "1797 samples cannot give each of 20 clients at least 90"),
         (["data.partition=classes", "data.per_client=11"], ("per_client=11", "only 10 classes")),
         (["data.validation=0.5", "data.test=0.5"], ("validation=0.5 and test=0.5", "something for training")),

@@ -10,6 +10,7 @@ from stratafl.data.federation import Federation, federate
 from stratafl.data.labels import name_of
 from stratafl.data.partitions import Owners, Partition, drawn
 from stratafl.data.samples import Samples
+from stratafl.data.standard import standardised
 
 
 def divided(
@@ -42,8 +43,14 @@ def divided(
         name=samples.name,
         scaling=samples.scaling,
     )
+    made = standardised(made, samples.standardise)
     kept = partition is None or isinstance(partition, Owners)
-    return replace(made, client_names=_names(owners, samples.owner) if kept else (), class_names=samples.names or ())
+    return replace(
+        made,
+        client_names=_names(owners, samples.owner) if kept else (),
+        class_names=samples.names or (),
+        column_names=samples.columns,
+    )
 
 
 def _with_tests(held: list[Indices], tests: NDArray[np.bool_] | None) -> list[Indices] | Division:

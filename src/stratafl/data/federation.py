@@ -62,7 +62,8 @@ class Ragged:
 class Federation:
     """Samples and who holds them; `classes` is `None` for regression, `scaling` says what bytes are as numbers.
 
-    Clients and classes are counted from 0 everywhere; where the data has names for them, they are here as well.
+    Clients, classes and the columns of a table are counted from 0 everywhere; where the data has names for them, they
+    are here as well.
     """
 
     x: Tensor
@@ -73,6 +74,7 @@ class Federation:
     scaling: Scaling | None = None
     client_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
+    column_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if set(self.splits) != set(SPLITS):
@@ -86,6 +88,7 @@ class Federation:
         for what, names, count in (
             ("clients", self.client_names, self.clients),
             ("classes", self.class_names, self.classes),
+            ("columns", self.column_names, self.x.shape[-1]),
         ):
             if names and len(names) != count:
                 raise DataError(f"there are {len(names)} names of {what}, but {count} {what}")

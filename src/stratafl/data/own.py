@@ -26,8 +26,9 @@ def own_samples(place: Path, reading: Reading) -> Samples:
     columns[label], names = targets(columns[label], reading.targets, str(place))  # of all, whoever is chosen then
     columns, tests = reading.rows_of_owners(columns, tests, owner, place)
     rest = {name: cells for name, cells in columns.items() if name not in (label, owner)}
+    x = _content(rest, reading, place)
     return Samples(
-        x=_content(rest, reading, place),
+        x=x,
         y=np.asarray(columns[label]),
         classes=None if names is None else len(names),
         names=names,
@@ -35,6 +36,7 @@ def own_samples(place: Path, reading: Reading) -> Samples:
         owner=None if owner is None else np.asarray(columns[owner]),
         scaling=HALF if any(are_images(cells) for cells in rest.values()) else None,
         name=place.stem,
+        columns=tuple(rest) if x.ndim == 2 and x.shape[1] == len(rest) else (),
         elsewhere=any(are_elsewhere(cells, place) for cells in rest.values()),
     )
 
