@@ -45,11 +45,9 @@ def _sizes(federation: Federation) -> list[str]:
         sizes = x.abs().amax(0)
         sizes = sizes[sizes > 0]
         if len(sizes) and sizes.max() > _APART * min(1.0, float(sizes.min())):
-            told.append(
-                "its columns differ much in size, which often makes training fail: see data.normalise = 'columns'"
-            )
+            told.append("its columns differ much in size, and training may fail: see data.normalise = 'columns'")
     if federation.classes is None and y.abs().max() > _APART:
-        told.append("its labels are large numbers, which often makes training fail: see data.targets = 'scaled'")
+        told.append("its labels are large numbers, and training may fail: see data.targets = 'scaled'")
     return told
 
 
