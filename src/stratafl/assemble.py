@@ -16,7 +16,7 @@ from stratafl.data import IID, Federation, Partition, Reading, Samples, divided,
 from stratafl.errors import DataError, ModelError, RecordError
 from stratafl.execute import Simulation, simulation
 from stratafl.execute.matrix import chunk_size
-from stratafl.experiment import DataTable, Experiment, ModelTable, RunTable, partition_of
+from stratafl.experiment import DataTable, Experiment, ModelTable, RunTable, partition_of, unheard
 from stratafl.layers import Select
 from stratafl.models import MODELS
 from stratafl.plugins import called, imported, parameters
@@ -103,19 +103,20 @@ def federation_of(experiment: Experiment) -> Federation:
 def _fallback(data: DataTable, samples: Samples) -> Partition:
     """What divides the samples where nothing is asked for; settings that it does not listen to are refused."""
     usual = partition_of(data)
-    if data.partition != "auto":
-        return usual
-    unheard = ["per_client", *vars(usual)]
-    if samples.owner is not None:
+    dividing = ["per_client", *vars(usual)]
+    if data.partition == "auto" and samples.owner is not None:
         clients = len(np.unique(samples.owner))
         why = f"which names its {clients:,} clients: leave it out, or set data.partition to divide the samples anew"
-        _refuse_set(data, [*(["clients"] if data.clients != clients else []), *unheard], samples.name, why)
+        _refuse_set(data, [*(["clients"] if data.clients != clients else []), *dividing], samples.name, why)
         if samples.tests is not None and data.test != DataTable().test:  # perhaps as the protocol has it
             log.warning("data.test means nothing to '%s', which says what is for testing", samples.name)
-    elif samples.y.dtype.kind == "f":
-        _refuse_set(data, unheard, samples.name, "which has no classes and is divided evenly: leave it out")
+    elif data.partition == "auto" and samples.y.dtype.kind == "f":
+        _refuse_set(data, dividing, samples.name, "which has no classes and is divided evenly: leave it out")
         log.warning("'%s' has no classes and is divided evenly (data.partition = 'iid')", samples.name)
         return IID()
+    name = "dirichlet" if data.partition == "auto" else data.partition
+    heard = ", ".join(f"data.{key}" for key in ("clients", *vars(usual)))
+    _refuse_set(data, unheard(data), name, f"a partition that listens to: {heard}; leave it out")
     return usual
 
 

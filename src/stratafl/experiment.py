@@ -31,6 +31,7 @@ from stratafl.task.speed import CHOICES, CONVOLUTIONS
 
 LOGGERS = ("tensorboard", "mlflow", "wandb")
 _CHOICES = (("algorithm", "name"), ("model", "name"), ("data", "partition"))  # what has options of its own
+_DIVIDING = ("alpha", "minimum", "per_client")  # keys of [data] that only some partitions listen to
 
 
 @dataclass(frozen=True)
@@ -82,13 +83,14 @@ class DataTable:
     client: str | None = setting(None, "the column that says whose a sample of your own table is; none: `client`")
     targets: str = setting(
         "auto",
-        "what is predicted of your own data; `auto`: classes where labels are names or whole numbers, else numbers",
+        "what is predicted of your own data; `auto`: classes where labels are names or whole numbers, else numbers; "
+        "`scaled`: numbers with mean 0 and deviation 1 over what is trained on",
         among=TARGETS,
     )
     normalise: str = setting(
         "auto",
-        "bytes as numbers: from −1 to 1, from 0 to 1, by each channel's mean and deviation, or as they are; "
-        "`auto`: `half` for images",
+        "bytes as numbers: from −1 to 1, from 0 to 1, by each channel's mean and deviation, or as they are; a table of "
+        "numbers by each column's mean and deviation over what is trained on; `auto`: `half` for images, else none",
         among=NORMALISED,
     )
     size: int | None = setting(None, "images are resized to a square of so many pixels", least=1)
@@ -226,6 +228,12 @@ def partition_of(data: DataTable) -> Partition:
     return partition(**made)
 
 
+def unheard(data: DataTable) -> list[str]:
+    """Keys of the table that are set, but that other partitions listen to, and not this one."""
+    heard, usual = vars(partition_of(data)), DataTable()
+    return [key for key in _DIVIDING if key not in heard and getattr(data, key) != getattr(usual, key)]
+
+
 TABLES: dict[str, type[Any]] = {f.name: type(f.default) for f in dataclasses.fields(Experiment)}
 
 
@@ -291,9 +299,17 @@ def with_settings(experiment: Experiment, given: Sequence[str]) -> Experiment:
         if table in ("algorithm", "model") and key == "name" and tables[table]["name"] != value:
             tables[table] = {}  # the options of another method or model mean nothing here
         if (table, key) == ("data", "partition") and tables[table]["partition"] != value:
-            tables[table] = settings.without_options(DataTable, tables[table])
+            tables[table] = _divided_anew(tables[table], value)
         tables[table][key] = value
     return from_tables(tables)
+
+
+def _divided_anew(table: Mapping[str, Any], partition: Any) -> dict[str, Any]:
+    """The table of the data for another partition: what means nothing to it is left behind."""
+    kind = PARTITIONS.get(str(partition), PARTITIONS["dirichlet"])
+    heard = {f.name for f in dataclasses.fields(typing.cast(Any, kind))}
+    known = settings.without_options(DataTable, table)
+    return {key: value for key, value in known.items() if key in heard or key not in _DIVIDING}
 
 
 def _open_again(experiment: Experiment, protocol: Any) -> dict[str, dict[str, Any]]:

@@ -139,7 +139,14 @@ def test_somebody_must_train(refused, newcomers):
     ("settings", "says"),
     [
         (["data.clients=2000", "data.partition=iid"], "1797 samples cannot be divided among 2000 clients"),
-        (["data.minimum=80"], ("0 of 1000 draws gave each of 20 clients at least 80", "alpha 0.1", "raise alpha")),
+        (
+            ["data.minimum=80"],
+            (
+                "0 of 1000 draws gave each of 20 clients at least 80",
+                "alpha 0.1",
+                "set data.clients or data.minimum lower, or data.alpha",
+            ),
+        ),
         (["data.minimum=90"], "1797 samples cannot give each of 20 clients at least 90"),
         (["data.partition=classes", "data.per_client=11"], ("per_client=11", "only 10 classes")),
         (["data.validation=0.5", "data.test=0.5"], ("validation=0.5 and test=0.5", "something for training")),
@@ -167,17 +174,20 @@ def spoilt(value, dtype=np.float32):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (arrays(x=spoilt(np.nan)), ("x holds 1 NaN or infinite values", "first in sample 7")),
-        (arrays(x=spoilt(np.inf)), ("x holds 1 NaN or infinite values", "first in sample 7")),
-        (arrays(x=spoilt(1e300, np.float64)), ("x holds 1 NaN or infinite values as float32", "first in sample 7")),
-        (arrays(y=np.full(60, np.nan)), "y holds 60 NaN or infinite values"),
+        (arrays(x=spoilt(np.nan)), ("x of 'mine' holds 1 NaN or infinite values", "first in sample 7")),
+        (arrays(x=spoilt(np.inf)), ("x of 'mine' holds 1 NaN or infinite values", "first in sample 7")),
+        (
+            arrays(x=spoilt(1e300, np.float64)),
+            ("x of 'mine' holds 1 NaN or infinite values as float32", "first in sample 7"),
+        ),
+        (arrays(y=np.full(60, np.nan)), "y of 'mine' holds 60 NaN or infinite values"),
         (arrays(y=np.arange(50) % 3), ("x has shape (60, 4) and y (50,)", "samples along their first axis")),
-        (arrays(y=np.zeros((60, 2, 2))), ("y has shape (60, 2, 2)", "labels are [samples]")),
-        (arrays(y=np.zeros((60, 2), dtype=int)), ("y has shape (60, 2)", "labels are [samples]")),
+        (arrays(y=np.zeros((60, 2, 2))), ("y of 'mine' has shape (60, 2, 2)", "labels are [samples]")),
+        (arrays(y=np.zeros((60, 2), dtype=int)), ("y of 'mine' has shape (60, 2)", "labels are [samples]")),
         (arrays(x=np.float32(3)), "x has shape ()"),
         (arrays(y=np.zeros(60, "datetime64[D]")), ("mine.npz' are neither numbers nor names", "row 1")),
         (arrays(y=np.array([["cat"]] * 60)), "mine.npz' are neither numbers nor names"),
-        (arrays(x=arrays()["x"].astype(complex)), "x has dtype complex128"),
+        (arrays(x=arrays()["x"].astype(complex)), "x of 'mine' has dtype complex128"),
         (arrays(x=arrays()["x"][:0], y=np.arange(0)), "holds no samples: x has shape (0, 4)"),
         (arrays(x=None, a=np.zeros(3)), "has no array 'x' (there is: y, a)"),
         (arrays(y=None), "has no array 'y' (there is: x)"),

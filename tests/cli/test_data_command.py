@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from stratafl.data import DATASETS, load_samples
+from stratafl.experiment import load, with_settings
 from stratafl.runs import Run
 
 SHORT = ("--rounds", 1, "--set", "train.batch=5")
@@ -102,6 +103,29 @@ def test_how_to_divide_means_nothing_where_the_data_names_its_clients(refused, s
     if setting == "data.clients=5":
         assert strata("data", "show", "--data", "mine.csv", "--set", "data.clients=2").code == 0  # as there are
         assert strata("data", "show", "-d", "mine.csv", "-s", setting, "-s", "data.partition=iid").code == 0
+
+
+@pytest.mark.parametrize(
+    ("partition", "setting", "says"),
+    [
+        ("iid", "alpha=0.5", "data.alpha = 0.5 means nothing to 'iid', a partition that listens to: data.clients;"),
+        ("dirichlet", "per_client=5", "'dirichlet', a partition that listens to: data.clients, data.alpha, data.min"),
+        ("pathological", "alpha=0.5", "data.clients, data.per_client, data.balanced; leave it out"),
+        ("auto", "per_client=5", "data.per_client = 5 means nothing to 'dirichlet'"),
+        ("classes", "minimum=3", "data.minimum = 3 means nothing to 'classes'"),
+    ],
+)
+def test_what_the_partition_does_not_listen_to_is_refused(refused, strata, partition, setting, says):
+    given = ("data", "show", "--set", f"data.partition={partition}", "--set")
+    refused(*given, f"data.{setting}", says=says)
+    assert strata(*given, "data.alpha=0.1").code == 0  # as everybody has it
+
+
+def test_another_partition_leaves_behind_what_it_does_not_listen_to(strata, place):
+    (place / "own.toml").write_text('[data]\npartition = "dirichlet"\nalpha = 0.5\nminimum = 3\ndraws = 50\n')
+    assert strata("data", "show", "--config", "own.toml", "--set", "data.partition=classes").code == 0
+    kept = with_settings(load(place / "own.toml"), ["data.partition=pfllib"]).data
+    assert (kept.alpha, kept.minimum, kept.options) == (0.5, 3, {})
 
 
 @pytest.mark.usefixtures("clients")

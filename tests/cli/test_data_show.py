@@ -3,6 +3,7 @@
 from xml.etree import ElementTree
 
 import numpy as np
+import pytest
 from cli_helpers import checked_line
 
 from stratafl.data import digits
@@ -76,7 +77,55 @@ def test_what_is_predicted_is_said(strata, place):
 
     years = "3 classes: 2000, 2010, 2020 (data.targets = 'numbers' makes it a regression)"
     assert said(2000.0 + 10 * (np.arange(60) % 3)) == years
-    assert said(np.linspace(0, 1, 60)).startswith("a regression: the labels are numbers (data.targets = 'classes'")
+    assert said(np.linspace(0, 1, 60)).startswith("a regression: the labels are numbers from 0 to 1 (data.targets")
     assert said(np.arange(60)).startswith("60 classes: 0, 1, 2, 3,")
     assert "18, 19, …" in said(np.arange(60))
     assert strata("data", "show").out.splitlines()[-1] == "10 classes"
+
+
+def test_what_a_sample_is_is_said(strata, place):
+    def said(x):
+        np.savez(place / "own.npz", x=x, y=np.arange(40) % 2, client=np.arange(40) % 2)
+        return strata("data", "show", "--data", "own.npz").out.splitlines()[-2]
+
+    assert strata("data", "show").out.splitlines()[-2] == "a sample is 1×8×8, numbers from 0 to 1"
+    pixels = np.arange(40 * 48, dtype=np.uint16).reshape(40, 3, 4, 4) % 256
+    assert said(pixels.astype(np.uint8)) == "a sample is 3×4×4, bytes from 0 to 255"
+    assert said(np.arange(80).reshape(40, 2)) == "a sample is 2 whole numbers from 0 to 79"
+    lines = [f"{i},{18 + i},{i / 20:.2f},{i % 2}" for i in range(1, 41)]
+    (place / "own.csv").write_text("\n".join(["id,age,share,label", *lines]))
+    given = ("data", "show", "--data", "own.csv", "--set", "data.clients=2")
+    told = strata(*given).out.splitlines()
+    assert told[-2] == "a sample is 3 numbers: id 1 to 40, age 19 to 58, share 0.05 to 2"
+
+
+HINT = "data.normalise = 'columns'"
+
+
+@pytest.mark.parametrize(("largest", "hinted"), [(100, False), (101, True)])
+def test_columns_of_different_sizes_are_pointed_out(strata, place, largest, hinted):
+    x = np.linspace(0, 1, 40)[:, None] * np.array([largest, 1.0, 0.0])
+    np.savez(place / "own.npz", x=x, y=np.arange(40) % 2, client=np.arange(40) % 2)
+    assert (HINT in strata("data", "show", "--data", "own.npz").out) is hinted
+    scaled = strata("data", "show", "--data", "own.npz", "--set", "data.normalise=columns")
+    assert (scaled.code, HINT in scaled.out) == (0, False)
+
+
+def test_large_targets_are_pointed_out(strata, place):
+    np.savez(place / "own.npz", x=np.zeros((40, 1)), y=np.linspace(100_000, 900_000.5, 40), client=np.arange(40) % 2)
+    told = strata("data", "show", "--data", "own.npz").out
+    assert "see data.targets = 'scaled'" in told
+    assert "numbers from 100,000 to 900,000" in told
+    assert "see data.targets" not in strata("data", "show", "--data", "own.npz", "--set", "data.targets=scaled").out
+
+
+def test_one_class_is_said_to_be_trivial(strata, place):
+    np.savez(place / "own.npz", x=np.zeros((40, 1)), y=np.array(["cat"] * 40), client=np.arange(40) % 2)
+    told = strata("data", "show", "--data", "own.npz").out.splitlines()
+    assert told[-2:] == ["1 class: cat", "all labels are the same, so that every answer is right"]
+
+
+def test_the_picture_is_called_what_it_is(strata, place):
+    line = checked_line(strata("data", "show", "-o", "held.pdf"))
+    assert line.endswith("'held.pdf' would be a picture in SVG: call it 'held.svg'")
+    assert list(place.iterdir()) == []

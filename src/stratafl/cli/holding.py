@@ -8,28 +8,32 @@ from rich.text import Text
 
 from stratafl.assemble import federation_of
 from stratafl.cli.consoles import remarks, results, warnings_on
+from stratafl.cli.understood import understood
 from stratafl.data import Federation
 from stratafl.data.federation import SPLITS
-from stratafl.data.formats.columns import numbers_or_texts
 from stratafl.data.picture import held, picture
+from stratafl.errors import RunError
 from stratafl.experiment import Experiment, load, with_settings
 from stratafl.outputs import check_new
 from stratafl.runs.files import write_whole
 from stratafl.wording import counted
 
 ROWS = 40  # of clients; more are summed up in one
-_FEW, _MANY = 6, 20  # classes that are named one by one: those of a client, and all
+_FEW = 6  # classes of a client that are named one by one
 
 
 def show(config: Path | None, settings: Sequence[str], out: Path | None) -> None:
     """Print what each client holds; draw it where asked."""
     check_new([out])
+    if out is not None and out.suffix.lower() != ".svg":
+        raise RunError(f"'{out}' would be a picture in SVG: call it '{out.with_suffix('.svg')}'")
     experiment = with_settings(Experiment() if config is None else load(config), settings)
     with warnings_on(remarks()) as settled:
         federation = federation_of(experiment)
         settled()
     results().print(table(federation))
-    results().print(_predicted(federation), markup=False, soft_wrap=True)
+    for line in understood(federation):
+        results().print(line, markup=False, soft_wrap=True)
     if out is not None:
         write_whole(out, picture(federation).encode())
         results().print(f"picture: {out}", markup=False, soft_wrap=True)
@@ -66,17 +70,6 @@ def _title(federation: Federation) -> str:
     return (
         f"{federation.name}: {counted(federation.clients, 'client')}, {counted(int(sizes.sum()), 'sample')}, {spread}"
     )
-
-
-def _predicted(federation: Federation) -> str:
-    """What there is to predict, and how to have it otherwise."""
-    if federation.classes is None:
-        return "a regression: the labels are numbers (data.targets = 'classes' makes classes of them)"
-    names = federation.class_names
-    listed = f": {', '.join(names[:_MANY])}{', …' if len(names) > _MANY else ''}" if names else ""
-    numbers = names and not isinstance(numbers_or_texts(names), list)
-    hint = " (data.targets = 'numbers' makes it a regression)" if numbers else ""
-    return f"{federation.classes} classes{listed}{hint}"
 
 
 def _classes(federation: Federation, counts: list[int]) -> str:

@@ -29,12 +29,13 @@ class Division:
 
 @dataclass(frozen=True)
 class Cutter:
-    """How each client's samples are cut into test, validation and train."""
+    """How each client's samples are cut into test, validation and train; names tell clients apart in an error."""
 
     validation: float
     test: float
     minimum_test: int
     seed: int
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not (self.validation >= 0 and self.test >= 0 and self.validation + self.test < 1):
@@ -49,6 +50,8 @@ class Cutter:
 
     def divide(self, division: Division, total: int) -> dict[str, list[Indices]]:
         """The three splits of a division of so many samples."""
+        for client, mine in enumerate(division.train):
+            check_some_samples(np.size(mine), self._named(client))
         if division.test is None:
             return self.cut(_checked_owners(division.train, total, division.overlap))
         _check_division(division.train, division.test, total, division.overlap)
@@ -67,7 +70,7 @@ class Cutter:
         held_out = tests + _rounded_up(self.validation * len(mine))
         if held_out >= len(mine):
             raise DataError(
-                f"client {client} has {counted(len(mine), 'sample')}, of which {tests} would go to test and "
+                f"{self._named(client)} has {counted(len(mine), 'sample')}, of which {tests} would go to test and "
                 f"{held_out - tests} to validation: none is left for training"
             )
         mixed = self._stream(client).permutation(mine)
@@ -79,10 +82,13 @@ class Cutter:
         held_out = self._stream(client).permutation(distinct)[: _rounded_up(self.validation * len(distinct))]
         if len(held_out) == len(distinct):
             raise DataError(
-                f"client {client} has {len(distinct)} training samples, of which {len(held_out)} would go to "
-                "validation: none is left for training"
+                f"{self._named(client)} has {counted(len(distinct), 'training sample')}, of which {len(held_out)} "
+                "would go to validation: none is left for training"
             )
         return np.isin(mine, held_out)
+
+    def _named(self, client: int) -> str:
+        return f"client '{self.names[client]}'" if self.names else f"client {client}"
 
     def _stream(self, client: int) -> np.random.Generator:
         # of the client's own, so that its split does not change with the other clients
@@ -95,10 +101,10 @@ def check_some_clients(clients: Sequence[Any]) -> None:
         raise DataError("0 clients were given: a federation needs at least one")
 
 
-def check_some_samples(count: int, client: int) -> None:
+def check_some_samples(count: int, who: str) -> None:
     """Refuse a client of nothing."""
     if count == 0:
-        raise DataError(f"client {client} has no data: every client needs at least one sample")
+        raise DataError(f"{who} has no data to train on: every client needs at least one sample")
 
 
 def _checked_owners(owners: Sequence[Any], total: int, overlap: bool) -> list[Indices]:
@@ -112,15 +118,12 @@ def _checked_owners(owners: Sequence[Any], total: int, overlap: bool) -> list[In
 def _check_division(train: Sequence[Indices], test: Sequence[Indices], total: int, overlap: bool) -> None:
     if len(train) != len(test):
         raise DataError(f"{len(train)} clients train, but {len(test)} test: a division has as many of both")
-    for client, mine in enumerate(train):
-        check_some_samples(len(mine), client)
     once = np.unique if overlap else np.asarray  # nobody may list a sample twice, unless it was drawn twice
     both = [np.concatenate([once(mine), once(other)]) for mine, other in zip(train, test, strict=True)]
     _checked_owners(both, total, overlap)
 
 
 def _checked_indices(given: NDArray[Any], client: int, total: int) -> Indices:
-    check_some_samples(given.size, client)
     if given.ndim != 1 or given.dtype.kind not in "iu":
         raise DataError(
             f"client {client} was given a {given.dtype} array of shape {given.shape}: "

@@ -10,6 +10,7 @@ from stratafl.data.federation import Federation, federate
 from stratafl.data.labels import name_of
 from stratafl.data.partitions import Owners, Partition, drawn
 from stratafl.data.samples import Samples
+from stratafl.data.standard import standardised
 
 
 def divided(
@@ -30,6 +31,7 @@ def divided(
     else:
         asked = partition or fallback
         owners = drawn(asked, samples.y, clients, seed, tests=samples.tests, owner=samples.owner)
+    kept = partition is None or isinstance(partition, Owners)
     made = federate(
         samples.x,
         samples.y,
@@ -40,10 +42,11 @@ def divided(
         minimum_test=minimum_test,
         seed=seed,
         name=samples.name,
+        client_names=_names(owners, samples.owner) if kept else (),
         scaling=samples.scaling,
     )
-    kept = partition is None or isinstance(partition, Owners)
-    return replace(made, client_names=_names(owners, samples.owner) if kept else (), class_names=samples.names or ())
+    named = replace(made, class_names=samples.names or (), column_names=samples.columns)
+    return standardised(named, samples.standardise)
 
 
 def _with_tests(held: list[Indices], tests: NDArray[np.bool_] | None) -> list[Indices] | Division:
@@ -57,8 +60,9 @@ def _names(owners: list[Indices] | Division, owner: NDArray[np.generic] | None) 
     """Whose samples each client has, where the clients are owners."""
     if owner is None:
         return ()
-    held = owners.train if isinstance(owners, Division) else owners
-    return tuple(map(name_of, owner[[mine[0] for mine in held]].tolist()))
+    whole = owners if isinstance(owners, Division) else Division(owners)
+    held = zip(whole.train, whole.test or whole.train, strict=True)  # some may have nothing but tests
+    return tuple(map(name_of, owner[[np.append(*mine)[0] for mine in held]].tolist()))
 
 
 def by_owner(owner: NDArray[np.generic]) -> list[Indices]:

@@ -15,6 +15,7 @@ from stratafl.data.scaling import Scaling, numbers
 from stratafl.errors import DataError, unknown
 
 SPLITS = ("train", "validation", "test")
+ARRAYS = "arrays"  # the name of what has none
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,17 +63,19 @@ class Ragged:
 class Federation:
     """Samples and who holds them; `classes` is `None` for regression, `scaling` says what bytes are as numbers.
 
-    Clients and classes are counted from 0 everywhere; where the data has names for them, they are here as well.
+    Clients, classes and the columns of a table are counted from 0 everywhere; where the data has names for them, they
+    are here as well.
     """
 
     x: Tensor
     y: Tensor
     classes: int | None
     splits: dict[str, Ragged]
-    name: str = "arrays"
+    name: str = ARRAYS
     scaling: Scaling | None = None
     client_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
+    column_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if set(self.splits) != set(SPLITS):
@@ -86,6 +89,7 @@ class Federation:
         for what, names, count in (
             ("clients", self.client_names, self.clients),
             ("classes", self.class_names, self.classes),
+            ("columns", self.column_names, self.x.shape[-1]),
         ):
             if names and len(names) != count:
                 raise DataError(f"there are {len(names)} names of {what}, but {count} {what}")
@@ -158,7 +162,8 @@ def federate(
     test: float = 0.25,
     minimum_test: int = 1,
     seed: int = 0,
-    name: str = "arrays",
+    name: str = ARRAYS,
+    client_names: tuple[str, ...] = (),
     overlap: bool = False,
     dtype: torch.dtype = torch.float32,
     scaling: Scaling | None = None,
@@ -169,10 +174,11 @@ def federate(
     held-out parts are rounded up. With `overlap=True` one client may train on a sample that another one tests on. Of
     a division that says who tests on what, only the validation part is cut, from what a client trains on.
     """
-    cutter = Cutter(validation, test, minimum_test, seed)
-    x, y, classes = join([Part("", x, y)], classes, dtype)
+    cutter = Cutter(validation, test, minimum_test, seed, client_names)
+    where = "" if name == ARRAYS else f" of '{name}'"
+    x, y, classes = join([Part(where, x, y)], classes, dtype)
     division = owners if isinstance(owners, Division) else Division(list(owners), overlap=overlap)
-    return Federation(x, y, classes, _ragged(cutter.divide(division, len(x))), name, scaling)
+    return Federation(x, y, classes, _ragged(cutter.divide(division, len(x))), name, scaling, client_names)
 
 
 def from_clients(
@@ -183,7 +189,7 @@ def from_clients(
     test: float = 0.25,
     minimum_test: int = 1,
     seed: int = 0,
-    name: str = "arrays",
+    name: str = ARRAYS,
     dtype: torch.dtype = torch.float32,
 ) -> Federation:
     """A federation from one `(x, y)` per client, each cut into test, validation and train as by `federate`."""
@@ -191,7 +197,7 @@ def from_clients(
     check_some_clients(clients)
     for client, pair in enumerate(clients):
         _check_pair(pair, f"client {client}")
-        check_some_samples(len(pair[0]), client)
+        check_some_samples(len(pair[0]), f"client {client}")
     parts = [Part(f" of client {client}", x, y) for client, (x, y) in enumerate(clients)]
     x, y, classes = join(parts, classes, dtype)
     held = _consecutive([len(part.x) for part in parts])
@@ -202,7 +208,7 @@ def from_splits(
     clients: Sequence[Mapping[str, tuple[Array, Array]]],
     *,
     classes: int | None = None,
-    name: str = "arrays",
+    name: str = ARRAYS,
     dtype: torch.dtype = torch.float32,
 ) -> Federation:
     """A federation from clients already split: for each a `train`, and if it has them a `test` and a `validation`."""

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from stratafl.data.formats.columns import Column
 from stratafl.errors import DataError
 
-TARGETS = ("auto", "classes", "numbers")
+TARGETS = ("auto", "classes", "numbers", "scaled")
+_NUMBERS = ("numbers", "scaled")  # a regression, whatever the labels look like
 MANY, EACH = 100, 10  # more whole numbers than this, with fewer samples of each, may be classes or a regression
 
 
@@ -22,13 +23,13 @@ class Targets(NamedTuple):
 def targets(cells: Column, wanted: str, where: str) -> Targets:
     """Names and whole numbers (2, or 2.0) as classes in their order, fractions as numbers, or what else is wanted."""
     if not _are_numbers(cells):
-        if wanted == "numbers":
-            raise DataError(f"data.targets = 'numbers', but the labels of '{where}' are names, such as '{cells[0]}'")
+        if wanted in _NUMBERS:
+            raise DataError(f"data.targets = '{wanted}', but the labels of '{where}' are names, such as '{cells[0]}'")
         return _named(cells, where)
     array = np.asarray(cells)
     if array.dtype.kind != "f" and array.shape[1:] == (1,):  # a column
         array = array[:, 0]
-    if wanted == "numbers":
+    if wanted in _NUMBERS:
         return Targets(array.astype(np.float64), None)
     if array.ndim > 1 or not np.isfinite(array).all():
         if wanted == "classes":

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,10 @@ def check_name(name: str) -> None:
         return
     if Path(name).is_dir():
         raise DataError(f"data.name = '{name}' is no data set with a name, but a folder here: call it './{name}'")
+    if suffix := Path(name).suffix:
+        near = get_close_matches(suffix.lower(), formats.SUFFIXES, n=1)
+        hint = f"; did you mean '{Path(name).with_suffix(near[0])}'?" if near else ""
+        raise DataError(f"data.name = '{name}': files of data end in {', '.join(formats.SUFFIXES)}, not {suffix}{hint}")
     raise unknown("data.name", name, [*DATASETS, *OWN])
 
 
@@ -47,7 +52,8 @@ def load_samples(name: str, reading: Reading | None = None) -> Samples:
 def _check_options(reading: Reading, known: Sequence[str], name: str) -> None:
     for option in reading.given():
         if option not in known:
-            raise DataError(f"data.{option} means nothing to '{name}', which listens to: {', '.join(known) or 'none'}")
+            heard = f"which listens to: {', '.join(known)}" if known else "which comes with the package as it is"
+            raise DataError(f"data.{option} means nothing to '{name}', {heard}")
 
 
 def _own(place: Path, reading: Reading) -> Samples:

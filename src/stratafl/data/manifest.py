@@ -22,6 +22,8 @@ def facts(samples: Samples) -> dict[str, Any]:
         "samples": len(samples.x),
         "classes": samples.classes,
         "names": samples.names,
+        "columns": samples.columns,
+        "standardise": samples.standardise,
         "scaling": scaling and {"mean": list(scaling.mean), "deviation": list(scaling.deviation)},
     }
 
@@ -39,7 +41,7 @@ def samples_from(told: Mapping[str, Any], held: Mapping[str, NDArray[Any]]) -> S
     unknown = set(held) - set(ARRAYS)
     if told["format"] != FORMAT or unknown or len(held["x"]) != told["samples"]:
         raise ValueError("it is not what was written")
-    names = told.get("names")  # not in what was written before there were any
+    names = told.get("names")  # neither these nor columns are in what was written before there were any
     return Samples(
         held["x"],
         held["y"],
@@ -49,4 +51,6 @@ def samples_from(told: Mapping[str, Any], held: Mapping[str, NDArray[Any]]) -> S
         names=None if names is None else tuple(names),
         scaling=made or None,
         name=told["name"],
+        columns=tuple(told.get("columns", ())),
+        standardise=tuple(told.get("standardise", ())),
     )

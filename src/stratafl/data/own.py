@@ -1,5 +1,6 @@
 """A person's own data: one table, or a folder for each client."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from numpy.typing import NDArray
 
 from stratafl.data import formats
 from stratafl.data.formats.columns import IMAGES, ORDER, Asked, Column, Columns, Splits, in_a_row, is_split, joined
+from stratafl.data.formats.tables import line_of
 from stratafl.data.images import are_elsewhere, are_images, stacked
 from stratafl.data.labels import targets
 from stratafl.data.reading import HALF, Reading
@@ -26,8 +28,9 @@ def own_samples(place: Path, reading: Reading) -> Samples:
     columns[label], names = targets(columns[label], reading.targets, str(place))  # of all, whoever is chosen then
     columns, tests = reading.rows_of_owners(columns, tests, owner, place)
     rest = {name: cells for name, cells in columns.items() if name not in (label, owner)}
+    x = _content(rest, reading, place, owner is not None)
     return Samples(
-        x=_content(rest, reading, place),
+        x=x,
         y=np.asarray(columns[label]),
         classes=None if names is None else len(names),
         names=names,
@@ -35,6 +38,7 @@ def own_samples(place: Path, reading: Reading) -> Samples:
         owner=None if owner is None else np.asarray(columns[owner]),
         scaling=HALF if any(are_images(cells) for cells in rest.values()) else None,
         name=place.stem,
+        columns=tuple(rest) if x.ndim == 2 and x.shape[1] == len(rest) else (),
         elsewhere=any(are_elsewhere(cells, place) for cells in rest.values()),
     )
 
@@ -70,31 +74,57 @@ def _label(columns: Columns, reading: Reading, place: Path) -> str:
     for name in wanted:
         if name in columns:
             return name
-    there = ", ".join(columns)
-    raise DataError(f"'{place}' has no column '{wanted[0]}' (there is: {there}): name it with data.label")
+    there, near = ", ".join(columns), _alike(wanted, columns)
+    hint = f"set data.label to '{near}'" if near else "name it with data.label"
+    raise DataError(f"'{place}' has no column '{wanted[0]}' (there is: {there}): {hint}")
 
 
 def _client(columns: Columns, reading: Reading, place: Path) -> str | None:
     if reading.client is not None and reading.client not in columns:
         raise DataError(f"'{place}' has no column '{reading.client}' (there is: {', '.join(columns)}): see data.client")
     name = reading.client or (CLIENT if CLIENT in columns else None)
+    near = None if name else _alike([CLIENT], columns)
+    if near:
+        raise DataError(
+            f"'{place}' has a column '{near}': set data.client to '{near}' if it says whose a sample is, or rename it"
+        )
     for row, cell in enumerate(columns[name] if name else (), start=1):
         if cell is None or cell != cell:  # NaN
             raise DataError(f"'{place}' has no {name} in row {row}")
     return name
 
 
-def _such_as(cells: Column) -> str:
-    """The first cell that is no number."""
+def _alike(wanted: Sequence[str], columns: Columns) -> str | None:
+    """The first column that is called as wanted but for capitals."""
+    return next((name for name in columns if name.lower() in {each.lower() for each in wanted}), None)
+
+
+def _such_as(name: str, cells: Column, place: Path) -> str:
+    """The first cell that is no number, and where it is."""
     for row, cell in enumerate(cells, start=1):
-        try:
-            float(cell)
-        except (TypeError, ValueError):
-            return f": '{cell!s:.40}' in row {row}"
+        if not _is_number(cell):
+            is_csv = place.suffix == ".csv" and place.is_file()
+            where = f"line {line_of(place, name, cell)}" if is_csv else f"row {row}"
+            return f": '{cell!s:.40}' in {where}"
     return ""
 
 
-def _content(columns: Columns, reading: Reading, place: Path) -> NDArray[Any]:
+def _is_number(cell: Any) -> bool:
+    try:
+        float(cell)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _perhaps_clients(name: str, cells: Column) -> str:
+    """A hint where a column of texts names a few again and again."""
+    texts = all(isinstance(cell, str) and not _is_number(cell) for cell in cells)
+    repeated = texts and 1 < len(set(cells)) <= len(cells) / 2
+    return f"; set data.client to '{name}' if it says whose a sample is" if repeated else ""
+
+
+def _content(columns: Columns, reading: Reading, place: Path, owned: bool) -> NDArray[Any]:
     images = [name for name, cells in columns.items() if are_images(cells)]
     if images and len(columns) > 1:
         raise DataError(f"'{place}' has images in '{images[0]}', and more: {', '.join(set(columns) - {images[0]})}")
@@ -102,7 +132,10 @@ def _content(columns: Columns, reading: Reading, place: Path) -> NDArray[Any]:
         return stacked(columns[images[0]], channels=None, size=reading.size, where=str(place))
     for name, cells in columns.items():
         if not isinstance(cells, np.ndarray) or cells.dtype.kind not in "biuf":
-            raise DataError(f"'{place}' has neither numbers nor images in the column '{name}'{_such_as(cells)}")
+            hint = "" if owned else _perhaps_clients(name, cells)
+            raise DataError(
+                f"'{place}' has neither numbers nor images in the column '{name}'{_such_as(name, cells, place)}{hint}"
+            )
     if not columns:
         raise DataError(f"'{place}' has no column beside the labels and clients")
     if len(columns) == 1:

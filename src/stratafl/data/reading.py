@@ -14,7 +14,7 @@ from stratafl.errors import DataError, unknown
 from stratafl.records import record
 
 HALF = Scaling((0.5,), (0.5,))
-NORMALISED = ("auto", "half", "unit", "channel", "none")
+NORMALISED = ("auto", "half", "unit", "channel", "columns", "none")
 _AT_ONCE = 4096  # images; all of them as numbers would take eight times their bytes
 
 
@@ -88,14 +88,28 @@ class Reading:
 
     def scaled(self, samples: Samples) -> Samples:
         """The samples with the scaling that was asked for; `auto` leaves them as they came."""
+        if self.targets == "scaled":
+            samples = replace(samples, standardise=(*samples.standardise, "y"))
         if self.normalise == "auto":
             return samples
+        if self.normalise == "columns":
+            return _by_columns(samples)
         if self.normalise != "none" and samples.x.dtype != np.uint8:
+            or_columns = " or set it to 'columns'" if samples.x.ndim == 2 else ""
             raise DataError(
                 f"data.normalise = '{self.normalise}' scales bytes, but the samples of '{samples.name}' are "
-                f"{samples.x.dtype}: leave it at 'auto'"
+                f"{samples.x.dtype}: leave it at 'auto'{or_columns}"
             )
         return replace(samples, scaling=_scaling(self.normalise, samples))
+
+
+def _by_columns(samples: Samples) -> Samples:
+    if samples.x.ndim != 2:
+        shape = "×".join(map(str, samples.x.shape[1:]))
+        raise DataError(
+            f"data.normalise = 'columns' scales tables of numbers, but a sample of '{samples.name}' is {shape}"
+        )
+    return replace(samples, standardise=(*samples.standardise, "x"))
 
 
 def _scaling(normalise: str, samples: Samples) -> Scaling | None:

@@ -22,6 +22,8 @@ class Samples:
     owner: NDArray[Any] | None = None  # whose each sample is, by name or number
     scaling: Scaling | None = None
     name: str = "arrays"
+    columns: tuple[str, ...] = ()  # what the numbers of a sample are called, where it is a row of a table
+    standardise: tuple[str, ...] = ()  # "x", "y": what is standardised as soon as it is known who trains on what
     elsewhere: bool = False  # whether some of it was in files that a table names, whose changes nobody would notice
 
     def __post_init__(self) -> None:

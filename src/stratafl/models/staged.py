@@ -109,5 +109,8 @@ def image_shape(model: str, shape: Sequence[int], smallest_side: int = 1) -> tup
     flat_size(model, shape)
     channels, height, width = shape
     if min(height, width) < smallest_side:
-        raise ModelError(f"{model} needs images of at least {smallest_side}×{smallest_side}, got {height}×{width}")
+        last = width in (1, 3) and channels not in (1, 3)
+        hint = f" (channels come first: is {tuple(shape)} height, width, channels?)" if last else ""
+        wanted = f"{smallest_side}×{smallest_side}"
+        raise ModelError(f"{model} needs images of at least {wanted}, got {height}×{width}{hint}")
     return channels, height, width

@@ -109,8 +109,20 @@ def test_what_is_wrong_with_a_division_is_said(division, says):
 
 
 def test_something_must_be_left_for_training():
-    with pytest.raises(DataError, match="client 0 has 1 training samples, of which 1 would go to validation: none is"):
+    with pytest.raises(DataError, match="client 0 has 1 training sample, of which 1 would go to validation: none is"):
         made(Division([np.array([3])], [np.array([4])]), validation=0.1)
+
+
+def test_clients_with_too_little_are_called_by_their_name():
+    owner = np.array(["ann", "ann", "ann", "bob"])
+    given = {"clients": 2, "partition": None, "fallback": IID(), "validation": 0.0, "test": 0.25, "seed": 0}
+    few = Samples(np.zeros((4, 2)), np.arange(4) % 2, owner=owner)
+    with pytest.raises(DataError, match="client 'bob' has 1 sample, of which 1 would go to test"):
+        divided(few, **given)
+    with pytest.raises(DataError, match="client 'bob' has no data"):
+        divided(replace(few, tests=np.array([True, False, False, True])), **given)
+    with pytest.raises(DataError, match="client 'bob' has 1 training sample, of which 1 would go to validation"):
+        divided(replace(few, tests=np.array([True, False, False, False])), **given | {"validation": 0.5})
 
 
 def test_clients_are_called_as_their_owners_where_they_are_owners():

@@ -17,7 +17,8 @@ from stratafl.errors import DataError
 
 
 def samples(count=20, **more):
-    given = {"tests": np.arange(count) >= count - 4, "owner": np.array(["ann", "bob"] * (count // 2))}
+    told = {"names": tuple("abcde"), "columns": ("left", "right"), "standardise": ("x",)}
+    given = told | {"tests": np.arange(count) >= count - 4, "owner": np.array(["ann", "bob"] * (count // 2))}
     scaling = Scaling((0.1, 0.2, 1 / 3), (0.5, 0.25, 0.7))
     return Samples(
         pictures(count), np.arange(count) % 5, **given | {"classes": 5, "scaling": scaling, "name": "mine"} | more
@@ -31,7 +32,8 @@ def same(a, b):
         if one is not None:
             assert one.dtype == other.dtype
             assert np.array_equal(one, other)
-    assert (a.classes, a.scaling, a.name) == (b.classes, b.scaling, b.name)
+    for name in ("classes", "names", "scaling", "name", "columns", "standardise"):
+        assert getattr(a, name) == getattr(b, name)
 
 
 # The cache

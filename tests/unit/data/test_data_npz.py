@@ -167,7 +167,7 @@ def test_a_folder_is_no_file(tmp_path):
 
 def test_values_are_checked_as_everywhere(tmp_path):
     assert "NaN or infinite" in refusal(DataError, stored(tmp_path, x=np.full((12, 2), np.nan), y=Y))
-    assert "client 1 has 1 sample," in refusal(DataError, stored(tmp_path, x=X, y=Y, client=np.array([0] * 11 + [1])))
+    assert "client '1' has 1 sample," in refusal(DataError, stored(tmp_path, x=X, y=Y, client=np.array([0] * 11 + [1])))
     assert "only an IID partition" in refusal(
         PartitionError, stored(tmp_path, x=X, y=Y / 2), fallback=Dirichlet(minimum=1)
     )

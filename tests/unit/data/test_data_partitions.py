@@ -210,13 +210,14 @@ def test_draws_are_bounded_and_the_error_says_how_close_they_came(kind):
         kind(alpha=0.05, minimum=50, draws=30)(LABELS, 10, seed=0)
     said = re.fullmatch(
         r"0 of 30 draws gave each of 10 clients at least 50 samples \(alpha 0\.05, 603 samples\); "
-        r"the smallest client of the best draw had (\d+); lower the minimum, raise alpha or allow more draws",
+        r"the smallest client of the best draw had (\d+): "
+        r"set data.clients or data.minimum lower, or data.alpha or data.draws higher",
         str(caught.value),
     )
     assert said is not None
     best = int(said[1])
     assert min(len(mine) for mine in kind(alpha=0.05, minimum=best, draws=30)(LABELS, 10, seed=0)) == best
-    with pytest.raises(PartitionError, match=f"had {best};"):
+    with pytest.raises(PartitionError, match=f"had {best}:"):
         kind(alpha=0.05, minimum=best + 1, draws=30)(LABELS, 10, seed=0)
 
 

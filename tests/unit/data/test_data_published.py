@@ -352,7 +352,7 @@ def test_options_that_mean_nothing_are_refused(tmp_path):
     assert "data.vocabulary means nothing to 'mnist', which listens to: path, normalise, size" in refusal(
         "mnist", tmp_path, vocabulary=9
     )
-    assert "data.path means nothing to 'digits', which listens to: none" in refusal("digits", tmp_path)
+    assert "data.path means nothing to 'digits', which comes with the package as it is" in refusal("digits", tmp_path)
     with pytest.raises(StrataError, match="unknown normalise 'hlaf'; did you mean 'half'"):
         Reading(normalise="hlaf")
     table(tmp_path / "train.csv", ["text", "label"], [["b", 0]])

@@ -29,7 +29,15 @@ FILL = "fill it in, or leave out the line or the column"
         ('client,a,label\n"an\nn",1,0\n,1,0\n', "line 4 of FILE has an empty cell in the column 'client'"),
         ("a,label\n1.5,0\nnan,1\n", f"line 3 of FILE has 'nan' in the column 'a': {FILL}"),
         ("a,label\n1.5,0\n2,inf\n", "line 3 of FILE has 'inf' in the column 'label'"),
-        ("a,label\n1,0\nNA,1\n", "FILE has neither numbers nor images in the column 'a': 'NA' in row 2"),
+        ("a,label\n1,0\nNA,1\n", "FILE has neither numbers nor images in the column 'a': 'NA' in line 3"),
+        ("a,label\n\n1,0\n\nNA,1\n", "FILE has neither numbers nor images in the column 'a': 'NA' in line 5"),
+        ("a,Label\n1,0\n", "FILE has no column 'label' (there is: a, Label): set data.label to 'Label'"),
+        ("a,Y\n1,0\n", "FILE has no column 'label' (there is: a, Y): set data.label to 'Y'"),
+        ("a,b\n1,0\n", "FILE has no column 'label' (there is: a, b): name it with data.label"),
+        (
+            "a,Client,label\n1,0,1\n",
+            "FILE has a column 'Client': set data.client to 'Client' if it says whose a sample is, or rename it",
+        ),
         ("a;label\n1,5;0\n", "line 1 of FILE has no comma, but ';': save it with commas between columns and points in"),
         ("\na\tlabel\n1\t0\n", "line 2 of FILE has no comma, but '\\t'"),
         ("a;label\n", "line 1 of FILE has no comma"),
@@ -79,3 +87,30 @@ def test_columns_that_nobody_asked_for_may_be_empty(tmp_path):
     (tmp_path / "a.png").write_bytes(b"")
     found = read_csv([path], Asked(only=True))
     assert (found["image"], np.asarray(found["label"]).tolist()) == ([tmp_path / "a.png"], [0])
+
+
+@pytest.mark.parametrize(
+    ("lines", "hinted"),
+    [
+        ("city,label|bonn,0|ulm,1|bonn,1|ulm,0", True),
+        ("city,label|bonn,0|ulm,1|bonn,1|kiel,0", False),  # too many for owners
+        ("city,label|bonn,0|bonn,1", False),  # too few
+        ("city,label|1,0|NA,1|1,0|NA,1", False),  # numbers that are missing
+        ("city,client,label|bonn,1,0|ulm,1,1|bonn,2,1|ulm,2,0", False),  # there are clients
+    ],
+)
+def test_texts_that_come_again_and_again_may_be_clients(tmp_path, lines, hinted):
+    (tmp_path / "own.csv").write_text(lines.replace("|", "\n"))
+    with pytest.raises(DataError, match="neither numbers nor images in the column 'city'") as caught:
+        load_samples(str(tmp_path / "own.csv"))
+    assert str(caught.value).endswith("; set data.client to 'city' if it says whose a sample is") is hinted
+
+
+def test_endings_that_are_not_read_say_which_are():
+    for name, hint in (("my.cvs", "; did you mean 'my.csv'?"), ("my.xlsx", "")):
+        suffix = name.removeprefix("my")
+        with pytest.raises(DataError) as caught:
+            load_samples(name)
+        assert str(caught.value) == (
+            f"data.name = '{name}': files of data end in .npz, .csv, .parquet, not {suffix}{hint}"
+        )

@@ -68,6 +68,12 @@ def test_a_maker_that_takes_anything_is_given_anything(monkeypatch: pytest.Monke
         ("mnistcnn", (1, 3, 3), {}, "ThreeConv needs images of at least 4×4, got 3×3"),
         ("cifar10cnn", (3, 32, 32), {"dropout": -0.1}, "ThreeConv needs dropout from 0 to below 1, got -0.1"),
         ("cnn20", (3, 32, 7), {}, "CNN20 needs images of at least 8×8, got 32×7"),
+        (
+            "cnn",
+            (16, 16, 3),
+            {},
+            "CNN needs images of at least 4×4, got 16×3 (channels come first: is (16, 16, 3) height, width, channels?)",
+        ),
         ("alexnet", (1, 8, 8), {}, "AlexNet needs images of at least 15×15, got 8×8"),
         ("alexnet", (1, 28, 28), {"hidden": 9}, "AlexNet needs hidden as a sequence of widths such as (512,), got 9"),
         ("mobilenet", (28, 28), {}, "MobileNet needs samples of shape (channels, height, width), got (28, 28)"),

@@ -55,6 +55,13 @@ def _lines(file: Path) -> list[_Line]:
         raise DataError(f"'{file}' is not a csv file: {error}") from error
 
 
+def line_of(file: Path, name: str, cell: str) -> int:
+    """The first line with this cell in a column, as an editor counts them."""
+    header, *rows = _lines(file)
+    at = header.cells.index(name)
+    return next(line.number for line in rows if line.cells[at] == cell)
+
+
 def _check_names(lines: Sequence[_Line], file: Path) -> None:
     header = lines[0].cells if lines else []
     for sign in _OTHER_SEPARATORS if len(header) == 1 else ():

@@ -135,7 +135,8 @@ def _first_accepted(
         best = max(best, smallest)
     raise PartitionError(
         f"0 of {draws} draws gave each of {clients} clients at least {minimum} samples (alpha {alpha}, {samples} "
-        f"samples); the smallest client of the best draw had {best}; lower the minimum, raise alpha or allow more draws"
+        f"samples); the smallest client of the best draw had {best}: set data.clients or data.minimum lower, or "
+        "data.alpha or data.draws higher"
     )
 
 
