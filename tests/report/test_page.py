@@ -90,7 +90,7 @@ def test_a_regression_is_reported_by_its_loss(tmp_path):
     folder = as_regression(write_run(tmp_path / "run", [0.5, 0.6]))
     text = page(gather([folder]))
     assert "fedper reaches a test loss of 1.4 (one seed)." in text
-    assert "Test loss of deployed models" in text
+    assert "Test loss (mean squared error) of deployed models" in text
 
 
 # Verdicts

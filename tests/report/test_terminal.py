@@ -8,6 +8,7 @@ from rich.console import Console
 from written_runs import as_regression, write_run
 
 from stratafl.cli.consoles import PIPED_WIDTH, results
+from stratafl.cli.live import course, sparkline
 from stratafl.cli.ranked import table
 from stratafl.report import gather
 
@@ -78,3 +79,12 @@ def test_a_table_that_nobody_watches_is_as_wide_as_columns_say(monkeypatch):
     assert results().width == 90
     monkeypatch.delenv("COLUMNS")
     assert results().width == PIPED_WIDTH
+
+
+def test_the_course_of_a_loss_falls_as_the_loss_does():
+    numbers = (0.8, 0.4, 0.2, 0.0)
+    score, values = course([{"test.deployed.loss": value} for value in numbers])
+    assert (score, sparkline(values)) == ("0", "█▅▃▁")
+    score, values = course([{"test.deployed.loss": 1 - x, "test.deployed.accuracy": x} for x in reversed(numbers)])
+    assert (score, sparkline(values)) == ("80.0%", "▁▃▅█")
+    assert course([{"round": 1}]) == ("", [])

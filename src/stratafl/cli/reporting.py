@@ -13,9 +13,10 @@ from stratafl.errors import RunError
 from stratafl.outputs import check_folder, check_new
 from stratafl.report import INCOMPARABLE, MARK, Outcome, Rank, gather, outcome, ranking, run_folders, to_csv
 from stratafl.report.formats import size
-from stratafl.report.outcomes import what_counts
+from stratafl.report.outcomes import measure, what_counts
 from stratafl.report.page import is_report, write_report
 from stratafl.report.study import verdicts_alone
+from stratafl.report.waiting import waiting
 from stratafl.runs.files import write_whole
 from stratafl.summary import evaluated, reached
 
@@ -46,7 +47,7 @@ def show(
     ranks = ranking(outcomes)
     console = results()
     console.print(table(ranks, outcomes, console.width))
-    for text in _explanations(ranks, outcomes):
+    for text in (*(Text(said, style="yellow") for said in waiting(folders)), *_explanations(ranks, outcomes)):
         console.print(text)
     console.print(Text(f"runs: {', '.join(map(str, folders))}", style="dim"))
     if target is not None and outcomes[0].regression:
@@ -108,13 +109,12 @@ def _drawn(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> str:
 
 
 def _caption(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> str:
-    what = "loss" if outcomes[0].regression else "accuracy"
     most = max(len(rank.seeds) for rank in ranks)
     seeds = "the seeds that each row has" if unlike_seeds(ranks) else f"{most} seeds"
     over = f"; mean ± standard deviation over {seeds}" if most > 1 else ""
     new = "; new, trained: newcomers after one round" if any(o.config["data"]["newcomers"] for o in outcomes) else ""
     costs = "spread: standard deviation over clients; MB: up and down, all clients"
-    return f"test {what} {what_counts(outcomes)}{over}; {costs}{new}"
+    return f"test {measure(outcomes[0].regression)} {what_counts(outcomes)}{over}; {costs}{new}"
 
 
 def _targets(outcomes: Sequence[Outcome], target: float) -> Table:
