@@ -1,14 +1,17 @@
 """Who holds what: clients × classes."""
 
 from collections.abc import Mapping, Sequence
+from math import sqrt
 from typing import Any, NamedTuple
 
 from stratafl.report.charts import COLOURS, LONGEST, SCALE, Branches, Chart, Control, Figure, said, thinned
 from stratafl.report.outcomes import Outcome
 from stratafl.report.study import Record, Study
+from stratafl.wording import counted
 
 BUBBLES = 60  # clients and classes up to which every count is a bubble
 ROWS, COLUMNS = 200, 200  # clients and classes that a picture has at most
+SMALLEST, LARGEST = 2, 16  # pixels of a bubble; a legend shows none that is larger
 DIVISIONS = 6  # that can be chosen from
 Counts = Mapping[str, Sequence[Sequence[int]]]
 
@@ -87,7 +90,7 @@ def _bubbles(clients: int, classes: int) -> bool:
 def _height(clients: int, classes: int) -> int:
     if classes == 1:
         return 320
-    return 110 + 20 * clients if _bubbles(clients, classes) else 560
+    return 140 + 20 * clients if _bubbles(clients, classes) else 560
 
 
 def _figure(rows: Sequence[Sequence[int]], division: Division) -> Figure:
@@ -106,7 +109,8 @@ def _names(given: Sequence[str], count: int) -> list[str]:
 def _bubble(rows: Sequence[Sequence[int]], clients: Sequence[str], classes: Sequence[str]) -> Figure:
     cells = [(client, label, count) for client, row in enumerate(rows) for label, count in enumerate(row) if count]
     largest = max(count for *_, count in cells)
-    width = 22 if len(rows[0]) <= 20 else 14
+
+    look = {"color": COLOURS[0], "opacity": 0.8, "line": {"width": 0}, "sizemin": SMALLEST}
     trace = {
         "type": "scatter",
         "mode": "markers",
@@ -114,17 +118,27 @@ def _bubble(rows: Sequence[Sequence[int]], clients: Sequence[str], classes: Sequ
         "x": [classes[label] for _, label, _ in cells],
         "y": [clients[client] for client, _, _ in cells],
         "customdata": [count for *_, count in cells],
-        "marker": {
-            "size": [count for *_, count in cells],
-            "sizemode": "area",
-            "sizeref": 2 * largest / width**2,
-            "sizemin": 2,
-        }
-        | {"color": COLOURS[0], "opacity": 0.8, "line": {"width": 0}},
+        "marker": look
+        | {"size": [count for *_, count in cells], "sizemode": "area", "sizeref": 2 * largest / LARGEST**2},
         "hovertemplate": "client %{y}, class %{x}: %{customdata} samples<extra></extra>",
+        "showlegend": False,
     }
     layout = {"xaxis": _axis("class", classes), "yaxis": _axis("client", clients, down=True)}
-    return {"data": [trace], "layout": layout}
+    return {"data": [trace, *_scale(largest, look)], "layout": layout}
+
+
+def _scale(largest: int, look: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Bubbles of the legend: the largest, and those of a quarter and a sixteenth of its samples."""
+    nowhere = {"type": "scatter", "mode": "markers", "x": [None], "y": [None], "hoverinfo": "skip", "showlegend": True}
+    return [
+        {**nowhere, "name": counted(count, "sample")} | {"marker": {**look, "size": _pixels(count, largest)}}
+        for count in sorted({max(1, largest // part) for part in (16, 4, 1)})
+    ]
+
+
+def _pixels(count: int, largest: int) -> float:
+    """How wide a bubble is: its area is the count."""
+    return max(SMALLEST, LARGEST * sqrt(count / largest))
 
 
 def _axis(title: str, names: Sequence[str], down: bool = False) -> dict[str, Any]:
