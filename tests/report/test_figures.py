@@ -50,6 +50,7 @@ def test_curves_can_be_seen_over_rounds_bytes_and_seconds(tmp_path):
         "seconds": [2.5, 5.0],
     }
     assert tree.of["test loss, deployed"].of["rounds"]["data"][0]["y"] == [1.75, 1.5]
+    assert "±" not in over["rounds"]["data"][0]["hovertemplate"]  # one seed
 
 
 def test_long_runs_are_thinned_out(tmp_path):

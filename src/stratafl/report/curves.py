@@ -29,10 +29,10 @@ MEASURES = {
 
 @dataclass(frozen=True)
 class Point:
-    """A round: mean and deviation over seeds, and what it took to get there on each axis."""
+    """A round: mean and deviation over seeds (one has none), and what it took to get there on each axis."""
 
     mean: float
-    std: float
+    std: float | None
     at: dict[str, float]
 
 
@@ -57,7 +57,7 @@ def _costs(lines: Sequence[Line], key: str) -> dict[int, tuple[float, dict[str, 
 def _point(seeds: Sequence[tuple[float, dict[str, float]]]) -> Point:
     values = [value for value, _ in seeds]
     at = {axis: fmean(cost[axis] for _, cost in seeds) for axis in AXES}
-    return Point(fmean(values), stdev(values) if len(values) > 1 else 0.0, at)
+    return Point(fmean(values), stdev(values) if len(values) > 1 else None, at)
 
 
 def curves_chart(study: Study) -> Chart | None:
@@ -96,7 +96,8 @@ def _figure(found: Sequence[tuple[int, list[Point]]], labels: Sequence[str], uni
 
 
 def _line(place: int, label: str, points: Sequence[Point], axis: str, share: bool) -> dict[str, Any]:
-    form = "%{y:.1%} ± %{customdata:.1%}" if share else "%{y:.4g} ± %{customdata:.2g}"
+    mean, deviation = ("%{y:.1%}", " ± %{customdata:.1%}") if share else ("%{y:.4g}", " ± %{customdata:.2g}")
+    form = mean if points[0].std is None else mean + deviation
     return {
         "type": "scatter",
         "mode": "lines+markers" if len(points) <= MARKED else "lines",
@@ -112,8 +113,8 @@ def _line(place: int, label: str, points: Sequence[Point], axis: str, share: boo
 
 def _band(place: int, points: Sequence[Point], axis: str, most: float) -> dict[str, Any]:
     x = [short(point.at[axis]) for point in points]
-    upper = [short(min(point.mean + point.std, most)) for point in points]
-    lower = [short(max(point.mean - point.std, 0)) for point in points]
+    upper = [short(min(point.mean + (point.std or 0), most)) for point in points]
+    lower = [short(max(point.mean - (point.std or 0), 0)) for point in points]
     return {
         "type": "scatter",
         "mode": "lines",
