@@ -3,9 +3,16 @@
 from xml.etree import ElementTree
 
 import numpy as np
+import pytest
 from cli_helpers import checked_line
 
 from stratafl.data import digits
+
+
+@pytest.fixture(autouse=True)
+def wide(place, monkeypatch):
+    """A row of the table in one line."""
+    monkeypatch.setenv("COLUMNS", "120")
 
 
 def rows(text):
