@@ -47,6 +47,8 @@ class Fitted:
     def accuracy(self) -> float:
         """Test accuracy of the deployed models after the last round, over all samples."""
         key = "test.deployed.accuracy"
+        if self.sim.setup.classes is None:
+            raise DataError("a regression has no accuracy: selected['test.deployed.loss'] is its mean squared error")
         if not evaluated(self.history) or key not in last(self.history):
             raise DataError("there is no test accuracy: no round was evaluated on labelled test samples")
         return float(last(self.history)[key])

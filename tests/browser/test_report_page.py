@@ -212,3 +212,39 @@ def test_everything_has_a_name_for_those_who_do_not_see_it(desk):
     levels = desk.do("return [...document.querySelectorAll('h1, h2, h3')].map(each => +each.tagName[1])")
     assert levels[0] == 1
     assert all(after - before <= 1 for before, after in pairwise(levels))
+
+
+def test_bubbles_have_a_scale_that_is_true(page):
+    page.open(DESK)
+    wide = """const box = each => each.getBoundingClientRect().width, place = document.getElementById("chart-holdings");
+        const points = [...place.querySelectorAll(".scatterlayer .point")].map(box);
+        const items = [...place.querySelectorAll(".legend .traces")];
+        const shown = items.map(each => [each.textContent, box(each.querySelector(".legendpoints path"))]);
+        return [Math.max(...points), shown];"""
+    largest, legend = page.do(wide)
+    assert [name for name, _ in legend] == ["1 sample", "3 samples"]  # of 3 at most
+    assert legend[-1][1] == pytest.approx(largest, abs=0.2)
+    assert legend[0][1] == pytest.approx(largest / 3**0.5, abs=0.2)
+
+
+def test_blue_is_lighter_on_a_dark_ground(page):
+    colours = """return ["curves", "holdings"].flatMap(name => {
+        const {data} = document.getElementById(`chart-${name}`);
+        return data.filter(each => each.name).slice(0, 1).map(each => each.marker.color)})"""
+    page.open(DESK)
+    assert page.do(colours) == ["#0072B2"] * 2
+    page.open(DESK, dark=True)
+    assert page.do(colours) == ["#3D9CE0"] * 2
+
+
+def test_no_shadow_lies_on_a_caption_and_no_code_is_broken(page):
+    page.open(PHONE)
+    grounds = (
+        """return ["caption", "section"].map(each => getComputedStyle(document.querySelector(each)).backgroundColor)"""
+    )
+    caption, card = page.do(grounds)
+    assert caption == card
+    space = """const code = document.createElement("code");
+        document.body.append(code);
+        return getComputedStyle(code).whiteSpace"""
+    assert page.do(space).startswith("nowrap")

@@ -9,6 +9,12 @@ from cli_helpers import checked_line
 from stratafl.data import digits
 
 
+@pytest.fixture(autouse=True)
+def wide(place, monkeypatch):
+    """A row of the table in one line."""
+    monkeypatch.setenv("COLUMNS", "120")
+
+
 def rows(text):
     return [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
 

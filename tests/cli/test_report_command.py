@@ -1,7 +1,9 @@
 """The report as a person asks for it, and as every comparison ends with it."""
 
 import json
+import shutil
 import sys
+from html import escape
 
 import numpy as np
 from cli_helpers import SMALL
@@ -15,6 +17,21 @@ def test_a_comparison_ends_with_its_report(strata, place):
     assert all(f'id="chart-{name}"' in text for name in ("curves", "clients", "holdings", "layers", "bytes"))
     again = strata("resume", "two")  # writes it once more
     assert (again.code, "report: two/report.html" in again.out) == (0, True)
+
+
+def test_a_comparison_that_was_left_says_which_runs_have_not_begun_and_how_to_go_on(strata, place, refused):
+    asked = ("compare", "-a", "local,fedper", "--seeds", 2, "--rounds", 1, "--out", "left", *SMALL)
+    assert strata(*asked).code == 0
+    assert "not begun" not in strata("report", "left").out
+    shutil.rmtree(place / "left" / "fedper" / "seed-1")
+    result = strata("report", "left", "-o", "left.html")
+    says = "1 of the 4 runs of 'left' has not begun: 'strata resume left' goes on."
+    assert says in " ".join(result.out.split())
+    assert escape(says) in (place / "left.html").read_text(encoding="utf-8")
+    assert "over the seeds that each row has" in " ".join(result.out.split())
+    refused(*asked, says="'left' holds a comparison already: continue it with 'strata resume left', or choose another")
+    (place / "left" / "compare.toml").write_text("[compare]\n", encoding="utf-8")  # its runs are whole all the same
+    assert strata("report", "left").code == 0
 
 
 def test_a_report_of_any_runs(strata, place):

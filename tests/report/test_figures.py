@@ -4,7 +4,7 @@ import json
 
 import plotly.graph_objects as go
 import pytest
-from written_runs import EVIL, client_line, layer_line, write_run, write_study
+from written_runs import EVIL, as_regression, client_line, layer_line, write_run, write_study
 
 from stratafl.errors import RunError
 from stratafl.report import gather, mixing
@@ -50,6 +50,7 @@ def test_curves_can_be_seen_over_rounds_bytes_and_seconds(tmp_path):
         "seconds": [2.5, 5.0],
     }
     assert tree.of["test loss, deployed"].of["rounds"]["data"][0]["y"] == [1.75, 1.5]
+    assert "±" not in over["rounds"]["data"][0]["hovertemplate"]  # one seed
 
 
 def test_long_runs_are_thinned_out(tmp_path):
@@ -296,3 +297,57 @@ def test_clients_and_classes_are_called_by_their_names(tmp_path):
 def test_many_clients_keep_their_names(tmp_path):
     (trace,) = who_chart(gather([named_run(tmp_path / "0", 100)])).tree.of["seed 0"].of["train"]["data"]
     assert (trace["type"], trace["x"], trace["y"][2]) == ("heatmap", ["a", "b"], "c2")
+
+
+def test_bands_end_where_numbers_end(tmp_path):
+    """0.9 and 1.0 are 0.95 ± 0.07, losses of 0.1 and 1.9 are 1 ± 1.27: beyond 100 % and below 0 there is nothing."""
+    for seed, (accuracy, loss) in enumerate(((0.9, 0.1), (1.0, 1.9))):
+        path = write_run(tmp_path / str(seed), [accuracy], seed=seed) / "rounds.jsonl"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"test.deployed.loss": loss}) + "\n")
+    shown = curves_chart(gather([tmp_path])).tree.of
+    upper, lower = shown["test accuracy, deployed"].of["rounds"]["data"][0]["y"]
+    assert (upper, lower) == (1, pytest.approx(0.95 - 0.005**0.5, abs=1e-4))
+    upper, lower = shown["test loss, deployed"].of["rounds"]["data"][0]["y"]
+    assert (upper, lower) == (pytest.approx(1 + 1.62**0.5, abs=1e-4), 0)
+
+
+def test_divisions_are_called_by_what_they_differ_in(tmp_path):
+    def held(count):
+        return {"classes": 2, "clients": 1, "counts": {"train": [[count, 1]], "test": [[1, 1]]}}
+
+    def labels(place):
+        return sorted(who_chart(gather([place])).tree.of)
+
+    for name in ("fedavg", "local"):  # the same division for both
+        for seed in (0, 1):
+            write_run(tmp_path / "seeds" / f"{name}{seed}", [0.5], name=name, seed=seed, holdings=held(seed + 2))
+    assert labels(tmp_path / "seeds") == ["seed 0", "seed 1"]
+    for at, alpha in enumerate((0.1, 10.0)):
+        write_run(tmp_path / "alphas" / str(at), [0.5], name="fedavg", holdings=held(at + 2), data={"alpha": alpha})
+    assert labels(tmp_path / "alphas") == ["data.alpha=0.1", "data.alpha=10.0"]
+    write_run(tmp_path / "alphas" / "2", [0.5], seed=1, holdings=held(4), data={"alpha": 10.0})
+    assert labels(tmp_path / "alphas") == [f"data.alpha={at}" for at in ("0.1, seed 0", "10.0, seed 0", "10.0, seed 1")]
+    for at, name in enumerate(("fedavg", "local")):  # the file is not what it was
+        write_run(tmp_path / "changed" / name, [0.5], name=name, holdings=held(at + 2))
+    assert labels(tmp_path / "changed") == ["seed 0", "seed 0 #2"]
+
+
+def test_a_regression_has_no_classes_and_says_which_loss_it_is(tmp_path):
+    held = {"classes": None, "clients": 2, "counts": {"train": [[3], [4]], "test": [[1], [1]]}}
+    study = gather([as_regression(write_run(tmp_path / "0", [0.5], clients=2, holdings=held))])
+    assert who_chart(study).says == "How many samples each client has."
+    assert worst_table(study).head == ("method", "seed", "client", "loss", "test samples", "training samples")
+    assert ranking_table(study).caption.startswith("Test loss (mean squared error) of deployed models")
+    assert clients_chart(study).tree["layout"]["xaxis"]["title"]["text"] == "mean squared error"
+    titles = {
+        name: tree.of["rounds"]["layout"]["yaxis"]["title"]["text"]
+        for name, tree in curves_chart(study).tree.of.items()
+    }
+    assert titles == {"test loss, deployed": "mean squared error", "training loss": "loss"}
+
+
+def test_commands_stand_in_the_order_in_which_they_were_given(tmp_path):
+    for name, value, hour, word in (("fedavg", 0.9, 11, "resume"), ("local", 0.5, 10, "compare")):
+        then = {"started": f"2026-11-15T{hour}:00:00+00:00", "command": ["strata", word]}
+        write_run(tmp_path / name, [value], name=name, environment=then)
+    assert dict(facts(gather([tmp_path])))["command"] == "strata compare; strata resume"

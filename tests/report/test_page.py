@@ -5,7 +5,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from written_runs import EVIL, write_run, write_study
+from written_runs import EVIL, as_regression, write_run, write_study
 
 from stratafl.errors import RunError, UnknownNameError
 from stratafl.report import gather
@@ -87,14 +87,10 @@ def test_a_report_may_be_replaced_and_nothing_else(tmp_path):
 
 
 def test_a_regression_is_reported_by_its_loss(tmp_path):
-    folder = write_run(tmp_path / "run", [0.5, 0.6])
-    for name in ("rounds", "clients"):
-        lines = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
-        kept = [{k: v for k, v in line.items() if not k.endswith("accuracy")} for line in lines]
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+    folder = as_regression(write_run(tmp_path / "run", [0.5, 0.6]))
     text = page(gather([folder]))
     assert "fedper reaches a test loss of 1.4 (one seed)." in text
-    assert "Test loss of deployed models" in text
+    assert "Test loss (mean squared error) of deployed models" in text
 
 
 # Verdicts

@@ -92,6 +92,16 @@ def write_run(
     return folder
 
 
+def as_regression(folder: Path) -> Path:
+    """The same run without its accuracies: one of numbers, measured by its loss, which is 2 minus what they were."""
+    for name in ("rounds", "clients"):
+        path = folder / f"{name}.jsonl"
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        kept = [{k: v for k, v in line.items() if not k.endswith("accuracy")} for line in lines]
+        path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+    return folder
+
+
 def write_study(place: Path) -> Path:
     """Three methods with two seeds each, one of which mixes; a label and a layer that try to break out; verdicts."""
     held = {"classes": 3, "clients": 4, "counts": {split: [[i, 2, 0] for i in range(4)] for split in ("train", "test")}}

@@ -222,8 +222,11 @@ def test_a_regression_has_no_accuracy_and_says_so():
     rng = np.random.default_rng(0)
     clients = [(rng.standard_normal((20, 2)), rng.standard_normal(20)) for _ in range(2)]
     fitted = stratafl.fit(fedavg(), clients, nn.Linear(2, 1), rounds=1)
-    with pytest.raises(StrataError):
+    with pytest.raises(
+        StrataError, match=r"a regression has no accuracy: selected\['test.deployed.loss'\] is its mean"
+    ):
         _ = fitted.accuracy
+    assert fitted.selected["test.deployed.loss"] > 0
 
 
 # Files

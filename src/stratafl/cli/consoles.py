@@ -2,19 +2,20 @@
 
 import io
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-PIPED_WIDTH = 120  # of tables that go into a file
+PIPED_WIDTH = 120  # of tables that go into a file, unless COLUMNS says otherwise
 
 
 def results() -> Console:
     """For what was asked for."""
     console = Console(highlight=False)
-    if not console.is_terminal:
+    if not console.is_terminal and not os.environ.get("COLUMNS", "").isdecimal():
         console.width = PIPED_WIDTH
     return console
 

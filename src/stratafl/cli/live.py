@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from stratafl.measure import Line
-from stratafl.summary import quality
+from stratafl.report.formats import minus
 
 Watch = Callable[[int, Sequence[Line]], None]  # rounds done, and their lines
 _BARS = "▁▂▃▄▅▆▇█"
@@ -30,6 +30,15 @@ def sparkline(values: Sequence[float], width: int = _SPARKS) -> str:
         return ""
     low, span = min(known), max(max(known) - min(known), 1e-9)
     return "".join(_BARS[min(int((value - low) / span * len(_BARS)), len(_BARS) - 1)] for value in known)
+
+
+def course(history: Sequence[Line]) -> tuple[str, list[float]]:
+    """The test accuracies of deployed models so far, or without classes the losses; and the last of them in words."""
+    for key, shown in (("accuracy", "{:.1%}"), ("loss", "{:.4g}")):
+        values = [float(line[at]) for line in history if line.get(at := f"test.deployed.{key}") is not None]
+        if values:
+            return minus(shown.format(values[-1])), values
+    return "", []
 
 
 class Display:
@@ -70,8 +79,7 @@ class Display:
         task = self._progress.tasks[self._tasks[name]]
         if task.start_time is None:
             self._progress.start_task(task.id)
-        values = [value for line in history if (value := quality(line, "test.deployed")) != float("-inf")]
-        score = "" if not values else f"{values[-1]:.1%}" if values[-1] >= 0 else f"{-values[-1]:.4g}"
+        score, values = course(history)
         self._progress.update(task.id, completed=completed, score=score, course=sparkline(values))
         done = sum(self._progress.tasks[each].completed for each in self._tasks.values())
         self._progress.update(self._all, completed=done)

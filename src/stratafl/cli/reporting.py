@@ -1,6 +1,6 @@
 """`report`: the ranking as a table on the terminal, as CSV, as a picture, and everything as one HTML file."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,20 +8,19 @@ from rich.table import Table
 from rich.text import Text
 
 from stratafl.cli.consoles import PIPED_WIDTH, picture, remarks, results, warnings_on
+from stratafl.cli.ranked import table, unlike_seeds
 from stratafl.errors import RunError
 from stratafl.outputs import check_folder, check_new
-from stratafl.report import INCOMPARABLE, MARK, Outcome, Rank, Spread, gather, outcome, ranking, run_folders, to_csv
+from stratafl.report import INCOMPARABLE, MARK, Outcome, Rank, gather, outcome, ranking, run_folders, to_csv
 from stratafl.report.formats import size
-from stratafl.report.outcomes import what_counts
+from stratafl.report.outcomes import measure, what_counts
 from stratafl.report.page import is_report, write_report
-from stratafl.report.ranking import has_column
 from stratafl.report.study import verdicts_alone
+from stratafl.report.waiting import waiting
 from stratafl.runs.files import write_whole
 from stratafl.summary import evaluated, reached
-from stratafl.wording import counted
 
 REPORT = "report.html"
-WIDE = 110  # columns from which on there is room for more numbers
 
 
 def report(folders: Sequence[Path], out: Path | None, **options: Any) -> None:
@@ -48,7 +47,7 @@ def show(
     ranks = ranking(outcomes)
     console = results()
     console.print(table(ranks, outcomes, console.width))
-    for text in _explanations(outcomes):
+    for text in (*(Text(said, style="yellow") for said in waiting(folders)), *_explanations(ranks, outcomes)):
         console.print(text)
     console.print(Text(f"runs: {', '.join(map(str, folders))}", style="dim"))
     if target is not None and outcomes[0].regression:
@@ -96,65 +95,26 @@ def _outcomes(folders: Sequence[Path]) -> list[Outcome]:
     return [one for _, one in found if evaluated(one.lines)]
 
 
-def table(ranks: Sequence[Rank], outcomes: Sequence[Outcome], width: int) -> Table:
-    """The ranking; more columns where there is room for them."""
-    share = _plain if outcomes[0].regression else _percent
-    columns: list[tuple[str, str, Callable[[Spread], str]]] = [
-        ("received", "received", share),
-        ("deployed", "deployed", share),
-        ("spread", "spread", lambda s: share(Spread(s.mean, 0))),
-        ("worst10", "worst 10%", lambda s: share(Spread(s.mean, 0))),
-        ("bytes", "MB", lambda s: f"{s.mean / 1e6:,.1f}"),
-        ("seconds", "s", lambda s: f"{s.mean:,.1f}"),
-    ]
-    if width >= WIDE:
-        columns.insert(1, ("trained", "trained", share))
-        columns.insert(5, ("new_trained", "new, trained", share))
-        columns += [("converged_round", "converged", lambda s: f"{s.mean:.0f}"), ("best", "best", share)]
-    columns = [column for column in columns if has_column(column[0], ranks)]
-    made = Table(title=_title(outcomes), title_justify="left", header_style="bold", padding=(0, 1))
-    made.add_column("method", overflow="fold", min_width=8)  # a long label is folded, numbers never are
-    for _, title, _ in columns:
-        made.add_column(title, justify="right", no_wrap=True)
-    first = next((rank for rank in ranks if not rank.leaks), None)
-    for rank in ranks:
-        cells = [form(rank.numbers[name]) if name in rank.numbers else "–" for name, _, form in columns]
-        made.add_row(rank.title, *cells, style="bold green" if rank is first and len(ranks) > 1 else None)
-    return made
-
-
-def _explanations(outcomes: Sequence[Outcome]) -> list[Text]:
+def _explanations(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> list[Text]:
     leaks = [Text(f"{MARK} {INCOMPARABLE}", style="bold red")] if any(one.leaks for one in outcomes) else []
     folders = [str(one.folder) for one in outcomes if one.diverged]
     lost = (
         [Text(f"diverged, its loss is no number any more: {', '.join(folders)}", style="bold red")] if folders else []
     )
-    return [*leaks, *lost, Text(_caption(outcomes), style="dim")]
+    return [*leaks, *lost, Text(_caption(ranks, outcomes), style="dim")]
 
 
 def _drawn(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> str:
-    return picture("strata compare", table(ranks, outcomes, PIPED_WIDTH), *_explanations(outcomes))
+    return picture("strata compare", table(ranks, outcomes, PIPED_WIDTH), *_explanations(ranks, outcomes))
 
 
-def _title(outcomes: Sequence[Outcome]) -> str:
-    first = outcomes[0].config
-    same = {
-        (o.config["data"]["name"], o.clients, o.config["model"]["name"], o.config["run"]["rounds"]) for o in outcomes
-    }
-    if len(same) > 1:
-        return counted(len(outcomes), "run")
-    data, model = Path(first["data"]["name"]).stem, first["model"]["name"]
-    clients, rounds = counted(outcomes[0].clients, "client"), counted(first["run"]["rounds"], "round")
-    return f"{data}, {clients} · {model} · {rounds}"
-
-
-def _caption(outcomes: Sequence[Outcome]) -> str:
-    what = "loss" if outcomes[0].regression else "accuracy"
-    seeds = len({outcome.seed for outcome in outcomes})
-    over = f"; mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
+def _caption(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> str:
+    most = max(len(rank.seeds) for rank in ranks)
+    seeds = "the seeds that each row has" if unlike_seeds(ranks) else f"{most} seeds"
+    over = f"; mean ± standard deviation over {seeds}" if most > 1 else ""
     new = "; new, trained: newcomers after one round" if any(o.config["data"]["newcomers"] for o in outcomes) else ""
     costs = "spread: standard deviation over clients; MB: up and down, all clients"
-    return f"test {what} {what_counts(outcomes)}{over}; {costs}{new}"
+    return f"test {measure(outcomes[0].regression)} {what_counts(outcomes)}{over}; {costs}{new}"
 
 
 def _targets(outcomes: Sequence[Outcome], target: float) -> Table:
@@ -168,11 +128,3 @@ def _targets(outcomes: Sequence[Outcome], target: float) -> Table:
         )
         made.add_row(f"{one.folder} {MARK}" if one.leaks else str(one.folder), *cells)
     return made
-
-
-def _percent(spread: Spread) -> str:
-    return f"{spread.mean:.1%}" + (f" ± {100 * spread.std:.1f}" if spread.std else "")
-
-
-def _plain(spread: Spread) -> str:
-    return f"{spread.mean:.4g}" + (f" ± {spread.std:.2g}" if spread.std else "")

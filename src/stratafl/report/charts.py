@@ -16,6 +16,7 @@ DIGITS = 5  # that a number in a figure has
 
 # Okabe and Ito's colours, without black and yellow, which vanish on one of the two backgrounds.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#808080")
+ON_DARK = {"#0072B2": "#3D9CE0", "#56B4E9": "#A8DBFF"}  # the two blues, where the background is dark
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star", "hexagon")
 SCALE = "Cividis"
@@ -76,7 +77,16 @@ def look(place: int) -> dict[str, Any]:
 
 def faint(place: int) -> str:
     """The colour of a band around the line at a place."""
-    code = COLOURS[place % len(COLOURS)].lstrip("#")
+    return _faint(COLOURS[place % len(COLOURS)])
+
+
+def on_dark() -> dict[str, str]:
+    """By which colours those of lines and bands are replaced on a dark background."""
+    return ON_DARK | {_faint(light): _faint(dark) for light, dark in ON_DARK.items()}
+
+
+def _faint(colour: str) -> str:
+    code = colour.lstrip("#")
     red, green, blue = (int(code[i : i + 2], 16) for i in (0, 2, 4))
     return f"rgba({red},{green},{blue},0.15)"
 

@@ -2,16 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from statistics import fmean, stdev
 from typing import Any
 
 from stratafl.measure import Line
 from stratafl.report.charts import Branches, Chart, Control, Figure, faint, look, said, short, short_labels, thinned
+from stratafl.report.outcomes import SQUARED
 from stratafl.report.ranking import Rank
 from stratafl.report.study import Study
 
 POINTS = 500  # of a curve, at most
 MARKED = 40  # points up to which each has a marker
+ACCURACY = "accuracy"
 AXES = {"rounds": "round", "bytes": "bytes up and down, all clients", "seconds": "seconds of training and server"}
 MEASURES = {
     "test accuracy, deployed": "test.deployed.accuracy",
@@ -26,10 +29,10 @@ MEASURES = {
 
 @dataclass(frozen=True)
 class Point:
-    """A round: mean and deviation over seeds, and what it took to get there on each axis."""
+    """A round: mean and deviation over seeds (one has none), and what it took to get there on each axis."""
 
     mean: float
-    std: float
+    std: float | None
     at: dict[str, float]
 
 
@@ -54,7 +57,7 @@ def _costs(lines: Sequence[Line], key: str) -> dict[int, tuple[float, dict[str, 
 def _point(seeds: Sequence[tuple[float, dict[str, float]]]) -> Point:
     values = [value for value, _ in seeds]
     at = {axis: fmean(cost[axis] for _, cost in seeds) for axis in AXES}
-    return Point(fmean(values), stdev(values) if len(values) > 1 else 0.0, at)
+    return Point(fmean(values), stdev(values) if len(values) > 1 else None, at)
 
 
 def curves_chart(study: Study) -> Chart | None:
@@ -64,8 +67,9 @@ def curves_chart(study: Study) -> Chart | None:
     for title, key in MEASURES.items():
         found = [(place, curve(rank, key)) for place, rank in enumerate(study.ranks)]
         kept = [(place, [points[i] for i in thinned(len(points), POINTS)]) for place, points in found if points]
-        if kept and (not study.regression or key.endswith("loss")):
-            measures[title] = Branches({axis: _figure(kept, labels, key, axis) for axis in AXES})
+        unit = _unit(key, study.regression)
+        if kept and (not study.regression or unit != ACCURACY):
+            measures[title] = Branches({axis: _figure(kept, labels, unit, axis) for axis in AXES})
     if not measures:
         return None
     says = "Mean over seeds; the band is one standard deviation to each side. Rounds that every seed has reached."
@@ -73,18 +77,27 @@ def curves_chart(study: Study) -> Chart | None:
     return Chart("curves", "Course of training", says, Branches(measures), controls, height=460)
 
 
-def _figure(found: Sequence[tuple[int, list[Point]]], labels: Sequence[str], key: str, axis: str) -> Figure:
-    share = not key.endswith("loss")
-    traces = [_band(place, points, axis) for place, points in found if any(point.std for point in points)]
+def _unit(key: str, regression: bool) -> str:
+    """What a curve is of; methods may train by more than the squared error."""
+    if not key.endswith("loss"):
+        return ACCURACY
+    return SQUARED if regression and not key.startswith("train.") else "loss"
+
+
+def _figure(found: Sequence[tuple[int, list[Point]]], labels: Sequence[str], unit: str, axis: str) -> Figure:
+    share = unit == ACCURACY
+    most = 1 if share else inf  # an accuracy is from 0 to 1, a loss is at least 0
+    traces = [_band(place, points, axis, most) for place, points in found if any(point.std for point in points)]
     traces += [_line(place, labels[place], points, axis, share) for place, points in found]
     x: dict[str, Any] = {"title": {"text": AXES[axis]}, "rangemode": "tozero"}
     x |= {"tickformat": "~s", "ticksuffix": "B"} if axis == "bytes" else {}
-    y = {"title": {"text": "accuracy" if share else "loss"}, **({"tickformat": ".0%"} if share else {})}
+    y = {"title": {"text": unit}, **({"tickformat": ".0%"} if share else {})}
     return {"data": traces, "layout": {"xaxis": x, "yaxis": y}}
 
 
 def _line(place: int, label: str, points: Sequence[Point], axis: str, share: bool) -> dict[str, Any]:
-    form = "%{y:.1%} ± %{customdata:.1%}" if share else "%{y:.4g} ± %{customdata:.2g}"
+    mean, deviation = ("%{y:.1%}", " ± %{customdata:.1%}") if share else ("%{y:.4g}", " ± %{customdata:.2g}")
+    form = mean if points[0].std is None else mean + deviation
     return {
         "type": "scatter",
         "mode": "lines+markers" if len(points) <= MARKED else "lines",
@@ -98,10 +111,10 @@ def _line(place: int, label: str, points: Sequence[Point], axis: str, share: boo
     }
 
 
-def _band(place: int, points: Sequence[Point], axis: str) -> dict[str, Any]:
+def _band(place: int, points: Sequence[Point], axis: str, most: float) -> dict[str, Any]:
     x = [short(point.at[axis]) for point in points]
-    upper = [short(point.mean + point.std) for point in points]
-    lower = [short(point.mean - point.std) for point in points]
+    upper = [short(min(point.mean + (point.std or 0), most)) for point in points]
+    lower = [short(max(point.mean - (point.std or 0), 0)) for point in points]
     return {
         "type": "scatter",
         "mode": "lines",

@@ -6,7 +6,7 @@ from typing import Any
 from stratafl.measure import Line
 from stratafl.report.charts import COLOURS, Chart, Figure, look, said, short, short_labels
 from stratafl.report.formats import NOTHING, listed, score
-from stratafl.report.outcomes import what_counts
+from stratafl.report.outcomes import SQUARED, measure, what_counts
 from stratafl.report.ranking import Rank
 from stratafl.report.study import Record, Study
 from stratafl.report.tables import Cell, Table, text
@@ -14,6 +14,7 @@ from stratafl.report.tables import Cell, Table, text
 STRIP = 500  # clients of a method up to which each is a point
 BINS = 20
 WORST = 3  # clients of each method in the table
+NAME, CLASSES = "name", "classes in training"  # columns that not every table has
 
 
 def client_scores(records: Sequence[Record], metric: str) -> list[tuple[str, float]]:
@@ -55,7 +56,7 @@ def clients_chart(study: Study) -> Chart | None:
         else "Every point is a client; the box holds the middle half of them."
     )
     counts = what_counts(study.outcomes, one_by_one=True)
-    says = f"Test {study.metric} client by client {counts}, all seeds together. {what}"
+    says = f"Test {measure(study.regression)} client by client {counts}, all seeds together. {what}"
     return Chart("clients", "Distribution over clients", says, figure, height=420 if many else 130 + 52 * len(there))
 
 
@@ -108,36 +109,28 @@ def histogram(values: Sequence[float], low: float, width: float) -> list[float]:
 
 
 def _axis(loss: bool) -> dict[str, Any]:
-    axis: dict[str, Any] = {"title": {"text": "loss" if loss else "accuracy"}}
+    axis: dict[str, Any] = {"title": {"text": SQUARED if loss else "accuracy"}}
     return axis if loss else axis | {"tickformat": ".0%", "range": [-0.02, 1.02]}
 
 
 def worst_table(study: Study) -> Table | None:
     """The clients with the lowest scores of each method, and what they hold."""
-    named = any(record.client_names for record in study.records.values())
-    rows = [row for rank in study.ranks for row in _worst(rank, study, named)]
-    called = ("name",) if named else ()
-    head = (
-        "method",
-        "seed",
-        "client",
-        *called,
-        study.metric,
-        "test samples",
-        "training samples",
-        "classes in training",
-    )
+    head = ("method", "seed", "client", NAME, study.metric, "test samples", "training samples", CLASSES)
+    rows = [row for rank in study.ranks for row in _worst(rank, study)]
+    empty = [title for title in (NAME, CLASSES) if all(row[head.index(title)].shown == NOTHING for row in rows)]
+    kept = [at for at, title in enumerate(head) if title not in empty]
     caption = f"The {WORST} clients of each method with the worst test {study.metric} in the selected round"
-    return Table("worst", caption, head, tuple(rows)) if rows else None
+    shown = tuple(tuple(row[at] for at in kept) for row in rows)
+    return Table("worst", caption, tuple(head[at] for at in kept), shown) if rows else None
 
 
-def _worst(rank: Rank, study: Study, named: bool) -> list[tuple[Cell, ...]]:
+def _worst(rank: Rank, study: Study) -> list[tuple[Cell, ...]]:
     sign = -1 if study.regression else 1
     found = sorted(_scored(study.of(rank), study.metric), key=lambda each: sign * each[1][each[2]])
-    return [_client(rank, *each, study.regression, named) for each in found[:WORST]]
+    return [_client(rank, *each, study.regression) for each in found[:WORST]]
 
 
-def _client(rank: Rank, record: Record, line: Line, key: str, loss: bool, named: bool) -> tuple[Cell, ...]:
+def _client(rank: Rank, record: Record, line: Line, key: str, loss: bool) -> tuple[Cell, ...]:
     held = _training(record, int(line["client"]))
     names = record.class_names or list(map(str, range(len(held))))
     classes = [name for name, count in zip(names, held, strict=True) if count] if len(held) > 1 else []
@@ -145,7 +138,7 @@ def _client(rank: Rank, record: Record, line: Line, key: str, loss: bool, named:
         text(rank.label),
         text(record.outcome.seed),
         text(line["client"]),
-        *([text(_name(record, line) or NOTHING)] if named else []),
+        text(_name(record, line) or NOTHING),
         Cell(score(line[key], loss), line[key], "strong"),
         text(line.get("test.samples", NOTHING)),
         text(sum(held) if held else NOTHING),

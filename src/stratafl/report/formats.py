@@ -9,28 +9,36 @@ NOTHING = "–"
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
+def minus(text: str) -> str:
+    """A number with the sign for minus instead of a hyphen."""
+    return text.replace("-", "−")
+
+
 def score(value: float | None, regression: bool = False) -> str:
     """An accuracy in per cent with one decimal, or a loss."""
     if value is None or not isfinite(value):
         return NOTHING
-    return f"{value:.4g}" if regression else f"{100 * value:.1f} %"
+    return minus(f"{value:.4g}") if regression else f"{100 * value:.1f} %"
 
 
 def spread(given: Spread | None, regression: bool = False) -> str:
-    """Mean ± standard deviation; the mean alone where nothing varies."""
+    """Mean ± standard deviation; the mean alone of one seed."""
     if given is None:
         return NOTHING
-    deviation = f"{given.std:.2g}" if regression else f"{100 * given.std:.1f}"
-    return score(given.mean, regression) if not given.std else f"{score(given.mean, regression)} ± {deviation}"
+    mean = score(given.mean, regression)
+    if given.std is None:
+        return mean
+    return f"{mean} ± {minus(f'{given.std:.2g}')}" if regression else f"{mean} ± {100 * given.std:.1f}"
 
 
 def limits(given: Interval | None, regression: bool = False) -> str:
-    """The limits of an interval; those of an accuracy end at 0 and 100 %."""
+    """The limits of an interval; those of an accuracy end at 0 and 100 %, those of a loss at 0."""
     if given is None:
         return NOTHING
+    low = max(given.low, 0)
     if regression:
-        return f"{given.low:.4g} to {given.high:.4g}"
-    return f"{100 * max(given.low, 0):.1f} to {100 * min(given.high, 1):.1f} %"
+        return minus(f"{low:.4g} to {given.high:.4g}")
+    return f"{100 * low:.1f} to {100 * min(given.high, 1):.1f} %"
 
 
 def difference(given: Interval | None, regression: bool = False) -> str:
@@ -38,9 +46,9 @@ def difference(given: Interval | None, regression: bool = False) -> str:
     if given is None:
         return NOTHING
     if regression:
-        return f"{given.mean:+.3g} ({given.low:+.3g} to {given.high:+.3g})".replace("-", "−")
+        return minus(f"{given.mean:+.3g} ({given.low:+.3g} to {given.high:+.3g})")
     low, high = max(given.low, -1), min(given.high, 1)
-    return f"{100 * given.mean:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})".replace("-", "−")
+    return minus(f"{100 * given.mean:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})")
 
 
 def size(count: float | None) -> str:

@@ -108,6 +108,14 @@ def outcome(folder: Path) -> Outcome:
     return Outcome(folder, config, lines, int(then.get("clients") or 0), then.get("leaks"))
 
 
+SQUARED = "mean squared error"  # what models of numbers are scored by, whatever they are trained by
+
+
+def measure(regression: bool) -> str:
+    """What runs are scored by, in words."""
+    return f"loss ({SQUARED})" if regression else "accuracy"
+
+
 _MODELS = {
     "received": "models as received",
     "trained": "models right after training",

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from stratafl.report.formats import NOTHING, difference, duration, limits, listed, score, size, spread
+from stratafl.report.formats import NOTHING, difference, duration, limits, listed, minus, score, size, spread
 from stratafl.report.intervals import Interval, interval, paired
-from stratafl.report.outcomes import Outcome, what_counts
+from stratafl.report.outcomes import Outcome, measure, what_counts
 from stratafl.report.places import machine, minute, span, versions
 from stratafl.report.ranking import DIVERGED, INCOMPARABLE, Rank, has_column
 from stratafl.report.study import Record, Study
@@ -38,11 +38,11 @@ def facts(study: Study) -> list[tuple[str, str]]:
         ("rounds", _each(str(one.config["run"]["rounds"]) for one in outcomes)),
         ("clients per round", _each(f"{100 * one.config['run']['participation']:g} %" for one in outcomes)),
         ("seeds", listed([str(seed) for seed in seeds])),
-        ("score", f"test {study.metric} {what_counts(outcomes)}"),
+        ("score", f"test {measure(study.regression)} {what_counts(outcomes)}"),
         ("machine", _each(machine(env) for env in environments)),
         ("versions", _each(versions(env) for env in environments)),
         ("begun", span([str(env["started"]) for env in environments if env.get("started")])),
-        ("command", _each(_command(env) for env in environments)),
+        ("command", _each(_command(env) for env in sorted(environments, key=_begun))),
     ]
     return [(name, value) for name, value in pairs if value]
 
@@ -79,9 +79,10 @@ def ranking_table(study: Study) -> Table:
         return (*cells, Cell(size(means["bytes"])), Cell(duration(means["seconds"])))
 
     caption = (
-        f"Test {study.metric} {what_counts(study.outcomes)}; mean ± standard deviation over seeds. Interval: "
-        "Student's t over seeds. Against the first: difference over common seeds (paired t interval, not corrected for "
-        "the number of methods). Spread: standard deviation over clients. Traffic: up and down, all clients."
+        f"Test {measure(loss)} {what_counts(study.outcomes)}; mean ± standard deviation over seeds. "
+        "Interval: Student's t over seeds. Against the first: difference over common seeds (paired t interval, not "
+        "corrected for the number of methods). Spread: standard deviation over clients. Traffic: up and down, all "
+        "clients."
     )
     rows = tuple(row(rank) for rank in study.ranks)
     return Table("ranking", caption, (*head, "converged", "traffic", "time"), rows, written=_csv(study))
@@ -152,8 +153,12 @@ def _model(one: Outcome, env: Any) -> str:
 
 def _training(one: Outcome) -> str:
     train = one.config["train"]
-    epochs = counted(train["epochs"], "local epoch")
-    return f"{epochs}, batch {train['batch']}, rate {train['lr']:g}"
+    epochs, rate = counted(train["epochs"], "local epoch"), minus(f"{train['lr']:g}")
+    return f"{epochs}, batch {train['batch']}, rate {rate}"
+
+
+def _begun(env: Any) -> str:
+    return str(env.get("started") or "")
 
 
 def _command(env: Any) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import stratafl
 from stratafl.errors import RunError
 from stratafl.report.ablations import ablation_tables
-from stratafl.report.charts import Chart
+from stratafl.report.charts import Chart, on_dark
 from stratafl.report.curves import curves_chart
 from stratafl.report.distribution import clients_chart, worst_table
 from stratafl.report.layer_charts import layer_charts
@@ -56,7 +56,7 @@ def page(study: Study) -> str:
         contents="".join(f'<li><a href="#{each.name}">{escape(each.title)}</a></li>' for each in made),
         sections="\n".join(map(section_html, made)),
         footer=f"stratafl {escape(stratafl.__version__)} · {datetime.now(UTC):%Y-%m-%d %H:%M} UTC · works offline",
-        data=in_script({"charts": [chart.plain() for chart in charts], "tables": tables}),
+        data=in_script({"charts": [chart.plain() for chart in charts], "tables": tables, "dark": on_dark()}),
         plotly=base64.b64encode(gzip.compress(_plotly().encode(), 9, mtime=0)).decode() if charts else "",
         script=_asset("page.js"),
     )

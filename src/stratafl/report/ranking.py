@@ -22,10 +22,10 @@ INCOMPARABLE = "test data steers its training: not comparable"
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and standard deviation over seeds (of a sample; 0 for one seed)."""
+    """Mean and standard deviation over seeds (of a sample; one seed has none)."""
 
     mean: float
-    std: float
+    std: float | None
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def to_csv(ranks: Sequence[Rank]) -> str:
     writer.writerow(["method", "seeds", *numbers, *(["leaks"] if leaking else [])])
     for rank in ranks:
         spreads = [rank.numbers.get(name) for name in names]
-        cells = [cell for s in spreads for cell in (("", "") if s is None else (s.mean, s.std))]
+        cells = [cell for s in spreads for cell in ((None, None) if s is None else (s.mean, s.std))]
         said = [INCOMPARABLE if rank.leaks else ""] if leaking else []
         writer.writerow([rank.label, len(rank.seeds), *cells, *said])
     return out.getvalue()
@@ -124,7 +124,7 @@ def _rank(label: str, group: Sequence[Outcome]) -> Rank:
 
 
 def _spread(values: Sequence[float]) -> Spread:
-    return Spread(fmean(values), stdev(values) if len(values) > 1 else 0.0)
+    return Spread(fmean(values), stdev(values) if len(values) > 1 else None)
 
 
 def _method(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from stratafl.report.journals import Looks, lines_of_round, looks
 from stratafl.report.outcomes import Outcome, outcome, run_folders
 from stratafl.report.ranking import Rank, ranking
 from stratafl.report.verdicts import VERDICTS, Verdict, verdicts
+from stratafl.report.waiting import waiting
 from stratafl.runs import environment_of
 from stratafl.runs.holdings import held
 from stratafl.runs.run import CONFIG
@@ -50,6 +51,7 @@ class Study:
     empty: list[Path]
     repeated: list[Path]
     verdicts: list[Verdict]
+    waiting: Sequence[str] = ()  # what is to be said of runs that nobody has begun
 
     def of(self, rank: Rank) -> list[Record]:
         """The records of a configuration, seed by seed."""
@@ -82,7 +84,8 @@ def gather(places: Sequence[Path]) -> Study:
     ranks = ranking(scored) if scored else []
     records = {one.folder: _record(one) for rank in ranks for one in rank.members}
     empty = [one.folder for one in found if not evaluated(one.lines)]
-    return Study(ranks, records, empty, [one.folder for one in scored if one.folder not in records], told)
+    repeated = [one.folder for one in scored if one.folder not in records]
+    return Study(ranks, records, empty, repeated, told, waiting(places))
 
 
 def verdicts_alone(place: Path) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from stratafl.report.formats import limits, listed, score
+from stratafl.report.formats import limits, listed, minus, score
 from stratafl.report.intervals import Interval, interval
 from stratafl.report.overview import behind, winner
 from stratafl.report.ranking import INCOMPARABLE, Rank, flat_method
@@ -54,12 +54,12 @@ def _others(first: Rank, others: Sequence[Rank], study: Study) -> list[str]:
 def _next(rank: Rank, gap: Interval | None, first: Rank, study: Study) -> str:
     loss = study.regression
     away = abs(rank.numbers["score"].mean - first.numbers["score"].mean)
-    distance = f"{away:.3g}" if loss else f"{100 * away:.1f} points"
+    distance = minus(f"{away:.3g}") if loss else f"{100 * away:.1f} points"
     follows = f"{rank.label} follows at a distance of {distance}"
     if gap is None:
         return f"{follows}; with no two seeds in common nothing can be said about noise."
     ends = (gap.low, gap.high) if loss else (-gap.high, -gap.low)  # how much worse it is
-    low, high = ((f"{end:.2g}" if loss else f"{100 * end:.1f}").replace("-", "−") for end in ends)
+    low, high = (minus(f"{end:.2g}" if loss else f"{100 * end:.1f}") for end in ends)
     interval_ = f"95 % interval {low} to {high}, paired by seed"
     if gap.beyond_noise:
         return f"{follows}, which is beyond the noise between seeds ({interval_})."
@@ -75,6 +75,7 @@ def cautions(study: Study) -> list[str]:
             said.append(f"{rank.label} is not finished: {done} of {counted(asked, 'round')}.")
         if "score" not in rank.numbers or any(one.diverged for one in rank.members):
             said.append(f"{rank.label} has a result that is not finite: it diverged.")
+    said += study.waiting
     said += [f"'{folder}' has no evaluated round yet and is left out." for folder in study.empty]
     said += [f"'{folder}' repeats a configuration and a seed and is left out." for folder in study.repeated]
     return [*said, *_resumed(study), *_unlike(study), *_unvalidated(study)]

@@ -16,9 +16,7 @@ from stratafl.errors import BusyError, RecordError, RunError
 from stratafl.experiment import Experiment, from_tables, load, read_toml, to_tables, with_settings
 from stratafl.runs.environment import FORMAT
 from stratafl.runs.files import appearing, write_whole
-from stratafl.runs.run import CONFIG, Run, anchored, check_config, is_run, refuse_existing
-
-FILE = "compare.toml"
+from stratafl.runs.run import COMPARISON, CONFIG, Run, anchored, check_config, is_run, refuse_existing
 
 
 @dataclass(frozen=True)
@@ -79,32 +77,37 @@ class Comparison:
                 simulation_of(member.experiment)  # what is wrong with a method is said before the first one runs
         refuse_existing(folder)
         with appearing(folder) as partial:
-            write_whole(partial / FILE, tomli_w.dumps(made._tables()).encode())
+            write_whole(partial / COMPARISON, tomli_w.dumps(made._tables()).encode())
         return made
 
     @classmethod
     def open(cls, folder: Path) -> "Comparison":
-        """A comparison that exists."""
-        tables = read_toml(folder / FILE)
-        head = tables.pop("compare", {})
-        found = head.get("format") if isinstance(head, dict) else None
-        if not isinstance(found, int) or found > FORMAT:
-            raise RunError(f"'{folder / FILE}' is in format {found!r}, this stratafl reads up to {FORMAT}")
-        methods, seeds, own = (head.get(key) for key in ("methods", "seeds", "settings"))
-        if not (methods and _list_of(str, methods) and seeds and _list_of(int, seeds) and isinstance(own, dict)):
-            raise RunError(f"'{folder / FILE}' is damaged: methods and seeds are lists, settings a table")
-        if min(seeds) < 0:
-            raise RunError(f"'{folder / FILE}' is damaged: a seed is at least 0, not {min(seeds)}")
-        for method in methods:
-            if not _list_of(str, own.get(method)):
-                raise RunError(f"'{folder / FILE}' is damaged: '{method}' has no list of settings")
-        own = {method: tuple(settings) for method, settings in own.items()}
-        made = cls(folder, from_tables(tables), tuple(methods), tuple(seeds), own)
+        """A comparison that exists, to go on with: its runs are still those that it says."""
+        made = cls.read(folder)
         for member in made.members():
             if is_run(member.folder):
                 begun = to_tables(load(member.folder / CONFIG))
-                check_config(folder / FILE, begun, to_tables(completed(member.experiment)))
+                check_config(folder / COMPARISON, begun, to_tables(completed(member.experiment)))
         return made
+
+    @classmethod
+    def read(cls, folder: Path) -> "Comparison":
+        """A comparison as it is written down."""
+        tables = read_toml(folder / COMPARISON)
+        head = tables.pop("compare", {})
+        found = head.get("format") if isinstance(head, dict) else None
+        if not isinstance(found, int) or found > FORMAT:
+            raise RunError(f"'{folder / COMPARISON}' is in format {found!r}, this stratafl reads up to {FORMAT}")
+        methods, seeds, own = (head.get(key) for key in ("methods", "seeds", "settings"))
+        if not (methods and _list_of(str, methods) and seeds and _list_of(int, seeds) and isinstance(own, dict)):
+            raise RunError(f"'{folder / COMPARISON}' is damaged: methods and seeds are lists, settings a table")
+        if min(seeds) < 0:
+            raise RunError(f"'{folder / COMPARISON}' is damaged: a seed is at least 0, not {min(seeds)}")
+        for method in methods:
+            if not _list_of(str, own.get(method)):
+                raise RunError(f"'{folder / COMPARISON}' is damaged: '{method}' has no list of settings")
+        own = {method: tuple(settings) for method, settings in own.items()}
+        return cls(folder, from_tables(tables), tuple(methods), tuple(seeds), own)
 
     def members(self) -> Iterator[Member]:
         """Seed by seed, so that a comparison that is stopped early has something of every method."""
@@ -126,7 +129,7 @@ def _list_of(kind: type, value: Any) -> bool:
 
 def is_comparison(folder: Path) -> bool:
     """Whether a folder is a comparison."""
-    return (folder / FILE).is_file()
+    return (folder / COMPARISON).is_file()
 
 
 def _folder_name(method: str) -> str:

@@ -58,6 +58,7 @@ from stratafl.summary import stop_reason
 log = logging.getLogger("stratafl")
 CONFIG, ENVIRONMENT, CHECKPOINTS, MEMORIES = "config.toml", "environment.json", "checkpoint", "memories.bin"
 ROUNDS = "rounds.jsonl"
+COMPARISON = "compare.toml"  # of the folder that holds a comparison's runs
 JOURNALS = ("rounds", "clients", "layers")
 SAVING = 0.05  # at most this share of the time goes into checkpoints, where their number is not fixed
 
@@ -298,9 +299,10 @@ def refuse_existing(folder: Path) -> None:
         return
     if not folder.is_dir():
         raise RunError(f"'{folder}' exists and is not a folder: choose another --out")
-    if (folder / ENVIRONMENT).exists():
-        again = f"strata resume {shlex.quote(str(folder))}"
-        raise RunError(f"'{folder}' holds a run already: continue it with '{again}', or choose another --out")
+    for file, kind in ((ENVIRONMENT, "run"), (COMPARISON, "comparison")):
+        if (folder / file).exists():
+            again = f"strata resume {shlex.quote(str(folder))}"
+            raise RunError(f"'{folder}' holds a {kind} already: continue it with '{again}', or choose another --out")
     raise RunError(f"'{folder}' exists and is not empty: choose another --out")
 
 

@@ -48,6 +48,17 @@
     };
   }
 
+  // The trace in colours that can be seen on a dark background.
+  function lit(trace) {
+    const lighter = colour => report.dark[colour] || colour;
+    const made = { ...trace };
+    for (const part of ["line", "marker"]) {
+      if (made[part] && made[part].color) made[part] = { ...made[part], color: lighter(made[part].color) };
+    }
+    if (made.fillcolor) made.fillcolor = lighter(made.fillcolor);
+    return made;
+  }
+
   class Chart {
     constructor(given) {
       this.given = given;
@@ -94,7 +105,7 @@
       if (!window.Plotly) return;
       const layout = themed(this.figure.layout, this.given.height, this.place.clientWidth, this.named());
       this.place.style.minHeight = `${layout.height}px`;
-      const traces = this.figure.data.map(trace => ({ ...trace }));
+      const traces = this.figure.data.map(dark() ? lit : trace => ({ ...trace }));
       Plotly.react(this.place, traces, layout, { displayModeBar: false, responsive: true });
     }
 
