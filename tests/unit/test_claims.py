@@ -119,6 +119,11 @@ def test_a_cost_is_shown_as_it_is():
     assert found.reason.startswith("B against A: -2.0 (±")
 
 
+def test_what_has_no_round_of_convergence_may_still_improve():
+    (found,) = judged("above", row=A, than="nobody", measure="rounds")
+    assert (found.holds, found.reason) == (None, f"'{A}' or 'nobody' was not run, or is still improving")
+
+
 def test_columns_that_a_scale_leaves_out():
     """Claims are judged in the columns that are left; from a first to a last only if both are."""
     assert [v.column for v in judged("above", ("x",), row=A, than=B, columns=["x", "y"])] == ["x"]

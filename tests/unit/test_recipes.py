@@ -194,8 +194,9 @@ def test_measures_of_a_run(reproduced):
     spent = line["seconds.train"] + line["seconds.server"]
     place = ("FedAvg", "small")  # whose received model is the server's
     assert reproduced.numbers("bytes")[place] == {0: pytest.approx(sent)}
-    assert reproduced.numbers("rounds")[place] == {0: 1}
-    assert reproduced.numbers("seconds")[place] == reproduced.numbers("time")[place] == {0: pytest.approx(spent)}
+    assert reproduced.numbers("seconds")[place] == {0: pytest.approx(spent)}
+    assert reproduced.numbers("rounds") == reproduced.numbers("time") == {}  # at its best in its last round
+    assert next(texts for row, texts in cells(reproduced, "rounds")) == ["improving"]
     assert reproduced.numbers("global")[place] == {0: pytest.approx(100 * line["test.received.accuracy"])}
     assert line["test.trained.accuracy"] != line["test.received.accuracy"]
     assert reproduced.numbers("trained")[place] == {0: pytest.approx(100 * line["test.trained.accuracy"])}
@@ -226,6 +227,15 @@ def test_convergence_and_spread_follow_the_protocol(tmp_path):
     config = to_tables(with_settings(Experiment(), ["run.protocol=pfedla"]))
     one = Outcome(tmp_path, config, lines, clients=1)
     assert [measured(one, name) for name in ("score", "rounds", "time", "spread")] == [80.0, 1.0, 1.0, 25.0]
+
+
+@pytest.mark.parametrize(("best", "rounds"), [(9, 9.0), (10, None)])
+def test_a_run_that_still_improves_has_not_converged(tmp_path, best, rounds):
+    """In the last tenth of its rounds it is within half a point of its best for the first time, or not."""
+    costs = {"bytes.up": 0, "bytes.down": 0, "seconds.train": 1.0, "seconds.server": 0.0}
+    lines = [{"round": i, **costs, "test.deployed.accuracy": 0.9 if i >= best else 0.5} for i in range(1, 11)]
+    one = Outcome(tmp_path, to_tables(Experiment()), lines, clients=1)
+    assert (measured(one, "rounds"), measured(one, "time")) == (rounds, rounds)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ MEASURES = {
     "bytes": "MiB per round, both ways",
 }
 MORE_IS_BETTER = ("score", "trained", "global")
+OF_CONVERGENCE = ("rounds", "time")
 PER_ROUND = ("seconds", "bytes")  # which are the same however many rounds there are
 OVER_COLUMNS = ("rises", "widens", "flat")
 KINDS = {  # and what they need

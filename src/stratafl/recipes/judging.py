@@ -6,7 +6,7 @@ from itertools import pairwise
 from statistics import fmean
 from types import MappingProxyType
 
-from stratafl.recipes.claims import OVER_COLUMNS, PER_ROUND, Claim
+from stratafl.recipes.claims import OF_CONVERGENCE, OVER_COLUMNS, PER_ROUND, Claim
 from stratafl.recipes.gaps import Gap, Numbers, Place, gap, leads, mean
 from stratafl.report.verdicts import in_words
 
@@ -68,13 +68,18 @@ def _verdict(
     return Verdict(claim.says, claim.predicate, column, holds, reason, paper, measured, noise)
 
 
+def _not_run(claim: Claim, column: str, who: str, where: str = "", paper: str = "") -> Verdict:
+    improving = ", or is still improving" if claim.measure in OF_CONVERGENCE else ""
+    return _verdict(claim, column, None, f"{who} was not run{where}{improving}", paper)
+
+
 def _pairs(claim: Claim, numbers: Numbers, printed: Printed, column: str, pairs: Sequence[tuple[str, str]]) -> Verdict:
     """The first of each pair is better than the second by more than is asked for; one that surely is not decides."""
     gaps = list[Gap]()
     for a, b in pairs:
         found = gap(claim, numbers, (a, column), (b, column))
         if found is None:
-            return _verdict(claim, column, None, f"'{a}' or '{b}' was not run")
+            return _not_run(claim, column, f"'{a}' or '{b}'")
         gaps.append(found)
     doubtful = [each.undecided(claim.by) for each in gaps]
     holds, noise = all(each.mean > claim.by for each in gaps), any(doubtful)
@@ -118,7 +123,7 @@ def _close(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Ver
     a, b = str(claim.row), str(claim.than)
     found = gap(claim, numbers, (a, column), (b, column))
     if found is None:
-        return _verdict(claim, column, None, f"'{a}' or '{b}' was not run")
+        return _not_run(claim, column, f"'{a}' or '{b}'")
     holds, noise = found.near(float(claim.within or 0))
     paper = _difference(printed, (a, column), (b, column))
     shown = " · ".join(f"{name} {_number(mean(numbers, name, column))}" for name in (a, b))
@@ -132,7 +137,7 @@ def _printed(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> V
         return _verdict(claim, column, None, "the paper prints no number")
     found = Gap.of([claim.sign * (value - there) for value in numbers.get(place, {}).values()])
     if found is None:
-        return _verdict(claim, column, None, f"'{claim.row}' was not run", _number(there))
+        return _not_run(claim, column, f"'{claim.row}'", paper=_number(there))
     holds, noise = found.near(float(claim.within or 0))
     reason = f"against the paper: {found.text(claim, noise)}"
     return _verdict(claim, column, holds, reason, _number(there), _number(here), noise)
@@ -143,7 +148,7 @@ def _rises(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Ver
     first, last = (row, columns[0]), (row, columns[-1])
     found = gap(claim, numbers, last, first)
     if found is None:
-        return _verdict(claim, column, None, f"'{row}' was not run in both columns")
+        return _not_run(claim, column, f"'{row}'", " in both columns")
     holds, noise = claim.sign * found.mean > claim.by, found.undecided(claim.sign * claim.by)
     shown = " → ".join(_number(mean(numbers, row, each)) for each in columns)
     paper = _difference(printed, last, first)
@@ -155,7 +160,7 @@ def _widens(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Ve
     both = [leads(claim, numbers, (row, each), (than, each)) for each in (columns[0], columns[-1])]
     found = Gap.of([both[1][seed] - both[0][seed] for seed in both[0] if seed in both[1]])
     if found is None:
-        return _verdict(claim, column, None, f"'{row}' or '{than}' was not run in both columns")
+        return _not_run(claim, column, f"'{row}' or '{than}'", " in both columns")
     shown = " → ".join(f"{fmean(lead.values()):+.2f}" for lead in both)
     paper = " → ".join(_difference(printed, (row, each), (than, each)) for each in (columns[0], columns[-1]))
     noise = found.undecided(claim.by)
@@ -168,7 +173,7 @@ def _flat(claim: Claim, numbers: Numbers, printed: Printed, column: str) -> Verd
     each = {where: numbers.get((str(claim.row), where), {}) for where in claim.columns or ()}
     common = set[int].intersection(*(set(values) for values in each.values()))
     if not common:
-        return _verdict(claim, column, None, f"'{claim.row}' was not run in all columns")
+        return _not_run(claim, column, f"'{claim.row}'", " in all columns")
     means = {where: fmean(values[seed] for seed in common) for where, values in each.items()}
     high, low = each[max(means, key=lambda where: means[where])], each[min(means, key=lambda where: means[where])]
     found = Gap.of([claim.sign * (high[seed] - low[seed]) for seed in sorted(common)])

@@ -1,8 +1,12 @@
 """What papers print of a run, from its lines."""
 
+from math import inf
 from statistics import median
 
+from stratafl.recipes.claims import OF_CONVERGENCE
 from stratafl.report.outcomes import Outcome
+
+SETTLED = 0.9  # of its rounds: a run that comes near its best later is still improving, and nobody knows until when
 
 
 def measured(one: Outcome, measure: str) -> float | None:
@@ -13,8 +17,9 @@ def measured(one: Outcome, measure: str) -> float | None:
         return _accuracy(one, "received" if common else measure)
     if measure in ("score", "spread"):
         return 100 * numbers[measure] if measure in numbers else None
-    if measure in ("rounds", "time"):
-        return numbers.get("converged_round" if measure == "rounds" else "converged_seconds")
+    if measure in OF_CONVERGENCE:
+        settled = numbers.get("converged_round", inf) <= SETTLED * one.rounds
+        return numbers["converged_round" if measure == "rounds" else "converged_seconds"] if settled else None
     if measure == "bytes":
         return numbers["bytes"] / numbers["rounds"] / 2**20
     return median(float(line["seconds.train"] + line["seconds.server"]) for line in one.lines)  # the first compile

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from stratafl.recipes.claims import MEASURES
-from stratafl.recipes.gaps import Numbers
+from stratafl.recipes.claims import MEASURES, OF_CONVERGENCE
+from stratafl.recipes.gaps import Numbers, Place
 from stratafl.recipes.judging import Verdict
 from stratafl.recipes.measuring import seconds
 from stratafl.recipes.recipe import Column, Recipe, Row
@@ -98,9 +98,11 @@ def cells(made: Reproduction, measure: str) -> Iterator[tuple[Row, list[str]]]:
     """Each row with its cells: what the paper prints, or mean and deviation over seeds."""
     printed, numbers, columns = made.printed(measure), made.numbers(measure), heads(made, measure)
     leaking = made.leaking()
+    improving = made.numbers().keys() - numbers.keys() if measure in OF_CONVERGENCE else set[Place]()
     for row in made.recipe.rows:
         paper = {name: f"{value:.2f}" for (owner, name), value in printed.items() if owner == row.name}
         here = {name: _here(row, name, numbers) for name, _ in columns}
+        here |= dict.fromkeys((name for name in here if (row.name, name) in improving), "improving")
         here |= {name: f"{here[name]} {MARK}" for name in here if (row.name, name) in leaking}
         yield row, [paper.get(name, "") if what == PAPER else here[name] for name, what in columns]
 
