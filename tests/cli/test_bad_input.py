@@ -621,7 +621,7 @@ def test_report_of_a_damaged_run(refused, finished, file, text):
         (["--algorithms", "local", "--seeds", "-1"], "at least one seed, not -1"),
         (["--algorithms", "local,fedper", "--set", "fedper.personl=all"], "'personl'; did you mean 'personal'?"),
         (["--algorithms", "local,fedper", "--set", "fedper.personal=fc9"], "unknown layer 'fc9'; did you mean 'fc'?"),
-        (["--algorithms", "local", "--set", "fedper.personal=all"], "unknown table 'fedper'"),
+        (["--algorithms", "local", "--set", "fedper.personal=all"], "option of fedper, which is not compared: local"),
         (["--algorithms", "local", "--set", "train.lr=-1"], "train.lr must be at least 0"),
         (["--algorithms", "local,nowhere:method"], "there is no module 'nowhere'"),
     ],

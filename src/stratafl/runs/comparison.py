@@ -11,6 +11,7 @@ from typing import Any
 
 import tomli_w
 
+from stratafl.algorithms import ALGORITHMS
 from stratafl.assemble import completed, simulation_of
 from stratafl.errors import BusyError, RecordError, RunError
 from stratafl.experiment import Experiment, from_tables, load, read_toml, to_tables, with_settings
@@ -60,11 +61,13 @@ class Comparison:
         if seeds < 1:
             raise RecordError(f"a comparison needs at least one seed, not {seeds}")
         for given in settings:
-            if given.startswith("algorithm."):
-                option = given.partition(".")[2]
+            table, _, option = given.partition(".")
+            if table == "algorithm":
                 raise RecordError(
                     f"'{given}' would be an option of every method: write METHOD.{option} for one of them"
                 )
+            if table in ALGORITHMS and table not in methods:
+                raise RecordError(f"'{given}' is an option of {table}, which is not compared: {', '.join(methods)}")
         own = {
             m: tuple(f"algorithm.{s.removeprefix(f'{m}.')}" for s in settings if s.startswith(f"{m}.")) for m in methods
         }
