@@ -22,7 +22,9 @@ def test_a_table_at_scale_smoke_and_again(strata, place):
     assert {path.name for path in folder.iterdir()} == {"reproduce.toml", "result.md", "verdicts.json", "report.html"}
     told = json.loads((folder / "verdicts.json").read_text())
     assert all(set(verdict) >= {"claim", "holds", "reason"} for verdict in told)
+    assert all(verdict["stand_in"] for verdict in told)
     assert "no number compares" in " ".join(first.out.split())
+    assert "which is no evidence; written to" in " ".join(first.out.split())
     before = runs(place)
     assert before
     again = strata(*NAME)
