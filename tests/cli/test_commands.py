@@ -245,6 +245,13 @@ def test_a_comparison_is_the_same_with_one_process_and_with_two(strata, place):
     assert members(place / "alone") == members(place / "shared")
 
 
+def test_a_process_that_works_for_another_writes_down_what_was_typed(strata, place, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["strata", "compare", "--jobs", "2"])
+    assert strata("compare", *SMALL, "--algorithms", "local", "--seeds", 1, "--rounds", 1, "--jobs", 2).code == 0
+    written = json.loads((place / "runs/compare/local/seed-0/environment.json").read_text())
+    assert written["command"] == ["strata", "compare", "--jobs", "2"]
+
+
 def test_every_method_of_a_comparison_is_in_the_table(strata, place):
     result = strata("compare", *SMALL, "--algorithms", "local, fedavg,fedbn", "--seeds", 2, "--rounds", 1)
     assert result.code == 0

@@ -4,6 +4,7 @@ A run that somebody is at work on is locked, so the runs themselves are the queu
 finished nor locked takes it. Progress is read from the journals.
 """
 
+import json
 import os
 import shlex
 import signal
@@ -22,6 +23,7 @@ from stratafl.cli.live import Display, Interrupt, Watch, interruptible
 from stratafl.errors import BusyError, StrataError
 from stratafl.measure import Line
 from stratafl.runs import Comparison, Member
+from stratafl.runs.environment import TYPED
 from stratafl.runs.files import read_lines
 from stratafl.runs.run import ROUNDS
 
@@ -128,6 +130,7 @@ def _worker(comparison: Comparison, jobs: int, said: Path) -> "subprocess.Popen[
     """A process that takes runs, in a session of its own: Ctrl-C reaches this process alone, which tells it."""
     command = [sys.executable, "-m", "stratafl", "resume", str(comparison.folder), "--worker"]
     environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs)), **os.environ}
+    environment[TYPED] = json.dumps(sys.argv)
     with said.open("wb") as errors:
         return subprocess.Popen(command, env=environment, stderr=errors, start_new_session=True)
 

@@ -1,6 +1,7 @@
 """Where a run was made, and what it was made of."""
 
 import hashlib
+import json
 import os
 import platform
 import subprocess
@@ -20,6 +21,7 @@ from stratafl.experiment import Experiment
 from stratafl.layout import Rows
 
 FORMAT = 1  # of run directories: raised when an older version could not read them
+TYPED = "STRATAFL_COMMAND"  # tells a process that works for another what was typed
 
 
 def describe(sim: Simulation) -> dict[str, Any]:
@@ -46,9 +48,15 @@ def describe(sim: Simulation) -> dict[str, Any]:
         "columns": sim.setup.layout.columns,
         "leaks": sim.algorithm.leaks,
         "folder": os.getcwd(),
-        "command": sys.argv,
+        "command": _command(),
         "started": now(),
     }
+
+
+def _command() -> list[str]:
+    """What a person has typed; a process that works for another is told."""
+    words: list[str] = json.loads(os.environ.get(TYPED, "[]"))
+    return words or sys.argv
 
 
 def now() -> str:
