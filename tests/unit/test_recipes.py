@@ -10,7 +10,7 @@ from stratafl.assemble import algorithm_of
 from stratafl.cli import reproducing
 from stratafl.errors import BusyError, DataError, RecordError, RunError, UnknownNameError
 from stratafl.experiment import Experiment, to_tables, with_settings
-from stratafl.recipes import SCALES, read, recipe_names, recipes
+from stratafl.recipes import SCALES, read, recipe_names, recipes, reproduction
 from stratafl.recipes.measuring import measured
 from stratafl.recipes.reproduction import Reproduction, run_name
 from stratafl.recipes.writing import cells, legend, markdown, verdict_table, write
@@ -475,6 +475,18 @@ def test_seeds_that_were_asked_for_earlier_count(tmp_path):
     assert usual.numbers() == whole.numbers()
     assert usual.begun == whole.begun
     assert {cell.seed for cell, _ in usual.outcomes()} == {0, 1, 2}
+
+
+def test_a_run_at_its_end_is_read_once(reproduced, monkeypatch):
+    read_again, whole = [], reproduction.outcome
+    for cell in reproduced.cells:
+        with reproduced.run(cell) as run:
+            list(run.rounds())
+    monkeypatch.setattr(reproduction, "outcome", lambda place: read_again.append(place) or whole(place))
+    reproduced.judged()
+    reproduced.numbers("bytes")
+    reproduced.diverged()
+    assert sorted(read_again) == sorted(map(reproduced.place, reproduced.cells))
 
 
 def test_the_result_says_what_was_run_and_how_to_read_it(reproduced):

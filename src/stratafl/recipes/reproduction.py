@@ -43,6 +43,7 @@ class Reproduction:
     seeds: int | None = None
     refused: dict[str, str] = field(default_factory=dict)  # why columns could not be run
     failed: dict[tuple[str, str], str] = field(default_factory=dict)  # why a row could not be run in a column
+    ended: dict[Path, Outcome] = field(default_factory=dict)  # what runs came to, which are read once
 
     @property
     def folder(self) -> Path:
@@ -126,26 +127,30 @@ class Reproduction:
 
     def outcomes(self) -> Iterator[tuple[Cell, Outcome | None]]:
         """Every cell with what its run came to; None where it is not at its end."""
-        for cell in (*self.cells, *self.further()):
+        for cell in (*self.cells, *self.further):
             yield cell, self.outcome(cell)
 
-    def further(self) -> Iterator[Cell]:
+    @cached_property
+    def further(self) -> list[Cell]:
         """Cells at their end with seeds that were asked for earlier, and not now."""
+        found = list[Cell]()
         seed = 1 + max((cell.seed for cell in self.cells), default=-1)
         while True:
             more = self.recipe.cells(self.scale, self.settings, seed + 1)
             ended = [cell for cell in more if cell.seed == seed and self.outcome(cell) is not None]
             if not ended:
-                return
-            yield from ended
+                return found
+            found += ended
             seed += 1
 
     def outcome(self, cell: Cell) -> Outcome | None:
         """What the run of a cell came to; None where it is not at its end."""
-        there = is_run(self.place(cell)) and self.done(cell)
-        one = outcome(self.place(cell)) if there else None
-        ended = one is not None and (one.rounds >= cell.experiment.run.rounds or one.stopped)
-        return one if ended else None
+        place = self.place(cell)
+        if place not in self.ended and is_run(place) and self.done(cell):
+            one = outcome(place)
+            if one.rounds >= cell.experiment.run.rounds or one.stopped:
+                self.ended[place] = one
+        return self.ended.get(place)
 
     def numbers(self, measure: str = "score") -> Numbers:
         """What was measured, by row and column, by seed."""
@@ -199,7 +204,7 @@ class Reproduction:
     @property
     def begun(self) -> list[Path]:
         """The run directories that hold anything."""
-        return list(dict.fromkeys(self.place(cell) for cell in (*self.cells, *self.further()) if self.done(cell)))
+        return list(dict.fromkeys(self.place(cell) for cell in (*self.cells, *self.further) if self.done(cell)))
 
     def _without_controls(self, numbers: Numbers) -> Numbers:
         controls = [row.name for row in self.recipe.rows if row.control]

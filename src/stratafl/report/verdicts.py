@@ -1,6 +1,5 @@
 """Verdicts about published claims: a list in `verdicts.json`, written by whoever repeats a paper's experiments."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any, Protocol
 
 from stratafl.errors import RunError, unknown
 from stratafl.report.tables import Cell, Table, as_csv, text
+from stratafl.runs.files import parsed_json
 from stratafl.wording import counted
 
 VERDICTS = "verdicts.json"
@@ -107,12 +107,7 @@ def _look(verdict: Verdict) -> str:
 
 
 def _read(path: Path) -> list[Verdict]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RunError(f"cannot read '{path}': {error.strerror}") from error
-    except ValueError as error:
-        raise RunError(f"'{path}' is damaged: {error}") from error
+    found = parsed_json(path)
     if not isinstance(found, list):
         raise RunError(f"'{path}' holds {type(found).__name__}, not a list of verdicts")
     return [_verdict(path, number, entry) for number, entry in enumerate(found, 1)]

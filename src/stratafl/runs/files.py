@@ -94,14 +94,19 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_whole(path, json.dumps(value, indent=2, sort_keys=False, allow_nan=False).encode() + b"\n")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
+def parsed_json(path: Path) -> Any:
+    """Whatever is in a JSON file."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RunError(f"cannot read '{path}': {error.strerror}") from error
     except ValueError as error:
         raise RunError(f"'{path}' is damaged: {error}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    value = parsed_json(path)
     if not isinstance(value, dict):
         raise RunError(f"'{path}' is damaged: it holds {type(value).__name__}, not an object")
     return value
