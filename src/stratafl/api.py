@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from stratafl.algorithm import Algorithm
 from stratafl.data import Federation, from_clients
 from stratafl.data.arrays import Array, plain_tensor
-from stratafl.data.scaling import numbers
+from stratafl.data.scaling import PIXELS, numbers
 from stratafl.errors import DataError, ModelError, RecordError, RunError
 from stratafl.evaluate import state_dict
 from stratafl.execute import Progress, Simulation, simulation
@@ -103,9 +103,9 @@ class Fitted:
                 f"not an array of shape {tuple(tensor.shape)}"
             )
         federation, dtype = self.sim.workshop.federation, self.sim.workshop.dtype
-        if not federation.x.is_floating_point() and federation.x.dtype != torch.uint8:
+        if not federation.x.is_floating_point() and federation.x.dtype not in PIXELS:
             return tensor.cpu().to(federation.x.dtype)
-        scale = federation.scale(dtype) if tensor.dtype == torch.uint8 else ()  # what is no byte is a number already
+        scale = federation.scale(dtype) if tensor.dtype in PIXELS else ()  # what is no pixel is a number already
         return numbers(tensor.cpu().to(dtype), dtype, tuple(part.cpu() for part in scale))
 
 

@@ -13,8 +13,10 @@ from torch import nn
 from stratafl.algorithm import Algorithm
 from stratafl.algorithms import ALGORITHMS
 from stratafl.data import IID, Federation, Partition, Reading, Samples, divided, load_samples
+from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
 from stratafl.errors import DataError, ModelError, RecordError
 from stratafl.execute import Simulation, simulation
+from stratafl.execute.devices import device_of
 from stratafl.execute.matrix import chunk_size
 from stratafl.experiment import DataTable, Experiment, ModelTable, RunTable, partition_of, unheard
 from stratafl.layers import Select
@@ -87,7 +89,7 @@ def federation_of(experiment: Experiment) -> Federation:
     """The data over its clients."""
     data = experiment.data
     seed = experiment.run.seed if data.seed is None else data.seed
-    samples = samples_of(data, seed)
+    samples = samples_of(data, seed, _reading_limit(experiment.run))
     return divided(
         samples,
         clients=data.clients,
@@ -127,10 +129,16 @@ def _refuse_set(data: DataTable, keys: Sequence[str], name: str, why: str) -> No
             raise DataError(f"data.{key} = {given[key]} means nothing to '{name}', {why}")
 
 
-def samples_of(data: DataTable, seed: int) -> Samples:
-    """The samples as the table says that they are read."""
-    known = {f.name for f in dataclasses.fields(Reading)} - {"seed"}
-    return load_samples(data.name, Reading(**{key: getattr(data, key) for key in known}, seed=seed))
+def samples_of(data: DataTable, seed: int, limit: MemoryLimit = USUAL_LIMIT) -> Samples:
+    """The samples as the table says that they are read, in as much memory as the limit leaves."""
+    known = {f.name for f in dataclasses.fields(Reading)} - {"seed", "limit"}
+    return load_samples(data.name, Reading(**{key: getattr(data, key) for key in known}, seed=seed, limit=limit))
+
+
+def _reading_limit(run: RunTable) -> MemoryLimit:
+    """The run's memory limit, where it is one of RAM and not of a GPU."""
+    name = device_of("auto") if run.device == "auto" else run.device  # what is not here is refused elsewhere
+    return MemoryLimit(run.memory if name == "cpu" else None)
 
 
 def model_of(table: ModelTable, shape: tuple[int, ...], classes: int | None) -> Callable[[], nn.Module]:

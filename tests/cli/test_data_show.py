@@ -105,6 +105,18 @@ def test_what_a_sample_is_is_said(strata, place):
     assert told[-2] == "a sample is 3 numbers: id 1 to 40, age 19 to 58, share 0.05 to 2"
 
 
+def test_the_mode_of_images_is_said(strata, place):
+    from PIL import Image
+
+    for at in range(8):
+        file = place / "photos" / ("cat", "dog")[at % 2] / f"{at}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((2, 3), 8191 * at, np.uint16)).save(file)
+    given = ("data", "show", "--data", "photos/", "-s", "data.clients=2", "-s", "data.partition=iid")
+    said = strata(*given).out.splitlines()[-2]
+    assert said == "a sample is 1×2×3, 16-bit numbers from 0 to 57,337 (images of mode I;16)"
+
+
 HINT = "data.normalise = 'columns'"
 
 

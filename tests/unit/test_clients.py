@@ -14,9 +14,10 @@ from stratafl.data import IID, digits
 from stratafl.errors import DamagedError, MemoryLimitError, RunError, UnknownNameError
 from stratafl.execute import Matrix, Messages, records, simulation, store
 from stratafl.execute.clients import InMemory
-from stratafl.execute.memory import device_memory, ram
+from stratafl.execute.memory import device_memory
 from stratafl.execute.records import Format, Index, OnDisk, RecordFile
 from stratafl.execute.store import WHOLE, chosen
+from stratafl.machine import ram
 from stratafl.models import build
 from stratafl.state import flatten
 

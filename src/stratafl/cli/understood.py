@@ -1,5 +1,7 @@
 """What was understood of the data, a line each: what a sample is, what there is to predict, and what looks wrong."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -8,6 +10,7 @@ from stratafl.data.formats.columns import numbers_or_texts
 from stratafl.wording import counted
 
 _FEW, _MANY = 8, 20  # columns and classes that are named one by one
+_KINDS = {torch.uint8: "byte", torch.uint16: "16-bit number"}
 _APART = 100.0  # times, by which columns may differ in size before it is said
 
 
@@ -19,9 +22,10 @@ def understood(federation: Federation) -> list[str]:
 def _sample(federation: Federation) -> str:
     """The shape of a sample and its numbers; of a table, each column's."""
     x, names = federation.x, federation.column_names
-    kind = "byte" if x.dtype == torch.uint8 else "number" if x.is_floating_point() else "whole number"
+    kind = _KINDS.get(x.dtype) or ("number" if x.is_floating_point() else "whole number")
     if x.ndim != 2:
-        return f"a sample is {'×'.join(map(str, x.shape[1:])) or 'one'}, {kind}s from {_range(x)}"
+        mode = f" (images of mode {federation.mode})" if federation.mode else ""
+        return f"a sample is {'×'.join(map(str, x.shape[1:])) or 'one'}, {kind}s from {_range(x)}{mode}"
     width = counted(x.shape[1], kind)
     if not names:
         return f"a sample is {width} from {_range(x)}"
@@ -30,10 +34,11 @@ def _sample(federation: Federation) -> str:
 
 
 def _range(values: Tensor) -> str:
-    return f"{_short(values.min())} to {_short(values.max())}"
+    array = values.cpu().numpy()  # torch has no smallest of 16-bit numbers
+    return f"{_short(array.min())} to {_short(array.max())}"
 
 
-def _short(value: Tensor) -> str:
+def _short(value: Any) -> str:
     number = float(value)
     return f"{number:,.0f}" if abs(number) >= 1000 or number.is_integer() else f"{number:.3g}"
 

@@ -22,14 +22,17 @@ class Part(NamedTuple):
     y: Array
 
 
-def join(parts: Sequence[Part], classes: int | None, dtype: torch.dtype) -> tuple[Tensor, Tensor, int | None]:
+def join(
+    parts: Sequence[Part], classes: int | None, dtype: torch.dtype, pixels: bool = False
+) -> tuple[Tensor, Tensor, int | None]:
     """All samples and targets in a row, checked, with the number of classes (`None`: regression).
 
+    Whole numbers of 16 bits stay what they are if they are `pixels`, and are tokens otherwise.
     One part alone shares memory with the arrays given wherever no conversion is needed.
     """
     if not dtype.is_floating_point:
         raise DataError(f"dtype {_named(dtype)} was asked for, but samples are only converted to floating dtypes")
-    xs = [_samples(part, dtype) for part in parts]
+    xs = [_samples(part, dtype, pixels) for part in parts]
     ys = [_targets(part, dtype) for part in parts]
     for part, x, y in zip(parts, xs, ys, strict=True):
         _check_lengths(part.where, x, y)
@@ -42,11 +45,11 @@ def join(parts: Sequence[Part], classes: int | None, dtype: torch.dtype) -> tupl
     return (xs[0], ys[0], classes) if len(parts) == 1 else (torch.cat(xs), torch.cat(ys), classes)
 
 
-def _samples(part: Part, dtype: torch.dtype) -> Tensor:
+def _samples(part: Part, dtype: torch.dtype, pixels: bool) -> Tensor:
     x = plain_tensor(part.x, f"x{part.where}")
     if x.is_floating_point():
         x = x.to(dtype)
-    elif x.dtype != torch.uint8:
+    elif x.dtype != torch.uint8 and not (pixels and x.dtype == torch.uint16):
         x = x.to(torch.uint8 if x.dtype == torch.bool else torch.int64)
     if x.numel() == 0:
         raise DataError(f"x{part.where} holds no values: its shape is {tuple(x.shape)}")

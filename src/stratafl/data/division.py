@@ -45,7 +45,7 @@ def divided(
         client_names=_names(owners, samples.owner) if kept else (),
         scaling=samples.scaling,
     )
-    named = replace(made, class_names=samples.names or (), column_names=samples.columns)
+    named = replace(made, class_names=samples.names or (), column_names=samples.columns, mode=samples.mode)
     return standardised(named, samples.standardise)
 
 

@@ -61,7 +61,7 @@ class Ragged:
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """Samples and who holds them; `classes` is `None` for regression, `scaling` says what bytes are as numbers.
+    """Samples and who holds them; `classes` is `None` for regression, `scaling` says what pixels are as numbers.
 
     Clients, classes and the columns of a table are counted from 0 everywhere; where the data has names for them, they
     are here as well.
@@ -76,6 +76,7 @@ class Federation:
     client_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     column_names: tuple[str, ...] = ()
+    mode: str = ""  # of the images that the samples were read from
 
     def __post_init__(self) -> None:
         if set(self.splits) != set(SPLITS):
@@ -176,7 +177,7 @@ def federate(
     """
     cutter = Cutter(validation, test, minimum_test, seed, client_names)
     where = "" if name == ARRAYS else f" of '{name}'"
-    x, y, classes = join([Part(where, x, y)], classes, dtype)
+    x, y, classes = join([Part(where, x, y)], classes, dtype, pixels=scaling is not None)
     division = owners if isinstance(owners, Division) else Division(list(owners), overlap=overlap)
     return Federation(x, y, classes, _ragged(cutter.divide(division, len(x))), name, scaling, client_names)
 

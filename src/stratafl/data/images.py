@@ -1,39 +1,103 @@
-"""Images as bytes: encoded, in files or in arrays, they become one array uint8 [samples, channels, height, width]."""
+"""Images as arrays [samples, channels, height, width]: bytes, 16 bits or floats, the same for all of a data set."""
 
 import os
-from io import BytesIO
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stratafl.data.formats.columns import Column
-from stratafl.data.formats.packages import needed
+from stratafl.data.image_files import Header, header_of, pixels_of, resized_planes
+from stratafl.data.memory_limit import MemoryLimit
 from stratafl.errors import DataError
+from stratafl.wording import counted
 
-Pixels = NDArray[np.uint8]
-_GREY = ("1", "L", "LA", "I", "I;16", "F")
+_TYPES = {8: np.uint8, 16: np.uint16, 32: np.float32}
+_WIDER = 257  # times a byte is the same share of 16 bits: 255 becomes 65535
+_COPIES = 8  # bytes for each pixel of one image while it is decoded, in all its copies
 
 
-def stacked(cells: Column, *, channels: int | None, size: int | None, where: str) -> Pixels:
+class Content(NamedTuple):
+    """What samples are made of; of images also their modes, and what a person has to know of how they were read."""
+
+    x: NDArray[Any]
+    mode: str = ""
+    remark: str = ""
+
+
+def stacked(cells: Column, *, channels: int | None, size: int | None, where: str, limit: MemoryLimit) -> Content:
     """All images in an array, with so many channels (None: 1 if all are grey) and resized to a square of `size`."""
     if isinstance(cells, np.ndarray):
-        return _arranged(cells, size, where)
+        return Content(_arranged(cells, size, where))
+    names = [
+        f"'{cell}'" if isinstance(cell, Path) else f"the image in row {at} of '{where}'"
+        for at, cell in enumerate(cells, 1)
+    ]
+    headers = [header_of(cell, name) for cell, name in zip(cells, names, strict=True)]
+    modes, bits = _modes(headers), _common_bits(headers, where)
     if channels is None:
-        channels = 1 if all(_mode(cell, _named(cell, at, where)) in _GREY for at, cell in enumerate(cells)) else 3
-    first = _decoded(cells[0], channels, size, _named(cells[0], 0, where))
-    pixels = np.empty((len(cells), *first.shape), np.uint8)
-    for at, cell in enumerate(cells):
-        image = first if at == 0 else _decoded(cell, channels, size, _named(cell, at, where))
-        if image.shape != first.shape:
-            sizes = f"{first.shape[1]} × {first.shape[2]} and {image.shape[1]} × {image.shape[2]}"
+        channels = 1 if all(header.grey for header in headers) else 3
+    _check_memory(headers, np.dtype(_TYPES[bits]).itemsize * channels, size, where, limit)
+    pixels, transparent = _decoded(cells, names, channels, size, where, _TYPES[bits])
+    return Content(pixels, modes, _remark(headers, transparent))
+
+
+def _decoded(
+    cells: list[Any], names: Sequence[str], channels: int, size: int | None, where: str, dtype: Any
+) -> tuple[NDArray[Any], int]:
+    """The pixels of all images in one type, and how many images had transparent pixels."""
+    pixels, transparent = np.empty(0, dtype), 0
+    for at, (cell, name) in enumerate(zip(cells, names, strict=True)):
+        image, seen_through = pixels_of(cell, channels, size, name)
+        if at == 0:
+            pixels = np.empty((len(cells), *image.shape), dtype)
+        if image.shape != pixels.shape[1:]:
+            sizes = " and ".join(f"{height} × {width}" for height, width in (pixels.shape[2:], image.shape[1:]))
             raise DataError(f"the images of '{where}' differ in size ({sizes}): set data.size to resize them")
+        transparent += seen_through
         pixels[at] = image
-    return pixels
+        if dtype == np.uint16 and image.dtype == np.uint8:
+            pixels[at] *= _WIDER
+    return pixels, transparent
 
 
-def _arranged(array: NDArray[Any], size: int | None, where: str) -> Pixels:
+def _modes(headers: Sequence[Header]) -> str:
+    return " and ".join(sorted({header.mode for header in headers}))
+
+
+def _common_bits(headers: Sequence[Header], where: str) -> int:
+    """As many bits as hold all images; floats and bytes have no range in common."""
+    bits = {header.bits for header in headers}
+    if 32 in bits and len(bits) > 1:
+        raise DataError(
+            f"'{where}' mixes images of modes {_modes(headers)}, which have no range in common: save all with 8 or 16 "
+            "bits, or all with 32"
+        )
+    return max(bits)
+
+
+def _remark(headers: Sequence[Header], transparent: int) -> str:
+    counts, told = Counter(header.bits for header in headers), []
+    if len(counts) > 1:
+        told.append(
+            f"it mixes images of 8 and of 16 bits ({counts[8]:,} and {counts[16]:,}): all are read as 16 bits, bytes "
+            f"times {_WIDER}, so that white is white in both"
+        )
+    if transparent:
+        told.append(f"{counted(transparent, 'image')} had transparent pixels, which are read as white")
+    return "; ".join(told)
+
+
+def _check_memory(headers: Sequence[Header], each: int, size: int | None, where: str, limit: MemoryLimit) -> None:
+    pixels = len(headers) * (headers[0].pixels if size is None else size * size)
+    largest = max(header.pixels for header in headers)
+    limit.check(pixels * each + largest * _COPIES, f"the {len(headers):,} images of '{where}'")
+
+
+def _arranged(array: NDArray[Any], size: int | None, where: str) -> NDArray[np.uint8]:
     """An array of images with its channels in front of height and width."""
     if array.dtype != np.uint8 or array.ndim not in (3, 4):
         raise DataError(f"the images of '{where}' are {array.dtype} {list(array.shape)}, not uint8 [n, height, width]")
@@ -42,42 +106,8 @@ def _arranged(array: NDArray[Any], size: int | None, where: str) -> Pixels:
     elif array.shape[3] in (1, 3) and array.shape[1] not in (1, 3):
         array = array.transpose(0, 3, 1, 2)
     if size is not None and array.shape[2:] != (size, size):
-        image = needed("PIL.Image", "images")
-        planes = [[_resized(image.fromarray(plane), size) for plane in sample] for sample in array]
-        return np.array(planes, dtype=np.uint8)
+        return resized_planes(array, size)
     return np.ascontiguousarray(array)
-
-
-def _named(cell: Any, at: int, where: str) -> str:
-    return f"'{cell}'" if isinstance(cell, Path) else f"the image in row {at + 1} of '{where}'"
-
-
-def _decoded(cell: Any, channels: int, size: int | None, name: str) -> Pixels:
-    with _opened(cell, name) as opened:
-        try:
-            image = opened.convert("L" if channels == 1 else "RGB")
-        except Exception as error:  # every format has its own errors for a damaged file
-            raise DataError(f"{name} cannot be decoded ({error}): replace it or remove it") from error
-        pixels = np.asarray(image if size is None else _resized(image, size), dtype=np.uint8)
-    return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
-
-
-def _resized(image: Any, size: int) -> Any:
-    bilinear = needed("PIL.Image", "images").Resampling.BILINEAR
-    return image if image.size == (size, size) else image.resize((size, size), bilinear)
-
-
-def _mode(cell: Any, name: str) -> str:
-    with _opened(cell, name) as opened:
-        return str(opened.mode)
-
-
-def _opened(cell: Any, name: str) -> Any:
-    image = needed("PIL.Image", "images")
-    try:
-        return image.open(cell if isinstance(cell, Path) else BytesIO(cell))
-    except (OSError, TypeError, image.DecompressionBombError) as error:
-        raise DataError(f"{name} is not an image that can be read") from error
 
 
 def are_images(cells: Column) -> bool:

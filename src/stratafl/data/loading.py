@@ -1,5 +1,6 @@
 """Samples by name: of the catalogue, or a person's own file or folder."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict
 from difflib import get_close_matches
@@ -17,8 +18,11 @@ from stratafl.data.samples import Samples
 from stratafl.data.shards import is_sharded, read_shards
 from stratafl.errors import DataError, unknown
 
+_DECODING = 2  # another number wherever images or tables are read otherwise, so that what was kept is not believed
 _DECODED = ["normalise", "owners", "fewest", "most"]  # what can be asked of samples that are decoded already
+_NOT_DECODED = ("path", "normalise", "targets", "limit")  # what makes no difference to what is kept
 _OWN = [*_DECODED, "label", "client", "targets", "size"]
+log = logging.getLogger("stratafl")
 OWN = ("FILE.npz", "FILE.csv", "FILE.parquet", "FOLDER/")
 
 
@@ -46,6 +50,8 @@ def load_samples(name: str, reading: Reading | None = None) -> Samples:
     reading = reading or Reading()
     _check_options(reading, DATASETS[name].options if name in DATASETS else _OWN, name)
     found = _published(name, DATASETS[name], reading) if name in DATASETS else _own(Path(name), reading)
+    if found.remark:
+        log.warning("'%s': %s", name, found.remark)
     return reading.scaled(found)
 
 
@@ -91,9 +97,10 @@ def _shards(place: Path, reading: Reading) -> Samples:
 
 
 def _key(reading: Reading, **source: Any) -> dict[str, Any]:
-    options = {key: value for key, value in asdict(reading).items() if key not in ("path", "normalise", "targets")}
+    options = {key: value for key, value in asdict(reading).items() if key not in _NOT_DECODED}
     options = options if reading.owners is not None else options | {"seed": 0}
-    return {"format": 1, "options": options, **source}
+    decoding = {"decoding": _DECODING} if "files" in source else {}  # what the hub has is read as it always was
+    return {"format": 1, "options": options, **decoding, **source}
 
 
 def _of_this_name(samples: Samples, name: str, place: Path) -> Samples:

@@ -24,7 +24,9 @@ def facts(samples: Samples) -> dict[str, Any]:
         "names": samples.names,
         "columns": samples.columns,
         "standardise": samples.standardise,
-        "scaling": scaling and {"mean": list(scaling.mean), "deviation": list(scaling.deviation)},
+        "scaling": scaling and {name: getattr(scaling, name) for name in ("mean", "deviation", "maximum")},
+        "mode": samples.mode,
+        "remark": samples.remark,
     }
 
 
@@ -37,11 +39,11 @@ def arrays(samples: Samples) -> dict[str, NDArray[Any]]:
 def samples_from(told: Mapping[str, Any], held: Mapping[str, NDArray[Any]]) -> Samples:
     """The samples that were written; a LookupError, TypeError or ValueError if this is not what was."""
     scaling = told["scaling"]
-    made = scaling and Scaling(tuple(scaling["mean"]), tuple(scaling["deviation"]))
+    made = scaling and Scaling(tuple(scaling["mean"]), tuple(scaling["deviation"]), scaling.get("maximum", 255))
     unknown = set(held) - set(ARRAYS)
     if told["format"] != FORMAT or unknown or len(held["x"]) != told["samples"]:
         raise ValueError("it is not what was written")
-    names = told.get("names")  # neither these nor columns are in what was written before there were any
+    names = told.get("names")  # of what was written before there were any, neither these nor the last ones are there
     return Samples(
         held["x"],
         held["y"],
@@ -53,4 +55,6 @@ def samples_from(told: Mapping[str, Any], held: Mapping[str, NDArray[Any]]) -> S
         name=told["name"],
         columns=tuple(told.get("columns", ())),
         standardise=tuple(told.get("standardise", ())),
+        mode=str(told.get("mode", "")),
+        remark=str(told.get("remark", "")),
     )

@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stratafl.data import formats
 from stratafl.data.formats.columns import IMAGES, ORDER, Asked, Column, Columns, Splits, in_a_row, is_split, joined
 from stratafl.data.formats.tables import line_of
-from stratafl.data.images import are_elsewhere, are_images, stacked
+from stratafl.data.images import Content, are_elsewhere, are_images, stacked
 from stratafl.data.labels import targets
-from stratafl.data.reading import HALF, Reading
+from stratafl.data.reading import Reading, half
 from stratafl.data.samples import Samples
 from stratafl.errors import DataError
 
@@ -21,14 +20,14 @@ CLIENT, LABELS = "client", ("label", "y")
 
 def own_samples(place: Path, reading: Reading) -> Samples:
     """The samples of a table or a folder: features or images, labels, and whose they are."""
-    asked = Asked(label=reading.label or LABELS[0])
+    asked = Asked(label=reading.label or LABELS[0], limit=reading.limit)
     splits = _clients(place, asked) if _has_client_folders(place) else formats.read(place, asked)
     columns, tests = in_a_row(splits, place)
     label, owner = _label(columns, reading, place), _client(columns, reading, place)
     columns[label], names = targets(columns[label], reading.targets, str(place))  # of all, whoever is chosen then
     columns, tests = reading.rows_of_owners(columns, tests, owner, place)
     rest = {name: cells for name, cells in columns.items() if name not in (label, owner)}
-    x = _content(rest, reading, place, owner is not None)
+    x, mode, remark = _content(rest, reading, place, owner is not None)
     return Samples(
         x=x,
         y=np.asarray(columns[label]),
@@ -36,9 +35,11 @@ def own_samples(place: Path, reading: Reading) -> Samples:
         names=names,
         tests=tests if tests.any() else None,
         owner=None if owner is None else np.asarray(columns[owner]),
-        scaling=HALF if any(are_images(cells) for cells in rest.values()) else None,
+        scaling=half(x.dtype) if any(are_images(cells) for cells in rest.values()) else None,
         name=place.stem,
         columns=tuple(rest) if x.ndim == 2 and x.shape[1] == len(rest) else (),
+        mode=mode,
+        remark=remark,
         elsewhere=any(are_elsewhere(cells, place) for cells in rest.values()),
     )
 
@@ -124,12 +125,13 @@ def _perhaps_clients(name: str, cells: Column) -> str:
     return f"; set data.client to '{name}' if it says whose a sample is" if repeated else ""
 
 
-def _content(columns: Columns, reading: Reading, place: Path, owned: bool) -> NDArray[Any]:
+def _content(columns: Columns, reading: Reading, place: Path, owned: bool) -> Content:
     images = [name for name, cells in columns.items() if are_images(cells)]
     if images and len(columns) > 1:
         raise DataError(f"'{place}' has images in '{images[0]}', and more: {', '.join(set(columns) - {images[0]})}")
     if images:
-        return stacked(columns[images[0]], channels=None, size=reading.size, where=str(place))
+        cells = columns[images[0]]
+        return stacked(cells, channels=None, size=reading.size, where=str(place), limit=reading.limit)
     for name, cells in columns.items():
         if not isinstance(cells, np.ndarray) or cells.dtype.kind not in "biuf":
             hint = "" if owned else _perhaps_clients(name, cells)
@@ -140,7 +142,7 @@ def _content(columns: Columns, reading: Reading, place: Path, owned: bool) -> ND
         raise DataError(f"'{place}' has no column beside the labels and clients")
     if len(columns) == 1:
         alone = np.asarray(next(iter(columns.values())))
-        return alone if alone.ndim > 1 else alone[:, None].astype(np.float32)
+        return Content(alone if alone.ndim > 1 else alone[:, None].astype(np.float32))
     if any(np.ndim(cells) > 1 for cells in columns.values()):
         raise DataError(f"'{place}' has several columns of arrays: one of them can be the samples, not all")
-    return np.stack([np.asarray(cells, np.float32) for cells in columns.values()], axis=1)
+    return Content(np.stack([np.asarray(cells, np.float32) for cells in columns.values()], axis=1))

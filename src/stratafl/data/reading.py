@@ -1,19 +1,23 @@
-"""How samples are read: which columns, at what size, of whom, and what bytes are as numbers."""
+"""How samples are read: which columns, at what size, of whom, and what pixels are as numbers."""
 
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stratafl.data.formats.columns import Column, Columns, taken
 from stratafl.data.labels import TARGETS
+from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
 from stratafl.data.samples import Samples
 from stratafl.data.scaling import Scaling
 from stratafl.errors import DataError, unknown
 from stratafl.records import record
 
 HALF = Scaling((0.5,), (0.5,))
+_LARGEST = {np.dtype(np.uint8): 255, np.dtype(np.uint16): 65535}
+_NOT_OPTIONS = ("seed", "limit")
 NORMALISED = ("auto", "half", "unit", "channel", "columns", "none")
 _AT_ONCE = 4096  # images; all of them as numbers would take eight times their bytes
 
@@ -36,6 +40,7 @@ class Reading:
     fewest: int | None = None
     most: int | None = None
     seed: int = 0
+    limit: MemoryLimit = USUAL_LIMIT
 
     def __post_init__(self) -> None:
         if self.normalise not in NORMALISED:
@@ -45,7 +50,8 @@ class Reading:
 
     def given(self) -> list[str]:
         """The options that are not left at their default."""
-        return [f.name for f in fields(self) if f.name != "seed" and getattr(self, f.name) != f.default]
+        options = [f for f in fields(self) if f.name not in _NOT_OPTIONS]
+        return [f.name for f in options if getattr(self, f.name) != f.default]
 
     def chooses(self) -> bool:
         """Whether only some owners are wanted."""
@@ -94,11 +100,11 @@ class Reading:
             return samples
         if self.normalise == "columns":
             return _by_columns(samples)
-        if self.normalise != "none" and samples.x.dtype != np.uint8:
+        if self.normalise != "none" and samples.x.dtype not in _LARGEST:
             or_columns = " or set it to 'columns'" if samples.x.ndim == 2 else ""
             raise DataError(
-                f"data.normalise = '{self.normalise}' scales bytes, but the samples of '{samples.name}' are "
-                f"{samples.x.dtype}: leave it at 'auto'{or_columns}"
+                f"data.normalise = '{self.normalise}' scales pixels of 8 or 16 bits, but the samples of "
+                f"'{samples.name}' are {samples.x.dtype}: leave it at 'auto'{or_columns}"
             )
         return replace(samples, scaling=_scaling(self.normalise, samples))
 
@@ -112,22 +118,36 @@ def _by_columns(samples: Samples) -> Samples:
     return replace(samples, standardise=(*samples.standardise, "x"))
 
 
+def half(dtype: np.dtype[Any]) -> Scaling | None:
+    """Pixels of this type from −1 to 1; floats have no range that is known."""
+    return replace(HALF, maximum=_LARGEST[dtype]) if dtype in _LARGEST else None
+
+
 def _scaling(normalise: str, samples: Samples) -> Scaling | None:
     if normalise == "channel":
         return channel_scaling(samples)
-    return {"half": HALF, "unit": Scaling(), "none": None}[normalise]
+    if normalise == "none":
+        return _unscaled(samples)
+    return replace(HALF if normalise == "half" else Scaling(), maximum=_LARGEST[samples.x.dtype])
+
+
+def _unscaled(samples: Samples) -> Scaling | None:
+    """Pixels as they are; 16 bits need a scaling that says so, because whole numbers without one are tokens."""
+    pixels = samples.x.dtype == np.uint16 and samples.x.ndim > 2
+    return Scaling((0.0,), (1 / 65535,), 65535) if pixels else None
 
 
 def channel_scaling(samples: Samples) -> Scaling:
     """Mean and deviation of each channel over what is not the publishers' test set."""
     rows = np.arange(len(samples.x)) if samples.tests is None else np.flatnonzero(~samples.tests)
-    counts = np.zeros((samples.x.shape[1], 256))
+    largest = _LARGEST[samples.x.dtype]
+    counts = np.zeros((samples.x.shape[1], largest + 1))
     for start in range(0, len(rows), _AT_ONCE):
         batch = samples.x[rows[start : start + _AT_ONCE]]
         for channel, total in enumerate(counts):
-            total += np.bincount(batch[:, channel].reshape(-1), minlength=256)
-    values = np.arange(256) / 255
+            total += np.bincount(batch[:, channel].reshape(-1), minlength=largest + 1)
+    values = np.arange(largest + 1) / largest
     shares = counts / counts.sum(axis=1, keepdims=True)
     mean = shares @ values
     deviation = np.sqrt(np.maximum(shares @ values**2 - mean**2, 1e-12))  # a channel of one value stays finite
-    return Scaling(tuple(mean.tolist()), tuple(deviation.tolist()))
+    return Scaling(tuple(mean.tolist()), tuple(deviation.tolist()), largest)

@@ -24,6 +24,8 @@ class Samples:
     name: str = "arrays"
     columns: tuple[str, ...] = ()  # what the numbers of a sample are called, where it is a row of a table
     standardise: tuple[str, ...] = ()  # "x", "y": what is standardised as soon as it is known who trains on what
+    mode: str = ""  # of the images, as their files say it
+    remark: str = ""  # what a person has to know of how they were read
     elsewhere: bool = False  # whether some of it was in files that a table names, whose changes nobody would notice
 
     def __post_init__(self) -> None:

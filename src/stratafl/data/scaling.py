@@ -1,41 +1,51 @@
-"""Bytes as numbers: images stay bytes wherever they are kept, and become numbers when a batch is read."""
+"""Pixels as numbers: images stay bytes or 16 bits wherever they are kept, and become numbers when a batch is read."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from stratafl.errors import DataError
 
+PIXELS = {torch.uint8: 255, torch.uint16: 65535}  # what can be scaled, and its largest value
+
 
 @dataclass(frozen=True)
 class Scaling:
-    """(byte / 255 − mean) / deviation, with one number for all channels or one for each."""
+    """(pixel / maximum − mean) / deviation, with one number for all channels or one for each.
+
+    `maximum` is that of the pixels' type: 255, or 65535 for 16 bits.
+    """
 
     mean: tuple[float, ...] = (0.0,)
     deviation: tuple[float, ...] = (1.0,)
+    maximum: int = field(default=255, repr=False)  # follows from the samples' type; older checksums do not have it
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.deviation) or not self.mean or min(self.deviation) <= 0:
             raise DataError(f"a scaling has as many means as positive deviations, not {self.mean}, {self.deviation}")
+        if self.maximum not in PIXELS.values():
+            raise DataError(f"the largest pixel is {' or '.join(map(str, PIXELS.values()))}, not {self.maximum}")
 
     def check(self, x: Tensor) -> None:
         """Refuse samples that it does not fit."""
-        if x.dtype != torch.uint8:
-            raise DataError(f"only bytes are scaled when they are read, not {str(x.dtype).removeprefix('torch.')}")
+        if PIXELS.get(x.dtype) != self.maximum:
+            kind = "bytes" if self.maximum == 255 else "16-bit pixels"
+            raise DataError(f"only {kind} are scaled like this, not {str(x.dtype).removeprefix('torch.')}")
         if len(self.mean) > 1 and (x.ndim < 2 or x.shape[1] != len(self.mean)):
             raise DataError(f"there are {len(self.mean)} means for samples of shape {tuple(x.shape[1:])}")
 
     def tensors(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Factor and shift of a byte, as they meet a batch of samples such as `x`."""
+        """Factor and shift of a pixel, as they meet a batch of samples such as `x`."""
         wide = (-1, *(1,) * (x.ndim - 2)) if len(self.mean) > 1 else ()
         mean, deviation = (torch.tensor(v, dtype=torch.float64).reshape(wide) for v in (self.mean, self.deviation))
-        return tuple(t.to(x.device, dtype) for t in (1 / (255 * deviation), -mean / deviation))  # type: ignore[return-value]
+        pair = (1 / (self.maximum * deviation), -mean / deviation)
+        return tuple(t.to(x.device, dtype) for t in pair)  # type: ignore[return-value]
 
 
 def numbers(x: Tensor, dtype: torch.dtype, scale: tuple[Tensor, ...] = ()) -> Tensor:
-    """Samples as a model takes them: floats and bytes in its type, bytes scaled; tokens as they are."""
-    if not x.is_floating_point() and x.dtype != torch.uint8:
+    """Samples as a model takes them: floats and pixels in its type, pixels scaled; tokens as they are."""
+    if not x.is_floating_point() and x.dtype not in PIXELS:
         return x
     x = x.to(dtype)
     return x * scale[0] + scale[1] if scale else x

@@ -1,14 +1,12 @@
 """How much memory there is, and how much of it one client at work takes."""
 
-import os
-import resource
 from functools import cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from stratafl.errors import MemoryLimitError
+from stratafl.machine import ram, resident
 from stratafl.objectives import Batch, default_objective
 from stratafl.task import Workshop
 from stratafl.task.task import EVALUATION_BATCH
@@ -66,15 +64,6 @@ def room(limit: int | None, device: torch.device) -> int | None:
     return limit - there
 
 
-def ram() -> int:
-    """The RAM of this machine, or what of it this process may have."""
-    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        return min(whole, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    except (OSError, ValueError):  # no such group, or no limit in it
-        return whole
-
-
 @cache  # as others come and go, groups of clients would change their size, and programs their shape
 def device_memory(device: torch.device) -> int:
     """The memory of a device; of a GPU, what other processes left of it when this one began."""
@@ -82,11 +71,3 @@ def device_memory(device: torch.device) -> int:
         return ram()
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device)
-
-
-def resident() -> int:
-    """What of this process is in RAM now."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:  # no Linux: the most that it ever was
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from stratafl import keys
 from stratafl.algorithm import Algorithm, Round, Setup
 from stratafl.data import Federation
+from stratafl.data.scaling import PIXELS
 from stratafl.describe import columns, describe
 from stratafl.errors import DataError, ModelError, RecordError
 from stratafl.execute.clients import Clients, InMemory
@@ -303,7 +304,7 @@ def _drawn(
 
 
 def _input_type(x: Tensor) -> torch.dtype:
-    return torch.get_default_dtype() if x.is_floating_point() or x.dtype == torch.uint8 else x.dtype
+    return torch.get_default_dtype() if x.is_floating_point() or x.dtype in PIXELS else x.dtype
 
 
 def _reset(module: nn.Module) -> None:

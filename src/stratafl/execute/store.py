@@ -5,7 +5,8 @@ from typing import Literal, get_args
 import torch
 
 from stratafl.errors import MemoryLimitError, unknown
-from stratafl.execute.memory import device_memory, ram
+from stratafl.execute.memory import device_memory
+from stratafl.machine import ram
 
 Store = Literal["auto", "device", "ram", "disk"]
 STORES: tuple[str, ...] = get_args(Store)

@@ -258,7 +258,7 @@ def test_features_beside_images_and_scalings_of_floats(tmp_path):
     path = table(tmp_path / "a.csv", ["photo", "age", "label"], [["0.png", 4, 1]])
     assert "has images in 'photo', and more: age" in refusal(path)
     path = table(tmp_path / "b.csv", ["a", "label"], [[1, 1]])
-    assert "scales bytes, but the samples of 'b' are float32" in refusal(path, normalise="unit")
+    assert "scales pixels of 8 or 16 bits, but the samples of 'b' are float32" in refusal(path, normalise="unit")
     assert "data.path means nothing to" in refusal(path, path="elsewhere")
     np.savez(tmp_path / "c.npz", x=np.eye(2), z=np.eye(2), label=[0, 1])
     (tmp_path / "mine").mkdir()

@@ -44,11 +44,12 @@ def test_one_mean_is_for_all_channels_and_without_scaling_bytes_are_their_number
     assert numbers(tokens, torch.float32) is tokens
 
 
-@pytest.mark.parametrize("engine", ["stacked", "loop"])
-def test_training_on_bytes_is_training_on_their_numbers(engine):
+@pytest.mark.parametrize(("engine", "maximum"), [("stacked", 255), ("loop", 255), ("stacked", 65535), ("loop", 65535)])
+def test_training_on_pixels_is_training_on_their_numbers(engine, maximum):
     x, y = images()
-    scaling = Scaling((0.4, 0.6), (0.2, 0.3))
-    ready = (x / 255 - np.array([0.4, 0.6])[:, None, None]) / np.array([0.2, 0.3])[:, None, None]
+    x = x if maximum == 255 else x.astype(np.uint16) * 256 + x[::-1]
+    scaling = Scaling((0.4, 0.6), (0.2, 0.3), maximum)
+    ready = (x / maximum - np.array([0.4, 0.6])[:, None, None]) / np.array([0.2, 0.3])[:, None, None]
     found = []
     for federation in (
         federate(x, y, OWNERS, classes=3, scaling=scaling, dtype=torch.float64),

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
 from stratafl.errors import DataError
 
 Column = NDArray[Any] | list[Any]  # numbers or pixels; texts, encoded images, or paths of images
@@ -22,12 +23,13 @@ _INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # what pandas calls a
 
 
 class Asked(NamedTuple):
-    """The names under which columns are wanted; `only` these, or all that a table has."""
+    """The names under which columns are wanted; `only` these, or all that a table has; and what they may take."""
 
     content: str = "image"
     label: str = "label"
     owner: str | None = None
     only: bool = False
+    limit: MemoryLimit = USUAL_LIMIT
 
     def names(self) -> list[str]:
         """All that are named."""

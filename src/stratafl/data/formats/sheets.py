@@ -8,10 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratafl.data.formats.columns import Asked, Columns, split_of
-from stratafl.data.formats.packages import needed
+from stratafl.data.image_files import header_of, pixels_of
+from stratafl.data.memory_limit import MemoryLimit
 from stratafl.errors import DataError
 
 _SIDE = 32
+_BYTES = 12  # for each pixel, in all copies of a sheet
 
 
 def read_sheets(files: Sequence[Path], asked: Asked) -> Columns:
@@ -21,7 +23,7 @@ def read_sheets(files: Sequence[Path], asked: Asked) -> Columns:
     lists = [file for file in sorted(folder.glob("*l*s.json")) if split_of(file, folder) == split]
     if len(lists) != 1:
         raise DataError(f"'{folder}' needs one JSON list with the labels of its {split} images, not {len(lists)}")
-    images = np.concatenate([_rows(sheet) for sheet in files])
+    images = np.concatenate([_rows(sheet, asked.limit) for sheet in files])
     try:
         labels = np.array(json.loads(lists[0].read_text(encoding="utf-8")), dtype=np.int64)
     except (OSError, ValueError, TypeError) as error:
@@ -29,13 +31,10 @@ def read_sheets(files: Sequence[Path], asked: Asked) -> Columns:
     return {asked.content: images, asked.label: labels}
 
 
-def _rows(sheet: Path) -> NDArray[np.uint8]:
-    image = needed("PIL.Image", "images")
-    try:
-        with image.open(sheet) as opened:
-            pixels = np.asarray(opened.convert("RGB"))
-    except (OSError, image.DecompressionBombError) as error:
-        raise DataError(f"'{sheet}' is not an image: {error}") from error
-    if pixels.shape[1] != _SIDE * _SIDE:
-        raise DataError(f"'{sheet}' is {pixels.shape[1]} pixels wide, not {_SIDE * _SIDE}: one image per row")
-    return pixels.reshape(-1, _SIDE, _SIDE, 3)
+def _rows(sheet: Path, limit: MemoryLimit) -> NDArray[np.uint8]:
+    name = f"'{sheet}'"
+    limit.check(header_of(sheet, name).pixels * _BYTES, name)
+    pixels, _ = pixels_of(sheet, 3, None, name)
+    if pixels.shape[2] != _SIDE * _SIDE:
+        raise DataError(f"'{sheet}' is {pixels.shape[2]} pixels wide, not {_SIDE * _SIDE}: one image per row")
+    return pixels.transpose(1, 2, 0).reshape(-1, _SIDE, _SIDE, 3)
