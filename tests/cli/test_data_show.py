@@ -129,6 +129,19 @@ def test_columns_of_different_sizes_are_pointed_out(strata, place, largest, hint
     assert (scaled.code, HINT in scaled.out) == (0, False)
 
 
+def test_a_client_in_another_unit_is_named_and_columns_are_not_recommended(strata, place):
+    rng = np.random.default_rng(0)
+    x, client = rng.normal(100, 10, (90, 3)), np.array(["east", "north", "west"])[np.arange(90) // 30]
+    x[client == "north"] *= 1e4
+    np.savez(place / "own.npz", x=x, y=np.arange(90) % 2, client=client)
+    for settings in ((), ("--set", "data.normalise=columns")):
+        told = strata("data", "show", "--data", "own.npz", *settings).out
+        assert "client 'north': column" in told
+        assert "is it in another unit?" in told
+        assert "see data.normalise" not in told
+        assert "makes it worse" in told
+
+
 def test_large_targets_are_pointed_out(strata, place):
     np.savez(place / "own.npz", x=np.zeros((40, 1)), y=np.linspace(100_000, 900_000.5, 40), client=np.arange(40) % 2)
     told = strata("data", "show", "--data", "own.npz").out

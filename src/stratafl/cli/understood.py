@@ -7,6 +7,7 @@ from torch import Tensor
 
 from stratafl.data import Federation
 from stratafl.data.formats.columns import numbers_or_texts
+from stratafl.data.units import told
 from stratafl.wording import counted
 
 _FEW, _MANY = 8, 20  # columns and classes that are named one by one
@@ -16,7 +17,8 @@ _APART = 100.0  # times, by which columns may differ in size before it is said
 
 def understood(federation: Federation) -> list[str]:
     """The lines."""
-    return [_sample(federation), *_sizes(federation), _predicted(federation), *_alone(federation)]
+    lines = [_sample(federation), *_units(federation), *_sizes(federation)]
+    return [*lines, _predicted(federation), *_alone(federation)]
 
 
 def _sample(federation: Federation) -> str:
@@ -43,17 +45,27 @@ def _short(value: Any) -> str:
     return f"{number:,.0f}" if abs(number) >= 1000 or number.is_integer() else f"{number:.3g}"
 
 
+def _units(federation: Federation) -> list[str]:
+    """Which clients are far from the others, and that one mean for all would not help."""
+    lines = told(federation)
+    advice = (
+        "look at the units of the clients above first: data.normalise = 'columns' takes one mean and one deviation "
+        "over all clients, and makes it worse"
+    )
+    return [*lines, *([advice] if lines else [])]
+
+
 def _sizes(federation: Federation) -> list[str]:
     """That numbers are too large, or too different, for a model that takes them as they are."""
-    x, y, told = federation.x, federation.y, []
-    if x.ndim == 2 and x.is_floating_point():
+    x, y, lines = federation.x, federation.y, []
+    if x.ndim == 2 and x.is_floating_point() and not told(federation):
         sizes = x.abs().amax(0)
         sizes = sizes[sizes > 0]
         if len(sizes) and sizes.max() > _APART * min(1.0, float(sizes.min())):
-            told.append("its columns differ much in size, and training may fail: see data.normalise = 'columns'")
+            lines.append("its columns differ much in size, and training may fail: see data.normalise = 'columns'")
     if federation.classes is None and y.abs().max() > _APART:
-        told.append("its labels are large numbers, and training may fail: see data.targets = 'scaled'")
-    return told
+        lines.append("its labels are large numbers, and training may fail: see data.targets = 'scaled'")
+    return lines
 
 
 def _predicted(federation: Federation) -> str:

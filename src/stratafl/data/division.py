@@ -11,6 +11,7 @@ from stratafl.data.labels import name_of
 from stratafl.data.partitions import Owners, Partition, drawn
 from stratafl.data.samples import Samples
 from stratafl.data.standard import standardised
+from stratafl.data.units import far_clients
 
 
 def divided(
@@ -46,6 +47,8 @@ def divided(
         scaling=samples.scaling,
     )
     named = replace(made, class_names=samples.names or (), column_names=samples.columns, mode=samples.mode)
+    if samples.standardise:  # afterwards no unit can be told from another
+        named = replace(named, far=far_clients(named))
     return standardised(named, samples.standardise)
 
 

@@ -77,6 +77,7 @@ class Federation:
     class_names: tuple[str, ...] = ()
     column_names: tuple[str, ...] = ()
     mode: str = ""  # of the images that the samples were read from
+    far: tuple[Any, ...] | None = None  # clients far from the others, if found out before samples were standardised
 
     def __post_init__(self) -> None:
         if set(self.splits) != set(SPLITS):

@@ -16,6 +16,7 @@ from stratafl import keys
 from stratafl.algorithm import Algorithm, Round, Setup
 from stratafl.data import Federation
 from stratafl.data.scaling import PIXELS
+from stratafl.data.units import told
 from stratafl.describe import columns, describe
 from stratafl.errors import DataError, ModelError, RecordError
 from stratafl.execute.clients import Clients, InMemory
@@ -230,6 +231,8 @@ def simulation(
         raise RecordError(f"an algorithm is a record such as fedavg(), not {algorithm!r}")
     _check_splits(algorithm, federation)
     _check_batches(algorithm, federation, newcomers)
+    for line in told(federation):
+        log.warning("%s", line)
 
     def draw(number: int, purpose: str) -> nn.Module:
         return _drawn(model, algorithm, federation, seed, number, purpose).to(dtype)
