@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratafl.data.manifest import arrays, facts, samples_from
+from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
 from stratafl.data.samples import Samples
 from stratafl.errors import DataError
 
@@ -51,10 +52,10 @@ def entry_of(name: str, key: Any) -> Path:
     return cache_folder() / f"{name}-{digest[:16]}"
 
 
-def kept(name: str, key: Any, build: Callable[[], Samples]) -> Samples:
+def kept(name: str, key: Any, build: Callable[[], Samples], limit: MemoryLimit = USUAL_LIMIT) -> Samples:
     """The samples that were kept, or else built and kept; without a place to keep them they are built each time."""
     entry = entry_of(name, key)
-    found = read_entry(entry)
+    found = read_entry(entry, limit)
     if found is not None:
         return found
     built = build()
@@ -65,7 +66,7 @@ def kept(name: str, key: Any, build: Callable[[], Samples]) -> Samples:
         _write(entry, built)
     except OSError:
         return built
-    return read_entry(entry) or built
+    return read_entry(entry) or built  # pages of the file, which the system takes back when it needs them
 
 
 def entries(name: str) -> list[Path]:
@@ -73,12 +74,14 @@ def entries(name: str) -> list[Path]:
     return sorted(file.parent for file in cache_folder().glob(f"{name}-{'?' * 16}/{_ENTRY}"))
 
 
-def read_entry(entry: Path) -> Samples | None:
+def read_entry(entry: Path, limit: MemoryLimit | None = None) -> Samples | None:
     """What was kept, or None if it is not there or not what was written."""
     try:
         told = json.loads((entry / _ENTRY).read_text(encoding="utf-8"))
         # a private map: pages are shared with whoever reads the same file, and nobody writes to it
         held = {name: np.load(entry / f"{name}.npy", mmap_mode="c", allow_pickle=False) for name in told["checksums"]}
+        if limit is not None:
+            limit.check(sum(array.nbytes for array in held.values()), f"'{told['name']}' in '{entry}'")
         if any(_checksum(array) != told["checksums"][name] for name, array in held.items()):
             return None
         return samples_from(told, held)

@@ -70,14 +70,14 @@ def _own(place: Path, reading: Reading) -> Samples:
     if is_sharded(place):
         return _shards(place, reading)
     key = _key(reading, files=cache.fingerprint(place), targets=reading.targets)
-    return cache.kept(place.stem or "own", key, lambda: own_samples(place, reading))
+    return cache.kept(place.stem or "own", key, lambda: own_samples(place, reading), reading.limit)
 
 
 def _published(name: str, record: Published, reading: Reading) -> Samples:
     if record.bundled is not None:
         return record.bundled()
     if reading.path is None:
-        return cache.kept(name, _key(reading, hub=record.hub), lambda: _from_hub(name, record, reading))
+        return cache.kept(name, _key(reading, hub=record.hub), lambda: _from_hub(name, record, reading), reading.limit)
     whole = Path(reading.path)
     place = whole / name if (whole / name).is_dir() else whole  # a folder of several data sets
     others = [other for other in DATASETS if (whole / other).is_dir()]
@@ -88,12 +88,12 @@ def _published(name: str, record: Published, reading: Reading) -> Samples:
     if is_sharded(place):
         return _of_this_name(_shards(place, reading), name, place)
     key = _key(reading, files=cache.fingerprint(place))
-    return cache.kept(name, key, lambda: decoded(name, record, place, reading))
+    return cache.kept(name, key, lambda: decoded(name, record, place, reading), reading.limit)
 
 
 def _shards(place: Path, reading: Reading) -> Samples:
     _check_options(reading, [*_DECODED, "path"], str(place))
-    return reading.of_owners(read_shards(place))
+    return reading.of_owners(read_shards(place, reading.limit))
 
 
 def _key(reading: Reading, **source: Any) -> dict[str, Any]:

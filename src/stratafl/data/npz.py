@@ -11,7 +11,8 @@ from stratafl.errors import DataError
 
 def npz_samples(path: str | Path, reading: Reading | None = None) -> Samples:
     """The samples in a file, and whose they are if it says so."""
-    arrays, reading = npz_arrays(Path(path)), reading or Reading()
+    reading = reading or Reading()
+    arrays = npz_arrays(Path(path), reading.limit)
     label, client = reading.label or "y", reading.client or "client"
     for name in ("x", label, *([client] if reading.client else [])):
         if name not in arrays:

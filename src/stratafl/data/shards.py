@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from stratafl.data.formats.tables import npz_arrays
+from stratafl.data.formats.tables import headers_of, npz_arrays
 from stratafl.data.manifest import FORMAT, arrays, facts, samples_from
+from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
 from stratafl.data.samples import Samples
 from stratafl.errors import DataError
 
@@ -63,23 +64,38 @@ def _write_all(samples: Samples, folder: Path, largest: int) -> list[dict[str, A
     return shards
 
 
-def read_shards(folder: Path) -> Samples:
+def read_shards(folder: Path, limit: MemoryLimit = USUAL_LIMIT) -> Samples:
     """The samples of all shards, if every one is there and what was written."""
     try:
         told = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if told["format"] != FORMAT:
             raise DataError(f"'{folder}' is written in format {told['format']}, this one reads format {FORMAT}")
-        return samples_from(told, _joined(folder, told["shards"]))
+        return samples_from(told, _joined(folder, told["shards"], limit))
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise DataError(f"'{folder / MANIFEST}' is damaged: export the data again") from error
 
 
-def _joined(folder: Path, shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _joined(folder: Path, shards: Sequence[Mapping[str, Any]], limit: MemoryLimit) -> dict[str, Any]:
     for shard in shards:
         file = folder / shard["file"]
         if not file.is_file():
             raise DataError(f"'{folder}' lacks the shard '{file.name}', one of {len(shards)}: copy it there as well")
         if hashlib.sha256(file.read_bytes()).hexdigest() != shard["sha256"]:
             raise DataError(f"'{file}' is damaged: copy it again")
-    parts = [npz_arrays(folder / shard["file"]) for shard in shards]
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    announced = [headers_of(folder / shard["file"]) for shard in shards]
+    sizes = [sum(each.bytes for each in arrays.values()) for arrays in announced]
+    limit.check(sum(sizes) + max(sizes), f"'{folder}'")
+    whole = {
+        name: np.empty((sum(each[name].shape[0] for each in announced), *first.shape[1:]), first.dtype)
+        for name, first in announced[0].items()
+    }
+    start = 0
+    for shard in shards:  # one after the other into the whole, which is never there twice
+        part = npz_arrays(folder / shard["file"])
+        rows = slice(start, start + len(part["x"]))
+        for name, array in part.items():
+            if array.dtype != whole[name].dtype or len(array) != len(part["x"]):
+                raise ValueError(f"'{name}' is not what was written")
+            whole[name][rows] = array
+        start = rows.stop
+    return whole

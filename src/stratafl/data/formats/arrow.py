@@ -8,13 +8,36 @@ import numpy as np
 
 from stratafl.data.formats.columns import Asked, Column, Columns, joined, picked, with_images
 from stratafl.data.formats.packages import needed
-from stratafl.errors import DataError
+from stratafl.errors import DataError, StrataError
+
+_ROWS, _FEW_ROWS = 16_384, 64  # of a batch of numbers, or where there are texts or images, which may be large
+_COPIES = 2  # of numbers, as a table and as an array
+_OF_LISTS, _OBJECT = 8, 64  # times that lists of numbers grow as Python's objects; bytes of one object
 
 
 def read_parquet(files: Sequence[Path], asked: Asked) -> Columns:
     """The columns of parquet files, one after the other."""
-    parquet = needed("pyarrow.parquet", "parquet files")
-    return joined([_read(file, lambda f: parquet.ParquetFile(f).read(), asked) for file in files], files[0].parent)
+    return joined([_read(file, lambda f: _parquet(f, asked), asked) for file in files], files[0].parent)
+
+
+def _parquet(file: Path, asked: Asked) -> Any:
+    """The table of a file, in small batches, because a few bytes of it may stand for any number of values."""
+    opened = needed("pyarrow.parquet", "parquet files").ParquetFile(file)
+    types = needed("pyarrow.types", "Arrow tables")
+    names = [name for name in opened.schema_arrow.names if not asked.only or name in asked.names()]
+    kinds = [opened.schema_arrow.field(name).type for name in names]
+    fixed = [kind.bit_width / 8 for kind in kinds if types.is_primitive(kind)]
+    asked.limit.check(int(opened.metadata.num_rows * sum(fixed) * _COPIES), f"'{file}'")
+    batches = []
+    rows = _ROWS if len(fixed) == len(kinds) else _FEW_ROWS
+    for batch in opened.iter_batches(rows, columns=names):
+        batches.append(batch)
+        asked.limit.check_grown(f"'{file}'")
+    return (
+        needed("pyarrow", "parquet files").Table.from_batches(batches, opened.schema_arrow)
+        if batches
+        else opened.read()
+    )
 
 
 def read_saved(files: Sequence[Path], asked: Asked) -> Columns:
@@ -29,11 +52,31 @@ def read_saved(files: Sequence[Path], asked: Asked) -> Columns:
 def _read(place: Path, load: Any, asked: Asked) -> Columns:
     try:
         table = load(place)
+    except StrataError:
+        raise
     except Exception as error:  # every package has its own errors for a damaged file
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(f"'{place}' cannot be read: {reason}") from error
     names = [name for name in table.column_names if not asked.only or name in asked.names()]
+    asked.limit.check(sum(_bytes(table.column(name)) for name in names), f"'{place}'")
     return picked(with_images({name: _column(table.column(name)) for name in names}, place.parent), asked, place)
+
+
+def _bytes(chunked: Any) -> int:
+    """What a column takes as an array, or as a list of Python's objects."""
+    types = needed("pyarrow.types", "Arrow tables")
+    if types.is_primitive(chunked.type):
+        return int(chunked.nbytes)
+    if types.is_dictionary(chunked.type):  # which is there once, and then once for every row
+        return sum(len(chunk) * (_OBJECT + _longest(chunk.dictionary)) for chunk in chunked.chunks)
+    nested = types.is_list(chunked.type) or types.is_large_list(chunked.type) or types.is_fixed_size_list(chunked.type)
+    return int(chunked.nbytes) * (_OF_LISTS if nested else 1) + len(chunked) * _OBJECT
+
+
+def _longest(values: Any) -> int:
+    """Bytes of the longest text among these, or of any other value."""
+    types, compute = needed("pyarrow.types", "Arrow tables"), needed("pyarrow.compute", "Arrow tables")
+    return 8 if types.is_primitive(values.type) else compute.max(compute.binary_length(values)).as_py() or 0
 
 
 def _column(chunked: Any) -> Column:

@@ -11,9 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratafl.data.formats.columns import Asked, Column, Columns, joined, numbers_or_texts, picked, with_images
+from stratafl.data.formats.npz_headers import Announced, npz_headers
+from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
 from stratafl.errors import DataError
 
 _OTHER_SEPARATORS = (";", "\t", "|")
+_LOOKED = 10_000  # lines after which memory is looked at
+_BROKEN = (OSError, ValueError, TypeError, EOFError, BadZipFile, AttributeError, RuntimeError, zlib.error)
 
 
 class _Line(NamedTuple):
@@ -27,7 +31,7 @@ def read_csv(files: Sequence[Path], asked: Asked) -> Columns:
 
 
 def _csv(file: Path, asked: Asked) -> Columns:
-    lines = _lines(file)
+    lines = _lines(file, asked.limit)
     _check_names(lines, file)
     header, rows = lines[0].cells, lines[1:]
     for line in rows:
@@ -45,12 +49,18 @@ def _csv(file: Path, asked: Asked) -> Columns:
     return with_images(columns, file.parent)
 
 
-def _lines(file: Path) -> list[_Line]:
-    """The lines of a csv file that are not empty."""
+def _lines(file: Path, limit: MemoryLimit = USUAL_LIMIT) -> list[_Line]:
+    """The lines of a csv file that are not empty, as long as they fit under the memory limit."""
+    lines = []
     try:
         with file.open(newline="", encoding="utf-8-sig") as opened:
             reader = csv.reader(opened)
-            return [_Line(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
+            for row in reader:
+                if row:
+                    lines.append(_Line(reader.line_num, [cell.strip() for cell in row]))
+                if len(lines) % _LOOKED == 0:
+                    limit.check_grown(f"'{file}'")
+            return lines
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"'{file}' is not a csv file: {error}") from error
 
@@ -87,24 +97,41 @@ def _missing(cells: Column) -> list[int]:
 
 def read_npz(files: Sequence[Path], asked: Asked) -> Columns:
     """The arrays of npz files, one after the other."""
-    tables = [picked(dict(npz_arrays(file)), asked, file) for file in files]
+    _check_together(files, asked.limit)
+    tables = [picked(dict(npz_arrays(file, asked.limit)), asked, file) for file in files]
     for file, table in zip(files, tables, strict=True):
         if any(array.ndim == 0 for array in table.values()):  # type: ignore[union-attr]
             raise DataError(f"'{file}' holds a single number, not an array whose first axis counts samples")
     return joined(tables, files[0].parent)
 
 
-def npz_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
-    """All arrays of an npz file, if they are plain ones."""
+def _check_together(files: Sequence[Path], limit: MemoryLimit) -> None:
+    """Several files are there as parts and as a whole for a moment."""
+    if len(files) > 1:
+        needed = sum(each.bytes for file in files for each in headers_of(file).values())
+        limit.check(2 * needed, f"'{files[0].parent}'")
+
+
+def headers_of(path: Path) -> dict[str, Announced]:
+    """What an npz file announces, if it holds plain arrays."""
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
+        return npz_headers(path)
     except FileNotFoundError as error:
         raise DataError(f"there is no data file '{path}'") from error
-    except (OSError, ValueError, TypeError, EOFError, BadZipFile, AttributeError, zlib.error) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(f"'{path}' is not an npz file of plain arrays: {reason}") from error
-    for name, array in arrays.items():
-        if not isinstance(array, np.ndarray):
-            raise DataError(f"'{path}' is not an npz file of plain arrays: '{name}' is {type(array).__name__}")
-    return arrays
+    except _BROKEN as error:
+        raise _not_npz(path, error) from error
+
+
+def npz_arrays(path: Path, limit: MemoryLimit = USUAL_LIMIT) -> dict[str, NDArray[np.generic]]:
+    """All arrays of an npz file, if they are plain ones and fit under the memory limit."""
+    limit.check(sum(each.bytes for each in headers_of(path).values()), f"'{path}'")
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            return {name: stored[name] for name in stored.files}
+    except _BROKEN as error:
+        raise _not_npz(path, error) from error
+
+
+def _not_npz(path: Path, error: Exception) -> DataError:
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return DataError(f"'{path}' is not an npz file of plain arrays: {reason}")
