@@ -105,6 +105,9 @@ class Fitted:
         federation, dtype = self.sim.workshop.federation, self.sim.workshop.dtype
         if not federation.x.is_floating_point() and federation.x.dtype not in PIXELS:
             return tensor.cpu().to(federation.x.dtype)
+        if tensor.dtype in PIXELS and federation.x.dtype in PIXELS and tensor.dtype != federation.x.dtype:
+            given, wanted = (str(each.dtype).removeprefix("torch.") for each in (tensor, federation.x))
+            raise DataError(f"x is {given}, but the clients' samples are {wanted}: give pixels of the same type")
         scale = federation.scale(dtype) if tensor.dtype in PIXELS else ()  # what is no pixel is a number already
         return numbers(tensor.cpu().to(dtype), dtype, tuple(part.cpu() for part in scale))
 

@@ -4,13 +4,14 @@ PYTHONPATH=src python tests/gpu/test_agreement.py      without pytest, where the
 """
 
 import time
+from dataclasses import replace
 from functools import partial
 from unittest import SkipTest
 
 import torch
 
 from stratafl.algorithms import algorithm, fedalp, fedavg30local, fedlag, flayer, heurpfedla, pfedla
-from stratafl.data import IID, digits
+from stratafl.data import IID, Scaling, digits
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
 from stratafl.task.speed import Speed
@@ -72,6 +73,22 @@ def test_gpu_and_cpu_agree_in_float64():
             assert gap < 1e-8, (name, way, gap)
 
 
+def images_of_16_bits(dtype=torch.float64):
+    """Pixels that a GPU has to pick and scale itself."""
+    made = digits(clients=4, dtype=dtype)
+    return replace(made, x=(made.x * 65535).to(torch.uint16), scaling=Scaling((0.5,), (0.5,), 65535))
+
+
+def test_images_of_16_bits_agree():
+    need_gpu()
+    run_on = partial(run, METHODS["fedper"], rounds=2, data=images_of_16_bits, model=convolutional)
+    expected = run_on("cpu")[1].tensors()
+    for way, speed in WAYS.items():
+        gap = difference(expected, on_cpu(run_on("cuda", speed)[1].tensors()))
+        print(f"16 bits          {way:18} {gap:.1e}", flush=True)
+        assert gap < 1e-8, (way, gap)
+
+
 def decisions(sim, progress):
     """What a method decided: masks of what was sent, personal layers, groups."""
     server, found = progress.server, []
@@ -121,4 +138,5 @@ def test_decisions_agree_in_float32():
 
 if __name__ == "__main__":
     test_gpu_and_cpu_agree_in_float64()
+    test_images_of_16_bits_agree()
     test_decisions_agree_in_float32()

@@ -10,6 +10,7 @@ from torch import Tensor
 from stratafl import keys
 from stratafl.algorithm import Round
 from stratafl.analysis.cka import grams, mean_similarity, similarities
+from stratafl.data.scaling import samples_at
 from stratafl.errors import RecordError
 from stratafl.execute import SOLO, Progress, Report, Simulation, Team
 from stratafl.execute.team import places
@@ -97,7 +98,8 @@ def common(sim: Simulation, count: int) -> Tensor:
     splits = [federation.split(name).indices for name in ("test", "validation", "train")]
     held = next(indices for indices in splits if len(indices))
     order = torch.argsort(keys.keys(sim.setup.seed, 0, torch.arange(len(held)), "laboratory"))
-    return federation.inputs(federation.x[held[order[:count]].to(federation.x.device)], sim.workshop.dtype)
+    shown = held[order[:count]].to(federation.x.device)
+    return federation.inputs(samples_at(federation.x, shown), sim.workshop.dtype)
 
 
 def conflict_numbers(update: Rows, layout: Layout) -> dict[str, list[float | None]]:

@@ -43,6 +43,13 @@ class Scaling:
         return tuple(t.to(x.device, dtype) for t in pair)  # type: ignore[return-value]
 
 
+def samples_at(x: Tensor, places: Tensor) -> Tensor:
+    """The samples at these places; torch picks no unsigned 16 bits on a GPU, but signed ones, which are as wide."""
+    if x.dtype == torch.uint16:
+        return x.view(torch.int16)[places].view(torch.uint16)
+    return x[places]
+
+
 def numbers(x: Tensor, dtype: torch.dtype, scale: tuple[Tensor, ...] = ()) -> Tensor:
     """Samples as a model takes them: floats and pixels in its type, pixels scaled; tokens as they are."""
     if not x.is_floating_point() and x.dtype not in PIXELS:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from stratafl.data.federation import Federation
-from stratafl.data.scaling import PIXELS
+from stratafl.data.scaling import PIXELS, samples_at
 from stratafl.wording import counted
 
 Array = NDArray[Any]
@@ -99,10 +99,10 @@ def _features(federation: Federation, rows: torch.Tensor) -> Array:
     """Columns as they are; of images, the mean size of each channel's pixels."""
     x, rows = federation.x, rows.to(federation.x.device)
     if _by_columns(federation):
-        return x[rows].reshape(len(rows), -1).cpu().numpy()
+        return samples_at(x, rows).reshape(len(rows), -1).cpu().numpy()
     channels = x.shape[1] if x.ndim > 2 and x.shape[1] <= _CHANNELS else 1
     pixels = x.reshape(len(x), channels, -1)
-    some = pixels[..., :: max(1, pixels.shape[2] // _PIXELS)][rows]
+    some = samples_at(pixels[..., :: max(1, pixels.shape[2] // _PIXELS)], rows)
     return some.float().abs().mean(2).cpu().numpy()
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from stratafl import keys
 from stratafl.algorithm import Round
 from stratafl.data import Federation
-from stratafl.data.scaling import numbers
+from stratafl.data.scaling import numbers, samples_at
 from stratafl.errors import DataError, ModelError
 from stratafl.layout import Layout, Rows
 from stratafl.objectives import Objective, default_objective, sample_hits, sample_losses
@@ -256,7 +256,7 @@ class Task:
 
     def _pair(self, data: tuple[Tensor, ...], samples: Tensor) -> tuple[Tensor, Tensor]:
         x, y, *scale = data
-        return numbers(x[samples], self._shop.dtype, tuple(scale)), y[samples]
+        return numbers(samples_at(x, samples), self._shop.dtype, tuple(scale)), y[samples]
 
     def gradients(
         self,
