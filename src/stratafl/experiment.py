@@ -89,9 +89,9 @@ class DataTable:
     )
     normalise: str = setting(
         "auto",
-        "pixels of 8 or 16 bits as numbers: from −1 to 1, from 0 to 1, by each channel's mean and deviation, or as they "
-        "are; a table of numbers by each column's mean and deviation over what is trained on; `auto`: `half` for images, "
-        "else none",
+        "pixels of 8 or 16 bits as numbers: from −1 to 1, from 0 to 1, by each channel's mean and deviation, or as "
+        "they are; a table of numbers by each column's mean and deviation over what is trained on; `auto`: `half` for "
+        "images, else none",
         among=NORMALISED,
     )
     size: int | None = setting(None, "images are resized to a square of so many pixels", least=1)
