@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from kill import EACH, outcome
-from processes import end, outputs, wait_until
 
 import stratafl
+from processes import end, outputs, wait_until
 
 SETTINGS = [
     "model.name=mlp",
