@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 from written_runs import EVIL, write_study
 
+from processes import PATIENCE
 from stratafl.report import gather
 from stratafl.report.page import write_report
 
@@ -33,8 +34,8 @@ class Page:
         self.browser.get(self.url)
         self.until("return document.documentElement.dataset.ready === 'true'")
 
-    def until(self, script, seconds=15):
-        end = time.monotonic() + seconds
+    def until(self, script):
+        end = time.monotonic() + PATIENCE
         while not self.do(script):
             assert time.monotonic() < end, script
             time.sleep(0.05)

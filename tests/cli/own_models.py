@@ -1,5 +1,7 @@
 """Models and methods as a person might write them in a file of their own, for `--model own_models:Name`."""
 
+import os
+import signal
 import time
 from dataclasses import replace
 from itertools import pairwise
@@ -67,15 +69,25 @@ class Branching(Perceptron):
         return self.out(hidden.relu())
 
 
-class Slow(Perceptron):
-    """Takes its time for a training step as long as there is a file `slow`, which gets a line for each."""
+class Held(Perceptron):
+    """Waits in a training step for as long as a file `hold` names a journal that has a line.
+
+    A file `held-…` then says whether the process was asked to stop.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and Path("slow").exists():
-            with Path("slow").open("a") as steps:
-                steps.write("\n")
-            time.sleep(0.05)
+        while self.training and _has_a_line(Path("hold")):
+            asked = getattr(signal.getsignal(signal.SIGTERM), "asked", False)
+            Path(f"held-{os.getpid()}").write_text(str(asked))
+            time.sleep(0.01)
         return super().forward(x)
+
+
+def _has_a_line(hold: Path) -> bool:
+    try:
+        return b"\n" in Path(hold.read_text()).read_bytes()
+    except FileNotFoundError:  # nothing is held, or not yet
+        return False
 
 
 def factory(classes: int, widths: list[int]) -> nn.Module:

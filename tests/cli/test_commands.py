@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from contextlib import redirect_stdout
 from io import StringIO
@@ -22,6 +21,7 @@ import torch
 from cli_helpers import SMALL, TINY, Result, checked_line, command, journals, lines, snapshot
 from safetensors.torch import load_file
 
+from processes import outputs, wait_until
 from stratafl.algorithms import ALGORITHMS
 from stratafl.cli import run
 from stratafl.data import DATASETS, PARTITIONS
@@ -459,22 +459,16 @@ def test_a_method_that_breaks_a_law_is_refused_with_the_law(strata, place, monke
 # --- Ctrl-C
 
 
-SLOW = (*TINY, "--set", "train.batch=100", "--rounds", 3, "--set", "run.checkpoint=9")
-MODEL = ("--model", "own_models:Slow", "--engine", "loop")
+ROUNDS = (*TINY, "--set", "train.batch=100", "--rounds", 3, "--set", "run.checkpoint=9")
+MODEL = ("--model", "own_models:Held", "--engine", "loop")
 
 
-def wait_for(path, count):
-    """Until a journal has so many lines."""
-    deadline = time.monotonic() + 90
-    while not path.exists() or path.read_bytes().count(b"\n") < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def wait_for_the_second_round(place, run):
-    """Until a step is taken after the first round is written down."""
-    wait_for(run / "rounds.jsonl", 1)
-    wait_for(place / "slow", (place / "slow").read_bytes().count(b"\n") + 1)
+def held_in_the_second_round(place, arguments, run):
+    """A command that waits in the second round of a run, until the file `hold` is removed."""
+    (place / "hold").write_text(str(run / "rounds.jsonl"))
+    process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: any(place.glob("held-*")), process)
+    return process
 
 
 def final_state(folder):
@@ -494,40 +488,42 @@ def check_same_end(one, other):
     ids=["once", "twice", "terminated"],
 )
 def test_ctrl_c_finishes_the_round_and_twice_stops_at_once_and_nothing_is_lost(strata, place, signals, rounds):
-    (place / "slow").touch()
-    process = subprocess.Popen(
-        command("run", *SLOW, *MODEL, "--out", "stopped"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    wait_for_the_second_round(place, place / "stopped")
+    process = held_in_the_second_round(place, ("run", *ROUNDS, *MODEL, "--out", "stopped"), place / "stopped")
     said = ""
     for number in signals:
         process.send_signal(number)
         said = said or process.stderr.readline()
-    out, err = process.communicate(timeout=60)
+    if len(signals) == 1:  # a second one does not wait for the end of the round
+        (place / "hold").unlink()
+    out, err = outputs(process)
+    (place / "hold").unlink(missing_ok=True)
     assert said.startswith("finishing this round")
     assert err == "saved; continue with: strata resume stopped\n"
     assert (process.returncode, out) == (130, "")
     assert [line["round"] for line in lines(place / "stopped" / "rounds.jsonl")] == list(range(1, rounds + 1))
-    (place / "slow").unlink()
     assert strata("resume", "stopped").code == 0
-    assert strata("run", *SLOW, *MODEL, "--out", "whole").code == 0
+    assert strata("run", *ROUNDS, *MODEL, "--out", "whole").code == 0
     check_same_end(place / "stopped", place / "whole")
 
 
 def test_ctrl_c_reaches_all_processes_of_a_comparison(strata, place):
-    (place / "slow").touch()
-    given = ("compare", *SLOW, *MODEL, "--algorithms", "local,fedper", "--seeds", 1)
-    process = subprocess.Popen(
-        command(*given, "--jobs", 2, "--out", "stopped"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    wait_for_the_second_round(place, place / "stopped" / "local" / "seed-0")
+    given = ("compare", *ROUNDS, *MODEL, "--algorithms", "local,fedper", "--seeds", 1)
+    arguments = (*given, "--jobs", 2, "--out", "stopped")
+    local = place / "stopped" / "local" / "seed-0"
+    process = held_in_the_second_round(place, arguments, local)
+
+    def told():
+        return all(path.read_text() == "True" for path in place.glob("held-*"))
+
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    said = process.stderr.readline()
+    wait_until(told, process)
+    (place / "hold").unlink()
+    out, err = outputs(process)
     assert (process.returncode, out) == (130, "")
-    assert err.startswith("finishing this round")
+    assert said.startswith("finishing this round")
     assert err.endswith("saved; continue with: strata resume stopped\n")
-    assert len(lines(place / "stopped" / "local" / "seed-0" / "rounds.jsonl")) == 2
-    (place / "slow").unlink()
+    assert 0 < len(lines(local / "rounds.jsonl")) < 3
     resumed = strata("resume", "stopped")
     assert resumed.code == 0
     assert strata(*given, "--out", "whole").code == 0

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import stratafl
+from processes import PATIENCE, end
 
 HERE = Path(__file__).parent
 PATHS = os.pathsep.join([str(Path(stratafl.__file__).resolve().parents[1]), str(HERE)])
 ENVIRONMENT = {**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
 STRATA = ("-m", "stratafl")
 TORCHRUN = ("-m", "torch.distributed.run")
-PATIENCE = 120  # of a busy machine; a process that hangs would wait for half an hour
 
 
 class Ended(NamedTuple):
@@ -52,11 +52,11 @@ def started(
     return subprocess.Popen(command, env={**ENVIRONMENT, **(more or {})}, text=True, **pipes)
 
 
-def ended(processes: "Sequence[subprocess.Popen[str]]", patience: float = PATIENCE) -> list[Ended]:
+def ended(processes: "Sequence[subprocess.Popen[str]]") -> list[Ended]:
     """What they came to; none of them is left behind."""
     try:
-        said = [process.communicate(timeout=patience) for process in processes]
+        said = [process.communicate(timeout=PATIENCE) for process in processes]
     finally:
         for process in processes:
-            process.kill()
+            end(process)
     return [Ended(process.returncode, *each) for process, each in zip(processes, said, strict=True)]

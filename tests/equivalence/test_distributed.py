@@ -4,15 +4,15 @@ import json
 import os
 import signal
 import subprocess
-import time
 from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
-from rank_helpers import PATIENCE, STRATA, TORCHRUN, ended, ranks, started
+from rank_helpers import STRATA, TORCHRUN, ended, ranks, started
 from rank_worker import EVERY
 from safetensors.torch import load_file
 
+from processes import wait_until
 from stratafl.algorithms import fedavg
 from stratafl.cli import run as strata
 from stratafl.cli import running
@@ -94,17 +94,16 @@ def test_torchrun_writes_what_one_process_writes(tmp_path, alone):
     assert json.loads((tmp_path / "run" / "environment.json").read_text())["ranks"] == 2
 
 
-def wait_for_rounds(folder, count):
-    latest, journal = time.monotonic() + PATIENCE, folder / "rounds.jsonl"
-    while time.monotonic() < latest and not (journal.exists() and journal.read_bytes().count(b"\n") >= count):
-        time.sleep(0.002)
+def wait_for_rounds(folder, count, process):
+    journal = folder / "rounds.jsonl"
+    wait_until(lambda: journal.exists() and journal.read_bytes().count(b"\n") >= count, process)
 
 
 @pytest.mark.slow
 def test_stopped_killed_and_resumed_by_other_numbers_of_processes(tmp_path, alone):
     folder = tmp_path / "run"
     processes = ranks(2, *RUN, "--algorithm", "fedper", "--out", folder)
-    wait_for_rounds(folder, 1)
+    wait_for_rounds(folder, 1, processes[0])
     processes[1].send_signal(signal.SIGTERM)
     first, second = ended(processes)
     assert (first.code, second.code) == (130, 130), (first, second)  # a signal to one of them stops all
@@ -112,7 +111,7 @@ def test_stopped_killed_and_resumed_by_other_numbers_of_processes(tmp_path, alon
     done = len(lines(folder, "rounds"))
 
     processes = ranks(3, *STRATA, "resume", folder)
-    wait_for_rounds(folder, done + 1)
+    wait_for_rounds(folder, done + 1, processes[0])
     processes[0].kill()
     first, *others = ended(processes)
     assert first.code == -signal.SIGKILL

@@ -1,5 +1,7 @@
 """Executors and chunks give the same: to 1e-12 in float64, to the bit in float32 on the CPU."""
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -13,9 +15,10 @@ from stratafl.testing import difference, everything
 EXECUTORS = {"messages": Messages(), "seven chunks": Matrix(chunk=3), "debug": Debug()}
 
 
+@cache  # the plain run is what all others are compared with
 def run(name, executor, dtype, model="convnorm"):
     federation = digits(clients=20, dtype=dtype)
-    train = SGD(lr=0.05, momentum=0.5, epochs=1, batch=10, clip=5.0)
+    train = SGD(lr=0.05, momentum=0.5, epochs=1, batch=30, clip=5.0)
     sim = simulation(
         algorithm(name, train=train),
         federation,

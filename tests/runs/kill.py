@@ -28,7 +28,7 @@ from stratafl.runs import Run, checkpoint, stored
 from stratafl.runs.files import Journal
 from stratafl.state import flatten
 
-PATIENCE = 60  # seconds until a child that nobody killed ends
+PATIENCE = 900  # seconds until a child that nobody killed ends: one that hangs
 MOMENTS: dict[str, tuple[Any, str]] = {
     "training": (Simulation, "round"),
     "evaluation": (trial, "scoreboard"),
@@ -38,7 +38,7 @@ MOMENTS: dict[str, tuple[Any, str]] = {
     "keeping": (OnDisk, "updated"),
     "settling": (RecordFile, "sync"),
 }
-EACH = 7  # kills inside each kind of moment
+EACH = 6  # kills inside each kind of moment
 DELAYS = {"training": 0.04, "evaluation": 0.01, "saving": 0.004}  # up to so many seconds after the moment began
 OPERATIONS = (
     "mkdir",
@@ -118,6 +118,29 @@ class Child:
 
         for name in OPERATIONS:
             setattr(os, name, counting(getattr(os, name)))
+        setattr(owner, attribute, inside)
+
+    def stop_at_call(self, number: int, owner: Any, attribute: str) -> None:
+        """Stop at the so many-th call inside a function, and say how many there were if there are fewer."""
+        function, count = getattr(owner, attribute), 0
+
+        def counted(frame: Any, event: str, argument: Any) -> None:
+            nonlocal count
+            count += event in ("call", "c_call")
+            if count == number:
+                sys.setprofile(None)
+                self.stop()
+
+        def inside(*given: Any, **named: Any) -> Any:
+            nonlocal count
+            count = 0
+            sys.setprofile(counted)
+            try:
+                return function(*given, **named)
+            finally:
+                sys.setprofile(None)
+                self._say(f"={count}")
+
         setattr(owner, attribute, inside)
 
     def stop_in_journal(self, name: str) -> None:
@@ -238,22 +261,32 @@ class Driver:
         """Kill in the middle of writing a memory."""
         self.attempt("half of a record", Child.stop_in_record, lambda word: 0.0 if word == "!" else None)
 
-    def at_random(self, draw: random.Random) -> None:
-        """Kill some time after a moment began, until each kind was hit often enough."""
-        for _ in range(3 * EACH):
-            for moment, longest in DELAYS.items():
-                if [during for aim, during in self.kills if aim == "at random"].count(moment) < EACH:
-                    self._at_random(moment, draw.randint(1, 2), draw.uniform(0, longest))
+    def at_some_call(self, draw: random.Random) -> None:
+        """Kill at calls that are drawn, inside each kind of moment: where depends on the draw, not on the machine."""
+        for moment in DELAYS:
+            calls = self._at_call(moment, sys.maxsize)
+            for _ in range(3 * EACH):  # the next such moment may have fewer calls
+                if self.kills.count(("at some call", moment)) < EACH:
+                    self._at_call(moment, draw.randint(1, calls))
 
-    def _at_random(self, moment: str, times: int, delay: float) -> None:
-        seen = 0
+    def _at_call(self, moment: str, number: int) -> int:
+        """Kill at the so many-th call inside a moment, or after it; how many calls there were in it."""
+        calls = 0
 
         def strike(word: str) -> float | None:
-            nonlocal seen
-            seen += word == f"+{moment}"
-            return delay if seen == times else None
+            nonlocal calls
+            calls = int(word[1:]) if word[0] == "=" else calls
+            return 0.0 if word in ("!", f"-{moment}") else None
 
-        self.attempt("at random", lambda child: None, strike)
+        self.attempt("at some call", lambda child: child.stop_at_call(number, *MOMENTS[moment]), strike)
+        return calls
+
+    def at_some_time(self, draw: random.Random) -> None:
+        """Kill some time after a moment began, wherever that is on this machine."""
+        for moment, longest in DELAYS.items():
+            delay = draw.uniform(0, longest)
+            begun = f"+{moment}"
+            self.attempt("at some time", lambda _: None, lambda word, b=begun, d=delay: d if word == b else None)
 
     def to_the_end(self) -> tuple[int | None, int]:
         """Let it finish; its exit code, and how many rounds were left to it."""
@@ -282,7 +315,9 @@ def main(folder: str, seed: str, *settings: str) -> None:
     """Kill, then finish."""
     driver = Driver(Path(folder), list(settings))
     driver.at_every_operation("creating")
-    driver.at_random(random.Random(int(seed)))
+    draw = random.Random(int(seed))
+    driver.at_some_call(draw)
+    driver.at_some_time(draw)
     driver.in_every_journal()
     driver.at_every_operation("opening")
     driver.at_every_operation("saving")

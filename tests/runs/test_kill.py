@@ -2,11 +2,9 @@
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 from kill import EACH, outcome
 
 import stratafl
+from processes import end, outputs, wait_until
 
 SETTINGS = [
     "model.name=mlp",
@@ -37,10 +36,7 @@ def started(*arguments):
 
 def finished(*arguments):
     process = started(*arguments)
-    try:
-        said, _ = process.communicate(timeout=120)
-    finally:
-        process.kill()
+    said, _ = outputs(process)
     assert process.returncode == 0
     return said
 
@@ -64,10 +60,9 @@ def assert_same(folder, undisturbed):
 
 def test_a_run_killed_at_every_kind_of_moment_ends_like_one_that_was_not(tmp_path, undisturbed):
     said = json.loads(finished(Path(__file__).with_name("kill.py"), tmp_path / "run", "0", *SETTINGS))
-    at_random = Counter(during for aim, during in said["kills"] if aim == "at random")
+    inside = Counter(during for aim, during in said["kills"] if aim == "at some call")
     for moment in ("training", "evaluation", "saving"):
-        assert at_random[moment] >= EACH
-    assert at_random.total() >= 20
+        assert inside[moment] >= EACH
     aimed = Counter(aim.split(",")[0] for aim, _ in said["kills"])
     assert [aimed[f"half of {name}"] for name in ("rounds", "clients", "layers")] == [1, 1, 1]
     for moment in ("creating", "opening", "saving"):
@@ -78,15 +73,15 @@ def test_a_run_killed_at_every_kind_of_moment_ends_like_one_that_was_not(tmp_pat
 
 
 def test_a_command_killed_while_it_runs_is_resumed_by_another(tmp_path, undisturbed):
-    folder, latest = tmp_path / "run", time.monotonic() + 60
-    journal, process = folder / "rounds.jsonl", started(*RUN, folder)
-    while time.monotonic() < latest and not (journal.exists() and journal.stat().st_size > 10_000):  # some rounds
-        time.sleep(0.002)
-    time.sleep(random.Random(0).uniform(0, 0.05))
-    process.kill()
-    process.communicate()
+    for attempt in range(5):  # a process that is done before it is killed shows nothing
+        folder = tmp_path / f"run{attempt}"
+        journal, process = folder / "rounds.jsonl", started(*RUN, folder)
+        wait_until(lambda journal=journal: journal.exists() and journal.stat().st_size > 1_000, process)  # some rounds
+        end(process)
+        if process.returncode == -signal.SIGKILL:
+            break
     assert process.returncode == -signal.SIGKILL
     finished(*RESUME, folder)
     resumed = json.loads((folder / "environment.json").read_text())["resumed"]
-    assert [0 < entry["round"] < 60 for entry in resumed] == [True]
+    assert [0 <= entry["round"] < 60 for entry in resumed] == [True]
     assert_same(folder, undisturbed)

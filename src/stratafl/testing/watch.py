@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map_only
 
 from stratafl.algorithm import Algorithm, Plan, Round, Setup, Total, Work
 from stratafl.errors import ContractError
@@ -147,7 +148,7 @@ class TracingTask(Task):
             def traced(carry: State, held: State, tensors: list[tuple[Tensor, Tensor, Tensor, Tensor]]) -> State:
                 return step(carry, held, *(Stack(*t, s.sizes) for t, s in zip(tensors, stacks, strict=True)))
 
-            make_fx(traced, tracing_mode="fake", _allow_non_fake_inputs=True)(
-                clone(pick(carry, here)), pick(held, here), tensors
-            )
+            with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+                given = (clone(pick(carry, here)), pick(held, here), tensors)
+                traced(*tree_map_only(Tensor, mode.from_tensor, given))
         return super()._lockstep(step, carry, held, steps, reels)
