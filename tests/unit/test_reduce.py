@@ -31,6 +31,7 @@ def merged(rows: Rows, samples: list[int], mask: Mask | None = None, weights: st
     """What the server holds after clients uploaded rows, folded in chunks."""
     step = Mean(weights=weights)
     up = Parcel({"theta": Field(rows, mask=mask), "samples": Field(torch.tensor(samples))})
+    up = Parcel({name: field for name, field in up.items() if f"up.{name}" in step.reads})
     server, sums = {"theta": HELD}, {}
     for start in range(0, len(samples), chunk):
         some = slice(start, start + chunk)
@@ -42,6 +43,11 @@ def test_a_mean_weighted_by_samples():
     # (1·1 + 3·5 + 4·10) / 8, (1·2 + 3·6 + 4·20) / 8, (1·3 + 3·7 + 4·30) / 8
     found = merged({"a": A}, [1, 3, 4])
     assert found["a"].tolist() == [7.0, 12.5, 18.0]
+
+
+def test_uniform_weights_ask_for_no_count_of_samples():
+    assert Mean(weights="uniform").reads == ("up.theta", "theta")
+    assert Mean(weights="samples").reads == ("up.theta", "up.samples", "theta")
 
 
 def test_uniform_weights_ignore_the_samples():
