@@ -72,6 +72,7 @@ LOW = (
     "describe",
     "state",
     "parcel",
+    "form",
     "reduce",
     "similarity",
 )

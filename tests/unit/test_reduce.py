@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from stratafl.algorithm import Round, Setup
+from stratafl.errors import UnknownNameError
 from stratafl.layers import Layer
 from stratafl.layout import Layout, Rows, Spec
 from stratafl.parcel import ColumnMask, Field, LayerMask, Mask, Parcel
@@ -50,6 +51,27 @@ def test_uniform_weights_ask_for_no_count_of_samples():
     assert Mean(weights="samples").reads == ("up.theta", "up.samples", "theta")
 
 
+def test_a_mean_is_weighted_by_samples_and_holds_what_nobody_sent_unless_it_is_told_otherwise():
+    assert Mean() == Mean("theta", weights="samples", unsent="held")
+    assert Mean("phi").reads == ("up.phi", "up.samples", "phi")
+    assert Mean("phi").writes == ("phi",)
+
+
+@pytest.mark.parametrize(("option", "known"), [("weights", "samples, uniform"), ("unsent", "held, zero")])
+def test_a_mean_of_an_unknown_kind_is_refused(option, known):
+    with pytest.raises(UnknownNameError, match=rf"unknown {option} of Mean 'smaples'.* \(there is: {known}\)"):
+        Mean(**{option: "smaples"})
+
+
+def test_another_field_than_the_model_is_merged_under_its_own_name():
+    step, server = Mean("phi"), {"phi": HELD, "theta": {"a": torch.zeros(3), "b": torch.zeros(3)}}
+    up = Parcel({"phi": Field({"a": A}), "samples": Field(torch.tensor([1, 3, 4]))})
+    found = step.finish(ROUND, server, step.fold(ROUND, server, {}, up, torch.arange(3)))
+    assert list(found) == ["phi"]
+    assert found["phi"]["a"].tolist() == [7.0, 12.5, 18.0]
+    assert found["phi"]["b"].tolist() == [-4.0, -5.0, -6.0]
+
+
 def test_uniform_weights_ignore_the_samples():
     rows = block([1.0, 2.0, 3.0], [5.0, 6.0, 7.0], [6.0, 1.0, 5.0])
     assert merged({"a": rows}, [1, 3, 400], weights="uniform")["a"].tolist() == [4.0, 3.0, 5.0]
@@ -75,6 +97,15 @@ def test_a_column_mask_counts_column_by_column_and_holds_the_rest():
     rows = torch.where(sent, A, NAN)
     found = merged({"a": rows}, [1, 3, 4], ColumnMask({"a": sent}))["a"]
     assert found.tolist() == [4.0, 14.0, -3.0]  # (1 + 3·5) / 4, (3·6 + 4·20) / 7, nobody
+
+
+def test_with_unsent_zero_a_column_that_was_not_sent_counts_as_0():
+    sent = torch.tensor([[True, False, False], [True, True, False], [False, True, False]])
+    step, server = Mean(unsent="zero"), {"theta": HELD}
+    field = Field({"a": torch.where(sent, A, NAN)}, mask=ColumnMask({"a": sent}))
+    up = Parcel({"theta": field, "samples": Field(torch.tensor([1, 3, 4]))})
+    found = step.finish(ROUND, server, step.fold(ROUND, server, {}, up, torch.arange(3)))["theta"]
+    assert found["a"].tolist() == [2.0, 12.25, 0.0]  # (1 + 3·5) / 8, (3·6 + 4·20) / 8, 0 / 8
 
 
 def test_a_layer_that_every_mask_leaves_out_is_held():
