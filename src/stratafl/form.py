@@ -135,7 +135,7 @@ def _check_block(name: str, key: str, block: TensorForm, kind: MaskKind, layout:
         raise WireError(f"field '{name}' holds '{key}', which this model does not have")
     expected = layout.specs[key].shape
     # A field without a mask may stack the rows of other clients in front of the tensor's own shape.
-    stacked = kind == "none" and len(block.shape) == len(expected) + 1 and block.shape[1:] == expected
+    stacked = kind == "none" and block.shape[1:] == expected
     if block.shape != expected and not stacked:
         raise WireError(f"field '{name}' holds '{key}' of shape {block.shape}, this model has {expected}")
     if kind != "none" and not DTYPES[block.dtype].is_floating_point:

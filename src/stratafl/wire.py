@@ -86,7 +86,7 @@ def _checksum(head: bytes, body: bytes) -> bytes:
 def _body(parcel: Parcel, layout: Layout) -> bytes:
     tensors: Rows = {}
     for name, field in parcel.items():
-        _write(name, field if field.common else field.pick(0), layout, tensors)
+        _write(name, field.pick(0), layout, tensors)
     return _file(tensors)
 
 
@@ -167,7 +167,7 @@ def _file(tensors: Rows) -> bytes:
     parts: list[bytes] = []
     end = 0
     for path, x in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):  # so all are aligned
-        parts.append(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        parts.append(x.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
         begin, end = end, end + len(parts[-1])
         header[path] = {"dtype": NAMES[x.dtype], "shape": list(x.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()

@@ -5,7 +5,7 @@ checksum that they had, and all are refused. For the other half the checksum is 
 is mostly the right one, as by somebody who wants to deceive. What is accepted of these has the fields, flags, kinds of
 masks, types and shapes that were sent, and is the only encoding of what it holds. Values differ, and so may the choice
 of columns or layers where the sender is free to choose: only the sender knows it, so it is a value like any other.
-NUMBERS
+Of the 100,000 with a new checksum 89,032 are refused, 10,396 hold other values and 572 select other columns or layers.
 """
 
 import random

@@ -194,6 +194,31 @@ def test_adding_changes_neither_the_total_nor_the_rows():
     assert torch.equal(rows["a"], A)
 
 
+def test_blocks_that_are_not_among_the_rows_keep_their_totals():
+    total, ones, everything = {"b": torch.tensor([5.0])}, torch.ones(2), torch.tensor([[True], [True]])
+    rows, places = {"a": block([1.0], [2.0])}, torch.tensor([0, 0])
+    added = (
+        add_rows(total, ones, rows, None),
+        add_rows_by_group(total, places, 1, ones, rows),
+        add_weights(total, ones, rows, None),
+        add_weights(total, ones, rows, {"a": everything}),
+    )
+    assert [float(sums["a"]) for sums in added] == [3.0, 3.0, 2.0, 2.0]
+    assert all(sums["b"] is total["b"] for sums in added)
+
+
+def test_blocks_with_different_totals_have_different_weights():
+    total = {"a": torch.tensor(4.0, dtype=torch.float64)}
+    found = add_weights(total, torch.tensor([1.0, 2.0]), {n: block([0.0], [0.0]) for n in "ab"}, None)
+    assert {name: float(x) for name, x in found.items()} == {"a": 7.0, "b": 3.0}
+
+
+def test_weights_below_one_are_weights_too():
+    small = torch.tensor([0.5, 0.25, 1e-200], dtype=torch.float64)
+    found = mean_or_hold({"a": torch.tensor([3.0, 2.0, 6.0], dtype=torch.float64) * small}, {"a": small}, HELD)
+    assert found["a"].tolist() == [3.0, 2.0, 6.0]
+
+
 def test_holding_keeps_type_and_blocks_of_the_server():
     found = mean_or_hold(
         {"a": torch.tensor([6.0, 5.0, 0.0], dtype=torch.float64)},

@@ -47,6 +47,7 @@ FIELDS = {
     "mixed types": Field(
         rows(1, names=NAMES[:1], dtype=torch.float16) | rows(1, names=NAMES[1:], dtype=torch.bfloat16)
     ),
+    "whole numbers": Field(rows(1, dtype=torch.int64)),
     "layer mask": Field(rows(1), mask=LayerMask(layers("bn1", "fc")[None])),
     "no layer sent": Field(rows(1), mask=LayerMask(layers()[None])),
     "common layer mask": Field(rows(), common=True, mask=LayerMask(layers("conv1"))),
@@ -114,6 +115,13 @@ def test_a_parcel_of_all_kinds_of_fields():
     assert list(back) == list(FIELDS)
     assert wire.body_bytes(wire.encode(parcel, LAYOUT)) == count_bytes(parcel, LAYOUT, 1).total
     assert there_and_back(Parcel({})).keys() == set()
+
+
+def test_a_transposed_block_that_is_still_to_be_differentiated_is_sent_as_its_values():
+    block = torch.arange(6.0).reshape(2, 3).T[None].requires_grad_()
+    back = there_and_back(Parcel({"x": Field({"fc.weight": block})}))["x"].rows["fc.weight"]
+    assert back.tolist() == [[[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]]
+    assert not back.requires_grad
 
 
 def test_what_was_not_sent_is_not_in_the_bytes():
