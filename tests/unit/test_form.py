@@ -38,6 +38,25 @@ def test_a_form_by_hand():
     )
 
 
+def test_what_a_message_can_hold_by_hand():
+    some = ColumnMask({"conv1.weight": torch.zeros(2, 1, 3, 3, dtype=torch.bool)})
+    parcel = Parcel(
+        {
+            "theta": Field(BIAS, mask=ALL),
+            "sparse": Field({"conv1.weight": torch.zeros(2, 1, 3, 3).double()}, common=True, mask=some),
+            "samples": Field(torch.tensor([12], dtype=torch.int32)),
+        }
+    )
+    held = {path: (entry.dtype, entry.shape, entry.bytes) for path, entry in form_of(parcel, LAYOUT).entries(LAYOUT)}
+    assert held == {
+        "value/theta/fc.bias": ("F32", (3,), 12),
+        "mask/theta": ("U8", (1,), 1),  # five layers
+        "value/sparse/conv1.weight": ("F64", (2, 1, 3, 3), 144),
+        "mask/sparse/conv1.weight": ("U8", (3,), 3),  # eighteen columns
+        "value/samples": ("I32", (), 4),
+    }
+
+
 def test_what_a_mask_selects_is_not_part_of_the_form_and_neither_are_values():
     other = Parcel({"x": Field({"fc.bias": torch.ones(1, 3)}, mask=LayerMask(~ALL.sent))})
     assert form_of(Parcel({"x": Field(BIAS, mask=ALL)}), LAYOUT) == form_of(other, LAYOUT)

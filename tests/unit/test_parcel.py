@@ -213,6 +213,17 @@ def test_joining_is_the_inverse_of_picking(order):
     assert count_bytes(joined, LAYOUT, 2).clients.tolist() == count_bytes(parcel, LAYOUT, 2).clients[index].tolist()
 
 
+def test_fields_with_different_kinds_of_masks_cannot_be_joined():
+    parts = [Parcel({"x": masked("layers")}), Parcel({"x": masked("columns")})]
+    with pytest.raises(WireError, match="different kinds of masks cannot be joined"):
+        join(parts)
+
+
+def test_a_common_field_is_that_of_the_first_group():
+    first, second = whole(), whole()
+    assert join([first, second])["common"] is first["common"]
+
+
 def test_joining_one_parcel_is_that_parcel():
     parcel = whole()
     assert join([parcel]) is parcel
