@@ -114,6 +114,28 @@ def test_bytes_by_hand(case):
     assert counted.total == int(counted.layers.sum()) + counted.other
 
 
+# How many values of conv1, conv2 and fc all clients send together.
+VALUES = {
+    "common": (54, 0, 9),  # three clients, each 18 and 3
+    "each": (54, 0, 9),
+    "layer mask": (18, 0, 9),
+    "column mask": (5 + 18, 0, 0 + 2),
+    "common column mask": (0, 3 * 7, 0),
+    "common rows of others": (0, 0, 2 * 4 * 3),
+    "int64 of each": (0, 0, 0),
+}
+
+
+@pytest.mark.parametrize("case", VALUES)
+def test_values_by_hand(case):
+    field, clients, *_ = WEIGHTS[case]
+    values = count_bytes(Parcel({"x": field}), LAYOUT, clients).values
+    assert {name: int(x) for name, x in zip(LAYOUT.names, values, strict=True)} == {
+        **dict.fromkeys(("bn1", "bn2"), 0),
+        **dict(zip(("conv1", "conv2", "fc"), VALUES[case], strict=True)),
+    }
+
+
 def test_fields_of_a_parcel_add_up():
     parcel = Parcel({k: WEIGHTS[k][0] for k in ("layer mask", "common", "int64 of each")})
     assert count_bytes(parcel, LAYOUT, 3).clients.tolist() == [73 + 84 + 8, 37 + 84 + 8, 1 + 84 + 8]
