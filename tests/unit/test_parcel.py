@@ -246,6 +246,12 @@ def test_a_common_field_is_that_of_the_first_group():
     assert join([first, second])["common"] is first["common"]
 
 
+def test_a_parcel_on_another_device_keeps_its_masks():
+    moved = whole().to(torch.device("cpu"))
+    assert torch.equal(moved["layers"].mask.sent, whole()["layers"].mask.sent)
+    assert torch.equal(moved["columns"].mask.sent["fc.bias"], whole()["columns"].mask.sent["fc.bias"])
+
+
 def test_joining_one_parcel_is_that_parcel():
     parcel = whole()
     assert join([parcel]) is parcel

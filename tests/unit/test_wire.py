@@ -63,6 +63,7 @@ FIELDS = {
     "common scalar": Field(torch.tensor(3.5), common=True),
     "common vector": Field(torch.tensor([1, 2, 3], dtype=torch.int32), common=True),
     "no values": Field(torch.empty(1, 0)),
+    "no booleans": Field(torch.empty(1, 0, dtype=torch.bool)),
     "many axes": Field(torch.ones((1,) * 40)),
     "no layer": Field({}),
 }
