@@ -175,9 +175,10 @@ class Layerwise(Algorithm):
         return desk
 
     def work(self, rnd: Round, memory: State, task: "Task") -> Work:
-        """The memory after the train steps, cut down to what is declared, and what the send steps give."""
+        """The memory after the train steps, cut down to what is declared, and what of the send steps a merge reads."""
         desk = _after(self.train, rnd, memory, task)
-        upload = Parcel({k: f for step in self.send for k, f in step(rnd, desk, task).items()})
+        asked = {name for step in self.merge for name in step.reads}
+        upload = Parcel({k: f for step in self.send for k, f in step(rnd, desk, task).items() if f"up.{k}" in asked})
         kept = {name: _kept(desk[name], spec, rnd.layout, "client") for name, spec in self.client.items()}
         return Work(kept, upload, cast(Rows, desk[self.row]))
 

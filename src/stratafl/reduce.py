@@ -54,7 +54,7 @@ def _add(total: Tensor | None, weights: Tensor, rows: Tensor) -> Tensor:
         total = rows.new_zeros(rows.shape[1:], dtype=torch.float64)
     else:
         total = total.clone()
-    weights = weights.to(torch.float64)
+    weights = weights.to(rows.device, torch.float64)
     if rows.device.type != "cpu":  # a launch for every client and block would take longer than the sums
         return total.add_(torch.tensordot(weights, rows.to(torch.float64), 1))
     for weight, row in zip(weights, rows, strict=True):

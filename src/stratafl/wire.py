@@ -1,169 +1,175 @@
-"""The wire: parcels as bytes (safetensors, no pickle), and bytes as parcels that have been checked."""
+"""The wire: parcels as bytes (safetensors, no pickle), and bytes as parcels that have been checked.
+
+A message is `MAGIC`, the digest of the parcel's form, a checksum of everything else, and a safetensors file with the
+values and masks. The receiver knows the form (`form.py`), so it believes nothing that the message says of fields, types
+or shapes, and what it decodes is as large as the form, whatever the bytes say. A parcel has exactly one encoding, and
+no other bytes are accepted. The checksum notices damage; it is no signature: anybody can compute it.
+"""
 
 import json
-from math import prod
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, deserialize
-from safetensors.torch import save
 from torch import Tensor
 
 from stratafl.errors import WireError
+from stratafl.form import DTYPES, NAMES, FieldForm, Form, TensorForm, bitmap, form_of
 from stratafl.layout import Layout, Rows
-from stratafl.parcel import ColumnMask, Field, LayerMask, Mask, Parcel
+from stratafl.parcel import ColumnMask, Field, LayerMask, Parcel
 
-_NONE, _LAYERS, _COLUMNS = "none", "layers", "columns"
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_DTYPES |= {"I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool}
-_NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in _DTYPES.values()}
+MAGIC = b"parcel 1"  # with the version of the encoding
+_FORM, _SUM = slice(8, 24), slice(24, 56)
+PREFIX = 56
+Entries = dict[str, dict[str, Any]]  # of a safetensors file, by path
 
 
 def encode(parcel: Parcel, layout: Layout) -> bytes:
     """The parcel of one client as bytes: a header and, exactly, the values and masks that `count_bytes` counts."""
-    tensors: Rows = {}
-    header: dict[str, Any] = {}
-    for name, field in parcel.items():
-        header[name] = {"common": field.common, "mask": _kind(field.mask), "shapes": {}}
-        _write(name, field, layout, tensors, header[name])
-    return save(tensors, {"parcel": json.dumps(header)})
+    head, body = MAGIC + form_of(parcel, layout).digest, _body(parcel, layout)
+    return b"".join((head, _checksum(head, body), body))
 
 
-def decode(data: bytes, layout: Layout) -> Parcel:
-    """The parcel of one client, checked against the layout; what was not sent is NaN."""
+def decode(data: bytes, layout: Layout, form: Form) -> Parcel:
+    """The parcel of one client, which has this form; what was not sent is NaN. Anything else is a `WireError`."""
+    body = _checked(data, layout, form)
     try:
-        header = _header(data)
-        arrays = {key: _tensor(info) for key, info in deserialize(data)}
-        return Parcel({name: _read(name, info, arrays, layout) for name, info in header.items()})
-    except (
-        SafetensorError,
-        KeyError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        RuntimeError,
-        OverflowError,
-        RecursionError,
-    ) as error:
-        raise WireError(f"these bytes are not a parcel: {type(error).__name__}: {error}") from error
+        found: Entries = dict(deserialize(body))
+    except SafetensorError as error:
+        raise WireError("these bytes are not a parcel: what they hold is not a safetensors file") from error
+    parcel = Parcel({name: _read(name, field, found, layout) for name, field in form.fields.items()})
+    for path in found:
+        raise WireError(f"these bytes are not a parcel: they hold {path[:80]!r}, which is not part of its form")
+    if _body(parcel, layout) != body:
+        raise WireError("these bytes are not a parcel: they hold a name twice, or bits that mean nothing")
+    return parcel
 
 
 def body_bytes(data: bytes) -> int:
     """The bytes of values and masks in an encoded parcel, without its header."""
-    return sum(len(info["data"]) for _, info in deserialize(data))
+    return sum(len(info["data"]) for _, info in deserialize(data[PREFIX:]))
 
 
-def _kind(mask: Mask | None) -> str:
-    return _NONE if mask is None else _LAYERS if isinstance(mask, LayerMask) else _COLUMNS
+def most_bytes(form: Form, layout: Layout) -> int:
+    """What a message of this form takes at most: all columns sent, and names and numbers of its header."""
+    held = list(form.entries(layout))
+    header = sum(6 * len(path.encode()) + 20 * len(entry.shape) + 120 for path, entry in held)
+    return PREFIX + 16 + header + sum(entry.bytes for _, entry in held)
 
 
-def _write(name: str, field: Field, layout: Layout, tensors: Rows, info: dict[str, Any]) -> None:
-    field = field if field.common else _only_client(field)
+def _checked(data: bytes, layout: Layout, form: Form) -> bytes:
+    """The body of a message that is whole, no larger than its form allows, and meant to have that form."""
+    most = most_bytes(form, layout)
+    if len(data) > most:
+        raise WireError(f"these {len(data):,} bytes are not the parcel that is expected, which takes at most {most:,}")
+    if data[:8] != MAGIC:
+        raise WireError(f"these bytes are not a parcel: they begin with {data[:8]!r}, not with {MAGIC!r}")
+    body = data[PREFIX:]
+    if data[_SUM] != _checksum(data[: _FORM.stop], body):
+        raise WireError("these bytes are not a parcel: their checksum is wrong, so they are damaged; send them again")
+    if data[_FORM] != form.digest:
+        raise WireError(
+            "this parcel has other fields, types or shapes than expected: "
+            "check that both sides run the same version, algorithm, model and round"
+        )
+    return body
+
+
+def _checksum(head: bytes, body: bytes) -> bytes:
+    hashed = blake2b(head, digest_size=32)
+    hashed.update(body)
+    return hashed.digest()
+
+
+def _body(parcel: Parcel, layout: Layout) -> bytes:
+    tensors: Rows = {}
+    for name, field in parcel.items():
+        _write(name, field.pick(0), layout, tensors)
+    return _file(tensors)
+
+
+def _write(name: str, field: Field, layout: Layout, tensors: Rows) -> None:
     if isinstance(field.value, Tensor):
-        tensors[f"value/{name}"] = field.value.contiguous().cpu()
+        tensors[f"value/{name}"] = field.value
         return
-    info["shapes"] = {key: list(block.shape) for key, block in field.value.items()}
-    info["dtypes"] = {key: str(block.dtype).removeprefix("torch.") for key, block in field.value.items()}
     if isinstance(field.mask, LayerMask):
         tensors[f"mask/{name}"] = _pack(field.mask.sent)
     for key, block in field.value.items():
         if isinstance(field.mask, ColumnMask):
             sent = field.mask.sent[key]
             tensors[f"mask/{name}/{key}"] = _pack(sent)
-            tensors[f"value/{name}/{key}"] = block[sent].cpu()
+            tensors[f"value/{name}/{key}"] = block[sent]
         elif field.mask is None or bool(field.mask.sent[layout.specs[key].layer]):
-            tensors[f"value/{name}/{key}"] = block.contiguous().cpu()
+            tensors[f"value/{name}/{key}"] = block
 
 
-def _only_client(field: Field) -> Field:
-    first = field.pick(0)
-    batch = field.value if isinstance(field.value, Tensor) else next(iter(field.value.values()), None)
-    if batch is not None and batch.shape[0] != 1:
-        raise WireError(f"a message is for one client, this parcel is for {batch.shape[0]}")
-    return first
-
-
-def _read(name: str, info: dict[str, Any], arrays: Rows, layout: Layout) -> Field:
-    common, kind = bool(info["common"]), info["mask"]
-    if kind not in (_NONE, _LAYERS, _COLUMNS):
-        raise WireError(f"field '{name}' announces a mask of an unknown kind: {kind!r}")
-
+def _read(name: str, form: FieldForm, found: Entries, layout: Layout) -> Field:
     def lift(tensor: Tensor) -> Tensor:
-        return tensor if common else tensor.unsqueeze(0)
+        return tensor if form.common else tensor.unsqueeze(0)
 
-    if f"value/{name}" in arrays:
-        return Field(lift(arrays[f"value/{name}"]), common)
-    shapes = {key: tuple(shape) for key, shape in info["shapes"].items()}
-    for key, shape in shapes.items():
-        _check_shape(name, key, shape, kind == _NONE, layout)
-    layers = _unpack(arrays[f"mask/{name}"], (len(layout.layers),)) if kind == _LAYERS else None
-    columns = {k: _unpack(arrays[f"mask/{name}/{k}"], s) for k, s in shapes.items()} if kind == _COLUMNS else None
+    if isinstance(form.value, TensorForm):
+        return Field(lift(_take(f"value/{name}", form.value, found)), form.common)
     blocks: Rows = {}
-    for key, shape in shapes.items():
-        sent = columns[key] if columns else None if layers is None else layers[layout.specs[key].layer].expand(shape)
-        blocks[key] = lift(_block(name, key, shape, info["dtypes"][key], sent, kind == _COLUMNS, arrays))
-    mask: Mask | None = None if layers is None else LayerMask(lift(layers))
-    if columns is not None:
-        mask = ColumnMask({key: lift(sent) for key, sent in columns.items()})
-    return Field(blocks, common, mask)
+    columns: Rows = {}
+    layers = _bits(f"mask/{name}", (len(layout.layers),), found) if form.mask == "layers" else None
+    for key, block in form.value.items():
+        path = f"value/{name}/{key}"
+        if form.mask == "columns":
+            sent = _bits(f"mask/{name}/{key}", block.shape, found)
+            value = _take(path, TensorForm(block.dtype, (int(sent.sum()),)), found)
+            columns[key], blocks[key] = lift(sent), lift(_unsent(block).masked_scatter_(sent, value))
+        elif layers is None or bool(layers[layout.specs[key].layer]):
+            blocks[key] = lift(_take(path, block, found))
+        else:
+            blocks[key] = lift(_unsent(block))
+    if layers is not None:
+        return Field(blocks, form.common, LayerMask(lift(layers)))
+    return Field(blocks, form.common, ColumnMask(columns) if form.mask == "columns" else None)
 
 
-def _check_shape(name: str, key: str, shape: tuple[int, ...], stackable: bool, layout: Layout) -> None:
-    if key not in layout.specs:
-        raise WireError(f"field '{name}' holds '{key}', which this model does not have")
-    expected = layout.specs[key].shape
-    # A field without a mask may stack the rows of other clients in front of the tensor's own shape.
-    fits = shape == expected or (stackable and len(shape) == len(expected) + 1 and shape[1:] == expected)
-    if not fits:
-        raise WireError(f"field '{name}' holds '{key}' of shape {shape}, this model has {expected}")
+def _unsent(block: TensorForm) -> Tensor:
+    return torch.full(block.shape, torch.nan, dtype=DTYPES[block.dtype])
 
 
-def _block(
-    name: str, key: str, shape: tuple[int, ...], dtype: str, sent: Tensor | None, packed: bool, arrays: Rows
-) -> Tensor:
-    """The block as it was sent, or NaN where it was not; anything that is not exactly what was announced is refused."""
-    if dtype not in _NAMES:
-        raise WireError(f"field '{name}' announces '{key}' of an unknown type '{dtype}'")
-    path = f"value/{name}/{key}"
-    whole = sent is None or (not packed and bool(sent.reshape(-1)[0]))
-    if not whole and not packed:
-        if path in arrays:
-            raise WireError(f"field '{name}' holds '{key}', which its mask says was not sent")
-        return torch.full(shape, torch.nan, dtype=_NAMES[dtype])
-    if path not in arrays:
-        raise WireError(f"field '{name}' lacks '{key}', which it says was sent")
-    value = arrays[path]
-    expected = shape if whole else (int(sent.sum()),) if sent is not None else shape
-    if tuple(value.shape) != expected or str(value.dtype) != f"torch.{dtype}":
-        raise WireError(f"field '{name}' announces '{key}' as {dtype} {expected}, it holds {value.dtype} {value.shape}")
-    if whole:
-        return value
-    block = torch.full(shape, torch.nan, dtype=value.dtype)
-    block[sent] = value
-    return block
+def _take(path: str, form: TensorForm, found: Entries) -> Tensor:
+    """The tensor at this path, exactly as its form says, out of what was found."""
+    info = found.pop(path, None)
+    if info is None:
+        raise WireError(f"these bytes are not a parcel: they lack '{path}'")
+    if (info["dtype"], tuple(info["shape"])) != (form.dtype, form.shape):
+        held = f"{info['dtype']} {tuple(info['shape'])}"
+        raise WireError(f"these bytes are not a parcel: '{path}' is {held}, not {form.dtype} {form.shape}")
+    data = info["data"]
+    if form.dtype == "BOOL" and max(data, default=0) > 1:
+        raise WireError(f"these bytes are not a parcel: '{path}' holds a boolean that is neither true nor false")
+    return torch.frombuffer(data, dtype=DTYPES[form.dtype]).reshape(form.shape) if data else _empty(form)
+
+
+def _empty(form: TensorForm) -> Tensor:
+    return torch.empty(form.shape, dtype=DTYPES[form.dtype])
+
+
+def _bits(path: str, shape: tuple[int, ...], found: Entries) -> Tensor:
+    count = TensorForm("U8", shape).size
+    flat = np.unpackbits(_take(path, bitmap(count), found).numpy(), count=count)
+    return torch.from_numpy(flat.astype(bool)).reshape(shape)
 
 
 def _pack(sent: Tensor) -> Tensor:
     return torch.from_numpy(np.packbits(sent.cpu().numpy().reshape(-1)))
 
 
-def _unpack(bits: Tensor, shape: tuple[int, ...]) -> Tensor:
-    count = prod(shape)
-    if bits.dtype != torch.uint8 or bits.shape != ((count + 7) // 8,):
-        raise WireError(f"a mask of {count} columns holds {bits.dtype} {tuple(bits.shape)}")
-    flat = np.unpackbits(bits.numpy(), count=count)
-    return torch.from_numpy(flat.astype(bool)).reshape(shape)
-
-
-def _header(data: bytes) -> dict[str, Any]:
-    length = int.from_bytes(data[:8], "little")
-    header: dict[str, Any] = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["parcel"])
-    return header
-
-
-def _tensor(info: dict[str, Any]) -> Tensor:
-    dtype = _DTYPES[info["dtype"]]
-    if not info["data"]:
-        return torch.empty(info["shape"], dtype=dtype)
-    return torch.frombuffer(bytearray(info["data"]), dtype=dtype).reshape(info["shape"])
+def _file(tensors: Rows) -> bytes:
+    """A safetensors file; not by `safetensors.torch.save`, whose bytes may be others in another version of it."""
+    header: dict[str, Any] = {}
+    parts: list[bytes] = []
+    end = 0
+    for path, x in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):  # so all are aligned
+        parts.append(x.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        begin, end = end, end + len(parts[-1])
+        header[path] = {"dtype": NAMES[x.dtype], "shape": list(x.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join((len(text).to_bytes(8, "little"), text, *parts))

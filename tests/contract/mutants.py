@@ -8,7 +8,7 @@ from stratafl.algorithm import Algorithm, Work
 from stratafl.algorithms import fedavg, fedper
 from stratafl.fields import Number, Start
 from stratafl.layers import Select, select
-from stratafl.parcel import Field, LayerMask
+from stratafl.parcel import Field, LayerMask, Parcel
 from stratafl.policies import SGD, Take
 from stratafl.records import record
 from stratafl.state import rows_of
@@ -168,6 +168,34 @@ class UploadThin:
 
 def declares_wrong_bytes():
     return replace(fedavg(), send=(UploadThin(),))
+
+
+class SendsWhatNobodyReads(Delegate):
+    """Tells the server how many samples of each class a client has, or clients what they do not need."""
+
+    def __init__(self, inner, way):
+        super().__init__(inner)
+        self.way = way
+
+    def download(self, rnd, server, ids):
+        down = self.inner.download(rnd, server, ids)
+        return Parcel({**down, "round": Field(torch.tensor(rnd.t), common=True)}) if self.way == "down" else down
+
+    def work(self, rnd, memory, task):
+        work = self.inner.work(rnd, memory, task)
+        extra = Field(task.sizes("train").double())
+        return work._replace(upload=Parcel({**work.upload, "extra": extra})) if self.way == "up" else work
+
+
+class SendsTypesOfItsOwn(Delegate):
+    """One client sends its number of samples as another type than the others."""
+
+    def work(self, rnd, memory, task):
+        work = self.inner.work(rnd, memory, task)
+        samples = task.sizes("train")
+        if int(task.ids[0]) == 3:
+            samples = samples.double()
+        return work._replace(upload=Parcel({**work.upload, "samples": Field(samples)}))
 
 
 class StoresAnUndeclaredLayer(Delegate):

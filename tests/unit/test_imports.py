@@ -73,6 +73,7 @@ LOW = (
     "describe",
     "state",
     "parcel",
+    "form",
     "reduce",
     "similarity",
 )

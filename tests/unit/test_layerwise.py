@@ -224,6 +224,15 @@ def test_rows_are_kept_if_some_merge_needs_them():
         assert tensor_of(total.sums, "0:sum").item() == 12.0
 
 
+@pytest.mark.parametrize(
+    ("merge", "sent"),
+    [((Sum("y"),), ["x"]), ((Sum("y"), Noop(reads=("up.more",))), ["x", "more"]), ((), [])],
+)
+def test_a_client_sends_what_some_merge_reads_and_nothing_more(merge, sent):
+    alg, ids = numbers(send=(Give("x", "up.x"), Give("x", "up.more")), merge=merge), torch.tensor([0, 2])
+    assert list(alg.work(ROUND, {"x": torch.ones(2), "y": torch.ones(2)}, ids).upload) == sent
+
+
 @dataclass(frozen=True)
 class Who:
     """A merge that writes down who sent what, through sums or from rows."""

@@ -114,6 +114,28 @@ def test_bytes_by_hand(case):
     assert counted.total == int(counted.layers.sum()) + counted.other
 
 
+# How many values of conv1, conv2 and fc all clients send together.
+VALUES = {
+    "common": (54, 0, 9),  # three clients, each 18 and 3
+    "each": (54, 0, 9),
+    "layer mask": (18, 0, 9),
+    "column mask": (5 + 18, 0, 0 + 2),
+    "common column mask": (0, 3 * 7, 0),
+    "common rows of others": (0, 0, 2 * 4 * 3),
+    "int64 of each": (0, 0, 0),
+}
+
+
+@pytest.mark.parametrize("case", VALUES)
+def test_values_by_hand(case):
+    field, clients, *_ = WEIGHTS[case]
+    values = count_bytes(Parcel({"x": field}), LAYOUT, clients).values
+    assert {name: int(x) for name, x in zip(LAYOUT.names, values, strict=True)} == {
+        **dict.fromkeys(("bn1", "bn2"), 0),
+        **dict(zip(("conv1", "conv2", "fc"), VALUES[case], strict=True)),
+    }
+
+
 def test_fields_of_a_parcel_add_up():
     parcel = Parcel({k: WEIGHTS[k][0] for k in ("layer mask", "common", "int64 of each")})
     assert count_bytes(parcel, LAYOUT, 3).clients.tolist() == [73 + 84 + 8, 37 + 84 + 8, 1 + 84 + 8]
@@ -211,6 +233,23 @@ def test_joining_is_the_inverse_of_picking(order):
         assert torch.equal(joined["layers"].rows[name], parcel["layers"].rows[name][index])
         assert torch.equal(joined["columns"].mask.sent[name], parcel["columns"].mask.sent[name][index])
     assert count_bytes(joined, LAYOUT, 2).clients.tolist() == count_bytes(parcel, LAYOUT, 2).clients[index].tolist()
+
+
+def test_fields_with_different_kinds_of_masks_cannot_be_joined():
+    parts = [Parcel({"x": masked("layers")}), Parcel({"x": masked("columns")})]
+    with pytest.raises(WireError, match="different kinds of masks cannot be joined"):
+        join(parts)
+
+
+def test_a_common_field_is_that_of_the_first_group():
+    first, second = whole(), whole()
+    assert join([first, second])["common"] is first["common"]
+
+
+def test_a_parcel_on_another_device_keeps_its_masks():
+    moved = whole().to(torch.device("cpu"))
+    assert torch.equal(moved["layers"].mask.sent, whole()["layers"].mask.sent)
+    assert torch.equal(moved["columns"].mask.sent["fc.bias"], whole()["columns"].mask.sent["fc.bias"])
 
 
 def test_joining_one_parcel_is_that_parcel():

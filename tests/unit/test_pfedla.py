@@ -473,7 +473,7 @@ def test_layers_are_named_or_chosen_but_not_both():
 def cost(shape, retained, **options):
     """MB of parameters both ways, in the unit of Table 3: 75 rounds of ten clients, 2²⁰ bytes.
 
-    `layers` of the byte counter are the values of the model alone: the mask (1 byte) and n_k (8 bytes) are `other`.
+    `layers` of the byte counter are the values of the model alone: the mask (1 byte) is `other`.
     With local statistics, those values are the trainable parameters.
     """
     rng = np.random.default_rng(0)
@@ -485,7 +485,7 @@ def cost(shape, retained, **options):
     _, report = sim.round(sim.start(), Matrix())
     down, up = report.down, report.up
     assert int(down.layers.sum()) == 4 * int(down.values.sum())
-    assert (down.other, up.other) == (0 if retained == "none" else 10, 80)
+    assert (down.other, up.other) == (0 if retained == "none" else 10, 0)
     return 75 * int(down.layers.sum() + up.layers.sum()) / 2**20
 
 
@@ -500,6 +500,13 @@ CIFAR = [("none", 693.98), ("fc1", 418.97), ("fc1+conv2", 382.25), ("fc1+conv2+f
 @pytest.mark.parametrize(("retained", "megabytes"), CIFAR)
 def test_communication_cost_on_cifar10(retained, megabytes):
     assert abs(cost((3, 32, 32), retained, norm=True) - megabytes) < 0.03
+
+
+@pytest.mark.parametrize("method", [pfedla(**QUICK), heurpfedla(**QUICK), simmix(train=TRAIN)])
+def test_a_client_sends_its_model_and_not_how_many_samples_it_has(method):
+    sim = simulation(method, tiny_federation(SIZES), model(), rounds=1, dtype=torch.float64)
+    _, report = sim.round(sim.start(), Matrix())
+    assert report.up.clients.tolist() == [8 * sum(spec.size for spec in sim.setup.layout.specs.values())] * len(SIZES)
 
 
 # Mixing by similarity

@@ -135,7 +135,7 @@ def marked(phase: float) -> Phase:
         mix=(Mark(phase),),
         train=(Mark(phase),),
         send=(Mark(phase, writes=("up.mark",)),),
-        merge=(Mark(phase),),
+        merge=(Mark(phase, reads=("up.mark",)),),
         tune=(MarkModel(phase, writes=("theta",)),),
         server={"mark": Number()},
         client={"mark": Number(), "theta": Start(select("none"))},

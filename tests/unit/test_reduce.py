@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from stratafl.algorithm import Round, Setup
+from stratafl.errors import UnknownNameError
 from stratafl.layers import Layer
 from stratafl.layout import Layout, Rows, Spec
 from stratafl.parcel import ColumnMask, Field, LayerMask, Mask, Parcel
@@ -31,6 +32,7 @@ def merged(rows: Rows, samples: list[int], mask: Mask | None = None, weights: st
     """What the server holds after clients uploaded rows, folded in chunks."""
     step = Mean(weights=weights)
     up = Parcel({"theta": Field(rows, mask=mask), "samples": Field(torch.tensor(samples))})
+    up = Parcel({name: field for name, field in up.items() if f"up.{name}" in step.reads})
     server, sums = {"theta": HELD}, {}
     for start in range(0, len(samples), chunk):
         some = slice(start, start + chunk)
@@ -42,6 +44,32 @@ def test_a_mean_weighted_by_samples():
     # (1·1 + 3·5 + 4·10) / 8, (1·2 + 3·6 + 4·20) / 8, (1·3 + 3·7 + 4·30) / 8
     found = merged({"a": A}, [1, 3, 4])
     assert found["a"].tolist() == [7.0, 12.5, 18.0]
+
+
+def test_uniform_weights_ask_for_no_count_of_samples():
+    assert Mean(weights="uniform").reads == ("up.theta", "theta")
+    assert Mean(weights="samples").reads == ("up.theta", "up.samples", "theta")
+
+
+def test_a_mean_is_weighted_by_samples_and_holds_what_nobody_sent_unless_it_is_told_otherwise():
+    assert Mean() == Mean("theta", weights="samples", unsent="held")
+    assert Mean("phi").reads == ("up.phi", "up.samples", "phi")
+    assert Mean("phi").writes == ("phi",)
+
+
+@pytest.mark.parametrize(("option", "known"), [("weights", "samples, uniform"), ("unsent", "held, zero")])
+def test_a_mean_of_an_unknown_kind_is_refused(option, known):
+    with pytest.raises(UnknownNameError, match=rf"unknown {option} of Mean 'smaples'.* \(there is: {known}\)"):
+        Mean(**{option: "smaples"})
+
+
+def test_another_field_than_the_model_is_merged_under_its_own_name():
+    step, server = Mean("phi"), {"phi": HELD, "theta": {"a": torch.zeros(3), "b": torch.zeros(3)}}
+    up = Parcel({"phi": Field({"a": A}), "samples": Field(torch.tensor([1, 3, 4]))})
+    found = step.finish(ROUND, server, step.fold(ROUND, server, {}, up, torch.arange(3)))
+    assert list(found) == ["phi"]
+    assert found["phi"]["a"].tolist() == [7.0, 12.5, 18.0]
+    assert found["phi"]["b"].tolist() == [-4.0, -5.0, -6.0]
 
 
 def test_uniform_weights_ignore_the_samples():
@@ -69,6 +97,15 @@ def test_a_column_mask_counts_column_by_column_and_holds_the_rest():
     rows = torch.where(sent, A, NAN)
     found = merged({"a": rows}, [1, 3, 4], ColumnMask({"a": sent}))["a"]
     assert found.tolist() == [4.0, 14.0, -3.0]  # (1 + 3·5) / 4, (3·6 + 4·20) / 7, nobody
+
+
+def test_with_unsent_zero_a_column_that_was_not_sent_counts_as_0():
+    sent = torch.tensor([[True, False, False], [True, True, False], [False, True, False]])
+    step, server = Mean(unsent="zero"), {"theta": HELD}
+    field = Field({"a": torch.where(sent, A, NAN)}, mask=ColumnMask({"a": sent}))
+    up = Parcel({"theta": field, "samples": Field(torch.tensor([1, 3, 4]))})
+    found = step.finish(ROUND, server, step.fold(ROUND, server, {}, up, torch.arange(3)))["theta"]
+    assert found["a"].tolist() == [2.0, 12.25, 0.0]  # (1 + 3·5) / 8, (3·6 + 4·20) / 8, 0 / 8
 
 
 def test_a_layer_that_every_mask_leaves_out_is_held():
@@ -155,6 +192,31 @@ def test_adding_changes_neither_the_total_nor_the_rows():
     assert added["a"].tolist() == [16.0, 28.0, 40.0]
     assert total["a"].tolist() == [0.0] * 3
     assert torch.equal(rows["a"], A)
+
+
+def test_blocks_that_are_not_among_the_rows_keep_their_totals():
+    total, ones, everything = {"b": torch.tensor([5.0])}, torch.ones(2), torch.tensor([[True], [True]])
+    rows, places = {"a": block([1.0], [2.0])}, torch.tensor([0, 0])
+    added = (
+        add_rows(total, ones, rows, None),
+        add_rows_by_group(total, places, 1, ones, rows),
+        add_weights(total, ones, rows, None),
+        add_weights(total, ones, rows, {"a": everything}),
+    )
+    assert [float(sums["a"]) for sums in added] == [3.0, 3.0, 2.0, 2.0]
+    assert all(sums["b"] is total["b"] for sums in added)
+
+
+def test_blocks_with_different_totals_have_different_weights():
+    total = {"a": torch.tensor(4.0, dtype=torch.float64)}
+    found = add_weights(total, torch.tensor([1.0, 2.0]), {n: block([0.0], [0.0]) for n in "ab"}, None)
+    assert {name: float(x) for name, x in found.items()} == {"a": 7.0, "b": 3.0}
+
+
+def test_weights_below_one_are_weights_too():
+    small = torch.tensor([0.5, 0.25, 1e-200], dtype=torch.float64)
+    found = mean_or_hold({"a": torch.tensor([3.0, 2.0, 6.0], dtype=torch.float64) * small}, {"a": small}, HELD)
+    assert found["a"].tolist() == [3.0, 2.0, 6.0]
 
 
 def test_holding_keeps_type_and_blocks_of_the_server():

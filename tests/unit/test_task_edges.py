@@ -14,6 +14,7 @@ from stratafl.errors import DataError, ModelError, RecordError, UnknownNameError
 from stratafl.evaluate import received, score, scoreboard, state_dict
 from stratafl.execute import Matrix, simulation
 from stratafl.fields import Number
+from stratafl.form import form_of
 from stratafl.layers import Select, select
 from stratafl.objectives import CrossEntropy
 from stratafl.parcel import Field, LayerMask, Parcel, count_bytes
@@ -221,7 +222,7 @@ def test_several_rows_for_one_client_cross_the_wire():
     rows = {n: torch.randn(1, 3, *s.shape) for n, s in layout.specs.items()}
     parcel = Parcel({"pool": Field(rows)})
     data = wire.encode(parcel, layout)
-    again = wire.decode(data, layout)
+    again = wire.decode(data, layout, form_of(parcel, layout))
     assert difference(again["pool"].rows, rows) == 0
     assert wire.body_bytes(data) == count_bytes(parcel, layout, 1).total
 

@@ -96,12 +96,17 @@ class PersonaliseConflicts:
     xi: float = -0.1
     weights: Literal["samples", "uniform"] = "samples"
     bn: Literal["follow", "averaged"] = "follow"
-    reads = ("up.theta", "up.samples", "theta", "rows", "personal", "conflicts")
     writes = ("theta", "rows", "personal", "conflicts")
 
     def __post_init__(self) -> None:
         if self.weights not in ("samples", "uniform"):
             raise unknown("weights of fedlag", str(self.weights), ("samples", "uniform"))
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Uploads, with n_k where it is a weight, and the server's own fields."""
+        counts = ("up.samples",) if self.weights == "samples" else ()
+        return ("up.theta", *counts, *self.writes)
 
     def check(self, setup: Setup) -> None:
         """Refuse more personal layers than there are."""
@@ -116,10 +121,10 @@ class PersonaliseConflicts:
     def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
         """Scores from what each client started from, as the server knows it."""
         layout, trained, held = rnd.layout, up["theta"].rows, rows_of(server, "theta")
-        rows, samples, start = rows_of(server, "rows"), up["samples"].tensor, started(server, ids, layout)
+        rows, start = rows_of(server, "rows"), started(server, ids, layout)
         h = {name: trained[name] - start[name] for name in layout.trainable()}  # Eq. 1–2
         conflicts = conflicting_pairs(layout.gram(h), self.xi)
-        weights = samples if self.weights == "samples" else torch.ones_like(samples)
+        weights = up["samples"].tensor if self.weights == "samples" else torch.ones_like(ids)
         mean = mean_or_hold(add_rows({}, weights, trained, None), add_weights({}, weights, trained, None), held)
         like = tensor_of(server, "personal")
         return {

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from stratafl.execute.round import Watch, unwatched
 from stratafl.execute.team import Alone
+from stratafl.form import form_of
 from stratafl.layout import Layout
 from stratafl.parcel import Parcel
 from stratafl.records import record
@@ -30,7 +31,7 @@ class Messages(Alone):
         """Through bytes, and back to the device it came from."""
         from stratafl import wire  # needs safetensors, which whoever sends no bytes may do without
 
-        arrived = wire.decode(wire.encode(parcel, layout), layout)
+        arrived = wire.decode(wire.encode(parcel, layout), layout, form_of(parcel, layout))
         device = next((x.device for f in parcel.values() for x in tensors({"": f.value})), torch.device("cpu"))
         return arrived.to(device)
 

@@ -33,7 +33,8 @@ class Mean:
     @property
     def reads(self) -> tuple[str, ...]:
         """The uploads and the server's own field."""
-        return (f"up.{self.field}", "up.samples", self.field)
+        counts = ("up.samples",) if self.weights == "samples" else ()
+        return (f"up.{self.field}", *counts, self.field)
 
     @property
     def writes(self) -> tuple[str, ...]:
@@ -42,8 +43,8 @@ class Mean:
 
     def fold(self, rnd: Round, server: State, sums: State, up: Parcel, ids: Tensor) -> State:
         """Numerator and denominator, client by client."""
-        field, samples = up[self.field], up["samples"].tensor
-        weights = samples if self.weights == "samples" else torch.ones_like(samples)
+        field = up[self.field]
+        weights = up["samples"].tensor if self.weights == "samples" else torch.ones_like(ids)
         sent = field.sent(rnd.layout)
         top, bottom = (rows_of(sums, name) if sums else {} for name in ("top", "bottom"))
         return {

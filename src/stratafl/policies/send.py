@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @record
 class Upload(Travelling):
-    """Layers of the client's row, and its number of training samples n_k."""
+    """Layers of the client's row, and its number of training samples n_k, which is sent only if a merge reads it."""
 
     @property
     def writes(self) -> tuple[str, ...]:

@@ -11,11 +11,12 @@ from stratafl.algorithm import Total
 from stratafl.errors import ContractError, StrataError
 from stratafl.evaluate import deployed, received
 from stratafl.execute import Debug, Matrix, Messages, Progress, Simulation
+from stratafl.form import Form, form_of
 from stratafl.layout import Rows
 from stratafl.parcel import Parcel, count_bytes
 from stratafl.state import State, clone, flatten
 from stratafl.testing.case import Case, difference, everything, furthest, outcome
-from stratafl.testing.watch import TracingTask, Watched, with_declared_steps
+from stratafl.testing.watch import TracingTask, Watched, WatchedParcel, with_declared_steps
 
 CAUSES = {
     "messages": "usual causes: something read that was not sent, randomness without a key, a mean over the client axis",
@@ -99,20 +100,34 @@ def record(case: Case) -> None:
 
 
 def bytes_counted(case: Case) -> None:
-    """Counted bytes are those of the encoded values and masks; what is stored is what is declared."""
+    """Counted bytes are those of the encoded values and masks; what is sent is read, and what is stored is declared."""
     sim = case.plain
     rnd, alg = sim.at(0), case.algorithm
     server = alg.init(sim.setup)
+    forms: dict[str, Form] = {}
     for ids in torch.arange(sim.setup.clients).split(1):
         task = sim.task(ids, rnd)
         enrolled = alg.enrol(sim.setup, ids)
         down = alg.download(rnd, server, ids)
-        memory, up, _ = alg.work(rnd, alg.receive(rnd, enrolled, down, task), task)
+        taken = WatchedParcel(down)
+        memory, up, _ = alg.work(rnd, alg.receive(rnd, enrolled, taken, task), task)
         for way, parcel in (("download", down), ("upload", up)):
             _check_bytes(case, sim, way, parcel)
+            form = form_of(parcel, sim.setup.layout)
+            if forms.setdefault(way, form) != form:
+                told = "a receiver must know fields, types and shapes before they arrive"
+                raise ContractError("bytes", f"the {way} of client {int(ids)} has a form of its own: {told} ({case})")
+        _check_read(case, "download", taken)
         _check_shape(case, "a client's memory", enrolled, memory)
-    total = alg.fold(rnd, server, Total(), up, ids)
+    taken = WatchedParcel(up)
+    total = alg.fold(rnd, server, Total(), taken, ids)
     _check_shape(case, "the server's state", server, alg.absorb(rnd, server, total))
+    _check_read(case, "upload", taken)
+
+
+def _check_read(case: Case, way: str, parcel: WatchedParcel) -> None:
+    for name in sorted(set(parcel) - parcel.read):
+        raise ContractError("bytes", f"nobody reads field '{name}' of the {way}: do not send it ({case})")
 
 
 def _check_bytes(case: Case, sim: Simulation, way: str, parcel: Parcel) -> None:

@@ -13,7 +13,7 @@ from stratafl.errors import ContractError
 from stratafl.execute import Simulation
 from stratafl.layerwise import Layerwise
 from stratafl.layout import Rows
-from stratafl.parcel import Parcel
+from stratafl.parcel import Field, Parcel
 from stratafl.phased import Phased
 from stratafl.state import State, Value, clone, flatten, pick
 from stratafl.task import Task
@@ -81,6 +81,18 @@ class unchanged:  # noqa: N801 - reads as a statement
         for state, copy in zip(self.states, self.copies, strict=True):
             if failure[0] is None and difference(flatten(state), flatten(copy)) != 0:
                 raise ContractError("purity", f"'{self.where}' writes into what it is given")
+
+
+class WatchedParcel(Parcel):
+    """A parcel that knows which of its fields were read."""
+
+    def __init__(self, fields: Mapping[str, Field]) -> None:
+        super().__init__(fields)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Field:
+        self.read.add(name)
+        return super().__getitem__(name)
 
 
 def _values(parcel: Parcel) -> State:
