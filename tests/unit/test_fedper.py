@@ -63,6 +63,14 @@ def test_a_linear_base_is_shared_and_the_personal_blocks_keep_their_names():
     assert set(progress.clients[0]["theta"]) == {"fc.weight", "fc.bias"}
 
 
+@pytest.mark.parametrize(("personal", "kept"), [("blocks:1", {"fc"}), ("blocks:2", {"conv2", "bn2", "fc"})])
+def test_a_linear_base_replaces_all_but_the_personal_blocks_and_is_shared(personal, kept):
+    alg = fedper(personal=personal, linear_base=True)
+    layout = simulation(alg, tiny_federation(), tiny_model(), rounds=1).setup.layout
+    assert set(layout.names) == {"base", *kept}
+    assert set(alg.server["theta"].names(layout, "server")) == {"base.weight", "base.bias"}
+
+
 def test_a_linear_base_needs_blocks_and_stages():
     with pytest.raises(RecordError, match="personal is 'conv1'"):
         fedper(personal="conv1", linear_base=True)
