@@ -73,7 +73,7 @@ PROTOCOLS: dict[str, Protocol] = {
         },
     ),
     "pfedla": Protocol(
-        "for pFedLA's tables: the mean over clients of the test accuracy of models as mixed for them, at the last round",
+        "for pFedLA's tables: the mean over clients of the test accuracy of models as mixed for them, last round",
         {
             **_TEST_SELECTED,
             "evaluate.select": "last",
@@ -98,7 +98,7 @@ PROTOCOLS: dict[str, Protocol] = {
         },
     ),
     "fedlag": Protocol(
-        "for FedLAG's tables, whose paper says nothing of it: PFLlib's with batches of 16, as its published code has it",
+        "for FedLAG's tables, as its published code has it (the paper does not say): PFLlib's with batches of 16",
         {**_PFLLIB, "train.batch": 16},
     ),
 }
