@@ -56,9 +56,12 @@ PROTOCOLS: dict[str, Protocol] = {
         "local training",
         {**_TEST_SELECTED, "data.test": 0.25, "train.batch": 32, "run.buffers": "local", "evaluate.stage": "trained"},
     ),
-    "flayer": Protocol("the FLAYER paper's: PFLlib's with batches of 10", {**_PFLLIB, "train.batch": 10}),
+    "flayer": Protocol(
+        "for FLAYER's tables: PFLlib's, as its published code has it, with the paper's batches of 10",
+        {**_PFLLIB, "train.batch": 10},
+    ),
     "fedper": Protocol(
-        "the FedPer paper's: the mean over clients of the test accuracy of models as received, at the last round",
+        "for FedPer's figures: the mean over clients of the test accuracy of models as received, at the last round",
         {
             **_TEST_SELECTED,
             "evaluate.select": "last",
@@ -70,7 +73,7 @@ PROTOCOLS: dict[str, Protocol] = {
         },
     ),
     "pfedla": Protocol(
-        "the pFedLA paper's: the mean over clients of the test accuracy of models as mixed for them, at the last round",
+        "for pFedLA's tables: the mean over clients of the test accuracy of models as mixed for them, last round",
         {
             **_TEST_SELECTED,
             "evaluate.select": "last",
@@ -84,7 +87,7 @@ PROTOCOLS: dict[str, Protocol] = {
         },
     ),
     "fedalp": Protocol(
-        "the FedALP paper's: the mean over clients of the test accuracy of models as received, at the last round",
+        "for FedALP's tables: the mean over clients of the test accuracy of models as received, at the last round",
         {
             **_TEST_SELECTED,
             "evaluate.select": "last",
@@ -94,5 +97,8 @@ PROTOCOLS: dict[str, Protocol] = {
             "train.batch": 50,
         },
     ),
-    "fedlag": Protocol("the FedLAG paper's: PFLlib's with batches of 16", {**_PFLLIB, "train.batch": 16}),
+    "fedlag": Protocol(
+        "for FedLAG's tables, as its published code has it (the paper does not say): PFLlib's with batches of 16",
+        {**_PFLLIB, "train.batch": 16},
+    ),
 }

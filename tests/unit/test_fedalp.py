@@ -1,6 +1,7 @@
 """FedALP as in its paper: every equation by hand or by a plain loop, both readings of what it leaves open."""
 
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -86,6 +87,31 @@ def test_rows_of_similarities_are_what_ward_sees():
     for features, x in (("cosine", rho.numpy()), ("angle", np.arccos(rho.numpy().clip(-1, 1)))):
         expected = fcluster(linkage(pdist(x), "ward"), t=3, criterion="maxclust")
         assert (ward(rho, 3, features) + 1).tolist() == expected.tolist()
+
+
+def _merged_by_sums_of_squares(x, groups):
+    """Ward's method from its definition: always the two groups whose union adds least to the squares within groups."""
+    found = [[i] for i in range(len(x))]
+
+    def added(pair):
+        a, b = (x[found[k]] for k in pair)
+        return len(a) * len(b) / (len(a) + len(b)) * np.square(a.mean(0) - b.mean(0)).sum()
+
+    while len(found) > groups:
+        i, j = min(combinations(range(len(found)), 2), key=added)
+        found[i] += found.pop(j)
+    return set(map(frozenset, found))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_groups_are_those_of_wards_definition(seed):
+    rho = _random_similarities(seed)
+    assert _partition(ward(rho, 2).tolist()) == _merged_by_sums_of_squares(rho.numpy(), 2)
+
+
+def test_a_client_at_the_edge_is_not_left_alone_as_other_linkages_would():
+    way = np.array([[-1.0, -1], [-1, 0], [2, 3], [-3, 3], [0, -1]])
+    assert _partition(ward(similarity_of(way), 2).tolist()) == {frozenset({0, 4}), frozenset({1, 2, 3})}
 
 
 def test_angles_may_group_differently():

@@ -3,14 +3,15 @@
 import pytest
 import torch
 
-from stratafl.algorithms import fedavg, fedbn, fedper, fedrep, lgfedavg
+from stratafl.algorithms import fedavg, fedbn, fedper, fedprox, fedrep, lgfedavg
 from stratafl.describe import describe
-from stratafl.errors import ModelError, RecordError
+from stratafl.errors import ModelError, RecordError, StrataError
 from stratafl.execute import Matrix, simulation
 from stratafl.fields import Start
 from stratafl.layers import select
 from stratafl.models import build
 from stratafl.parcel import count_bytes
+from stratafl.policies import SGD, Pull
 from stratafl.testing import tiny_federation, tiny_model
 
 PERSONAL = {1: 5_130, 2: 4_725_770, 3: 9_446_410, 4: 13_119_498}  # P_H of ResNet-34, ten classes
@@ -63,6 +64,14 @@ def test_a_linear_base_is_shared_and_the_personal_blocks_keep_their_names():
     assert set(progress.clients[0]["theta"]) == {"fc.weight", "fc.bias"}
 
 
+@pytest.mark.parametrize(("personal", "kept"), [("blocks:1", {"fc"}), ("blocks:2", {"conv2", "bn2", "fc"})])
+def test_a_linear_base_replaces_all_but_the_personal_blocks_and_is_shared(personal, kept):
+    alg = fedper(personal=personal, linear_base=True)
+    layout = simulation(alg, tiny_federation(), tiny_model(), rounds=1).setup.layout
+    assert set(layout.names) == {"base", *kept}
+    assert set(alg.server["theta"].names(layout, "server")) == {"base.weight", "base.bias"}
+
+
 def test_a_linear_base_needs_blocks_and_stages():
     with pytest.raises(RecordError, match="personal is 'conv1'"):
         fedper(personal="conv1", linear_base=True)
@@ -73,3 +82,21 @@ def test_a_linear_base_needs_blocks_and_stages():
 
 def test_own_heads_are_declared():
     assert fedper(initial="own").client == {"theta": Start(select("head"), own=True)}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"finetune": -1}, "epochs from 0, not -1"),
+        ({"initial": "alike"}, "unknown initial 'alike'"),
+        ({"personal": "last:2", "linear_base": True}, "personal is 'last:2'"),
+    ],
+)
+def test_bad_options_are_refused(options, says):
+    with pytest.raises(StrataError, match=says):
+        fedper(**options)
+
+
+def test_fedprox_adds_its_pull_to_edits_that_were_there():
+    first = Pull(0.5, anchor="theta")
+    assert fedprox(strength=0.3, train=SGD(edits=first)).train[0].edits == (first, Pull(0.3))

@@ -323,6 +323,12 @@ def test_mix_steps_run_in_their_order():
     assert alg.receive(ROUND, {"x": torch.tensor([0.0])}, down, None)["y"].tolist() == [13.0]
 
 
+def test_a_common_number_is_taken_by_every_client_and_one_of_its_own_as_it_is():
+    for field in (Field(torch.tensor([1.0, 2.0]), common=True), Field(torch.tensor([[1.0, 2.0]] * 3))):
+        taken = TakeNumber("mu")(None, {}, {"mu": field}, range(3))["mu"]
+        assert taken.tolist() == [[1.0, 2.0]] * 3
+
+
 def test_train_steps_run_in_their_order():
     double, add = Affine("x", "x", 2.0), Affine("x", "x", 1.0, 3.0)
     found = [

@@ -68,6 +68,22 @@ def test_every_recipe_that_ships_can_be_put_together_at_every_scale(name):
     assert recipe.at("smoke").stand_in
 
 
+@pytest.mark.parametrize("name", [name for name in recipe_names() if name.startswith("fedper/")])
+def test_fedpers_clients_draw_their_own_personal_layers_as_its_algorithm_1_says(name):
+    methods = [cell.experiment.algorithm for cell in recipes(name)[0].cells("full", seeds=1)]
+    assert {method.options["initial"] for method in methods if method.name == "fedper"} == {"own"}
+
+
+@pytest.mark.parametrize("scale", ["short", "full"])
+@pytest.mark.parametrize("name", [name for name in recipe_names() if name.startswith("fedalp/")])
+def test_fedalps_warm_up_is_the_share_of_the_rounds_that_its_section_2_gives(name, scale):
+    cells = [cell.experiment for cell in recipes(name)[0].cells(scale, seeds=1)]
+    shares = {e.algorithm.options["warmup"] / e.run.rounds for e in cells if e.algorithm.name == "fedalp"}
+    assert min(shares) >= 0.4
+    assert max(shares) <= 0.7
+    assert {e.train.epochs for e in cells} == {20 if scale == "full" else 5}
+
+
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
 def test_recipes_among_the_examples_can_be_put_together(path, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES.parent)

@@ -12,7 +12,7 @@ from stratafl.fields import Number, Start, Together, Zeros
 from stratafl.layers import Select, select
 from stratafl.objectives import CrossEntropy
 from stratafl.phased import Phase, Phased
-from stratafl.policies import SGD, Cosine, Exponential, Mean, Pull, Upload
+from stratafl.policies import SGD, Constant, Cosine, Exponential, Mean, Pull, Upload
 from stratafl.records import from_table, from_toml, record, to_table, to_toml
 
 NESTED = {
@@ -63,6 +63,32 @@ def test_an_algorithm_made_twice_is_equal_and_another_is_not(name):
     assert ALGORITHMS[name]() == ALGORITHMS[name]()
     assert ALGORITHMS[name](train=SGD(lr=0.123)) != ALGORITHMS[name]()
     assert "lr=0.123" in repr(ALGORITHMS[name](train=SGD(lr=0.123)))
+
+
+HYPER = {"hyper_lr": 0.005, "embedding": 100, "width": 100, "depth": 3, "normalise": "softmax", "initial": "drawn"}
+DEFAULTS = {  # as docs/algorithms/ has them
+    "fedalp": {"beta": 0.6, "groups": 4, "warmup": 10, "base": "received", "gamma": "group", "features": "cosine"},
+    "fedavg30local": {"warmup": 30},
+    "fedlag": {"k": None, "xi": -0.1, "warmup": 30, "weights": "samples", "bn": "follow"},
+    "fedper": {"personal": "head", "initial": "common", "finetune": 0, "linear_base": False},
+    "fedprox": {"strength": 0.01},
+    "fedrep": {"personal": "head", "head_epochs": 1},
+    "flayer": {"s": 1, "accuracy": "train", "accuracy_of": "trained", "least": 0.1, "unsent": "held"},
+    "heurpfedla": {"k": 1, **HYPER},
+    "lgfedavg": {"shared": "head"},
+    "pfedla": {"unit": "layer", "sign": "descent", **HYPER},
+    "simmix": {"unit": "layer", "sharpness": 5.0},
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_options_that_are_left_out_are_those_of_the_documents(name):
+    assert ALGORITHMS[name]() == ALGORITHMS[name](**DEFAULTS[name])
+
+
+def test_training_that_is_left_open_is_that_of_the_documents():
+    assert SGD() == SGD(lr=0.05, epochs=1, batch=10, momentum=0.0, weight_decay=0.0, schedule=Constant())
+    assert Exponential() == Exponential(0.99)
 
 
 def test_a_table_by_hand():

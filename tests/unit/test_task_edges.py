@@ -285,6 +285,11 @@ class Selective:
         return gradients
 
 
+def test_steps_are_taken_even_where_no_epoch_is():
+    sim = tiny(fedavg(train=SGD(epochs=0, steps=2)))
+    assert sim.round(sim.start(), Matrix())[1].notes["train/steps"].tolist() == [2] * 6
+
+
 def test_layers_named_deep_inside_a_record_are_checked():
     with pytest.raises(UnknownNameError, match="unknown layer 'conv9'"):
         tiny(fedavg(train=SGD(edits=(Selective(),))))
@@ -351,7 +356,14 @@ def test_a_clients_model_comes_back_as_a_state_dict():
 
 @pytest.mark.parametrize(
     ("given", "says"),
-    [({"lr": "fast"}, "lr is a number"), ({"epochs": 1.5}, "epochs is a whole number"), ({"steps": -3}, "steps must")],
+    [
+        ({"lr": "fast"}, "lr is a number"),
+        ({"lr": True}, "lr is a number"),
+        ({"epochs": 1.5}, "epochs is a whole number"),
+        ({"epochs": True}, "epochs is a whole number"),
+        ({"steps": -3}, "steps must"),
+        ({"steps": 0}, "steps must be at least 1"),
+    ],
 )
 def test_kinds_of_numbers_are_checked(given, says):
     with pytest.raises(RecordError, match=says):

@@ -110,10 +110,10 @@ class FormGroups:
         layout, trained, held = rnd.layout, up["theta"].rows, rows_of(server, "theta")
         samples, member, psi = up["samples"].tensor, tensor_of(server, "member"), tensor_of(server, "psi")
         order = ids.argsort()
-        delta = without_overflow({name: trained[name][order] - held[name] for name in layout.trainable()})
-        rho = cosines(layout.gram(delta).sum(0, keepdim=True))[0]  # Eq. 3–4
+        delta_w = without_overflow({name: trained[name][order] - held[name] for name in layout.trainable()})  # Δw_k
+        rho = cosines(layout.gram(delta_w).sum(0, keepdim=True))[0]  # Eq. 3–4
         labels = ward(rho, self.groups, self.features).to(member.device)
-        share = shares(delta, samples[order], labels, self.groups, layout)  # Eq. 5–7
+        share = shares(delta_w, samples[order], labels, self.groups, layout)  # Eq. 5–7
         mean = _mean_of_sampled(rnd, trained, samples, ids, held)
         return {
             "theta": mean,
@@ -181,15 +181,16 @@ class LearnGroups:
     def finish(self, rnd: Round, server: State, sums: State) -> State:
         """The groups' models and the global one."""
         layout, weight, group = rnd.layout, tensor_of(sums, "weight"), rows_of(server, "group")
-        received = group_models(server, layout)  # Eq. 9–10
+        W_new = group_models(server, layout)  # Eq. 9–10
         share = weight / weight.sum()  # Γ_m = Σ_{k∈G_m} γ_k
         new: Rows = {}
         world: Rows = {}
         for name, top in rows_of(sums, "top").items():
-            old, sent = group[name].double(), received[name].double()
-            mean = top / _per_group(weight.clamp(min=1e-300), top)
+            old, sent = group[name].double(), W_new[name].double()
+            mean = top / _per_group(weight.clamp(min=1e-300), top)  # Σ_{k∈G_m} γ_k·w_k, γ normalised in the group
             if layout.specs[name].trainable:
-                step = (mean - sent) * (1 if self.gamma == "group" else _per_group(share, top))
+                delta_w = mean - sent  # Σ_{k∈G_m} γ_k·Δw_k, as every client of G_m returns Δw_k = w_k − W_new
+                step = delta_w * (1 if self.gamma == "group" else _per_group(share, top))
                 moved = (sent if self.base == "received" else old) + step  # line 10
             else:
                 moved = mean

@@ -19,7 +19,7 @@ from stratafl.layerwise import Layerwise
 from stratafl.layout import Layout, Rows
 from stratafl.parcel import Field, LayerMask, Parcel
 from stratafl.phased import Phase, Phased
-from stratafl.policies import SGD, Broadcast
+from stratafl.policies import SGD, Broadcast, Take
 from stratafl.records import record, whole_number
 from stratafl.reduce import add_rows, add_weights, mean_or_hold
 from stratafl.similarity import conflicting_pairs
@@ -62,7 +62,8 @@ def _warm(rounds: int, record: Layerwise) -> tuple[Phase, ...]:
 def _lag(merge: "PersonaliseConflicts", train: SGD) -> Layerwise:
     return replace(
         fedavg(train=train),
-        serve=(BroadcastShared(),),
+        serve=(BroadcastShared(),),  # Eq. 4: θ_{l,u}^(r+1) for l ∈ L_g
+        mix=(Take(),),  # Eq. 5: of a layer that is not sent, l ∈ L_p, a client keeps its own θ_{l,u}^(r,E)
         merge=(merge,),
         server={
             "theta": Start(),
@@ -77,14 +78,14 @@ def _lag(merge: "PersonaliseConflicts", train: SGD) -> Layerwise:
 
 @record
 class BroadcastShared:
-    """The averaged layers, without those that are personal now."""
+    """The averaged layers, those of L_g (Eq. 4); of L_p nothing is sent, and `Take` leaves a client's own (Eq. 5)."""
 
     reads = ("theta", "personal")
     writes = ("down.theta",)
 
     def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
         """One common field with a mask of layers."""
-        shared = tensor_of(server, "personal") == 0
+        shared = tensor_of(server, "personal") == 0  # L_g
         return {"theta": Field(rows_of(server, "theta"), common=True, mask=LayerMask(shared))}
 
 
@@ -123,14 +124,14 @@ class PersonaliseConflicts:
         layout, trained, held = rnd.layout, up["theta"].rows, rows_of(server, "theta")
         rows, start = rows_of(server, "rows"), started(server, ids, layout)
         h = {name: trained[name] - start[name] for name in layout.trainable()}  # Eq. 1–2
-        conflicts = conflicting_pairs(layout.gram(h), self.xi)
+        conflicts = conflicting_pairs(layout.gram(h), self.xi)  # GC_ξ(l), Eq. 3
         weights = up["samples"].tensor if self.weights == "samples" else torch.ones_like(ids)
         mean = mean_or_hold(add_rows({}, weights, trained, None), add_weights({}, weights, trained, None), held)
         like = tensor_of(server, "personal")
         return {
-            "theta": mean,
+            "theta": mean,  # w_g, Algorithm 1 line 13: of all layers, those of L_p too
             "rows": {name: x.index_copy(0, ids.to(x.device), trained[name]) for name, x in rows.items()},
-            "personal": self._personal(conflicts, layout).to(like.dtype),
+            "personal": self._personal(conflicts, layout).to(like.dtype),  # L_p, Algorithm 2 line 8
             "conflicts": conflicts.to(like.dtype),
         }
 
@@ -152,10 +153,11 @@ class PersonaliseConflicts:
 
 
 def started(server: State, ids: Tensor, layout: Layout) -> Rows:
-    """θ_u^(r): what these clients started the round from, as the server knows it: their own layers in L_p, else w_g."""
+    """w_u^(r): what these clients started the round from, as the server knows it: their own layers in L_p, else w_g."""
     rows, held = rows_of(server, "rows"), rows_of(server, "theta")
-    own = layout.spread(tensor_of(server, "personal") > 0, rows)
-    return layout.mask(own, {n: x[ids] for n, x in rows.items()}, expand(held, len(ids)))
+    personal = layout.spread(tensor_of(server, "personal") > 0, rows)  # l ∈ L_p
+    own = {n: x[ids] for n, x in rows.items()}  # Eq. 5: θ_{l,u}^(r−1,E), which they uploaded last
+    return layout.mask(personal, own, expand(held, len(ids)))  # Eq. 4 for all other layers
 
 
 def _normalised(layout: Layout) -> list[int]:

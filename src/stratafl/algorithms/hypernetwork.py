@@ -67,11 +67,12 @@ class Hypernetwork:
         return self._alpha(self._of(server, ids), ids).expand(-1, len(rnd.layout.layers), -1)
 
     def moved(self, server: State, ids: Tensor, toward: Tensor, lr: float) -> State:
-        """The fields after one step along Jᵀ·toward, where `toward` `[C, L, N]` is what α would have to grow by."""
+        """v_i + lr·Δv_i (Eq. 10) and ψ_i + lr·Δψ_i (Eq. 11), where `toward` `[C, L, N]` is (∂θ̄_i/∂α_i)ᵀ·Δθ_i."""
         with torch.enable_grad():
             own = {name: x.detach().requires_grad_() for name, x in self._of(server, ids).items()}
             alpha = self._alpha(own, ids)
             pull = toward if self.unit == "layer" else toward.sum(1, keepdim=True)
+            # (∂α_i/∂v_i)ᵀ·toward = Δv_i for the field v, (∂α_i/∂ψ_i)ᵀ·toward = Δψ_i for all others.
             steps = torch.autograd.grad(alpha, list(own.values()), grad_outputs=pull.to(alpha.dtype))
         after = {name: x.detach() + lr * step for (name, x), step in zip(own.items(), steps, strict=True)}
         return {name: tensor_of(server, name).index_copy(0, ids.to(x.device), x) for name, x in after.items()}

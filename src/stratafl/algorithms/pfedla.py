@@ -210,9 +210,11 @@ class LearnWeights:
         """The hypernetworks of these clients."""
         rows, trained, layout = rows_of(server, "rows"), up["theta"].rows, rnd.layout
         alpha = self.hyper.weights(rnd, server, ids)
-        start = mixed(alpha, rows, layout)
-        delta = {name: trained[name] - start[name] for name in layout.trainable()}
-        toward = layout.cross(delta, rows).permute(1, 0, 2)  # ⟨Δθ_i^l, θ_j^l⟩ = ∂⟨θ̄_i, Δθ_i⟩/∂α_i^{l,j}: [C, L, N]
+        start = mixed(alpha, rows, layout)  # θ̄_i, of the models that were mixed: those before line 7
+        delta_theta = {name: trained[name] - start[name] for name in layout.trainable()}  # Δθ_i
+        # Eq. 10–11 by the chain rule: (∂θ̄_i/∂(v_i, ψ_i))ᵀ·Δθ_i = (∂α_i/∂(v_i, ψ_i))ᵀ·(∂θ̄_i/∂α_i)ᵀ·Δθ_i.
+        # The right-hand factor, [C, L, N], is ∂⟨θ̄_i, Δθ_i⟩/∂α_i^{l,j} = ⟨θ_j^l, Δθ_i^l⟩; `moved` applies the left one.
+        toward = layout.cross(delta_theta, rows).permute(1, 0, 2)
         kept = self.retain(alpha, ids, layout)  # of these layers Δθ_i is from another start, and not asked for
         return self.hyper.moved(server, ids, torch.where(kept[..., None], 0, toward), self.lr)
 
