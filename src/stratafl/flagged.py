@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stratafl.execute.uploads import FAR, NOT_FINITE
 from stratafl.measure import Line
 from stratafl.wording import counted, printable
 
@@ -29,7 +30,7 @@ class Flag:
     def times(self) -> str:
         """How far its update was at most, in words."""
         if self.ratio is None:
-            return "far more than ten"
+            return f"far more than {FAR:g}"
         return f"{self.ratio:,.0f}" if self.ratio < 1e9 else f"{self.ratio:.0e}".replace("e+", "e")
 
 
@@ -50,6 +51,11 @@ def flags(lines: Sequence[Line]) -> list[Flag]:
 def nobody_left(line: Line) -> bool:
     """Whether every client of the round was left out, so that all models stayed as they were."""
     return len(line.get(LEFT_OUT, ())) > 0 and len(line[LEFT_OUT]) == line.get("cohort")
+
+
+def diverged(line: Line) -> bool:
+    """Whether that was so because what they sent is not finite."""
+    return nobody_left(line) and any(each["reason"] == NOT_FINITE for each in line[LEFT_OUT])
 
 
 def well_formed(line: Line) -> bool:
@@ -117,3 +123,6 @@ def _few(where: str, told: Sequence[str], what: str) -> Iterator[str]:
 
 def _times(ratio: float | None) -> str:
     return Flag(0, "", ratio=ratio).times
+
+
+__all__ = ["FAR", "MOST", "Flag", "Notices", "client_title", "diverged", "flags", "nobody_left", "well_formed"]

@@ -124,6 +124,7 @@ CORE = (
     "analysis",
     "data",
     "export",
+    "flagged",
     "measure",
     "models",
     "objectives",

@@ -3,8 +3,7 @@
 import shlex
 from collections.abc import Sequence
 
-from stratafl.execute.uploads import FAR
-from stratafl.flagged import MOST, Flag, flags
+from stratafl.flagged import FAR, MOST, Flag, flags, nobody_left
 from stratafl.report.outcomes import Outcome
 from stratafl.report.study import Study
 from stratafl.report.tables import Cell, Table, text
@@ -15,9 +14,12 @@ Found = list[tuple[Outcome, Flag]]  # of one client
 
 
 def flag_sentences(outcomes: Sequence[Outcome]) -> list[str]:
-    """Who was left out of how many rounds and why, and whose updates were far from the others'."""
+    """Who was left out of how many rounds and why, and whose updates were far from the others'.
+
+    Of runs that ended with nobody left no client is named: it is the model that diverged.
+    """
     left_out, far = dict[str, Found](), dict[str, Found]()
-    for one in outcomes:
+    for one in _going(outcomes):
         for flag in flags(one.lines):
             for there, found in ((flag.left_out, left_out), (flag.far, far)):
                 if there:
@@ -29,12 +31,13 @@ def flag_sentences(outcomes: Sequence[Outcome]) -> list[str]:
         f"{_rounds(f, runs, 'far')}"
         for who, f in far.items()
     ]
-    return [*_few(out, "was left out", "were left out"), *_few(long, "sent long updates", "sent long updates")]
+    said = [*_few(out, "was left out", "were left out"), *_few(long, "sent long updates", "sent long updates")]
+    return [*_ended(outcomes), *said]
 
 
 def where_to_look(outcomes: Sequence[Outcome]) -> str | None:
     """The command that shows what the flagged clients hold, if there are any."""
-    first = next((one for one in outcomes if flags(one.lines)), None)
+    first = next((one for one in _going(outcomes) if flags(one.lines)), None)
     return None if first is None else f"strata data show --config {shlex.quote(str(first.folder / CONFIG))}"
 
 
@@ -53,6 +56,20 @@ def flag_table(study: Study) -> Table | None:
     )
     head = ("method", "seed", "client", "rounds left out", "reason", "rounds far", "times the median")
     return Table("flagged", caption, head, tuple(rows), left=3, stacked=True) if rows else None
+
+
+def _going(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    return [one for one in outcomes if not nobody_left(one.lines[-1])]
+
+
+def _ended(outcomes: Sequence[Outcome]) -> list[str]:
+    """That whole runs stand still."""
+    lost = [one for one in outcomes if nobody_left(one.lines[-1])]
+    if not lost:
+        return []
+    still, rounds = sum(nobody_left(line) for one in lost for line in one.lines), sum(one.rounds for one in lost)
+    where = f" in {len(lost)} of {len(outcomes)} runs" if len(outcomes) > 1 else ""
+    return [f"all clients were left out of {still} of {counted(rounds, 'round')}{where}: try a smaller train.lr"]
 
 
 def _ratio(flag: Flag) -> Cell:

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.errors import RunError
-from stratafl.execute.uploads import NOT_FINITE
 from stratafl.experiment import EvaluateTable, from_tables, load, to_tables
-from stratafl.flagged import LEFT_OUT, nobody_left, well_formed
+from stratafl.flagged import diverged, well_formed
 from stratafl.measure import Line
 from stratafl.runs import environment_of, is_run
 from stratafl.runs.files import read_lines
@@ -50,7 +49,7 @@ class Outcome:
         """Whether its loss became NaN or infinite, while training or on test samples, or every client's upload did."""
         line = last(self.lines)
         lost = any(key in line and line[key] is None for key in ("train.loss", "test.deployed.loss"))
-        return lost or (nobody_left(line) and any(each["reason"] == NOT_FINITE for each in line[LEFT_OUT]))
+        return lost or diverged(line)
 
     @property
     def rounds(self) -> int:
