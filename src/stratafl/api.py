@@ -7,6 +7,7 @@ fitted.export(3, "c3.onnx")   or .safetensors
 """
 
 import copy
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +25,13 @@ from stratafl.evaluate import state_dict
 from stratafl.execute import Progress, Simulation, simulation
 from stratafl.execute.simulation import ModelSource
 from stratafl.export import to_onnx, to_safetensors
+from stratafl.flagged import Notices
 from stratafl.measure import Line
 from stratafl.runs import stored
 from stratafl.summary import evaluated, last, selected
 from stratafl.trial import Trial
+
+log = logging.getLogger("stratafl")
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,10 +141,12 @@ def fit(
         federation = from_clients(federation, validation=validation, test=test, seed=seed)
     sim = simulation(algorithm, federation, model, rounds=rounds, seed=seed, **options)
     trial = Trial(sim, evaluate_every)
-    progress, history = trial.sim.start(), list[Line]()
+    progress, history, notices = trial.sim.start(), list[Line](), Notices()
     while progress.t < trial.rounds:
         progress, entry = trial.round(progress)
         history.append(entry.round)
+        for notice in notices.of(history):
+            log.warning("%s", notice)
     return Fitted(trial.sim, progress, history)
 
 

@@ -1,5 +1,7 @@
 """Numbers of a round: scores of many clients in a few words, one flat line per round, client and layer."""
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from math import ceil
 from typing import Any
 
@@ -7,6 +9,7 @@ from torch import Tensor
 
 from stratafl.evaluate import Board
 from stratafl.execute import Report
+from stratafl.execute.uploads import LeftOut, Outlier
 from stratafl.layout import Layout
 from stratafl.task import Scores
 
@@ -48,11 +51,15 @@ def board_line(board: Board, classes: int | None, prefix: str = "") -> Line:
 
 
 def cost_line(report: Report) -> Line:
-    """Who took part, their loss while training, bytes and seconds of a round."""
+    """How many clients were asked, the loss of those who took part, bytes and seconds of a round.
+
+    If all were left out, the loss is that of all: it says what happened.
+    """
     line: Line = {"cohort": len(report.cohort)}
+    counted = report.took_part if bool(report.took_part.any()) else ~report.took_part
     steps = {name.removesuffix("/steps"): tensor for name, tensor in report.notes.items() if name.endswith("/steps")}
     for purpose, taken in steps.items():
-        line |= _loss_line(purpose, taken, report.notes.get(f"{purpose}/loss"))
+        line |= _loss_line(purpose, taken, report.notes.get(f"{purpose}/loss"), counted)
     dropped = [value for name, value in report.notes.items() if name.endswith("/dropped")]
     if dropped:
         line["dropped_samples"] = int(sum(int(_tensor(value).sum()) for value in dropped))
@@ -60,11 +67,23 @@ def cost_line(report: Report) -> Line:
     return line | {"seconds.train": report.train_seconds, "seconds.server": report.server_seconds}
 
 
-def _loss_line(purpose: str, taken: Any, loss: Any) -> Line:
+def _loss_line(purpose: str, taken: Any, loss: Any, counted: Tensor) -> Line:
     steps, line = _tensor(taken).double(), {f"{purpose}.steps": int(_tensor(taken).sum())}
+    steps = steps[counted.to(steps.device)]
     if loss is None or steps.sum() == 0:
         return line
-    return {f"{purpose}.loss": _number((_tensor(loss).double() * steps).sum() / steps.sum()), **line}
+    losses = _tensor(loss)[counted.to(_tensor(loss).device)].double()
+    return {f"{purpose}.loss": _number((losses * steps).sum() / steps.sum()), **line}
+
+
+def upload_line(report: Report, names: Sequence[str] = ()) -> Line:
+    """Whose upload was left out, and whose update is far from the others'; nothing where there is nobody."""
+
+    def entries(found: Sequence[LeftOut | Outlier]) -> list[Line]:
+        return [{**asdict(each), **({"name": names[each.client]} if names else {})} for each in found]
+
+    lines = {"left_out": entries(report.left_out), "outliers": entries(report.outliers)}
+    return {key: found for key, found in lines.items() if found}
 
 
 def client_lines(ids: Tensor, board: Board, classes: int | None) -> list[Line]:

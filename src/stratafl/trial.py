@@ -13,7 +13,7 @@ from stratafl.analysis.lab import Bench, Lab
 from stratafl.evaluate import STAGES, Board, gathered, joined, newcomers, score_trained, scoreboard, shared
 from stratafl.execute import Executor, Matrix, Progress, Simulation
 from stratafl.layout import Rows
-from stratafl.measure import Line, board_line, client_lines, cost_line, layer_lines
+from stratafl.measure import Line, board_line, client_lines, cost_line, layer_lines, upload_line
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,10 @@ class Trial:
             progress, self.executor, examine=examiner if examined else None, watched=bench is not None
         )
         line: Line = {"round": progress.t, "phase": rnd.plan.phase, **cost_line(report), **self._costs(progress)}
+        line |= upload_line(report, self.sim.workshop.federation.client_names)
         line["seconds.train"] -= examiner.seconds
         begin = time.perf_counter()
-        scores, clients = self._evaluation(progress, examiner, report.cohort) if evaluated else ({}, [])
+        scores, clients = self._evaluation(progress, examiner, report.present) if evaluated else ({}, [])
         seen = bench.lines(progress, report) if bench is not None else [{} for _ in rnd.layout.layers]
         line |= scores | {"seconds.evaluate": time.perf_counter() - begin + examiner.seconds}
         plain = layer_lines(report, rnd.layout)
@@ -82,12 +83,12 @@ class Trial:
     def _evaluated(self, rnd: Round) -> bool:
         return rnd.plan.evaluated and ((rnd.t + 1) % self.every == 0 or rnd.t + 1 == self.rounds)
 
-    def _evaluation(self, progress: Progress, examiner: "_Examiner", cohort: Tensor) -> tuple[Line, list[Line]]:
+    def _evaluation(self, progress: Progress, examiner: "_Examiner", present: Tensor) -> tuple[Line, list[Line]]:
         classes, sim, team = self.sim.setup.classes, self.sim, self.executor.team
         stages = STAGES if sim.algorithm.world is None else (*STAGES, "global")
         board = shared(team, sim, self.ids, lambda mine: scoreboard(sim, progress, mine, self.splits, stages))
         line, lines = board_line(board, classes), client_lines(self.ids, board, classes)
-        ids = cohort[torch.isin(cohort, self.ids)]
+        ids = present[torch.isin(present, self.ids)]
         trained = gathered(team, *examiner.board, ids)
         line |= board_line(trained, classes)
         by_client = {each["client"]: each for each in client_lines(ids, trained, classes)}

@@ -24,6 +24,7 @@ from stratafl.execute.ranks import Ranks
 from stratafl.layout import Rows
 from stratafl.state import flatten
 from stratafl.testing import Case, difference
+from stratafl.testing.tampering import Tampered, claiming, not_finite
 
 ACTING: dict[str, Algorithm] = {  # as in the contract: settings in which the mechanism acts
     "fedalp": fedalp(groups=2, warmup=1),
@@ -35,6 +36,7 @@ ACTING: dict[str, Algorithm] = {  # as in the contract: settings in which the me
     "pfedla": pfedla(hyper_lr=0.5),
 }
 EVERY = {**{name: algorithm(name) for name in ALGORITHMS}, **ACTING}
+TWO, ALL = {1: not_finite(), 4: claiming(10**12)}, {client: not_finite() for client in range(6)}
 LONELY = 0.2  # of six clients: one, so that the other processes have nothing to do
 
 
@@ -80,6 +82,8 @@ def main(target: str) -> None:
             found[f"{name}, one at a time"] = shared(team, EVERY[name], LONELY, Matrix())
             found[f"{name}, messages"] = shared(team, EVERY[name], 0.7, Messages())
         found["pfedla, chunks"] = shared(team, EVERY["pfedla"], 1.0, Matrix(chunk=2))
+        found["fedlag, two left out"] = shared(team, Tampered(EVERY["fedlag"], TWO), 1.0, Matrix(chunk=2))
+        found["fedper, all left out"] = shared(team, Tampered(EVERY["fedper"], ALL), 1.0, Matrix())
         team.collect({})  # from nobody who has anything
         mine = {name: compared(found[name]) for name in list(found)[team.rank :: team.world]}
         gaps = {name: gap for each in team.gather(mine) for name, gap in each.items()}

@@ -126,6 +126,7 @@ CORE = (
     "analysis",
     "data",
     "export",
+    "flagged",
     "measure",
     "models",
     "objectives",

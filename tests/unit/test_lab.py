@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from stratafl import trial as trial_module
-from stratafl.algorithms import ALGORITHMS, algorithm, fedalp, fedavg, fedlag, fedper, flayer, pfedla
+from stratafl.algorithms import ALGORITHMS, algorithm, fedalp, fedavg, fedlag, fedper, flayer, local, pfedla
 from stratafl.analysis import Lab, cka, lab
 from stratafl.analysis.cka import centred_gram, grams, mean_similarity, outlet
 from stratafl.analysis.lab import Bench, common, conflict_numbers, noted, told
@@ -406,11 +406,19 @@ def test_every_method_has_its_lines(name):
 
 
 def test_numbers_that_are_not_finite_are_null():
-    """A run that has diverged can still be written."""
-    sim = made(flayer(train=SGD(lr=1e30)), rounds=2, dtype=torch.float32)
+    """A run that has diverged can still be written; who sends nothing is left out of nothing."""
+    sim = made(local(train=SGD(lr=1e30)), rounds=2, dtype=torch.float32)
     _, entries = run(Trial(sim, lab=Lab(1)))
     text = json.dumps(entries[-1].layers, allow_nan=False)
     assert "null" in text
+
+
+def test_where_all_are_left_out_there_is_nothing_to_compare():
+    sim = made(flayer(train=SGD(lr=1e30)), rounds=2, dtype=torch.float32)
+    _, entries = run(Trial(sim, lab=Lab(1)))
+    assert len(entries[-1].round["left_out"]) == entries[-1].round["cohort"]
+    assert not {"cka", "conflicts", "update_norm"} & set(entries[-1].layers[-1])
+    json.dumps(entries[-1].layers, allow_nan=False)
 
 
 # When, on whom, at what cost

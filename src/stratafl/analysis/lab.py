@@ -1,6 +1,6 @@
 """What is looked at in a laboratory round: conflicts, similarity, weights, what was sent, norms and rates per layer."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
@@ -61,22 +61,23 @@ class Bench:
         """What to add to each layer's line."""
         layout = self._rnd.layout
         lines: list[Line] = [{} for _ in layout.layers]
-        received, trained = self._gathered(report.cohort)
-        update = {name: trained[name] - received[name] for name in layout.trainable()}
-        for found in (
-            conflict_numbers(update, layout),
-            self._similarities(trained),
-            told(self._sim, progress),
-            noted(report, layout),
-        ):
+        for found in (*self._models(report.present), told(self._sim, progress), noted(report, layout)):
             for name, values in found.items():
                 for line, value in zip(lines, values, strict=True):
                     if value is not None:
                         line[name] = _written(value)
         return lines
 
+    def _models(self, present: Tensor) -> list[Mapping[str, Sequence[object]]]:
+        """What the models of these clients show; where all were left out, nothing."""
+        if len(present) == 0:
+            return []
+        received, trained = self._gathered(present)
+        update = {name: trained[name] - received[name] for name in self._rnd.layout.trainable()}
+        return [conflict_numbers(update, self._rnd.layout), self._similarities(trained)]
+
     def _gathered(self, cohort: Tensor) -> tuple[Rows, Rows]:
-        """The models of the first clients of the cohort, from all processes that have some of them."""
+        """The models of the first of these clients, from all processes that have some of them."""
         mine = self._team.share(self._sim, cohort)[: self._lab.clients]
         own = [(mine, _joined(self._received), _joined(self._trained))] if len(mine) else []
         there = [one for each in self._team.gather(own) for one in each]
@@ -137,8 +138,10 @@ def noted(report: Report, layout: Layout) -> dict[str, list[float | None]]:
     for name in report.notes:
         purpose, _, kind = name.rpartition("/")
         values = tensor_of(report.notes, name).double()
+        counted = report.took_part.to(values.device)
         if kind == "rates" and f"{purpose}/steps" in report.notes:
-            values = values[tensor_of(report.notes, f"{purpose}/steps") > 0]  # who took no step had no rate
+            counted = counted & (tensor_of(report.notes, f"{purpose}/steps") > 0)  # who took no step had no rate
+        values = values[counted]
         if kind in NOTED and len(values):
             said = [kind != "rates" or bool(column.any()) for column in values.T]  # without a rate: not trained
             found[f"{purpose}.{NOTED[kind]}"] = _where(said, values.mean(0))

@@ -13,13 +13,16 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+from rich.console import Console
 
 from stratafl.cli import INTERRUPTED, reporting
 from stratafl.cli.consoles import remarks
 from stratafl.cli.driving import advance, interrupted
-from stratafl.cli.live import Display, Interrupt, Watch, interruptible
+from stratafl.cli.live import Display, Interrupt, Watch, interruptible, with_notices
 from stratafl.errors import BusyError, StrataError
 from stratafl.measure import Line
 from stratafl.runs import Comparison, Member
@@ -33,13 +36,19 @@ _POLL = 0.2  # seconds between two looks at the journals
 class _Tally:
     """How far each run is, shown as one line per method."""
 
-    def __init__(self, display: Display, done: dict[tuple[str, int], int]) -> None:
-        self._display, self._done = display, done
+    def __init__(self, display: Display, console: Console, done: dict[tuple[str, int], int]) -> None:
+        self._display, self._console, self._done = display, console, done
         self._sizes: dict[tuple[str, int], int] = {}
+        self._watches: dict[tuple[str, int], Watch] = {}
 
     def watch(self, member: Member) -> Watch:
-        """A watch over one run."""
-        return lambda rounds, history: self.show(member, rounds, history)
+        """The watch over one run."""
+        key = (member.method, member.seed)
+        if key not in self._watches:
+            whose = f"{member.method}, seed {member.seed}: "
+            show = partial(self.show, member)
+            self._watches[key] = with_notices(show, self._console, self._done.get(key, 0), whose)
+        return self._watches[key]
 
     def show(self, member: Member, rounds: int, history: Sequence[Line]) -> None:
         """So many rounds of a run are done."""
@@ -55,7 +64,7 @@ class _Tally:
             if size > self._sizes.get(key, 0):
                 self._sizes[key] = size
                 lines = read_lines(path)
-                self.show(member, len(lines), lines)
+                self.watch(member)(len(lines), lines)
 
 
 def drive(comparison: Comparison, jobs: int) -> int:
@@ -68,7 +77,7 @@ def drive(comparison: Comparison, jobs: int) -> int:
         before[member.method] += done_before[member.method, member.seed]
     console = remarks()
     with Display(console, totals, before) as display, interruptible(console) as interrupt:
-        tally = _Tally(display, done_before)
+        tally = _Tally(display, console, done_before)
         if jobs == 1:
             done = _take(members, interrupt, tally.watch)
         else:
@@ -149,6 +158,7 @@ def _attend(
                 told = _tell(workers, 1)
         except KeyboardInterrupt:  # the second press
             told += _tell(workers, max(2 - told, 0))
+    tally.poll(members)  # what was written since the last look
 
 
 def _tell(workers: "Sequence[subprocess.Popen[bytes]]", times: int) -> int:

@@ -11,7 +11,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
+from stratafl.flagged import Notices
 from stratafl.measure import Line
 from stratafl.report.formats import minus
 
@@ -83,6 +85,18 @@ class Display:
         self._progress.update(task.id, completed=completed, score=score, course=sparkline(values))
         done = sum(self._progress.tasks[each].completed for each in self._tasks.values())
         self._progress.update(self._all, completed=done)
+
+
+def with_notices(watch: Watch, console: Console, begun: int, whose: str = "") -> Watch:
+    """A watch that also says which clients are left out, in rounds after those that were done when it began."""
+    notices = Notices(begun)
+
+    def look(rounds: int, history: Sequence[Line]) -> None:
+        watch(rounds, history)
+        for notice in notices.of(history):
+            console.print(Text.assemble(("note: ", "yellow"), f"{whose}{notice}"))
+
+    return look
 
 
 def _short(name: str) -> str:

@@ -12,6 +12,7 @@ from stratafl.cli.ranked import table, unlike_seeds
 from stratafl.errors import RunError
 from stratafl.outputs import check_folder, check_new
 from stratafl.report import INCOMPARABLE, MARK, Outcome, Rank, gather, outcome, ranking, run_folders, to_csv
+from stratafl.report.flagging import flag_sentences, where_to_look
 from stratafl.report.formats import size
 from stratafl.report.outcomes import measure, what_counts
 from stratafl.report.page import is_report, write_report
@@ -98,10 +99,11 @@ def _outcomes(folders: Sequence[Path]) -> list[Outcome]:
 def _explanations(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> list[Text]:
     leaks = [Text(f"{MARK} {INCOMPARABLE}", style="bold red")] if any(one.leaks for one in outcomes) else []
     folders = [str(one.folder) for one in outcomes if one.diverged]
-    lost = (
-        [Text(f"diverged, its loss is no number any more: {', '.join(folders)}", style="bold red")] if folders else []
-    )
-    return [*leaks, *lost, Text(_caption(ranks, outcomes), style="dim")]
+    why = "the loss, or the upload of every client, became NaN or infinite"
+    lost = [Text(f"diverged ({why}): {', '.join(folders)}", style="bold red")] if folders else []
+    flagged = [Text(said, style="yellow") for said in flag_sentences(outcomes)]
+    look = [Text(f"look at its data with: {command}", style="yellow")] if (command := where_to_look(outcomes)) else []
+    return [*leaks, *lost, *flagged, *look, Text(_caption(ranks, outcomes), style="dim")]
 
 
 def _drawn(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> str:

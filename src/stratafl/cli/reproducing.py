@@ -13,7 +13,7 @@ from rich.text import Text
 from stratafl.cli import INTERRUPTED, reporting
 from stratafl.cli.consoles import remarks, results, warnings_on
 from stratafl.cli.driving import advance
-from stratafl.cli.live import Display, Interrupt, Watch, interruptible
+from stratafl.cli.live import Display, Interrupt, Watch, interruptible, with_notices
 from stratafl.errors import BusyError, DataError, RecordError, RunError, StrataError
 from stratafl.measure import Line
 from stratafl.recipes import Cell, recipes
@@ -79,7 +79,10 @@ def _run(made: Reproduction, limit: float | None) -> bool:
                 break
             impossible = each.column in made.refused or (each.row, each.column) in made.failed
             if not impossible and made.outcome(each) is None and made.able(each):
-                _advance(made, each, interrupt, _watch(each, made.done(each), counts, display, interrupt, limit))
+                begun = made.done(each)
+                watch = _watch(each, begun, counts, display, interrupt, limit)
+                whose = f"{each.row}, {each.column}, seed {each.seed}: "
+                _advance(made, each, interrupt, with_notices(watch, console, begun, whose))
     return interrupt.asked and not _over(limit)
 
 

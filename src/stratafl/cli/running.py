@@ -9,7 +9,7 @@ from rich.console import Console
 from stratafl.cli import INTERRUPTED, comparing, reporting
 from stratafl.cli.consoles import remarks, warnings_on
 from stratafl.cli.driving import advance, interrupted
-from stratafl.cli.live import Display, interruptible
+from stratafl.cli.live import Display, interruptible, with_notices
 from stratafl.cli.together import together
 from stratafl.errors import RunError
 from stratafl.execute import Team
@@ -100,7 +100,8 @@ def _drive(run: Run | Follower) -> int:
     with interruptible(console, patient=run.team.world > 1) as interrupt, run, display:
         for note in run.notes:
             console.print(f"note: {note}", markup=False)
-        done = advance(run, interrupt, lambda rounds, history: display.show(name, rounds, history))
+        watch = with_notices(lambda rounds, history: display.show(name, rounds, history), console, run.progress.t)
+        done = advance(run, interrupt, watch)
     if isinstance(run, Follower):
         return 0 if done else INTERRUPTED
     if not done:

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 @record
 class Debug(Alone):
-    """Every client on its own, watched."""
+    """Every client on its own, watched.
+
+    Other executors leave an upload that is not finite out of the round and go on; here it is an error, because whoever
+    debugs wants to know at which stage and in which layer it came about, before anything is hidden by going on.
+    """
 
     def groups(self, sim: "Simulation", ids: Tensor) -> Iterator[Tensor]:
         """One client at a time."""

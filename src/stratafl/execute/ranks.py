@@ -35,6 +35,7 @@ from stratafl.execute.packing import (
 )
 from stratafl.execute.round import Shift
 from stratafl.execute.team import places
+from stratafl.execute.uploads import Inspection
 from stratafl.parcel import Bytes, ColumnMask, Field, LayerMask, Parcel, join
 from stratafl.state import State, flatten, unflatten
 from stratafl.task import Scores
@@ -56,7 +57,7 @@ class Failure:
     code: int
 
 
-sendable(Failure, Shift, Bytes, Scores, Field, LayerMask, ColumnMask)
+sendable(Failure, Shift, Inspection, Bytes, Scores, Field, LayerMask, ColumnMask)
 
 
 class Store(Protocol):

@@ -1,4 +1,4 @@
-"""One round, whatever executes it: download · receive · work · fold, group by group, then absorb."""
+"""One round, whatever executes it: download · receive · work · inspect · fold, group by group, then absorb."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,9 +13,10 @@ from stratafl.algorithm import Round, Total
 from stratafl.errors import DataError, MemoryLimitError
 from stratafl.execute.clients import Clients
 from stratafl.execute.team import Team, places
+from stratafl.execute.uploads import Inspection, LeftOut, Outlier, inspect, outliers
 from stratafl.layout import Layout, Rows
 from stratafl.parcel import Bytes, Parcel, count_bytes
-from stratafl.state import State, rows_of
+from stratafl.state import State, pick, rows_of
 
 if TYPE_CHECKING:
     from stratafl.execute.simulation import Simulation
@@ -45,7 +46,7 @@ class Watch(Protocol):
         """Look at it."""
 
 
-Examiner = Callable[[Tensor, Rows, Rows], None]  # clients, their models as received, and after training
+Examiner = Callable[[Tensor, Rows, Rows], None]  # clients that take part, their models as received, and as trained
 
 
 def unwatched(state: State | Parcel) -> None:
@@ -54,7 +55,7 @@ def unwatched(state: State | Parcel) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What a round cost."""
+    """What a round cost, and which clients to look at."""
 
     cohort: Tensor
     down: Bytes
@@ -62,16 +63,29 @@ class Report:
     notes: State  # what steps noted about each client, in the order of the cohort
     train_seconds: float
     server_seconds: float
+    left_out: tuple[LeftOut, ...] = ()  # in the order of the cohort
+    outliers: tuple[Outlier, ...] = ()
+
+    @property
+    def took_part(self) -> Tensor:
+        """`[C]` booleans: whose upload was not left out."""
+        return ~torch.isin(self.cohort, torch.tensor([each.client for each in self.left_out], dtype=torch.int64))
+
+    @property
+    def present(self) -> Tensor:
+        """The clients of the cohort whose upload was not left out."""
+        return self.cohort[self.took_part]
 
 
 @dataclass(frozen=True, eq=False)
 class Shift:
-    """What the work of a group weighed, and what its steps noted."""
+    """What the work of a group weighed, what its steps noted, and what was found in its uploads."""
 
     ids: Tensor
     down: Bytes
     up: Bytes
     notes: Mapping[str, Tensor]
+    found: Inspection
 
 
 def run_round(
@@ -86,11 +100,13 @@ def run_round(
 ) -> tuple[State, Clients, Report]:
     """The server's next state, the clients' next memories here, and what it cost; nothing given is written to.
 
-    `examine` is shown each group's models as received and right after training, which nobody keeps.
+    `examine` is shown each group's models as received and right after training, which nobody keeps. A client whose
+    upload is left out keeps the state it had before; if all are, so does the server.
     """
     if len(ids) == 0:
         raise DataError("the cohort is empty: a round needs at least one client")
     algorithm, layout, team = sim.algorithm, rnd.layout, executor.team
+    held = sim.workshop.federation.counts("train")
     total, kept, shifts = Total(), clients, list[Shift]()
     served = 0.0
     begin = time.perf_counter()
@@ -106,24 +122,64 @@ def run_round(
         with executor.stage("work", group, layout) as watch:
             memory, upload, trained = algorithm.work(rnd, desk, task)
             watch(memory)
-        if examine is not None:
-            examine(group, rows_of(desk, algorithm.row), trained)
-        shifts.append(Shift(group, down, count_bytes(upload, layout, len(group)), dict(task.notes)))
-        _check_rows(sim, shifts[-1].up, len(group), len(ids))
+            watch(upload)
+        up = count_bytes(upload, layout, len(group))
+        _check_rows(sim, up, len(group), len(ids))
         _wait(sim.workshop.device)
-        paused = time.perf_counter()
+        paused, received = time.perf_counter(), rows_of(desk, algorithm.row)
         with executor.stage("fold", group, layout) as watch:
-            total = algorithm.fold(rnd, server, total, executor.carry(upload, layout), group)
+            arrived = executor.carry(upload, layout)
+            found = inspect(arrived, received, algorithm.row, held[group], layout)
+            sound = found.sound
+            some = _Some(group, arrived, memory, received, trained)
+            if len(sound) < len(group):
+                some = some.pick(sound, sim.workshop.device)
+            if len(sound):
+                total = algorithm.fold(rnd, server, total, some.upload, some.ids)
         served += time.perf_counter() - paused
-        kept = kept.updated(group.tolist(), memory)  # group by group, so that no cohort is held in RAM
+        shifts.append(Shift(group, down, up, dict(task.notes), found))
+        if len(sound):
+            if examine is not None:
+                examine(some.ids, some.received, some.trained)
+            kept = kept.updated(some.ids.tolist(), some.memory)  # group by group: no cohort is held in RAM
     shifts = [shift for each in team.gather(shifts) for shift in each]  # who is done first waits here for the others
     paused = time.perf_counter()
+    left_out, far = _conspicuous(shifts, ids)
+    present = ids[~torch.isin(ids, torch.tensor([each.client for each in left_out], dtype=torch.int64))]
     with executor.stage("absorb", ids, layout) as watch:
-        server = algorithm.absorb(rnd, server, team.merge(total, ids, algorithm.keeps_rows))
+        if len(present):
+            server = algorithm.absorb(rnd, server, team.merge(total, present, algorithm.keeps_rows))
         watch(server)
     served += time.perf_counter() - paused
     down, up, notes = _summed(shifts, ids)
-    return server, kept, Report(ids, down, up, notes, time.perf_counter() - begin - served, served)
+    return server, kept, Report(ids, down, up, notes, time.perf_counter() - begin - served, served, left_out, far)
+
+
+@dataclass(frozen=True, eq=False)
+class _Some:
+    """Clients of a group, with what came of their work."""
+
+    ids: Tensor
+    upload: Parcel
+    memory: State
+    received: Rows
+    trained: Rows
+
+    def pick(self, places: Tensor, device: torch.device) -> "_Some":
+        """Those at these places."""
+        there = places.to(device)
+        rows = ({name: x[there] for name, x in each.items()} for each in (self.received, self.trained))
+        return _Some(self.ids[places], self.upload.pick(there), pick(self.memory, there), *rows)
+
+
+def _conspicuous(shifts: list[Shift], ids: Tensor) -> tuple[tuple[LeftOut, ...], tuple[Outlier, ...]]:
+    """Who was left out and whose update is far from the others', from all groups, in the order of the cohort."""
+    each = [found for s in shifts for found in zip(s.ids.tolist(), s.found.reasons, s.found.norms, strict=True)]
+    place = {client: at for at, client in enumerate(ids.tolist())}
+    each.sort(key=lambda found: place[found[0]])
+    sound = [(client, norm) for client, reason, norm in each if not reason]
+    left_out = tuple(LeftOut(client, reason) for client, reason, _ in each if reason)
+    return left_out, outliers([client for client, _ in sound], [norm for _, norm in sound])
 
 
 def _wait(device: torch.device) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from stratafl.errors import RunError
 from stratafl.experiment import EvaluateTable, from_tables, load, to_tables
+from stratafl.flagged import diverged, well_formed
 from stratafl.measure import Line
 from stratafl.runs import environment_of, is_run
 from stratafl.runs.files import read_lines
@@ -45,9 +46,10 @@ class Outcome:
 
     @property
     def diverged(self) -> bool:
-        """Whether its loss is no number any more, while training or on test samples."""
+        """Whether its loss became NaN or infinite, while training or on test samples, or every client's upload did."""
         line = last(self.lines)
-        return any(key in line and line[key] is None for key in ("train.loss", "test.deployed.loss"))
+        lost = any(key in line and line[key] is None for key in ("train.loss", "test.deployed.loss"))
+        return lost or diverged(line)
 
     @property
     def rounds(self) -> int:
@@ -105,6 +107,8 @@ def outcome(folder: Path) -> Outcome:
         raise RunError(f"'{folder / ROUNDS}' is damaged: a line lacks one of {', '.join(NEEDED)}")
     if not all(isinstance(v, int | float | None) for line in lines for k, v in line.items() if k.startswith(SCORED)):
         raise RunError(f"'{folder / ROUNDS}' is damaged: a score is not a number")
+    if not all(map(well_formed, lines)):
+        raise RunError(f"'{folder / ROUNDS}' is damaged: what it says of clients that were left out cannot be read")
     return Outcome(folder, config, lines, int(then.get("clients") or 0), then.get("leaks"))
 
 

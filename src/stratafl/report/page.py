@@ -17,6 +17,7 @@ from stratafl.report.ablations import ablation_tables
 from stratafl.report.charts import Chart, on_dark
 from stratafl.report.curves import curves_chart
 from stratafl.report.distribution import clients_chart, worst_table
+from stratafl.report.flagging import flag_table
 from stratafl.report.layer_charts import layer_charts
 from stratafl.report.overview import facts, ranking_table, runs_table
 from stratafl.report.sections import Section, section_html
@@ -78,6 +79,7 @@ def sections(study: Study) -> list[Section]:
             Section("ranked", "Ranking", [ranking_table(study)]),
             Section("course", "Course of training", [curves_chart(study)]),
             Section("spread", "Clients", [clients_chart(study), worst_table(study)]),
+            Section("flagged", "Clients left out", [flag_table(study)]),
             Section("held", "Data", [who]),
             Section("lab", "Layers", [*hint, *layers]),
             Section("ablations", "Ablations", list(ablation_tables(study))),

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from stratafl.report.flagging import flag_sentences
 from stratafl.report.formats import limits, listed, minus, score
 from stratafl.report.intervals import Interval, interval
 from stratafl.report.overview import behind, winner
@@ -74,7 +75,8 @@ def cautions(study: Study) -> list[str]:
         if done < asked and not rank.stopped:
             said.append(f"{rank.label} is not finished: {done} of {counted(asked, 'round')}.")
         if "score" not in rank.numbers or any(one.diverged for one in rank.members):
-            said.append(f"{rank.label} has a result that is not finite: it diverged.")
+            said.append(f"{rank.label} diverged: its loss, or the upload of every client, became NaN or infinite.")
+    said += [f"{sentence[0].upper()}{sentence[1:]}." for sentence in flag_sentences(study.outcomes)]
     said += study.waiting
     said += [f"'{folder}' has no evaluated round yet and is left out." for folder in study.empty]
     said += [f"'{folder}' repeats a configuration and a seed and is left out." for folder in study.repeated]

@@ -16,6 +16,7 @@ from stratafl.layout import Rows
 from stratafl.parcel import Parcel, count_bytes
 from stratafl.state import State, clone, flatten
 from stratafl.testing.case import Case, difference, everything, furthest, outcome
+from stratafl.testing.tampering import Tampered, claiming, not_finite
 from stratafl.testing.watch import TracingTask, Watched, WatchedParcel, with_declared_steps
 
 CAUSES = {
@@ -27,6 +28,7 @@ CAUSES = {
     "resume": "usual cause: state kept in Python instead of in declared fields",
     "seeds": "usual cause: randomness without a key",
     "declared": "usual cause: a step that behaves differently when a field is missing",
+    "left out": "usual cause: a merge that looks at more than the uploads and ids that it is given",
     "padding": "usual cause: a mean over the batch that is not batch.mean",
 }
 
@@ -158,6 +160,29 @@ def cohort_sizes(case: Case) -> None:
     raise ContractError("cohort sizes", "an empty cohort is not refused")
 
 
+def left_out(case: Case) -> None:
+    """An upload that is not finite, or claims another number of samples, changes as little as one never asked for."""
+    sim, everybody, bad = case.plain, torch.arange(case.plain.setup.clients), torch.tensor([1, 3])
+    tampered = replace(sim, algorithm=Tampered(case.algorithm, {1: not_finite(), 3: claiming(10**12)}))
+    before = sim.start()
+    while before.t < sim.algorithm.rounds(case.rounds) - 1:
+        before, _ = sim.round(before, Matrix())
+    after, report = tampered.round(before, Matrix(), everybody)
+    alone, _ = tampered.round(before, Matrix(), bad)
+    if report.up.total == 0:  # nothing is sent, so that there is nothing to leave out
+        return
+    without, _ = sim.round(before, Matrix(), everybody[~torch.isin(everybody, bad)])
+    for what, found, expected in (
+        ("a round", everything(sim, after), everything(sim, without)),
+        ("a round in which nobody is left", alone.tensors(), replace(before, t=alone.t).tensors()),
+    ):
+        gap = difference(found, expected)
+        if not gap <= 1e-12:
+            place = furthest(found, expected)
+            said = f"{what} differs by {gap:.1e}, most in '{place}' ({case}); {CAUSES['left out']}"
+            raise ContractError("left out", said)
+
+
 def resume(case: Case) -> None:
     """State saved and restored between rounds changes nothing, not a bit."""
     sim = case.plain
@@ -209,6 +234,7 @@ LAWS: tuple[Callable[[Case], None], ...] = (
     declared,
     bytes_counted,
     cohort_sizes,
+    left_out,
     resume,
     seeds,
     padding,

@@ -1,0 +1,125 @@
+"""Uploads as the server sees them: which are left out of a round, and whose update is far from the others'.
+
+An upload is left out if a value that was sent is not finite, or if its `samples` are not the client's number of
+training samples: either would decide everybody's next model. An update whose norm is ten times the cohort's median or
+more is named and takes part, because a client may well have more to learn than the others.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from stratafl.layout import Layout, Rows, row_dot
+from stratafl.parcel import Field, Parcel
+from stratafl.state import tensors
+
+NOT_FINITE = "its upload is not finite"
+FAR = 10.0  # times the median norm of the cohort's updates
+FEW = 4  # updates below which a median says nothing
+COUNT = "samples"  # the field of an upload that holds n_k
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A client whose upload was left out of a round, and why."""
+
+    client: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Outlier:
+    """A client whose update is so many times as long as the cohort's median; None: more than a number can hold."""
+
+    client: int
+    ratio: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Inspection:
+    """What was found in the uploads of a group: a reason to leave each client out ("": none), and update norms."""
+
+    reasons: list[str]
+    norms: list[float]
+
+    @property
+    def sound(self) -> Tensor:
+        """The places in the group of the clients that are not left out."""
+        return torch.tensor([place for place, reason in enumerate(self.reasons) if not reason], dtype=torch.int64)
+
+
+def inspect(up: Parcel, received: Rows, row: str, samples: Tensor, layout: Layout) -> Inspection:
+    """Look at uploads as they arrive; `received` is what training started from, `samples` `[C]` what clients hold."""
+    clients = len(samples)
+    device = next((x.device for field in up.values() for x in tensors({"": field.value})), samples.device)
+    held = samples.to(device, torch.float64)
+    extremes = [bound for field in up.values() for bound in _extremes(field, clients, layout)]
+    finite = torch.stack(extremes).isfinite().all(0) if extremes else torch.ones_like(held, dtype=torch.bool)
+    claimed = _claimed(up, held)
+    seen = torch.stack([finite.double(), claimed, _squares(up, received, row, held, layout)])
+    flags, claims, squares = seen.cpu().tolist()  # the one transfer: each waits for the device
+    reasons = [_reason(*each) for each in zip(flags, claims, samples.tolist(), strict=True)]
+    return Inspection(reasons, [square**0.5 for square in squares])
+
+
+def outliers(ids: Sequence[int], norms: Sequence[float]) -> tuple[Outlier, ...]:
+    """The clients whose update is far from the cohort's median, in their order; who did not move counts for nothing."""
+    moved = [norm for norm in norms if norm > 0]
+    middle = median(moved) if len(moved) >= FEW else 0.0
+    if not 0 < middle < float("inf"):
+        return ()
+    ratios = [norm / middle for norm in norms]
+    return tuple(Outlier(i, _rounded(r)) for i, r in zip(ids, ratios, strict=True) if r >= FAR)
+
+
+def _rounded(ratio: float) -> float | None:
+    return float(f"{ratio:.3g}") if isfinite(ratio) else None
+
+
+def _reason(finite: float, claimed: float, held: int) -> str:
+    if not finite:
+        return NOT_FINITE
+    if claimed != held:
+        return f"it claims {claimed:.0f} training samples and holds {held}"
+    return ""
+
+
+def _extremes(field: Field, clients: int, layout: Layout) -> list[Tensor]:
+    """The smallest and the largest value of each client in each block, `[C]` in float64; NaN if any value is."""
+    sent = field.sent(layout)
+    named = {"": field.value} if isinstance(field.value, Tensor) else field.value
+    found: list[Tensor] = []
+    for name, block in named.items():
+        if not block.is_floating_point() or block.numel() == 0:
+            continue
+        there = block if sent is None else torch.where(sent[name], block, 0)  # what was not sent is NaN here
+        rows = there.reshape(1, -1).expand(clients, -1) if field.common else there.reshape(clients, -1)
+        found += [bound.double() for bound in torch.aminmax(rows, dim=1)]
+    return found
+
+
+def _claimed(up: Parcel, held: Tensor) -> Tensor:
+    """The number of samples that each client says it has; what it has, where it says nothing."""
+    value = up[COUNT].value if COUNT in up and not up[COUNT].common else None
+    return value.double() if isinstance(value, Tensor) and value.shape == held.shape else held
+
+
+def _squares(up: Parcel, received: Rows, row: str, like: Tensor, layout: Layout) -> Tensor:
+    """The squared norm of each client's update, over the trainable columns that it sent: `[C]` in float64."""
+    total = torch.zeros_like(like)
+    if row not in up or up[row].common or isinstance(up[row].value, Tensor):
+        return total
+    field = up[row]
+    sent = field.sent(layout)
+    for name, block in field.rows.items():
+        if not layout.specs[name].trainable or block.shape != received[name].shape:
+            continue
+        update = block.to(torch.float64, copy=True).sub_(received[name])  # squares of float32 overflow at 1e19
+        if sent is not None:
+            update.masked_fill_(~sent[name], 0)
+        total += row_dot(update, update)
+    return total

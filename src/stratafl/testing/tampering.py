@@ -1,0 +1,74 @@
+"""An algorithm some of whose clients send what no server can use."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from stratafl.algorithm import Algorithm, Round, Work
+from stratafl.parcel import Field, Parcel
+from stratafl.state import State, Value
+from stratafl.task import Task
+from stratafl.testing.watch import Watched
+
+Change = Callable[[Parcel], Parcel]  # of one client's upload
+
+
+class Tampered(Watched):
+    """An algorithm in which these clients' uploads are changed on their way."""
+
+    def __init__(self, inner: Algorithm, changes: Mapping[int, Change]) -> None:
+        super().__init__(inner)
+        self.changes = changes
+
+    def work(self, rnd: Round, memory: State, task: Task) -> Work:
+        """As it works, with some uploads changed."""
+        done = super().work(rnd, memory, task)
+        upload = done.upload
+        for place, client in enumerate(task.ids.tolist()):
+            if client in self.changes:
+                upload = _replaced(upload, place, self.changes[client](upload.pick(slice(place, place + 1))))
+        return done._replace(upload=upload)
+
+
+def not_finite(value: float = torch.nan) -> Change:
+    """One value that is sent becomes NaN or infinite: the last of the last field of numbers that are not whole."""
+
+    def change(parcel: Parcel) -> Parcel:
+        for name, field in reversed(list(parcel.items())):
+            blocks = {"": field.value} if isinstance(field.value, Tensor) else dict(field.value)
+            last = next((key for key, x in reversed(blocks.items()) if x.is_floating_point() and x.numel()), None)
+            if last is not None:
+                blocks[last] = blocks[last].clone()
+                blocks[last].reshape(-1)[-1] = value
+                spoilt = blocks[""] if isinstance(field.value, Tensor) else blocks
+                return Parcel({**parcel, name: replace(field, value=spoilt)})
+        return parcel
+
+    return change
+
+
+def claiming(samples: float) -> Change:
+    """Another number of samples than the client has; in methods that do not send it, a value that is not finite."""
+
+    def change(parcel: Parcel) -> Parcel:
+        if "samples" not in parcel:
+            return not_finite(-torch.inf)(parcel)
+        held = parcel["samples"].tensor
+        whole = samples == samples and abs(samples) < float("inf")
+        claimed = torch.full_like(held, samples, dtype=held.dtype if whole else torch.float64)
+        return Parcel({**parcel, "samples": Field(claimed)})
+
+    return change
+
+
+def _replaced(parcel: Parcel, place: int, one: Parcel) -> Parcel:
+    def put(into: Value, row: Value) -> Value:
+        if isinstance(into, Tensor) and isinstance(row, Tensor):
+            return torch.cat([into[:place], row, into[place + 1 :]])
+        assert isinstance(into, dict)
+        assert isinstance(row, dict)
+        return {name: torch.cat([x[:place], row[name], x[place + 1 :]]) for name, x in into.items()}
+
+    return Parcel({name: replace(field, value=put(field.value, one[name].value)) for name, field in parcel.items()})

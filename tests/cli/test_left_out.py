@@ -1,0 +1,133 @@
+"""One client that sends what no server can use: named wherever a person looks, and harmless to everybody else."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+from cli_helpers import SMALL, lines
+
+from stratafl.algorithms import fedavg
+from stratafl.api import fit
+from stratafl.models import build
+
+NAMES = ("east", "west", "south", "centre")
+BROKEN = "zone\x1b[31m-3"  # a name that would turn the terminal red
+
+
+def write(place, name, factor, broken=True):
+    """Four clients who can learn, and a fifth whose numbers are in another unit."""
+    rng = np.random.default_rng(0)
+    y = np.tile(np.arange(3), 50)
+    x = (rng.normal(size=(150, 4)) + y[:, None]).astype(np.float32)
+    client = np.repeat([*NAMES, BROKEN], 30)
+    x[client == BROKEN] *= np.float32(factor)
+    there = slice(None) if broken else client != BROKEN
+    np.savez(place / name, x=x[there], y=y[there], client=client[there])
+
+
+def asked(data, *more):
+    return ("--data", data, "--rounds", 3, "--set", "model.hidden=[8]", "--set", "train.lr=0.1", *more)
+
+
+def deployed(folder):
+    return {
+        (line["round"], line["client"]): line["test.deployed.accuracy"]
+        for line in lines(folder / "clients.jsonl")
+        if line["client"] < 4
+    }
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper", "pfedla"])
+def test_a_client_whose_training_overflows_hurts_nobody_and_is_named(strata, place, method):
+    write(place, "with.npz", 1e30)
+    write(place, "without.npz", 1e30, broken=False)
+    result = strata("run", "--algorithm", method, *asked("with.npz"), "--out", "with")
+    assert result.code == 0, result.err
+    assert result.err == "note: round 1: client 'zone[31m-3' is left out: its upload is not finite\n"
+    words = " ".join(result.out.split())
+    assert "client 'zone[31m-3' was left out of 3 of 3 rounds: its upload is not finite" in words
+    assert "look at its data with: strata data show --config with/config.toml" in words
+    assert "\x1b" not in result.out + result.err
+    for line in lines(place / "with" / "rounds.jsonl"):
+        assert line["left_out"] == [{"client": 4, "reason": "its upload is not finite", "name": BROKEN}]
+        assert line["train.loss"] < 10
+    assert strata("run", "--algorithm", method, *asked("without.npz"), "--out", "without").code == 0
+    if method != "pfedla":  # whose hypernetworks have an output for every client there is
+        assert deployed(place / "with") == deployed(place / "without")
+    assert strata("data", "show", "--config", "with/config.toml").code == 0
+
+
+def test_a_client_in_another_unit_is_named_and_takes_part(strata, place):
+    write(place, "mine.npz", 1e4)
+    result = strata("run", "--algorithm", "fedavg", *asked("mine.npz"), "--out", "done")
+    assert result.code == 0
+    first, *_ = lines(place / "done" / "rounds.jsonl")
+    assert "left_out" not in first
+    ((client, ratio, name),) = (each.values() for each in first["outliers"])
+    assert (client, name) == (4, BROKEN)
+    assert ratio > 100
+    said = f"note: round 1: the update of client 'zone[31m-3' is {ratio:,.0f} times as long as the cohort's median\n"
+    assert result.err.startswith(said)
+    assert "client 'zone[31m-3' sent updates that are up to " in " ".join(result.out.split())
+
+
+def test_a_run_that_is_resumed_does_not_say_it_again(strata, place):
+    write(place, "mine.npz", 1e30)
+    assert strata("run", "--algorithm", "fedavg", *asked("mine.npz"), "--out", "done").code == 0
+    again = strata("resume", "done")
+    assert again.err == "note: this run is finished: nothing was left to do\n"
+    assert "was left out of 3 of 3 rounds" in " ".join(again.out.split())
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_comparison_names_it_whoever_computes(strata, place, jobs):
+    write(place, "mine.npz", 1e30)
+    methods = ("-a", "fedavg,local", "--seeds", 1, "--jobs", jobs)
+    result = strata("compare", *methods, *asked("mine.npz"), "--out", "c")
+    assert result.code == 0, result.err
+    said = "note: fedavg, seed 0: round 1: client 'zone[31m-3' is left out: its upload is not finite"
+    assert result.err.splitlines().count(said) == 1
+    words = " ".join(result.out.split())
+    assert "client 'zone[31m-3' was left out of 3 of 3 rounds in 1 of 2 runs: its upload is not finite" in words
+    page = (place / "c" / "report.html").read_text(encoding="utf-8")
+    assert '<section id="flagged"' in page
+    assert "<td>3 of 3</td>" in page
+    assert "was left out of 3 of 3 rounds in 1 of 2 runs: its upload is not finite." in page
+
+
+def test_a_model_that_diverges_for_all_is_one_line_and_keeps_its_last_finite_state(strata, place):
+    result = strata("run", *SMALL, "--algorithm", "fedavg", "--rounds", 2, "--set", "train.lr=1e30", "--out", "done")
+    assert result.code == 0
+    assert result.err == (
+        "note: round 1: all 4 clients are left out, so that all models stay as they were (of client 0: its upload is "
+        "not finite)\n"
+    )
+    words = " ".join(result.out.split())
+    assert "fedavg (diverged)" in words
+    assert "diverged (the loss, or the upload of every client, became NaN or infinite): done" in words
+    assert "all clients were left out of 2 of 2 rounds: try a smaller train.lr" in words
+    assert "look at" not in words  # it is not the data of one of them
+    first, second = lines(place / "done" / "rounds.jsonl")
+    assert first["test.deployed.loss"] == second["test.deployed.loss"] < 3  # as it began
+
+
+def test_a_journal_whose_clients_cannot_be_read_is_refused(strata, place):
+    assert strata("run", *SMALL, "--rounds", 1, "--out", "done").code == 0
+    journal = place / "done" / "rounds.jsonl"
+    line = json.loads(journal.read_text(encoding="utf-8"))
+    for bad in ({"left_out": 3}, {"left_out": [{"client": "x", "reason": ""}]}, {"outliers": [{"client": 1}]}):
+        journal.write_text(json.dumps({**line, **bad}) + "\n", encoding="utf-8")
+        result = strata("report", "done")
+        assert result.code == 2
+        assert "rounds.jsonl' is damaged: what it says of clients that were left out cannot be read" in result.err
+
+
+def test_in_a_notebook_it_is_a_warning(caplog):
+    rng = np.random.default_rng(0)
+    clients = [(rng.normal(size=(80, 4)).astype(np.float32), np.arange(80) % 2) for _ in range(4)]
+    clients[2] = (clients[2][0] * np.float32(1e30), clients[2][1])
+    with caplog.at_level(logging.WARNING, logger="stratafl"):
+        fitted = fit(fedavg(), clients, build("mlp", shape=(4,), classes=2, hidden=(4,)), rounds=2)
+    assert caplog.messages == ["round 1: client 2 is left out: its upload is not finite"]
+    assert [len(line["left_out"]) for line in fitted.history] == [1, 1]

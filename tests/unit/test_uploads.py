@@ -1,0 +1,237 @@
+"""Uploads that no server can use are left out of the round, and updates that are far from the others' are named."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from stratafl.algorithms import ALGORITHMS, algorithm, fedalp, fedavg, fedlag, fedper, flayer, heurpfedla, local
+from stratafl.errors import ContractError, StageError
+from stratafl.execute import Debug, Matrix, Messages, simulation, uploads
+from stratafl.execute.uploads import FAR, NOT_FINITE, LeftOut, Outlier, inspect, outliers
+from stratafl.layers import Layer
+from stratafl.layout import Layout, Spec
+from stratafl.measure import upload_line
+from stratafl.parcel import ColumnMask, Field, LayerMask, Parcel
+from stratafl.policies import SGD
+from stratafl.testing import Case, difference, laws, tiny_federation, tiny_model
+from stratafl.testing.tampering import Tampered, claiming, not_finite
+from stratafl.trial import Trial
+
+NAN = torch.nan
+BAD = {
+    "one NaN": not_finite(),
+    "infinite": not_finite(torch.inf),
+    "10^12 samples": claiming(10**12),
+    "fewer than none": claiming(-(10**6)),
+    "NaN samples": claiming(NAN),
+}
+EVERY = {name: algorithm(name) for name in ALGORITHMS} | {
+    "fedalp": fedalp(groups=2, warmup=1),
+    "fedlag": fedlag(k=1, xi=0.0, warmup=0),
+    "flayer official": flayer(preset="official"),
+    "heurpfedla": heurpfedla(k=1),
+}
+
+
+def made(method, **options):
+    options = {"rounds": 2, "dtype": torch.float64, "buffers": "local"} | options
+    return simulation(method, tiny_federation(), tiny_model(batchnorm=False), **options)
+
+
+def tampered(sim, **changes):
+    return replace(sim, algorithm=Tampered(sim.algorithm, {int(i.strip("c")): BAD[how] for i, how in changes.items()}))
+
+
+# The round
+
+
+@pytest.mark.parametrize("name", sorted(EVERY))
+def test_the_others_are_where_they_would_be_without_them(name):
+    sim, everybody = made(EVERY[name]), torch.arange(6)
+    progress = sim.start()
+    for changes in ({"c1": "one NaN", "c3": "10^12 samples"}, {"c0": "fewer than none", "c2": "NaN samples"}):
+        bad = torch.tensor([int(client.strip("c")) for client in changes])
+        without, plain = sim.round(progress, Matrix(), everybody[~torch.isin(everybody, bad)])
+        after, report = tampered(sim, **changes).round(progress, Matrix(), everybody)
+        if plain.up.total == 0:  # a method that sends nothing
+            assert not report.left_out
+            return
+        assert [each.client for each in report.left_out] == bad.tolist()
+        assert difference(after.tensors(), without.tensors()) <= 1e-12
+        progress, _ = sim.round(progress, Matrix(), everybody)
+
+
+@pytest.mark.parametrize("executor", [Matrix(), Matrix(chunk=2), Messages()], ids=["matrix", "chunks", "messages"])
+@pytest.mark.parametrize("name", ["fedlag", "fedper", "flayer"])
+def test_every_executor_leaves_out_the_same(name, executor):
+    sim = made(EVERY[name])
+    cohort = sim.cohort(sim.at(0))
+    after, report = tampered(sim, c1="one NaN", c4="10^12 samples").round(sim.start(), executor)
+    without, _ = sim.round(sim.start(), Matrix(), cohort[~torch.isin(cohort, torch.tensor([1, 4]))])
+    assert difference(after.tensors(), without.tensors()) <= 1e-12
+    claim = "it claims 1000000000000 training samples and holds 7"
+    assert report.left_out == (LeftOut(1, NOT_FINITE), LeftOut(4, claim))
+    assert report.present.tolist() == [0, 2, 3, 5]
+    assert report.up.clients.shape == (6,)  # they have sent their bytes all the same
+
+
+def test_where_nobody_is_left_everything_stays_as_it_was():
+    sim = made(fedper())
+    before, _ = sim.round(sim.start(), Matrix())
+    after, report = tampered(sim, c0="one NaN", c5="infinite").round(before, Matrix(), torch.tensor([5, 0]))
+    assert after.t == before.t + 1
+    assert difference(after.tensors(), replace(before, t=after.t).tensors()) == 0
+    assert report.left_out == (LeftOut(5, NOT_FINITE), LeftOut(0, NOT_FINITE))
+
+
+def test_the_debugger_says_where_it_came_about():
+    sim = made(fedavg())
+    says = r"stage 'work', client 2, layer 'fc' of field 'theta': 1 of 3 values are not finite"
+    with pytest.raises(StageError, match=says):
+        tampered(sim, c2="one NaN").round(sim.start(), Debug())
+    _, report = tampered(sim, c2="10^12 samples").round(sim.start(), Debug())
+    assert [each.client for each in report.left_out] == [2]
+
+
+def test_the_law_of_the_contract_notices_when_nothing_is_left_out(monkeypatch):
+    case = Case(fedavg(), "follow", 1.0, 1)
+    laws.left_out(case)
+    monkeypatch.setattr(uploads, "_reason", lambda *found: "")
+    with pytest.raises(ContractError, match="a round differs by inf"):
+        laws.left_out(case)
+
+
+# What is looked at
+
+LAYOUT = Layout(
+    (Spec("a.weight", (2,), 0, True), Spec("a.mean", (1,), 0, False), Spec("b.weight", (1,), 1, True)),
+    (
+        Layer("a", "linear", "a", False, None, ("a.weight", "a.mean")),
+        Layer("b", "linear", "b", True, None, ("b.weight",)),
+    ),
+)
+RECEIVED = {"a.weight": torch.ones(2, 2), "a.mean": torch.zeros(2, 1), "b.weight": torch.zeros(2, 1)}
+
+
+def looked_at(samples=(4, 7), **fields):
+    return inspect(Parcel(fields), RECEIVED, "theta", torch.tensor(samples), LAYOUT)
+
+
+def theta(a=((1, 1), (1, 1)), mean=((0,), (0,)), b=((0,), (0,)), mask=None, dtype=torch.float32):
+    blocks = {"a.weight": a, "a.mean": mean, "b.weight": b}
+    return Field({name: torch.tensor(x, dtype=dtype) for name, x in blocks.items()}, mask=mask)
+
+
+def test_the_norm_is_of_what_was_learned_over_trainable_columns():
+    found = looked_at(theta=theta(a=((1, 4), (1, 1)), mean=((9,), (9,)), b=((4,), (-2,))))
+    assert found.norms == [5.0, 2.0]
+    assert found.reasons == ["", ""]
+
+
+def test_a_norm_does_not_overflow_where_its_square_would():
+    assert looked_at(theta=theta(b=((3e30,), (0,)))).norms == [pytest.approx(3e30), 0.0]
+
+
+def test_what_was_not_sent_does_not_count():
+    layers = LayerMask(torch.tensor([[True, True], [True, False]]))
+    found = looked_at(theta=theta(b=((6,), (NAN,)), mask=layers))
+    assert (found.reasons, found.norms) == (["", ""], [6.0, 0.0])
+    sent = {name: torch.ones_like(x, dtype=torch.bool) for name, x in RECEIVED.items()}
+    sent["a.weight"] = torch.tensor([[True, False], [True, True]])
+    found = looked_at(theta=theta(a=((3, NAN), (NAN, 1)), mask=ColumnMask(sent)))
+    assert found.reasons == ["", NOT_FINITE]
+    assert found.norms[0] == 2.0
+    assert found.sound.tolist() == [0]
+
+
+@pytest.mark.parametrize("value", [NAN, torch.inf, -torch.inf])
+def test_one_value_of_any_field_is_enough(value):
+    for fields in (
+        {"theta": theta(a=((1, 1), (value, 1)))},
+        {"theta": theta(mean=((0,), (value,)))},  # statistics are averaged as well
+        {"theta": theta(), "more": Field(torch.tensor([[0.0, 1.0], [value, 1.0]]))},
+    ):
+        assert looked_at(**fields).reasons == ["", NOT_FINITE]
+    assert looked_at(more=Field(torch.tensor([value]), common=True)).reasons == [NOT_FINITE, NOT_FINITE]
+
+
+def test_the_largest_numbers_are_finite():
+    most = torch.finfo(torch.float32).max
+    assert looked_at(theta=theta(a=((most, -most), (1, 1)))).reasons == ["", ""]
+
+
+def test_a_count_is_the_clients_own():
+    assert looked_at(samples=(4, 7), samples_=Field(torch.tensor([1, 1]))).reasons == ["", ""]
+    counts = Parcel({"samples": Field(torch.tensor([4, 8]))})
+    found = inspect(counts, RECEIVED, "theta", torch.tensor([4, 7]), LAYOUT)
+    assert found.reasons == ["", "it claims 8 training samples and holds 7"]
+
+
+def test_who_sends_nothing_is_left_out_of_nothing():
+    found = looked_at()
+    assert (found.reasons, found.norms) == (["", ""], [0.0, 0.0])
+
+
+# Who is far from the others
+
+
+def test_ten_times_the_median_is_far():
+    assert outliers([3, 1, 4, 2], [1.0, 2.0, 3.0, 25.0]) == (Outlier(2, 10.0),)
+    assert outliers([3, 1, 4, 2], [1.0, 2.0, 3.0, 24.9]) == ()
+    assert outliers(range(5), [2.0] * 4 + [2.0 * FAR * 123.45]) == (Outlier(4, 1230.0),)
+    assert outliers(range(4), [1.0, 1.0, 1.0, torch.inf]) == (Outlier(3, None),)
+
+
+def test_of_few_nobody_is_far_and_who_did_not_move_does_not_count():
+    assert outliers([0, 1, 2], [1.0, 1.0, 100.0]) == ()
+    assert outliers(range(6), [0.0, 0.0, 0.0, 1.0, 1.0, 100.0]) == ()
+    assert outliers(range(7), [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 100.0]) == (Outlier(6, 100.0),)
+    assert outliers(range(4), [torch.inf] * 4) == ()
+
+
+def test_a_client_with_data_in_another_unit_is_named_and_takes_part():
+    federation = tiny_federation()
+    x = federation.x.clone()
+    x[federation.split("train").of(3)] *= 1e4
+    sim = simulation(fedavg(), replace(federation, x=x), tiny_model(batchnorm=False), rounds=1, dtype=torch.float64)
+    _, whole = sim.round(sim.start(), Matrix())
+    assert [each.client for each in whole.outliers] == [3]
+    assert whole.outliers[0].ratio > 100
+    assert not whole.left_out
+    _, chunks = sim.round(sim.start(), Matrix(chunk=2))
+    assert chunks.outliers == whole.outliers
+
+
+# The line of a round
+
+
+def test_the_line_of_a_round_names_them_and_its_loss_is_that_of_the_others():
+    sim = made(fedper(), dtype=torch.float32)
+    names = ("ann", "bob", "cem", "dee", "eva", "fay")
+    federation = replace(sim.workshop.federation, client_names=names)
+    x = federation.x.clone()
+    x[federation.split("train").of(2)] *= 1e30
+    sim = simulation(fedper(), replace(federation, x=x), tiny_model(batchnorm=False), rounds=1)
+    progress, entry = Trial(sim).round(sim.start())
+    assert entry.round["left_out"] == [{"client": 2, "name": "cem", "reason": NOT_FINITE}]
+    assert entry.round["cohort"] == 6
+    assert 0 < entry.round["train.loss"] < 10
+    assert 2 not in progress.clients
+    trained = [line["client"] for line in entry.clients if "test.trained.loss" in line]
+    assert trained == [0, 1, 3, 4, 5]
+
+
+def test_a_round_without_either_says_nothing():
+    sim = made(local())
+    _, report = sim.round(sim.start(), Matrix())
+    assert upload_line(report) == {}
+
+
+def test_where_all_diverge_the_server_keeps_its_last_finite_state():
+    sim = made(fedavg(train=SGD(lr=1e30, epochs=2)), dtype=torch.float32)
+    progress, entry = Trial(sim).round(sim.start())
+    assert [each["client"] for each in entry.round["left_out"]] == sim.cohort(sim.at(0)).tolist()
+    assert difference({"": progress.server["theta"]["fc.weight"]}, {"": sim.setup.start["fc.weight"]}) == 0
+    assert "test.trained.loss" not in entry.round
+    assert entry.round["test.deployed.loss"] < 10
