@@ -117,13 +117,15 @@ def fit(
     rounds: int = 20,
     validation: float = 0.1,
     test: float = 0.25,
+    split: str = "stratified",
     seed: int = 0,
     evaluate_every: int = 1,
     **options: Any,
 ) -> Fitted:
     """Run an algorithm on one `(x, y)` per client (or a federation) and a module, or a function that makes one.
 
-    Each client's samples are cut into test, validation and train; `options` are those of `simulation`.
+    Each client's samples are cut into test, validation and train, by class (`split="random"`: by chance alone);
+    `options` are those of `simulation`.
     """
     if evaluate_every < 1:
         raise RecordError(f"evaluate_every counts rounds, at least 1, not {evaluate_every}")
@@ -131,7 +133,7 @@ def fit(
         raise ModelError(f"a model is an nn.Module or a function that makes one, not {model!r}")
     federation = clients
     if not isinstance(federation, Federation):
-        federation = from_clients(federation, validation=validation, test=test, seed=seed)
+        federation = from_clients(federation, validation=validation, test=test, seed=seed, split=split)
     sim = simulation(algorithm, federation, model, rounds=rounds, seed=seed, **options)
     trial = Trial(sim, evaluate_every)
     progress, history = trial.sim.start(), list[Line]()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stratafl.data.arrays import Array, Part, join
-from stratafl.data.cutting import Cutter, Division, Indices, check_some_clients, check_some_samples
+from stratafl.data.cutting import Cutter, Division, Indices, Known, check_some_clients, check_some_samples
 from stratafl.data.scaling import Scaling, numbers
 from stratafl.errors import DataError, unknown
 
@@ -76,6 +76,8 @@ class Federation:
     client_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     column_names: tuple[str, ...] = ()
+    group: str | None = None  # the column whose groups of samples were kept together, and how many groups there are
+    groups: int = 0
 
     def __post_init__(self) -> None:
         if set(self.splits) != set(SPLITS):
@@ -167,18 +169,22 @@ def federate(
     overlap: bool = False,
     dtype: torch.dtype = torch.float32,
     scaling: Scaling | None = None,
+    split: str = "stratified",
+    group: Any = None,
 ) -> Federation:
     """A federation from arrays and, for each client, the indices of its samples.
 
     Each client's samples are shuffled and cut into test, validation and train, whatever the others hold; both
-    held-out parts are rounded up. With `overlap=True` one client may train on a sample that another one tests on. Of
-    a division that says who tests on what, only the validation part is cut, from what a client trains on.
+    held-out parts are rounded up. They are split by class (`split="random"`: by chance alone), and samples that have
+    the same value in `group` stay in one part. With `overlap=True` one client may train on a sample that another one
+    tests on. Of a division that says who tests on what, only the validation part is cut, from what a client trains on.
     """
-    cutter = Cutter(validation, test, minimum_test, seed, client_names)
+    cutter = Cutter(validation, test, minimum_test, seed, client_names, split)
     where = "" if name == ARRAYS else f" of '{name}'"
     x, y, classes = join([Part(where, x, y)], classes, dtype)
     division = owners if isinstance(owners, Division) else Division(list(owners), overlap=overlap)
-    return Federation(x, y, classes, _ragged(cutter.divide(division, len(x))), name, scaling, client_names)
+    known = _known(y, group)
+    return Federation(x, y, classes, _ragged(cutter.divide(division, known)), name, scaling, client_names)
 
 
 def from_clients(
@@ -191,9 +197,10 @@ def from_clients(
     seed: int = 0,
     name: str = ARRAYS,
     dtype: torch.dtype = torch.float32,
+    split: str = "stratified",
 ) -> Federation:
     """A federation from one `(x, y)` per client, each cut into test, validation and train as by `federate`."""
-    cutter = Cutter(validation, test, minimum_test, seed)
+    cutter = Cutter(validation, test, minimum_test, seed, split=split)
     check_some_clients(clients)
     for client, pair in enumerate(clients):
         _check_pair(pair, f"client {client}")
@@ -201,7 +208,7 @@ def from_clients(
     parts = [Part(f" of client {client}", x, y) for client, (x, y) in enumerate(clients)]
     x, y, classes = join(parts, classes, dtype)
     held = _consecutive([len(part.x) for part in parts])
-    return Federation(x, y, classes, _ragged(cutter.cut(held)), name)
+    return Federation(x, y, classes, _ragged(cutter.cut(held, _known(y))), name)
 
 
 def from_splits(
@@ -224,6 +231,13 @@ def from_splits(
     N = len(clients)
     splits = {split: Ragged.from_lists(held[i * N : (i + 1) * N]) for i, split in enumerate(SPLITS)}
     return Federation(x, y, classes, splits, name)
+
+
+def _known(y: Tensor, group: Any = None) -> Known:
+    given = None if group is None else np.asarray(group)
+    if given is not None and given.shape != (len(y),):
+        raise DataError(f"group has shape {given.shape}, but there are {len(y)} samples: give one value per sample")
+    return Known((y.double() if y.is_floating_point() else y).numpy(), given)
 
 
 def _ragged(splits: Mapping[str, Sequence[Indices]]) -> dict[str, Ragged]:

@@ -18,7 +18,7 @@ from stratafl.data.shards import is_sharded, read_shards
 from stratafl.errors import DataError, unknown
 
 _DECODED = ["normalise", "owners", "fewest", "most"]  # what can be asked of samples that are decoded already
-_OWN = [*_DECODED, "label", "client", "targets", "size"]
+_OWN = [*_DECODED, "label", "client", "group", "targets", "size"]
 OWN = ("FILE.npz", "FILE.csv", "FILE.parquet", "FOLDER/")
 
 
@@ -93,6 +93,8 @@ def _shards(place: Path, reading: Reading) -> Samples:
 def _key(reading: Reading, **source: Any) -> dict[str, Any]:
     options = {key: value for key, value in asdict(reading).items() if key not in ("path", "normalise", "targets")}
     options = options if reading.owners is not None else options | {"seed": 0}
+    if reading.group is None:
+        del options["group"]  # what was kept before there were groups is still found
     return {"format": 1, "options": options, **source}
 
 

@@ -10,7 +10,7 @@ from stratafl.data.samples import Samples
 from stratafl.data.scaling import Scaling
 
 FORMAT = 1
-ARRAYS = ("x", "y", "tests", "owner")
+ARRAYS = ("x", "y", "tests", "owner", "group")
 
 
 def facts(samples: Samples) -> dict[str, Any]:
@@ -24,6 +24,7 @@ def facts(samples: Samples) -> dict[str, Any]:
         "names": samples.names,
         "columns": samples.columns,
         "standardise": samples.standardise,
+        "group": samples.group_name,
         "scaling": scaling and {"mean": list(scaling.mean), "deviation": list(scaling.deviation)},
     }
 
@@ -53,4 +54,6 @@ def samples_from(told: Mapping[str, Any], held: Mapping[str, NDArray[Any]]) -> S
         name=told["name"],
         columns=tuple(told.get("columns", ())),
         standardise=tuple(told.get("standardise", ())),
+        group=held.get("group"),
+        group_name=told.get("group"),
     )

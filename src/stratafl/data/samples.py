@@ -24,10 +24,12 @@ class Samples:
     name: str = "arrays"
     columns: tuple[str, ...] = ()  # what the numbers of a sample are called, where it is a row of a table
     standardise: tuple[str, ...] = ()  # "x", "y": what is standardised as soon as it is known who trains on what
+    group: NDArray[Any] | None = None  # which samples belong together, so that they stay on one side of a split
+    group_name: str | None = None  # the column that says so
     elsewhere: bool = False  # whether some of it was in files that a table names, whose changes nobody would notice
 
     def __post_init__(self) -> None:
-        for what in ("y", "tests", "owner"):
+        for what in ("y", "tests", "owner", "group"):
             given = getattr(self, what)
             if given is not None and len(given) != len(self.x):
                 raise DataError(f"'{self.name}' has {len(self.x)} samples, but '{what}' tells of {len(given)}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.errors import RunError
-from stratafl.experiment import EvaluateTable, from_tables, load, to_tables
+from stratafl.experiment import EvaluateTable, from_tables, load_stored, to_tables
 from stratafl.measure import Line
 from stratafl.runs import environment_of, is_run
 from stratafl.runs.files import read_lines
@@ -98,7 +98,7 @@ class Outcome:
 def outcome(folder: Path) -> Outcome:
     """The outcome in a run directory."""
     then = environment_of(folder)
-    config = to_tables(load(folder / CONFIG))
+    config = to_tables(load_stored(folder / CONFIG))
     check_config(folder / CONFIG, (then.get("identity") or {}).get("config") or config, config)
     lines = read_lines(folder / ROUNDS)
     if not all(isinstance(line.get(key), int | float) for line in lines for key in NEEDED):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.errors import RunError
-from stratafl.experiment import load
+from stratafl.experiment import load_stored
 from stratafl.measure import Line
 from stratafl.report.journals import Looks, lines_of_round, looks
 from stratafl.report.outcomes import Outcome, outcome, run_folders
@@ -100,5 +100,5 @@ def _record(one: Outcome) -> Record:
         environment_of(folder),
         lines_of_round(folder / "clients.jsonl", chosen),
         looks(folder / "layers.jsonl"),
-        held(folder, load(folder / CONFIG)),
+        held(folder, load_stored(folder / CONFIG)),
     )

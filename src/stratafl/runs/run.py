@@ -35,7 +35,7 @@ from stratafl.errors import BusyError, RunError
 from stratafl.execute import SOLO, Progress, Simulation, Team
 from stratafl.execute.clients import Clients
 from stratafl.execute.records import RecordFile
-from stratafl.experiment import Experiment, from_tables, load, to_tables
+from stratafl.experiment import Experiment, from_stored, load_stored, to_tables
 from stratafl.measure import Line
 from stratafl.runs import checkpoint, environment, loggers
 from stratafl.runs.checkpoint import Checkpoint
@@ -107,7 +107,7 @@ class Run:
     @classmethod
     def open(cls, folder: Path, team: Team = SOLO) -> Self:
         """A run that exists; refused if its configuration, data or model are no longer what they were."""
-        then, experiment = environment_of(folder), load(folder / CONFIG)
+        then, experiment = environment_of(folder), load_stored(folder / CONFIG)
         loggers.check(experiment.log.to)
         run = cls(folder, experiment, _simulation(folder, then, experiment), team)
         try:
@@ -265,7 +265,7 @@ def _about(folder: Path, experiment: Experiment) -> loggers.About:
 def stored(folder: Path) -> tuple[Simulation, Progress, list[Line]]:
     """What a run directory holds, without touching it: simulation, newest checkpoint, lines up to there."""
     then = environment_of(folder)
-    sim = _simulation(folder, then, load(folder / CONFIG))
+    sim = _simulation(folder, then, load_stored(folder / CONFIG))
     file = RecordFile(folder / MEMORIES, sim.format.size, writable=False)
     found = checkpoint.find(folder / CHECKPOINTS, lambda saved: sim.restored_clients(saved.tensors, file).check())
     if found.checkpoint is None:
@@ -339,7 +339,7 @@ def environment_of(folder: Path) -> dict[str, Any]:
 
 def check_config(path: Path, then: dict[str, Any], today: dict[str, Any]) -> None:
     """Raise if a configuration is not what it was, naming the first key; keys that came later had their default."""
-    then = to_tables(from_tables(then)) if then else today
+    then = to_tables(from_stored(then)) if then else today
     for table in sorted({*then, *today}):
         before, after = then.get(table, {}), today.get(table, {})
         for key in sorted({*before, *after}):
