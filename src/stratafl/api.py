@@ -2,7 +2,8 @@
 
 fitted = stratafl.fit(fedper(), [(x, y), …], model, rounds=20)
 fitted.predict(3, x)          what client 3's own model says
-fitted.model(3)               that model, an nn.Module
+fitted.model(3)               that model, an nn.Module that takes samples as training does
+fitted.predictor(3)           the same with what was done to the data: it takes raw samples, as predict does
 fitted.export(3, "c3.onnx")   or .safetensors
 """
 
@@ -18,13 +19,13 @@ from torch import Tensor, nn
 from stratafl.algorithm import Algorithm
 from stratafl.data import Federation, from_clients
 from stratafl.data.arrays import Array, plain_tensor
-from stratafl.data.scaling import numbers
 from stratafl.errors import DataError, ModelError, RecordError, RunError
 from stratafl.evaluate import state_dict
 from stratafl.execute import Progress, Simulation, simulation
 from stratafl.execute.simulation import ModelSource
 from stratafl.export import to_onnx, to_safetensors
 from stratafl.measure import Line
+from stratafl.predictor import Predictor
 from stratafl.runs import stored
 from stratafl.summary import evaluated, last, selected
 from stratafl.trial import Trial
@@ -60,8 +61,17 @@ class Fitted:
             raise DataError("no round was evaluated, so none can be selected")
         return selected(self.history)
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """What the data calls its classes, or their numbers: `classes[i]` is the class that `predict` calls i."""
+        federation = self.sim.workshop.federation
+        return tuple(map(federation.class_name, range(federation.classes or 0)))
+
     def model(self, client: int) -> nn.Module:
-        """A client's own model, as it would be deployed, in evaluation mode."""
+        """A client's own model, as it would be deployed, in evaluation mode.
+
+        It takes samples as training does: scaled and standardised. `predictor(client)` takes raw ones.
+        """
         if not isinstance(client, int):
             raise DataError(f"a client is a whole number from 0 to {self.clients - 1}, not {client!r}")
         assert self.sim.template is not None  # every simulation that was put together has one
@@ -69,44 +79,46 @@ class Fitted:
         module.load_state_dict(state_dict(self.sim, self.progress, client), strict=False)
         return module.eval()
 
+    def predictor(self, client: int) -> Predictor:
+        """A client's own model and what was done to the data, as one module that takes raw samples.
+
+        The model is its `module`; of a regression with scaled targets it gives numbers of the data's own unit.
+        """
+        workshop = self.sim.workshop
+        return Predictor(self.model(client), workshop.federation.preprocessing, workshop.dtype)
+
     def outputs(self, client: int, x: Array) -> Tensor:
-        """What a client's own model gives for these samples."""
+        """What a client's own model gives for these samples, which are as the data has them, before any scaling."""
         samples = self._samples(x)
         with torch.no_grad():
-            given: Tensor = self.model(client)(samples)
+            given: Tensor = self.predictor(client)(samples)
         return given
 
     def predict(self, client: int, x: Array) -> Tensor:
-        """The class of each sample by a client's own model, or its output where there are no classes."""
+        """The class of each raw sample by a client's own model, or its output where there are no classes."""
         given = self.outputs(client, x)
         return given if self.sim.setup.classes is None else given.argmax(-1)
 
     def export(self, client: int, path: str | Path) -> Path:
-        """Write a client's own model to `NAME.safetensors` or `NAME.onnx`; an existing file is not touched."""
+        """Write a client's own model to `NAME.onnx` or `NAME.safetensors`; an existing file is not touched.
+
+        ONNX takes raw samples, as `predict` does. Safetensors holds the weights of `model(client)` alone, and what is
+        to be done to samples and outputs as JSON in its metadata (`preprocessing`).
+        """
         target = Path(path)
         if target.exists():
             raise RunError(f"'{target}' exists: choose another name, or remove it")
         if target.suffix == ".onnx":
-            to_onnx(self.model(client), self._samples(self.sim.workshop.federation.x[:2]), target)
+            raw = self.sim.workshop.federation.preprocessing
+            to_onnx(self.predictor(client), torch.zeros((2, *raw.shape), dtype=raw.kind), target)
         elif target.suffix == ".safetensors":
-            to_safetensors(self.model(client), target)
+            to_safetensors(self.model(client), target, self.sim.workshop.federation.preprocessing)
         else:
             raise RunError(f"'{target}' ends neither in .safetensors nor in .onnx")
         return target
 
     def _samples(self, x: Array) -> Tensor:
-        tensor = plain_tensor(x, "x")
-        shape = tuple(self.sim.workshop.federation.x.shape[1:])
-        if tuple(tensor.shape[1:]) != shape:
-            raise DataError(
-                f"samples of shape {shape} are expected, [n, {', '.join(map(str, shape))}] in all, "
-                f"not an array of shape {tuple(tensor.shape)}"
-            )
-        federation, dtype = self.sim.workshop.federation, self.sim.workshop.dtype
-        if not federation.x.is_floating_point() and federation.x.dtype != torch.uint8:
-            return tensor.cpu().to(federation.x.dtype)
-        scale = federation.scale(dtype) if tensor.dtype == torch.uint8 else ()  # what is no byte is a number already
-        return numbers(tensor.cpu().to(dtype), dtype, tuple(part.cpu() for part in scale))
+        return self.sim.workshop.federation.preprocessing.raw(plain_tensor(x, "x"))
 
 
 def fit(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from stratafl.data.arrays import Array, Part, join
 from stratafl.data.cutting import Cutter, Division, Indices, Known, check_some_clients, check_some_samples
+from stratafl.data.preprocessing import Preprocessing, Standardisation
 from stratafl.data.scaling import Scaling, numbers
 from stratafl.errors import DataError, unknown
 
@@ -76,6 +77,9 @@ class Federation:
     client_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     column_names: tuple[str, ...] = ()
+    raw: torch.dtype | None = None  # of `x` before it was standardised
+    columns: Standardisation | None = None  # how the columns of `x`, and `y`, were standardised
+    targets: Standardisation | None = None
     group: str | None = None  # the column whose groups of samples were kept together, and how many groups there are
     groups: int = 0
 
@@ -144,6 +148,13 @@ class Federation:
     def scale(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """What `numbers` scales samples with; nothing where they are not scaled."""
         return () if self.scaling is None else self.scaling.tensors(self.x, dtype)
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """What was done to the samples and targets, so that a model can be given raw ones."""
+        kind = str(self.raw or self.x.dtype).removeprefix("torch.")
+        shape = tuple(self.x.shape[1:])
+        return Preprocessing(kind, shape, self.scaling, self.columns, self.targets, self.class_names)
 
     def inputs(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Samples of this kind as a model takes them."""

@@ -3,6 +3,7 @@
     config.toml        the complete configuration
     environment.json   versions, device, commit, seed, checksums of data and model, and every resumption
     holdings.json      how many samples of each class each client has
+    preprocessing.json what was done to samples and targets
     rounds.jsonl       one line per round
     clients.jsonl      one line per evaluated client and round
     layers.jsonl       one line per layer and round
@@ -53,6 +54,7 @@ from stratafl.runs.files import (
 )
 from stratafl.runs.follower import Verdict, collected, hand_out, refuse_disk, trial_of
 from stratafl.runs.holdings import write_holdings
+from stratafl.runs.preprocessing import check_preprocessing, write_preprocessing
 from stratafl.summary import stop_reason
 
 log = logging.getLogger("stratafl")
@@ -102,6 +104,7 @@ class Run:
             write_whole(partial / CONFIG, tomli_w.dumps(tables).encode())
             write_json(partial / ENVIRONMENT, {**about, "resumed": [], "identity": identity})
             write_holdings(partial, sim.workshop.federation)
+            write_preprocessing(partial, sim.workshop.federation)
         return cls(folder, experiment, sim, team)
 
     @classmethod
@@ -286,6 +289,7 @@ def _simulation(folder: Path, then: dict[str, Any], experiment: Experiment) -> S
     for what, today in environment.identity(sim).items():
         if identity.get(what) != today:
             raise RunError(f"the {what} of '{folder}' is not what the run began with: it cannot be continued")
+    check_preprocessing(folder, sim.workshop.federation)
     return sim
 
 
