@@ -26,11 +26,13 @@ from stratafl.execute.simulation import ModelSource
 from stratafl.export import to_onnx, to_safetensors
 from stratafl.measure import Line
 from stratafl.predictor import Predictor
+from stratafl.reprs import short_repr
 from stratafl.runs import stored
 from stratafl.summary import evaluated, last, selected
 from stratafl.trial import Trial
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class Fitted:
     """A federation after its rounds: every client's model, and one line per round of how it went."""
@@ -38,6 +40,11 @@ class Fitted:
     sim: Simulation
     progress: Progress
     history: list[Line]
+
+    def _about(self) -> str:
+        after = getattr(self, "round", self.progress.t)
+        kind = "regression" if self.sim.setup.classes is None else f"{self.sim.setup.classes} classes"
+        return f"{self.clients} clients, {kind}, after round {after} of {self.sim.setup.rounds}"
 
     @property
     def clients(self) -> int:

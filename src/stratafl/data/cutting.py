@@ -10,11 +10,13 @@ from numpy.typing import NDArray
 
 from stratafl.data.splitting import SPLIT, TEST, TRAIN, VALIDATION, Parts, Sizes, by_group, by_stratum, strata
 from stratafl.errors import DataError, unknown
+from stratafl.reprs import short_repr
 from stratafl.wording import counted
 
 Indices = NDArray[np.int64]
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class Division:
     """One array of sample indices per client to train on and, where the partition decides that too, to test on.
@@ -28,6 +30,7 @@ class Division:
     overlap: bool = False
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class Known:
     """What is known of the samples that are split: their targets, and perhaps which group each belongs to."""

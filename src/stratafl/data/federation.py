@@ -14,11 +14,13 @@ from stratafl.data.cutting import Cutter, Division, Indices, Known, check_some_c
 from stratafl.data.preprocessing import Preprocessing, Standardisation
 from stratafl.data.scaling import Scaling, numbers
 from stratafl.errors import DataError, unknown
+from stratafl.reprs import short_repr
 
 SPLITS = ("train", "validation", "test")
 ARRAYS = "arrays"  # the name of what has none
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class Ragged:
     """Which samples each client holds: client `i` holds `indices[offsets[i]:offsets[i + 1]]`."""
@@ -60,6 +62,7 @@ class Ragged:
         return torch.repeat_interleave(torch.arange(len(self)), self.counts)
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class Federation:
     """Samples and who holds them; `classes` is `None` for regression, `scaling` says what bytes are as numbers.
@@ -99,6 +102,12 @@ class Federation:
         ):
             if names and len(names) != count:
                 raise DataError(f"there are {len(names)} names of {what}, but {count} {what}")
+
+    def _about(self) -> str:
+        kind = "regression" if self.classes is None else f"{self.classes} classes"
+        parts = ", ".join(f"{len(self.splits[split].indices)} {split}" for split in SPLITS)
+        sample = f"{str(self.x.dtype).removeprefix('torch.')}{list(self.x.shape[1:])}"
+        return f"'{self.name}', {self.clients} clients, {len(self.x)} samples of {sample}, {kind}, {parts}"
 
     def _check_split(self, name: str, split: Ragged) -> None:
         if len(split) != self.clients:

@@ -15,11 +15,13 @@ from torch import Tensor
 
 from stratafl.data.scaling import Scaling
 from stratafl.errors import DataError
+from stratafl.reprs import short_repr
 
 FORMAT = 1
 _KEYS = ("format", "dtype", "shape", "scaling", "columns", "targets", "classes")
 
 
+@short_repr
 @dataclass(frozen=True)
 class Standardisation:
     """(value − mean) / deviation, column by column; a column that is the same everywhere (deviation 0) becomes 0."""
@@ -46,6 +48,7 @@ class Standardisation:
         return ((values.double() - mean) * factor).to(dtype)
 
 
+@short_repr
 @dataclass(frozen=True)
 class Preprocessing:
     """The type and shape of a raw sample, how it becomes a model's input, and what a model's output stands for."""

@@ -8,8 +8,10 @@ from numpy.typing import NDArray
 
 from stratafl.data.scaling import Scaling
 from stratafl.errors import DataError
+from stratafl.reprs import short_repr
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class Samples:
     """What a source knows: samples and targets, and perhaps whose they are and which the publishers test on."""

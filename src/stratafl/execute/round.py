@@ -15,6 +15,7 @@ from stratafl.execute.clients import Clients
 from stratafl.execute.team import Team, places
 from stratafl.layout import Layout, Rows
 from stratafl.parcel import Bytes, Parcel, count_bytes
+from stratafl.reprs import short_repr
 from stratafl.state import State, rows_of
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def unwatched(state: State | Parcel) -> None:
     """The watch of executors that trust what they run."""
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class Report:
     """What a round cost."""
@@ -64,6 +66,7 @@ class Report:
     server_seconds: float
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class Shift:
     """What the work of a group weighed, and what its steps noted."""

@@ -9,6 +9,7 @@ from typing import Any
 from stratafl.errors import RunError
 from stratafl.experiment import EvaluateTable, from_tables, load_stored, to_tables
 from stratafl.measure import Line
+from stratafl.reprs import short_repr
 from stratafl.runs import environment_of, is_run
 from stratafl.runs.files import read_lines
 from stratafl.runs.run import CONFIG, ROUNDS, check_config
@@ -18,6 +19,7 @@ SCORED = ("test.", "validation.", "new.")
 NEEDED = ("round", "bytes.down", "bytes.up", "seconds.train", "seconds.server")
 
 
+@short_repr
 @dataclass(frozen=True)
 class Outcome:
     """A run's configuration and its lines."""

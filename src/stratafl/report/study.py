@@ -13,12 +13,14 @@ from stratafl.report.outcomes import Outcome, outcome, run_folders
 from stratafl.report.ranking import Rank, ranking
 from stratafl.report.verdicts import VERDICTS, Verdict, verdicts
 from stratafl.report.waiting import waiting
+from stratafl.reprs import short_repr
 from stratafl.runs import environment_of
 from stratafl.runs.holdings import held
 from stratafl.runs.run import CONFIG
 from stratafl.summary import evaluated
 
 
+@short_repr
 @dataclass(frozen=True)
 class Record:
     """A run beyond its rounds: where it was made, its clients in the selected round, its layers, who holds what."""
@@ -42,6 +44,7 @@ class Record:
         return names
 
 
+@short_repr
 @dataclass(frozen=True)
 class Study:
     """Runs, ranked and in detail; runs that have nothing to report yet, or that repeat another; verdicts on papers."""

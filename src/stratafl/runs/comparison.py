@@ -15,11 +15,13 @@ from stratafl.algorithms import ALGORITHMS
 from stratafl.assemble import completed, simulation_of
 from stratafl.errors import BusyError, RecordError, RunError
 from stratafl.experiment import Experiment, from_stored, load_stored, read_toml, to_tables, with_settings
+from stratafl.reprs import short_repr
 from stratafl.runs.environment import FORMAT
 from stratafl.runs.files import appearing, write_whole
 from stratafl.runs.run import COMPARISON, CONFIG, Run, anchored, check_config, is_run, refuse_existing
 
 
+@short_repr
 @dataclass(frozen=True)
 class Member:
     """One method with one seed."""
@@ -41,6 +43,7 @@ class Member:
             raise
 
 
+@short_repr
 @dataclass(frozen=True)
 class Comparison:
     """Methods × seeds in a directory; `own` are settings of single methods."""

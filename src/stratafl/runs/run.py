@@ -121,6 +121,9 @@ class Run:
             raise
         return run
 
+    def __repr__(self) -> str:
+        return f"Run('{self.folder}', after round {self.progress.t} of {self.trial.rounds})"
+
     @property
     def progress(self) -> Progress:
         """The state after the rounds that are done."""

@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 
 from stratafl.data.formats.columns import Asked, Column, Columns, joined, numbers_or_texts, picked, with_images
 from stratafl.errors import DataError
+from stratafl.reprs import short_repr
 
 _OTHER_SEPARATORS = (";", "\t", "|")
 
 
+@short_repr
 class _Line(NamedTuple):
     number: int  # of its last line, as an editor counts them
     cells: list[str]
