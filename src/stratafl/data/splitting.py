@@ -51,6 +51,8 @@ def strata(labels: NDArray[Any], sizes: Sizes, split: str) -> NDArray[np.int64]:
 
 def by_stratum(stratum: NDArray[np.int64], sizes: Sizes, rng: np.random.Generator) -> Parts:
     """The part of each sample, of samples in random order: the first of a stratum are for testing."""
+    if (stratum == stratum[0]).all():  # the same as below, in a fifth of the time
+        return np.repeat([TEST, VALIDATION, TRAIN], [*sizes, len(stratum) - sizes.both])
     _, ids, counts = np.unique(stratum, return_inverse=True, return_counts=True)
     order = rng.permutation(len(counts))  # decides between strata that could have one more by the same right
     held = _apportioned(sizes.both, counts, _room(sizes.both, counts, order), order)
