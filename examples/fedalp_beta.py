@@ -24,7 +24,7 @@ def accuracies(kind: str, beta: float, seed: int) -> tuple[float, float]:
     partition, groups = DATA[kind]
     fitted = fit(
         fedalp(beta=beta, groups=groups, warmup=ROUNDS // 2, train=SGD(lr=0.05)),
-        digits(partition=partition, seed=seed),
+        digits(partition=partition, seed=seed, split="random"),
         lambda: build("mlp", shape=(1, 8, 8), classes=10),
         rounds=ROUNDS,
         evaluate_every=ROUNDS,

@@ -25,7 +25,7 @@ def conflicts(partition: Partition, seed: int, rounds: int = SHOWN[-1]) -> dict[
     """By layer: the share of pairs that conflict in each round."""
     sim = simulation(
         fedavg(train=SGD(lr=0.05)),
-        digits(clients=CLIENTS, partition=partition, seed=seed),
+        digits(clients=CLIENTS, partition=partition, seed=seed, split="random"),
         lambda: build("mlp", shape=(1, 8, 8), classes=10, hidden=(64, 64, 64)),
         rounds=rounds,
         seed=seed,

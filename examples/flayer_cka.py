@@ -23,7 +23,7 @@ def similarities(algorithm, seed, rounds=ROUNDS):
     """CKA by layer, after the first and after the last round."""
     sim = simulation(
         algorithm,
-        digits(seed=seed),
+        digits(seed=seed, split="random"),
         lambda: build("mlp", shape=(1, 8, 8), classes=10, hidden=(64, 32)),
         rounds=rounds,
         seed=seed,

@@ -30,7 +30,7 @@ def history(algorithm, seed, rounds=ROUNDS, every=1):
     """One line per round, of 20 clients with Dirichlet(0.1) shares of the digits and an MLP of three layers."""
     sim = simulation(
         algorithm,
-        digits(validation=0.1, seed=seed),
+        digits(validation=0.1, seed=seed, split="random"),
         lambda: build("mlp", shape=(1, 8, 8), classes=10, hidden=(64, 32)),
         rounds=rounds,
         seed=seed,

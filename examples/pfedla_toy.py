@@ -28,7 +28,7 @@ def federation(seed: int) -> Federation:
     rng = np.random.default_rng(seed)
     kept = np.concatenate([rng.permutation(np.flatnonzero(y == c))[: SAMPLES // CLASSES] for c in range(CLASSES)])
     x, y = x[kept], y[kept]
-    return federate(x, y, Classes(per_client=3)(y, CLIENTS, seed), classes=CLASSES, test=0.5, seed=seed)
+    return federate(x, y, Classes(per_client=3)(y, CLIENTS, seed), classes=CLASSES, test=0.5, seed=seed, split="random")
 
 
 def outcome(method: Algorithm, seed: int, rounds: int) -> tuple[list[float], dict[str, float]]:

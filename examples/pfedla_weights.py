@@ -30,7 +30,7 @@ def federation(classes: tuple[str, ...], seed: int) -> Federation:
     rng = np.random.default_rng(seed)
     left = {c: list(rng.permutation(np.flatnonzero(y == int(c)))) for c in "0123456789"}
     owners = [[left[c].pop() for c in mine for _ in range(EACH)] for mine in classes]
-    return federate(x, y, owners, classes=10, test=0.3, seed=seed)
+    return federate(x, y, owners, classes=10, test=0.3, seed=seed, split="random")
 
 
 def weights(

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from stratafl import keys
 from stratafl.layout import Layout, Rows
 from stratafl.parcel import Parcel
+from stratafl.reprs import short_repr
 from stratafl.state import State, rows_of
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Plan:
     clock: tuple[int, int] | None = None  # (t, T) for schedules, where it is not that of the run
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class Setup:
     """What is known before the first round."""
@@ -54,6 +56,7 @@ class Setup:
         return torch.arange(self.clients) if count >= self.clients else keys.sample(self.seed, t, self.clients, count)
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class Round:
     """Round t of a federation."""
@@ -82,6 +85,7 @@ class Round:
         return keys.keys(self.setup.seed, self.t, ids, purpose)
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class Total:
     """What the uploads of a round come to: sums that add up, and rows that are kept side by side."""
@@ -91,6 +95,7 @@ class Total:
     ids: tuple[Tensor, ...] = ()  # whose rows they are
 
 
+@short_repr
 class Work(NamedTuple):
     """What a client's work gives."""
 

@@ -2,7 +2,8 @@
 
 fitted = stratafl.fit(fedper(), [(x, y), …], model, rounds=20)
 fitted.predict(3, x)          what client 3's own model says
-fitted.model(3)               that model, an nn.Module
+fitted.model(3)               that model, an nn.Module that takes samples as training does
+fitted.predictor(3)           the same with what was done to the data: it takes raw samples, as predict does
 fitted.export(3, "c3.onnx")   or .safetensors
 """
 
@@ -19,7 +20,6 @@ from torch import Tensor, nn
 from stratafl.algorithm import Algorithm
 from stratafl.data import Federation, from_clients
 from stratafl.data.arrays import Array, plain_tensor
-from stratafl.data.scaling import PIXELS, numbers
 from stratafl.errors import DataError, ModelError, RecordError, RunError
 from stratafl.evaluate import state_dict
 from stratafl.execute import Progress, Simulation, simulation
@@ -27,6 +27,8 @@ from stratafl.execute.simulation import ModelSource
 from stratafl.export import to_onnx, to_safetensors
 from stratafl.flagged import Notices
 from stratafl.measure import Line
+from stratafl.predictor import Predictor
+from stratafl.reprs import short_repr
 from stratafl.runs import stored
 from stratafl.summary import evaluated, last, selected
 from stratafl.trial import Trial
@@ -34,6 +36,7 @@ from stratafl.trial import Trial
 log = logging.getLogger("stratafl")
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class Fitted:
     """A federation after its rounds: every client's model, and one line per round of how it went."""
@@ -41,6 +44,11 @@ class Fitted:
     sim: Simulation
     progress: Progress
     history: list[Line]
+
+    def _about(self) -> str:
+        after = getattr(self, "round", self.progress.t)
+        kind = "regression" if self.sim.setup.classes is None else f"{self.sim.setup.classes} classes"
+        return f"{self.clients} clients, {kind}, after round {after} of {self.sim.setup.rounds}"
 
     @property
     def clients(self) -> int:
@@ -64,8 +72,17 @@ class Fitted:
             raise DataError("no round was evaluated, so none can be selected")
         return selected(self.history)
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """What the data calls its classes, or their numbers: `classes[i]` is the class that `predict` calls i."""
+        federation = self.sim.workshop.federation
+        return tuple(map(federation.class_name, range(federation.classes or 0)))
+
     def model(self, client: int) -> nn.Module:
-        """A client's own model, as it would be deployed, in evaluation mode."""
+        """A client's own model, as it would be deployed, in evaluation mode.
+
+        It takes samples as training does: scaled and standardised. `predictor(client)` takes raw ones.
+        """
         if not isinstance(client, int):
             raise DataError(f"a client is a whole number from 0 to {self.clients - 1}, not {client!r}")
         assert self.sim.template is not None  # every simulation that was put together has one
@@ -73,47 +90,46 @@ class Fitted:
         module.load_state_dict(state_dict(self.sim, self.progress, client), strict=False)
         return module.eval()
 
+    def predictor(self, client: int) -> Predictor:
+        """A client's own model and what was done to the data, as one module that takes raw samples.
+
+        The model is its `module`; of a regression with scaled targets it gives numbers of the data's own unit.
+        """
+        workshop = self.sim.workshop
+        return Predictor(self.model(client), workshop.federation.preprocessing, workshop.dtype)
+
     def outputs(self, client: int, x: Array) -> Tensor:
-        """What a client's own model gives for these samples."""
+        """What a client's own model gives for these samples, which are as the data has them, before any scaling."""
         samples = self._samples(x)
         with torch.no_grad():
-            given: Tensor = self.model(client)(samples)
+            given: Tensor = self.predictor(client)(samples)
         return given
 
     def predict(self, client: int, x: Array) -> Tensor:
-        """The class of each sample by a client's own model, or its output where there are no classes."""
+        """The class of each raw sample by a client's own model, or its output where there are no classes."""
         given = self.outputs(client, x)
         return given if self.sim.setup.classes is None else given.argmax(-1)
 
     def export(self, client: int, path: str | Path) -> Path:
-        """Write a client's own model to `NAME.safetensors` or `NAME.onnx`; an existing file is not touched."""
+        """Write a client's own model to `NAME.onnx` or `NAME.safetensors`; an existing file is not touched.
+
+        ONNX takes raw samples, as `predict` does. Safetensors holds the weights of `model(client)` alone, and what is
+        to be done to samples and outputs as JSON in its metadata (`preprocessing`).
+        """
         target = Path(path)
         if target.exists():
             raise RunError(f"'{target}' exists: choose another name, or remove it")
         if target.suffix == ".onnx":
-            to_onnx(self.model(client), self._samples(self.sim.workshop.federation.x[:2]), target)
+            raw = self.sim.workshop.federation.preprocessing
+            to_onnx(self.predictor(client), torch.zeros((2, *raw.shape), dtype=raw.kind), target)
         elif target.suffix == ".safetensors":
-            to_safetensors(self.model(client), target)
+            to_safetensors(self.model(client), target, self.sim.workshop.federation.preprocessing)
         else:
             raise RunError(f"'{target}' ends neither in .safetensors nor in .onnx")
         return target
 
     def _samples(self, x: Array) -> Tensor:
-        tensor = plain_tensor(x, "x")
-        shape = tuple(self.sim.workshop.federation.x.shape[1:])
-        if tuple(tensor.shape[1:]) != shape:
-            raise DataError(
-                f"samples of shape {shape} are expected, [n, {', '.join(map(str, shape))}] in all, "
-                f"not an array of shape {tuple(tensor.shape)}"
-            )
-        federation, dtype = self.sim.workshop.federation, self.sim.workshop.dtype
-        if not federation.x.is_floating_point() and federation.x.dtype not in PIXELS:
-            return tensor.cpu().to(federation.x.dtype)
-        if tensor.dtype in PIXELS and federation.x.dtype in PIXELS and tensor.dtype != federation.x.dtype:
-            given, wanted = (str(each.dtype).removeprefix("torch.") for each in (tensor, federation.x))
-            raise DataError(f"x is {given}, but the clients' samples are {wanted}: give pixels of the same type")
-        scale = federation.scale(dtype) if tensor.dtype in PIXELS else ()  # what is no pixel is a number already
-        return numbers(tensor.cpu().to(dtype), dtype, tuple(part.cpu() for part in scale))
+        return self.sim.workshop.federation.preprocessing.raw(plain_tensor(x, "x"))
 
 
 def fit(
@@ -124,13 +140,15 @@ def fit(
     rounds: int = 20,
     validation: float = 0.1,
     test: float = 0.25,
+    split: str = "stratified",
     seed: int = 0,
     evaluate_every: int = 1,
     **options: Any,
 ) -> Fitted:
     """Run an algorithm on one `(x, y)` per client (or a federation) and a module, or a function that makes one.
 
-    Each client's samples are cut into test, validation and train; `options` are those of `simulation`.
+    Each client's samples are cut into test, validation and train, by class (`split="random"`: by chance alone);
+    `options` are those of `simulation`.
     """
     if evaluate_every < 1:
         raise RecordError(f"evaluate_every counts rounds, at least 1, not {evaluate_every}")
@@ -138,7 +156,7 @@ def fit(
         raise ModelError(f"a model is an nn.Module or a function that makes one, not {model!r}")
     federation = clients
     if not isinstance(federation, Federation):
-        federation = from_clients(federation, validation=validation, test=test, seed=seed)
+        federation = from_clients(federation, validation=validation, test=test, seed=seed, split=split)
     sim = simulation(algorithm, federation, model, rounds=rounds, seed=seed, **options)
     trial = Trial(sim, evaluate_every)
     progress, history, notices = trial.sim.start(), list[Line](), Notices()

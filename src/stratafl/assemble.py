@@ -99,6 +99,7 @@ def federation_of(experiment: Experiment) -> Federation:
         test=data.test,
         seed=seed,
         minimum_test=2 if data.name == "digits" else 1,
+        split=data.split,
     )
 
 

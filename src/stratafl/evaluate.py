@@ -16,6 +16,7 @@ from stratafl.execute.matrix import visit_size
 from stratafl.execute.simulation import Progress, Simulation
 from stratafl.execute.team import Team, places
 from stratafl.layout import Rows
+from stratafl.reprs import short_repr
 from stratafl.state import State, expand, join, rows_of
 from stratafl.task import Scores, Task
 
@@ -23,6 +24,7 @@ Board = dict[str, Scores]  # by "split.stage", such as "test.deployed"
 STAGES = ("received", "deployed")
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class Visit:
     """Some clients, with what they have received for a round; nothing of it is kept."""

@@ -11,7 +11,7 @@ algorithm or a model may also be a path, `package.module:name`, and data a file 
 import dataclasses
 import tomllib
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from stratafl.data import PARTITIONS, Partition
 from stratafl.data.labels import TARGETS
 from stratafl.data.loading import check_name
 from stratafl.data.reading import NORMALISED
+from stratafl.data.splitting import SPLIT
 from stratafl.errors import RecordError, StrataError, UnknownNameError, unknown
 from stratafl.models import MODELS
 from stratafl.protocols import PROTOCOLS
@@ -31,6 +32,7 @@ from stratafl.task.speed import CHOICES, CONVOLUTIONS
 
 LOGGERS = ("tensorboard", "mlflow", "wandb")
 _CHOICES = (("algorithm", "name"), ("model", "name"), ("data", "partition"))  # what has options of its own
+BEFORE = {"split": "random"}  # keys of [data] that came later, as runs had them before
 _DIVIDING = ("alpha", "minimum", "per_client")  # keys of [data] that only some partitions listen to
 
 
@@ -81,6 +83,11 @@ class DataTable:
     )
     label: str | None = setting(None, "the column with the labels of your own table; none: `label` or `y`")
     client: str | None = setting(None, "the column that says whose a sample of your own table is; none: `client`")
+    group: str | None = setting(
+        None,
+        "a column of your own table, such as `patient_id`: samples with the same value stay on one side of the split; "
+        "the data must name its clients",
+    )
     targets: str = setting(
         "auto",
         "what is predicted of your own data; `auto`: classes where labels are names or whole numbers, else numbers; "
@@ -115,6 +122,11 @@ class DataTable:
         "share of each client's samples held out for testing, unless the partition says who tests on what",
         above=0,
         most=0.9,
+    )
+    split: str = setting(
+        "stratified",
+        "how each client's samples are split: `stratified` by class (numbers by quantile), or at `random`",
+        among=SPLIT,
     )
     seed: int | None = setting(None, "seed of the division, where it is to stay while `run.seed` changes", least=0)
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -275,9 +287,26 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def load(path: Path) -> Experiment:
     """The experiment in a TOML file."""
+    return _made(path, from_tables)
+
+
+def load_stored(path: Path) -> Experiment:
+    """The experiment that a run was made with."""
+    return _made(path, from_stored)
+
+
+def from_stored(tables: Mapping[str, Any]) -> Experiment:
+    """The experiment of tables that were written with a run: what they do not say is as it was then."""
+    data = tables.get("data", {})
+    if not isinstance(data, Mapping):
+        return from_tables(tables)  # which says what is wrong
+    return from_tables({**tables, "data": {**BEFORE, **data}})
+
+
+def _made(path: Path, make: Callable[[Mapping[str, Any]], Experiment]) -> Experiment:
     tables = read_toml(path)
     try:
-        return from_tables(tables)
+        return make(tables)
     except StrataError as error:
         raise type(error)(f"'{path}': {error}") from error
 

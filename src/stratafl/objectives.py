@@ -13,11 +13,13 @@ from torch import Tensor
 
 from stratafl.layout import Rows
 from stratafl.records import record
+from stratafl.reprs import short_repr
 
 if TYPE_CHECKING:
     from stratafl.task.model import Net
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class Batch:
     """Samples of one client: inputs, targets, and weight 1 for real samples, 0 for padding."""

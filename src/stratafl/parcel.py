@@ -14,9 +14,11 @@ from torch import Tensor
 
 from stratafl.errors import WireError, unknown
 from stratafl.layout import Layout, Rows
+from stratafl.reprs import short_repr
 from stratafl.state import Index, Value, apply, combine, stack_below
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class LayerMask:
     """Which layers were sent: booleans `[C, L]`, or `[L]` in a common field."""
@@ -24,6 +26,7 @@ class LayerMask:
     sent: Tensor
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class ColumnMask:
     """Which columns were sent: booleans of the shape of each block."""
@@ -34,6 +37,7 @@ class ColumnMask:
 Mask = LayerMask | ColumnMask
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class Field:
     """One value of a parcel, with what of it was sent."""
@@ -149,6 +153,7 @@ def _join_fields(fields: Sequence[Field]) -> Field:
     return Field(combine(stack_below, [f.value for f in fields]), mask=mask)
 
 
+@short_repr
 @dataclass(frozen=True)
 class Bytes:
     """What a parcel weighs on the wire: per client, and per layer over all clients."""

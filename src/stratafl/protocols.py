@@ -28,7 +28,7 @@ class Protocol:
         return tables
 
 
-_TEST_SELECTED = {"data.validation": 0.0, "evaluate.select": "best"}
+_TEST_SELECTED = {"data.validation": 0.0, "data.split": "random", "evaluate.select": "best"}
 _PFLLIB = {
     **_TEST_SELECTED,
     "data.test": 0.25,

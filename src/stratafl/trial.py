@@ -14,8 +14,10 @@ from stratafl.evaluate import STAGES, Board, gathered, joined, newcomers, score_
 from stratafl.execute import Executor, Matrix, Progress, Simulation
 from stratafl.layout import Rows
 from stratafl.measure import Line, board_line, client_lines, cost_line, layer_lines, upload_line
+from stratafl.reprs import short_repr
 
 
+@short_repr
 @dataclass(frozen=True)
 class Entry:
     """What is recorded of a round: one line, one per evaluated client, one per layer."""
@@ -25,6 +27,7 @@ class Entry:
     layers: list[Line] = field(default_factory=list)
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class Trial:
     """A simulation and when and on whom it is evaluated (`sample` clients, always the same ones; 0: all)."""

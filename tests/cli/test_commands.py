@@ -37,6 +37,7 @@ FILES = {
     "config.toml",
     "environment.json",
     "holdings.json",
+    "preprocessing.json",
     "rounds.jsonl",
     "clients.jsonl",
     "layers.jsonl",

@@ -142,6 +142,13 @@ def test_a_client_in_another_unit_is_named_and_columns_are_not_recommended(strat
         assert "makes it worse" in told
 
 
+def test_groups_are_counted(strata, place):
+    group = np.repeat(np.arange(6), 4)
+    np.savez(place / "own.npz", x=np.zeros((24, 2)), y=group % 2, client=group // 3, ward=group)
+    told = strata("data", "show", "--data", "own.npz", "--set", "data.group=ward").out
+    assert told.splitlines()[-1] == "6 groups by the column 'ward': samples of a group are on one side of the split"
+
+
 def test_large_targets_are_pointed_out(strata, place):
     np.savez(place / "own.npz", x=np.zeros((40, 1)), y=np.linspace(100_000, 900_000.5, 40), client=np.arange(40) % 2)
     told = strata("data", "show", "--data", "own.npz").out

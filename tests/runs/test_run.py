@@ -21,6 +21,7 @@ from stratafl.experiment import TABLES, Experiment, load, with_settings
 from stratafl.models import build, save_weights
 from stratafl.phased import Phase, Phased
 from stratafl.runs import Run, checkpoint, is_run, stored
+from stratafl.runs.comparison import Comparison
 from stratafl.runs.files import Journal, uninterrupted
 
 TINY = ("run.rounds=4", "data.clients=4", "data.partition=iid", "model.hidden=[8]", "train.batch=100")
@@ -91,7 +92,7 @@ def example(tmp_path_factory):
 
 
 def test_the_directory_holds_what_is_documented(example):
-    names = {"config.toml", "environment.json", "holdings.json", "checkpoint"}
+    names = {"config.toml", "environment.json", "holdings.json", "preprocessing.json", "checkpoint"}
     journals = {"rounds.jsonl", "clients.jsonl", "layers.jsonl"}
     assert {path.name for path in example.folder.iterdir()} == names | journals
     assert sorted(os.listdir(example.folder / "checkpoint")) == ["000003", "000004"]
@@ -334,6 +335,45 @@ def test_a_changed_configuration_is_refused_by_key_and_values(tmp_path):
     assert everything_in(folder) == before
     config.write_text(config.read_text().replace("lr = 0.06", "lr = 0.05"))
     Run.open(folder).close()
+
+
+def without_split(folder):
+    """The directory as it was written before a configuration said how clients' samples are split."""
+    config = folder / "config.toml"
+    config.write_text("".join(line for line in config.read_text().splitlines(True) if not line.startswith("split =")))
+
+    def older(value):
+        del value["identity"]["config"]["data"]["split"]
+        return value
+
+    edit(folder / "environment.json", older)
+
+
+def test_a_run_that_does_not_say_how_it_is_split_is_split_as_it_was(tmp_path):
+    reference = whole(tmp_path / "whole", "data.split=random")
+    left(tmp_path / "run", 2, "data.split=random")
+    without_split(tmp_path / "run")
+    assert stored(tmp_path / "run")[1].t == 2
+    again = finish(Run.open(tmp_path / "run"))
+    assert again.experiment.data.split == "random"
+    assert outcome(again.folder) == outcome(reference.folder)
+    left(tmp_path / "new", 2)
+    without_split(tmp_path / "new")
+    with pytest.raises(RunError, match=r"the data of '.*new' is not what the run began with"):
+        Run.open(tmp_path / "new")
+
+
+def test_a_comparison_that_does_not_say_how_it_is_split_is_split_as_it_was(tmp_path):
+    folder = tmp_path / "compare"
+    made = Comparison.create(folder, with_settings(Experiment(), [*TINY, "data.split=random"]), ["fedavg"], 1, [])
+    (member,) = made.members()
+    finish(member.run())
+    file = folder / "compare.toml"
+    file.write_text("".join(line for line in file.read_text().splitlines(True) if not line.startswith("split =")))
+    without_split(member.folder)
+    (again,) = Comparison.open(folder).members()
+    assert again.experiment.data.split == "random"
+    assert again.run().finished
 
 
 def test_a_newer_format_is_refused(tmp_path):

@@ -75,6 +75,7 @@ LOW = (
     "parcel",
     "form",
     "reduce",
+    "reprs",
     "similarity",
 )
 
@@ -91,7 +92,7 @@ def test_the_waist_knows_neither_policies_nor_executors(name):
 
 
 def test_the_waist_itself_rests_on_the_matrix_alone():
-    assert parts("algorithm", typing_too=False) <= {"errors", "keys", "layout", "parcel", "state"}
+    assert parts("algorithm", typing_too=False) <= {"errors", "keys", "layout", "parcel", "reprs", "state"}
 
 
 @pytest.mark.parametrize(
@@ -131,6 +132,7 @@ CORE = (
     "models",
     "objectives",
     "plugins",
+    "predictor",
     "settings",
     "trial",
     "wire",
@@ -180,7 +182,7 @@ def test_only_the_command_imports_typer_and_rich():
 
 @pytest.mark.parametrize("name", ["data", "models"])
 def test_data_and_models_stand_alone(name):
-    assert parts(name) <= {name, "errors", "machine", "records", "wording"}
+    assert parts(name) <= {name, "errors", "machine", "records", "reprs", "wording"}
 
 
 def test_nobody_in_the_package_imports_the_tests_or_a_folder_outside():

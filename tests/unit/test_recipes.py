@@ -1,12 +1,13 @@
 """Recipes: every one that ships can be read and put together; what is wrong with one is said."""
 
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from stratafl.assemble import algorithm_of
+from stratafl.assemble import algorithm_of, completed
 from stratafl.cli import reproducing
 from stratafl.errors import BusyError, DataError, RecordError, RunError, UnknownNameError
 from stratafl.experiment import Experiment, to_tables, with_settings
@@ -324,6 +325,15 @@ def test_experiments_that_are_the_same_share_a_run():
     assert run_name(first.experiment) == run_name(recipe.cells("smoke")[0].experiment)
     assert run_name(first.experiment) != run_name(second.experiment)
     assert run_name(first.experiment).startswith("fedavg-digits-mlp-")
+
+
+def test_runs_of_before_there_was_another_split_keep_their_names():
+    usual = with_settings(Experiment(), ["run.protocol=pfllib"])
+    told = to_tables(completed(usual))
+    assert told["data"].pop("split") == "random"
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    assert run_name(usual) == f"fedper-digits-mlp-{digest[:8]}"
+    assert run_name(with_settings(usual, ["data.split=stratified"])) != run_name(usual)
 
 
 def test_an_option_that_is_given_its_default_makes_no_other_run():

@@ -18,7 +18,7 @@ _APART = 100.0  # times, by which columns may differ in size before it is said
 def understood(federation: Federation) -> list[str]:
     """The lines."""
     lines = [_sample(federation), *_units(federation), *_sizes(federation)]
-    return [*lines, _predicted(federation), *_alone(federation)]
+    return [*lines, _predicted(federation), *_alone(federation), *_groups(federation)]
 
 
 def _sample(federation: Federation) -> str:
@@ -82,3 +82,10 @@ def _predicted(federation: Federation) -> str:
 
 def _alone(federation: Federation) -> list[str]:
     return ["all labels are the same, so that every answer is right"] if federation.classes == 1 else []
+
+
+def _groups(federation: Federation) -> list[str]:
+    if federation.group is None:
+        return []
+    groups = counted(federation.groups, "group")
+    return [f"{groups} by the column '{federation.group}': samples of a group are on one side of the split"]

@@ -9,11 +9,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stratafl.errors import DataError
+from stratafl.reprs import short_repr
 
 Array = NDArray[Any] | Tensor
 _CHECKED_AT_ONCE = 4096  # samples; looking for NaN in all of x at once would need a second copy of it
 
 
+@short_repr
 class Part(NamedTuple):
     """Some samples with their targets, and the words that tell them apart in an error (' of client 3')."""
 

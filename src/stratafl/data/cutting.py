@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stratafl.errors import DataError
+from stratafl.data.splitting import SPLIT, TEST, TRAIN, VALIDATION, Parts, Sizes, by_group, by_stratum, strata
+from stratafl.errors import DataError, unknown
+from stratafl.reprs import short_repr
 from stratafl.wording import counted
 
 Indices = NDArray[np.int64]
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class Division:
     """One array of sample indices per client to train on and, where the partition decides that too, to test on.
@@ -27,17 +30,32 @@ class Division:
     overlap: bool = False
 
 
+@short_repr
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What is known of the samples that are split: their targets, and perhaps which group each belongs to."""
+
+    labels: NDArray[Any]
+    group: NDArray[Any] | None = None
+
+
 @dataclass(frozen=True)
 class Cutter:
-    """How each client's samples are cut into test, validation and train; names tell clients apart in an error."""
+    """How each client's samples are cut into test, validation and train; names tell clients apart in an error.
+
+    `split` says whether by class (`stratified`) or `random`, see `splitting`.
+    """
 
     validation: float
     test: float
     minimum_test: int
     seed: int
     names: tuple[str, ...] = ()
+    split: str = "stratified"
 
     def __post_init__(self) -> None:
+        if self.split not in SPLIT:
+            raise unknown("split", self.split, SPLIT)
         if not (self.validation >= 0 and self.test >= 0 and self.validation + self.test < 1):
             raise DataError(
                 f"validation={self.validation} and test={self.test} were given: "
@@ -48,44 +66,67 @@ class Cutter:
                 f"minimum_test={self.minimum_test} and seed={self.seed} were given: neither may be negative"
             )
 
-    def divide(self, division: Division, total: int) -> dict[str, list[Indices]]:
-        """The three splits of a division of so many samples."""
+    def divide(self, division: Division, known: Known) -> dict[str, list[Indices]]:
+        """The three splits of a division of these samples."""
+        total = len(known.labels)
         for client, mine in enumerate(division.train):
             check_some_samples(np.size(mine), self._named(client))
         if division.test is None:
-            return self.cut(_checked_owners(division.train, total, division.overlap))
+            return self.cut(_checked_owners(division.train, total, division.overlap), known)
         _check_division(division.train, division.test, total, division.overlap)
-        held = [self._validating(mine, client) for client, mine in enumerate(division.train)]
+        if known.group is not None:
+            self._check_sides(division.train, division.test, known.group)
+        held = [self._validating(mine, client, known) for client, mine in enumerate(division.train)]
         train = [mine[~out] for mine, out in zip(division.train, held, strict=True)]
         validation = [mine[out] for mine, out in zip(division.train, held, strict=True)]
         return {"train": train, "validation": validation, "test": division.test}
 
-    def cut(self, held: Sequence[Indices]) -> dict[str, list[Indices]]:
+    def cut(self, held: Sequence[Indices], known: Known) -> dict[str, list[Indices]]:
         """The three splits of clients who hold these samples."""
-        cuts = [self._cut_one(mine, client) for client, mine in enumerate(held)]
+        cuts = [self._cut_one(mine, client, known) for client, mine in enumerate(held)]
         return {split: [cut[split] for cut in cuts] for split in ("train", "validation", "test")}
 
-    def _cut_one(self, mine: Indices, client: int) -> dict[str, Indices]:
+    def _cut_one(self, mine: Indices, client: int, known: Known) -> dict[str, Indices]:
         tests = max(self.minimum_test, _rounded_up(self.test * len(mine))) if self.test > 0 else 0
-        held_out = tests + _rounded_up(self.validation * len(mine))
-        if held_out >= len(mine):
+        sizes = Sizes(tests, _rounded_up(self.validation * len(mine)))
+        if sizes.both >= len(mine):
             raise DataError(
                 f"{self._named(client)} has {counted(len(mine), 'sample')}, of which {tests} would go to test and "
-                f"{held_out - tests} to validation: none is left for training"
+                f"{sizes.validation} to validation: none is left for training"
             )
-        mixed = self._stream(client).permutation(mine)
-        return {"test": mixed[:tests], "validation": mixed[tests:held_out], "train": mixed[held_out:]}
+        mixed, parts = self._split(mine, client, sizes, known)
+        return {"test": mixed[parts == TEST], "validation": mixed[parts == VALIDATION], "train": mixed[parts == TRAIN]}
 
-    def _validating(self, mine: Indices, client: int) -> NDArray[np.bool_]:
+    def _validating(self, mine: Indices, client: int, known: Known) -> NDArray[np.bool_]:
         """Which of a client's training samples are for validation; copies of a sample stay together."""
         distinct = np.unique(mine)
-        held_out = self._stream(client).permutation(distinct)[: _rounded_up(self.validation * len(distinct))]
-        if len(held_out) == len(distinct):
+        sizes = Sizes(0, _rounded_up(self.validation * len(distinct)))
+        if sizes.both == len(distinct):
             raise DataError(
-                f"{self._named(client)} has {counted(len(distinct), 'training sample')}, of which {len(held_out)} "
+                f"{self._named(client)} has {counted(len(distinct), 'training sample')}, of which {sizes.both} "
                 "would go to validation: none is left for training"
             )
-        return np.isin(mine, held_out)
+        mixed, parts = self._split(distinct, client, sizes, known)
+        return np.isin(mine, mixed[parts == VALIDATION])
+
+    def _split(self, mine: Indices, client: int, sizes: Sizes, known: Known) -> tuple[Indices, Parts]:
+        """A client's samples in random order, and the part of each."""
+        rng = self._stream(client)
+        mixed = rng.permutation(mine)
+        stratum = strata(known.labels[mixed], sizes, self.split)
+        if known.group is not None:
+            return mixed, by_group(known.group[mixed], stratum, sizes, rng)
+        return mixed, by_stratum(stratum, sizes, rng)
+
+    def _check_sides(self, train: Sequence[Indices], test: Sequence[Indices], group: NDArray[Any]) -> None:
+        """Refuse data that says itself what is for testing, and has a group on both sides."""
+        for client, (mine, other) in enumerate(zip(train, test, strict=True)):
+            both = np.intersect1d(group[mine], group[other])
+            if len(both):
+                raise DataError(
+                    f"group '{both[0]}' of {self._named(client)} is in both the training and the test part of the "
+                    "data: move its samples to one of them, or leave out data.group"
+                )
 
     def _named(self, client: int) -> str:
         return f"client '{self.names[client]}'" if self.names else f"client {client}"

@@ -33,6 +33,7 @@ def digits(
     test: float = 0.25,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
+    split: str = "stratified",
 ) -> Federation:
     """The digits divided among clients, each with at least two test samples where there is a test part."""
     x, y = digits_arrays()
@@ -47,4 +48,5 @@ def digits(
         seed=seed,
         name="digits",
         dtype=dtype,
+        split=split,
     )

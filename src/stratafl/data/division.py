@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from stratafl.data.cutting import Division, Indices
 from stratafl.data.federation import Federation, federate
+from stratafl.data.groups import count_groups, refuse_torn, warn_of_groups
 from stratafl.data.labels import name_of
 from stratafl.data.partitions import Owners, Partition, drawn
 from stratafl.data.samples import Samples
@@ -24,8 +25,10 @@ def divided(
     test: float,
     seed: int,
     minimum_test: int = 1,
+    split: str = "stratified",
 ) -> Federation:
     """A federation of samples; without a partition, those whose samples they are, or else the fallback's clients."""
+    refuse_torn(samples, partition)
     owners: list[Indices] | Division
     if partition is None and samples.owner is not None:
         owners = _with_tests(by_owner(samples.owner), samples.tests)
@@ -45,8 +48,14 @@ def divided(
         name=samples.name,
         client_names=_names(owners, samples.owner) if kept else (),
         scaling=samples.scaling,
+        split=split,
+        group=samples.group,
     )
     named = replace(made, class_names=samples.names or (), column_names=samples.columns, mode=samples.mode)
+    if samples.group is not None:
+        named = replace(named, group=samples.group_name, groups=count_groups(named, samples.group))
+        shares = {"test": 0.0 if samples.tests is not None else test, "validation": validation}
+        warn_of_groups(named, samples.group, [split for split, share in shares.items() if share > 0])
     if samples.standardise:  # afterwards no unit can be told from another
         named = replace(named, far=far_clients(named))
     return standardised(named, samples.standardise)

@@ -10,14 +10,17 @@ import torch
 from torch import Tensor
 
 from stratafl.data.arrays import Array, Part, join
-from stratafl.data.cutting import Cutter, Division, Indices, check_some_clients, check_some_samples
+from stratafl.data.cutting import Cutter, Division, Indices, Known, check_some_clients, check_some_samples
+from stratafl.data.preprocessing import Preprocessing, Standardisation
 from stratafl.data.scaling import Scaling, numbers
 from stratafl.errors import DataError, unknown
+from stratafl.reprs import short_repr
 
 SPLITS = ("train", "validation", "test")
 ARRAYS = "arrays"  # the name of what has none
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class Ragged:
     """Which samples each client holds: client `i` holds `indices[offsets[i]:offsets[i + 1]]`."""
@@ -59,6 +62,7 @@ class Ragged:
         return torch.repeat_interleave(torch.arange(len(self)), self.counts)
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class Federation:
     """Samples and who holds them; `classes` is `None` for regression, `scaling` says what pixels are as numbers.
@@ -78,6 +82,11 @@ class Federation:
     column_names: tuple[str, ...] = ()
     mode: str = ""  # of the images that the samples were read from
     far: tuple[Any, ...] | None = None  # clients far from the others, if found out before samples were standardised
+    raw: torch.dtype | None = None  # of `x` before it was standardised
+    columns: Standardisation | None = None  # how the columns of `x`, and `y`, were standardised
+    targets: Standardisation | None = None
+    group: str | None = None  # the column whose groups of samples were kept together, and how many groups there are
+    groups: int = 0
 
     def __post_init__(self) -> None:
         if set(self.splits) != set(SPLITS):
@@ -95,6 +104,12 @@ class Federation:
         ):
             if names and len(names) != count:
                 raise DataError(f"there are {len(names)} names of {what}, but {count} {what}")
+
+    def _about(self) -> str:
+        kind = "regression" if self.classes is None else f"{self.classes} classes"
+        parts = ", ".join(f"{len(self.splits[split].indices)} {split}" for split in SPLITS)
+        sample = f"{str(self.x.dtype).removeprefix('torch.')}{list(self.x.shape[1:])}"
+        return f"'{self.name}', {self.clients} clients, {len(self.x)} samples of {sample}, {kind}, {parts}"
 
     def _check_split(self, name: str, split: Ragged) -> None:
         if len(split) != self.clients:
@@ -145,6 +160,13 @@ class Federation:
         """What `numbers` scales samples with; nothing where they are not scaled."""
         return () if self.scaling is None else self.scaling.tensors(self.x, dtype)
 
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """What was done to the samples and targets, so that a model can be given raw ones."""
+        kind = str(self.raw or self.x.dtype).removeprefix("torch.")
+        shape = tuple(self.x.shape[1:])
+        return Preprocessing(kind, shape, self.scaling, self.columns, self.targets, self.class_names)
+
     def inputs(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Samples of this kind as a model takes them."""
         return numbers(x, dtype, self.scale(dtype))
@@ -169,18 +191,22 @@ def federate(
     overlap: bool = False,
     dtype: torch.dtype = torch.float32,
     scaling: Scaling | None = None,
+    split: str = "stratified",
+    group: Any = None,
 ) -> Federation:
     """A federation from arrays and, for each client, the indices of its samples.
 
     Each client's samples are shuffled and cut into test, validation and train, whatever the others hold; both
-    held-out parts are rounded up. With `overlap=True` one client may train on a sample that another one tests on. Of
-    a division that says who tests on what, only the validation part is cut, from what a client trains on.
+    held-out parts are rounded up. They are split by class (`split="random"`: by chance alone), and samples that have
+    the same value in `group` stay in one part. With `overlap=True` one client may train on a sample that another one
+    tests on. Of a division that says who tests on what, only the validation part is cut, from what a client trains on.
     """
-    cutter = Cutter(validation, test, minimum_test, seed, client_names)
+    cutter = Cutter(validation, test, minimum_test, seed, client_names, split)
     where = "" if name == ARRAYS else f" of '{name}'"
     x, y, classes = join([Part(where, x, y)], classes, dtype, pixels=scaling is not None)
     division = owners if isinstance(owners, Division) else Division(list(owners), overlap=overlap)
-    return Federation(x, y, classes, _ragged(cutter.divide(division, len(x))), name, scaling, client_names)
+    known = _known(y, group)
+    return Federation(x, y, classes, _ragged(cutter.divide(division, known)), name, scaling, client_names)
 
 
 def from_clients(
@@ -193,9 +219,10 @@ def from_clients(
     seed: int = 0,
     name: str = ARRAYS,
     dtype: torch.dtype = torch.float32,
+    split: str = "stratified",
 ) -> Federation:
     """A federation from one `(x, y)` per client, each cut into test, validation and train as by `federate`."""
-    cutter = Cutter(validation, test, minimum_test, seed)
+    cutter = Cutter(validation, test, minimum_test, seed, split=split)
     check_some_clients(clients)
     for client, pair in enumerate(clients):
         _check_pair(pair, f"client {client}")
@@ -203,7 +230,7 @@ def from_clients(
     parts = [Part(f" of client {client}", x, y) for client, (x, y) in enumerate(clients)]
     x, y, classes = join(parts, classes, dtype)
     held = _consecutive([len(part.x) for part in parts])
-    return Federation(x, y, classes, _ragged(cutter.cut(held)), name)
+    return Federation(x, y, classes, _ragged(cutter.cut(held, _known(y))), name)
 
 
 def from_splits(
@@ -226,6 +253,13 @@ def from_splits(
     N = len(clients)
     splits = {split: Ragged.from_lists(held[i * N : (i + 1) * N]) for i, split in enumerate(SPLITS)}
     return Federation(x, y, classes, splits, name)
+
+
+def _known(y: Tensor, group: Any = None) -> Known:
+    given = None if group is None else np.asarray(group)
+    if given is not None and given.shape != (len(y),):
+        raise DataError(f"group has shape {given.shape}, but there are {len(y)} samples: give one value per sample")
+    return Known((y.double() if y.is_floating_point() else y).numpy(), given)
 
 
 def _ragged(splits: Mapping[str, Sequence[Indices]]) -> dict[str, Ragged]:

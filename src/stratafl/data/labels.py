@@ -7,12 +7,14 @@ from numpy.typing import NDArray
 
 from stratafl.data.formats.columns import Column
 from stratafl.errors import DataError
+from stratafl.reprs import short_repr
 
 TARGETS = ("auto", "classes", "numbers", "scaled")
 _NUMBERS = ("numbers", "scaled")  # a regression, whatever the labels look like
 MANY, EACH = 100, 10  # more whole numbers than this, with fewer samples of each, may be classes or a regression
 
 
+@short_repr
 class Targets(NamedTuple):
     """The class of each sample and the names of the classes in their order; or numbers, which have none."""
 

@@ -21,7 +21,7 @@ from stratafl.errors import DataError, unknown
 _DECODING = 2  # another number wherever images or tables are read otherwise, so that what was kept is not believed
 _DECODED = ["normalise", "owners", "fewest", "most"]  # what can be asked of samples that are decoded already
 _NOT_DECODED = ("path", "normalise", "targets", "limit")  # what makes no difference to what is kept
-_OWN = [*_DECODED, "label", "client", "targets", "size"]
+_OWN = [*_DECODED, "label", "client", "group", "targets", "size"]
 log = logging.getLogger("stratafl")
 OWN = ("FILE.npz", "FILE.csv", "FILE.parquet", "FOLDER/")
 
@@ -99,6 +99,8 @@ def _shards(place: Path, reading: Reading) -> Samples:
 def _key(reading: Reading, **source: Any) -> dict[str, Any]:
     options = {key: value for key, value in asdict(reading).items() if key not in _NOT_DECODED}
     options = options if reading.owners is not None else options | {"seed": 0}
+    if reading.group is None:
+        del options["group"]  # what was kept before there were groups is still found
     decoding = {"decoding": _DECODING} if "files" in source else {}  # what the hub has is read as it always was
     return {"format": 1, "options": options, **decoding, **source}
 

@@ -10,7 +10,7 @@ from stratafl.data.samples import Samples
 from stratafl.data.scaling import Scaling
 
 FORMAT = 1
-ARRAYS = ("x", "y", "tests", "owner")
+ARRAYS = ("x", "y", "tests", "owner", "group")
 
 
 def facts(samples: Samples) -> dict[str, Any]:
@@ -24,6 +24,7 @@ def facts(samples: Samples) -> dict[str, Any]:
         "names": samples.names,
         "columns": samples.columns,
         "standardise": samples.standardise,
+        "group": samples.group_name,
         "scaling": scaling and {name: getattr(scaling, name) for name in ("mean", "deviation", "maximum")},
         "mode": samples.mode,
         "remark": samples.remark,
@@ -57,4 +58,6 @@ def samples_from(told: Mapping[str, Any], held: Mapping[str, NDArray[Any]]) -> S
         standardise=tuple(told.get("standardise", ())),
         mode=str(told.get("mode", "")),
         remark=str(told.get("remark", "")),
+        group=held.get("group"),
+        group_name=told.get("group"),
     )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from stratafl.data.formats.tables import npz_arrays
 from stratafl.data.labels import targets
-from stratafl.data.reading import Reading
+from stratafl.data.reading import Reading, check_group
 from stratafl.data.samples import Samples
 from stratafl.errors import DataError
 
@@ -14,7 +14,8 @@ def npz_samples(path: str | Path, reading: Reading | None = None) -> Samples:
     reading = reading or Reading()
     arrays = npz_arrays(Path(path), reading.limit)
     label, client = reading.label or "y", reading.client or "client"
-    for name in ("x", label, *([client] if reading.client else [])):
+    check_group(reading.group, label, client)
+    for name in ("x", label, *([client] if reading.client else []), *([reading.group] if reading.group else [])):
         if name not in arrays:
             raise DataError(f"'{path}' has no array '{name}' (there is: {', '.join(arrays) or 'none'})")
     x, y, owner = arrays["x"], arrays[label], arrays.get(client)
@@ -24,5 +25,17 @@ def npz_samples(path: str | Path, reading: Reading | None = None) -> Samples:
         raise DataError(f"'{path}' holds no samples: x has shape {x.shape}")
     if owner is not None and owner.shape != (len(x),):
         raise DataError(f"'{path}': {client} has shape {owner.shape}, but there are {len(x)} samples")
+    group = arrays[reading.group] if reading.group else None
+    if group is not None and group.shape != (len(x),):
+        raise DataError(f"'{path}': {reading.group} has shape {group.shape}, but there are {len(x)} samples")
     y, names = targets(y, reading.targets, str(path))
-    return Samples(x, y, classes=None if names is None else len(names), names=names, owner=owner, name=Path(path).stem)
+    return Samples(
+        x,
+        y,
+        classes=None if names is None else len(names),
+        names=names,
+        owner=owner,
+        name=Path(path).stem,
+        group=group,
+        group_name=reading.group,
+    )

@@ -1,6 +1,7 @@
 """A person's own data: one table, or a folder for each client."""
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from stratafl.data.formats.columns import IMAGES, ORDER, Asked, Column, Columns,
 from stratafl.data.formats.tables import line_of
 from stratafl.data.images import Content, are_elsewhere, are_images, stacked
 from stratafl.data.labels import targets
-from stratafl.data.reading import Reading, half
+from stratafl.data.reading import Reading, check_group, half
 from stratafl.data.samples import Samples
 from stratafl.errors import DataError
 
@@ -24,9 +25,10 @@ def own_samples(place: Path, reading: Reading) -> Samples:
     splits = _clients(place, asked) if _has_client_folders(place) else formats.read(place, asked)
     columns, tests = in_a_row(splits, place)
     label, owner = _label(columns, reading, place), _client(columns, reading, place)
+    group = _group(columns, reading, label, owner, place)
     columns[label], names = targets(columns[label], reading.targets, str(place))  # of all, whoever is chosen then
     columns, tests = reading.rows_of_owners(columns, tests, owner, place)
-    rest = {name: cells for name, cells in columns.items() if name not in (label, owner)}
+    rest = {name: cells for name, cells in columns.items() if name not in (label, owner, group)}
     x, mode, remark = _content(rest, reading, place, owner is not None)
     return Samples(
         x=x,
@@ -37,6 +39,8 @@ def own_samples(place: Path, reading: Reading) -> Samples:
         owner=None if owner is None else np.asarray(columns[owner]),
         scaling=half(x.dtype) if any(are_images(cells) for cells in rest.values()) else None,
         name=place.stem,
+        group=None if group is None else np.asarray(columns[group]),
+        group_name=group,
         columns=tuple(rest) if x.ndim == 2 and x.shape[1] == len(rest) else (),
         mode=mode,
         remark=remark,
@@ -89,10 +93,25 @@ def _client(columns: Columns, reading: Reading, place: Path) -> str | None:
         raise DataError(
             f"'{place}' has a column '{near}': set data.client to '{near}' if it says whose a sample is, or rename it"
         )
+    _check_filled(columns, name, place)
+    return name
+
+
+def _group(columns: Columns, reading: Reading, label: str, owner: str | None, place: Path) -> str | None:
+    name = reading.group
+    check_group(name, label, owner)
+    if name is not None and name not in columns:
+        near = get_close_matches(name, columns, n=1)
+        hint = f", nearest '{near[0]}'" if near else ""
+        raise DataError(f"data.group = '{name}' is no column of '{place}'; choose one of: {', '.join(columns)}{hint}")
+    _check_filled(columns, name, place)
+    return name
+
+
+def _check_filled(columns: Columns, name: str | None, place: Path) -> None:
     for row, cell in enumerate(columns[name] if name else (), start=1):
         if cell is None or cell != cell:  # NaN
             raise DataError(f"'{place}' has no {name} in row {row}")
-    return name
 
 
 def _alike(wanted: Sequence[str], columns: Columns) -> str | None:

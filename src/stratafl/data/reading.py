@@ -33,6 +33,7 @@ class Reading:
     normalise: str = "auto"
     label: str | None = None
     client: str | None = None
+    group: str | None = None
     targets: str = "auto"
     size: int | None = None
     vocabulary: int | None = None
@@ -87,10 +88,9 @@ class Reading:
         if not self.chooses():
             return samples
         rows = self.chosen(samples.owner, samples.name)
-        tests = None if samples.tests is None else samples.tests[rows]
-        return replace(
-            samples, x=samples.x[rows], y=samples.y[rows], tests=tests, owner=np.asarray(samples.owner)[rows]
-        )
+        there: dict[str, Any] = {name: getattr(samples, name) for name in ("x", "y", "tests", "owner", "group")}
+        kept: dict[str, Any] = {name: held[rows] for name, held in there.items() if held is not None}
+        return replace(samples, **kept)
 
     def scaled(self, samples: Samples) -> Samples:
         """The samples with the scaling that was asked for; `auto` leaves them as they came."""
@@ -107,6 +107,16 @@ class Reading:
                 f"'{samples.name}' are {samples.x.dtype}: leave it at 'auto'{or_columns}"
             )
         return replace(samples, scaling=_scaling(self.normalise, samples))
+
+
+def check_group(group: str | None, label: str, client: str | None) -> None:
+    """Refuse a column of groups that says something else already."""
+    for what, taken_by in (("label", label), ("client", client)):
+        if group is not None and group == taken_by:
+            raise DataError(
+                f"data.group = '{group}' is the column with the {what}s: name the column that says which samples "
+                "belong together, such as patient_id, or leave it out"
+            )
 
 
 def _by_columns(samples: Samples) -> Samples:

@@ -8,8 +8,10 @@ from numpy.typing import NDArray
 
 from stratafl.data.scaling import Scaling
 from stratafl.errors import DataError
+from stratafl.reprs import short_repr
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class Samples:
     """What a source knows: samples and targets, and perhaps whose they are and which the publishers test on."""
@@ -26,10 +28,12 @@ class Samples:
     standardise: tuple[str, ...] = ()  # "x", "y": what is standardised as soon as it is known who trains on what
     mode: str = ""  # of the images, as their files say it
     remark: str = ""  # what a person has to know of how they were read
+    group: NDArray[Any] | None = None  # which samples belong together, so that they stay on one side of a split
+    group_name: str | None = None  # the column that says so
     elsewhere: bool = False  # whether some of it was in files that a table names, whose changes nobody would notice
 
     def __post_init__(self) -> None:
-        for what in ("y", "tests", "owner"):
+        for what in ("y", "tests", "owner", "group"):
             given = getattr(self, what)
             if given is not None and len(given) != len(self.x):
                 raise DataError(f"'{self.name}' has {len(self.x)} samples, but '{what}' tells of {len(given)}")

@@ -26,6 +26,7 @@ from torch import Tensor
 from stratafl.errors import DamagedError, RunError
 from stratafl.execute.clients import Clients
 from stratafl.layout import Rows
+from stratafl.reprs import short_repr
 from stratafl.state import State, flatten, moved, pick, unflatten
 
 NOBODY = -1  # the slot of a client that has no memory yet
@@ -77,6 +78,7 @@ class Format:
         return unflatten(flat)
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class Index:
     """The slot and the checksum of each client's record; 16 bytes per client is what a version costs."""

@@ -16,6 +16,7 @@ from stratafl.execute.team import Team, places
 from stratafl.execute.uploads import Inspection, LeftOut, Outlier, inspect, outliers
 from stratafl.layout import Layout, Rows
 from stratafl.parcel import Bytes, Parcel, count_bytes
+from stratafl.reprs import short_repr
 from stratafl.state import State, pick, rows_of
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def unwatched(state: State | Parcel) -> None:
     """The watch of executors that trust what they run."""
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class Report:
     """What a round cost, and which clients to look at."""
@@ -77,6 +79,7 @@ class Report:
         return self.cohort[self.took_part]
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class Shift:
     """What the work of a group weighed, what its steps noted, and what was found in its uploads."""

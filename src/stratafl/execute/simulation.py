@@ -27,6 +27,7 @@ from stratafl.execute.round import Examiner, Executor, Report, run_round
 from stratafl.execute.store import Store, chosen
 from stratafl.layout import Buffers, Granularity, Rows
 from stratafl.models import load_weights
+from stratafl.reprs import short_repr
 from stratafl.state import State, flatten, join, moved, pick, unflatten
 from stratafl.task import Task, Workshop, workshop
 from stratafl.task.arithmetic import precision
@@ -37,6 +38,7 @@ log = logging.getLogger("stratafl")
 ModelSource = nn.Module | Callable[[], nn.Module]
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class Progress:
     """Where a simulation stands: the next round, the server's state, and the memory of each client that has one."""
@@ -56,6 +58,7 @@ class Progress:
         return Progress(int(tensors["t"]), unflatten(tensors, "server/"), clients)
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class Simulation:
     """What does not change from round to round."""

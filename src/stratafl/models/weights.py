@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from stratafl.errors import ModelError
 
 
-def save_weights(module: nn.Module, path: str | os.PathLike[str]) -> None:
+def save_weights(module: nn.Module, path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
     """Write all parameters and buffers to `path`, which appears complete or not at all."""
     from safetensors import SafetensorError  # only whoever reads or writes files needs it
     from safetensors.torch import save_file
@@ -21,7 +21,7 @@ def save_weights(module: nn.Module, path: str | os.PathLike[str]) -> None:
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in module.state_dict().items()}
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.partial")
     try:
-        save_file(tensors, partial)
+        save_file(tensors, partial, None if metadata is None else dict(metadata))
         partial.replace(target)
     except (OSError, SafetensorError) as error:
         raise ModelError(f"the weights cannot be written to '{target}': {error}") from error

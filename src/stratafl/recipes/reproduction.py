@@ -18,7 +18,7 @@ import torch
 from stratafl.assemble import completed
 from stratafl.errors import BusyError, DataError, RunError
 from stratafl.execute.devices import device_of
-from stratafl.experiment import Experiment, read_toml, to_tables
+from stratafl.experiment import BEFORE, Experiment, read_toml, to_tables
 from stratafl.recipes.gaps import Numbers
 from stratafl.recipes.judging import Printed, Verdict, verdicts
 from stratafl.recipes.measuring import measured
@@ -245,7 +245,9 @@ class Reproduction:
 
 def run_name(experiment: Experiment) -> str:
     """The name of the directory of an experiment: method, data, and a digest of everything, defaults included."""
-    tables = json.dumps(to_tables(completed(experiment)), sort_keys=True)
+    told = to_tables(completed(experiment))
+    told["data"] = {key: value for key, value in told["data"].items() if BEFORE.get(key) != value}  # older runs lack it
+    tables = json.dumps(told, sort_keys=True)
     data = Path(experiment.data.name).stem
     plain = "".join(c if c.isalnum() else "-" for c in f"{experiment.algorithm.name}-{data}-{experiment.model.name}")
     return f"{plain}-{hashlib.sha256(tables.encode()).hexdigest()[:8]}"

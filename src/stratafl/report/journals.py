@@ -9,12 +9,14 @@ from typing import Any
 
 from stratafl.errors import RunError
 from stratafl.measure import Line
+from stratafl.reprs import short_repr
 
 PLAIN = ("round", "layer", "columns", "bytes.down", "bytes.up")
 _ROUND = re.compile(r'"round":\s*(\d+)')
 Matrix = list[list[float | None]]
 
 
+@short_repr
 @dataclass(frozen=True)
 class Looks:
     """What the journal of layers says: bytes of the whole run, and what the laboratory saw, by key, layer and round."""

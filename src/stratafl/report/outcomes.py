@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.errors import RunError
-from stratafl.experiment import EvaluateTable, from_tables, load, to_tables
+from stratafl.experiment import EvaluateTable, from_tables, load_stored, to_tables
 from stratafl.flagged import diverged, well_formed
 from stratafl.measure import Line
+from stratafl.reprs import short_repr
 from stratafl.runs import environment_of, is_run
 from stratafl.runs.files import read_lines
 from stratafl.runs.run import CONFIG, ROUNDS, check_config
@@ -19,6 +20,7 @@ SCORED = ("test.", "validation.", "new.")
 NEEDED = ("round", "bytes.down", "bytes.up", "seconds.train", "seconds.server")
 
 
+@short_repr
 @dataclass(frozen=True)
 class Outcome:
     """A run's configuration and its lines."""
@@ -100,7 +102,7 @@ class Outcome:
 def outcome(folder: Path) -> Outcome:
     """The outcome in a run directory."""
     then = environment_of(folder)
-    config = to_tables(load(folder / CONFIG))
+    config = to_tables(load_stored(folder / CONFIG))
     check_config(folder / CONFIG, (then.get("identity") or {}).get("config") or config, config)
     lines = read_lines(folder / ROUNDS)
     if not all(isinstance(line.get(key), int | float) for line in lines for key in NEEDED):

@@ -11,6 +11,7 @@ from typing import Any
 
 from stratafl.errors import RunError
 from stratafl.report.outcomes import Outcome
+from stratafl.reprs import short_repr
 from stratafl.wording import counted
 
 log = logging.getLogger("stratafl")
@@ -28,6 +29,7 @@ class Spread:
     std: float | None
 
 
+@short_repr
 @dataclass(frozen=True)
 class Rank:
     """A configuration, its seeds, and its numbers over them."""

@@ -6,19 +6,21 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.errors import RunError
-from stratafl.experiment import load
+from stratafl.experiment import load_stored
 from stratafl.measure import Line
 from stratafl.report.journals import Looks, lines_of_round, looks
 from stratafl.report.outcomes import Outcome, outcome, run_folders
 from stratafl.report.ranking import Rank, ranking
 from stratafl.report.verdicts import VERDICTS, Verdict, verdicts
 from stratafl.report.waiting import waiting
+from stratafl.reprs import short_repr
 from stratafl.runs import environment_of
 from stratafl.runs.holdings import held
 from stratafl.runs.run import CONFIG
 from stratafl.summary import evaluated
 
 
+@short_repr
 @dataclass(frozen=True)
 class Record:
     """A run beyond its rounds: where it was made, its clients in the selected round, its layers, who holds what."""
@@ -42,6 +44,7 @@ class Record:
         return names
 
 
+@short_repr
 @dataclass(frozen=True)
 class Study:
     """Runs, ranked and in detail; runs that have nothing to report yet, or that repeat another; verdicts on papers."""
@@ -100,5 +103,5 @@ def _record(one: Outcome) -> Record:
         environment_of(folder),
         lines_of_round(folder / "clients.jsonl", chosen),
         looks(folder / "layers.jsonl"),
-        held(folder, load(folder / CONFIG)),
+        held(folder, load_stored(folder / CONFIG)),
     )

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from stratafl.report.charts import COLOURS, LONGEST, SCALE, Branches, Chart, Control, Figure, said, thinned
 from stratafl.report.outcomes import Outcome
 from stratafl.report.study import Record, Study
+from stratafl.reprs import short_repr
 from stratafl.wording import counted
 
 BUBBLES = 60  # clients and classes up to which every count is a bubble
@@ -16,6 +17,7 @@ DIVISIONS = 6  # that can be chosen from
 Counts = Mapping[str, Sequence[Sequence[int]]]
 
 
+@short_repr
 class Division(NamedTuple):
     """Who holds what, and what the data calls its clients and classes."""
 

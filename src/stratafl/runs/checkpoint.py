@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from stratafl.errors import DamagedError, RunError
+from stratafl.reprs import short_repr
 from stratafl.runs.files import explained, sync_folder, write_json
 
 GENERATIONS = 2
@@ -28,6 +29,7 @@ _PARTIAL = ".partial-"
 _DAMAGED = "damaged-"
 
 
+@short_repr
 @dataclass(frozen=True)
 class Checkpoint:
     """A state, the round after which it was saved, and the committed length of each journal."""
@@ -37,6 +39,7 @@ class Checkpoint:
     journals: Mapping[str, int]
 
 
+@short_repr
 @dataclass(frozen=True)
 class Found:
     """The newest checkpoint that is undamaged, if there is one, and what is wrong with those that are not."""

@@ -14,12 +14,14 @@ import tomli_w
 from stratafl.algorithms import ALGORITHMS
 from stratafl.assemble import completed, simulation_of
 from stratafl.errors import BusyError, RecordError, RunError
-from stratafl.experiment import Experiment, from_tables, load, read_toml, to_tables, with_settings
+from stratafl.experiment import Experiment, from_stored, load_stored, read_toml, to_tables, with_settings
+from stratafl.reprs import short_repr
 from stratafl.runs.environment import FORMAT
 from stratafl.runs.files import appearing, write_whole
 from stratafl.runs.run import COMPARISON, CONFIG, Run, anchored, check_config, is_run, refuse_existing
 
 
+@short_repr
 @dataclass(frozen=True)
 class Member:
     """One method with one seed."""
@@ -41,6 +43,7 @@ class Member:
             raise
 
 
+@short_repr
 @dataclass(frozen=True)
 class Comparison:
     """Methods × seeds in a directory; `own` are settings of single methods."""
@@ -89,7 +92,7 @@ class Comparison:
         made = cls.read(folder)
         for member in made.members():
             if is_run(member.folder):
-                begun = to_tables(load(member.folder / CONFIG))
+                begun = to_tables(load_stored(member.folder / CONFIG))
                 check_config(folder / COMPARISON, begun, to_tables(completed(member.experiment)))
         return made
 
@@ -110,7 +113,7 @@ class Comparison:
             if not _list_of(str, own.get(method)):
                 raise RunError(f"'{folder / COMPARISON}' is damaged: '{method}' has no list of settings")
         own = {method: tuple(settings) for method, settings in own.items()}
-        return cls(folder, from_tables(tables), tuple(methods), tuple(seeds), own)
+        return cls(folder, from_stored(tables), tuple(methods), tuple(seeds), own)
 
     def members(self) -> Iterator[Member]:
         """Seed by seed, so that a comparison that is stopped early has something of every method."""

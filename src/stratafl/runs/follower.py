@@ -13,11 +13,13 @@ from stratafl.execute.clients import InMemory
 from stratafl.execute.packing import sendable
 from stratafl.experiment import Experiment, from_tables, to_tables
 from stratafl.measure import Line
+from stratafl.reprs import short_repr
 from stratafl.runs import environment
 from stratafl.summary import stop_reason
 from stratafl.trial import Trial
 
 
+@short_repr
 @dataclass(frozen=True)
 class Brief:
     """What the others need to know before the first round."""
@@ -28,6 +30,7 @@ class Brief:
     history: list[Line]
 
 
+@short_repr
 @dataclass(frozen=True)
 class Verdict:
     """What the first says after a round: its line, which decides about stopping, and whether it saves."""

@@ -3,6 +3,7 @@
     config.toml        the complete configuration
     environment.json   versions, device, commit, seed, checksums of data and model, and every resumption
     holdings.json      how many samples of each class each client has
+    preprocessing.json what was done to samples and targets
     rounds.jsonl       one line per round
     clients.jsonl      one line per evaluated client and round
     layers.jsonl       one line per layer and round
@@ -35,7 +36,7 @@ from stratafl.errors import BusyError, RunError
 from stratafl.execute import SOLO, Progress, Simulation, Team
 from stratafl.execute.clients import Clients
 from stratafl.execute.records import RecordFile
-from stratafl.experiment import Experiment, from_tables, load, to_tables
+from stratafl.experiment import Experiment, from_stored, load_stored, to_tables
 from stratafl.measure import Line
 from stratafl.runs import checkpoint, environment, loggers
 from stratafl.runs.checkpoint import Checkpoint
@@ -53,6 +54,7 @@ from stratafl.runs.files import (
 )
 from stratafl.runs.follower import Verdict, collected, hand_out, refuse_disk, trial_of
 from stratafl.runs.holdings import write_holdings
+from stratafl.runs.preprocessing import check_preprocessing, write_preprocessing
 from stratafl.summary import stop_reason
 
 log = logging.getLogger("stratafl")
@@ -102,12 +104,13 @@ class Run:
             write_whole(partial / CONFIG, tomli_w.dumps(tables).encode())
             write_json(partial / ENVIRONMENT, {**about, "resumed": [], "identity": identity})
             write_holdings(partial, sim.workshop.federation)
+            write_preprocessing(partial, sim.workshop.federation)
         return cls(folder, experiment, sim, team)
 
     @classmethod
     def open(cls, folder: Path, team: Team = SOLO) -> Self:
         """A run that exists; refused if its configuration, data or model are no longer what they were."""
-        then, experiment = environment_of(folder), load(folder / CONFIG)
+        then, experiment = environment_of(folder), load_stored(folder / CONFIG)
         loggers.check(experiment.log.to)
         run = cls(folder, experiment, _simulation(folder, then, experiment), team)
         try:
@@ -117,6 +120,9 @@ class Run:
             os.close(run._lock)
             raise
         return run
+
+    def __repr__(self) -> str:
+        return f"Run('{self.folder}', after round {self.progress.t} of {self.trial.rounds})"
 
     @property
     def progress(self) -> Progress:
@@ -265,7 +271,7 @@ def _about(folder: Path, experiment: Experiment) -> loggers.About:
 def stored(folder: Path) -> tuple[Simulation, Progress, list[Line]]:
     """What a run directory holds, without touching it: simulation, newest checkpoint, lines up to there."""
     then = environment_of(folder)
-    sim = _simulation(folder, then, load(folder / CONFIG))
+    sim = _simulation(folder, then, load_stored(folder / CONFIG))
     file = RecordFile(folder / MEMORIES, sim.format.size, writable=False)
     found = checkpoint.find(folder / CHECKPOINTS, lambda saved: sim.restored_clients(saved.tensors, file).check())
     if found.checkpoint is None:
@@ -286,6 +292,7 @@ def _simulation(folder: Path, then: dict[str, Any], experiment: Experiment) -> S
     for what, today in environment.identity(sim).items():
         if identity.get(what) != today:
             raise RunError(f"the {what} of '{folder}' is not what the run began with: it cannot be continued")
+    check_preprocessing(folder, sim.workshop.federation)
     return sim
 
 
@@ -339,7 +346,7 @@ def environment_of(folder: Path) -> dict[str, Any]:
 
 def check_config(path: Path, then: dict[str, Any], today: dict[str, Any]) -> None:
     """Raise if a configuration is not what it was, naming the first key; keys that came later had their default."""
-    then = to_tables(from_tables(then)) if then else today
+    then = to_tables(from_stored(then)) if then else today
     for table in sorted({*then, *today}):
         before, after = then.get(table, {}), today.get(table, {})
         for key in sorted({*before, *after}):

@@ -15,10 +15,12 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from stratafl.layout import Rows
 from stratafl.objectives import Batch, Objective
+from stratafl.reprs import short_repr
 from stratafl.task.model import Model
 from stratafl.task.replay import Likeness, patience, trace
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class Stack:
     """One batch for each of C clients, padded to one width, with what makes their random draws their own."""
@@ -30,6 +32,7 @@ class Stack:
     sizes: tuple[int, ...]  # the number of real samples, known to the host
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class Inputs:
     """What an objective reads besides the trained row, with a leading client axis."""
@@ -39,6 +42,7 @@ class Inputs:
     carry: Mapping[str, Tensor] = field(default_factory=dict)
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class Gradients:
     """What one step gives, with a leading client axis."""

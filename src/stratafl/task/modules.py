@@ -17,8 +17,10 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from stratafl import keys
 from stratafl.errors import ModelError
+from stratafl.reprs import short_repr
 
 
+@short_repr
 @dataclass
 class Context:
     """What a step tells the modules besides their input, and what they tell the step."""

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from stratafl.layout import Rows
+from stratafl.reprs import short_repr
 from stratafl.state import State, flatten, unflatten
 from stratafl.task.engine import Stack
 from stratafl.task.modules import fusing
@@ -35,6 +36,7 @@ MORE = 2  # times the slots that a program has, above which a cohort is worth an
 WARM_UP = 2  # runs before a capture: libraries allocate on their first use, which a capture does not allow
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class Reel:
     """The batches of a whole scan: everything the host must say is said before the first step."""

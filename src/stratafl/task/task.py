@@ -17,6 +17,7 @@ from stratafl.data.scaling import numbers, samples_at
 from stratafl.errors import DataError, ModelError
 from stratafl.layout import Layout, Rows
 from stratafl.objectives import Objective, default_objective, sample_hits, sample_losses
+from stratafl.reprs import short_repr
 from stratafl.state import State, join, pick, rows_of, stored_elements, tensor_of
 from stratafl.task.engine import Engine, Gradients, Inputs, Stack
 from stratafl.task.lanes import alone_if_short, in_a_lane, in_lanes, side_by_side
@@ -29,6 +30,7 @@ AT_ONCE = 16384  # samples of all clients on a GPU, which is idle while Python p
 Step = Callable[..., State]
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class Workshop:
     """Data and engine of a federation, from which the tasks of its cohorts are made."""
@@ -68,6 +70,7 @@ class Workshop:
         return Task(self, ids, rnd, splits, watched)
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class Scores:
     """What models score on a split: hits, summed loss and number of samples of each client `[C]`."""

@@ -61,11 +61,14 @@ def test_training_on_pixels_is_training_on_their_numbers(engine, maximum):
     assert difference(*found) < 1e-12
 
 
-def test_a_fitted_model_scales_the_bytes_that_it_is_asked_about_but_not_numbers():
+def test_a_fitted_model_scales_the_bytes_that_it_is_asked_about_and_the_bare_one_takes_numbers():
     x, y = images()
     fitted = fit(fedper(), federate(x, y, OWNERS, classes=3, scaling=Scaling((0.5,), (0.5,))), model(), rounds=1)
     as_numbers = torch.from_numpy(x).float() / 255 * 2 - 1
-    torch.testing.assert_close(fitted.outputs(0, x), fitted.outputs(0, as_numbers))
+    with torch.no_grad():
+        torch.testing.assert_close(fitted.outputs(0, x), fitted.model(0)(as_numbers))
+    with pytest.raises(DataError, match="give them as they were before any scaling"):
+        fitted.outputs(0, as_numbers)
 
 
 def test_what_does_not_fit_is_refused():

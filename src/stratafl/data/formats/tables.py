@@ -14,12 +14,14 @@ from stratafl.data.formats.columns import Asked, Column, Columns, joined, number
 from stratafl.data.formats.npz_headers import Announced, npz_headers
 from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
 from stratafl.errors import DataError
+from stratafl.reprs import short_repr
 
 _OTHER_SEPARATORS = (";", "\t", "|")
 _LOOKED = 10_000  # lines after which memory is looked at
 _BROKEN = (OSError, ValueError, TypeError, EOFError, BadZipFile, AttributeError, RuntimeError, zlib.error)
 
 
+@short_repr
 class _Line(NamedTuple):
     number: int  # of its last line, as an editor counts them
     cells: list[str]

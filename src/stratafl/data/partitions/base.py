@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 
 from stratafl.data.cutting import Division, Indices
 from stratafl.errors import PartitionError
+from stratafl.reprs import short_repr
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class Pool:
     """What a partition may look at: labels, and perhaps which samples the publishers test on and whose each one is."""

@@ -1,0 +1,146 @@
+"""What was done to samples and targets before training: it belongs to the model, so that you can give it raw samples.
+
+A federation carries it, a run directory stores it (`preprocessing.json`), `Fitted.predict` and exported models apply
+it. Numbers are exact: JSON holds the shortest text that reads back as the same float.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stratafl.data.scaling import PIXELS, Scaling
+from stratafl.errors import DataError
+from stratafl.reprs import short_repr
+
+FORMAT = 1
+_KEYS = ("format", "dtype", "shape", "scaling", "columns", "targets", "classes")
+
+
+@short_repr
+@dataclass(frozen=True)
+class Standardisation:
+    """(value − mean) / deviation, column by column; a column that is the same everywhere (deviation 0) becomes 0."""
+
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        fits = len(self.mean) == len(self.deviation) > 0 and all(map(isfinite, (*self.mean, *self.deviation)))
+        if not fits or min(self.deviation) < 0:
+            raise DataError(
+                f"a standardisation has as many finite means as deviations from 0, not {len(self.mean)} and "
+                f"{len(self.deviation)}"
+            )
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean, deviation and factor (1 / deviation, or 0) of every column, in float64."""
+        mean, deviation = (torch.tensor(each, dtype=torch.float64) for each in (self.mean, self.deviation))
+        return mean, deviation, torch.where(deviation > 0, 1 / deviation, 0.0)
+
+    def applied(self, values: Tensor, dtype: torch.dtype) -> Tensor:
+        """The values, standardised."""
+        mean, _, factor = (each.to(values.device) for each in self.tensors())
+        return ((values.double() - mean) * factor).to(dtype)
+
+
+@short_repr
+@dataclass(frozen=True)
+class Preprocessing:
+    """The type and shape of a raw sample, how it becomes a model's input, and what a model's output stands for."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    scaling: Scaling | None = None
+    columns: Standardisation | None = None
+    targets: Standardisation | None = None
+    classes: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> torch.dtype:
+        """The type of a raw sample."""
+        found: torch.dtype = getattr(torch, self.dtype)
+        return found
+
+    def raw(self, x: Tensor) -> Tensor:
+        """The samples in the type that the data has; refused if they are not such samples as they were read."""
+        if tuple(x.shape[1:]) != self.shape:
+            raise DataError(
+                f"samples of shape {self.shape} are expected, [n, {', '.join(map(str, self.shape))}] in all, "
+                f"not an array of shape {tuple(x.shape)}"
+            )
+        if self.kind.is_floating_point:
+            return x.to(self.kind)
+        if self.scaling is not None:
+            self._check_bytes(x)
+        elif x.is_floating_point() and (self.columns is not None or self.kind == torch.uint8):
+            return x  # they become numbers in any case
+        elif x.is_floating_point() and (x % 1 != 0).any():
+            raise DataError(f"samples are whole numbers ({self.dtype}) here, not fractions of {_named(x)}")
+        return x.to(self.kind)
+
+    def _check_bytes(self, x: Tensor) -> None:
+        most = torch.iinfo(self.kind).max
+        if x.dtype in PIXELS and x.dtype != self.kind:  # 255 is white in the one and nearly black in the other
+            raise DataError(f"x is {_named(x)}, but the clients' samples are {self.dtype}: give pixels of that type")
+        if x.is_floating_point():
+            raise DataError(
+                f"samples are whole numbers from 0 to {most} here, not {_named(x)}: give them as they were before any "
+                f"scaling (x.astype('{self.dtype}')), or call model(client), which takes numbers that are scaled"
+            )
+        if x.numel() and (x.long().min() < 0 or x.long().max() > most):
+            raise DataError(
+                f"samples are whole numbers from 0 to {most} here, but these are from {int(x.min())} to {int(x.max())}"
+            )
+
+    def to_table(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {"format": FORMAT, **dataclasses.asdict(self)}
+
+
+def preprocessing_from(table: Mapping[str, Any]) -> Preprocessing:
+    """What `to_table` gave; a ValueError that says what is wrong if this is not it."""
+    if set(table) != set(_KEYS) or table["format"] != FORMAT:
+        raise ValueError(f"it has the keys {', '.join(_KEYS)}, in format {FORMAT}")
+    shape, classes = table["shape"], table["classes"]
+    if not (isinstance(shape, list | tuple) and all(type(each) is int and each > 0 for each in shape)):
+        raise ValueError("its shape is a list of whole numbers from 1")
+    if not (isinstance(classes, list | tuple) and all(isinstance(each, str) for each in classes)):
+        raise ValueError("its classes are a list of names")
+    if not isinstance(getattr(torch, str(table["dtype"]), None), torch.dtype):
+        raise ValueError("its dtype is the name of a type of numbers")
+    return Preprocessing(
+        table["dtype"],
+        tuple(shape),
+        _record(Scaling, table["scaling"], "scaling"),
+        _record(Standardisation, table["columns"], "columns"),
+        _record(Standardisation, table["targets"], "targets"),
+        tuple(classes),
+    )
+
+
+def _record(cls: Any, table: Any, name: str) -> Any:
+    if table is None:
+        return None
+    known = {field.name for field in dataclasses.fields(cls)}
+    if not isinstance(table, Mapping) or not set(table) <= known or not {"mean", "deviation"} <= set(table):
+        raise ValueError(f"its {name} has the keys {', '.join(sorted(known))}")
+    for value in table.values():
+        if not all(_is_number(each) for each in (value if isinstance(value, list | tuple) else [value])):
+            raise ValueError(f"its {name} are finite numbers")
+    try:
+        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in table.items()})
+    except (DataError, TypeError) as error:
+        raise ValueError(f"its {name}: {error}") from error
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+def _named(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")

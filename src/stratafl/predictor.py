@@ -1,0 +1,61 @@
+"""A client's model together with what was done to its data: raw samples in, answers in the data's own units out."""
+
+import torch
+from torch import Tensor, nn
+
+from stratafl.data.preprocessing import Preprocessing
+
+
+class Predictor(nn.Module):
+    """Samples as they were read become the model's inputs; standardised targets become numbers of their own unit.
+
+    `module` is the model itself; its tensors are here under `module.`, and nothing else is in the state dict.
+    """
+
+    module: nn.Module
+    scale: Tensor
+    shift: Tensor
+    column_mean: Tensor
+    column_factor: Tensor
+    target_mean: Tensor
+    target_deviation: Tensor
+
+    def __init__(self, module: nn.Module, preprocessing: Preprocessing, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.module, self.preprocessing, self.dtype = module, preprocessing, dtype
+        scaling, columns, targets = preprocessing.scaling, preprocessing.columns, preprocessing.targets
+        if scaling is not None:
+            sample = torch.empty((1, *preprocessing.shape), dtype=preprocessing.kind)
+            self._keep("scale", "shift", values=scaling.tensors(sample, dtype))
+        if columns is not None:
+            mean, _, factor = columns.tensors()
+            self._keep("column_mean", "column_factor", values=(mean, factor))
+        if targets is not None:
+            mean, deviation, _ = targets.tensors()
+            self._keep("target_mean", "target_deviation", values=(mean, deviation))
+        self.train(module.training)
+
+    def _keep(self, *names: str, values: tuple[Tensor, ...]) -> None:
+        for name, value in zip(names, values, strict=True):
+            self.register_buffer(name, value, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the model gives for raw samples."""
+        given: Tensor = self.module(self.inputs(x))
+        if self.preprocessing.targets is None:
+            return given
+        shape = given.shape[1:] if len(self.target_mean) > 1 else ()
+        mean, deviation = self.target_mean.reshape(shape), self.target_deviation.reshape(shape)
+        return (given.double() * deviation + mean).to(given.dtype)
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """Raw samples as the model takes them, by the arithmetic of training."""
+        kind = self.preprocessing.kind
+        if self.preprocessing.columns is not None:
+            x = x.to(kind) if kind.is_floating_point else x
+            return ((x.double() - self.column_mean) * self.column_factor).to(self.dtype)
+        if self.preprocessing.scaling is not None:
+            return x.to(self.dtype) * self.scale + self.shift
+        if kind.is_floating_point or kind == torch.uint8:
+            return x.to(self.dtype)
+        return x
