@@ -141,6 +141,9 @@ def fit(
     return Fitted(trial.sim, progress, history)
 
 
-def load(folder: str | Path) -> Fitted:
-    """What a run directory holds: the models after its newest checkpoint, and its lines up to there."""
-    return Fitted(*stored(Path(folder)))
+def load(folder: str | Path, *, trust: bool = False) -> Fitted:
+    """What a run directory holds: the models after its newest checkpoint, and its lines up to there.
+
+    If the run names a model or a method of your own, `package.module:name`, loading it runs that code: `trust=True`.
+    """
+    return Fitted(*stored(Path(folder), trust))

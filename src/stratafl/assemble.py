@@ -23,16 +23,27 @@ from stratafl.plugins import called, imported, parameters
 from stratafl.policies import SGD, Constant, Exponential
 from stratafl.settings import checked, to_table
 from stratafl.task.speed import Speed
+from stratafl.trust import NOTHING, Trust
 
 _PLAIN = (int, float, str, bool)
 _HELD = (int, float, str, bool, list, Select)
 log = logging.getLogger("stratafl")
 
 
-def algorithm_of(experiment: Experiment) -> Algorithm:
+def builder_of(name: str, trust: Trust | bool = NOTHING) -> Callable[..., Any]:
+    """What makes the method of this name: of the catalogue, or at a path that is trusted."""
+    return ALGORITHMS.get(name) or imported("algorithm", name, trust)
+
+
+def maker_of(name: str, trust: Trust | bool = NOTHING) -> Callable[..., Any]:
+    """What makes the model of this name: of the catalogue, or at a path that is trusted."""
+    return MODELS.get(name) or imported("model", name, trust)
+
+
+def algorithm_of(experiment: Experiment, trust: Trust | bool = NOTHING) -> Algorithm:
     """The method with its options and the experiment's local descent."""
     table, train = experiment.algorithm, experiment.train
-    builder: Callable[..., Any] = ALGORITHMS.get(table.name) or imported("algorithm", table.name)
+    builder = builder_of(table.name, trust)
     numbers = {key: value for key, value in vars(train).items() if key != "decay"}
     schedule = Constant() if train.decay == 1 else Exponential(train.decay)
     options = {key: _checked_option(builder, key, value) for key, value in table.options.items()}
@@ -57,11 +68,10 @@ def _hints(builder: Callable[..., Any]) -> dict[str, Any]:
         return {}
 
 
-def completed(experiment: Experiment) -> Experiment:
+def completed(experiment: Experiment, trust: Trust | bool = NOTHING) -> Experiment:
     """The experiment with every option of its method, model and partition, at its default where none was given."""
     algorithm, model, data = experiment.algorithm, experiment.model, experiment.data
-    builder = ALGORITHMS.get(algorithm.name) or imported("algorithm", algorithm.name)
-    maker = MODELS.get(model.name) or imported("model", model.name)
+    builder, maker = builder_of(algorithm.name, trust), maker_of(model.name, trust)
     return dataclasses.replace(
         experiment,
         algorithm=dataclasses.replace(algorithm, options={**defaults(builder), **algorithm.options}),
@@ -133,9 +143,11 @@ def samples_of(data: DataTable, seed: int) -> Samples:
     return load_samples(data.name, Reading(**{key: getattr(data, key) for key in known}, seed=seed))
 
 
-def model_of(table: ModelTable, shape: tuple[int, ...], classes: int | None) -> Callable[[], nn.Module]:
+def model_of(
+    table: ModelTable, shape: tuple[int, ...], classes: int | None, trust: Trust | bool = NOTHING
+) -> Callable[[], nn.Module]:
     """A function that makes the model for samples of this shape and so many classes (or 1 output)."""
-    maker: Callable[..., Any] = MODELS.get(table.name) or imported("model", table.name)
+    maker = maker_of(table.name, trust)
     offered = {"shape": shape, "classes": classes or 1}
 
     def make() -> nn.Module:
@@ -155,19 +167,21 @@ def _speed(run: RunTable, tuning: Mapping[str, Any]) -> Speed:
     return Speed(**words, compile=typing.cast(Any, compile), products=tuning.get("products"))
 
 
-def simulation_of(experiment: Experiment, tuning: Mapping[str, Any] | None = None) -> Simulation:
+def simulation_of(
+    experiment: Experiment, tuning: Mapping[str, Any] | None = None, trust: Trust | bool = NOTHING
+) -> Simulation:
     """Everything put together, refusing what does not fit before anything is written.
 
     `tuning` is what an earlier part of the same run found out about what is fast, see `Workshop.tuning`.
     """
-    algorithm = algorithm_of(experiment)
+    algorithm = algorithm_of(experiment, trust)
     federation, model, run = federation_of(experiment), experiment.model, experiment.run
     if federation.classes is None and experiment.stop.target is not None:
         raise RecordError("stop.target is an accuracy, and this data has no classes: use stop.patience")
     made = simulation(
         algorithm,
         federation,
-        model_of(model, tuple(federation.x.shape[1:]), federation.classes),
+        model_of(model, tuple(federation.x.shape[1:]), federation.classes, trust),
         rounds=run.rounds,
         participation=run.participation,
         seed=run.seed,

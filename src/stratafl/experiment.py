@@ -31,6 +31,7 @@ from stratafl.task.speed import CHOICES, CONVOLUTIONS
 
 LOGGERS = ("tensorboard", "mlflow", "wandb")
 _CHOICES = (("algorithm", "name"), ("model", "name"), ("data", "partition"))  # what has options of its own
+_CODE = (("algorithm", "name"), ("model", "name"))  # what may be a path `package.module:name`
 _DIVIDING = ("alpha", "minimum", "per_client")  # keys of [data] that only some partitions listen to
 
 
@@ -302,6 +303,17 @@ def with_settings(experiment: Experiment, given: Sequence[str]) -> Experiment:
             tables[table] = _divided_anew(tables[table], value)
         tables[table][key] = value
     return from_tables(tables)
+
+
+def names_code(experiment: Experiment) -> bool:
+    """Whether it names code by a path `package.module:name`, which has to be trusted when it comes from a file."""
+    return any(":" in getattr(experiment, table).name for table, _ in _CODE)
+
+
+def paths_in(given: Sequence[str]) -> list[str]:
+    """The names of methods and models in settings as the command takes them."""
+    parsed = map(_parsed, given)
+    return [value for table, key, value in parsed if (table, key) in _CODE and isinstance(value, str)]
 
 
 def _divided_anew(table: Mapping[str, Any], partition: Any) -> dict[str, Any]:

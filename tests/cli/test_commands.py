@@ -279,7 +279,7 @@ def test_a_comparison_takes_an_own_method(strata, place):
     result = strata("compare", *SMALL, *arguments)
     assert result.code == 0
     assert "own_models:last_one_wins" in result.out
-    assert strata("resume", "two").out == result.out
+    assert strata("resume", "two", "--trust").out == result.out
 
 
 # --- report
@@ -505,11 +505,11 @@ def test_ctrl_c_finishes_the_round_and_twice_stops_at_once_and_nothing_is_lost(s
         said = said or process.stderr.readline()
     out, err = process.communicate(timeout=60)
     assert said.startswith("finishing this round")
-    assert err == "saved; continue with: strata resume stopped\n"
+    assert err == "saved; continue with: strata resume stopped --trust\n"
     assert (process.returncode, out) == (130, "")
     assert [line["round"] for line in lines(place / "stopped" / "rounds.jsonl")] == list(range(1, rounds + 1))
     (place / "slow").unlink()
-    assert strata("resume", "stopped").code == 0
+    assert strata("resume", "stopped", "--trust").code == 0
     assert strata("run", *SLOW, *MODEL, "--out", "whole").code == 0
     check_same_end(place / "stopped", place / "whole")
 
@@ -525,10 +525,10 @@ def test_ctrl_c_reaches_all_processes_of_a_comparison(strata, place):
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
     assert err.startswith("finishing this round")
-    assert err.endswith("saved; continue with: strata resume stopped\n")
+    assert err.endswith("saved; continue with: strata resume stopped --trust\n")
     assert len(lines(place / "stopped" / "local" / "seed-0" / "rounds.jsonl")) == 2
     (place / "slow").unlink()
-    resumed = strata("resume", "stopped")
+    resumed = strata("resume", "stopped", "--trust")
     assert resumed.code == 0
     assert strata(*given, "--out", "whole").code == 0
     for method in ("local", "fedper"):

@@ -130,6 +130,7 @@ CORE = (
     "plugins",
     "settings",
     "trial",
+    "trust",
     "wire",
 )
 

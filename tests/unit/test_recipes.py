@@ -73,7 +73,7 @@ def test_recipes_among_the_examples_can_be_put_together(path, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES.parent)
     (recipe,) = recipes(str(path))
     for scale in recipe.scales:
-        made = {cell.row: algorithm_of(cell.experiment) for cell in recipe.cells(scale, seeds=1)}
+        made = {cell.row: algorithm_of(cell.experiment, trust=True) for cell in recipe.cells(scale, seeds=1)}
         assert len(set(map(repr, made.values()))) == len(recipe.rows)
         assert {name for name, method in made.items() if getattr(method, "leaks", None)} == {
             name for name in made if name.endswith("†")
@@ -436,9 +436,9 @@ def test_tables_of_cells_can_be_written_down():
 def test_a_run_that_another_process_begins_meanwhile_is_left_to_it(reproduced, monkeypatch):
     create = Run.create
 
-    def beaten(experiment, place):
-        create(experiment, place).close()
-        return create(experiment, place)
+    def beaten(experiment, place, **options):
+        create(experiment, place, **options).close()
+        return create(experiment, place, **options)
 
     monkeypatch.setattr(Run, "create", beaten)
     with pytest.raises(BusyError, match="another process"):

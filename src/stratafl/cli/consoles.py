@@ -49,14 +49,19 @@ class _Remark(logging.Handler):
         if message not in self._said:
             self._said.add(message)
             self._held.append(message)
+            if getattr(record, "urgent", False):  # such as code that is about to be imported
+                self._say(self._held.pop())
         if not self.holding:
             self.release()
+
+    def _say(self, message: str) -> None:
+        self._console.print(Text.assemble(("note: ", "yellow"), message))
 
     def release(self) -> None:
         """Say what was held back, and from now on everything at once."""
         self.holding = False
         for message in self._held:
-            self._console.print(Text.assemble(("note: ", "yellow"), message))
+            self._say(message)
         self._held.clear()
 
 

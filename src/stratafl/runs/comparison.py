@@ -18,6 +18,7 @@ from stratafl.experiment import Experiment, from_tables, load, read_toml, to_tab
 from stratafl.runs.environment import FORMAT
 from stratafl.runs.files import appearing, write_whole
 from stratafl.runs.run import COMPARISON, CONFIG, Run, anchored, check_config, is_run, refuse_existing
+from stratafl.trust import NOTHING, Trust
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,14 @@ class Member:
     seed: int
     experiment: Experiment
     folder: Path
+    trust: Trust = NOTHING
 
     def run(self) -> Run:
         """Its run, new or from where it was left."""
         if is_run(self.folder):
-            return Run.open(self.folder)
+            return Run.open(self.folder, trust=self.trust)
         try:
-            return Run.create(self.experiment, self.folder)
+            return Run.create(self.experiment, self.folder, trust=self.trust)
         except RunError as error:
             if is_run(self.folder):
                 raise BusyError(f"another process has just begun '{self.folder}'") from error
@@ -50,10 +52,17 @@ class Comparison:
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
     own: Mapping[str, tuple[str, ...]]
+    trust: Trust = NOTHING
 
     @classmethod
     def create(
-        cls, folder: Path, base: Experiment, methods: Sequence[str], seeds: int, settings: Sequence[str]
+        cls,
+        folder: Path,
+        base: Experiment,
+        methods: Sequence[str],
+        seeds: int,
+        settings: Sequence[str],
+        trust: Trust = NOTHING,
     ) -> "Comparison":
         """A new comparison; `settings` are `table.key=value`, or `method.key=value` for one method alone."""
         if not methods or len(set(methods)) < len(methods):
@@ -74,23 +83,25 @@ class Comparison:
         common = [s for s in settings if not any(s.startswith(f"{m}.") for m in methods)]
         base = anchored(with_settings(base, common))
         first = base.run.seed
-        made = cls(folder, base, tuple(methods), tuple(range(first, first + seeds)), own)
+        made = cls(folder, base, tuple(methods), tuple(range(first, first + seeds)), own, trust)
         for member in made.members():
             if member.seed == first:
-                simulation_of(member.experiment)  # what is wrong with a method is said before the first one runs
+                # What is wrong with a method is said before the first one runs.
+                simulation_of(member.experiment, trust=trust)
         refuse_existing(folder)
         with appearing(folder) as partial:
             write_whole(partial / COMPARISON, tomli_w.dumps(made._tables()).encode())
         return made
 
     @classmethod
-    def open(cls, folder: Path) -> "Comparison":
+    def open(cls, folder: Path, trust: Trust | bool = NOTHING) -> "Comparison":
         """A comparison that exists, to go on with: its runs are still those that it says."""
-        made = cls.read(folder)
+        trust = Trust.of(trust).asked_by(folder / COMPARISON)
+        made = replace(cls.read(folder), trust=trust)
         for member in made.members():
             if is_run(member.folder):
                 begun = to_tables(load(member.folder / CONFIG))
-                check_config(folder / COMPARISON, begun, to_tables(completed(member.experiment)))
+                check_config(folder / COMPARISON, begun, to_tables(completed(member.experiment, trust)))
         return made
 
     @classmethod
@@ -118,7 +129,7 @@ class Comparison:
             for method in self.methods:
                 experiment = with_settings(self.base, [f"algorithm.name={method}", *self.own[method]])
                 experiment = replace(experiment, run=replace(experiment.run, seed=seed))
-                yield Member(method, seed, experiment, self.folder / _folder_name(method) / f"seed-{seed}")
+                yield Member(method, seed, experiment, self.folder / _folder_name(method) / f"seed-{seed}", self.trust)
 
     def _tables(self) -> dict[str, Any]:
         own = {method: list(settings) for method, settings in self.own.items()}
