@@ -13,7 +13,7 @@ from torch import nn
 from stratafl.algorithm import Algorithm
 from stratafl.algorithms import ALGORITHMS
 from stratafl.data import IID, Federation, Partition, Reading, Samples, divided, load_samples
-from stratafl.errors import DataError, ModelError, RecordError
+from stratafl.errors import DataError, ModelError, PhaseError, RecordError
 from stratafl.execute import Simulation, simulation
 from stratafl.execute.matrix import chunk_size
 from stratafl.experiment import DataTable, Experiment, ModelTable, RunTable, partition_of, unheard
@@ -24,6 +24,7 @@ from stratafl.policies import SGD, Constant, Exponential
 from stratafl.settings import checked, to_table
 from stratafl.task.speed import Speed
 from stratafl.trust import NOTHING, Trust
+from stratafl.wording import counted
 
 _PLAIN = (int, float, str, bool)
 _HELD = (int, float, str, bool, list, Select)
@@ -168,12 +169,34 @@ def _speed(run: RunTable, tuning: Mapping[str, Any]) -> Speed:
 
 
 def simulation_of(
-    experiment: Experiment, tuning: Mapping[str, Any] | None = None, trust: Trust | bool = NOTHING
+    experiment: Experiment,
+    tuning: Mapping[str, Any] | None = None,
+    trust: Trust | bool = NOTHING,
+    begun: bool = False,
 ) -> Simulation:
     """Everything put together, refusing what does not fit before anything is written.
 
-    `tuning` is what an earlier part of the same run found out about what is fast, see `Workshop.tuning`.
+    `tuning` is what an earlier part of the same run found out about what is fast, see `Workshop.tuning`; `begun` says
+    that there is such a part.
     """
+    try:
+        return _simulation(experiment, tuning or {}, trust, begun)
+    except PhaseError as error:
+        raise RecordError(_never_acts(experiment, error, trust)) from error
+
+
+def _never_acts(experiment: Experiment, error: PhaseError, trust: Trust | bool) -> str:
+    """That the rounds end before the method's last phase begins, and what to do."""
+    name, shorter = experiment.algorithm.name, error.rounds // 4
+    more = f"ask for at least {counted(error.before + 1, 'round')}"
+    if "warmup" not in parameters(builder_of(name, trust)):
+        return f"{name}: {error}: {more}"
+    less = f", or for a shorter warm-up, such as --set {name}.warmup={shorter}" if shorter else ""
+    taken = f"{name}'s warm-up takes {counted(error.before, 'round')} and the run has {error.rounds:,}"
+    return f"{taken}, so its mechanism never acts: {more}{less}"
+
+
+def _simulation(experiment: Experiment, tuning: Mapping[str, Any], trust: Trust | bool, begun: bool) -> Simulation:
     algorithm = algorithm_of(experiment, trust)
     federation, model, run = federation_of(experiment), experiment.model, experiment.run
     if federation.classes is None and experiment.stop.target is not None:
@@ -191,11 +214,12 @@ def simulation_of(
         weights=model.weights,
         device=run.device,
         engine=typing.cast(Any, run.engine),
-        speed=_speed(run, tuning or {}),
+        speed=_speed(run, tuning),
         memory=run.memory,
         store=typing.cast(Any, run.store),
         saved=True,
         newcomers=experiment.data.newcomers,
+        begun=begun,
     )
     chunk_size(made, 1)  # a limit that not even one client fits under is refused here
     return made

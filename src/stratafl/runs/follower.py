@@ -83,7 +83,7 @@ class Follower:
         brief: Brief = team.told(Brief({}, {}, {}, []))
         self.team, self.experiment = team, from_tables(brief.tables)
         self.history, self.notes = list(brief.history), list[str]()
-        self.sim = simulation_of(self.experiment, brief.tuning, trust)
+        self.sim = simulation_of(self.experiment, brief.tuning, trust, begun=True)
         for what, mine in environment.identity(self.sim).items():
             if brief.identity[what] != mine:
                 raise RunError(f"the {what} that it finds is not that of rank 0")

@@ -281,7 +281,7 @@ def _simulation(folder: Path, then: dict[str, Any], experiment: Experiment, trus
     trust = Trust.of(trust).asked_by(folder / CONFIG, then.get("folder"))
     identity = then.get("identity") or {}
     check_config(folder / CONFIG, identity.get("config") or {}, to_tables(experiment))
-    sim = simulation_of(experiment, then.get("tuning"), trust)
+    sim = simulation_of(experiment, then.get("tuning"), trust, begun=True)
     for what, today in environment.identity(sim).items():
         if identity.get(what) != today:
             raise RunError(f"the {what} of '{folder}' is not what the run began with: it cannot be continued")
