@@ -21,13 +21,17 @@ StrataError                exit code 2
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-from stratafl.wording import counted, shown
+from stratafl.wording import counted, printable, shown
 
 
 class StrataError(Exception):
     """Base of all errors raised on purpose; the command prints its one line and exits with `exit_code`."""
 
     exit_code = 2
+
+    def __str__(self) -> str:
+        """One line that can be shown: what it names may come from a file, with anything in it."""
+        return printable(super().__str__())
 
 
 class UnknownNameError(StrataError):

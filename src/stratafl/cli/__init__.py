@@ -6,9 +6,10 @@ import sys
 from collections.abc import Sequence
 
 from stratafl.errors import StrataError, TrustError
-from stratafl.wording import printable
+from stratafl.wording import shown
 
 INTERRUPTED = 130
+LONGEST = 4000  # letters of an error, whatever it names
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -56,5 +57,5 @@ def _reader_gone() -> int:
 
 
 def _fail(message: str, code: int = 2) -> int:
-    print(f"strata: {printable(' '.join(message.split()))}", file=sys.stderr)
+    print(f"strata: {shown(' '.join(message.split()), LONGEST)}", file=sys.stderr)
     return code

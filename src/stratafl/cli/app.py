@@ -39,10 +39,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="For programs instead of pe
 
 def _shortcuts(**values: object) -> list[str]:
     """Options that are short for a setting."""
+    from stratafl.experiment import as_typed
+
     keys = {"seed": "run.seed", "device": "run.device", "engine": "run.engine", "rounds": "run.rounds"}
     keys |= {"precision": "run.precision", "memory": "run.memory", "lab": "evaluate.lab"}
     keys |= {"protocol": "run.protocol", "model": "model.name", "data": "data.name", "algorithm": "algorithm.name"}
-    return [f"{keys[name]}={value}" for name, value in values.items() if value is not None]
+    return [as_typed(keys[name], value) for name, value in values.items() if value is not None]
 
 
 def _logged(names: str | None) -> list[str]:

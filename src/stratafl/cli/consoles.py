@@ -3,18 +3,39 @@
 import io
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 
+from stratafl.wording import printable
+
+_KEPT = "\n\t"
 PIPED_WIDTH = 120  # of tables that go into a file, unless COLUMNS says otherwise
+
+
+class PlainConsole(Console):
+    """A console on which no text steers the terminal: a client may be called anything, escape sequences included."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """The text as it will be shown, so that tables are as wide as what stands in them."""
+        return super().render_str(printable(text, keep=_KEPT), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """All that is printed comes through here; what rich itself says to the terminal is no text."""
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment(printable(segment.text, keep=_KEPT), segment.style)
 
 
 def results() -> Console:
     """For what was asked for."""
-    console = Console(highlight=False)
+    console = PlainConsole(highlight=False)
     if not console.is_terminal and not os.environ.get("COLUMNS", "").isdecimal():
         console.width = PIPED_WIDTH
     return console
@@ -22,12 +43,12 @@ def results() -> Console:
 
 def remarks() -> Console:
     """For what a person who watches wants to know."""
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return PlainConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
 def picture(title: str, *parts: RenderableType) -> str:
     """What would be printed, as an SVG that needs no font from anywhere."""
-    console = Console(record=True, width=PIPED_WIDTH, file=io.StringIO(), force_terminal=True)
+    console = PlainConsole(record=True, width=PIPED_WIDTH, file=io.StringIO(), force_terminal=True)
     for part in parts:
         console.print(part)
     drawn = console.export_svg(title=title)

@@ -23,7 +23,9 @@ from stratafl.recipes.judging import Verdict
 from stratafl.recipes.reproduction import RESULT, Reproduction
 from stratafl.recipes.writing import HERE, cells, heads, legend, write
 from stratafl.report.verdicts import tally
+from stratafl.runs.comparison import SEEDS
 from stratafl.trust import typed
+from stratafl.wording import shown
 
 _STYLES = {True: "green", False: "red", None: "dim"}
 
@@ -38,10 +40,10 @@ def reproduce(
     trust: bool = False,
 ) -> int:
     """All recipes of this name; what a time limit leaves out is listed, and the next call goes on with it."""
-    if minutes is not None and minutes <= 0:
+    if minutes is not None and not 0 < minutes < float("inf"):
         raise RecordError(f"--minutes is a time above 0, not {minutes:g}")
-    if seeds is not None and seeds < 1:
-        raise RecordError(f"--seeds is a whole number from 1, not {seeds}")
+    if seeds is not None and not 1 <= seeds <= SEEDS:
+        raise RecordError(f"--seeds is a whole number from 1 to {SEEDS:,}, not {shown(seeds)}")
     root = out or Path("runs") / "reproduce"
     trusted = typed(paths_in(settings), trust).asked_by(name)
     with warnings_on(remarks()) as settled:

@@ -14,11 +14,15 @@ import tomli_w
 from stratafl.algorithms import ALGORITHMS
 from stratafl.assemble import completed, simulation_of
 from stratafl.errors import BusyError, RecordError, RunError
-from stratafl.experiment import Experiment, from_tables, load, read_toml, to_tables, with_settings
+from stratafl.experiment import Experiment, from_tables, load, read_toml, to_tables, with_settings, with_values
 from stratafl.runs.environment import FORMAT
 from stratafl.runs.files import appearing, write_whole
 from stratafl.runs.run import COMPARISON, CONFIG, Run, anchored, check_config, is_run, refuse_existing
+from stratafl.settings import WHOLE
 from stratafl.trust import NOTHING, Trust
+from stratafl.wording import counted, shown
+
+SEEDS = 10_000  # of a comparison, at most
 
 
 @dataclass(frozen=True)
@@ -67,8 +71,8 @@ class Comparison:
         """A new comparison; `settings` are `table.key=value`, or `method.key=value` for one method alone."""
         if not methods or len(set(methods)) < len(methods):
             raise RecordError(f"a comparison needs methods, each once, not '{','.join(methods)}'")
-        if seeds < 1:
-            raise RecordError(f"a comparison needs at least one seed, not {seeds}")
+        if not 1 <= seeds <= SEEDS:
+            raise RecordError(f"a comparison has from 1 to {SEEDS:,} seeds, not {shown(seeds)}")
         for given in settings:
             table, _, option = given.partition(".")
             if table == "algorithm":
@@ -83,6 +87,8 @@ class Comparison:
         common = [s for s in settings if not any(s.startswith(f"{m}.") for m in methods)]
         base = anchored(with_settings(base, common))
         first = base.run.seed
+        if first + seeds - 1 > WHOLE:
+            raise RecordError(f"the last of {counted(seeds, 'seed')} from {first} on would be above {WHOLE}")
         made = cls(folder, base, tuple(methods), tuple(range(first, first + seeds)), own, trust)
         for member in made.members():
             if member.seed == first:
@@ -115,8 +121,9 @@ class Comparison:
         methods, seeds, own = (head.get(key) for key in ("methods", "seeds", "settings"))
         if not (methods and _list_of(str, methods) and seeds and _list_of(int, seeds) and isinstance(own, dict)):
             raise RunError(f"'{folder / COMPARISON}' is damaged: methods and seeds are lists, settings a table")
-        if min(seeds) < 0:
-            raise RunError(f"'{folder / COMPARISON}' is damaged: a seed is at least 0, not {min(seeds)}")
+        wrong = [seed for seed in seeds if not 0 <= seed <= WHOLE]
+        if wrong:
+            raise RunError(f"'{folder / COMPARISON}' is damaged: a seed is from 0 to {WHOLE}, not {shown(wrong[0])}")
         for method in methods:
             if not _list_of(str, own.get(method)):
                 raise RunError(f"'{folder / COMPARISON}' is damaged: '{method}' has no list of settings")
@@ -127,7 +134,8 @@ class Comparison:
         """Seed by seed, so that a comparison that is stopped early has something of every method."""
         for seed in self.seeds:
             for method in self.methods:
-                experiment = with_settings(self.base, [f"algorithm.name={method}", *self.own[method]])
+                experiment = with_values(self.base, [("algorithm", "name", method)])
+                experiment = with_settings(experiment, self.own[method])
                 experiment = replace(experiment, run=replace(experiment.run, seed=seed))
                 yield Member(method, seed, experiment, self.folder / _folder_name(method) / f"seed-{seed}", self.trust)
 
