@@ -23,6 +23,7 @@ from stratafl.errors import DataError, ModelError, RecordError, RunError
 from stratafl.evaluate import state_dict
 from stratafl.execute import Progress, Simulation, simulation
 from stratafl.execute.simulation import ModelSource
+from stratafl.execute.tokens import check_given
 from stratafl.export import to_onnx, to_safetensors
 from stratafl.measure import Line
 from stratafl.runs import stored
@@ -104,7 +105,10 @@ class Fitted:
             )
         federation, dtype = self.sim.workshop.federation, self.sim.workshop.dtype
         if not federation.x.is_floating_point() and federation.x.dtype != torch.uint8:
-            return tensor.cpu().to(federation.x.dtype)
+            tokens = tensor.cpu().to(federation.x.dtype)
+            if self.sim.template is not None:
+                check_given(self.sim.template, tokens)
+            return tokens
         scale = federation.scale(dtype) if tensor.dtype == torch.uint8 else ()  # what is no byte is a number already
         return numbers(tensor.cpu().to(dtype), dtype, tuple(part.cpu() for part in scale))
 

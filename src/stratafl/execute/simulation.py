@@ -23,6 +23,7 @@ from stratafl.execute.memory import client_bytes, room, visitor_bytes
 from stratafl.execute.records import Format, Index, OnDisk, RecordFile
 from stratafl.execute.round import Examiner, Executor, Report, run_round
 from stratafl.execute.store import Store, chosen
+from stratafl.execute.tokens import check_tokens
 from stratafl.layout import Buffers, Granularity, Rows
 from stratafl.models import load_weights
 from stratafl.state import State, flatten, join, moved, pick, unflatten
@@ -238,6 +239,7 @@ def simulation(
     module = draw(0, "model")
     if weights is not None:
         load_weights(module, Path(weights))
+    check_tokens(module, federation)
     layout = describe(module, granularity=granularity, buffers=buffers, head=head)
 
     def fresh(ids: Tensor) -> Rows:
