@@ -143,10 +143,13 @@ def test_a_comparison_of_a_configuration_imports_nothing(strata, place, canary):
     refused_line(strata, place, canary, "compare", "--config", "sent.toml", "--algorithms", "local", "--seeds", 1)
 
 
-def test_the_processes_of_a_comparison_inherit_what_was_typed(program, place, canary):
+def test_the_processes_of_a_comparison_inherit_what_was_typed(strata, program, place, canary):
+    """And nothing else: a file of this folder does not stand in for a package there, as it does after `python -m`."""
+    (place / "tomli_w.py").write_text("raise AssertionError('it was imported')", encoding="utf-8")
     given = ("compare", *TINY, "--rounds", 1, "--seeds", 2, "--algorithms", "canary:method")
-    done = program(*given, "--model", "canary:Net", "--jobs", 2, "--out", "two")
+    done = strata(*given, "--model", "canary:Net", "--jobs", 2, "--out", "two")
     assert done.code == 0, done.err
+    (place / "tomli_w.py").unlink()
     shutil.rmtree(place / "two" / "canary-method" / "seed-1")
     assert "asks to import" in checked_line(program("resume", "two", "--jobs", 2))
     done = program("resume", "two", "--jobs", 2, "--trust")

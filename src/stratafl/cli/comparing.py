@@ -132,7 +132,8 @@ def _share(comparison: Comparison, members: Sequence[Member], jobs: int, interru
 
 def _worker(comparison: Comparison, jobs: int, said: Path) -> "subprocess.Popen[bytes]":
     """A process that takes runs, in a session of its own: Ctrl-C reaches this process alone, which tells it."""
-    command = [sys.executable, "-m", "stratafl", "resume", str(comparison.folder), "--worker"]
+    # -P: a file in the current folder that is called like a package is not imported in its place.
+    command = [sys.executable, "-P", "-m", "stratafl", "resume", str(comparison.folder), "--worker"]
     command += [f"--typed={name}" for name in sorted(comparison.trust.names)]
     command += ["--trust"] if comparison.trust.everything else []
     environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs)), **os.environ}
