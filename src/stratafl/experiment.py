@@ -312,7 +312,7 @@ def with_values(experiment: Experiment, given: Iterable[Setting]) -> Experiment:
         table = "algorithm" if name == tables["algorithm"].get("name") else name
         if table in ALGORITHMS:
             raise UnknownNameError(
-                f"{table}.{key} is an option of {table}, the method is {tables['algorithm']['name']}"
+                f"{table}.{shown(key)} is an option of {table}, the method is {shown(tables['algorithm']['name'])}"
             )
         if table not in TABLES:
             raise unknown("table", table, TABLES)
