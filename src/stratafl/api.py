@@ -24,6 +24,7 @@ from stratafl.errors import DataError, ModelError, RecordError, RunError
 from stratafl.evaluate import state_dict
 from stratafl.execute import Progress, Simulation, simulation
 from stratafl.execute.simulation import ModelSource
+from stratafl.execute.tokens import check_given
 from stratafl.export import to_onnx, to_safetensors
 from stratafl.flagged import Notices
 from stratafl.measure import Line
@@ -129,7 +130,10 @@ class Fitted:
         return target
 
     def _samples(self, x: Array) -> Tensor:
-        return self.sim.workshop.federation.preprocessing.raw(plain_tensor(x, "x"))
+        samples = self.sim.workshop.federation.preprocessing.raw(plain_tensor(x, "x"))
+        if self.sim.template is not None:
+            check_given(self.sim.template, samples)
+        return samples
 
 
 def fit(
@@ -168,6 +172,9 @@ def fit(
     return Fitted(trial.sim, progress, history)
 
 
-def load(folder: str | Path) -> Fitted:
-    """What a run directory holds: the models after its newest checkpoint, and its lines up to there."""
-    return Fitted(*stored(Path(folder)))
+def load(folder: str | Path, *, trust: bool = False) -> Fitted:
+    """What a run directory holds: the models after its newest checkpoint, and its lines up to there.
+
+    If the run names a model or a method of your own, `package.module:name`, loading it runs that code: `trust=True`.
+    """
+    return Fitted(*stored(Path(folder), trust))

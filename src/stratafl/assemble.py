@@ -14,7 +14,7 @@ from stratafl.algorithm import Algorithm
 from stratafl.algorithms import ALGORITHMS
 from stratafl.data import IID, Federation, Partition, Reading, Samples, divided, load_samples
 from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
-from stratafl.errors import DataError, ModelError, RecordError
+from stratafl.errors import DataError, ModelError, PhaseError, RecordError
 from stratafl.execute import Simulation, simulation
 from stratafl.execute.devices import device_of
 from stratafl.execute.matrix import chunk_size
@@ -25,16 +25,28 @@ from stratafl.plugins import called, imported, parameters
 from stratafl.policies import SGD, Constant, Exponential
 from stratafl.settings import checked, to_table
 from stratafl.task.speed import Speed
+from stratafl.trust import NOTHING, Trust
+from stratafl.wording import counted
 
 _PLAIN = (int, float, str, bool)
 _HELD = (int, float, str, bool, list, Select)
 log = logging.getLogger("stratafl")
 
 
-def algorithm_of(experiment: Experiment) -> Algorithm:
+def builder_of(name: str, trust: Trust | bool = NOTHING) -> Callable[..., Any]:
+    """What makes the method of this name: of the catalogue, or at a path that is trusted."""
+    return ALGORITHMS.get(name) or imported("algorithm", name, trust)
+
+
+def maker_of(name: str, trust: Trust | bool = NOTHING) -> Callable[..., Any]:
+    """What makes the model of this name: of the catalogue, or at a path that is trusted."""
+    return MODELS.get(name) or imported("model", name, trust)
+
+
+def algorithm_of(experiment: Experiment, trust: Trust | bool = NOTHING) -> Algorithm:
     """The method with its options and the experiment's local descent."""
     table, train = experiment.algorithm, experiment.train
-    builder: Callable[..., Any] = ALGORITHMS.get(table.name) or imported("algorithm", table.name)
+    builder = builder_of(table.name, trust)
     numbers = {key: value for key, value in vars(train).items() if key != "decay"}
     schedule = Constant() if train.decay == 1 else Exponential(train.decay)
     options = {key: _checked_option(builder, key, value) for key, value in table.options.items()}
@@ -59,11 +71,10 @@ def _hints(builder: Callable[..., Any]) -> dict[str, Any]:
         return {}
 
 
-def completed(experiment: Experiment) -> Experiment:
+def completed(experiment: Experiment, trust: Trust | bool = NOTHING) -> Experiment:
     """The experiment with every option of its method, model and partition, at its default where none was given."""
     algorithm, model, data = experiment.algorithm, experiment.model, experiment.data
-    builder = ALGORITHMS.get(algorithm.name) or imported("algorithm", algorithm.name)
-    maker = MODELS.get(model.name) or imported("model", model.name)
+    builder, maker = builder_of(algorithm.name, trust), maker_of(model.name, trust)
     return dataclasses.replace(
         experiment,
         algorithm=dataclasses.replace(algorithm, options={**defaults(builder), **algorithm.options}),
@@ -142,9 +153,11 @@ def _reading_limit(run: RunTable) -> MemoryLimit:
     return MemoryLimit(run.memory if name == "cpu" else None)
 
 
-def model_of(table: ModelTable, shape: tuple[int, ...], classes: int | None) -> Callable[[], nn.Module]:
+def model_of(
+    table: ModelTable, shape: tuple[int, ...], classes: int | None, trust: Trust | bool = NOTHING
+) -> Callable[[], nn.Module]:
     """A function that makes the model for samples of this shape and so many classes (or 1 output)."""
-    maker: Callable[..., Any] = MODELS.get(table.name) or imported("model", table.name)
+    maker = maker_of(table.name, trust)
     offered = {"shape": shape, "classes": classes or 1}
 
     def make() -> nn.Module:
@@ -164,19 +177,43 @@ def _speed(run: RunTable, tuning: Mapping[str, Any]) -> Speed:
     return Speed(**words, compile=typing.cast(Any, compile), products=tuning.get("products"))
 
 
-def simulation_of(experiment: Experiment, tuning: Mapping[str, Any] | None = None) -> Simulation:
+def simulation_of(
+    experiment: Experiment,
+    tuning: Mapping[str, Any] | None = None,
+    trust: Trust | bool = NOTHING,
+    begun: bool = False,
+) -> Simulation:
     """Everything put together, refusing what does not fit before anything is written.
 
-    `tuning` is what an earlier part of the same run found out about what is fast, see `Workshop.tuning`.
+    `tuning` is what an earlier part of the same run found out about what is fast, see `Workshop.tuning`; `begun` says
+    that there is such a part.
     """
-    algorithm = algorithm_of(experiment)
+    try:
+        return _simulation(experiment, tuning or {}, trust, begun)
+    except PhaseError as error:
+        raise RecordError(_never_acts(experiment, error, trust)) from error
+
+
+def _never_acts(experiment: Experiment, error: PhaseError, trust: Trust | bool) -> str:
+    """That the rounds end before the method's last phase begins, and what to do."""
+    name, shorter = experiment.algorithm.name, error.rounds // 4
+    more = f"ask for at least {counted(error.before + 1, 'round')}"
+    if "warmup" not in parameters(builder_of(name, trust)):
+        return f"{name}: {error}: {more}"
+    less = f", or for a shorter warm-up, such as --set {name}.warmup={shorter}" if shorter else ""
+    taken = f"{name}'s warm-up takes {counted(error.before, 'round')} and the run has {error.rounds:,}"
+    return f"{taken}, so its mechanism never acts: {more}{less}"
+
+
+def _simulation(experiment: Experiment, tuning: Mapping[str, Any], trust: Trust | bool, begun: bool) -> Simulation:
+    algorithm = algorithm_of(experiment, trust)
     federation, model, run = federation_of(experiment), experiment.model, experiment.run
     if federation.classes is None and experiment.stop.target is not None:
         raise RecordError("stop.target is an accuracy, and this data has no classes: use stop.patience")
     made = simulation(
         algorithm,
         federation,
-        model_of(model, tuple(federation.x.shape[1:]), federation.classes),
+        model_of(model, tuple(federation.x.shape[1:]), federation.classes, trust),
         rounds=run.rounds,
         participation=run.participation,
         seed=run.seed,
@@ -186,11 +223,12 @@ def simulation_of(experiment: Experiment, tuning: Mapping[str, Any] | None = Non
         weights=model.weights,
         device=run.device,
         engine=typing.cast(Any, run.engine),
-        speed=_speed(run, tuning or {}),
+        speed=_speed(run, tuning),
         memory=run.memory,
         store=typing.cast(Any, run.store),
         saved=True,
         newcomers=experiment.data.newcomers,
+        begun=begun,
     )
     chunk_size(made, 1)  # a limit that not even one client fits under is refused here
     return made

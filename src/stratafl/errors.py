@@ -3,6 +3,8 @@
 StrataError                exit code 2
 ├── UnknownNameError       a layer, field, algorithm … that does not exist
 ├── RecordError            a record whose steps do not fit together, or that cannot be read
+│   └── PhaseError         … because one of its phases would never begin
+├── TrustError             code that a file asks for and that nobody has allowed
 ├── DataError              arrays, labels, splits or clients that cannot be used
 │   └── PartitionError     a division of the data that cannot be drawn
 ├── ModelError             a module that does not fit the data or the method
@@ -19,11 +21,17 @@ StrataError                exit code 2
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from stratafl.wording import counted, printable, shown
+
 
 class StrataError(Exception):
     """Base of all errors raised on purpose; the command prints its one line and exits with `exit_code`."""
 
     exit_code = 2
+
+    def __str__(self) -> str:
+        """One line that can be shown: what it names may come from a file, with anything in it."""
+        return printable(super().__str__())
 
 
 class UnknownNameError(StrataError):
@@ -32,6 +40,19 @@ class UnknownNameError(StrataError):
 
 class RecordError(StrataError):
     """A record whose steps do not fit together, or a table that is not a record."""
+
+
+class PhaseError(RecordError):
+    """A phase that the rounds of a run never reach: it begins after `before` of them, and there are `rounds`."""
+
+    def __init__(self, before: int, rounds: int) -> None:
+        taken = f"{counted(before, 'round')} and the run has {rounds:,}"
+        super().__init__(f"the phases before its last one take {taken}, so the last phase never begins")
+        self.before, self.rounds = before, rounds
+
+
+class TrustError(StrataError):
+    """Code that a file asks for, and that nobody has typed or allowed."""
 
 
 class DataError(StrataError):
@@ -88,8 +109,8 @@ class ContractError(StrataError):
 
 def unknown(kind: str, given: str, existing: Iterable[str]) -> UnknownNameError:
     """The error for a name that does not exist: what was given, the nearest match, what exists."""
-    names = list(existing)
-    near = get_close_matches(given, names, n=1, cutoff=0.5)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
-    listed = ", ".join(names) if len(names) <= 40 else ", ".join(names[:40]) + f", … ({len(names)} in all)"
-    return UnknownNameError(f"unknown {kind} '{given}'{hint} (there is: {listed or 'none'})")
+    names, short = list(existing), shown(given)
+    near = get_close_matches(short, names, n=1, cutoff=0.5)
+    hint = f"; did you mean '{shown(near[0])}'?" if near else ""
+    listed = ", ".join(map(shown, names[:40])) + (f", … ({len(names)} in all)" if len(names) > 40 else "")
+    return UnknownNameError(f"unknown {kind} '{short}'{hint} (there is: {listed or 'none'})")

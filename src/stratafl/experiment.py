@@ -9,9 +9,11 @@ algorithm or a model may also be a path, `package.module:name`, and data a file 
 """
 
 import dataclasses
+import json
 import tomllib
+import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,10 +31,15 @@ from stratafl.protocols import PROTOCOLS
 from stratafl.settings import setting
 from stratafl.task.arithmetic import PRECISIONS
 from stratafl.task.speed import CHOICES, CONVOLUTIONS
+from stratafl.wording import shown
 
+Setting = tuple[str, str, Any]  # table, key, value
+
+MANY = 10**9  # more rounds, clients or samples than anybody can mean
 LOGGERS = ("tensorboard", "mlflow", "wandb")
 _CHOICES = (("algorithm", "name"), ("model", "name"), ("data", "partition"))  # what has options of its own
 BEFORE = {"split": "random"}  # keys of [data] that came later, as runs had them before
+_CODE = (("algorithm", "name"), ("model", "name"))  # what may be a path `package.module:name`
 _DIVIDING = ("alpha", "minimum", "per_client")  # keys of [data] that only some partitions listen to
 
 
@@ -48,12 +55,12 @@ class AlgorithmTable:
 class TrainTable:
     """Local descent; `decay` multiplies the rate after each round."""
 
-    lr: float = setting(0.05, "learning rate", least=0)
-    epochs: int = setting(1, "local epochs per round", least=1)
-    batch: int = setting(10, "samples per batch", least=1)
+    lr: float = setting(0.05, "learning rate", least=0, most=1e6)
+    epochs: int = setting(1, "local epochs per round", least=1, most=MANY)
+    batch: int = setting(10, "samples per batch", least=1, most=MANY)
     momentum: float = setting(0.0, "momentum of SGD, which starts anew each round", least=0, below=1)
-    weight_decay: float = setting(0.0, "weight decay of SGD", least=0)
-    clip: float | None = setting(None, "largest norm of a gradient", above=0)
+    weight_decay: float = setting(0.0, "weight decay of SGD", least=0, most=1e6)
+    clip: float | None = setting(None, "largest norm of a gradient", above=0, most=1e12)
     decay: float = setting(1.0, "the learning rate is multiplied by this after each round", above=0, most=1)
     drop_last: bool = setting(False, "leave out last batches that are not full")
 
@@ -101,21 +108,25 @@ class DataTable:
         "images, else none",
         among=NORMALISED,
     )
-    size: int | None = setting(None, "images are resized to a square of so many pixels", least=1)
-    vocabulary: int | None = setting(None, "texts: so many tokens at most, the most frequent ones", least=4)
-    owners: int | None = setting(None, "only so many of those whose samples they are, drawn by the seed", least=1)
-    fewest: int | None = setting(None, "… of those with so many samples at least", least=1)
-    most: int | None = setting(None, "… and so many at most", least=1)
-    clients: int = setting(20, "how many clients share the data", least=1)
-    newcomers: int = setting(0, "the last so many clients never take part in training", least=0)
+    size: int | None = setting(None, "images are resized to a square of so many pixels", least=1, most=10_000)
+    vocabulary: int | None = setting(None, "texts: so many tokens at most, the most frequent ones", least=4, most=MANY)
+    owners: int | None = setting(
+        None, "only so many of those whose samples they are, drawn by the seed", least=1, most=MANY
+    )
+    fewest: int | None = setting(None, "… of those with so many samples at least", least=1, most=MANY)
+    most: int | None = setting(None, "… and so many at most", least=1, most=MANY)
+    clients: int = setting(20, "how many clients share the data", least=1, most=MANY)
+    newcomers: int = setting(0, "the last so many clients never take part in training", least=0, most=MANY)
     partition: str = setting(
         "auto",
         "how data is divided; `auto`: as a file says, or else `dirichlet`, or `iid` where there are no classes",
         among=("auto", *PARTITIONS),
     )
-    alpha: float = setting(0.1, "concentration of Dirichlet shares; small is uneven", above=0)
-    minimum: int | None = setting(None, "samples that each client has at least; none: as the partition says", least=1)
-    per_client: int | None = setting(None, "classes per client; none: as the partition says", least=1)
+    alpha: float = setting(0.1, "concentration of Dirichlet shares; small is uneven", above=0, most=1e9)
+    minimum: int | None = setting(
+        None, "samples that each client has at least; none: as the partition says", least=1, most=MANY
+    )
+    per_client: int | None = setting(None, "classes per client; none: as the partition says", least=1, most=MANY)
     validation: float = setting(0.1, "share of each client's samples held out for validation", least=0, most=0.9)
     test: float = setting(
         0.25,
@@ -128,7 +139,9 @@ class DataTable:
         "how each client's samples are split: `stratified` by class (numbers by quantile), or at `random`",
         among=SPLIT,
     )
-    seed: int | None = setting(None, "seed of the division, where it is to stay while `run.seed` changes", least=0)
+    seed: int | None = setting(
+        None, "seed of the division, where it is to stay while `run.seed` changes", least=0, most=settings.WHOLE
+    )
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -137,9 +150,9 @@ class RunTable:
     """How long, with whom, on what; `checkpoint` counts rounds, 0 chooses so that saving takes little of the time."""
 
     protocol: str = setting("clean", "defaults of other settings, as a code base or a paper has them", among=PROTOCOLS)
-    rounds: int = setting(20, "how many rounds", least=1)
+    rounds: int = setting(20, "how many rounds", least=1, most=MANY)
     participation: float = setting(1.0, "share of the clients that take part in a round", above=0, most=1)
-    seed: int = setting(0, "seed of everything random", least=0)
+    seed: int = setting(0, "seed of everything random", least=0, most=settings.WHOLE)
     buffers: str = setting(
         "follow", "BatchNorm statistics follow their layer or stay with the client", among=("follow", "local")
     )
@@ -158,7 +171,7 @@ class RunTable:
         "where clients' memories are kept between rounds; `auto`: by size",
         among=("auto", "device", "ram", "disk"),
     )
-    checkpoint: int = setting(0, "rounds between checkpoints; 0: as often as takes 5 % of the time", least=0)
+    checkpoint: int = setting(0, "rounds between checkpoints; 0: as often as takes 5 % of the time", least=0, most=MANY)
 
 
 @dataclass(frozen=True)
@@ -168,8 +181,8 @@ class EvaluateTable:
     `clients` counts them (0: all; else a sample that stays the same).
     """
 
-    every: int = setting(1, "rounds between evaluations; the last round always is", least=1)
-    clients: int = setting(0, "evaluate so many clients, always the same ones; 0: all", least=0)
+    every: int = setting(1, "rounds between evaluations; the last round always is", least=1, most=MANY)
+    clients: int = setting(0, "evaluate so many clients, always the same ones; 0: all", least=0, most=MANY)
     select: str = setting(
         "validation",
         "the round that counts: by validation, by test accuracy (as many papers do), or the last",
@@ -183,7 +196,9 @@ class EvaluateTable:
     average: str = setting(
         "samples", "accuracy over all samples, or its mean over clients", among=("samples", "clients")
     )
-    lab: int = setting(0, "rounds between looks at every layer (conflicts, CKA, weights …); 0: never", least=0)
+    lab: int = setting(
+        0, "rounds between looks at every layer (conflicts, CKA, weights …); 0: never", least=0, most=MANY
+    )
 
 
 @dataclass(frozen=True)
@@ -195,9 +210,9 @@ class StopTable:
 
     target: float | None = setting(None, "stop when this validation accuracy is reached", above=0, most=1)
     patience: int | None = setting(
-        None, "stop when so many evaluated rounds have brought no more than `margin`", least=1
+        None, "stop when so many evaluated rounds have brought no more than `margin`", least=1, most=MANY
     )
-    margin: float = setting(0.005, "what counts as progress", least=0)
+    margin: float = setting(0.005, "what counts as progress", least=0, most=1e12)
 
 
 @dataclass(frozen=True)
@@ -259,7 +274,7 @@ def from_tables(tables: Mapping[str, Any]) -> Experiment:
         if name not in TABLES:
             raise unknown("table", name, TABLES)
         if not isinstance(table, Mapping):
-            raise RecordError(f"[{name}] is a table of keys, not {table!r}")
+            raise RecordError(f"[{name}] is a table of keys, not {settings.said(table)}")
     given = {name: tables.get(name, {}) for name in TABLES}
     run = settings.from_table("run", RunTable, given["run"])
     method = settings.from_table("algorithm", AlgorithmTable, given["algorithm"]).name
@@ -281,8 +296,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RecordError(f"cannot read '{path}': {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RecordError(f"'{path}' is not TOML: {error}") from error
+    except (ValueError, RecursionError) as error:  # also of numbers with thousands of digits, and lists without end
+        raise RecordError(f"'{path}' is not TOML: {shown(error, 400)}") from error
 
 
 def load(path: Path) -> Experiment:
@@ -313,8 +328,13 @@ def _made(path: Path, make: Callable[[Mapping[str, Any]], Experiment]) -> Experi
 
 def with_settings(experiment: Experiment, given: Sequence[str]) -> Experiment:
     """The experiment with `table.key=value` settings, as the command takes them; values are TOML, or else text."""
+    return with_values(experiment, map(_parsed, given))
+
+
+def with_values(experiment: Experiment, given: Iterable[Setting]) -> Experiment:
+    """The experiment with these settings, whose values are taken as they are."""
     tables = to_tables(experiment)
-    parsed = sorted(map(_parsed, given), key=lambda each: each[:2] not in _CHOICES)  # whose options may come before
+    parsed = sorted(given, key=lambda each: each[:2] not in _CHOICES)  # whose options may come before
     for table, key, value in parsed:
         if (table, key) == ("run", "protocol"):
             tables = _open_again(experiment, value)
@@ -322,7 +342,7 @@ def with_settings(experiment: Experiment, given: Sequence[str]) -> Experiment:
         table = "algorithm" if name == tables["algorithm"].get("name") else name
         if table in ALGORITHMS:
             raise UnknownNameError(
-                f"{table}.{key} is an option of {table}, the method is {tables['algorithm']['name']}"
+                f"{table}.{shown(key)} is an option of {table}, the method is {shown(tables['algorithm']['name'])}"
             )
         if table not in TABLES:
             raise unknown("table", table, TABLES)
@@ -332,6 +352,24 @@ def with_settings(experiment: Experiment, given: Sequence[str]) -> Experiment:
             tables[table] = _divided_anew(tables[table], value)
         tables[table][key] = value
     return from_tables(tables)
+
+
+def as_typed(key: str, value: object) -> str:
+    """The setting `table.key=value` whose value arrives as it is: a text may hold quotes, or look like a number."""
+    if not isinstance(value, str):
+        return f"{key}={value}"
+    return f"{key}={json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")  # which TOML wants escaped
+
+
+def names_code(experiment: Experiment) -> bool:
+    """Whether it names code by a path `package.module:name`, which has to be trusted when it comes from a file."""
+    return any(":" in getattr(experiment, table).name for table, _ in _CODE)
+
+
+def paths_in(given: Sequence[str]) -> list[str]:
+    """The names of methods and models in settings as the command takes them."""
+    parsed = map(_parsed, given)
+    return [value for table, key, value in parsed if (table, key) in _CODE and isinstance(value, str)]
 
 
 def _divided_anew(table: Mapping[str, Any], partition: Any) -> dict[str, Any]:
@@ -354,12 +392,25 @@ def _open_again(experiment: Experiment, protocol: Any) -> dict[str, dict[str, An
     return to_tables(from_tables(tables))
 
 
-def _parsed(given: str) -> tuple[str, str, Any]:
+def _parsed(given: str) -> Setting:
     path, equals, text = given.partition("=")
     table, dot, key = path.strip().partition(".")
     if not (equals and dot and key):
-        raise RecordError(f"a setting is written table.key=value, such as train.lr=0.1, not '{given}'")
+        raise RecordError(f"a setting is written table.key=value, such as train.lr=0.1, not '{shown(given)}'")
+    return table, key, _value(text.strip(), _is_text(table, key))
+
+
+def _is_text(table: str, key: str) -> bool:
+    """Whether a setting is a text, whatever it looks like: a column may be called 2020, or true."""
+    hint = typing.get_type_hints(TABLES[table]).get(key) if table in TABLES else None
+    return hint is str or set(typing.get_args(hint)) == {str, types.NoneType}
+
+
+def _value(text: str, is_text: bool) -> Any:
+    """What was typed, as TOML or else as it is."""
     try:
-        return table, key, tomllib.loads(f"value = {text.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
-        return table, key, text.strip()
+        found = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):  # also of numbers with thousands of digits, and lists without end
+        return text
+    plain = len(found) > 1 or (is_text and not isinstance(found["value"], str))  # a second line is no second key
+    return text if plain else found["value"]

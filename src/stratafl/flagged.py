@@ -9,7 +9,7 @@ from typing import Any
 
 from stratafl.execute.uploads import FAR, NOT_FINITE
 from stratafl.measure import Line
-from stratafl.wording import counted, printable
+from stratafl.wording import counted, shown
 
 MOST = 3  # clients that are named one by one
 LEFT_OUT, OUTLIERS = "left_out", "outliers"  # keys of a line
@@ -74,7 +74,7 @@ def _entry(each: Any, value: str, kind: Any) -> bool:
 
 def client_title(entry: Line) -> str:
     """What a client is called: its name where the data has one, else its number."""
-    return f"client '{printable(entry['name'])}'" if "name" in entry else f"client {entry['client']}"
+    return f"client '{shown(entry['name'])}'" if "name" in entry else f"client {entry['client']}"
 
 
 class Notices:
@@ -97,10 +97,10 @@ class Notices:
                 first = line[LEFT_OUT][0]
                 yield (
                     f"{where}: all {counted(line['cohort'], 'client')} are left out, so that all models stay as they "
-                    f"were (of {client_title(first)}: {printable(first['reason'])})"
+                    f"were (of {client_title(first)}: {shown(first['reason'])})"
                 )
             self._said |= {("nobody", -1), *((LEFT_OUT, each["client"]) for each in line[LEFT_OUT])}
-        told = [f"{client_title(each)} is left out: {printable(each['reason'])}" for each in self._new(line, LEFT_OUT)]
+        told = [f"{client_title(each)} is left out: {shown(each['reason'])}" for each in self._new(line, LEFT_OUT)]
         yield from _few(where, told, "are left out")
         far = [
             f"the update of {client_title(each)} is {_times(each['ratio'])} times as long as the cohort's median"

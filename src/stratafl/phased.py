@@ -7,7 +7,6 @@ earlier ones. A client that was not reached before a change still has what it ha
 round with `participation="all"` reaches everybody, and with `only_sampled_learn` teaches only the sampled ones.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from stratafl.algorithm import Algorithm, Participation, Plan, Round, Setup, Total, Work
-from stratafl.errors import RecordError
+from stratafl.errors import PhaseError, RecordError
 from stratafl.fields import FieldSpec, Together
 from stratafl.layerwise import Layerwise
 from stratafl.layout import Rows
@@ -28,9 +27,6 @@ from stratafl.state import State, combine
 
 if TYPE_CHECKING:
     from stratafl.task import Task
-
-
-log = logging.getLogger("stratafl")
 
 
 @record
@@ -108,12 +104,16 @@ class Phased(Algorithm):
         return next((phase.algorithm.leaks for phase in self._all if phase.algorithm.leaks), None)
 
     def check(self, setup: Setup) -> None:
-        """Check every phase, and say if the last one never begins."""
+        """Check every phase, and refuse a run that ends before the last one begins."""
         for phase in self._all:
             phase.algorithm.check(setup)
-        before = sum(phase.rounds or 0 for phase in self.phases[:-1])
-        if before >= setup.rounds:
-            log.warning("%d rounds end before the method's last phase, which begins after %d", setup.rounds, before)
+        if setup.rounds and self.before >= setup.rounds:
+            raise PhaseError(self.before, setup.rounds)
+
+    @property
+    def before(self) -> int:
+        """How many rounds it takes until the last phase begins."""
+        return sum(phase.rounds or 0 for phase in self.phases[:-1])
 
     @property
     def keeps_rows(self) -> bool:  # type: ignore[override]

@@ -1,5 +1,6 @@
 """What a person names by `package.module:name`: their own model or algorithm, imported from where they stand."""
 
+import functools
 import importlib
 import inspect
 import os
@@ -9,17 +10,32 @@ from typing import Any
 
 from torch import nn
 
+from stratafl.algorithm import Algorithm
 from stratafl.errors import RecordError, StrataError, UnknownNameError, unknown
+from stratafl.trust import NOTHING, Trust, refuse_standard_library
+from stratafl.wording import shown
+
+KINDS: dict[str, type[Any]] = {"model": nn.Module, "algorithm": Algorithm}
 
 
-def imported(kind: str, path: str) -> Any:
-    """The object at `package.module:name`; the current folder is searched first, as `python -m` does.
+def imported(kind: str, path: str, trust: Trust | bool = NOTHING) -> Callable[..., Any]:
+    """What makes a model or an algorithm, at `package.module:name`; the current folder is searched first.
 
-    Only for paths that a person typed or wrote into a file of theirs, never for one that came over a wire.
+    A path that is not trusted is refused before anything is imported, and what is found must be of the right kind.
     """
     module_name, _, name = path.partition(":")
     if not module_name or not name:
-        raise RecordError(f"{kind} '{path}' is not a name of the catalogue, nor written package.module:name")
+        raise RecordError(f"{kind} '{shown(path)}' is not a name of the catalogue, nor written package.module:name")
+    trust = Trust.of(trust)
+    trust.check(kind, path)
+    if trust.everything:
+        sys.path[:] = trust.folders
+    found = _attribute(kind, path, module_name, name)
+    _check_kind(kind, path, found)
+    return found  # type: ignore[no-any-return]
+
+
+def _attribute(kind: str, path: str, module_name: str, name: str) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -31,6 +47,20 @@ def imported(kind: str, path: str) -> Any:
     if not hasattr(module, name):
         raise unknown(f"name in {module_name}", name, [n for n in vars(module) if not n.startswith("_")])
     return getattr(module, name)
+
+
+def _check_kind(kind: str, path: str, found: Any) -> None:
+    """Raise unless it is a class of its kind, or a function written in Python outside of the standard library."""
+    maker = found
+    while isinstance(maker, functools.partial):
+        maker = maker.func
+    wanted = KINDS[kind]
+    if not (isinstance(maker, type) and issubclass(maker, wanted)) and not inspect.isfunction(maker):
+        what = f"the class {maker.__name__}" if isinstance(maker, type) else type(maker).__name__
+        raise RecordError(
+            f"{kind} '{path}' is {what}, not a subclass of {wanted.__name__} or a function that makes one"
+        )
+    refuse_standard_library(kind, path, str(maker.__module__))
 
 
 def called(what: str, maker: Callable[..., Any], options: Mapping[str, Any], offered: Mapping[str, Any]) -> Any:
@@ -47,9 +77,9 @@ def called(what: str, maker: Callable[..., Any], options: Mapping[str, Any], off
         return maker(**arguments, **options)
     except StrataError:
         raise
-    except Exception as error:  # a person's own code, or an option of a type it does not expect
+    except (Exception, SystemExit) as error:  # a person's own code, or an option of a type it does not expect
         given = ", ".join(f"{name}={value!r}" for name, value in options.items())
-        raise RecordError(f"{what} cannot be made with ({given}): {said(error)}") from error
+        raise RecordError(f"{what} cannot be made with ({shown(given, 400)}): {said(error)}") from error
 
 
 def accepted(maker: Callable[..., Any]) -> list[str] | None:

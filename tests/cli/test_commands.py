@@ -280,7 +280,7 @@ def test_a_comparison_takes_an_own_method(strata, place):
     result = strata("compare", *SMALL, *arguments)
     assert result.code == 0
     assert "own_models:last_one_wins" in result.out
-    assert strata("resume", "two").out == result.out
+    assert strata("resume", "two", "--trust").out == result.out
 
 
 # --- report
@@ -499,10 +499,10 @@ def test_ctrl_c_finishes_the_round_and_twice_stops_at_once_and_nothing_is_lost(s
     out, err = outputs(process)
     (place / "hold").unlink(missing_ok=True)
     assert said.startswith("finishing this round")
-    assert err == "saved; continue with: strata resume stopped\n"
+    assert err == "saved; continue with: strata resume stopped --trust\n"
     assert (process.returncode, out) == (130, "")
     assert [line["round"] for line in lines(place / "stopped" / "rounds.jsonl")] == list(range(1, rounds + 1))
-    assert strata("resume", "stopped").code == 0
+    assert strata("resume", "stopped", "--trust").code == 0
     assert strata("run", *ROUNDS, *MODEL, "--out", "whole").code == 0
     check_same_end(place / "stopped", place / "whole")
 
@@ -523,9 +523,9 @@ def test_ctrl_c_reaches_all_processes_of_a_comparison(strata, place):
     out, err = outputs(process)
     assert (process.returncode, out) == (130, "")
     assert said.startswith("finishing this round")
-    assert err.endswith("saved; continue with: strata resume stopped\n")
+    assert err.endswith("saved; continue with: strata resume stopped --trust\n")
     assert 0 < len(lines(local / "rounds.jsonl")) < 3
-    resumed = strata("resume", "stopped")
+    resumed = strata("resume", "stopped", "--trust")
     assert resumed.code == 0
     assert strata(*given, "--out", "whole").code == 0
     for method in ("local", "fedper"):

@@ -72,7 +72,8 @@ def test_a_model_that_runs_client_by_client_is_announced_once_with_the_reason(st
     result = strata(*RUN, "--model", f"own_models:{model}", "--out", "mine")
     check_said_once(result.err, model, reason)
     assert engine_of(place / "mine") == "LoopEngine"
-    said, finished = strata("resume", "mine").err.splitlines(keepends=True)
+    imported, said, finished = strata("resume", "mine", "--trust").err.splitlines(keepends=True)
+    assert f"importing model 'own_models:{model}'" in imported
     check_said_once(said, model, reason)
     assert "finished" in finished
 
@@ -130,6 +131,6 @@ def test_a_file_in_the_current_folder_is_found_and_found_again_from_elsewhere(st
     del sys.modules["nearby_net"]
     monkeypatch.setattr(sys, "path", path)
     monkeypatch.chdir(place)
-    assert strata("resume", "work/mine").code == 0
+    assert strata("resume", "work/mine", "--trust").code == 0
     assert journals(place / "work" / "mine") == done
     del sys.modules["nearby_net"]

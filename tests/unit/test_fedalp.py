@@ -175,7 +175,7 @@ def test_forming_groups_by_hand(beta):
 
 def test_the_numbers_of_groups_do_not_depend_on_the_order_of_the_cohort():
     """With this seed two groups are single clients that are each other's nearest: Ward numbers them as they come."""
-    sim = simulation(fedalp(groups=3, warmup=1), tiny_federation(), tiny_model(), rounds=1, seed=7, dtype=D)
+    sim = simulation(fedalp(groups=3, warmup=1), tiny_federation(), tiny_model(), rounds=2, seed=7, dtype=D)
     servers = []
     for ids in ([0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [3, 4, 5, 0, 2, 1]):
         progress, _ = sim.round(sim.start(), Matrix(), torch.tensor(ids))
@@ -468,7 +468,7 @@ def test_without_beta_it_is_fedavg_after_four_rounds(buffers, participation, bat
 
 def test_who_was_only_probed_keeps_its_own_statistics():
     sim = simulation(
-        fedalp(groups=2, warmup=1), tiny_federation(), tiny_model(), rounds=1, participation=0.5, buffers="local"
+        fedalp(groups=2, warmup=1), tiny_federation(), tiny_model(), rounds=2, participation=0.5, buffers="local"
     )
     progress, _ = sim.round(sim.start(), Matrix())
     sampled = sim.setup.sampled(0).tolist()

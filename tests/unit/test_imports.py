@@ -135,6 +135,7 @@ CORE = (
     "predictor",
     "settings",
     "trial",
+    "trust",
     "wire",
 )
 

@@ -9,15 +9,19 @@ from torch import nn
 from stratafl.algorithm import Plan, Round, Setup, Total
 from stratafl.algorithms import fedavg, fedper, fedprox, local
 from stratafl.algorithms.local import alone
+from stratafl.assemble import simulation_of
 from stratafl.describe import describe
-from stratafl.errors import RecordError
+from stratafl.errors import ContractError, RecordError
 from stratafl.execute import Matrix, simulation
+from stratafl.experiment import Experiment, with_settings
 from stratafl.fields import Number, Start, Together
 from stratafl.layers import select
 from stratafl.parcel import Field, Parcel
 from stratafl.phased import Phase, Phased
 from stratafl.policies import SGD
-from stratafl.testing import Case, tiny_federation, tiny_model
+from stratafl.records import record
+from stratafl.state import rows_of
+from stratafl.testing import Case, check_algorithm, tiny_federation, tiny_model, within_reach
 
 LAYOUT = describe(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3)))
 SETUP = Setup(LAYOUT, {n: torch.ones(s.shape) for n, s in LAYOUT.specs.items()}, lambda ids: {}, 4, 6)
@@ -209,9 +213,74 @@ def test_thirty_rounds_of_fedavg_and_then_local_training():
     assert set(alg.init(SETUP)["theta"]) == set(LAYOUT.specs)
 
 
-def test_a_last_phase_that_never_begins_is_said(caplog):
+NEVER = "take 3 rounds and the run has {}, so the last phase never begins"
+
+
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_a_last_phase_that_never_begins_is_refused(rounds, caplog):
     method = Phased((Phase(fedavg(), rounds=3), Phase(fedavg())))
-    for rounds, said in ((4, 0), (3, 1), (2, 1)):
-        caplog.clear()
+    with pytest.raises(RecordError, match=NEVER.format(rounds)):
         simulation(method, tiny_federation(), tiny_model(), rounds=rounds)
-        assert len([line for line in caplog.messages if "last phase, which begins after 3" in line]) == said
+    simulation(method, tiny_federation(), tiny_model(), rounds=4)
+    assert caplog.messages == []
+
+
+def test_a_run_that_has_begun_goes_on_although_its_last_phase_never_begins(caplog):
+    method = Phased((Phase(fedavg(), rounds=3), Phase(fedavg())))
+    simulation(method, tiny_federation(), tiny_model(), rounds=3, begun=True)
+    assert NEVER.format(3) in caplog.messages[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (
+            ["algorithm.name=fedlag"],
+            "fedlag's warm-up takes 30 rounds and the run has 20, so its mechanism never acts: "
+            "ask for at least 31 rounds, or for a shorter warm-up, such as --set fedlag.warmup=5",
+        ),
+        (
+            ["algorithm.name=fedalp", "run.rounds=1", "algorithm.warmup=1"],
+            "fedalp's warm-up takes 1 round and the run has 1, so its mechanism never acts: ask for at least 2 rounds",
+        ),
+        (["algorithm.name=fedavg30local", "run.rounds=30"], "fedavg30local's warm-up takes 30 rounds and the run has"),
+    ],
+)
+def test_a_method_of_the_catalogue_that_would_never_act_is_refused_by_its_name(settings, says):
+    with pytest.raises(RecordError) as error:
+        simulation_of(with_settings(Experiment(), settings))
+    assert str(error.value).startswith(says)
+
+
+def broken_after(rounds: int) -> Phased:
+    """A method whose last phase breaks a law of the contract, after so many rounds of FedAvg."""
+    wrong = replace(fedavg(), train=(ReadsBack(),))
+    return Phased((Phase(fedavg(), rounds=rounds), Phase(wrong)))
+
+
+@record
+class ReadsBack:
+    """Reads a value back to the host in every step."""
+
+    reads = writes = ("theta",)
+
+    def __call__(self, rnd, desk, task):
+        def step(carry, constants, stack):
+            rate = 0.1 if stack.x.sum().item() > 1e9 else 0.0
+            return {"theta": {name: x - rate for name, x in carry["theta"].items()}}
+
+        return task.scan(step, {"theta": rows_of(desk, "theta")}, batch=10)
+
+
+def test_the_contract_reaches_every_phase():
+    with pytest.raises(ContractError, match="law 'trace'"):
+        check_algorithm(broken_after(30), settings=[("follow", 1.0)])
+
+
+def test_phases_are_shortened_and_rounds_are_as_many_as_it_takes():
+    short, rounds = within_reach(Phased((*THREE.phases[:2], Phase(fedavg(), rounds=30), Phase(fedper()))), 2)
+    assert [phase.rounds for phase in short.phases] == [2, 1, 2, None]
+    assert rounds == 7
+    assert within_reach(fedavg(), 2) == (fedavg(), 2)
+    case = Case(short, "follow", 1.0, rounds)
+    assert [progress.t for progress in case.entries] == [0, 2, 3, 5]

@@ -3,12 +3,14 @@
 import itertools
 import math
 import sys
+from dataclasses import replace
 
 import pytest
 from torch import nn
 
-from stratafl.errors import DataError, RecordError, StrataError, UnknownNameError
+from stratafl.errors import DataError, RecordError, StrataError, TrustError, UnknownNameError
 from stratafl.plugins import accepted, called, imported, said
+from stratafl.trust import Trust, typed
 
 _numbers = itertools.count()
 
@@ -40,23 +42,100 @@ def refusal(kind, function, *arguments):
 
 # Imported
 
+NET = "from torch import nn\nclass Net(nn.Module): pass\ndef net(): return Net()\n"
+
+
+def trusting(kind, path):
+    return imported(kind, path, trust=True)
+
 
 def test_a_name_in_a_file_of_the_current_folder(own):
-    name = own("answer = 42")
-    assert imported("model", f"{name}:answer") == 42
+    name = own(NET)
+    assert trusting("model", f"{name}:Net").__name__ == "Net"
+    assert trusting("model", f"{name}:net").__name__ == "net"
 
 
 def test_the_current_folder_comes_first_and_once(own, tmp_path):
-    name = own("answer = 42")
+    name = own(NET)
     for _ in range(2):
-        imported("model", f"{name}:answer")
+        trusting("model", f"{name}:Net")
     assert sys.path[0] == str(tmp_path)
     assert sys.path.count(str(tmp_path)) == 1
 
 
 def test_a_name_in_an_installed_package():
-    assert imported("model", "math:pi") == math.pi
-    assert imported("model", "os.path:join") is __import__("os").path.join
+    assert trusting("model", "torch.nn:Linear") is nn.Linear
+    assert trusting("algorithm", "stratafl.algorithms:fedavg").__name__ == "fedavg"
+
+
+# What may be imported, and what may be called
+
+
+def test_a_path_that_nobody_typed_or_trusts_is_not_imported(own):
+    name = own("raise AssertionError('it was imported')")
+    says = refusal(TrustError, imported, "model", f"{name}:Net")
+    assert says.startswith(f"the configuration asks to import its model '{name}:Net', which runs code from '")
+    assert f"{name}.py': allow it with --trust" in says
+    assert name not in sys.modules
+
+
+def test_a_path_that_was_typed_is_imported_and_no_other(own):
+    name = own(NET)
+    trust = typed([f"{name}:Net", "fedavg"])
+    assert trust.names == {f"{name}:Net"}
+    assert imported("model", f"{name}:Net", trust).__name__ == "Net"
+    assert f"'{name}:net'" in refusal(TrustError, imported, "model", f"{name}:net", trust)
+
+
+def test_what_is_trusted_is_said_before_it_is_imported(own, caplog):
+    name = own("raise ValueError('at once')")
+    trust = Trust(everything=True).asked_by("sent.toml")
+    refusal(RecordError, imported, "model", f"{name}:Net", trust)
+    assert f"importing model '{name}:Net' from '" in caplog.messages[0]
+    assert f"{name}.py', because 'sent.toml' names it" in caplog.messages[0]
+
+
+def test_a_folder_that_a_file_names_is_searched_only_where_it_is_trusted(own, tmp_path, monkeypatch):
+    name = own(NET)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    asked = Trust(frozenset({f"{name}:Net"})).asked_by("config.toml", str(tmp_path))
+    refusal(UnknownNameError, imported, "model", f"{name}:Net", asked)
+    assert str(tmp_path) not in sys.path
+    assert imported("model", f"{name}:Net", replace(asked, everything=True)).__name__ == "Net"
+    assert sys.path[-1] == str(tmp_path)
+
+
+@pytest.mark.parametrize("path", ["os:system", "builtins:exit", "subprocess:run", "os.path:join", "math:pi"])
+def test_nothing_of_the_standard_library_makes_a_model_or_a_method(path):
+    for kind in ("model", "algorithm"):
+        says = refusal(RecordError, imported, kind, path, Trust(frozenset({path}), everything=True))
+        assert says.startswith(f"{kind} '{path}' is not imported: '{path.partition(':')[0]}' belongs to Python's")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("thing = 42", "is int, not a subclass of Module or a function that makes one"),
+        ("from os import system as thing", "is builtin_function_or_method, not a subclass"),
+        ("from functools import partial; import os; thing = partial(os.system, 'false')", "is builtin_function"),
+        ("from subprocess import run as thing", "'subprocess' belongs to Python's standard library"),
+        ("from functools import partial; from subprocess import run; thing = partial(run, 'false')", "'subprocess'"),
+        ("class thing: pass", "is the class thing, not a subclass of Module"),
+        ("from pathlib import Path as thing", "is the class Path, not a subclass of Module"),
+        ("from torch import nn; thing = nn.Linear(1, 1)", "is Linear, not a subclass of Module"),
+    ],
+)
+def test_what_is_imported_must_be_of_its_kind(own, line, says):
+    name = own(line)
+    assert says in refusal(RecordError, trusting, "model", f"{name}:thing")
+
+
+def test_a_function_that_exits_is_an_error():
+    def leave():
+        raise SystemExit(0)
+
+    assert refusal(RecordError, called, "model own:leave", leave, {}, {}).endswith("SystemExit: 0")
 
 
 @pytest.mark.parametrize("path", ["fedpre", "package.module", ":name", "module:", ":", ""])
@@ -66,19 +145,19 @@ def test_a_path_has_a_module_and_a_name(path):
 
 
 def test_a_module_that_is_not_there(own):
-    says = refusal(UnknownNameError, imported, "model", "nowhere_at_all:Net")
+    says = refusal(UnknownNameError, trusting, "model", "nowhere_at_all:Net")
     assert says == "model 'nowhere_at_all:Net': there is no module 'nowhere_at_all' here"
 
 
 def test_a_module_that_needs_another_one(own):
     name = own("import nowhere_at_all")
-    says = refusal(UnknownNameError, imported, "model", f"{name}:Net")
+    says = refusal(UnknownNameError, trusting, "model", f"{name}:Net")
     assert says == f"model '{name}:Net': there is no module 'nowhere_at_all' here"
 
 
 def test_a_name_that_is_not_in_the_module(own):
     name = own("class Network: pass\n_hidden = 1\n")
-    says = refusal(UnknownNameError, imported, "model", f"{name}:Netwrk")
+    says = refusal(UnknownNameError, trusting, "model", f"{name}:Netwrk")
     assert says == f"unknown name in {name} 'Netwrk'; did you mean 'Network'? (there is: Network)"
 
 
@@ -94,16 +173,16 @@ def test_a_name_that_is_not_in_the_module(own):
 )
 def test_a_module_that_fails_while_it_is_imported(own, source, says):
     name = own(source)
-    assert f"model '{name}:Net' cannot be imported: {says}" in refusal(RecordError, imported, "model", f"{name}:Net")
+    assert f"model '{name}:Net' cannot be imported: {says}" in refusal(RecordError, trusting, "model", f"{name}:Net")
 
 
 def test_a_relative_module():
-    assert "'.models:Net' cannot be imported: TypeError: " in refusal(RecordError, imported, "model", ".models:Net")
+    assert "'.models:Net' cannot be imported: TypeError: " in refusal(RecordError, trusting, "model", ".models:Net")
 
 
 def test_a_script_that_exits(own):
     name = own("import sys\nsys.exit(0)\n")
-    assert "SystemExit" in refusal(RecordError, imported, "model", f"{name}:Net")
+    assert "SystemExit" in refusal(RecordError, trusting, "model", f"{name}:Net")
 
 
 # Called

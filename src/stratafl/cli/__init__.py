@@ -1,12 +1,15 @@
 """The command `strata`: one line for every mistake, exit code 2, and nothing lost."""
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 
-from stratafl.errors import StrataError
+from stratafl.errors import StrataError, TrustError
+from stratafl.wording import shown
 
 INTERRUPTED = 130
+LONGEST = 4000  # letters of an error, whatever it names
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -24,13 +27,17 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(f"the command needs '{error.name}', which is not installed: pip install {error.name}")
     try:
         result = app(list(arguments), standalone_mode=False, prog_name="strata")
+    except TrustError as error:
+        return _fail(f"{error}: {shlex.join(['strata', *arguments, '--trust'])}")
     except StrataError as error:
         return _fail(str(error), error.exit_code)
     except typer.TyperException as error:
         message = error.format_message()
         return _fail(message) if message else 0  # without a command, help was shown
     except SystemExit as end:
-        return _reader_gone() if isinstance(end.__context__, BrokenPipeError) else int(end.code or 0)
+        if isinstance(end.__context__, BrokenPipeError):
+            return _reader_gone()
+        return _fail(f"code that ran here has called sys.exit({end.code!r}), and the command did not get to its end")
     except typer.Exit as end:
         return end.exit_code
     except (KeyboardInterrupt, typer.Abort):
@@ -50,5 +57,5 @@ def _reader_gone() -> int:
 
 
 def _fail(message: str, code: int = 2) -> int:
-    print(f"strata: {' '.join(message.split())}", file=sys.stderr)
+    print(f"strata: {shown(' '.join(message.split()), LONGEST)}", file=sys.stderr)
     return code

@@ -33,15 +33,18 @@ Protocol = Annotated[str | None, typer.Option("--protocol", metavar="NAME", help
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Processes that share the runs.")]
 Look = Annotated[int | None, typer.Option("--lab", metavar="N", help="Look at every layer each N rounds.")]
 Log = Annotated[str | None, typer.Option("--log", metavar="NAMES", help="tensorboard, mlflow, wandb.")]
+Trusting = Annotated[bool, typer.Option("--trust", help="Import the code that the file or run names.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs instead of people.")]
 
 
 def _shortcuts(**values: object) -> list[str]:
     """Options that are short for a setting."""
+    from stratafl.experiment import as_typed
+
     keys = {"seed": "run.seed", "device": "run.device", "engine": "run.engine", "rounds": "run.rounds"}
     keys |= {"precision": "run.precision", "memory": "run.memory", "lab": "evaluate.lab"}
     keys |= {"protocol": "run.protocol", "model": "model.name", "data": "data.name", "algorithm": "algorithm.name"}
-    return [f"{keys[name]}={value}" for name, value in values.items() if value is not None]
+    return [as_typed(keys[name], value) for name, value in values.items() if value is not None]
 
 
 def _logged(names: str | None) -> list[str]:
@@ -76,13 +79,14 @@ def run(
     memory: Memory = None,
     lab: Look = None,
     log: Log = None,
+    trust: Trusting = False,
 ) -> int:
     """Run one method, in a directory that can be resumed and read."""
     from stratafl.cli import running
 
     short = _shortcuts(model=model, data=data, rounds=rounds, seed=seed, device=device, engine=engine, lab=lab)
     short += _shortcuts(algorithm=algorithm, precision=precision, memory=memory, protocol=protocol)
-    return running.start(config, [*short, *_logged(log), *(settings or [])], out)
+    return running.start(config, [*short, *_logged(log), *(settings or [])], out, trust)
 
 
 @app.command(epilog="Example: [bold]strata compare --algorithms fedavg,fedper,local --seeds 3 --rounds 20[/]")
@@ -109,6 +113,7 @@ def compare(
     lab: Look = None,
     log: Log = None,
     jobs: Jobs = 1,
+    trust: Trusting = False,
 ) -> int:
     """Run several methods and seeds on the same data, and rank them."""
     from stratafl.cli import running
@@ -116,19 +121,22 @@ def compare(
     short = _shortcuts(model=model, data=data, rounds=rounds, seed=seed, device=device, engine=engine, lab=lab)
     short += _shortcuts(precision=precision, memory=memory, protocol=protocol)
     methods = [name.strip() for name in algorithms.split(",") if name.strip()]
-    return running.compare(config, [*short, *_logged(log), *(settings or [])], methods, seeds, out, jobs)
+    return running.compare(config, [*short, *_logged(log), *(settings or [])], methods, seeds, out, jobs, trust)
 
 
 @app.command(epilog="Example: [bold]strata resume runs/first[/]")
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The directory of a run or a comparison.")],
     jobs: Jobs = 1,
+    trust: Trusting = False,
     worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
+    typed: Annotated[list[str] | None, typer.Option("--typed", hidden=True)] = None,
 ) -> int:
     """Go on where a run or comparison was left, to the same end."""
     from stratafl.cli import running
+    from stratafl.trust import typed as trusted
 
-    return running.resume(folder, jobs, worker)
+    return running.resume(folder, jobs, worker, trusted(typed or [], trust))
 
 
 @app.command(epilog="Example: [bold]strata report runs/demo -o report.html[/]")
@@ -155,11 +163,12 @@ def reproduce(
     seeds: Annotated[int | None, typer.Option("--seeds", metavar="N", help="By default the scale's.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="By default runs/reproduce.")] = None,
     minutes: Annotated[float | None, typer.Option("--minutes", metavar="M", help="Stop after so long.")] = None,
+    trust: Trusting = False,
 ) -> int:
     """Run a table of a paper, set it beside what is printed, and say which claims hold."""
     from stratafl.cli import reproducing
 
-    return reproducing.reproduce(name, scale, settings or [], seeds, out, minutes)
+    return reproducing.reproduce(name, scale, settings or [], seeds, out, minutes, trust)
 
 
 @app.command(epilog="Example: [bold]strata check fedper[/], or [bold]strata check my_package.my_module:my_method[/]")

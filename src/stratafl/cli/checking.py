@@ -8,14 +8,18 @@ from stratafl.algorithms.laws import LAWS as OWN_LAWS
 from stratafl.assemble import algorithm_of
 from stratafl.cli.consoles import results
 from stratafl.errors import StrataError
-from stratafl.experiment import Experiment, with_settings
+from stratafl.experiment import Experiment, as_typed, with_settings
 from stratafl.testing import SETTINGS, verdicts
+from stratafl.trust import typed
 
 
 def check(name: str, options: Sequence[str], quick: bool) -> int:
     """Print a verdict per law; 2 if one is broken."""
-    settings = [f"algorithm.name={name}", *(f"algorithm.{option}" for option in options)]
-    algorithm = algorithm_of(with_settings(Experiment(), settings))
+    settings = [
+        as_typed("algorithm.name", name),
+        *(f"algorithm.{option.removeprefix(f'{name}.')}" for option in options),
+    ]
+    algorithm = algorithm_of(with_settings(Experiment(), settings), typed([name]))
     console, broken = results(), 0
     laws = OWN_LAWS.get(name, ()) if not options else ()
     with console.status(f"{name} against the contract") as status:

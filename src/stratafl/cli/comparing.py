@@ -6,7 +6,6 @@ finished nor locked takes it. Progress is read from the journals.
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -21,9 +20,10 @@ from rich.console import Console
 
 from stratafl.cli import INTERRUPTED, reporting
 from stratafl.cli.consoles import remarks
-from stratafl.cli.driving import advance, interrupted
+from stratafl.cli.driving import advance, interrupted, resuming
 from stratafl.cli.live import Display, Interrupt, Watch, interruptible, with_notices
 from stratafl.errors import BusyError, StrataError
+from stratafl.experiment import names_code
 from stratafl.measure import Line
 from stratafl.runs import Comparison, Member
 from stratafl.runs.environment import TYPED
@@ -83,10 +83,14 @@ def drive(comparison: Comparison, jobs: int) -> int:
         else:
             done = _share(comparison, members, min(jobs, len(members)), interrupt, tally)
     if not done:
-        return interrupted(comparison.folder)
+        return interrupted(comparison.folder, _names_code(members))
     reporting.show([comparison.folder])
     reporting.offer([comparison.folder], comparison.folder / reporting.REPORT)
     return 0
+
+
+def _names_code(members: Sequence[Member]) -> bool:
+    return any(names_code(member.experiment) for member in members)
 
 
 def work(comparison: Comparison) -> int:
@@ -137,7 +141,10 @@ def _share(comparison: Comparison, members: Sequence[Member], jobs: int, interru
 
 def _worker(comparison: Comparison, jobs: int, said: Path) -> "subprocess.Popen[bytes]":
     """A process that takes runs, in a session of its own: Ctrl-C reaches this process alone, which tells it."""
-    command = [sys.executable, "-m", "stratafl", "resume", str(comparison.folder), "--worker"]
+    # -P: a file in the current folder that is called like a package is not imported in its place.
+    command = [sys.executable, "-P", "-m", "stratafl", "resume", str(comparison.folder), "--worker"]
+    command += [f"--typed={name}" for name in sorted(comparison.trust.names)]
+    command += ["--trust"] if comparison.trust.everything else []
     environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs)), **os.environ}
     environment[TYPED] = json.dumps(sys.argv)
     with said.open("wb") as errors:
@@ -172,7 +179,7 @@ def _tell(workers: "Sequence[subprocess.Popen[bytes]]", times: int) -> int:
 
 def _why(code: int, lines: Sequence[str], comparison: Comparison) -> str:
     complaints = [line.removeprefix("strata: ") for line in lines if line.startswith("strata: ")]
-    again = f"strata resume {shlex.quote(str(comparison.folder))}"
+    again = resuming(comparison.folder, _names_code(list(comparison.members())))
     if complaints:
         return complaints[-1]
     return (

@@ -30,7 +30,12 @@ def advance(run: Run | Follower, interrupt: Interrupt, watch: Watch) -> bool:
     return True
 
 
-def interrupted(folder: Path) -> int:
-    """Say how to go on."""
-    remarks().print(f"saved; continue with: strata resume {shlex.quote(str(folder))}", markup=False)
+def resuming(folder: Path, code: bool) -> str:
+    """The command that goes on."""
+    return f"strata resume {shlex.quote(str(folder))}{' --trust' if code else ''}"
+
+
+def interrupted(folder: Path, code: bool) -> int:
+    """Say how to go on; a run that names `code` has to be trusted."""
+    remarks().print(f"saved; continue with: {resuming(folder, code)}", markup=False)
     return INTERRUPTED

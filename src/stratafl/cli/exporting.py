@@ -12,7 +12,7 @@ from stratafl.cli.consoles import results
 from stratafl.data import DATASETS, write_shards
 from stratafl.data.cache import cache_folder, entries
 from stratafl.data.loading import is_fetched
-from stratafl.experiment import Experiment, with_settings
+from stratafl.experiment import Experiment, as_typed, with_settings
 from stratafl.wording import counted
 
 
@@ -58,7 +58,8 @@ def show(as_json: bool) -> None:
 
 def export(name: str, out: Path, path: str | None, settings: Sequence[str]) -> None:
     """Write a data set into shards, and say how to use them."""
-    given = [f"data.name={json.dumps(name)}", *([] if path is None else [f"data.path={json.dumps(path)}"]), *settings]
+    placed = [] if path is None else [as_typed("data.path", path)]
+    given = [as_typed("data.name", name), *placed, *settings]
     experiment = with_settings(Experiment(), given)
     samples = samples_of(experiment.data, experiment.run.seed)
     files = write_shards(samples, out)

@@ -4,7 +4,7 @@ import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.table import Table
@@ -15,6 +15,7 @@ from stratafl.cli.consoles import remarks, results, warnings_on
 from stratafl.cli.driving import advance
 from stratafl.cli.live import Display, Interrupt, Watch, interruptible, with_notices
 from stratafl.errors import BusyError, DataError, RecordError, RunError, StrataError
+from stratafl.experiment import paths_in
 from stratafl.measure import Line
 from stratafl.recipes import Cell, recipes
 from stratafl.recipes.claims import MEASURES
@@ -22,38 +23,51 @@ from stratafl.recipes.judging import Verdict
 from stratafl.recipes.reproduction import RESULT, Reproduction
 from stratafl.recipes.writing import HERE, cells, heads, legend, write
 from stratafl.report.verdicts import tally
+from stratafl.runs.comparison import SEEDS
+from stratafl.trust import typed
+from stratafl.wording import shown
 
 _STYLES = {True: "green", False: "red", None: "dim"}
 
 
 def reproduce(
-    name: str, scale: str, settings: Sequence[str], seeds: int | None, out: Path | None, minutes: float | None
+    name: str,
+    scale: str,
+    settings: Sequence[str],
+    seeds: int | None,
+    out: Path | None,
+    minutes: float | None,
+    trust: bool = False,
 ) -> int:
     """All recipes of this name; what a time limit leaves out is listed, and the next call goes on with it."""
-    if minutes is not None and minutes <= 0:
+    if minutes is not None and not 0 < minutes < float("inf"):
         raise RecordError(f"--minutes is a time above 0, not {minutes:g}")
-    if seeds is not None and seeds < 1:
-        raise RecordError(f"--seeds is a whole number from 1, not {seeds}")
+    if seeds is not None and not 1 <= seeds <= SEEDS:
+        raise RecordError(f"--seeds is a whole number from 1 to {SEEDS:,}, not {shown(seeds)}")
     root = out or Path("runs") / "reproduce"
-    made = [Reproduction(root, recipe, scale, tuple(settings), seeds) for recipe in recipes(name)]
+    trusted = typed(paths_in(settings), trust).asked_by(name)
+    with warnings_on(remarks()) as settled:
+        made = [Reproduction(root, recipe, scale, tuple(settings), seeds, trusted) for recipe in recipes(name)]
+        return _reproduce(made, minutes, settled)
+
+
+def _reproduce(made: Sequence[Reproduction], minutes: float | None, settled: Callable[[], None]) -> int:
     lacking = [why for each in made if (why := each.lacks())]  # and what is wrong with a setting is said here
     if len(lacking) == len(made) and not any(one for each in made for _, one in each.outcomes()):
         raise RunError(lacking[0])
     for each in made:
         each.begin()
-    begin = time.monotonic()
-    limit = None if minutes is None else begin + 60 * minutes
-    with warnings_on(remarks()) as settled:
-        settled()
-        for each in made:
-            stopped = _run(each, limit)
-            judged = write(each, shlex.join(["strata", *sys.argv[1:]]))
-            _show(each, judged)
-            if each.begun:
-                reporting.offer([each.folder, *each.begun], each.folder / reporting.REPORT)
-            if stopped:
-                remarks().print("stopped; call it again to go on")
-                return INTERRUPTED
+    limit = None if minutes is None else time.monotonic() + 60 * minutes
+    settled()
+    for each in made:
+        stopped = _run(each, limit)
+        judged = write(each, shlex.join(["strata", *sys.argv[1:]]))
+        _show(each, judged)
+        if each.begun:
+            reporting.offer([each.folder, *each.begun], each.folder / reporting.REPORT)
+        if stopped:
+            remarks().print("stopped; call it again to go on")
+            return INTERRUPTED
     refused = [why for each in made for why in each.refused.values()]
     if refused and not any(each.begun for each in made):
         raise DataError(refused[0])

@@ -1,6 +1,6 @@
 """`run`, `compare` and `resume`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -13,69 +13,84 @@ from stratafl.cli.live import Display, interruptible, with_notices
 from stratafl.cli.together import together
 from stratafl.errors import RunError
 from stratafl.execute import Team
-from stratafl.experiment import Experiment, load, with_settings
+from stratafl.experiment import Experiment, load, names_code, paths_in, with_settings
 from stratafl.runs import Comparison, Follower, Run, is_comparison, refuse_existing
+from stratafl.trust import NOTHING, Trust, typed
 
 RUNS = Path("runs")
 
 
-def start(config: Path | None, settings: Sequence[str], out: Path | None) -> int:
+def start(config: Path | None, settings: Sequence[str], out: Path | None, trust: bool = False) -> int:
     """A new run, to its end or until it is interrupted."""
+    trusted = _trusted(config, paths_in(settings), trust)
 
     def create(team: Team) -> Run:
         experiment = with_settings(_base(config), settings)
         data = Path(experiment.data.name).stem
         folder = out or _free(f"{experiment.algorithm.name}-{data}-s{experiment.run.seed}")
-        return Run.create(experiment, folder, team)
+        return Run.create(experiment, folder, team, trusted)
 
     with together() as team:
-        return _led(team, create)
+        return _led(team, create, trusted)
 
 
 def compare(
-    config: Path | None, settings: Sequence[str], methods: Sequence[str], seeds: int, out: Path | None, jobs: int
+    config: Path | None,
+    settings: Sequence[str],
+    methods: Sequence[str],
+    seeds: int,
+    out: Path | None,
+    jobs: int,
+    trust: bool = False,
 ) -> int:
     """A new comparison."""
+    trusted = _trusted(config, [*methods, *paths_in(settings)], trust)
     with together() as team, warnings_on(remarks()) as settled:
         _refuse_ranks(team)
         if out is not None:
             refuse_existing(out)
-        made = Comparison.create(out or _free("compare"), _base(config), methods, seeds, settings)
+        made = Comparison.create(out or _free("compare"), _base(config), methods, seeds, settings, trusted)
         settled()
         return comparing.drive(made, jobs)
 
 
-def resume(folder: Path, jobs: int, worker: bool) -> int:
+def resume(folder: Path, jobs: int, worker: bool, trust: Trust = NOTHING) -> int:
     """Whatever is there, from where it was left."""
     if worker:
         with warnings_on(Console(quiet=True)):  # whoever started it has said them
-            return comparing.work(Comparison.open(folder))
+            return comparing.work(Comparison.open(folder, trust))
 
     def reopen(team: Team) -> Run:
         if not folder.is_dir():
             raise RunError(f"there is no folder '{folder}'")
         if is_comparison(folder):
             _refuse_ranks(team)
-        run = Run.open(folder, team)
+        run = Run.open(folder, team, trust)
         if run.finished:
             run.notes.append("this run is finished: nothing was left to do")
         return run
 
     with together() as team:
         if team.world > 1 or not is_comparison(folder):
-            return _led(team, reopen)
+            return _led(team, reopen, trust)
         with warnings_on(remarks()) as settled:
-            comparison = Comparison.open(folder)
+            comparison = Comparison.open(folder, trust)
             settled()
             return comparing.drive(comparison, jobs)
 
 
-def _led(team: Team, begin: Callable[[Team], Run]) -> int:
+def _led(team: Team, begin: Callable[[Team], Run], trust: Trust) -> int:
     """A run that the first process of a team keeps, and the others follow."""
     with warnings_on(remarks()) as settled:
-        run = begin(team) if team.rank == 0 else Follower(team)
+        run = begin(team) if team.rank == 0 else Follower(team, trust)
         settled()
         return _drive(run)
+
+
+def _trusted(config: Path | None, names: Iterable[str], everything: bool) -> Trust:
+    """Trust in the code that was named on the command line, or in all that the configuration names."""
+    trust = typed(names, everything)
+    return trust if config is None else trust.asked_by(config)
 
 
 def _refuse_ranks(team: Team) -> None:
@@ -105,7 +120,7 @@ def _drive(run: Run | Follower) -> int:
     if isinstance(run, Follower):
         return 0 if done else INTERRUPTED
     if not done:
-        return interrupted(run.folder)
+        return interrupted(run.folder, names_code(run.experiment))
     if run.stopped:
         console.print(f"stopped after round {run.progress.t}: {run.stopped}")
     reporting.show([run.folder])

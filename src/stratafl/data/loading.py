@@ -17,6 +17,7 @@ from stratafl.data.reading import Reading
 from stratafl.data.samples import Samples
 from stratafl.data.shards import is_sharded, read_shards
 from stratafl.errors import DataError, unknown
+from stratafl.wording import shown
 
 _DECODING = 2  # another number wherever images or tables are read otherwise, so that what was kept is not believed
 _DECODED = ["normalise", "owners", "fewest", "most"]  # what can be asked of samples that are decoded already
@@ -35,13 +36,21 @@ def check_name(name: str) -> None:
     """Refuse what is neither in the catalogue nor a file or folder."""
     if name in DATASETS or is_place(name):
         return
-    if Path(name).is_dir():
+    if _is_folder(name):
         raise DataError(f"data.name = '{name}' is no data set with a name, but a folder here: call it './{name}'")
     if suffix := Path(name).suffix:
         near = get_close_matches(suffix.lower(), formats.SUFFIXES, n=1)
-        hint = f"; did you mean '{Path(name).with_suffix(near[0])}'?" if near else ""
-        raise DataError(f"data.name = '{name}': files of data end in {', '.join(formats.SUFFIXES)}, not {suffix}{hint}")
+        hint = f"; did you mean '{shown(Path(name).with_suffix(near[0]))}'?" if near else ""
+        known = ", ".join(formats.SUFFIXES)
+        raise DataError(f"data.name = '{shown(name)}': files of data end in {known}, not {shown(suffix)}{hint}")
     raise unknown("data.name", name, [*DATASETS, *OWN])
+
+
+def _is_folder(name: str) -> bool:
+    try:
+        return Path(name).is_dir()
+    except OSError:  # a name that is too long for a file
+        return False
 
 
 def load_samples(name: str, reading: Reading | None = None) -> Samples:

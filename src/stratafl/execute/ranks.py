@@ -7,6 +7,7 @@ travel over NCCL, where every process has a GPU of its own.
 
 import atexit
 import os
+import re
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -39,6 +40,7 @@ from stratafl.execute.uploads import Inspection
 from stratafl.parcel import Bytes, ColumnMask, Field, LayerMask, Parcel, join
 from stratafl.state import State, flatten, unflatten
 from stratafl.task import Scores
+from stratafl.wording import shown
 
 if TYPE_CHECKING:
     from stratafl.execute.simulation import Simulation
@@ -76,8 +78,8 @@ def world() -> int:
     if None in named.values():
         return 1
     for name, value in named.items():
-        if not str(value).isdigit():
-            raise RunError(f"{name} is a whole number that torchrun sets, not '{value}'")
+        if not re.fullmatch("[0-9]{1,9}", str(value)):
+            raise RunError(f"{name} is a whole number that torchrun sets, not '{shown(str(value))}'")
     return int(str(named["WORLD_SIZE"]))
 
 

@@ -18,13 +18,14 @@ from stratafl.data import Federation
 from stratafl.data.scaling import PIXELS
 from stratafl.data.units import told
 from stratafl.describe import columns, describe
-from stratafl.errors import DataError, ModelError, RecordError
+from stratafl.errors import DataError, ModelError, PhaseError, RecordError
 from stratafl.execute.clients import Clients, InMemory
 from stratafl.execute.devices import device_of
 from stratafl.execute.memory import client_bytes, room, visitor_bytes
 from stratafl.execute.records import Format, Index, OnDisk, RecordFile
 from stratafl.execute.round import Examiner, Executor, Report, run_round
 from stratafl.execute.store import Store, chosen
+from stratafl.execute.tokens import check_tokens
 from stratafl.layout import Buffers, Granularity, Rows
 from stratafl.models import load_weights
 from stratafl.reprs import short_repr
@@ -214,6 +215,7 @@ def simulation(
     store: Store = "auto",
     saved: bool = False,
     newcomers: int = 0,
+    begun: bool = False,
 ) -> Simulation:
     """Put a simulation together, refusing what does not fit.
 
@@ -221,7 +223,8 @@ def simulation(
     is a file with the initial weights; `buffers` says whether BatchNorm statistics follow their layer or stay local;
     `memory` is what all of it may take, in bytes, and `store` where clients' memories are kept between rounds (on the
     `device`, in `ram`, on `disk`; `auto`: by size, and by whether checkpoints are `saved`); the last `newcomers`
-    clients of the federation never take part in training.
+    clients of the federation never take part in training; a run that has `begun` may go on although its rounds never
+    reach a phase of the algorithm, which is refused otherwise.
     """
     device = device_of(device)
     if not 0 < participation <= 1:
@@ -243,6 +246,7 @@ def simulation(
     module = draw(0, "model")
     if weights is not None:
         load_weights(module, Path(weights))
+    check_tokens(module, federation)
     layout = describe(module, granularity=granularity, buffers=buffers, head=head)
 
     def fresh(ids: Tensor) -> Rows:
@@ -255,13 +259,22 @@ def simulation(
     )
     clients, classes = federation.clients - newcomers, federation.classes
     setup = Setup(layout, start, fresh, clients, rounds, seed, classes, shop.features, participation)
-    algorithm.check(setup)
+    _check(algorithm, setup, begun)
     left = room(memory, shop.device)
     needed = memory_format(algorithm, setup).size * clients
     kept = chosen(store, needed, shop.device, left, participation=participation, saved=saved)
     if left is not None and (kept == "device" or (kept == "ram" and shop.device.type == "cpu")):
         left -= needed
     return Simulation(algorithm, shop, setup, left, kept, module.cpu())
+
+
+def _check(algorithm: Algorithm, setup: Setup, begun: bool) -> None:
+    try:
+        algorithm.check(setup)
+    except PhaseError as error:
+        if not begun:  # a run of an earlier version, which was not refused, can still be read and finished
+            raise
+        log.warning("%s", error)
 
 
 def memory_format(algorithm: Algorithm, setup: Setup) -> Format:

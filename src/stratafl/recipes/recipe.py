@@ -19,7 +19,7 @@ from typing import Any
 
 from stratafl.algorithms import ALGORITHMS
 from stratafl.errors import unknown
-from stratafl.experiment import Experiment, with_settings
+from stratafl.experiment import Experiment, Setting, with_settings, with_values
 from stratafl.recipes.claims import MEASURES, Claim
 from stratafl.settings import setting
 
@@ -61,7 +61,7 @@ class Row:
 class Scale:
     """How much of it is run, and how long."""
 
-    seeds: int = setting(1, "how many runs there are of each cell", least=1)
+    seeds: int = setting(1, "how many runs there are of each cell", least=1, most=10_000)
     settings: Settings = field(default_factory=dict)
     columns: list[str] | None = None  # None: all of them
     stand_in: str | None = None  # what is run in place of the paper's data and model, so that no number compares
@@ -130,21 +130,21 @@ class Recipe:
         stand_in = column.smoke if scale == "smoke" else {}
         layers = (self.settings, column.settings, stand_in, row.settings, self.at(scale).settings)
         method = {key: value for each in layers for key, value in each.items()}.get("algorithm.name")
-        first = [f"run.protocol={self.protocol}", *([f"algorithm.name={method}"] if method else [])]
+        first = [("run", "protocol", self.protocol), *([("algorithm", "name", method)] if method else [])]
         made = Experiment()
-        for given in (first, *(_given(layer, method) for layer in layers), _for(method, more)):
-            made = with_settings(made, given)
-        return made
+        for given in (first, *(_given(layer, method) for layer in layers)):
+            made = with_values(made, given)
+        return with_settings(made, _for(method, more))
 
 
-def _given(layer: Settings, method: str | None) -> list[str]:
-    """Settings as a command takes them; options of other methods are left out."""
-    given = []
+def _given(layer: Settings, method: str | None) -> list[Setting]:
+    """The settings with their values as they are; options of other methods are left out."""
+    given = list[Setting]()
     for key in layer:
         table, _, option = key.partition(".")
         if key == "algorithm.name" or (table in ALGORITHMS and table != method):
             continue
-        given.append(f"{'algorithm' if table in ALGORITHMS else table}.{option}={_written(layer[key])}")
+        given.append(("algorithm" if table in ALGORITHMS else table, option, layer[key]))
     return given
 
 
@@ -152,7 +152,3 @@ def _for(method: str | None, given: Sequence[str]) -> list[str]:
     """Settings of a command without options of other methods."""
     tables = [each.partition(".")[0] for each in given]
     return [each for each, table in zip(given, tables, strict=True) if table not in ALGORITHMS or table == method]
-
-
-def _written(value: Any) -> str:
-    return f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)

@@ -26,6 +26,7 @@ from stratafl.recipes.recipe import Cell, Recipe
 from stratafl.report.outcomes import Outcome, outcome
 from stratafl.runs import Run, is_run
 from stratafl.runs.files import write_whole
+from stratafl.trust import NOTHING, Trust
 from stratafl.wording import counted
 
 FILE, RESULT = "reproduce.toml", "result.md"
@@ -41,6 +42,7 @@ class Reproduction:
     scale: str
     settings: tuple[str, ...] = ()
     seeds: int | None = None
+    trust: Trust = NOTHING
     refused: dict[str, str] = field(default_factory=dict)  # why columns could not be run
     failed: dict[tuple[str, str], str] = field(default_factory=dict)  # why a row could not be run in a column
     ended: dict[Path, Outcome] = field(default_factory=dict)  # what runs came to, which are read once
@@ -84,14 +86,14 @@ class Reproduction:
 
     def place(self, cell: Cell) -> Path:
         """The run directory of a cell, named after its experiment."""
-        return self.root / "runs" / run_name(cell.experiment)
+        return self.root / "runs" / run_name(cell.experiment, self.trust)
 
     def run(self, cell: Cell) -> Run | None:
         """Its run, new or from where it was left; None where the data cannot be had, which is remembered."""
         place = self.place(cell)
         begun = is_run(place)
         try:
-            return Run.open(place) if begun else Run.create(cell.experiment, place)
+            return Run.open(place, trust=self.trust) if begun else Run.create(cell.experiment, place, trust=self.trust)
         except DataError as error:
             self.refused[cell.column] = str(error)
             return None
@@ -243,9 +245,9 @@ class Reproduction:
         return lines + ([f"methods that are not in the catalogue: {', '.join(missing)}"] if missing else [])
 
 
-def run_name(experiment: Experiment) -> str:
+def run_name(experiment: Experiment, trust: Trust | bool = NOTHING) -> str:
     """The name of the directory of an experiment: method, data, and a digest of everything, defaults included."""
-    told = to_tables(completed(experiment))
+    told = to_tables(completed(experiment, trust))
     told["data"] = {key: value for key, value in told["data"].items() if BEFORE.get(key) != value}  # older runs lack it
     tables = json.dumps(told, sort_keys=True)
     data = Path(experiment.data.name).stem

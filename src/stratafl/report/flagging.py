@@ -8,7 +8,7 @@ from stratafl.report.outcomes import Outcome
 from stratafl.report.study import Study
 from stratafl.report.tables import Cell, Table, text
 from stratafl.runs.run import CONFIG
-from stratafl.wording import counted, printable
+from stratafl.wording import counted, shown
 
 Found = list[tuple[Outcome, Flag]]  # of one client
 
@@ -48,7 +48,7 @@ def flag_table(study: Study) -> Table | None:
         for one in rank.members:
             for flag in flags(one.lines):
                 cells = [text(rank.label), text(one.seed), text(flag.name)]
-                cells += [Cell(f"{flag.left_out} of {one.rounds}", flag.left_out), text(printable(flag.reason))]
+                cells += [Cell(f"{flag.left_out} of {one.rounds}", flag.left_out), text(shown(flag.reason))]
                 rows.append((*cells, Cell(f"{flag.far} of {one.rounds}", flag.far), _ratio(flag)))
     caption = (
         "Left out: the upload is not finite, or its number of samples is not the client's. Far: an update whose norm "
@@ -84,7 +84,7 @@ def _rounds(found: Found, runs: int, kind: str) -> str:
 
 
 def _reasons(found: Found) -> str:
-    return "; ".join(dict.fromkeys(printable(flag.reason) for _, flag in found))
+    return "; ".join(dict.fromkeys(shown(flag.reason) for _, flag in found))
 
 
 def _longest(found: Found) -> str:

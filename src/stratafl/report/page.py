@@ -5,7 +5,6 @@ import gzip
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from html import escape
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -17,6 +16,7 @@ from stratafl.report.ablations import ablation_tables
 from stratafl.report.charts import Chart, on_dark
 from stratafl.report.curves import curves_chart
 from stratafl.report.distribution import clients_chart, worst_table
+from stratafl.report.escaping import escape
 from stratafl.report.flagging import flag_table
 from stratafl.report.layer_charts import layer_charts
 from stratafl.report.overview import facts, ranking_table, runs_table
@@ -26,7 +26,7 @@ from stratafl.report.verdicts import verdict_table
 from stratafl.report.who import who_chart
 from stratafl.report.words import cautions, summary
 from stratafl.runs.files import write_whole
-from stratafl.wording import counted
+from stratafl.wording import counted, printable
 
 GENERATOR = b'<meta name="generator" content="stratafl">'
 
@@ -92,8 +92,17 @@ def sections(study: Study) -> list[Section]:
 
 def in_script(value: Any) -> str:
     """JSON that can stand in a script element: nothing in it can end the element."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(_printable(value), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _printable(value: Any) -> Any:
+    """The value with all its texts printable; lines of a table in CSV stay lines."""
+    if isinstance(value, str):
+        return printable(value, keep="\n")
+    if isinstance(value, dict):
+        return {_printable(key): _printable(each) for key, each in value.items()}
+    return [_printable(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _title(study: Study) -> tuple[str, str]:

@@ -1,9 +1,9 @@
 """Sections of a report: text, tables with their download, charts with their controls and downloads."""
 
 from collections.abc import Sequence
-from html import escape
 
 from stratafl.report.charts import Chart
+from stratafl.report.escaping import escape
 from stratafl.report.tables import Table
 
 Part = str | Table | Chart  # a text is HTML

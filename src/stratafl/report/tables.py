@@ -4,8 +4,10 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
+
+from stratafl.report.escaping import escape
+from stratafl.wording import printable
 
 UNFOLDED = 18  # rows up to which a table is open
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # with which a spreadsheet takes a text for a formula
@@ -82,4 +84,7 @@ def as_csv(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _harmless(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
+    if not isinstance(value, str):
+        return value
+    plain = printable(value)
+    return f"'{plain}" if value.startswith(FORMULA) or plain.startswith(FORMULA) else plain

@@ -14,11 +14,24 @@ import tomli_w
 from stratafl.algorithms import ALGORITHMS
 from stratafl.assemble import completed, simulation_of
 from stratafl.errors import BusyError, RecordError, RunError
-from stratafl.experiment import Experiment, from_stored, load_stored, read_toml, to_tables, with_settings
+from stratafl.experiment import (
+    Experiment,
+    from_stored,
+    load_stored,
+    read_toml,
+    to_tables,
+    with_settings,
+    with_values,
+)
 from stratafl.reprs import short_repr
 from stratafl.runs.environment import FORMAT
 from stratafl.runs.files import appearing, write_whole
 from stratafl.runs.run import COMPARISON, CONFIG, Run, anchored, check_config, is_run, refuse_existing
+from stratafl.settings import WHOLE
+from stratafl.trust import NOTHING, Trust
+from stratafl.wording import counted, shown
+
+SEEDS = 10_000  # of a comparison, at most
 
 
 @short_repr
@@ -30,13 +43,14 @@ class Member:
     seed: int
     experiment: Experiment
     folder: Path
+    trust: Trust = NOTHING
 
     def run(self) -> Run:
         """Its run, new or from where it was left."""
         if is_run(self.folder):
-            return Run.open(self.folder)
+            return Run.open(self.folder, trust=self.trust)
         try:
-            return Run.create(self.experiment, self.folder)
+            return Run.create(self.experiment, self.folder, trust=self.trust)
         except RunError as error:
             if is_run(self.folder):
                 raise BusyError(f"another process has just begun '{self.folder}'") from error
@@ -53,16 +67,23 @@ class Comparison:
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
     own: Mapping[str, tuple[str, ...]]
+    trust: Trust = NOTHING
 
     @classmethod
     def create(
-        cls, folder: Path, base: Experiment, methods: Sequence[str], seeds: int, settings: Sequence[str]
+        cls,
+        folder: Path,
+        base: Experiment,
+        methods: Sequence[str],
+        seeds: int,
+        settings: Sequence[str],
+        trust: Trust = NOTHING,
     ) -> "Comparison":
         """A new comparison; `settings` are `table.key=value`, or `method.key=value` for one method alone."""
         if not methods or len(set(methods)) < len(methods):
             raise RecordError(f"a comparison needs methods, each once, not '{','.join(methods)}'")
-        if seeds < 1:
-            raise RecordError(f"a comparison needs at least one seed, not {seeds}")
+        if not 1 <= seeds <= SEEDS:
+            raise RecordError(f"a comparison has from 1 to {SEEDS:,} seeds, not {shown(seeds)}")
         for given in settings:
             table, _, option = given.partition(".")
             if table == "algorithm":
@@ -77,23 +98,27 @@ class Comparison:
         common = [s for s in settings if not any(s.startswith(f"{m}.") for m in methods)]
         base = anchored(with_settings(base, common))
         first = base.run.seed
-        made = cls(folder, base, tuple(methods), tuple(range(first, first + seeds)), own)
+        if first + seeds - 1 > WHOLE:
+            raise RecordError(f"the last of {counted(seeds, 'seed')} from {first} on would be above {WHOLE}")
+        made = cls(folder, base, tuple(methods), tuple(range(first, first + seeds)), own, trust)
         for member in made.members():
             if member.seed == first:
-                simulation_of(member.experiment)  # what is wrong with a method is said before the first one runs
+                # What is wrong with a method is said before the first one runs.
+                simulation_of(member.experiment, trust=trust)
         refuse_existing(folder)
         with appearing(folder) as partial:
             write_whole(partial / COMPARISON, tomli_w.dumps(made._tables()).encode())
         return made
 
     @classmethod
-    def open(cls, folder: Path) -> "Comparison":
+    def open(cls, folder: Path, trust: Trust | bool = NOTHING) -> "Comparison":
         """A comparison that exists, to go on with: its runs are still those that it says."""
-        made = cls.read(folder)
+        trust = Trust.of(trust).asked_by(folder / COMPARISON)
+        made = replace(cls.read(folder), trust=trust)
         for member in made.members():
             if is_run(member.folder):
                 begun = to_tables(load_stored(member.folder / CONFIG))
-                check_config(folder / COMPARISON, begun, to_tables(completed(member.experiment)))
+                check_config(folder / COMPARISON, begun, to_tables(completed(member.experiment, trust)))
         return made
 
     @classmethod
@@ -107,8 +132,9 @@ class Comparison:
         methods, seeds, own = (head.get(key) for key in ("methods", "seeds", "settings"))
         if not (methods and _list_of(str, methods) and seeds and _list_of(int, seeds) and isinstance(own, dict)):
             raise RunError(f"'{folder / COMPARISON}' is damaged: methods and seeds are lists, settings a table")
-        if min(seeds) < 0:
-            raise RunError(f"'{folder / COMPARISON}' is damaged: a seed is at least 0, not {min(seeds)}")
+        wrong = [seed for seed in seeds if not 0 <= seed <= WHOLE]
+        if wrong:
+            raise RunError(f"'{folder / COMPARISON}' is damaged: a seed is from 0 to {WHOLE}, not {shown(wrong[0])}")
         for method in methods:
             if not _list_of(str, own.get(method)):
                 raise RunError(f"'{folder / COMPARISON}' is damaged: '{method}' has no list of settings")
@@ -119,9 +145,10 @@ class Comparison:
         """Seed by seed, so that a comparison that is stopped early has something of every method."""
         for seed in self.seeds:
             for method in self.methods:
-                experiment = with_settings(self.base, [f"algorithm.name={method}", *self.own[method]])
+                experiment = with_values(self.base, [("algorithm", "name", method)])
+                experiment = with_settings(experiment, self.own[method])
                 experiment = replace(experiment, run=replace(experiment.run, seed=seed))
-                yield Member(method, seed, experiment, self.folder / _folder_name(method) / f"seed-{seed}")
+                yield Member(method, seed, experiment, self.folder / _folder_name(method) / f"seed-{seed}", self.trust)
 
     def _tables(self) -> dict[str, Any]:
         own = {method: list(settings) for method, settings in self.own.items()}

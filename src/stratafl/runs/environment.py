@@ -15,10 +15,12 @@ import numpy as np
 import torch
 
 import stratafl
+from stratafl.errors import RunError
 from stratafl.execute import Simulation
 from stratafl.execute.ranks import world
 from stratafl.experiment import Experiment
 from stratafl.layout import Rows
+from stratafl.wording import shown
 
 FORMAT = 1  # of run directories: raised when an older version could not read them
 TYPED = "STRATAFL_COMMAND"  # tells a process that works for another what was typed
@@ -55,7 +57,14 @@ def describe(sim: Simulation) -> dict[str, Any]:
 
 def _command() -> list[str]:
     """What a person has typed; a process that works for another is told."""
-    words: list[str] = json.loads(os.environ.get(TYPED, "[]"))
+    told = os.environ.get(TYPED, "[]")
+    try:
+        words = json.loads(told)
+    except (ValueError, RecursionError):
+        words = None
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        allowed = "a list of texts in JSON, which strata sets for its own processes"
+        raise RunError(f"the environment variable {TYPED} is {allowed}, not '{shown(told)}': unset it")
     return words or sys.argv
 
 

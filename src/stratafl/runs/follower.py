@@ -17,6 +17,7 @@ from stratafl.reprs import short_repr
 from stratafl.runs import environment
 from stratafl.summary import stop_reason
 from stratafl.trial import Trial
+from stratafl.trust import NOTHING, Trust
 
 
 @short_repr
@@ -81,11 +82,11 @@ def collected(team: Team, sim: Simulation, progress: Progress) -> Progress:
 class Follower:
     """What every process but the first makes of a run; it goes on, and ends, when the first does."""
 
-    def __init__(self, team: Team) -> None:
+    def __init__(self, team: Team, trust: Trust | bool = NOTHING) -> None:
         brief: Brief = team.told(Brief({}, {}, {}, []))
         self.team, self.experiment = team, from_tables(brief.tables)
         self.history, self.notes = list(brief.history), list[str]()
-        self.sim = simulation_of(self.experiment, brief.tuning)
+        self.sim = simulation_of(self.experiment, brief.tuning, trust, begun=True)
         for what, mine in environment.identity(self.sim).items():
             if brief.identity[what] != mine:
                 raise RunError(f"the {what} that it finds is not that of rank 0")

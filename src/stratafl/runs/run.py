@@ -19,7 +19,6 @@ import hashlib
 import logging
 import os
 import shlex
-import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -56,6 +55,7 @@ from stratafl.runs.follower import Verdict, collected, hand_out, refuse_disk, tr
 from stratafl.runs.holdings import write_holdings
 from stratafl.runs.preprocessing import check_preprocessing, write_preprocessing
 from stratafl.summary import stop_reason
+from stratafl.trust import NOTHING, Trust
 
 log = logging.getLogger("stratafl")
 CONFIG, ENVIRONMENT, CHECKPOINTS, MEMORIES = "config.toml", "environment.json", "checkpoint", "memories.bin"
@@ -90,12 +90,12 @@ class Run:
         self._saved, self._saved_at, self._saving = self.progress.t, time.monotonic(), 0.0
 
     @classmethod
-    def create(cls, experiment: Experiment, folder: Path, team: Team = SOLO) -> Self:
+    def create(cls, experiment: Experiment, folder: Path, team: Team = SOLO, trust: Trust | bool = NOTHING) -> Self:
         """A new run; everything is checked before the directory is made, and nothing that exists is written over."""
         refuse_existing(folder)
-        experiment = completed(anchored(experiment))
+        experiment = completed(anchored(experiment), trust)
         loggers.check(experiment.log.to)
-        sim = simulation_of(experiment)
+        sim = simulation_of(experiment, trust=trust)
         refuse_disk(team, sim)
         tables = to_tables(experiment)
         identity = {"config": tables, **environment.identity(sim)}
@@ -108,11 +108,11 @@ class Run:
         return cls(folder, experiment, sim, team)
 
     @classmethod
-    def open(cls, folder: Path, team: Team = SOLO) -> Self:
+    def open(cls, folder: Path, team: Team = SOLO, trust: Trust | bool = NOTHING) -> Self:
         """A run that exists; refused if its configuration, data or model are no longer what they were."""
         then, experiment = environment_of(folder), load_stored(folder / CONFIG)
         loggers.check(experiment.log.to)
-        run = cls(folder, experiment, _simulation(folder, then, experiment), team)
+        run = cls(folder, experiment, _simulation(folder, then, experiment, trust), team)
         try:
             if not run.finished:
                 run._note_resumption(then)
@@ -268,10 +268,10 @@ def _about(folder: Path, experiment: Experiment) -> loggers.About:
     return loggers.About(folder, hashlib.sha256(told.encode()).hexdigest()[:16], flat)
 
 
-def stored(folder: Path) -> tuple[Simulation, Progress, list[Line]]:
+def stored(folder: Path, trust: Trust | bool = NOTHING) -> tuple[Simulation, Progress, list[Line]]:
     """What a run directory holds, without touching it: simulation, newest checkpoint, lines up to there."""
     then = environment_of(folder)
-    sim = _simulation(folder, then, load_stored(folder / CONFIG))
+    sim = _simulation(folder, then, load_stored(folder / CONFIG), trust)
     file = RecordFile(folder / MEMORIES, sim.format.size, writable=False)
     found = checkpoint.find(folder / CHECKPOINTS, lambda saved: sim.restored_clients(saved.tensors, file).check())
     if found.checkpoint is None:
@@ -282,13 +282,12 @@ def stored(folder: Path) -> tuple[Simulation, Progress, list[Line]]:
     return sim, progress, [line for line in read_lines(folder / ROUNDS) if line["round"] <= progress.t]
 
 
-def _simulation(folder: Path, then: dict[str, Any], experiment: Experiment) -> Simulation:
+def _simulation(folder: Path, then: dict[str, Any], experiment: Experiment, trust: Trust | bool) -> Simulation:
     """The simulation of a run that exists; refused if its configuration, data or model are not what they were."""
-    if then.get("folder") not in (None, *sys.path):
-        sys.path.append(then["folder"])  # where its own models and algorithms were found
+    trust = Trust.of(trust).asked_by(folder / CONFIG, then.get("folder"))
     identity = then.get("identity") or {}
     check_config(folder / CONFIG, identity.get("config") or {}, to_tables(experiment))
-    sim = simulation_of(experiment, then.get("tuning"))
+    sim = simulation_of(experiment, then.get("tuning"), trust, begun=True)
     for what, today in environment.identity(sim).items():
         if identity.get(what) != today:
             raise RunError(f"the {what} of '{folder}' is not what the run began with: it cannot be continued")

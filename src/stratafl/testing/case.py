@@ -1,7 +1,7 @@
 """The small federation of the contract, and what a run of it ends with."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -14,6 +14,7 @@ from stratafl.evaluate import deployed
 from stratafl.execute import Executor, Matrix, Progress, Simulation, simulation
 from stratafl.layout import Buffers, Rows
 from stratafl.models import build
+from stratafl.phased import Phased
 from stratafl.state import flatten
 from stratafl.task.workshop import EngineName
 
@@ -39,6 +40,18 @@ def tiny_model(batchnorm: bool = True) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         return build("convnorm" if batchnorm else "mlp", shape=SHAPE, classes=CLASSES, **options)
+
+
+WARM, ACTING = 2, 2  # rounds that the contract gives to a phase before the last, and to the last at least
+
+
+def within_reach(algorithm: Algorithm, rounds: int) -> tuple[Algorithm, int]:
+    """The algorithm with phases that are short, and as many rounds as it takes to see its last phase act."""
+    if not isinstance(algorithm, Phased):
+        return algorithm, rounds
+    before = tuple(replace(phase, rounds=min(phase.rounds or 0, WARM)) for phase in algorithm.phases[:-1])
+    short = replace(algorithm, phases=(*before, algorithm.phases[-1]))
+    return short, max(rounds, short.before + ACTING)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +95,18 @@ class Case:
     def outcome(self) -> Rows:
         """What the matrix executor makes of it, in one chunk."""
         return outcome(self.plain, Matrix())
+
+    @cached_property
+    def entries(self) -> list[Progress]:
+        """Where each phase begins; of an algorithm without phases, where it starts."""
+        sim, progress, found = self.plain, self.plain.start(), list[Progress]()
+        phases = [sim.at(t).plan.phase for t in range(max(self.rounds, 1))]
+        begins = [t for t, phase in enumerate(phases) if phase not in phases[:t]]
+        for t in begins:
+            while progress.t < t:
+                progress, _ = sim.round(progress, Matrix())
+            found.append(progress)
+        return found
 
     def __str__(self) -> str:
         return f"buffers '{self.buffers}', participation {self.participation}"

@@ -57,8 +57,20 @@ def order(case: Case) -> None:
 
 def outsiders(case: Case) -> None:
     """Clients outside the cohort are untouched, also by being evaluated."""
+    for progress in _settled(case):
+        _check_outsiders(case, progress)
+
+
+def _settled(case: Case) -> list[Progress]:
+    """Where the last phase begins, and the first if it goes on for more than a round."""
+    first, last = case.entries[0], case.entries[-1]
+    longer = case.plain.at(0).plan.phase == case.plain.at(1).plan.phase
+    return [*([first] if longer else []), last] if first is not last else [last]
+
+
+def _check_outsiders(case: Case, progress: Progress) -> None:
     sim = case.plain
-    before, _ = sim.round(sim.start(), Matrix(), torch.arange(sim.setup.clients))
+    before, _ = sim.round(progress, Matrix(), torch.arange(sim.setup.clients))
     kept = {i: clone(memory) for i, memory in before.clients.items()}
     ids = torch.tensor([1, 3])
     after, _ = sim.round(before, Matrix(), ids)
@@ -103,13 +115,17 @@ def record(case: Case) -> None:
 
 def bytes_counted(case: Case) -> None:
     """Counted bytes are those of the encoded values and masks; what is sent is read, and what is stored is declared."""
-    sim = case.plain
-    rnd, alg = sim.at(0), case.algorithm
-    server = alg.init(sim.setup)
+    for progress in case.entries:
+        _check_sizes(case, progress)
+
+
+def _check_sizes(case: Case, progress: Progress) -> None:
+    sim, alg = case.plain, case.algorithm
+    rnd, server = sim.at(progress.t), progress.server
     forms: dict[str, Form] = {}
     for ids in torch.arange(sim.setup.clients).split(1):
         task = sim.task(ids, rnd)
-        enrolled = alg.enrol(sim.setup, ids)
+        enrolled = sim.memories(progress.clients, ids)
         down = alg.download(rnd, server, ids)
         taken = WatchedParcel(down)
         memory, up, _ = alg.work(rnd, alg.receive(rnd, enrolled, taken, task), task)
@@ -150,7 +166,8 @@ def _check_shape(case: Case, what: str, declared: State, found: State) -> None:
 def cohort_sizes(case: Case) -> None:
     """One client works; none is a clear error."""
     sim = case.plain
-    sim.round(sim.start(), Matrix(), torch.tensor([2]))
+    for progress in _settled(case):
+        sim.round(progress, Matrix(), torch.tensor([2]))
     try:
         sim.round(sim.start(), Matrix(), torch.tensor([], dtype=torch.int64))
     except StrataError as error:
@@ -207,12 +224,17 @@ def padding(case: Case) -> None:
 
 def trace(case: Case) -> None:
     """A training step traces without reading a value back to the host."""
-    sim = case.plain
-    rnd, ids = sim.at(0), torch.arange(sim.setup.clients)
-    alg, task = case.algorithm, TracingTask(sim, ids, rnd)
-    parcel = alg.download(rnd, alg.init(sim.setup), ids)
+    for progress in case.entries:
+        _check_trace(case, progress)
+
+
+def _check_trace(case: Case, progress: Progress) -> None:
+    sim, alg, ids = case.plain, case.algorithm, torch.arange(case.plain.setup.clients)
+    rnd = sim.at(progress.t)
+    task = TracingTask(sim, ids, rnd)
+    parcel = alg.download(rnd, progress.server, ids)
     try:
-        alg.work(rnd, alg.receive(rnd, alg.enrol(sim.setup, ids), parcel, task), task)
+        alg.work(rnd, alg.receive(rnd, sim.memories(progress.clients, ids), parcel, task), task)
     except Exception as error:
         raise ContractError("trace", f"{type(error).__name__}: {str(error).splitlines()[0]} ({case})") from error
 

@@ -1,0 +1,77 @@
+"""Token ids against the table of embeddings that they look up: what is not in it is said before the first round."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stratafl.data import Federation
+from stratafl.data.scaling import PIXELS
+from stratafl.errors import DataError
+from stratafl.wording import shown
+
+
+def table_size(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> int | None:
+    """How many rows the table has that all of a sample is looked up in; None if there is no such table."""
+    if dtype.is_floating_point or dtype in PIXELS:  # pixels become numbers before a model sees them
+        return None
+    example, sizes = torch.zeros(1, *shape, dtype=dtype), list[int]()
+
+    def watch(table: nn.Module, given: tuple[Any, ...]) -> None:
+        first = given[0] if given else None
+        if isinstance(first, Tensor) and first.numel() == example.numel() and not first.is_floating_point():
+            sizes.append(int(table.num_embeddings))  # type: ignore[arg-type]
+
+    tables = [each for each in module.modules() if isinstance(each, nn.Embedding | nn.EmbeddingBag)]
+    hooks = [each.register_forward_pre_hook(watch) for each in tables]
+    try:
+        if tables:
+            with torch.no_grad():
+                module(example)
+    except Exception:  # a model that does not take the samples is refused elsewhere, with the reason
+        return None
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return min(sizes, default=None)
+
+
+def outside(x: Tensor, size: int | None) -> int | None:
+    """The first sample with an id that is not in a table of so many rows."""
+    if size is None or not x.numel() or (int(x.min()) >= 0 and int(x.max()) < size):
+        return None
+    wrong = ((x < 0) | (x >= size)).flatten(1).any(1)
+    return int(wrong.nonzero()[0])
+
+
+def check_tokens(module: nn.Module, federation: Federation) -> None:
+    """Raise if a client holds an id that the model's table does not have."""
+    x = federation.x
+    size = table_size(module, tuple(x.shape[1:]), x.dtype)
+    sample = outside(x, size)
+    if sample is not None and size is not None:
+        raise DataError(f"client '{shown(_owner(federation, sample))}' has {_said(x[sample], size)}")
+
+
+def check_given(module: nn.Module, x: Tensor) -> None:
+    """Raise if samples that are to be predicted hold an id that the model's table does not have."""
+    size = table_size(module, tuple(x.shape[1:]), x.dtype)
+    sample = outside(x, size)
+    if sample is not None and size is not None:
+        raise DataError(f"sample {sample} has {_said(x[sample], size)}")
+
+
+def _said(sample: Tensor, size: int) -> str:
+    wrong = sample[(sample < 0) | (sample >= size)].flatten()[0]
+    return (
+        f"the token {int(wrong)}, and the model's table of embeddings takes 0 to {size - 1}: "
+        "make the table larger (for models of the catalogue --set model.vocabulary=N), or map the tokens into it"
+    )
+
+
+def _owner(federation: Federation, sample: int) -> str:
+    for split in federation.splits.values():
+        place = (split.indices == sample).nonzero()
+        if len(place):
+            return federation.client_name(int(torch.searchsorted(split.offsets, place[0, 0], right=True)) - 1)
+    return "nobody"

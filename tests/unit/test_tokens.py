@@ -1,0 +1,57 @@
+"""Tokens that a model's table of embeddings does not have are refused before the first round, and in a prediction."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import stratafl
+from stratafl.algorithms import fedavg
+from stratafl.errors import DataError
+from stratafl.execute.tokens import outside, table_size
+from stratafl.models import build
+
+
+def texts(highest: int, lowest: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Two clients with eight texts of three tokens; the second has one with these tokens."""
+    clients = [(np.full((8, 3), 1, dtype=np.int64), np.arange(8) % 2) for _ in range(2)]
+    clients[1][0][5] = (lowest, 1, highest)
+    return clients
+
+
+def model() -> nn.Module:
+    return build("embedding", shape=(3,), classes=2, vocabulary=10, width=2)
+
+
+@pytest.mark.parametrize(("tokens", "wrong"), [((10, 0), 10), ((9, -1), -1), ((10**12, 0), 10**12)])
+def test_a_token_outside_of_the_table_is_one_line_with_client_and_range(tokens, wrong):
+    says = f"client '1' has the token {wrong}, and the model's table of embeddings takes 0 to 9: make"
+    with pytest.raises(DataError, match=says):
+        stratafl.fit(fedavg(), texts(*tokens), model(), rounds=1, validation=0)
+
+
+def test_tokens_at_both_ends_of_the_table_are_taken_and_others_are_not_predicted():
+    fitted = stratafl.fit(fedavg(), texts(9), model(), rounds=1, validation=0)
+    assert fitted.predict(0, np.array([[0, 9, 1]])).shape == (1,)
+    with pytest.raises(DataError, match="sample 1 has the token 10, and the model's table of embeddings takes 0 to 9"):
+        fitted.predict(0, np.array([[0, 9, 1], [0, 10, 99]]))
+
+
+class Columns(nn.Module):
+    """Looks each column up in a table of its own, which says nothing about the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.few, self.many = nn.Embedding(2, 2), nn.Embedding(50, 2)
+
+    def forward(self, x):
+        return self.few(x[:, 0]) + self.many(x[:, 1])
+
+
+def test_only_a_table_that_takes_whole_samples_bounds_them():
+    assert table_size(Columns(), (2,), torch.int64) is None
+    assert table_size(model(), (3,), torch.int64) == 10
+    assert table_size(model(), (3,), torch.float32) is None
+    assert table_size(nn.Linear(3, 2), (3,), torch.int64) is None
+    assert outside(torch.tensor([[0, 9], [3, 10]]), 10) == 1
+    assert outside(torch.tensor([[0, 9]]), 10) is None
