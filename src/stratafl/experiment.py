@@ -24,11 +24,13 @@ from stratafl.data.loading import check_name
 from stratafl.data.reading import NORMALISED
 from stratafl.errors import RecordError, StrataError, UnknownNameError, unknown
 from stratafl.models import MODELS
+from stratafl.plain_files import read_plain
 from stratafl.protocols import PROTOCOLS
 from stratafl.settings import setting
 from stratafl.task.arithmetic import PRECISIONS
 from stratafl.task.speed import CHOICES, CONVOLUTIONS
 
+LARGEST = 1 << 20  # bytes of a configuration
 LOGGERS = ("tensorboard", "mlflow", "wandb")
 _CHOICES = (("algorithm", "name"), ("model", "name"), ("data", "partition"))  # what has options of its own
 _DIVIDING = ("alpha", "minimum", "per_client")  # keys of [data] that only some partitions listen to
@@ -262,19 +264,26 @@ def to_tables(experiment: Experiment) -> dict[str, dict[str, Any]]:
     return {name: settings.to_table(getattr(experiment, name)) for name in TABLES}
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file."""
+def read_toml(path: Path, *, plain: bool = False) -> dict[str, Any]:
+    """The tables of a TOML file; a `plain` one is no link: a person's own file may be one, a run's may not."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        if plain:
+            data = read_plain(path, LARGEST)
+        else:
+            with path.open("rb") as file:
+                data = file.read(LARGEST + 1)
+        if len(data) > LARGEST:
+            raise RecordError(f"'{path}' is too large: a configuration has at most {LARGEST:,} bytes")
+        return tomllib.loads(data.decode())
     except OSError as error:
         raise RecordError(f"cannot read '{path}': {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RecordError(f"'{path}' is not TOML: {error}") from error
 
 
-def load(path: Path) -> Experiment:
+def load(path: Path, *, plain: bool = False) -> Experiment:
     """The experiment in a TOML file."""
-    tables = read_toml(path)
+    tables = read_toml(path, plain=plain)
     try:
         return from_tables(tables)
     except StrataError as error:

@@ -6,12 +6,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from stratafl.errors import RunError
-from stratafl.experiment import EvaluateTable, from_tables, load, to_tables
+from stratafl.errors import DamagedError, RunError
+from stratafl.experiment import EvaluateTable, from_tables, to_tables
 from stratafl.measure import Line
 from stratafl.runs import environment_of, is_run
 from stratafl.runs.files import read_lines
-from stratafl.runs.run import CONFIG, ROUNDS, check_config
+from stratafl.runs.run import CHECKED_FORMAT, CONFIG, ROUNDS, check_committed, check_config, check_history, config_of
 from stratafl.summary import best, converged, cost, counting, last, score, scored, stop_reason
 
 SCORED = ("test.", "validation.", "new.")
@@ -27,6 +27,7 @@ class Outcome:
     lines: list[Line]
     clients: int  # that took part
     leaks: str | None = None  # what its method is given that it should not be
+    checked: bool = True  # whether its lines have checksums, which older runs do not
 
     @property
     def seed(self) -> int:
@@ -98,14 +99,17 @@ class Outcome:
 def outcome(folder: Path) -> Outcome:
     """The outcome in a run directory."""
     then = environment_of(folder)
-    config = to_tables(load(folder / CONFIG))
+    config = to_tables(config_of(folder))
     check_config(folder / CONFIG, (then.get("identity") or {}).get("config") or config, config)
-    lines = read_lines(folder / ROUNDS)
+    path, checked = folder / ROUNDS, then["format"] >= CHECKED_FORMAT
+    check_committed(folder, "rounds")
+    lines = read_lines(path, summed=checked)
+    check_history(path, lines, len(lines))
     if not all(isinstance(line.get(key), int | float) for line in lines for key in NEEDED):
-        raise RunError(f"'{folder / ROUNDS}' is damaged: a line lacks one of {', '.join(NEEDED)}")
+        raise DamagedError(f"'{path}' is damaged: a line lacks one of {', '.join(NEEDED)}")
     if not all(isinstance(v, int | float | None) for line in lines for k, v in line.items() if k.startswith(SCORED)):
-        raise RunError(f"'{folder / ROUNDS}' is damaged: a score is not a number")
-    return Outcome(folder, config, lines, int(then.get("clients") or 0), then.get("leaks"))
+        raise DamagedError(f"'{path}' is damaged: a score is not a number")
+    return Outcome(folder, config, lines, int(then.get("clients") or 0), then.get("leaks"), checked)
 
 
 SQUARED = "mean squared error"  # what models of numbers are scored by, whatever they are trained by
