@@ -19,7 +19,25 @@ from safetensors.torch import load_file, save_file
 from stratafl.runs.checkpoint import _body_digest, _file_digest
 
 JOURNALS = ("rounds.jsonl", "clients.jsonl", "layers.jsonl")
-ODD: tuple[Any, ...] = (None, True, -1, 0, 1, 7, 10**30, 2**63, 0.5, 1e308, "", "x", "../canary", [], {}, [[1]], {"a": 1})
+ODD: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    0,
+    1,
+    7,
+    10**30,
+    2**63,
+    0.5,
+    1e308,
+    "",
+    "x",
+    "../canary",
+    [],
+    {},
+    [[1]],
+    {"a": 1},
+)
 Damage = Callable[[Path, Path, Random], str]
 
 
@@ -73,7 +91,9 @@ def a_value(folder: Path, canary: Path, draw: Random) -> str:
     if kind < 0.05:
         path.write_text("[" * 100_000)
     elif kind < 0.1:
-        path.write_text(path.read_text().replace(": 1", f": {draw.choice(('NaN', 'Infinity', '1e999', '9' * 5000))}", 1))
+        path.write_text(
+            path.read_text().replace(": 1", f": {draw.choice(('NaN', 'Infinity', '1e999', '9' * 5000))}", 1)
+        )
     else:
         path.write_text(json.dumps(_changed(json.loads(path.read_text()), draw)))
     return f"a value of {path.parent.name}/{path.name}"

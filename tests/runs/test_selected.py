@@ -33,7 +33,7 @@ def made(folder, *settings, rounds=None):
 
 @pytest.fixture(scope="module")
 def seed(tmp_path_factory):
-    """A seed with which a round in the middle is selected, and is not as good as the last, however samples are split."""
+    """A seed with which a round in the middle is selected that is not as good as the last, whatever the split."""
     place = tmp_path_factory.mktemp("seeds")
     runs = ((f"run.seed={seed}", made(place / str(seed), f"run.seed={seed}", "run.checkpoint=1")) for seed in range(20))
     return next(given for given, folder in runs if _differs(outcome(folder).numbers()))

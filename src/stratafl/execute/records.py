@@ -275,3 +275,5 @@ def _explained(action: str, path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunError(f"cannot {action} '{path}': {error.strerror or error}") from error
+    except DamagedError as error:  # a link: no reason to begin anew, which damage would be
+        raise RunError(str(error)) from error
