@@ -130,6 +130,11 @@ def test_values_nested_without_end_are_one_line(folder):
     assert "nested too deeply" in refusal(Run.open, folder)
 
 
+def test_what_loggers_write_does_not_leave_the_run(folder, tmp_path):
+    (folder / "tensorboard").symlink_to(tmp_path)
+    assert "tensorboard' is a link, and a run writes into its own directory" in refusal(Run.open, folder)
+
+
 def test_a_comparison_does_not_leave_its_folder(tmp_path):
     base = with_settings(Experiment(), TINY)
     made = Comparison.create(tmp_path / "mine", base, ["fedavg"], 1, [])

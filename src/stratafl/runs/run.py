@@ -90,6 +90,7 @@ class Run:
         self._lock = _locked(folder)
         try:
             clear_remains(folder)
+            _refuse_linked(folder)
             self._form = SavedForm.of(sim)
             self._memories = self._record_file()
             self._leases: list[object] = []  # on what the checkpoints that are kept refer to, the oldest first
@@ -316,6 +317,13 @@ class Run:
             os.close(self._lock)
         else:
             self.close()
+
+
+def _refuse_linked(folder: Path) -> None:
+    """Raise if what a logger writes would go elsewhere."""
+    for name in loggers.FOLDERS:
+        if (folder / name).is_symlink():
+            raise DamagedError(f"'{folder / name}' is a link, and a run writes into its own directory: remove it")
 
 
 def _about(folder: Path, experiment: Experiment) -> loggers.About:
