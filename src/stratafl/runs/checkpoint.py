@@ -106,9 +106,12 @@ def save(folder: Path, checkpoint: Checkpoint, within: int | None = None) -> Non
 def _opened(folder: Path, within: int | None) -> Iterator[int]:
     """A handle of the folder of checkpoints, which is made if it is not there; a link is refused."""
     place = folder if within is None else Path(folder.name)
-    with suppress(FileExistsError):
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        handle = os.open(place, flags, dir_fd=within)
+    except FileNotFoundError:
         os.mkdir(place, dir_fd=within)
-    handle = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=within)
+        handle = os.open(place, flags, dir_fd=within)
     try:
         yield handle
     finally:
