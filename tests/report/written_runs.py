@@ -1,6 +1,7 @@
 """Run directories written by hand, with everything that a report reads."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -93,13 +94,18 @@ def write_run(
     return folder
 
 
+def rewrite(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Other lines in a journal, with their checksums."""
+    lines = [change(line) for line in read_lines(path)]
+    path.unlink()
+    Journal(path).append(lines)
+
+
 def as_regression(folder: Path) -> Path:
     """The same run without its accuracies: one of numbers, measured by its loss, which is 2 minus what they were."""
     for name in ("rounds", "clients"):
         path = folder / f"{name}.jsonl"
-        kept = [{k: v for k, v in line.items() if not k.endswith("accuracy")} for line in read_lines(path)]
-        path.unlink()
-        Journal(path).append(kept)
+        rewrite(path, lambda line: {k: v for k, v in line.items() if not k.endswith("accuracy")})
     return folder
 
 

@@ -104,11 +104,11 @@ def outcome(folder: Path) -> Outcome:
     path, checked = folder / ROUNDS, then["format"] >= CHECKED_FORMAT
     check_committed(folder, "rounds")
     lines = read_lines(path, summed=checked)
-    check_history(path, lines, len(lines))
     if not all(isinstance(line.get(key), int | float) for line in lines for key in NEEDED):
         raise DamagedError(f"'{path}' is damaged: a line lacks one of {', '.join(NEEDED)}")
     if not all(isinstance(v, int | float | None) for line in lines for k, v in line.items() if k.startswith(SCORED)):
         raise DamagedError(f"'{path}' is damaged: a score is not a number")
+    check_history(path, lines, len(lines))
     return Outcome(folder, config, lines, int(then.get("clients") or 0), then.get("leaks"), checked)
 
 
