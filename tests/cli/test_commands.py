@@ -30,7 +30,7 @@ from stratafl.models import MODELS
 from stratafl.protocols import PROTOCOLS
 from stratafl.recipes import recipe_names
 from stratafl.runs import Run
-from stratafl.runs.files import Journal
+from stratafl.runs.files import Journal, read_lines
 from stratafl.testing import laws
 
 COMMANDS = ("list", "run", "compare", "resume", "report", "check", "bench")
