@@ -31,7 +31,8 @@ from stratafl.measure import Line
 from stratafl.predictor import Predictor
 from stratafl.reprs import short_repr
 from stratafl.runs import stored
-from stratafl.summary import evaluated, last, selected
+from stratafl.runs.selection import Selection
+from stratafl.summary import evaluated, selected
 from stratafl.trial import Trial
 
 log = logging.getLogger("stratafl")
@@ -40,7 +41,10 @@ log = logging.getLogger("stratafl")
 @short_repr
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """A federation after its rounds: every client's model, and one line per round of how it went."""
+    """A federation after its rounds: every client's model, and one line per round of how it went.
+
+    The models are those after `round`, the selected one: that which tables and reports score.
+    """
 
     sim: Simulation
     progress: Progress
@@ -58,13 +62,23 @@ class Fitted:
 
     @property
     def accuracy(self) -> float:
-        """Test accuracy of the deployed models after the last round, over all samples."""
+        """Test accuracy of these models, over all samples."""
         key = "test.deployed.accuracy"
         if self.sim.setup.classes is None:
             raise DataError("a regression has no accuracy: selected['test.deployed.loss'] is its mean squared error")
-        if not evaluated(self.history) or key not in last(self.history):
-            raise DataError("there is no test accuracy: no round was evaluated on labelled test samples")
-        return float(last(self.history)[key])
+        value = self._line.get(key)
+        if value is None:
+            raise DataError(f"there is no test accuracy: round {self.round} was not evaluated on labelled test samples")
+        return float(value)
+
+    @property
+    def round(self) -> int:
+        """The round after which these models are what they are: the selected one, unless another was asked for."""
+        return self.progress.t
+
+    @property
+    def _line(self) -> Line:
+        return next((line for line in self.history if line["round"] == self.round), {})
 
     @property
     def selected(self) -> Line:
@@ -151,6 +165,7 @@ def fit(
 ) -> Fitted:
     """Run an algorithm on one `(x, y)` per client (or a federation) and a module, or a function that makes one.
 
+    You get the models after the round with the best validation accuracy; without a validation part, after the last.
     Each client's samples are cut into test, validation and train, by class (`split="random"`: by chance alone);
     `options` are those of `simulation`.
     """
@@ -163,18 +178,21 @@ def fit(
         federation = from_clients(federation, validation=validation, test=test, seed=seed, split=split)
     sim = simulation(algorithm, federation, model, rounds=rounds, seed=seed, **options)
     trial = Trial(sim, evaluate_every)
-    progress, history, notices = trial.sim.start(), list[Line](), Notices()
+    progress, history, selection, notices = trial.sim.start(), list[Line](), Selection(), Notices()
     while progress.t < trial.rounds:
         progress, entry = trial.round(progress)
         history.append(entry.round)
+        selection = selection.after(entry.round, progress)
         for notice in notices.of(history):
             log.warning("%s", notice)
-    return Fitted(trial.sim, progress, history)
+    return Fitted(trial.sim, selection.progress or progress, history)
 
 
-def load(folder: str | Path, *, trust: bool = False) -> Fitted:
-    """What a run directory holds: the models after its newest checkpoint, and its lines up to there.
+def load(folder: str | Path, *, round: str = "selected", device: str = "auto", trust: bool = False) -> Fitted:
+    """What a run directory holds: the models after its selected round, which tables score, and its lines.
 
-    If the run names a model or a method of your own, `package.module:name`, loading it runs that code: `trust=True`.
+    `round="newest"` gives those after the newest checkpoint, from which `strata resume` goes on. `device` is where the
+    models are computed; `auto` is where the run did, or the CPU if this machine has no such device. If the run names a
+    model or a method of your own, `package.module:name`, loading it runs that code: `trust=True`.
     """
-    return Fitted(*stored(Path(folder), trust))
+    return Fitted(*stored(Path(folder), round, device, trust))

@@ -27,6 +27,7 @@ from stratafl.data.reading import NORMALISED
 from stratafl.data.splitting import SPLIT
 from stratafl.errors import RecordError, StrataError, UnknownNameError, unknown
 from stratafl.models import MODELS
+from stratafl.plain_files import read_plain
 from stratafl.protocols import PROTOCOLS
 from stratafl.settings import setting
 from stratafl.task.arithmetic import PRECISIONS
@@ -36,6 +37,7 @@ from stratafl.wording import shown
 Setting = tuple[str, str, Any]  # table, key, value
 
 MANY = 10**9  # more rounds, clients or samples than anybody can mean
+LARGEST = 1 << 20  # bytes of a configuration
 LOGGERS = ("tensorboard", "mlflow", "wandb")
 _CHOICES = (("algorithm", "name"), ("model", "name"), ("data", "partition"))  # what has options of its own
 BEFORE = {"split": "random"}  # keys of [data] that came later, as runs had them before
@@ -290,10 +292,17 @@ def to_tables(experiment: Experiment) -> dict[str, dict[str, Any]]:
     return {name: settings.to_table(getattr(experiment, name)) for name in TABLES}
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file."""
+def read_toml(path: Path, *, plain: bool = False) -> dict[str, Any]:
+    """The tables of a TOML file; a `plain` one is no link: a person's own file may be one, a run's may not."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        if plain:
+            data = read_plain(path, LARGEST)
+        else:
+            with path.open("rb") as file:
+                data = file.read(LARGEST + 1)
+        if len(data) > LARGEST:
+            raise RecordError(f"'{path}' is too large: a configuration has at most {LARGEST:,} bytes")
+        return tomllib.loads(data.decode())
     except OSError as error:
         raise RecordError(f"cannot read '{path}': {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # also of numbers with thousands of digits, and lists without end
@@ -307,7 +316,7 @@ def load(path: Path) -> Experiment:
 
 def load_stored(path: Path) -> Experiment:
     """The experiment that a run was made with."""
-    return _made(path, from_stored)
+    return _made(path, from_stored, plain=True)
 
 
 def from_stored(tables: Mapping[str, Any]) -> Experiment:
@@ -318,8 +327,8 @@ def from_stored(tables: Mapping[str, Any]) -> Experiment:
     return from_tables({**tables, "data": {**BEFORE, **data}})
 
 
-def _made(path: Path, make: Callable[[Mapping[str, Any]], Experiment]) -> Experiment:
-    tables = read_toml(path)
+def _made(path: Path, make: Callable[[Mapping[str, Any]], Experiment], *, plain: bool = False) -> Experiment:
+    tables = read_toml(path, plain=plain)
     try:
         return make(tables)
     except StrataError as error:

@@ -516,9 +516,9 @@ def test_a_run_with_a_changed_configuration_is_not_resumed(refused, finished, ol
 
 
 def test_a_run_of_a_newer_format_is_left_alone(refused, finished):
-    edit(finished / "environment.json", '"format": 1', '"format": 2')
-    refused("resume", finished, says=("in format 2", "reads up to format 1", "install a newer stratafl"))
-    refused("report", finished, says=("in format 2", "reads up to format 1", "install a newer stratafl"))
+    edit(finished / "environment.json", '"format": 2', '"format": 3')
+    refused("resume", finished, says=("in format 3", "reads up to format 2", "install a newer stratafl"))
+    refused("report", finished, says=("in format 3", "reads up to format 2", "install a newer stratafl"))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1', '{"format": "new"}'])

@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from stratafl.models import MODELS
 from stratafl.protocols import PROTOCOLS
 from stratafl.recipes import recipe_names
 from stratafl.runs import Run
-from stratafl.runs.files import Journal
+from stratafl.runs.files import Journal, read_lines
 from stratafl.testing import laws
 
 COMMANDS = ("list", "run", "compare", "resume", "report", "check", "bench")
@@ -337,12 +338,14 @@ def compared(tmp_path_factory):
 
 def swap_scores(path):
     """Let the last two rounds change places in all but their costs, so that the best one is not the last."""
-    first, second, third = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    first, second, third = read_lines(path)
     for key in [key for key in third if key.startswith(("test.", "validation."))]:
         second[key], third[key] = third[key], second[key]
     assert second["validation.deployed.accuracy"] > third["validation.deployed.accuracy"]
     assert second["test.deployed.accuracy"] > third["test.deployed.accuracy"] + 0.005
-    path.write_text("".join(json.dumps(line) + "\n" for line in (first, second, third)), encoding="utf-8")
+    path.unlink()
+    Journal(path).append((first, second, third))
+    shutil.rmtree(path.parent / "checkpoint")  # which knows what the lines were
 
 
 def test_the_csv_holds_what_the_journals_say(strata, compared, place):

@@ -4,7 +4,7 @@ import json
 
 import plotly.graph_objects as go
 import pytest
-from written_runs import EVIL, as_regression, client_line, layer_line, write_run, write_study
+from written_runs import EVIL, as_regression, client_line, layer_line, rewrite, write_run, write_study
 
 from stratafl.errors import RunError
 from stratafl.report import gather, mixing
@@ -77,9 +77,7 @@ def test_clients_are_shown_by_the_models_that_count(tmp_path):
     """Deployed models have 0.9 and less, models as received 0.2 and more: the client with the most has the best."""
     counts = {"select": "last", "stage": "received", "average": "clients"}
     path = write_run(tmp_path / "run", [0.9], clients=3, evaluate=counts) / "clients.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    told = [line | {"test.received.accuracy": 0.2 + line["client"] / 10} for line in lines]
-    path.write_text("".join(json.dumps(line) + "\n" for line in told))
+    rewrite(path, lambda line: line | {"test.received.accuracy": 0.2 + line["client"] / 10})
     study = gather([tmp_path])
     chart = clients_chart(study)
     assert chart.tree["data"][0]["x"] == pytest.approx([0.2, 0.3, 0.4])
@@ -303,7 +301,7 @@ def test_bands_end_where_numbers_end(tmp_path):
     """0.9 and 1.0 are 0.95 ± 0.07, losses of 0.1 and 1.9 are 1 ± 1.27: beyond 100 % and below 0 there is nothing."""
     for seed, (accuracy, loss) in enumerate(((0.9, 0.1), (1.0, 1.9))):
         path = write_run(tmp_path / str(seed), [accuracy], seed=seed) / "rounds.jsonl"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"test.deployed.loss": loss}) + "\n")
+        rewrite(path, lambda line, loss=loss: line | {"test.deployed.loss": loss})
     shown = curves_chart(gather([tmp_path])).tree.of
     upper, lower = shown["test accuracy, deployed"].of["rounds"]["data"][0]["y"]
     assert (upper, lower) == (1, pytest.approx(0.95 - 0.005**0.5, abs=1e-4))

@@ -1,10 +1,9 @@
 """Intervals against values from tables, and the words that are made of them."""
 
-import json
 from math import sqrt
 
 import pytest
-from written_runs import round_line, write_run
+from written_runs import rewrite, round_line, write_run
 
 from stratafl.report import gather
 from stratafl.report.formats import difference, duration, limits, score, size, spread
@@ -77,7 +76,7 @@ def test_of_losses_the_lower_is_better(tmp_path):
         for seed, loss in enumerate(losses):
             folder = write_run(tmp_path / f"{name}{seed}", [2 - loss], name=name, seed=seed)
             line = {key: value for key, value in round_line(1, 0.0, loss).items() if not key.endswith("accuracy")}
-            (folder / "rounds.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
+            rewrite(folder / "rounds.jsonl", lambda _, line=line: line)
     said = summary(gather([tmp_path]))
     assert said.startswith("local comes first with a test loss of 1 (mean of 2 seeds, 95 % interval 1 to 1).")
     assert (

@@ -1,14 +1,17 @@
 """Run directories written by hand, with everything that a report reads."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
+from stratafl.runs.files import Journal, read_lines
+
 EVIL = "</script><script>window.hurt=1</script><img src=x onerror=window.hurt=2>"
 ENVIRONMENT = {
-    "format": 1,
+    "format": 2,
     "stratafl": "0.1",
     "commit": "0123456789abcdef",
     "python": "3.11",
@@ -87,18 +90,22 @@ def write_run(
         ],
     }
     for journal, lines in journals.items():
-        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-        (folder / f"{journal}.jsonl").write_text(text, encoding="utf-8")
+        Journal(folder / f"{journal}.jsonl").append(lines)
     return folder
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Other lines in a journal, with their checksums."""
+    lines = [change(line) for line in read_lines(path)]
+    path.unlink()
+    Journal(path).append(lines)
 
 
 def as_regression(folder: Path) -> Path:
     """The same run without its accuracies: one of numbers, measured by its loss, which is 2 minus what they were."""
     for name in ("rounds", "clients"):
         path = folder / f"{name}.jsonl"
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        kept = [{k: v for k, v in line.items() if not k.endswith("accuracy")} for line in lines]
-        path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        rewrite(path, lambda line: {k: v for k, v in line.items() if not k.endswith("accuracy")})
     return folder
 
 

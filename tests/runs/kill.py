@@ -54,20 +54,31 @@ OPERATIONS = (
 def lines(folder: Path, name: str) -> list[dict[str, Any]]:
     """A journal, without what depends on the clock."""
     text = (folder / f"{name}.jsonl").read_text()
-    return [{k: v for k, v in json.loads(x).items() if not k.startswith("seconds.")} for x in text.splitlines()]
+    parsed = [json.loads(line) for line in text.splitlines()]
+    return [{k: v for k, v in x.items() if not k.startswith("seconds.") and k != "checksum"} for x in parsed]
 
 
 def outcome(folder: Path) -> dict[str, object]:
     """All that a run recorded and the bits of its last state: what two runs of the same experiment have in common."""
     newest = max((folder / "checkpoint").glob("[0-9]*"))
-    state = load_file(newest / "state.safetensors")
-    if state.pop("memories/slots", None) is not None:  # what is in which slot depends on what was before
-        for client, memory in stored(folder)[1].clients.items():
-            state |= flatten(memory, f"client/{client}/")
+    state = _state(newest / "state.safetensors", folder, "newest")
+    selected = state
+    if (newest / "selected.safetensors").exists():
+        selected = _state(newest / "selected.safetensors", folder, "selected")
     return {name: lines(folder, name) for name in ("rounds", "clients", "layers")} | {
         "saved": newest.name,
-        "state": {name: (str(x.dtype), x.numpy().tobytes()) for name, x in state.items()},
+        "state": state,
+        "selected": selected,
     }
+
+
+def _state(path: Path, folder: Path, kept: str) -> dict[str, tuple[str, bytes]]:
+    """The bits of a state."""
+    state = load_file(path)
+    if state.pop("memories/slots", None) is not None:  # what is in which slot depends on what was before
+        for client, memory in stored(folder, kept)[1].clients.items():
+            state |= flatten(memory, f"client/{client}/")
+    return {name: (str(x.dtype), x.numpy().tobytes()) for name, x in state.items()}
 
 
 class Child:

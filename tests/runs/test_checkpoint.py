@@ -11,6 +11,7 @@ import torch
 from stratafl.errors import RunError
 from stratafl.runs import checkpoint
 from stratafl.runs.checkpoint import MANIFEST, STATE, Checkpoint, find, generations, save, tidy
+from stratafl.runs.files import Mark
 
 STATES = {
     "server/theta/fc.weight": torch.tensor([[0.1, -0.0], [float("nan"), float("inf")]]),
@@ -23,8 +24,12 @@ STATES = {
 }
 
 
+MARKS = {"rounds": Mark(12, "0123abcd"), "clients": Mark(0, "00000000")}
+
+
 def of_round(number, **journals):
-    return Checkpoint(number, {"t": torch.tensor(number), "x": torch.arange(200) * number}, journals)
+    marks = {name: Mark(size, "00c0ffee") for name, size in journals.items()}
+    return Checkpoint(number, {"t": torch.tensor(number), "x": torch.arange(200) * number}, marks)
 
 
 def saved(folder, *numbers):
@@ -82,11 +87,11 @@ each_damage = pytest.mark.parametrize("damage", DAMAGES)
 
 
 def test_tensors_come_back_bit_by_bit(tmp_path):
-    save(tmp_path, Checkpoint(7, STATES, {"rounds": 12, "clients": 0}))
+    save(tmp_path, Checkpoint(7, STATES, MARKS))
     found = find(tmp_path)
     assert found.complaints == []
     assert found.checkpoint.round == 7
-    assert found.checkpoint.journals == {"rounds": 12, "clients": 0}
+    assert found.checkpoint.journals == MARKS
     assert {name: bits(x) for name, x in found.checkpoint.tensors.items()} == {n: bits(x) for n, x in STATES.items()}
 
 
@@ -127,7 +132,7 @@ def test_damage_is_found_and_the_previous_generation_taken(tmp_path, damage):
     damage(tmp_path / "000002")
     found = find(tmp_path)
     assert found.checkpoint.round == 1
-    assert found.checkpoint.journals == {"rounds": 100}
+    assert found.checkpoint.journals == {"rounds": Mark(100, "00c0ffee")}
     assert torch.equal(found.checkpoint.tensors["x"], torch.arange(200))
     assert len(found.complaints) == 1
     assert "000002" in found.complaints[0]
@@ -201,17 +206,17 @@ def test_a_save_that_fails_at_any_step_leaves_the_old_generations(tmp_path, monk
 
 def test_a_generation_appears_only_when_all_of_it_is_on_the_disk(tmp_path, monkeypatch):
     saved(tmp_path, 1)
-    events, rename, sync = [], Path.rename, os.fsync
+    events, rename, sync = [], os.rename, os.fsync
 
-    def renamed(path, target):
+    def renamed(path, target, **handles):
         events.append(f"rename to {Path(target).name}")
-        return rename(path, target)
+        return rename(path, target, **handles)
 
     def synced(handle):
         events.append("sync folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "sync file")
         sync(handle)
 
-    monkeypatch.setattr(Path, "rename", renamed)
+    monkeypatch.setattr(os, "rename", renamed)
     monkeypatch.setattr(os, "fsync", synced)
     saved(tmp_path, 2)
     assert events == ["sync file", "sync file", "sync folder", "rename to 000002", *["sync folder"] * 2]

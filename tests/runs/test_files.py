@@ -1,7 +1,6 @@
 """Files that are whole or not there, and journals: what survives a failure while writing."""
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -38,7 +37,8 @@ def test_a_failing_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypa
     if step == "sync":
         fail_when_syncing(monkeypatch)
     else:
-        monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        full = OSError(28, "No space left on device")
+        monkeypatch.setattr(os, "replace", lambda *_, **__: (_ for _ in ()).throw(full))
     with pytest.raises(RunError, match=r"^cannot write '.*environment.json': No space left on device$"):
         write_whole(path, b"new")
     assert path.read_bytes() == b"old"

@@ -64,6 +64,7 @@ ABOVE = (
 LOW = (
     "errors",
     "outputs",
+    "plain_files",
     "wording",
     "keys",
     "machine",

@@ -71,12 +71,14 @@ def read_shards(folder: Path, limit: MemoryLimit = USUAL_LIMIT) -> Samples:
         if told["format"] != FORMAT:
             raise DataError(f"'{folder}' is written in format {told['format']}, this one reads format {FORMAT}")
         return samples_from(told, _joined(folder, told["shards"], limit))
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise DataError(f"'{folder / MANIFEST}' is damaged: export the data again") from error
 
 
 def _joined(folder: Path, shards: Sequence[Mapping[str, Any]], limit: MemoryLimit) -> dict[str, Any]:
     for shard in shards:
+        if shard["file"] == ".." or Path(shard["file"]).name != shard["file"]:
+            raise DataError(f"'{folder / MANIFEST}' names the shard '{shard['file']}', which is not in its folder")
         file = folder / shard["file"]
         if not file.is_file():
             raise DataError(f"'{folder}' lacks the shard '{file.name}', one of {len(shards)}: copy it there as well")

@@ -17,3 +17,11 @@ def device_of(name: str) -> str:
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch's words for a device that is not there
         raise missing from error
     return name
+
+
+def device_or_cpu(name: str) -> str:
+    """The device by its name if it is here, or else the CPU."""
+    try:
+        return device_of(name)
+    except RecordError:
+        return "cpu"

@@ -26,11 +26,13 @@ from torch import Tensor
 from stratafl.errors import DamagedError, RunError
 from stratafl.execute.clients import Clients
 from stratafl.layout import Rows
+from stratafl.plain_files import open_plain
 from stratafl.reprs import short_repr
 from stratafl.state import State, flatten, moved, pick, unflatten
 
 NOBODY = -1  # the slot of a client that has no memory yet
-_SLOTS, _SUMS = "memories/slots", "memories/sums"
+SLOTS, SUMS = "memories/slots", "memories/sums"
+_VERSIONS = 16  # of every client's record: more than are ever kept
 Numbers = NDArray[np.int64]
 
 
@@ -94,13 +96,13 @@ class Index:
     @staticmethod
     def of(tensors: Mapping[str, Tensor]) -> "Index | None":
         """The index in a checkpoint, if there is one."""
-        if _SLOTS not in tensors:
+        if SLOTS not in tensors:
             return None
-        return Index(*(tensors[name].cpu().numpy().copy() for name in (_SLOTS, _SUMS)))
+        return Index(*(tensors[name].cpu().numpy().copy() for name in (SLOTS, SUMS)))
 
     def tensors(self) -> Rows:
         """For a checkpoint."""
-        return {_SLOTS: torch.from_numpy(self.slots), _SUMS: torch.from_numpy(self.sums)}
+        return {SLOTS: torch.from_numpy(self.slots), SUMS: torch.from_numpy(self.sums)}
 
     def changed(self, ids: Sequence[int], slots: Sequence[int], sums: Sequence[int]) -> "Index":
         """With other records of these clients."""
@@ -120,8 +122,9 @@ class RecordFile:
     Without a path it is a file without a name, which goes with the process.
     """
 
-    def __init__(self, path: Path | None, size: int, *, writable: bool = True) -> None:
+    def __init__(self, path: Path | None, size: int, *, writable: bool = True, folder: int | None = None) -> None:
         self.path, self.size, self._named, self._writable = path or Path("memories"), size, path is not None, writable
+        self._folder = folder  # the handle of the directory that the file is in, wherever that is now
         self._indices: weakref.WeakSet[Index] = weakref.WeakSet()
         self._free: list[int] = []
         self._end = 0
@@ -129,9 +132,21 @@ class RecordFile:
     @cached_property
     def _handle(self) -> int:
         with _explained("open", self.path):
-            handle = _opened(self.path, self._writable) if self._named else _nameless()
+            handle = _opened(self.path, self._writable, self._folder) if self._named else _nameless()
         weakref.finalize(self, os.close, handle)
         return handle
+
+    def check(self, index: Index) -> None:
+        """Raise unless the index gives everybody a slot of their own that is in the file."""
+        slots = index.slots[index.slots != NOBODY]
+        there = _VERSIONS * (len(index.slots) + 1)
+        if self.size and len(slots):
+            with _explained("read", self.path):
+                there = os.fstat(self._handle).st_size // self.size
+        for client in np.flatnonzero(index.slots >= there)[:1].tolist():
+            raise DamagedError(f"'{self.path}' was cut: the memory of client {client} is not in it any more")
+        if (slots < 0).any() or len(np.unique(slots)) < len(slots):
+            raise DamagedError(f"two clients have the same slot in '{self.path}', or one that is not there")
 
     def register(self, index: Index) -> None:
         """Keep the records that an index refers to, for as long as somebody has it."""
@@ -230,15 +245,16 @@ class OnDisk(Clients):
         return data
 
 
-def _opened(path: Path, writable: bool) -> int:
+def _opened(path: Path, writable: bool, folder: int | None) -> int:
     if not writable:
-        return os.open(path, os.O_RDONLY)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    folder = os.open(path.parent, os.O_RDONLY)
+        return open_plain(path, folder=folder)
+    handle = open_plain(path, os.O_RDWR | os.O_CREAT, folder=folder)
+    parent = os.open(path.parent, os.O_RDONLY) if folder is None else folder
     try:
-        os.fsync(folder)  # a checkpoint must not survive a power cut that the file's name does not
+        os.fsync(parent)  # a checkpoint must not survive a power cut that the file's name does not
     finally:
-        os.close(folder)
+        if parent != folder:
+            os.close(parent)
     return handle
 
 
@@ -261,3 +277,5 @@ def _explained(action: str, path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunError(f"cannot {action} '{path}': {error.strerror or error}") from error
+    except DamagedError as error:  # a link: no reason to begin anew, which damage would be
+        raise RunError(str(error)) from error

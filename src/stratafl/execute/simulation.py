@@ -115,6 +115,7 @@ class Simulation:
         """The clients' memories in a checkpoint."""
         index = Index.of(tensors)
         if index is not None:
+            file.check(index)
             return OnDisk(file, self.format, index)
         return InMemory.of(self.kept_on, {name: x.clone() for name, x in tensors.items() if name.startswith("client/")})
 

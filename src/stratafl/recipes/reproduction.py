@@ -25,7 +25,7 @@ from stratafl.recipes.measuring import measured
 from stratafl.recipes.recipe import Cell, Recipe
 from stratafl.report.outcomes import Outcome, outcome
 from stratafl.runs import Run, is_run
-from stratafl.runs.files import write_whole
+from stratafl.runs.files import line_bodies, write_whole
 from stratafl.trust import NOTHING, Trust
 from stratafl.wording import counted
 
@@ -256,5 +256,4 @@ def run_name(experiment: Experiment, trust: Trust | bool = NOTHING) -> str:
 
 
 def _outcome_rounds(folder: Path) -> int:
-    path = folder / "rounds.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
+    return sum(1 for _ in line_bodies(folder / "rounds.jsonl"))

@@ -6,14 +6,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from stratafl.errors import RunError
-from stratafl.experiment import EvaluateTable, from_tables, load_stored, to_tables
+from stratafl.errors import DamagedError, RunError
+from stratafl.experiment import EvaluateTable, from_tables, to_tables
 from stratafl.flagged import diverged, well_formed
 from stratafl.measure import Line
 from stratafl.reprs import short_repr
 from stratafl.runs import environment_of, is_run
 from stratafl.runs.files import read_lines
-from stratafl.runs.run import CONFIG, ROUNDS, check_config
+from stratafl.runs.run import CHECKED_FORMAT, CONFIG, ROUNDS, check_committed, check_config, check_history, config_of
 from stratafl.summary import best, converged, cost, counting, last, score, scored, stop_reason
 
 SCORED = ("test.", "validation.", "new.")
@@ -30,6 +30,7 @@ class Outcome:
     lines: list[Line]
     clients: int  # that took part
     leaks: str | None = None  # what its method is given that it should not be
+    checked: bool = True  # whether its lines have checksums, which older runs do not
 
     @property
     def seed(self) -> int:
@@ -102,16 +103,19 @@ class Outcome:
 def outcome(folder: Path) -> Outcome:
     """The outcome in a run directory."""
     then = environment_of(folder)
-    config = to_tables(load_stored(folder / CONFIG))
+    config = to_tables(config_of(folder))
     check_config(folder / CONFIG, (then.get("identity") or {}).get("config") or config, config)
-    lines = read_lines(folder / ROUNDS)
+    path, checked = folder / ROUNDS, then["format"] >= CHECKED_FORMAT
+    check_committed(folder, "rounds")
+    lines = read_lines(path, summed=checked)
     if not all(isinstance(line.get(key), int | float) for line in lines for key in NEEDED):
-        raise RunError(f"'{folder / ROUNDS}' is damaged: a line lacks one of {', '.join(NEEDED)}")
+        raise DamagedError(f"'{path}' is damaged: a line lacks one of {', '.join(NEEDED)}")
     if not all(isinstance(v, int | float | None) for line in lines for k, v in line.items() if k.startswith(SCORED)):
-        raise RunError(f"'{folder / ROUNDS}' is damaged: a score is not a number")
+        raise DamagedError(f"'{path}' is damaged: a score is not a number")
     if not all(map(well_formed, lines)):
-        raise RunError(f"'{folder / ROUNDS}' is damaged: what it says of clients that were left out cannot be read")
-    return Outcome(folder, config, lines, int(then.get("clients") or 0), then.get("leaks"))
+        raise DamagedError(f"'{path}' is damaged: what it says of clients that were left out cannot be read")
+    check_history(path, lines, len(lines))
+    return Outcome(folder, config, lines, int(then.get("clients") or 0), then.get("leaks"), checked)
 
 
 SQUARED = "mean squared error"  # what models of numbers are scored by, whatever they are trained by

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.errors import RunError
-from stratafl.experiment import load_stored
 from stratafl.measure import Line
 from stratafl.report.journals import Looks, lines_of_round, looks
 from stratafl.report.outcomes import Outcome, outcome, run_folders
@@ -16,7 +15,7 @@ from stratafl.report.waiting import waiting
 from stratafl.reprs import short_repr
 from stratafl.runs import environment_of
 from stratafl.runs.holdings import held
-from stratafl.runs.run import CONFIG
+from stratafl.runs.run import CONFIG, check_committed, config_of
 from stratafl.summary import evaluated
 
 
@@ -98,10 +97,11 @@ def verdicts_alone(place: Path) -> bool:
 
 def _record(one: Outcome) -> Record:
     folder, chosen = one.folder, int(one.numbers()["selected_round"])
+    check_committed(folder, "clients", "layers")
     return Record(
         one,
         environment_of(folder),
-        lines_of_round(folder / "clients.jsonl", chosen),
-        looks(folder / "layers.jsonl"),
-        held(folder, load_stored(folder / CONFIG)),
+        lines_of_round(folder / "clients.jsonl", chosen, summed=one.checked),
+        looks(folder / "layers.jsonl", summed=one.checked),
+        held(folder, config_of(folder)),
     )

@@ -80,11 +80,17 @@ def cautions(study: Study) -> list[str]:
     said += study.waiting
     said += [f"'{folder}' has no evaluated round yet and is left out." for folder in study.empty]
     said += [f"'{folder}' repeats a configuration and a seed and is left out." for folder in study.repeated]
-    return [*said, *_resumed(study), *_unlike(study), *_unvalidated(study)]
+    return [*said, *_unchecked(study), *_resumed(study), *_unlike(study), *_unvalidated(study)]
 
 
 def _leaks(rank: Rank) -> list[str]:
     return list(dict.fromkeys(one.leaks for one in rank.members if one.leaks))
+
+
+def _unchecked(study: Study) -> list[str]:
+    older = [one for one in study.outcomes if not one.checked]
+    have = f"{counted(len(older), 'run')} of an older version {'has' if len(older) == 1 else 'have'}"
+    return [f"{have} no checksums: nothing would show that a line was changed."] if older else []
 
 
 def _resumed(study: Study) -> list[str]:

@@ -1,16 +1,21 @@
 """Checkpoints: two generations, each a folder that appears complete or not at all and proves that it is undamaged.
 
-checkpoint/000012/state.safetensors    the server's state and every client's memory, or where in memories.bin it is
-checkpoint/000012/manifest.json        its checksum, the round, how long the journals were, and its own checksum
+checkpoint/000012/state.safetensors      the server's state and every client's memory, or where in memories.bin it is
+checkpoint/000012/selected.safetensors   the same after the round that the tables score, unless that is round 12
+checkpoint/000012/manifest.json          both rounds and checksums, where the journals ended, and its own checksum
+
+The selected state is written anew with every generation, though it rarely changes: what one of them is damaged by does
+not cost the other, and how often checkpoints are written follows from what they cost.
 """
 
 import hashlib
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,23 +25,45 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from stratafl.errors import DamagedError, RunError
+from stratafl.plain_files import is_plain_folder, open_plain, read_plain
 from stratafl.reprs import short_repr
-from stratafl.runs.files import explained, sync_folder, write_json
+from stratafl.runs.files import LARGEST, Mark, explained, parsed, sync_folder, write_json
 
 GENERATIONS = 2
-STATE, MANIFEST = "state.safetensors", "manifest.json"
+STATE, SELECTED, MANIFEST = "state.safetensors", "selected.safetensors", "manifest.json"
+_NAME = re.compile(r"[0-9]{6,18}", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_CRC32 = re.compile(r"[0-9a-f]{8}", re.ASCII)
 _PARTIAL = ".partial-"
 _DAMAGED = "damaged-"
 
 
 @short_repr
 @dataclass(frozen=True)
-class Checkpoint:
-    """A state, the round after which it was saved, and the committed length of each journal."""
+class Saved:
+    """A state and the round after which it was."""
 
     round: int
     tensors: Mapping[str, Tensor]
-    journals: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A state, the round after which it was saved, and where each journal ended.
+
+    `selected` is the state after the round that the tables score, which may be this one; older runs did not keep it.
+    """
+
+    round: int
+    tensors: Mapping[str, Tensor]
+    journals: Mapping[str, Mark]
+    selected: Saved | None = None
+
+    @property
+    def states(self) -> tuple[Saved, ...]:
+        """The states that it holds, each once."""
+        newest = Saved(self.round, self.tensors)
+        return (newest,) if self.selected is None or self.selected.round == self.round else (newest, self.selected)
 
 
 @short_repr
@@ -48,30 +75,64 @@ class Found:
     complaints: list[str] = field(default_factory=list)
 
 
-def save(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a new generation beside the old one, then let go of the one before that."""
-    target = folder / f"{checkpoint.round:06d}"
-    partial = folder / f"{_PARTIAL}{uuid.uuid4().hex}"
-    with explained("save the checkpoint", target):
-        partial.mkdir(parents=True)
+def save(folder: Path, checkpoint: Checkpoint, within: int | None = None) -> None:
+    """Write a new generation beside the old one, then let go of the one before that.
+
+    With `within`, the folder is in the directory that this handle is of. A file is named by its path only inside a
+    folder whose name nobody can know, so whoever has taken the path meanwhile is not written to.
+    """
+    target, partial = f"{checkpoint.round:06d}", f"{_PARTIAL}{uuid.uuid4().hex}"
+    with explained("save the checkpoint", folder / target), _opened(folder, within) as handle:
+        os.mkdir(partial, dir_fd=handle)
         try:
-            save_file(_apart(checkpoint.tensors), partial / STATE)
-            _sync_file(partial / STATE)
-            body = {
-                "round": checkpoint.round,
-                "journals": dict(checkpoint.journals),
-                "sha256": _file_digest(partial / STATE),
-            }
-            write_json(partial / MANIFEST, {**body, "manifest_sha256": _body_digest(body)})
-            if target.exists():  # the same round saved again, after it was found damaged and repeated
-                shutil.rmtree(target)
-            partial.rename(target)
-            sync_folder(folder)
-            sync_folder(folder.parent)
+            body: dict[str, Any] = {"round": checkpoint.round}
+            body["journals"] = {name: mark.size for name, mark in checkpoint.journals.items()}
+            body["checksums"] = {name: mark.checksum for name, mark in checkpoint.journals.items() if mark.checksum}
+            body |= _written(folder / partial / STATE, checkpoint.tensors)
+            if checkpoint.selected is not None:
+                body["selected"] = {"round": checkpoint.selected.round}
+            for selected in checkpoint.states[1:]:
+                body["selected"] |= _written(folder / partial / SELECTED, selected.tensors)
+            write_json(folder / partial / MANIFEST, {**body, "manifest_sha256": _body_digest(body)})
+            if (folder / target).exists():  # the same round saved again, after it was found damaged and repeated
+                shutil.rmtree(target, dir_fd=handle)
+            os.rename(partial, target, src_dir_fd=handle, dst_dir_fd=handle)
+            os.fsync(handle)
+            _sync(folder.parent, within)
         finally:
-            shutil.rmtree(partial, ignore_errors=True)
-    for old in generations(folder)[GENERATIONS:]:
-        shutil.rmtree(old, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True, dir_fd=handle)
+        for old in generations(folder)[GENERATIONS:]:
+            shutil.rmtree(old.name, ignore_errors=True, dir_fd=handle)
+
+
+@contextmanager
+def _opened(folder: Path, within: int | None) -> Iterator[int]:
+    """A handle of the folder of checkpoints, which is made if it is not there; a link is refused."""
+    place = folder if within is None else Path(folder.name)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        handle = os.open(place, flags, dir_fd=within)
+    except FileNotFoundError:
+        os.mkdir(place, dir_fd=within)
+        handle = os.open(place, flags, dir_fd=within)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _sync(folder: Path, handle: int | None) -> None:
+    if handle is None:
+        sync_folder(folder)
+    else:
+        os.fsync(handle)
+
+
+def _written(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Write a state; its checksum and its size."""
+    save_file(_apart(tensors), path)
+    _sync_file(path)
+    return {"sha256": _file_digest(path), "bytes": path.stat().st_size}
 
 
 def find(folder: Path, check: Callable[[Checkpoint], None] = lambda _: None) -> Found:
@@ -113,34 +174,101 @@ def tidy(folder: Path, found: Found) -> None:
 
 def generations(folder: Path) -> list[Path]:
     """The saved generations, the newest first."""
-    found = [path for path in folder.glob("[0-9]*") if path.is_dir() and path.name.isdigit()]
+    if not os.path.lexists(folder):
+        return []
+    if not is_plain_folder(folder):
+        raise DamagedError(f"'{folder}' is not a folder but a file or a link: put the folder back, or remove it")
+    with explained("read", folder):
+        found = [folder / name for name in os.listdir(folder) if _NAME.fullmatch(name)]
     return sorted(found, key=lambda path: int(path.name), reverse=True)
 
 
+def committed(folder: Path) -> Mapping[str, Mark]:
+    """Where the journals ended when the newest undamaged generation was saved, by its manifest alone."""
+    for generation in generations(folder):
+        with suppress(RunError):
+            return _marks(_manifest(generation))
+    return {}
+
+
 def _load(generation: Path) -> Checkpoint:
-    state = generation / STATE
-    for path in (generation / MANIFEST, state):
-        if not path.exists():
-            raise DamagedError(f"the checkpoint '{generation}' is damaged: {path.name} is missing")
     try:
-        manifest = json.loads((generation / MANIFEST).read_bytes())
-    except ValueError as error:
-        raise DamagedError(f"the checkpoint '{generation}' is damaged: {MANIFEST}: {error}") from error
+        manifest = _manifest(generation)
+        newest = _state(generation / STATE, manifest)
+        return Checkpoint(manifest["round"], newest, _marks(manifest), _selected(generation, manifest, newest))
+    except _GenerationError as damage:
+        raise DamagedError(f"the checkpoint '{generation}' is damaged: {damage}") from damage
+
+
+class _GenerationError(DamagedError):
+    """What is wrong with a generation."""
+
+
+def _manifest(generation: Path) -> dict[str, Any]:
+    """What a generation says of itself, if all of it can be meant."""
+    if not is_plain_folder(generation):
+        raise _GenerationError("it is not a folder")
+    found = _unless_missing(generation / MANIFEST, lambda path: parsed(path, read_plain(path, LARGEST)))
+    if not isinstance(found, dict):
+        raise _GenerationError(f"{MANIFEST} is not an object")
+    body = {key: value for key, value in found.items() if key != "manifest_sha256"}
+    if found.get("manifest_sha256") != _body_digest(body):
+        raise _GenerationError("its manifest was changed")
+    if not _is_count(body.get("round")) or f"{body['round']:06d}" != generation.name:
+        raise _GenerationError(f"its manifest is that of round {body.get('round')!r}")
+    journals, checksums = body.get("journals"), body.get("checksums", {})
+    if not (isinstance(journals, dict) and all(_is_count(size) for size in journals.values())):
+        raise _GenerationError("its manifest has no lengths of journals")
+    if not (isinstance(checksums, dict) and all(_is_text(each, _CRC32) for each in checksums.values())):
+        raise _GenerationError("its manifest has no checksums of journals")
+    return body
+
+
+def _marks(manifest: Mapping[str, Any]) -> dict[str, Mark]:
+    checksums = manifest.get("checksums", {})
+    return {name: Mark(size, checksums.get(name)) for name, size in manifest["journals"].items()}
+
+
+def _selected(generation: Path, manifest: Mapping[str, Any], newest: Mapping[str, Tensor]) -> Saved | None:
+    told = manifest.get("selected")
+    if told is None:
+        return None
+    if not isinstance(told, dict) or not _is_count(told.get("round")) or told["round"] > manifest["round"]:
+        raise _GenerationError("its manifest has no selected round")
+    if told["round"] == manifest["round"]:
+        return Saved(told["round"], newest)
+    return Saved(told["round"], _state(generation / SELECTED, told))
+
+
+def _state(path: Path, told: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a file, if it is what was written."""
+    if not _is_text(told.get("sha256"), _SHA256):
+        raise _GenerationError(f"its manifest has no checksum of {path.name}")
+    if not _is_count(told.get("bytes", 0)):
+        raise _GenerationError(f"its manifest has no size of {path.name}")
+    if _unless_missing(path, lambda path: _file_digest(path, told.get("bytes"))) != told["sha256"]:
+        raise _GenerationError(f"the checksum of {path.name} is wrong")
+    return dict(_unless_missing(path, load_file))
+
+
+def _unless_missing(path: Path, read: Callable[[Path], Any]) -> Any:
+    """What is read from a file of a generation; missing and unreadable by its format is damage, the rest may pass."""
+    try:
+        return read(path)
+    except FileNotFoundError as error:
+        raise _GenerationError(f"{path.name} is missing") from error
     except OSError as error:  # not damage: it may be readable again in a moment
-        raise RunError(f"cannot read '{generation}': {error.strerror}") from error
-    if not isinstance(manifest, dict):
-        raise DamagedError(f"the checkpoint '{generation}' is damaged: {MANIFEST} is not an object")
-    body = {key: value for key, value in manifest.items() if key != "manifest_sha256"}
-    if manifest.get("manifest_sha256") != _body_digest(body):
-        raise DamagedError(f"the checkpoint '{generation}' is damaged: its manifest was changed")
-    try:
-        if _file_digest(state) != manifest["sha256"]:
-            raise DamagedError(f"the checkpoint '{generation}' is damaged: the checksum of {STATE} is wrong")
-        return Checkpoint(int(manifest["round"]), load_file(state), dict(manifest["journals"]))
-    except OSError as error:
-        raise RunError(f"cannot read '{generation}': {error.strerror}") from error
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise DamagedError(f"the checkpoint '{generation}' is damaged: {error}") from error
+        raise RunError(f"cannot read '{path.parent}': {error.strerror}") from error
+    except (DamagedError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise _GenerationError(f"{path.name}: {error}") from error
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_text(value: Any, form: re.Pattern[str]) -> bool:
+    return isinstance(value, str) and form.fullmatch(value) is not None
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -155,8 +283,11 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return apart
 
 
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
+def _file_digest(path: Path, size: int | None = None) -> str:
+    """The checksum of a plain file; of one that has not the size that it should have, none."""
+    with os.fdopen(open_plain(path), "rb") as file:
+        if size is not None and os.fstat(file.fileno()).st_size != size:
+            return "another size"
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -4,6 +4,7 @@ compare.toml                 the methods, the seeds, and the common configuratio
 fedper/seed-0/               a run directory, and so on
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,19 +15,12 @@ import tomli_w
 from stratafl.algorithms import ALGORITHMS
 from stratafl.assemble import completed, simulation_of
 from stratafl.errors import BusyError, RecordError, RunError
-from stratafl.experiment import (
-    Experiment,
-    from_stored,
-    load_stored,
-    read_toml,
-    to_tables,
-    with_settings,
-    with_values,
-)
+from stratafl.experiment import Experiment, from_stored, read_toml, to_tables, with_settings, with_values
+from stratafl.plain_files import is_plain, is_plain_folder
 from stratafl.reprs import short_repr
 from stratafl.runs.environment import FORMAT
 from stratafl.runs.files import appearing, write_whole
-from stratafl.runs.run import COMPARISON, CONFIG, Run, anchored, check_config, is_run, refuse_existing
+from stratafl.runs.run import COMPARISON, Run, anchored, check_config, config_of, is_run, refuse_existing
 from stratafl.settings import WHOLE
 from stratafl.trust import NOTHING, Trust
 from stratafl.wording import counted, shown
@@ -47,6 +41,9 @@ class Member:
 
     def run(self) -> Run:
         """Its run, new or from where it was left."""
+        for place in (self.folder.parent, self.folder):
+            if os.path.lexists(place) and not is_plain_folder(place):
+                raise RunError(f"'{place}' is not a folder of the comparison but a link or a file: put the folder back")
         if is_run(self.folder):
             return Run.open(self.folder, trust=self.trust)
         try:
@@ -117,17 +114,17 @@ class Comparison:
         made = replace(cls.read(folder), trust=trust)
         for member in made.members():
             if is_run(member.folder):
-                begun = to_tables(load_stored(member.folder / CONFIG))
+                begun = to_tables(config_of(member.folder))
                 check_config(folder / COMPARISON, begun, to_tables(completed(member.experiment, trust)))
         return made
 
     @classmethod
     def read(cls, folder: Path) -> "Comparison":
         """A comparison as it is written down."""
-        tables = read_toml(folder / COMPARISON)
+        tables = read_toml(folder / COMPARISON, plain=True)
         head = tables.pop("compare", {})
         found = head.get("format") if isinstance(head, dict) else None
-        if not isinstance(found, int) or found > FORMAT:
+        if type(found) is not int or not 1 <= found <= FORMAT:
             raise RunError(f"'{folder / COMPARISON}' is in format {found!r}, this stratafl reads up to {FORMAT}")
         methods, seeds, own = (head.get(key) for key in ("methods", "seeds", "settings"))
         if not (methods and _list_of(str, methods) and seeds and _list_of(int, seeds) and isinstance(own, dict)):
@@ -162,7 +159,7 @@ def _list_of(kind: type, value: Any) -> bool:
 
 def is_comparison(folder: Path) -> bool:
     """Whether a folder is a comparison."""
-    return (folder / COMPARISON).is_file()
+    return is_plain(folder / COMPARISON)
 
 
 def _folder_name(method: str) -> str:

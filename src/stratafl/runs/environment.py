@@ -22,7 +22,7 @@ from stratafl.experiment import Experiment
 from stratafl.layout import Rows
 from stratafl.wording import shown
 
-FORMAT = 1  # of run directories: raised when an older version could not read them
+FORMAT = 2  # of run directories: raised when an older version could not read them; since 2 lines have checksums
 TYPED = "STRATAFL_COMMAND"  # tells a process that works for another what was typed
 
 
@@ -66,6 +66,39 @@ def _command() -> list[str]:
         allowed = "a list of texts in JSON, which strata sets for its own processes"
         raise RunError(f"the environment variable {TYPED} is {allowed}, not '{shown(told)}': unset it")
     return words or sys.argv
+
+
+_WORDS = ("stratafl", "commit", "python", "torch", "numpy", "machine", "device", "device_name", "engine", "store")
+_KINDS: dict[str, type] = {
+    **dict.fromkeys((*_WORDS, "leaks", "folder", "started"), str),
+    **dict.fromkeys(("cores", "threads", "ranks", "seed", "clients", "columns"), int),
+    **dict.fromkeys(("resumed", "command"), list),
+    **dict.fromkeys(("tuning", "identity", "code"), dict),
+}
+
+
+def misstated(then: Mapping[str, Any]) -> str | None:
+    """What of a run's environment cannot be meant, if anything; older runs do not say everything."""
+    for key, kind in _KINDS.items():
+        given = then.get(key)
+        if given is not None and (not isinstance(given, kind) or isinstance(given, bool)):
+            return f"{key} is {type(given).__name__}, not {kind.__name__}"
+    if any(not isinstance(word, str) for word in then.get("command") or []):
+        return "command is a list of words"
+    for entry in then.get("resumed") or []:
+        if not isinstance(entry, dict) or not _words(entry.get("changed", [])):
+            return "resumed is a list of resumptions and of what had changed"
+    config = (then.get("identity") or {}).get("config") or {}
+    if not isinstance(config, dict) or not all(isinstance(table, dict) for table in config.values()):
+        return "identity.config is not tables of settings"
+    products = (then.get("tuning") or {}).get("products") or {}
+    if not isinstance(products, dict) or not all(isinstance(each, bool) for each in products.values()):
+        return "tuning.products is not a table of convolutions"
+    return None
+
+
+def _words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(word, str) for word in value)
 
 
 def now() -> str:

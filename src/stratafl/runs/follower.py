@@ -15,6 +15,7 @@ from stratafl.experiment import Experiment, from_tables, to_tables
 from stratafl.measure import Line
 from stratafl.reprs import short_repr
 from stratafl.runs import environment
+from stratafl.runs.selection import Selection
 from stratafl.summary import stop_reason
 from stratafl.trial import Trial
 from stratafl.trust import NOTHING, Trust
@@ -58,18 +59,43 @@ def refuse_disk(team: Team, sim: Simulation) -> None:
         )
 
 
-def hand_out(team: Team, experiment: Experiment, sim: Simulation, progress: Progress, history: list[Line]) -> Progress:
-    """Tell the others what they need; what is left to the first is its own share of the memories."""
+def hand_out(
+    team: Team,
+    experiment: Experiment,
+    sim: Simulation,
+    progress: Progress,
+    history: list[Line],
+    selected: Progress | None = None,
+) -> tuple[Progress, Progress | None]:
+    """Tell the others what they need; what is left to the first is its own share of the memories.
+
+    `selected` is the state after the selected round, if it was kept, and is dealt in the same way.
+    """
     if team.world == 1:
-        return progress
+        return progress, selected
     refuse_disk(team, sim)
     team.told(Brief(to_tables(experiment), environment.identity(sim), sim.workshop.tuning, history))
-    return _dealt(team, sim, progress)
+    return _both_dealt(team, sim, progress, selected)
+
+
+def _both_dealt(
+    team: Team, sim: Simulation, progress: Progress, selected: Progress | None
+) -> tuple[Progress, Progress | None]:
+    mine = _dealt(team, sim, progress)
+    t = team.told(None if selected is None else selected.t)
+    if t is None or t == mine.t:
+        return mine, None if t is None else mine
+    return mine, _dealt(team, sim, _nothing(sim) if selected is None else selected)
 
 
 def _dealt(team: Team, sim: Simulation, progress: Progress) -> Progress:
     t, server = team.told((progress.t, progress.server))
     return Progress(t, server, InMemory(sim.kept_on, dict(team.deal(sim, progress.clients))))
+
+
+def _nothing(sim: Simulation) -> Progress:
+    """What a process has before it is told."""
+    return Progress(0, {}, InMemory(sim.kept_on, {}))
 
 
 def collected(team: Team, sim: Simulation, progress: Progress) -> Progress:
@@ -91,7 +117,8 @@ class Follower:
             if brief.identity[what] != mine:
                 raise RunError(f"the {what} that it finds is not that of rank 0")
         self.trial = trial_of(self.experiment, self.sim, team)
-        self.progress = _dealt(team, self.sim, Progress(0, {}, InMemory(self.sim.kept_on, {})))
+        self.progress, selected = _both_dealt(team, self.sim, _nothing(self.sim), None)
+        self._selection = Selection.of(self.history, self.experiment.evaluate, selected)
         self._saved = self.progress.t
 
     @property
@@ -105,6 +132,7 @@ class Follower:
             self.progress, entry = self.trial.round(self.progress)
             verdict = self.team.told(Verdict(entry.round, False))
             self.history.append(verdict.line)
+            self._selection = self._selection.after(verdict.line, self.progress, self.experiment.evaluate)
             if verdict.saved:
                 self.save()
             yield verdict.line
@@ -113,6 +141,9 @@ class Follower:
         """Give what a checkpoint needs, unless the last one is of this round."""
         if self._saved != self.progress.t:
             self.team.collect(self.progress.clients)
+            selected = self._selection.progress
+            if selected is not None and selected.t != self.progress.t:
+                self.team.collect(selected.clients)
             self._saved = self.progress.t
 
     def __enter__(self) -> Self:

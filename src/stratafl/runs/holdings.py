@@ -1,6 +1,7 @@
 """Who holds what: how many samples of each class each client has, kept beside the run that was made with them."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def write_holdings(folder: Path, federation: Federation) -> None:
 
 def held(folder: Path, experiment: Experiment) -> dict[str, Any] | None:
     """Who holds what in a run: as written, or divided again where that is quick, or else nothing."""
-    if (folder / HOLDINGS).is_file():
+    if os.path.lexists(folder / HOLDINGS):
         found = read_json(folder / HOLDINGS)
         return found if _sound(found) else None
     if not _quick(experiment.data.name):
@@ -63,9 +64,16 @@ def _sound(found: dict[str, Any]) -> bool:
     if not all(isinstance(split, list) for split in counts.values()):
         return False
     rows = [row for split in counts.values() for row in split]
-    classes, clients = found.get("classes") or 1, len(counts["train"])
-    fitting = all(isinstance(row, list) and len(row) == classes for row in rows)
+    classes, clients = found.get("classes"), len(counts["train"])
+    if not (classes is None or _is_count(classes)) or not all(len(split) == clients for split in counts.values()):
+        return False
+    classes = classes or 1
+    fitting = all(isinstance(row, list) and len(row) == classes and all(map(_is_count, row)) for row in rows)
     return bool(rows) and fitting and _names(found, "client_names", clients) and _names(found, "class_names", classes)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _names(found: dict[str, Any], key: str, count: int) -> bool:

@@ -7,7 +7,7 @@
     rounds.jsonl       one line per round
     clients.jsonl      one line per evaluated client and round
     layers.jsonl       one line per layer and round
-    checkpoint/        the last two states
+    checkpoint/        the last two states, each with that of the selected round
     memories.bin       the memories of clients, where they are kept on disk
 
 A round is computed, then its lines are appended, then, now and then, a checkpoint records the state and how long the
@@ -21,8 +21,9 @@ import os
 import shlex
 import time
 import uuid
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -31,22 +32,25 @@ import tomli_w
 
 from stratafl.assemble import completed, simulation_of
 from stratafl.data.loading import is_place
-from stratafl.errors import BusyError, RunError
+from stratafl.errors import BusyError, DamagedError, RunError, unknown
 from stratafl.execute import SOLO, Progress, Simulation, Team
-from stratafl.execute.clients import Clients
+from stratafl.execute.devices import device_or_cpu
 from stratafl.execute.records import RecordFile
+from stratafl.execute.saved import SavedForm
 from stratafl.experiment import Experiment, from_stored, load_stored, to_tables
 from stratafl.measure import Line
+from stratafl.plain_files import is_plain
 from stratafl.runs import checkpoint, environment, loggers
-from stratafl.runs.checkpoint import Checkpoint
+from stratafl.runs.checkpoint import Checkpoint, Saved
 from stratafl.runs.files import (
     Journal,
+    Mark,
     appearing,
     clear_remains,
     explained,
+    line_bodies,
     read_json,
     read_lines,
-    sync_folder,
     uninterrupted,
     write_json,
     write_whole,
@@ -54,15 +58,27 @@ from stratafl.runs.files import (
 from stratafl.runs.follower import Verdict, collected, hand_out, refuse_disk, trial_of
 from stratafl.runs.holdings import write_holdings
 from stratafl.runs.preprocessing import check_preprocessing, write_preprocessing
+from stratafl.runs.selection import Selection
 from stratafl.summary import stop_reason
 from stratafl.trust import NOTHING, Trust
 
 log = logging.getLogger("stratafl")
 CONFIG, ENVIRONMENT, CHECKPOINTS, MEMORIES = "config.toml", "environment.json", "checkpoint", "memories.bin"
 ROUNDS = "rounds.jsonl"
+ROUNDS_KEPT = ("selected", "newest")  # whose states can be asked for
 COMPARISON = "compare.toml"  # of the folder that holds a comparison's runs
 JOURNALS = ("rounds", "clients", "layers")
+CHECKED_FORMAT = 2  # of runs all of whose lines have checksums
 SAVING = 0.05  # at most this share of the time goes into checkpoints, where their number is not fixed
+
+
+@dataclass(frozen=True)
+class _Done:
+    """The rounds that count: the state after them, where the journals end, and which of them is selected."""
+
+    progress: Progress
+    marks: Mapping[str, Mark]
+    selection: Selection
 
 
 class Run:
@@ -70,18 +86,25 @@ class Run:
 
     def __init__(self, folder: Path, experiment: Experiment, sim: Simulation, team: Team = SOLO) -> None:
         self.folder, self.experiment, self.sim, self.team = folder, experiment, sim, team
+        self._place = folder.absolute()
         self.trial = trial_of(experiment, sim, team)
         self.notes: list[str] = []  # what a person should know
         self._lock = _locked(folder)
         try:
             clear_remains(folder)
-            self._memories = RecordFile(folder / MEMORIES, sim.format.size)
+            _refuse_linked(folder)
+            self._form = SavedForm.of(sim)
+            self._memories = self._record_file()
             self._leases: list[object] = []  # on what the checkpoints that are kept refer to, the oldest first
-            self._journals = {name: Journal(folder / f"{name}.jsonl") for name in JOURNALS}
-            self._done = (self._restored(), {name: journal.size for name, journal in self._journals.items()})
+            self._journals = {name: Journal(folder / f"{name}.jsonl", self._lock) for name in JOURNALS}
+            progress, selected = self._restored()
             self.history: list[Line] = read_lines(folder / ROUNDS)
-            self._check_history()
-            self._done = (hand_out(team, experiment, sim, self.progress, self.history), self._done[1])
+            check_history(folder / ROUNDS, self.history, progress.t)
+            progress, selected = hand_out(team, experiment, sim, progress, self.history, selected)
+            selection = Selection.of(self.history, experiment.evaluate, selected)
+            self._done = _Done(progress, self._marks(), selection)
+            if selection.line is not None and selection.progress is None:
+                self.notes.append(f"the state after the selected round {selection.line['round']} was not kept")
         except BaseException:
             os.close(self._lock)
             raise
@@ -110,7 +133,7 @@ class Run:
     @classmethod
     def open(cls, folder: Path, team: Team = SOLO, trust: Trust | bool = NOTHING) -> Self:
         """A run that exists; refused if its configuration, data or model are no longer what they were."""
-        then, experiment = environment_of(folder), load_stored(folder / CONFIG)
+        then, experiment = environment_of(folder), config_of(folder)
         loggers.check(experiment.log.to)
         run = cls(folder, experiment, _simulation(folder, then, experiment, trust), team)
         try:
@@ -127,7 +150,12 @@ class Run:
     @property
     def progress(self) -> Progress:
         """The state after the rounds that are done."""
-        return self._done[0]
+        return self._done.progress
+
+    @property
+    def selection(self) -> Selection:
+        """Which of the rounds that are done is selected, and the state after it."""
+        return self._done.selection
 
     @property
     def finished(self) -> bool:
@@ -143,10 +171,12 @@ class Run:
         """Go on to the end; after each round its line. Whoever stops asking loses nothing."""
         while not self.finished:
             progress, entry = self.trial.round(self.progress)
+            selection = self.selection.after(entry.round, progress, self.experiment.evaluate)
+            self._check_place()
             for name, lines in (("rounds", [entry.round]), ("clients", entry.clients), ("layers", entry.layers)):
                 self._journals[name].append(lines)
             # One assignment: from here on the round counts; interrupted before, its lines are cut off again.
-            self._done = (progress, {name: journal.size for name, journal in self._journals.items()})
+            self._done = _Done(progress, self._marks(), selection)
             self.history.append(entry.round)
             self._loggers.log(entry.round)
             self._note_tuning()
@@ -156,19 +186,46 @@ class Run:
 
     def save(self) -> None:
         """Write a checkpoint, unless the last one is of this round."""
-        progress, sizes = self._done
+        progress, selected = self.progress, self.selection.progress
         if self._saved == progress.t:
             return
         begin = time.monotonic()
+        self._check_place()
         with uninterrupted():
             for name, journal in self._journals.items():
-                journal.cut(sizes[name])
-            whole = collected(self.team, self.sim, progress)
-            whole.clients.settle()
-            checkpoint.save(self.folder / CHECKPOINTS, Checkpoint(progress.t, whole.tensors(), sizes))
-            self._leases = [*self._leases, progress.clients.lease()][-checkpoint.GENERATIONS :]
+                journal.cut(self._done.marks[name].size)
+            states = [progress] if selected is None or selected.t == progress.t else [progress, selected]
+            saved = [self._saved_state(state) for state in states]
+            kept = None if selected is None else saved[-1]
+            made = Checkpoint(progress.t, saved[0].tensors, self._done.marks, kept)
+            checkpoint.save(self.folder / CHECKPOINTS, made, self._lock)
+            leases = [state.clients.lease() for state in states]
+            self._leases = [*self._leases, leases][-checkpoint.GENERATIONS :]
             self._saved, self._saved_at = progress.t, time.monotonic()
         self._saving = self._saved_at - begin
+
+    def _saved_state(self, progress: Progress) -> Saved:
+        whole = collected(self.team, self.sim, progress)
+        whole.clients.settle()
+        tensors = whole.tensors()
+        self._form.check_before_saving(tensors)
+        return Saved(progress.t, tensors)
+
+    def _marks(self) -> dict[str, Mark]:
+        return {name: journal.mark for name, journal in self._journals.items()}
+
+    def _record_file(self) -> RecordFile:
+        return RecordFile(self.folder / MEMORIES, self.sim.format.size, folder=self._lock)
+
+    def _check_place(self) -> None:
+        """Raise if the directory is not at its path any more: whatever is there now is somebody else's."""
+        mine = os.fstat(self._lock)
+        try:
+            there = os.stat(self._place)
+        except OSError:
+            there = None
+        if there is None or (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino):
+            raise RunError(f"'{self.folder}' was moved or replaced while the run was at work: resume it where it is")
 
     def _due(self) -> bool:
         every = self.experiment.run.checkpoint
@@ -176,11 +233,14 @@ class Run:
             return True
         return not every and time.monotonic() - self._saved_at >= self._saving / SAVING
 
-    def _restored(self) -> Progress:
-        found = checkpoint.find(self.folder / CHECKPOINTS, lambda saved: self._clients(saved).check())
+    def _restored(self) -> tuple[Progress, Progress | None]:
+        """The state to go on from, and that after the selected round, if it was kept."""
+        found = checkpoint.find(self.folder / CHECKPOINTS, self._check)
+        saved = found.checkpoint
+        for name, journal in self._journals.items():  # before anything is put aside or cut
+            check_journal(journal.path, Mark(0) if saved is None else saved.journals[name])
         checkpoint.tidy(self.folder / CHECKPOINTS, found)
         self.notes += found.complaints
-        saved = found.checkpoint
         if found.complaints:
             where = "the beginning" if saved is None else f"the previous checkpoint, after round {saved.round}"
             self.notes.append(f"going on from {where}")
@@ -189,18 +249,27 @@ class Run:
         if saved is None:
             self._put_aside(*([self.folder / MEMORIES] if found.complaints else []))
         for name, journal in self._journals.items():
-            journal.cut(0 if saved is None else saved.journals[name])
-        sync_folder(self.folder)  # the names of the journals, too, survive a power cut
+            journal.cut(0 if saved is None else saved.journals[name].size)
+        os.fsync(self._lock)  # the names of the journals, too, survive a power cut
         if saved is None:
-            return self.sim.start(self._memories)
-        progress = self.sim.restored(saved.tensors, self._memories)
-        if progress.clients.lease() is not None:
+            return self.sim.start(self._memories), None
+        states = [self.sim.restored(state.tensors, self._memories) for state in saved.states]
+        if states[0].clients.lease() is not None:
             before = checkpoint.older(self.folder / CHECKPOINTS, saved)
-            self._leases = [*(self._clients(each).lease() for each in before), progress.clients.lease()]
-        return progress
+            self._leases = [*map(self._leases_of, before), [state.clients.lease() for state in states]]
+        return states[0], states[-1] if saved.selected is not None else None
 
-    def _clients(self, saved: Checkpoint) -> Clients:
-        return self.sim.restored_clients(saved.tensors, self._memories)
+    def _check(self, saved: Checkpoint) -> None:
+        check_saved(self.sim, self._form, saved, self._memories)
+
+    def _leases_of(self, saved: Checkpoint) -> list[object]:
+        """On what an older generation refers to; one that is damaged refers to nothing."""
+        leases: list[object] = []
+        with suppress(DamagedError):
+            for state in saved.states:
+                self._form.check(state.round, state.tensors)
+                leases.append(self.sim.restored_clients(state.tensors, self._memories).lease())
+        return leases
 
     def _put_aside(self, *more: Path) -> None:
         """Keep the lines of rounds that no checkpoint covers any more, and what else belongs to them."""
@@ -211,17 +280,12 @@ class Run:
                 for name, journal in self._journals.items():
                     if journal.path.exists():
                         journal.path.rename(aside / journal.path.name)
-                    self._journals[name] = Journal(journal.path)
+                    self._journals[name] = Journal(journal.path, self._lock)
                 for path in more:
                     if path.exists():
                         path.rename(aside / path.name)
-                self._memories = RecordFile(self.folder / MEMORIES, self.sim.format.size)
+                self._memories = self._record_file()
             self.notes.append(f"the lines that were there are kept in '{aside.name}'")
-
-    def _check_history(self) -> None:
-        if [line.get("round") for line in self.history] != list(range(1, self.progress.t + 1)):
-            where = self.folder / ROUNDS
-            raise RunError(f"'{where}' was changed: it does not hold the {self.progress.t} rounds that were committed")
 
     def _note_resumption(self, then: dict[str, Any]) -> None:
         today = {**environment.describe(self.sim), "code": environment.code(self.experiment)}
@@ -229,13 +293,15 @@ class Run:
         if changed:
             self.notes.append(f"not bit-identical with a run that was never interrupted: {'; '.join(changed)}")
         entry = {"at": environment.now(), "round": self.progress.t, "changed": changed}
-        write_json(self.folder / ENVIRONMENT, {**then, "resumed": [*(then.get("resumed") or []), entry]})
+        resumed = [*(then.get("resumed") or []), entry]
+        write_json(self.folder / ENVIRONMENT, {**then, "resumed": resumed}, self._lock)
 
     def _note_tuning(self) -> None:
         """Write down what was decided about speed since, so that a resumed run computes the same bits."""
         tuning = self.sim.workshop.tuning
         if tuning != self._tuning:
-            write_json(self.folder / ENVIRONMENT, {**read_json(self.folder / ENVIRONMENT), "tuning": tuning})
+            then = read_json(self.folder / ENVIRONMENT)
+            write_json(self.folder / ENVIRONMENT, {**then, "tuning": tuning}, self._lock)
             self._tuning = tuning
 
     def close(self) -> None:
@@ -259,6 +325,13 @@ class Run:
             self.close()
 
 
+def _refuse_linked(folder: Path) -> None:
+    """Raise if what a logger writes would go elsewhere."""
+    for name in loggers.FOLDERS:
+        if (folder / name).is_symlink():
+            raise DamagedError(f"'{folder / name}' is a link, and a run writes into its own directory: remove it")
+
+
 def _about(folder: Path, experiment: Experiment) -> loggers.About:
     """What loggers are told of a run; its key comes from where and when it began, and stays when it is resumed."""
     then = environment_of(folder)
@@ -268,31 +341,115 @@ def _about(folder: Path, experiment: Experiment) -> loggers.About:
     return loggers.About(folder, hashlib.sha256(told.encode()).hexdigest()[:16], flat)
 
 
-def stored(folder: Path, trust: Trust | bool = NOTHING) -> tuple[Simulation, Progress, list[Line]]:
-    """What a run directory holds, without touching it: simulation, newest checkpoint, lines up to there."""
+def stored(
+    folder: Path, round: str = "newest", device: str | None = None, trust: Trust | bool = NOTHING
+) -> tuple[Simulation, Progress, list[Line]]:
+    """What a run directory holds, without touching it: simulation, state, and lines up to the newest checkpoint.
+
+    The state is that of the newest checkpoint, or the one after the selected round. `device` is where to compute
+    instead of where the run did; `auto` is there, if this machine has it.
+    """
+    if round not in ROUNDS_KEPT:
+        raise unknown("round", round, ROUNDS_KEPT)
     then = environment_of(folder)
-    sim = _simulation(folder, then, load_stored(folder / CONFIG), trust)
-    file = RecordFile(folder / MEMORIES, sim.format.size, writable=False)
-    found = checkpoint.find(folder / CHECKPOINTS, lambda saved: sim.restored_clients(saved.tensors, file).check())
-    if found.checkpoint is None:
+    sim = _simulation(folder, then, config_of(folder), trust, device)
+    form, file = SavedForm.of(sim), RecordFile(folder / MEMORIES, sim.format.size, writable=False)
+    found = checkpoint.find(folder / CHECKPOINTS, lambda saved: check_saved(sim, form, saved, file))
+    saved = found.checkpoint
+    if saved is None:
         raise RunError(f"'{folder}' has no checkpoint to read: {'; '.join(found.complaints) or 'none was saved yet'}")
     for complaint in found.complaints:
         log.warning("%s: an older checkpoint is read", complaint)
-    progress = sim.restored(found.checkpoint.tensors, file)
-    return sim, progress, [line for line in read_lines(folder / ROUNDS) if line["round"] <= progress.t]
+    lines = read_lines(folder / ROUNDS, until=saved.journals["rounds"])
+    check_history(folder / ROUNDS, lines, saved.round)
+    state = _asked_for(folder, saved, lines, round)
+    return sim, sim.restored(state.tensors, file), lines
 
 
-def _simulation(folder: Path, then: dict[str, Any], experiment: Experiment, trust: Trust | bool) -> Simulation:
+def _asked_for(folder: Path, saved: Checkpoint, lines: list[Line], round: str) -> Saved:
+    newest = Saved(saved.round, saved.tensors)
+    if round == "newest":
+        return newest
+    chosen = Selection.of(lines, config_of(folder).evaluate, None).line
+    if saved.selected is None or chosen is None:
+        if chosen is not None and chosen["round"] != saved.round:
+            log.warning(
+                "'%s' has not kept the state of its selected round %s: you get round %s, its newest checkpoint",
+                *(folder, chosen["round"], saved.round),
+            )
+        return newest
+    if saved.selected.round != chosen["round"]:
+        raise DamagedError(
+            f"the checkpoint of '{folder}' holds round {saved.selected.round} as the selected one, and by its lines "
+            f"that is round {chosen['round']}: load the newest one with round='newest'"
+        )
+    return saved.selected
+
+
+def check_saved(sim: Simulation, form: SavedForm, saved: Checkpoint, file: RecordFile) -> None:
+    """Raise unless a checkpoint can be one of this simulation."""
+    rounds = sim.algorithm.rounds(sim.setup.rounds)
+    if not 1 <= saved.round <= rounds:
+        raise DamagedError(f"it is of round {saved.round}, and the run has {rounds}")
+    for name in JOURNALS:
+        if name not in saved.journals:
+            raise DamagedError(f"it does not say how long {name}.jsonl was")
+    for state in saved.states:
+        form.check(state.round, state.tensors)
+        sim.restored_clients(state.tensors, file).check()
+
+
+def check_journal(path: Path, mark: Mark) -> None:
+    """Raise unless a journal up to here is what was committed."""
+    for _ in line_bodies(path, until=mark):
+        pass
+
+
+def check_committed(folder: Path, *names: str) -> None:
+    """Raise unless journals are what they were when the newest checkpoint was saved; they may have grown since."""
+    marks = checkpoint.committed(folder / CHECKPOINTS)
+    for name in names:
+        if name in marks:
+            check_journal(folder / f"{name}.jsonl", marks[name])
+
+
+def check_history(path: Path, lines: list[Line], rounds: int) -> None:
+    """Raise unless there is one line for each of so many rounds."""
+    if [line.get("round") for line in lines] != list(range(1, rounds + 1)):
+        raise DamagedError(f"'{path}' was changed: it does not hold the {rounds} rounds that were committed")
+
+
+def config_of(folder: Path) -> Experiment:
+    """The configuration in a run directory."""
+    return load_stored(folder / CONFIG)
+
+
+def _simulation(
+    folder: Path, then: dict[str, Any], experiment: Experiment, trust: Trust | bool, device: str | None = None
+) -> Simulation:
     """The simulation of a run that exists; refused if its configuration, data or model are not what they were."""
     trust = Trust.of(trust).asked_by(folder / CONFIG, then.get("folder"))
     identity = then.get("identity") or {}
     check_config(folder / CONFIG, identity.get("config") or {}, to_tables(experiment))
-    sim = simulation_of(experiment, then.get("tuning"), trust, begun=True)
+    asked, tuning = (experiment, then.get("tuning")) if device is None else _elsewhere(experiment, then, device)
+    sim = simulation_of(asked, tuning, trust, begun=True)
     for what, today in environment.identity(sim).items():
         if identity.get(what) != today:
             raise RunError(f"the {what} of '{folder}' is not what the run began with: it cannot be continued")
     check_preprocessing(folder, sim.workshop.federation)
     return sim
+
+
+def _elsewhere(experiment: Experiment, then: dict[str, Any], device: str) -> tuple[Experiment, dict[str, Any] | None]:
+    """The experiment on a device of this machine; what was decided for another kind of device is left to it."""
+    run = experiment.run
+    there = device_or_cpu(run.device) if device == "auto" else device
+    run = replace(run, device=there)
+    if there.partition(":")[0] == str(then.get("device")).partition(":")[0]:
+        return replace(experiment, run=run), then.get("tuning")
+    usual = type(run)()
+    run = replace(run, precision=usual.precision, compile=usual.compile, graphs=usual.graphs)
+    return replace(experiment, run=replace(run, convolutions=usual.convolutions)), None
 
 
 def refuse_existing(folder: Path) -> None:
@@ -326,20 +483,23 @@ def anchored(experiment: Experiment) -> Experiment:
 
 def is_run(folder: Path) -> bool:
     """Whether a folder is a run directory."""
-    return (folder / CONFIG).is_file() and (folder / ENVIRONMENT).is_file()
+    return is_plain(folder / CONFIG) and is_plain(folder / ENVIRONMENT)
 
 
 def environment_of(folder: Path) -> dict[str, Any]:
     """What a run directory says of itself, if this version can read it."""
     if not is_run(folder):
-        raise RunError(f"'{folder}' is not a run directory: it has no {CONFIG} and {ENVIRONMENT}")
+        raise RunError(f"'{folder}' is not a run directory: it has no {CONFIG} and {ENVIRONMENT} of its own")
     then = read_json(folder / ENVIRONMENT)
     found = then.get("format")
-    if not isinstance(found, int) or found > environment.FORMAT:
+    if type(found) is not int or not 1 <= found <= environment.FORMAT:
         raise RunError(
-            f"'{folder}' was written by stratafl {then.get('stratafl')} in format {found!r}, "
+            f"'{folder}' was written by stratafl {str(then.get('stratafl'))[:40]} in format {str(found)[:40]}, "
             f"this one reads up to format {environment.FORMAT}: install a newer stratafl"
         )
+    wrong = environment.misstated(then)
+    if wrong is not None:
+        raise DamagedError(f"'{folder / ENVIRONMENT}' is damaged: {wrong}")
     return then
 
 

@@ -1,5 +1,6 @@
 """Columns: what every format is read into, split by split, before images, texts and labels are made of it."""
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -103,11 +104,16 @@ def numbers_or_texts(cells: Sequence[str]) -> Column:
 
 
 def located(names: Sequence[str], root: Path) -> list[Path]:
-    """Image files that a table names, beside it or in any folder below it."""
+    """Image files that a table names, beside it or in any folder below it; what is elsewhere is refused.
+
+    A table may come from anybody, and must not be able to choose what is read on this machine.
+    """
     below: dict[str, list[Path]] = {}
-    places = []
+    places, inside = [], os.path.join(os.path.abspath(root), "")
     for name in names:
         place = root / name
+        if not os.path.abspath(place).startswith(inside):
+            raise DataError(f"a table in '{root}' names the image '{name}', which is not in that folder: copy it there")
         if not place.is_file():
             below = below or _images_by_name(root)
             found = below.get(place.name, [])

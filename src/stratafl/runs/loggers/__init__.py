@@ -17,6 +17,7 @@ from stratafl.errors import RunError
 from stratafl.measure import Line
 
 log = logging.getLogger("stratafl")
+FOLDERS = ("tensorboard", "wandb")  # of a run directory, into which loggers write
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,40 @@
+"""A saved state keeps the names, types and shapes that it starts with: so of every method of the catalogue."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from stratafl.algorithms import ALGORITHMS, algorithm, fedalp, fedlag, flayer, pfedla
+from stratafl.errors import DamagedError, RunError
+from stratafl.execute import Matrix
+from stratafl.execute.saved import SavedForm
+from stratafl.testing import Case
+
+ACTING = {
+    "fedalp": fedalp(groups=2, warmup=1),
+    "fedlag": fedlag(k=2, xi=0.0, warmup=0),
+    "flayer official": flayer(preset="official"),
+    "pfedla": pfedla(hyper_lr=0.5),
+}
+EVERY = {**{name: algorithm(name) for name in ALGORITHMS}, **ACTING}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_method_keeps_the_form_it_starts_with(name):
+    sim = Case(EVERY[name], "local", 0.5, rounds=3).plain
+    progress, form = sim.start(), SavedForm.of(sim)
+    for t in range(3):
+        form.check(t, progress.tensors())
+        progress, _ = sim.round(progress, Matrix())
+    form.check(3, progress.tensors())
+
+
+def test_a_state_that_changes_its_shape_is_told_before_it_is_saved():
+    sim = Case(algorithm("fedper"), "local", 1.0, rounds=1).plain
+    form, progress = SavedForm.of(sim), sim.start()
+    grown = replace(progress, server={**progress.server, "more": torch.zeros(3)})
+    with pytest.raises(RunError, match="because it must keep the shapes it starts with: 'server/more' does not"):
+        form.check_before_saving(grown.tensors())
+    with pytest.raises(DamagedError, match="'server/more' does not belong to it"):
+        form.check(0, grown.tensors())
