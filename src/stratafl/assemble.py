@@ -15,7 +15,6 @@ from stratafl.algorithms import ALGORITHMS
 from stratafl.data import IID, Federation, Partition, Reading, Samples, divided, load_samples
 from stratafl.errors import DataError, ModelError, RecordError
 from stratafl.execute import Simulation, simulation
-from stratafl.execute.matrix import chunk_size
 from stratafl.experiment import DataTable, Experiment, ModelTable, RunTable, partition_of, unheard
 from stratafl.layers import Select
 from stratafl.models import MODELS
@@ -164,7 +163,7 @@ def simulation_of(experiment: Experiment, tuning: Mapping[str, Any] | None = Non
     federation, model, run = federation_of(experiment), experiment.model, experiment.run
     if federation.classes is None and experiment.stop.target is not None:
         raise RecordError("stop.target is an accuracy, and this data has no classes: use stop.patience")
-    made = simulation(
+    return simulation(
         algorithm,
         federation,
         model_of(model, tuple(federation.x.shape[1:]), federation.classes),
@@ -183,5 +182,3 @@ def simulation_of(experiment: Experiment, tuning: Mapping[str, Any] | None = Non
         saved=True,
         newcomers=experiment.data.newcomers,
     )
-    chunk_size(made, 1)  # a limit that not even one client fits under is refused here
-    return made

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from stratafl.algorithm import Algorithm, Round, Setup, Total, Work
 from stratafl.errors import RecordError
 from stratafl.fields import FieldSpec, Side
+from stratafl.footprint import Footprint, together
 from stratafl.layers import Select, select
 from stratafl.layout import Layout, Rows
 from stratafl.parcel import Field, Parcel, join
@@ -92,6 +93,7 @@ class Extension(Protocol):
 
 
 log = logging.getLogger("stratafl")
+MOMENTUM = 4  # rows more of a client whose velocity of one step becomes that of the next; measured
 SLOTS = ("serve", "mix", "train", "send", "merge", "tune", "welcome")
 
 
@@ -141,6 +143,11 @@ class Layerwise(Algorithm):
             own = getattr(step, "check", None)
             if own is not None:
                 own(setup)
+
+    def footprint(self, setup: Setup) -> Footprint:
+        """What its steps say that they take, or where one says nothing, what is usual for its slot."""
+        parts = [_footprint(step, slot, setup) for slot in SLOTS for step in getattr(self, slot)]
+        return together([*parts, Footprint(upload=setup.row_bytes() if self.keeps_rows else 0)])
 
     @property
     def keeps_rows(self) -> bool:  # type: ignore[override]
@@ -197,7 +204,7 @@ class Layerwise(Algorithm):
         state = dict(server)
         for i, step in enumerate(self.merge):
             if isinstance(step, MergeRows):
-                state |= step.absorb(rnd, state, join(total.rows), torch.cat(total.ids))
+                state |= step.absorb(rnd, state, join(total.rows, lazily=True), torch.cat(total.ids))
             else:
                 state |= step.finish(rnd, state, _own(total.sums, i))
         return {name: _kept(state[name], spec, rnd.layout, "server") for name, spec in self.server.items()}
@@ -234,6 +241,20 @@ def _after(steps: tuple[Train, ...], rnd: Round, memory: State, task: "Task") ->
     for step in steps:
         desk |= step(rnd, desk, task)
     return desk
+
+
+def _footprint(step: object, slot: str, setup: Setup) -> Footprint:
+    """A step may have a function `footprint(setup)`; a merge without one adds up rows and weights in float64."""
+    own = getattr(step, "footprint", None)
+    if own is not None:
+        return cast(Footprint, own(setup))
+    row = setup.row_bytes()
+    if slot == "merge":
+        rows = isinstance(step, MergeRows)
+        return Footprint(absorbed=row) if rows else Footprint(sums=2 * setup.row_bytes(dtype=torch.float64))
+    if slot in ("serve", "welcome"):
+        return Footprint(client=row)
+    return Footprint(client=MOMENTUM * row if getattr(step, "momentum", 0) else 0)
 
 
 def _own(sums: State, step: int) -> State:

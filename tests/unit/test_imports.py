@@ -74,6 +74,7 @@ LOW = (
     "parcel",
     "reduce",
     "similarity",
+    "footprint",
 )
 
 
@@ -89,7 +90,7 @@ def test_the_waist_knows_neither_policies_nor_executors(name):
 
 
 def test_the_waist_itself_rests_on_the_matrix_alone():
-    assert parts("algorithm", typing_too=False) <= {"errors", "keys", "layout", "parcel", "state"}
+    assert parts("algorithm", typing_too=False) <= {"errors", "footprint", "keys", "layout", "parcel", "state"}
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from torch import Tensor
 from stratafl.algorithm import Round, Total
 from stratafl.errors import DataError, MemoryLimitError
 from stratafl.execute.clients import Clients
+from stratafl.execute.memory import give_back
 from stratafl.execute.team import Team, places
 from stratafl.layout import Layout, Rows
 from stratafl.parcel import Bytes, Parcel, count_bytes
@@ -116,6 +117,9 @@ def run_round(
             total = algorithm.fold(rnd, server, total, executor.carry(upload, layout), group)
         served += time.perf_counter() - paused
         kept = kept.updated(group.tolist(), memory)  # group by group, so that no cohort is held in RAM
+        del parcel, desk, memory, upload, trained, task, watch  # else they are there while the next group works
+        if sim.memory is not None:
+            give_back()
     shifts = [shift for each in team.gather(shifts) for shift in each]  # who is done first waits here for the others
     paused = time.perf_counter()
     with executor.stage("absorb", ids, layout) as watch:

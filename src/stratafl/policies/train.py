@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from stratafl.algorithm import Round
+from stratafl.algorithm import Round, Setup
 from stratafl.errors import RecordError
+from stratafl.footprint import Footprint
 from stratafl.layers import Select, select
+from stratafl.layerwise import MOMENTUM
 from stratafl.objectives import Objective
 from stratafl.policies.schedules import Constant, Schedule
 from stratafl.records import record
@@ -67,6 +69,12 @@ class SGD:
     def writes(self) -> tuple[str, ...]:
         """The row, what the objective carries, and each client's steps, summed loss and learning rate."""
         return (self.row, "steps", "loss", "rate", *(() if self.objective is None else self.objective.carries))
+
+    def footprint(self, setup: Setup) -> Footprint:
+        """The velocity that steps hand on, and gradients that are edited, clipped or decayed beside what they were."""
+        row = setup.row_bytes(setup.layout.trainable(self.layers))
+        edited = bool(self.edits) + (self.clip is not None) + bool(self.weight_decay)
+        return Footprint(client=(MOMENTUM * bool(self.momentum) + edited) * row)
 
     def __call__(self, rnd: Round, desk: State, task: "Task") -> State:
         """The row after descent; as it was, if no layer is to be trained."""

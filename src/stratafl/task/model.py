@@ -32,7 +32,7 @@ class Model:
         self.context = Context()
         self.layout = layout
         self.head_name = head_of(module, head)
-        own = copy.deepcopy(module).to(device)
+        own = _skeleton(module).to(device)
         self.module = prepare(own, self.context, stacked=stacked, device=device, rounded=rounded)
         for path, product in (products or {}).items():
             self.module.get_submodule(path).product = product  # type: ignore[assignment]
@@ -136,6 +136,12 @@ class Net:
                 "this row is neither the trained one nor a declared frozen one: say train=True or train=False"
             )
         return row is self._row
+
+
+def _skeleton(module: nn.Module) -> nn.Module:
+    """A copy that shares its parameters, which are never used: whoever runs it brings columns."""
+    shared: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in module.parameters()}
+    return copy.deepcopy(module, shared)
 
 
 def _parents(path: str) -> list[str]:
