@@ -110,9 +110,14 @@ class Net:
 
     def part(self, path: str, row: Rows, *inputs: Tensor, train: bool | None = None) -> Tensor:
         """One sub-module alone."""
-        own = {name.removeprefix(path + "."): x for name, x in row.items() if name.startswith(path + ".")}
-        self._model.switch(self._modes if self._trains(row, train) else frozenset())
-        output: Tensor = functional_call(self._model.module.get_submodule(path), own, inputs)
+        names = {name for name in row if name.startswith(path + ".")}
+        module, training = self._model.module.get_submodule(path), self._trains(row, train)
+        full, written = self._model.moving({name: row[name] for name in names}) if training else (row, {})
+        self._model.switch(self._modes if training else frozenset())
+        self._model.context.statistics.clear()
+        output: Tensor = functional_call(module, {name.removeprefix(path + "."): full[name] for name in names}, inputs)
+        if training:
+            row.update({**written, **self._model.context.statistics})
         return output
 
     def both(self, row: Rows, x: Tensor, *, train: bool | None = None) -> tuple[Tensor, Tensor]:
