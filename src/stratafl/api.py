@@ -119,11 +119,13 @@ def fit(
     test: float = 0.25,
     seed: int = 0,
     evaluate_every: int = 1,
+    device: str = "auto",
     **options: Any,
 ) -> Fitted:
     """Run an algorithm on one `(x, y)` per client (or a federation) and a module, or a function that makes one.
 
-    Each client's samples are cut into test, validation and train; `options` are those of `simulation`.
+    Each client's samples are cut into test, validation and train. `device` is a GPU where there is one, as in the
+    command, unless you say `cpu` or another; `options` are those of `simulation`.
     """
     if evaluate_every < 1:
         raise RecordError(f"evaluate_every counts rounds, at least 1, not {evaluate_every}")
@@ -132,12 +134,15 @@ def fit(
     federation = clients
     if not isinstance(federation, Federation):
         federation = from_clients(federation, validation=validation, test=test, seed=seed)
-    sim = simulation(algorithm, federation, model, rounds=rounds, seed=seed, **options)
+    sim = simulation(algorithm, federation, model, rounds=rounds, seed=seed, device=device, **options)
     trial = Trial(sim, evaluate_every)
     progress, history = trial.sim.start(), list[Line]()
-    while progress.t < trial.rounds:
-        progress, entry = trial.round(progress)
-        history.append(entry.round)
+    try:
+        while progress.t < trial.rounds:
+            progress, entry = trial.round(progress)
+            history.append(entry.round)
+    finally:
+        sim.workshop.close()
     return Fitted(trial.sim, progress, history)
 
 

@@ -86,5 +86,5 @@ def _add_by_group(total: Tensor | None, places: Tensor, groups: int, weights: Te
         member = (places == torch.arange(groups, device=places.device)[:, None]) * weights
         return total.add_(torch.tensordot(member, rows.to(torch.float64), 1))
     for place, weight, row in zip(places.split(1), weights, rows, strict=True):
-        total.index_add_(0, place, row.double().mul_(weight).unsqueeze(0))
+        total.index_add_(0, place, row.to(torch.float64, copy=True).mul_(weight).unsqueeze(0))
     return total

@@ -1,7 +1,7 @@
 """A module as a function of its columns: `net(row, x)`, with modes, features, head and running statistics."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -41,8 +41,8 @@ class Model:
         self._modes: frozenset[str] | None = None
         self._modes_of: dict[tuple[str, ...], frozenset[str]] = {}
         self._owner_of = _owners(self.module)
-        self._features: Tensor | None = None
-        self.module.get_submodule(self.head_name).register_forward_pre_hook(self._catch_features, with_kwargs=True)
+        self._caught: list[Tensor] = []  # what the head was given; its hook knows nothing else, or nobody could let go
+        self.module.get_submodule(self.head_name).register_forward_pre_hook(_catcher(self._caught), with_kwargs=True)
 
     def net(
         self, row: Rows, frozen: Mapping[str, Rows], modes: frozenset[str], weight: Tensor | None, key: Tensor | None
@@ -71,13 +71,11 @@ class Model:
 
     def run(self, row: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs, and features: what the head was given."""
-        self._features = None
+        self._caught.clear()
         output = functional_call(self.module, dict(row), (x,))
-        features, self._features = self._features, None
-        return output, output if features is None else features
-
-    def _catch_features(self, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        self._features = next(iter((*inputs, *named.values())))
+        features = self._caught[-1] if self._caught else output
+        self._caught.clear()
+        return output, features
 
     def moving(self, row: Rows) -> tuple[Rows, Rows]:
         """The row with copies of the buffers that modules write into, and these copies."""
@@ -141,6 +139,13 @@ class Net:
                 "this row is neither the trained one nor a declared frozen one: say train=True or train=False"
             )
         return row is self._row
+
+
+def _catcher(caught: list[Tensor]) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+    def catch(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        caught.append(next(iter((*inputs, *named.values()))))
+
+    return catch
 
 
 def _skeleton(module: nn.Module) -> nn.Module:
