@@ -13,7 +13,7 @@ class _Watch(TorchDispatchMode):
     """Counts storages as operations make them and as they are let go of; libraries' own workspace is not seen."""
 
     def __init__(self, known: set[int]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._alive = known
         self.now = self.most = 0
 
