@@ -120,7 +120,7 @@ class PersonaliseConflicts:
 
     def footprint(self, setup: Setup) -> Footprint:
         """Uploads, starts and updates of one tensor at a time, and the mean's sums."""
-        return Footprint(absorbed=4 * setup.block_bytes(), merge=setup.row_bytes(dtype=torch.float64))
+        return Footprint(absorbed=3 * setup.block_bytes(), merge=setup.row_bytes(dtype=torch.float64))
 
     def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
         """Scores from what each client started from, as the server knows it."""

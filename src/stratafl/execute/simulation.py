@@ -5,7 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from stratafl import keys
 from stratafl.algorithm import Algorithm, Round, Setup
 from stratafl.data import Federation
 from stratafl.describe import columns, describe
-from stratafl.errors import DataError, ModelError, RecordError
+from stratafl.errors import DataError, MemoryLimitError, ModelError, RecordError
 from stratafl.execute.clients import Clients, InMemory
 from stratafl.execute.devices import device_of
 from stratafl.execute.matrix import chunk_size
@@ -278,10 +278,17 @@ def simulation(
     left = room(memory, shop.device)
     needed = memory_format(algorithm, setup).size * clients
     kept = chosen(store, needed, shop.device, left, participation=participation, saved=saved)
+    rest = left
     if left is not None and (kept == "device" or (kept == "ram" and shop.device.type == "cpu")):
-        left -= needed
-    made = Simulation(algorithm, shop, setup, left, memory, kept, module.cpu())
-    chunk_size(made, made.largest_cohort)  # what does not fit is refused here, before anything is computed
+        rest = left - needed
+    made = Simulation(algorithm, shop, setup, rest, memory, kept, module.cpu())
+    try:
+        chunk_size(made, made.largest_cohort)  # what does not fit is refused here, before anything is computed
+    except MemoryLimitError:
+        if store != "auto" or kept == "disk" or left is None:
+            raise
+        made = replace(made, memory=left, store="disk")
+        chunk_size(made, made.largest_cohort)
     return made
 
 
