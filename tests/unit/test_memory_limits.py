@@ -65,7 +65,7 @@ def test_without_a_limit_half_of_the_machine_is_the_limit(monkeypatch):
 def test_client_states_go_to_disk_where_a_limit_leaves_no_room_for_them(monkeypatch):
     monkeypatch.setattr("stratafl.execute.memory.resident", lambda: 0)
     least = made(fedlag(warmup=0), store="disk").needs(6).least
-    monkeypatch.setattr("stratafl.execute.simulation.chosen", lambda *given, **options: "ram")
+    monkeypatch.setattr(sys.modules["stratafl.execute.simulation"], "chosen", lambda *given, **options: "ram")
     assert made(fedlag(warmup=0), memory=least).store == "disk"
     assert made(fedlag(warmup=0), memory=10 * least).store == "ram"
     with pytest.raises(MemoryLimitError):
