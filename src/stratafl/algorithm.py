@@ -6,7 +6,7 @@ a deployed client calls the very same functions with C = 1.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from stratafl import keys
+from stratafl.footprint import Footprint
 from stratafl.layout import Layout, Rows
 from stratafl.parcel import Parcel
 from stratafl.reprs import short_repr
@@ -50,10 +51,24 @@ class Setup:
     features: int = 0  # the width of what the head is given
     participation: float = 1.0  # the share of clients that a round samples
 
+    @property
+    def cohort(self) -> int:
+        """How many clients a round samples."""
+        return min(self.clients, max(1, int(self.participation * self.clients + 1e-9)))  # 0.29 of 100 is 29
+
     def sampled(self, t: int) -> Tensor:
         """The clients that round t samples, the same for every algorithm, in increasing order."""
-        count = max(1, int(self.participation * self.clients + 1e-9))  # 0.29 of 100 is 29
+        count = self.cohort
         return torch.arange(self.clients) if count >= self.clients else keys.sample(self.seed, t, self.clients, count)
+
+    def row_bytes(self, names: Iterable[str] | None = None, dtype: torch.dtype | None = None) -> int:
+        """What these tensors of one model take, or all of them; in another type, if one is given."""
+        start = [self.start[name] for name in self.layout.specs] if names is None else [self.start[n] for n in names]
+        return sum(x.numel() * (dtype or x.dtype).itemsize for x in start)
+
+    def block_bytes(self, dtype: torch.dtype | None = None) -> int:
+        """What the largest tensor of one model takes."""
+        return max(self.row_bytes([name], dtype) for name in self.layout.specs)
 
 
 @short_repr
@@ -113,6 +128,7 @@ class Algorithm(ABC):
     splits: tuple[str, ...] = ("train",)  # the splits it needs; `test` is never given
     batch: int = 10  # the largest batch it trains on, from which memory is estimated
     steps: tuple[object, ...] = ()  # the steps it is made of, for whoever asks what they need
+    participation: Participation = "sampled"  # in its largest round
     keeps_rows: bool = False  # True if `absorb` needs every upload side by side, not only their sums
 
     def extend(self, module: nn.Module, example: Tensor, classes: int | None) -> nn.Module:
@@ -122,6 +138,16 @@ class Algorithm(ABC):
     def check(self, setup: Setup) -> None:
         """Raise if it names a layer that the model does not have, or does not fit the federation."""
         return
+
+    def footprint(self, setup: Setup) -> Footprint:
+        """What it takes of memory beside states and training; unless it says otherwise, two sums in float64.
+
+        Where uploads are kept side by side, those and as much again to compute with them.
+        """
+        row, sums = setup.row_bytes(), 2 * setup.row_bytes(dtype=torch.float64)
+        if self.keeps_rows:
+            return Footprint(client=row, sums=sums, upload=row, absorbed=row)
+        return Footprint(client=row, sums=sums)
 
     def rounds(self, requested: int) -> int:
         """The number of rounds it takes when asked for so many."""

@@ -161,13 +161,15 @@ def fit(
     split: str = "stratified",
     seed: int = 0,
     evaluate_every: int = 1,
+    device: str = "auto",
     **options: Any,
 ) -> Fitted:
     """Run an algorithm on one `(x, y)` per client (or a federation) and a module, or a function that makes one.
 
     You get the models after the round with the best validation accuracy; without a validation part, after the last.
-    Each client's samples are cut into test, validation and train, by class (`split="random"`: by chance alone);
-    `options` are those of `simulation`.
+    Each client's samples are cut into test, validation and train, by class (`split="random"`: by chance alone).
+    `device` is a GPU where there is one, as in the command, unless you say `cpu` or another; `options` are those of
+    `simulation`.
     """
     if evaluate_every < 1:
         raise RecordError(f"evaluate_every counts rounds, at least 1, not {evaluate_every}")
@@ -176,15 +178,18 @@ def fit(
     federation = clients
     if not isinstance(federation, Federation):
         federation = from_clients(federation, validation=validation, test=test, seed=seed, split=split)
-    sim = simulation(algorithm, federation, model, rounds=rounds, seed=seed, **options)
+    sim = simulation(algorithm, federation, model, rounds=rounds, seed=seed, device=device, **options)
     trial = Trial(sim, evaluate_every)
     progress, history, selection, notices = trial.sim.start(), list[Line](), Selection(), Notices()
-    while progress.t < trial.rounds:
-        progress, entry = trial.round(progress)
-        history.append(entry.round)
-        selection = selection.after(entry.round, progress)
-        for notice in notices.of(history):
-            log.warning("%s", notice)
+    try:
+        while progress.t < trial.rounds:
+            progress, entry = trial.round(progress)
+            history.append(entry.round)
+            selection = selection.after(entry.round, progress)
+            for notice in notices.of(history):
+                log.warning("%s", notice)
+    finally:
+        sim.workshop.close()
     return Fitted(trial.sim, selection.progress or progress, history)
 
 

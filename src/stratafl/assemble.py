@@ -17,7 +17,6 @@ from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
 from stratafl.errors import DataError, ModelError, PhaseError, RecordError
 from stratafl.execute import Simulation, simulation
 from stratafl.execute.devices import device_of
-from stratafl.execute.matrix import chunk_size
 from stratafl.experiment import DataTable, Experiment, ModelTable, RunTable, partition_of, unheard
 from stratafl.layers import Select
 from stratafl.models import MODELS
@@ -210,7 +209,7 @@ def _simulation(experiment: Experiment, tuning: Mapping[str, Any], trust: Trust 
     federation, model, run = federation_of(experiment), experiment.model, experiment.run
     if federation.classes is None and experiment.stop.target is not None:
         raise RecordError("stop.target is an accuracy, and this data has no classes: use stop.patience")
-    made = simulation(
+    return simulation(
         algorithm,
         federation,
         model_of(model, tuple(federation.x.shape[1:]), federation.classes, trust),
@@ -230,5 +229,3 @@ def _simulation(experiment: Experiment, tuning: Mapping[str, Any], trust: Trust 
         newcomers=experiment.data.newcomers,
         begun=begun,
     )
-    chunk_size(made, 1)  # a limit that not even one client fits under is refused here
-    return made

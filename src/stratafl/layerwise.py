@@ -6,6 +6,7 @@ is refused when it is made, not when it runs.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from stratafl.algorithm import Algorithm, Round, Setup, Total, Work
 from stratafl.errors import RecordError
 from stratafl.fields import FieldSpec, Side
+from stratafl.footprint import Footprint, together
 from stratafl.layers import Select, select
 from stratafl.layout import Layout, Rows
 from stratafl.parcel import Field, Parcel, join
@@ -92,6 +94,7 @@ class Extension(Protocol):
 
 
 log = logging.getLogger("stratafl")
+MOMENTUM = 4  # rows more of a client whose velocity of one step becomes that of the next; measured
 SLOTS = ("serve", "mix", "train", "send", "merge", "tune", "welcome")
 
 
@@ -141,6 +144,11 @@ class Layerwise(Algorithm):
             own = getattr(step, "check", None)
             if own is not None:
                 own(setup)
+
+    def footprint(self, setup: Setup) -> Footprint:
+        """What its steps say that they take, or where one says nothing, what is usual for its slot."""
+        parts = [_footprint(step, slot, setup) for slot in SLOTS for step in getattr(self, slot)]
+        return together([*parts, Footprint(upload=setup.row_bytes() if self.keeps_rows else 0)])
 
     @property
     def keeps_rows(self) -> bool:  # type: ignore[override]
@@ -198,7 +206,7 @@ class Layerwise(Algorithm):
         state = dict(server)
         for i, step in enumerate(self.merge):
             if isinstance(step, MergeRows):
-                state |= step.absorb(rnd, state, join(total.rows), torch.cat(total.ids))
+                state |= step.absorb(rnd, state, join(total.rows, lazily=True), torch.cat(total.ids))
             else:
                 state |= step.finish(rnd, state, _own(total.sums, i))
         return {name: _kept(state[name], spec, rnd.layout, "server") for name, spec in self.server.items()}
@@ -237,6 +245,20 @@ def _after(steps: tuple[Train, ...], rnd: Round, memory: State, task: "Task") ->
     return desk
 
 
+def _footprint(step: object, slot: str, setup: Setup) -> Footprint:
+    """A step may have a function `footprint(setup)`; a merge without one adds up rows and weights in float64."""
+    own = getattr(step, "footprint", None)
+    if own is not None:
+        return cast(Footprint, own(setup))
+    row = setup.row_bytes()
+    if slot == "merge":
+        rows = isinstance(step, MergeRows)
+        return Footprint(absorbed=row) if rows else Footprint(sums=2 * setup.row_bytes(dtype=torch.float64))
+    if slot in ("serve", "welcome"):
+        return Footprint(client=row)
+    return Footprint(client=MOMENTUM * row if getattr(step, "momentum", 0) else 0)
+
+
 def _own(sums: State, step: int) -> State:
     return {name.partition(":")[2]: value for name, value in sums.items() if name.startswith(f"{step}:")}
 
@@ -260,11 +282,23 @@ def _check_flow(alg: Layerwise) -> None:
     _walk(alg, "tune", tuned, tuned)
     _walk(alg, "train", desk, desk)
     _walk(alg, "send", desk, up)
+    _check_counts(alg)
     server = set(alg.server)
     _walk(alg, "merge", server, server, up)
     for step in alg.merge:
         for name in set(step.writes) - set(alg.server):
             raise RecordError(f"merge: {_name(step)} writes '{name}', the server declares only: {_listed(alg.server)}")
+
+
+def _check_counts(alg: Layerwise) -> None:
+    """Refuse to read what two descents of a round count under one name: the second one's would be read."""
+    counted = Counter(name for step in alg.train for name in getattr(step, "counts", ()))
+    readers = [(name, _name(step)) for step in (*alg.train, *alg.send) for name in step.reads]
+    for name, reader in [*readers, *((name, "the client's state") for name in alg.client)]:
+        if counted[name] > 1:
+            raise RecordError(
+                f"train: two descents count '{name}', which {reader} reads: give each of them another purpose"
+            )
 
 
 def _walk(

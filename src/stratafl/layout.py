@@ -117,7 +117,8 @@ class Layout:
 
     def dot(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
         """`[C, L]`: the inner product of the trainable columns of each layer, row by row."""
-        return self._per_layer({n: row_dot(a[n], b[n]) for n, s in self._of(a) if s.trainable}, dim=-1)
+        names = [name for name, spec in self._of(a) if spec.trainable]
+        return self._per_layer({n: row_dot(*_pair(a, b, n)) for n in names}, dim=-1)
 
     def norms(self, a: Mapping[str, Tensor]) -> Tensor:
         """`[C, L]`: the Euclidean norm of the trainable columns of each layer."""
@@ -130,7 +131,7 @@ class Layout:
     def cross(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
         """`[L, C, N]`: the inner products of the trainable columns of all rows of `a` with all rows of `b`."""
         names = [name for name, spec in self._of(a) if spec.trainable]
-        return self._per_layer({n: _flat(a[n]) @ _flat(b[n]).T for n in names}, dim=0)
+        return self._per_layer({n: _product(*_pair(a, b, n)) for n in names}, dim=0)
 
     def blend(self, weights: Tensor, rows: Mapping[str, Tensor], statistics: Tensor | None = None) -> Rows:
         """Mix rows: block by block `W_l · Θ_l`, for `weights` `[L, C, N]` or `[C, N]`, rows `[N, …]`.
@@ -160,6 +161,15 @@ class Layout:
         for name, part in parts.items():
             sums[self.specs[name].layer] = sums[self.specs[name].layer] + part
         return torch.stack(sums, dim)
+
+
+def _pair(a: Mapping[str, Tensor], b: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
+    block = a[name]  # once: it may be computed when it is asked for
+    return block, block if a is b else b[name]
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    return _flat(a) @ _flat(b).T
 
 
 def _flat(rows: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ because a shape is not a meaning. What a mask leaves out is absent on the wire a
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch import Tensor
 from stratafl.errors import WireError, unknown
 from stratafl.layout import Layout, Rows
 from stratafl.reprs import short_repr
-from stratafl.state import Index, Value, apply, combine, stack_below
+from stratafl.state import Computed, Index, Value, apply, combine, stack_below
 
 
 @short_repr
@@ -130,14 +131,14 @@ class Parcel(Mapping[str, Field]):
         return Parcel({name: field.poisoned(layout) for name, field in self.items()})
 
 
-def join(parcels: Sequence[Parcel]) -> Parcel:
-    """The parcels of several groups of clients as one."""
+def join(parcels: Sequence[Parcel], *, lazily: bool = False) -> Parcel:
+    """The parcels of several groups of clients as one; `lazily`, blocks are joined whenever they are asked for."""
     if len(parcels) == 1:
         return parcels[0]
-    return Parcel({name: _join_fields([p[name] for p in parcels]) for name in parcels[0]})
+    return Parcel({name: _join_fields([p[name] for p in parcels], lazily) for name in parcels[0]})
 
 
-def _join_fields(fields: Sequence[Field]) -> Field:
+def _join_fields(fields: Sequence[Field], lazily: bool) -> Field:
     first = fields[0]
     if first.common:
         return first
@@ -150,7 +151,12 @@ def _join_fields(fields: Sequence[Field]) -> Field:
     elif first.mask is not None:
         columns = [m.sent for m in masks if isinstance(m, ColumnMask)]
         mask = ColumnMask({name: torch.cat([c[name] for c in columns]) for name in columns[0]})
-    return Field(combine(stack_below, [f.value for f in fields]), mask=mask)
+    values, rows = [f.value for f in fields], first.value
+    if not lazily or isinstance(rows, Tensor):
+        return Field(combine(stack_below, values), mask=mask)
+    blocks = [f.rows for f in fields]
+    joined: Any = Computed(rows, lambda name: stack_below([block[name] for block in blocks]))
+    return Field(joined, mask=mask)
 
 
 @short_repr

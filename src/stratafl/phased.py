@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from stratafl.algorithm import Algorithm, Participation, Plan, Round, Setup, Total, Work
 from stratafl.errors import PhaseError, RecordError
 from stratafl.fields import FieldSpec, Together
+from stratafl.footprint import Footprint, largest
 from stratafl.layerwise import Layerwise
 from stratafl.layout import Rows
 from stratafl.parcel import Parcel
@@ -114,6 +115,15 @@ class Phased(Algorithm):
     def before(self) -> int:
         """How many rounds it takes until the last phase begins."""
         return sum(phase.rounds or 0 for phase in self.phases[:-1])
+
+    def footprint(self, setup: Setup) -> Footprint:
+        """The most that any phase takes."""
+        return largest(record.footprint(setup) for record in self.records)
+
+    @property
+    def participation(self) -> Participation:  # type: ignore[override]
+        """Who takes part in its largest round."""
+        return "all" if any(phase.participation == "all" for phase in self._all) else "sampled"
 
     @property
     def keeps_rows(self) -> bool:  # type: ignore[override]

@@ -1,6 +1,6 @@
 """Values of named fields: a tensor, or blocks by tensor name; the same few operations on both."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -8,6 +8,32 @@ from torch import Tensor
 from stratafl.layout import Rows
 
 Value = Tensor | Rows
+
+
+class Computed(Mapping[str, Tensor]):
+    """Blocks that are computed when they are asked for, so that only one of them is there at a time."""
+
+    def __init__(self, names: Iterable[str], block: Callable[[str], Tensor]) -> None:
+        self._names, self._block = tuple(names), block
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._block(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __or__(self, other: Mapping[str, Tensor]) -> Rows:
+        return {**self, **other}
+
+
 State = dict[str, Value]
 Index = Tensor | slice | int | None  # None puts a client axis in front of a single row
 

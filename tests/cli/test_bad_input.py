@@ -106,7 +106,7 @@ def test_a_setting_is_table_key_and_value(refused, given):
         ("model.hidden=5", "hidden as a sequence of widths such as (200,), got 5"),
         ("model.hidden=[0]", "hidden[0], got 0"),
         ("model.weights=none.safetensors", ("there is no weights file", "none.safetensors")),
-        ("run.memory=10", ("data and libraries take", "the limit is 10")),
+        ("run.memory=10", ("data, model and libraries take", "the memory limit is 10B: raise it")),
         ("run.memory=8XB", "run.memory is a size such as 8GB, 500MB, 1.5GiB or a number of bytes, not '8XB'"),
         ("run.memory=0", "run.memory is a size such as 8GB"),
         ("run.memory=-1GB", "run.memory is a size such as 8GB"),

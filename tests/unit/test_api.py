@@ -377,3 +377,17 @@ def test_the_package_offers_what_it_says():
     assert set(stratafl.__all__) == {"Fitted", "__version__", "fit", "load"}
     with pytest.raises(AttributeError, match="module 'stratafl' has no attribute 'train'"):
         _ = stratafl.train
+
+
+def test_fit_takes_a_gpu_where_there_is_one_as_the_command_does(monkeypatch):
+    asked = []
+
+    def see(*given, **options):
+        asked.append(options["device"])
+        raise RunError("seen")
+
+    monkeypatch.setattr("stratafl.api.simulation", see)
+    for options in ({}, {"device": "cpu"}):
+        with pytest.raises(RunError, match="seen"):
+            stratafl.fit(fedavg(), arrays(), Own(), **options)
+    assert asked == ["auto", "cpu"] == [Experiment().run.device, "cpu"]

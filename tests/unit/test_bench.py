@@ -155,7 +155,7 @@ def test_of_many_clients_a_baseline_times_some(monkeypatch):
 def test_what_does_not_fit_into_memory_is_said_and_the_rest_goes_on(monkeypatch):
     monkeypatch.setattr(engine_file, "device_memory", lambda device: 2)
     (row,) = rows(request(clients=2))
-    assert "bytes" in row["refused"]
+    assert "memory limit" in row["refused"]
     assert "not measured" in line(row)
 
 

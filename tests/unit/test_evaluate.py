@@ -257,7 +257,7 @@ def test_equal_values_in_other_tensors_are_scored_each(scored):
 def test_a_memory_limit_cuts_evaluation_into_groups_and_changes_no_bit(scored):
     sim = made(tuned(fedper(train=TRAIN)), newcomers=2)
     progress = sim.run(Matrix())
-    limited = replace(sim, memory=2 * sim.client_bytes)
+    limited = replace(sim, memory=sim.needs(3).evaluating(2))
     ids = torch.tensor([2, 0, 1])
     for board in (lambda s: scoreboard(s, progress, ids, SPLITS), lambda s: newcomers(s, progress, ("test",))):
         whole, cut = board(sim), board(limited)

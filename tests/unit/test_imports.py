@@ -78,6 +78,7 @@ LOW = (
     "reduce",
     "reprs",
     "similarity",
+    "footprint",
 )
 
 
@@ -93,7 +94,7 @@ def test_the_waist_knows_neither_policies_nor_executors(name):
 
 
 def test_the_waist_itself_rests_on_the_matrix_alone():
-    assert parts("algorithm", typing_too=False) <= {"errors", "keys", "layout", "parcel", "reprs", "state"}
+    assert parts("algorithm", typing_too=False) <= {"errors", "footprint", "keys", "layout", "parcel", "reprs", "state"}
 
 
 @pytest.mark.parametrize(

@@ -221,19 +221,20 @@ def test_cohorts_are_cut_to_fit_the_memory_limit():
     sim = tiny()
     one = sim.client_bytes
     assert one == client_bytes(sim.workshop, 10)
-    assert chunk_size(replace(sim, memory=one * 4), 6) == 4
-    assert chunk_size(replace(sim, memory=one * 100), 6) == 6
-    limited = replace(sim, memory=one * 4)
+    fixed = sim.needs(6).working(0)  # the server's model and the sums
+    assert chunk_size(replace(sim, memory=fixed + one * 4), 6) == 4
+    assert chunk_size(replace(sim, memory=fixed + one * 100), 6) == 6
+    limited = replace(sim, memory=fixed + one * 4)
     assert difference(everything(sim, sim.run(Matrix())), everything(limited, limited.run(Matrix()))) <= 1e-12
-    with pytest.raises(MemoryLimitError, match="one client at work takes about"):
-        chunk_size(replace(sim, memory=one - 1), 6)
+    with pytest.raises(MemoryLimitError, match=r"a round needs about .* \(the server's state .*, one client .*\)"):
+        chunk_size(replace(sim, memory=sim.needs(6).least - 1), 6)
 
 
 def test_memory_of_a_client_grows_with_model_and_batch():
     sim = tiny()
     assert client_bytes(sim.workshop, 20) > client_bytes(sim.workshop, 10)
     columns = sum(spec.size for spec in sim.setup.layout.specs.values())
-    assert client_bytes(sim.workshop, 10) > 6 * 8 * columns
+    assert client_bytes(sim.workshop, 10) > 4 * 8 * columns
 
 
 # The debug executor

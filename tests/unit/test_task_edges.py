@@ -336,7 +336,7 @@ def test_evaluation_keeps_to_the_memory_limit(monkeypatch):
 
     monkeypatch.setattr(Task, "scores", counting)
     sim = tiny()
-    limited = replace(sim, memory=sim.client_bytes * 2)
+    limited = replace(sim, memory=sim.needs(len(SIZES)).evaluating(2))
     ids = torch.arange(len(SIZES))
     cut = scoreboard(limited, limited.start(), ids, ["test"])["test.deployed"]
     whole = scoreboard(sim, sim.start(), ids, ["test"])["test.deployed"]

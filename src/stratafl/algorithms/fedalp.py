@@ -17,14 +17,15 @@ from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.grouping import shares, ward, without_overflow
 from stratafl.errors import RecordError, unknown
 from stratafl.fields import FieldSpec, Number, Start
+from stratafl.footprint import Footprint
 from stratafl.layout import Layout, Rows
 from stratafl.parcel import Field, Parcel
 from stratafl.phased import Phase, Phased
 from stratafl.policies import SGD, Broadcast
 from stratafl.records import record, whole_number
-from stratafl.reduce import add_rows, add_rows_by_group, add_weights, mean_or_hold
+from stratafl.reduce import add_rows, add_rows_by_group, add_weights, mean_or_hold, pieces
 from stratafl.similarity import cosines
-from stratafl.state import State, rows_of, tensor_of
+from stratafl.state import Computed, State, rows_of, tensor_of
 
 Base = Literal["received", "group"]
 Gamma = Literal["group", "all"]
@@ -65,7 +66,7 @@ def fedalp(
     }
     average = replace(fedavg(train=train), server=server, welcome=(Broadcast(),), world="theta")
     formed = replace(average, merge=(FormGroups(groups, beta, features),))
-    main = replace(average, serve=(MixGroups(),), merge=(LearnGroups(base, gamma),))
+    main = replace(average, serve=(MixGroups(groups),), merge=(LearnGroups(base, gamma, groups),))
     first = (Phase(average, rounds=warmup - 1),) if warmup > 1 else ()
     probe = Phase(formed, rounds=1, participation="all", only_sampled_learn=True)
     return Phased((*first, probe, Phase(main)))
@@ -105,12 +106,18 @@ class FormGroups:
         if self.groups > setup.clients:
             raise RecordError(f"fedalp: groups is from 1 to {setup.clients}, the clients, not {self.groups}")
 
+    def footprint(self, setup: Setup) -> Footprint:
+        """Uploads and updates of one tensor at a time, what they come to in each group, and the mean's sums."""
+        block, row = (f(dtype=torch.float64) for f in (setup.block_bytes, setup.row_bytes))
+        return Footprint(absorbed=3 * setup.block_bytes(), merge=(self.groups + 1) * block + row)
+
     def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
         """w_g, w_m ← w_g, the members and Ψ."""
         layout, trained, held = rnd.layout, up["theta"].rows, rows_of(server, "theta")
         samples, member, psi = up["samples"].tensor, tensor_of(server, "member"), tensor_of(server, "psi")
         order = ids.argsort()
-        delta_w = without_overflow({name: trained[name][order] - held[name] for name in layout.trainable()})  # Δw_k
+        change = Computed(layout.trainable(), lambda name: trained[name][order].sub_(held[name]))
+        delta_w = without_overflow(change)  # Δw_k
         rho = cosines(layout.gram(delta_w).sum(0, keepdim=True))[0]  # Eq. 3–4
         labels = ward(rho, self.groups, self.features).to(member.device)
         share = shares(delta_w, samples[order], labels, self.groups, layout)  # Eq. 5–7
@@ -124,10 +131,10 @@ class FormGroups:
         }
 
 
-def _mean_of_sampled(rnd: Round, trained: Rows, samples: Tensor, ids: Tensor, held: Rows) -> Rows:
+def _mean_of_sampled(rnd: Round, trained: Mapping[str, Tensor], samples: Tensor, ids: Tensor, held: Rows) -> Rows:
     """FedAvg's mean; a weight of 0 would not do for the others, one of whom may have overflowed."""
     mine = rnd.sampled(ids).nonzero()[:, 0]
-    rows, weights = {name: x[mine] for name, x in trained.items()}, samples[mine]
+    rows, weights = Computed(trained, lambda name: trained[name][mine]), samples[mine]
     return mean_or_hold(add_rows({}, weights, rows, None), add_weights({}, weights, rows, None), held)
 
 
@@ -135,8 +142,13 @@ def _mean_of_sampled(rnd: Round, trained: Rows, samples: Tensor, ids: Tensor, he
 class MixGroups:
     """W_new^(l) = Ψ_m^(l)·w_m^(l) + (1 − Ψ_m^(l))·w_g^(l) of each client's group (Eq. 9–10); statistics are w_g's."""
 
+    groups: int = 4
     reads = ("theta", "group", "member", "psi")
     writes = ("down.theta",)
+
+    def footprint(self, setup: Setup) -> Footprint:
+        """A row per client, mixed for all groups, one tensor at a time; who declares it knows their number."""
+        return Footprint(client=setup.row_bytes(), served=3 * self.groups * setup.block_bytes())
 
     def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
         """A row per client."""
@@ -145,14 +157,16 @@ class MixGroups:
         return {"theta": Field({name: x[m] for name, x in rows.items()})}
 
 
-def group_models(server: State, layout: Layout) -> Rows:
+def group_models(server: State, layout: Layout) -> Mapping[str, Tensor]:
     """What each group's clients are sent: `[M, …]`."""
     world, group = rows_of(server, "theta"), rows_of(server, "group")
     psi = layout.spread(tensor_of(server, "psi"), group)
-    return {
-        n: psi[n] * x + (1 - psi[n]) * world[n] if layout.specs[n].trainable else world[n].expand_as(x)
-        for n, x in group.items()
-    }
+
+    def block(n: str) -> Tensor:
+        x = group[n]
+        return psi[n] * x + (1 - psi[n]) * world[n] if layout.specs[n].trainable else world[n].expand_as(x)
+
+    return Computed(group, block)
 
 
 @record
@@ -164,8 +178,15 @@ class LearnGroups:
 
     base: Base = "received"
     gamma: Gamma = "group"
+    groups: int = 4
     reads = ("up.theta", "up.samples", "theta", "group", "member", "psi", "active")
     writes = ("theta", "group", "active")
+
+    def footprint(self, setup: Setup) -> Footprint:
+        """A sum per group, and the models that groups received, one tensor at a time."""
+        block = setup.block_bytes(torch.float64)
+        merge = 3 * self.groups * setup.block_bytes() + block
+        return Footprint(sums=self.groups * setup.row_bytes(dtype=torch.float64), client=block, merge=merge)
 
     def fold(self, rnd: Round, server: State, sums: State, up: Parcel, ids: Tensor) -> State:
         """Σ n_k·θ_k and Σ n_k of each group, client by client."""
@@ -186,17 +207,21 @@ class LearnGroups:
         new: Rows = {}
         world: Rows = {}
         for name, top in rows_of(sums, "top").items():
-            old, sent = group[name].double(), W_new[name].double()
-            mean = top / _per_group(weight.clamp(min=1e-300), top)  # Σ_{k∈G_m} γ_k·w_k, γ normalised in the group
-            if layout.specs[name].trainable:
-                delta_w = mean - sent  # Σ_{k∈G_m} γ_k·Δw_k, as every client of G_m returns Δw_k = w_k − W_new
-                step = delta_w * (1 if self.gamma == "group" else _per_group(share, top))
-                moved = (sent if self.base == "received" else old) + step  # line 10
-            else:
-                moved = mean
-            kept = torch.where(_per_group(weight > 0, top), moved, old)
-            new[name] = kept.to(group[name].dtype)
-            world[name] = (_per_group(share, top) * kept).sum(0).to(group[name].dtype)  # line 11
+            flat = [x.reshape(len(weight), -1) for x in (top, group[name], W_new[name])]
+            new[name] = torch.empty_like(group[name], memory_format=torch.contiguous_format)
+            world[name] = torch.empty_like(new[name][0])
+            for some in pieces(flat[0].shape[1]):
+                part, old, sent = (x[:, some].double() for x in flat)
+                mean = part / weight.clamp(min=1e-300)[:, None]  # Σ_{k∈G_m} γ_k·w_k, γ normalised in the group
+                if layout.specs[name].trainable:
+                    delta_w = mean - sent  # Σ_{k∈G_m} γ_k·Δw_k, as every client of G_m returns Δw_k = w_k − W_new
+                    step = delta_w * (1 if self.gamma == "group" else share[:, None])
+                    moved = (sent if self.base == "received" else old) + step  # line 10
+                else:
+                    moved = mean
+                kept = torch.where(weight[:, None] > 0, moved, old)
+                new[name].view(len(weight), -1)[:, some] = kept.to(group[name].dtype)
+                world[name].view(-1)[some] = (share[:, None] * kept).sum(0).to(group[name].dtype)  # line 11
         active = tensor_of(server, "active")
         return {"theta": world, "group": new, "active": (weight > 0).sum().to(active.dtype)}
 
@@ -208,7 +233,3 @@ class LearnGroups:
         """The bytes between the servers: a model each way for each group that took part."""
         model = sum(x.numel() * x.element_size() for x in rows_of(server, "theta").values())
         return {"bytes.between": float(tensor_of(server, "active")) * 2 * model}
-
-
-def _per_group(values: Tensor, like: Tensor) -> Tensor:
-    return values.reshape(-1, *(1,) * (like.ndim - 1))

@@ -15,15 +15,16 @@ from stratafl.algorithm import Round, Setup
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.errors import RecordError, unknown
 from stratafl.fields import Number, Start
+from stratafl.footprint import Footprint
 from stratafl.layerwise import Layerwise
-from stratafl.layout import Layout, Rows
+from stratafl.layout import Layout
 from stratafl.parcel import Field, LayerMask, Parcel
 from stratafl.phased import Phase, Phased
 from stratafl.policies import SGD, Broadcast, Take
 from stratafl.records import record, whole_number
 from stratafl.reduce import add_rows, add_weights, mean_or_hold
 from stratafl.similarity import conflicting_pairs
-from stratafl.state import State, expand, rows_of, tensor_of
+from stratafl.state import Computed, State, expand, rows_of, tensor_of
 
 
 def fedlag(
@@ -83,6 +84,10 @@ class BroadcastShared:
     reads = ("theta", "personal")
     writes = ("down.theta",)
 
+    def footprint(self, setup: Setup) -> Footprint:
+        """Each client puts what it received and what it keeps together."""
+        return Footprint(client=setup.row_bytes())
+
     def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
         """One common field with a mask of layers."""
         shared = tensor_of(server, "personal") == 0  # L_g
@@ -119,11 +124,15 @@ class PersonaliseConflicts:
         """The conflicting pairs of each layer, and whether it is personal."""
         return {"conflicting_pairs": tensor_of(server, "conflicts"), "personal": tensor_of(server, "personal")}
 
+    def footprint(self, setup: Setup) -> Footprint:
+        """Uploads, starts and updates of one tensor at a time, and the mean's sums."""
+        return Footprint(absorbed=3 * setup.block_bytes(), merge=setup.row_bytes(dtype=torch.float64))
+
     def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
         """Scores from what each client started from, as the server knows it."""
         layout, trained, held = rnd.layout, up["theta"].rows, rows_of(server, "theta")
         rows, start = rows_of(server, "rows"), started(server, ids, layout)
-        h = {name: trained[name] - start[name] for name in layout.trainable()}  # Eq. 1–2
+        h = Computed(layout.trainable(), lambda name: trained[name] - start[name])  # Eq. 1–2
         conflicts = conflicting_pairs(layout.gram(h), self.xi)  # GC_ξ(l), Eq. 3
         weights = up["samples"].tensor if self.weights == "samples" else torch.ones_like(ids)
         mean = mean_or_hold(add_rows({}, weights, trained, None), add_weights({}, weights, trained, None), held)
@@ -152,12 +161,12 @@ class PersonaliseConflicts:
         return min(5, max(1, scored // 2)) if self.k is None else self.k
 
 
-def started(server: State, ids: Tensor, layout: Layout) -> Rows:
+def started(server: State, ids: Tensor, layout: Layout) -> Mapping[str, Tensor]:
     """w_u^(r): what these clients started the round from, as the server knows it: their own layers in L_p, else w_g."""
-    rows, held = rows_of(server, "rows"), rows_of(server, "theta")
+    rows, held = rows_of(server, "rows"), expand(rows_of(server, "theta"), len(ids))
     personal = layout.spread(tensor_of(server, "personal") > 0, rows)  # l ∈ L_p
-    own = {n: x[ids] for n, x in rows.items()}  # Eq. 5: θ_{l,u}^(r−1,E), which they uploaded last
-    return layout.mask(personal, own, expand(held, len(ids)))  # Eq. 4 for all other layers
+    # Eq. 5: θ_{l,u}^(r−1,E), which they uploaded last; Eq. 4 for all other layers.
+    return Computed(rows, lambda name: torch.where(personal[name], rows[name][ids], held[name]))
 
 
 def _normalised(layout: Layout) -> list[int]:

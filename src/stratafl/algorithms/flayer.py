@@ -19,6 +19,7 @@ from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.flayer_official import IN_ORDER, official
 from stratafl.errors import RecordError, unknown
 from stratafl.fields import Number, Start
+from stratafl.footprint import Footprint
 from stratafl.layers import Select, select
 from stratafl.layerwise import Layerwise
 from stratafl.layout import Layout, Rows
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from stratafl.task import Task
 
 Split = Literal["train", "validation"]
+SORTING = 8  # times what is sorted: values and places, and as much again while it is at it; measured
 
 
 def flayer(
@@ -203,6 +205,11 @@ class TopChange:
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", select(self.layers))
 
+    def footprint(self, setup: Setup) -> Footprint:
+        """Its mask and what changed most; one client's layer, sorted; and a weight per column on the server."""
+        layer = max(setup.row_bytes(each.tensors) for each in setup.layout.layers)
+        return mask_footprint(setup, layer)
+
     def __call__(self, rnd: Round, desk: State, task: "Task") -> Mapping[str, Field]:
         """Trainable columns with their mask; statistics go whole, where they travel."""
         layout, theta, start = rnd.layout, rows_of(desk, "theta"), rows_of(desk, "anchor")
@@ -220,13 +227,22 @@ class TopChange:
         }
 
 
+def mask_footprint(setup: Setup, sorted_bytes: int) -> Footprint:
+    """Columns with a mask: booleans and changes of each client, what is sorted, and sums of weights as of values."""
+    columns = setup.row_bytes(dtype=torch.bool)
+    sums = setup.row_bytes(dtype=torch.float64)
+    return Footprint(client=2 * columns + 2 * sorted_bytes, served=SORTING * sorted_bytes, sums=sums)
+
+
 def top(values: Rows, share: float) -> Rows:
     """The largest ⌈share·P⌉ of all columns of these blocks, client by client; ties go to the first (Eq. 7–8)."""
     flat = torch.cat([block.reshape(len(block), -1) for block in values.values()], 1)
     count = ceil(round(share * flat.shape[1], 6))
     if count == flat.shape[1]:
         return {name: torch.ones_like(block, dtype=torch.bool) for name, block in values.items()}
-    order = flat.argsort(dim=1, descending=True, stable=True)
-    chosen = torch.zeros_like(flat, dtype=torch.bool).scatter_(1, order[:, :count], True)
+    chosen = torch.zeros_like(flat, dtype=torch.bool)
+    some = 1 if flat.device.type == "cpu" else len(flat)  # places take twice as much as what is sorted
+    for mine, rows in zip(chosen.split(some), flat.split(some), strict=True):
+        mine.scatter_(1, rows.argsort(dim=1, descending=True, stable=True)[:, :count], True)
     parts = chosen.split([block[0].numel() for block in values.values()], 1)
     return {name: part.reshape(block.shape) for (name, block), part in zip(values.items(), parts, strict=True)}

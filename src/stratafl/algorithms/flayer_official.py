@@ -19,6 +19,7 @@ from stratafl.algorithm import Round, Setup
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.errors import RecordError
 from stratafl.fields import Number, Start
+from stratafl.footprint import Footprint
 from stratafl.layerwise import Layerwise
 from stratafl.layout import Layout, Rows, row_dot
 from stratafl.parcel import ColumnMask, Field, Parcel
@@ -122,6 +123,10 @@ class ChildRates:
     drop_last = True
     reads = writes = ("theta",)
 
+    def footprint(self, setup: Setup) -> Footprint:
+        """Its steps give new rows instead of moving those that are there."""
+        return Footprint(client=2 * setup.row_bytes())
+
     def __call__(self, rnd: Round, desk: State, task: "Task") -> State:
         """The trained model."""
         theta = rows_of(desk, "theta")
@@ -212,6 +217,11 @@ class KernelTop:
 
     reads = ("theta", "anchor")
     writes = ("up.theta", "up.samples")
+
+    def footprint(self, setup: Setup) -> Footprint:
+        """Its mask, and places of one tensor at a time, which are sorted; a weight per column on the server."""
+        columns, sums = (setup.row_bytes(dtype=kind) for kind in (torch.bool, torch.float64))
+        return Footprint(client=2 * columns + 6 * setup.block_bytes(), sums=sums)
 
     def __call__(self, rnd: Round, desk: State, task: "Task") -> Mapping[str, Field]:
         """Trainable columns with their mask; statistics go whole, where they travel."""

@@ -1,12 +1,15 @@
 """Groups of clients whose updates are alike, and how much each layer of a group moves, as FedALP forms them."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stratafl.layout import Layout, Rows
+from stratafl.layout import Layout
 from stratafl.reduce import add_rows_by_group
+from stratafl.state import Computed
 
 
 def ward(similarity: Tensor, groups: int, features: str = "cosine") -> Tensor:
@@ -26,16 +29,25 @@ def ward(similarity: Tensor, groups: int, features: str = "cosine") -> Tensor:
     return torch.from_numpy(labels.astype(np.int64)) - 1
 
 
-def shares(delta: Rows, samples: Tensor, labels: Tensor, groups: int, layout: Layout) -> Tensor:
+def shares(delta: Mapping[str, Tensor], samples: Tensor, labels: Tensor, groups: int, layout: Layout) -> Tensor:
     """δ_m/max δ_m, δ_m^(l) = ‖Σ_{k∈G_m} γ_k·Δw_k^(l)‖₂ (Eq. 5–8 without β): `[M, L]`; 0 where a group stays."""
     gamma = samples.double() / samples.sum()  # a quotient of whole numbers would be rounded to float32
-    D = add_rows_by_group({}, labels.to(samples.device), groups, gamma, delta)  # Eq. 5
+    places = labels.to(samples.device)
+    D = Computed(delta, lambda n: add_rows_by_group({}, places, groups, gamma, {n: delta[n]})[n])  # Eq. 5
     lengths = layout.norms(D)  # δ_m, Eq. 6–7
     longest = lengths.max(1, keepdim=True).values
     return torch.where(longest > 0, lengths / longest.clamp(min=torch.finfo(lengths.dtype).tiny), 0)
 
 
-def without_overflow(delta: Rows) -> Rows:
-    """The updates, with 0 for a client in whose update anything is not finite: it would make everybody's NaN."""
-    finite = torch.stack([x.isfinite().reshape(len(x), -1).all(1) for x in delta.values()]).all(0)
-    return {name: torch.where(finite.reshape(-1, *(1,) * (x.ndim - 1)), x, 0) for name, x in delta.items()}
+def without_overflow(delta: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The updates, with 0 for a client in whose update anything is not finite: it would make everybody's NaN.
+
+    Each is computed anew whenever it is asked for, and only then.
+    """
+    finite = torch.stack([torch.stack([row.isfinite().all() for row in delta[name]]) for name in delta]).all(0)
+
+    def block(name: str) -> Tensor:
+        x = delta[name]
+        return x if bool(finite.all()) else x.masked_fill(~finite.reshape(-1, *(1,) * (x.ndim - 1)), 0)
+
+    return Computed(delta, block)

@@ -1,6 +1,7 @@
 """The hypernetworks of pFedLA, one per client, computed for many clients at once."""
 
 from itertools import pairwise
+from math import prod
 from typing import Literal
 
 import torch
@@ -10,8 +11,10 @@ from stratafl import keys
 from stratafl.algorithm import Round, Setup
 from stratafl.errors import unknown
 from stratafl.fields import FieldSpec, Side
+from stratafl.footprint import Footprint
 from stratafl.layout import Layout
 from stratafl.records import record, whole_number
+from stratafl.reduce import PIECE
 from stratafl.state import State, tensor_of
 
 
@@ -61,6 +64,16 @@ class Hypernetwork:
         if self.normalise == "relu":  # as public code has it: a row that is all negative would have no weights
             return Drawn(*weight, 1.0, True, "positive"), Drawn(*bias, 0.0, True, "constant")
         return Drawn(*weight, bound, True), Drawn(*bias, bound, True)
+
+    def client_bytes(self, setup: Setup) -> int:
+        """What the hypernetwork of one client takes."""
+        element = next(iter(setup.start.values())).element_size()
+        fields = [field for field in self.fields().values() if isinstance(field, Drawn)]
+        return element * sum(prod(f.sizes(setup)) * (setup.clients if f.pairs else 1) for f in fields)
+
+    def footprint(self, setup: Setup) -> Footprint:
+        """The hypernetworks of the clients that are served."""
+        return Footprint(client=2 * self.client_bytes(setup))
 
     def weights(self, rnd: Round, server: State, ids: Tensor) -> Tensor:
         """α of these clients: `[C, L, N]`, which sums to 1 over the last axis."""
@@ -120,12 +133,17 @@ class Drawn:
         key = keys.keys(setup.seed, 0, everybody, self.purpose)
         if self.pairs:
             key = keys.fold(key[:, None], everybody)
-        sizes = [len(setup.layout.layers) if size == "layers" else int(size) for size in self.shape]
-        count = int(torch.tensor(sizes).prod())
-        index = torch.arange(count)
-        values = self._values(key[..., None], index).reshape(*key.shape, *sizes)
-        like = next(iter(setup.start.values()))
-        return values.to(like.dtype).to(like.device)
+        like, sizes = next(iter(setup.start.values())), self.sizes(setup)
+        index = torch.arange(prod(sizes))
+        drawn = torch.empty(*key.shape, len(index), dtype=like.dtype)
+        some = max(1, PIECE // max(1, drawn[0].numel()))  # its draws are several numbers of 64 bits each
+        for mine, out in zip(key.split(some), drawn.split(some), strict=True):
+            out.copy_(self._values(mine[..., None], index))
+        return drawn.reshape(*key.shape, *sizes).to(like.device)
+
+    def sizes(self, setup: Setup) -> list[int]:
+        """The shape of one row."""
+        return [len(setup.layout.layers) if size == "layers" else int(size) for size in self.shape]
 
     def _values(self, key: Tensor, index: Tensor) -> Tensor:
         if self.kind == "normal":  # Box and Muller

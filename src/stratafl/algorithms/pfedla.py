@@ -16,13 +16,14 @@ from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.hypernetwork import Hypernetwork
 from stratafl.errors import RecordError, unknown
 from stratafl.fields import FieldSpec, Start
+from stratafl.footprint import Footprint
 from stratafl.layers import Select, select
 from stratafl.layerwise import Layerwise, MergeRows
 from stratafl.layout import Layout, Rows
 from stratafl.parcel import Field, LayerMask, Parcel
 from stratafl.policies import SGD
 from stratafl.records import finite_number, record, whole_number
-from stratafl.state import State, rows_of
+from stratafl.state import Computed, State, rows_of
 
 
 def pfedla(
@@ -87,6 +88,9 @@ class Weights(Protocol):
     @property
     def names(self) -> tuple[str, ...]:
         """The server fields it needs beside the models."""
+
+    def footprint(self, setup: Setup) -> Footprint:
+        """What it takes to compute them."""
 
     def weights(self, rnd: Round, server: State, ids: Tensor) -> Tensor:
         """α of these clients: `[C, L, N]`, which sums to 1 over the last axis."""
@@ -161,6 +165,12 @@ class MixLayers:
         """The models of all clients, and what the weights come from."""
         return ("rows", *self.given.names)
 
+    def footprint(self, setup: Setup) -> Footprint:
+        """A row per client, the client's own with its retained layers, and what the weights are computed from."""
+        rows = (2 if self.retain.anything else 1) * setup.row_bytes()
+        given = self.given.footprint(setup)
+        return replace(given, client=given.client + rows)
+
     def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
         """A row per client."""
         alpha = self.given.weights(rnd, server, ids)
@@ -206,12 +216,16 @@ class LearnWeights:
         """The hypernetworks."""
         return self.hyper.names
 
+    def footprint(self, setup: Setup) -> Footprint:
+        """Uploads, mixtures and updates of one tensor at a time, or the hypernetworks with their gradients."""
+        return Footprint(absorbed=max(3 * setup.block_bytes(), 6 * self.hyper.client_bytes(setup)))
+
     def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
         """The hypernetworks of these clients."""
         rows, trained, layout = rows_of(server, "rows"), up["theta"].rows, rnd.layout
         alpha = self.hyper.weights(rnd, server, ids)
-        start = mixed(alpha, rows, layout)  # θ̄_i, of the models that were mixed: those before line 7
-        delta_theta = {name: trained[name] - start[name] for name in layout.trainable()}  # Δθ_i
+        # Δθ_i, from θ̄_i, of the models that were mixed: those before line 7; tensor by tensor, for the sake of memory.
+        delta_theta = Computed(layout.trainable(), lambda n: trained[n] - mixed(alpha, {n: rows[n]}, layout)[n])
         # Eq. 10–11 by the chain rule: (∂θ̄_i/∂(v_i, ψ_i))ᵀ·Δθ_i = (∂α_i/∂(v_i, ψ_i))ᵀ·(∂θ̄_i/∂α_i)ᵀ·Δθ_i.
         # The right-hand factor, [C, L, N], is ∂⟨θ̄_i, Δθ_i⟩/∂α_i^{l,j} = ⟨θ_j^l, Δθ_i^l⟩; `moved` applies the left one.
         toward = layout.cross(delta_theta, rows).permute(1, 0, 2)
@@ -225,6 +239,10 @@ class StoreRows:
 
     reads = ("up.theta", "rows")
     writes = ("rows",)
+
+    def footprint(self, setup: Setup) -> Footprint:
+        """Uploads of one tensor at a time."""
+        return Footprint(absorbed=setup.block_bytes())
 
     def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
         """The models, with those of these clients replaced."""

@@ -10,14 +10,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from stratafl.algorithm import Round
+from stratafl.algorithm import Round, Setup
 from stratafl.algorithms.pfedla import mixing
 from stratafl.errors import unknown
+from stratafl.footprint import Footprint
 from stratafl.layerwise import Layerwise
 from stratafl.policies import SGD
 from stratafl.records import finite_number, record
 from stratafl.similarity import cosines_between
-from stratafl.state import State, rows_of
+from stratafl.state import Computed, State, rows_of
 
 
 def simmix(*, unit: Literal["layer", "model"] = "layer", sharpness: float = 5.0, train: SGD = SGD()) -> Layerwise:
@@ -41,11 +42,17 @@ class Similarity:
             raise unknown("unit of simmix", str(self.unit), ("layer", "model"))
         finite_number("simmix: sharpness", self.sharpness, least=0)
 
+    def footprint(self, setup: Setup) -> Footprint:
+        """What everybody has learned, one tensor at a time."""
+        block = setup.block_bytes()
+        return Footprint(client=2 * block, served=setup.clients * block)
+
     def weights(self, rnd: Round, server: State, ids: Tensor) -> Tensor:
         """α of these clients: `[C, L, N]`."""
         rows, start, layout = rows_of(server, "rows"), rnd.setup.start, rnd.layout
-        u = {name: rows[name] - start[name] for name in layout.trainable()}
-        products, squares = layout.cross({name: x[ids] for name, x in u.items()}, u), layout.dot(u, u).T
+        u = Computed(layout.trainable(), lambda name: rows[name] - start[name])
+        mine = Computed(u, lambda name: rows[name][ids] - start[name])
+        products, squares = layout.cross(mine, u), layout.dot(u, u).T
         if self.unit == "model":
             products, squares = (x.sum(0, keepdim=True).expand_as(x) for x in (products, squares))
         norms = squares.sqrt()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from stratafl.errors import MemoryLimitError, RecordError
-from stratafl.execute.memory import device_memory
+from stratafl.execute.memory import Needs, device_memory, in_units
 from stratafl.execute.round import Watch, unwatched
 from stratafl.execute.team import Alone
 from stratafl.layout import Layout
@@ -43,17 +43,29 @@ class Matrix(Alone):
 
 def chunk_size(sim: "Simulation", cohort: int) -> int:
     """How many clients at work fit under the memory limit, or without one into half of what there is."""
-    one, limit = sim.client_bytes, sim.memory
-    if limit is not None and one > limit:
-        raise MemoryLimitError(f"one client at work takes about {one:,} bytes, the limit leaves {limit:,}: raise it")
-    return min(cohort, _fitting(sim, one))
+    needs, limit = sim.needs(cohort), _allowed(sim)
+    if needs.least > limit:
+        raise MemoryLimitError(_too_large(sim, needs, limit))
+    one = max(1, needs.working(2) - needs.working(1))  # more than the first
+    return max(1, min(cohort, 1 + (limit - needs.working(1)) // one))
 
 
 def visit_size(sim: "Simulation", clients: int) -> int:
     """How many clients are evaluated at once; one always is."""
-    return max(1, min(clients, _fitting(sim, sim.visitor_bytes)))
+    needs = sim.needs(min(clients, sim.largest_cohort))
+    return max(1, min(clients, (_allowed(sim) - needs.evaluating(0)) // needs.visitor))
 
 
-def _fitting(sim: "Simulation", one: int) -> int:
-    limit = device_memory(sim.workshop.device) // 2 if sim.memory is None else sim.memory
-    return max(1, limit // one)
+def _allowed(sim: "Simulation") -> int:
+    return device_memory(sim.workshop.device) // 2 if sim.memory is None else sim.memory
+
+
+def _too_large(sim: "Simulation", needs: Needs, limit: int) -> str:
+    needed, least = f"a round needs about {in_units(needs.least)} ({needs.parts()})", in_units(needs.least)
+    smaller = "let fewer clients take part or use a smaller model"
+    if sim.memory is None:
+        there = in_units(device_memory(sim.workshop.device))
+        return f"{needed}, more than half of the {there} here: {smaller}, or set a memory limit well above {least}"
+    taken = 0 if sim.limit is None else sim.limit - limit
+    enough = in_units(needs.least + taken)
+    return f"{needed}, and the memory limit leaves {in_units(limit)}: raise it to {enough}, {smaller}"

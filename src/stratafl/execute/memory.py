@@ -1,66 +1,153 @@
 """How much memory there is, and how much of it one client at work takes."""
 
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
+from math import ceil
 
 import torch
 from torch import Tensor
 
+from stratafl.algorithm import Algorithm, Setup
 from stratafl.errors import MemoryLimitError
+from stratafl.footprint import Footprint
+from stratafl.layout import Rows
 from stratafl.machine import ram, resident
-from stratafl.objectives import Batch, default_objective
-from stratafl.task import Workshop
+from stratafl.objectives import default_objective
+from stratafl.state import stored_bytes
+from stratafl.task import Inputs, Stack, Workshop
+from stratafl.task.peak import peak_bytes
 from stratafl.task.task import EVALUATION_BATCH
 
-COPIES = 6  # row, gradient, velocity, edited gradient, the memory before and after the round
-MOMENTUM = 4  # more of them, where the velocity of one step becomes that of the next
+HELD = 2  # rows of a client at work beside its step: as it moves, and as lanes put it together
+COPIES = 6  # of them where steps are kept: those at work, those that wait and the results
 
 
-def client_bytes(workshop: Workshop, batch: int, momentum: bool = False) -> int:
-    """At work: columns in all their copies, plus what a step of `batch` samples saves for its backward pass."""
-    return (COPIES + MOMENTUM * momentum) * _column_bytes(workshop) + _saved_bytes(workshop, batch)
+@dataclass(frozen=True)
+class Needs:
+    """What a round of a cohort takes, in bytes, beside libraries and data and what clients keep in RAM between rounds.
+
+    Both the state before and the state after a round are there until the round counts.
+    """
+
+    cohort: int
+    server: int  # the server's state
+    states: int  # what the cohort's clients keep after the round, where that is in RAM
+    client: int  # one client at work
+    visitor: int  # one client being evaluated
+    method: Footprint
+    selected: int = 0  # the state of the round that counts, which is held beside the newest
+
+    def working(self, clients: int) -> int:
+        """While so many clients work at once, or their uploads are added to the sums."""
+        m = self.method
+        before = (self.cohort - clients) * m.upload
+        return self.server + self.states + self.selected + 2 * m.sums + m.served + before + clients * self.client
+
+    def merging(self) -> int:
+        """While the uploads of the cohort become the server's next state."""
+        m = self.method
+        return 2 * self.server + self.states + self.selected + m.sums + m.merge + self.cohort * (m.upload + m.absorbed)
+
+    def evaluating(self, clients: int) -> int:
+        """While so many clients are evaluated at once, before the round counts."""
+        return 2 * self.server + self.states + self.selected + self.method.served + clients * self.visitor
+
+    @property
+    def least(self) -> int:
+        """The most that it takes with one client at a time."""
+        return max(self.working(1), self.merging(), self.evaluating(1))
+
+    def parts(self) -> str:
+        """What takes how much at that moment, in words."""
+        m = self.method
+        side_by_side = self.cohort * (m.upload + m.absorbed)
+        moments = {
+            self.working(1): (self.server, 2 * m.sums + m.served, (self.cohort - 1) * m.upload, self.client),
+            self.evaluating(1): (2 * self.server, m.served, 0, self.visitor),
+            self.merging(): (2 * self.server, m.sums + m.merge, side_by_side, 0),
+        }
+        names = ("the server's state", "sums on the server", "uploads side by side", "one client")
+        found = (*zip(names, moments[self.least], strict=True), ("client states", self.states), ("the selected round", self.selected))
+        return ", ".join(f"{name} {in_units(size)}" for name, size in found if size)
 
 
-def visitor_bytes(workshop: Workshop) -> int:
-    """Being evaluated: a forward pass holds up to about three quarters of what a step of so many samples would save."""
-    held_out = max(int(workshop.federation.counts(split).max()) for split in ("validation", "test"))
-    width = min(EVALUATION_BATCH, held_out)
-    return COPIES * _column_bytes(workshop) + (_saved_bytes(workshop, width) * 3 // 4 if width else 0)
+def in_units(size: int) -> str:
+    """So many bytes, as `--memory` takes them."""
+    for unit, bytes_ in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
+        if size >= bytes_:
+            return f"{ceil(size / bytes_ * 10) / 10:g}{unit}"
+    return f"{size}B"
 
 
-def _column_bytes(workshop: Workshop) -> int:
-    size = torch.empty((), dtype=workshop.dtype).element_size()
-    return sum(spec.size for spec in workshop.layout.specs.values()) * size
+def server_bytes(algorithm: Algorithm, setup: Setup) -> int:
+    """What the server's state takes, found out without numbers in it."""
+    blank = {name: x.to("meta") for name, x in setup.start.items()}
+
+    def fresh(ids: Tensor) -> Rows:
+        return {name: x.expand(len(ids), *x.shape) for name, x in blank.items()}
+
+    try:
+        with torch.device("meta"):
+            return stored_bytes(algorithm.init(replace(setup, start=blank, fresh=fresh)))
+    except Exception:  # an own field may look at numbers, which are not there
+        return stored_bytes(algorithm.init(setup))
 
 
-def _saved_bytes(workshop: Workshop, batch: int) -> int:
-    """What one step of one client saves, found out by taking it."""
-    layout, model = workshop.layout, workshop.engine.model
-    saved = 0
+def client_bytes(workshop: Workshop, batch: int) -> int:
+    """At work: its row in all its copies, plus what a step of `batch` samples has at once, found out by taking one."""
+    rows, step = _blank_rows(workshop), _stack(workshop, batch)
+    trained, model = workshop.layout.trainable(), workshop.engine.model
 
-    def count(tensor: Tensor) -> Tensor:
-        nonlocal saved
-        saved += tensor.numel() * tensor.element_size()
-        return tensor
+    def take() -> object:
+        objective = default_objective(workshop.federation.classes)
+        return workshop.engine.gradients(objective, rows, step, trained, Inputs(), model.modes(trained))
 
-    x, y = workshop.federation.inputs(workshop.federation.x[:1], workshop.dtype), workshop.federation.y[:1]
-    x, y = (t.repeat(batch, *(1,) * (t.ndim - 1)) for t in (x, y))
+    return _held(workshop, peak_bytes(take, *rows.values(), step.x, step.y))
+
+
+def visitor_bytes(workshop: Workshop, splits: Sequence[str] = ("validation", "test")) -> int:
+    """Being evaluated: its row in all its copies, plus what a forward pass has at once, found out as well."""
+    held_out = max(int(workshop.federation.counts(split).max()) for split in splits)
+    rows, step = _blank_rows(workshop), _stack(workshop, max(1, min(EVALUATION_BATCH, held_out)))
+    real = tuple(len(x) for x in step.x)
+    peak = peak_bytes(lambda: workshop.engine.outputs(rows, step.x, step.weight, real), *rows.values())
+    return _held(workshop, peak)
+
+
+def _held(workshop: Workshop, step: int) -> int:
+    row = sum(spec.size for spec in workshop.layout.specs.values()) * workshop.dtype.itemsize
+    if workshop.programs is not None:
+        return COPIES * row + step
+    return HELD * row + max(step, HELD * row)  # rows of lanes are joined, and sorted, after the last step
+
+
+def _blank_rows(workshop: Workshop) -> Rows:
+    """One client's row without numbers that matter."""
     blank = torch.zeros((), dtype=workshop.dtype, device=workshop.device)
-    row = {n: blank.new_zeros(s.shape).requires_grad_(s.trainable) for n, s in layout.specs.items()}
-    weight = blank.new_ones(batch)
-    key = torch.zeros((), dtype=torch.int64, device=workshop.device)
-    net = model.net(row, {}, model.modes(layout.trainable()), weight, key)
-    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-        default_objective(workshop.federation.classes)(net, row, {}, Batch(x, y, weight), {}, {})
-    return saved
+    return {name: blank.new_zeros(1, *spec.shape) for name, spec in workshop.layout.specs.items()}
+
+
+def _stack(workshop: Workshop, batch: int) -> Stack:
+    """A batch of one client: the first sample, again and again."""
+    x, y = workshop.federation.inputs(workshop.federation.x[:1], workshop.dtype), workshop.federation.y[:1]
+    x, y = (t.repeat(batch, *(1,) * (t.ndim - 1)).unsqueeze(0) for t in (x, y))
+    weight = torch.ones(1, batch, dtype=workshop.dtype, device=workshop.device)
+    return Stack(x, y, weight, torch.zeros(1, dtype=torch.int64, device=workshop.device), (batch,))
 
 
 def room(limit: int | None, device: torch.device) -> int | None:
     """What a limit leaves, beside what is there already: libraries and data, in RAM or on the GPU."""
     if limit is None:
         return None
+    give_back()
     there = resident() if device.type != "cuda" else torch.cuda.memory_allocated(device)
     if there >= limit:
-        raise MemoryLimitError(f"data and libraries take {there:,} bytes before a client works, the limit is {limit:,}")
+        raise MemoryLimitError(
+            f"data, model and libraries take {in_units(there)} before a client works, and the memory limit is "
+            f"{in_units(limit)}: raise it"
+        )
     return limit - there
 
 
@@ -71,3 +158,19 @@ def device_memory(device: torch.device) -> int:
         return ram()
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device)
+
+
+def give_back() -> None:
+    """Let the system have what was freed: the C library keeps it, and a limit is about what a process has."""
+    trim = _trim()
+    if trim is not None:
+        trim(0)
+
+
+@cache
+def _trim() -> Callable[[int], int] | None:
+    try:
+        trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError):  # no glibc
+        return None
+    return trim

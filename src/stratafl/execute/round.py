@@ -12,6 +12,7 @@ from torch import Tensor
 from stratafl.algorithm import Round, Total
 from stratafl.errors import DataError, MemoryLimitError
 from stratafl.execute.clients import Clients
+from stratafl.execute.memory import give_back
 from stratafl.execute.team import Team, places
 from stratafl.execute.uploads import Inspection, LeftOut, Outlier, inspect, outliers
 from stratafl.layout import Layout, Rows
@@ -89,6 +90,7 @@ class Shift:
     up: Bytes
     notes: Mapping[str, Tensor]
     found: Inspection
+    served: float  # seconds of the server
 
 
 def run_round(
@@ -109,42 +111,15 @@ def run_round(
     if len(ids) == 0:
         raise DataError("the cohort is empty: a round needs at least one client")
     algorithm, layout, team = sim.algorithm, rnd.layout, executor.team
-    held = sim.workshop.federation.counts("train")
+    among = _Among(sim, executor, rnd, server, clients, len(ids), examine, watched)
     total, kept, shifts = Total(), clients, list[Shift]()
-    served = 0.0
     begin = time.perf_counter()
     for group in executor.groups(sim, ids):
-        task = sim.task(group, rnd, watched)
-        with executor.stage("download", group, layout) as watch:
-            parcel = algorithm.download(rnd, server, group)
-            down = count_bytes(parcel, layout, len(group))
-            watch(parcel)
-        with executor.stage("receive", group, layout) as watch:
-            desk = algorithm.receive(rnd, sim.memories(clients, group), executor.carry(parcel, layout), task)
-            watch(desk)
-        with executor.stage("work", group, layout) as watch:
-            memory, upload, trained = algorithm.work(rnd, desk, task)
-            watch(memory)
-            watch(upload)
-        up = count_bytes(upload, layout, len(group))
-        _check_rows(sim, up, len(group), len(ids))
-        _wait(sim.workshop.device)
-        paused, received = time.perf_counter(), rows_of(desk, algorithm.row)
-        with executor.stage("fold", group, layout) as watch:
-            arrived = executor.carry(upload, layout)
-            found = inspect(arrived, received, algorithm.row, held[group], layout)
-            sound = found.sound
-            some = _Some(group, arrived, memory, received, trained)
-            if len(sound) < len(group):
-                some = some.pick(sound, sim.workshop.device)
-            if len(sound):
-                total = algorithm.fold(rnd, server, total, some.upload, some.ids)
-        served += time.perf_counter() - paused
-        shifts.append(Shift(group, down, up, dict(task.notes), found))
-        if len(sound):
-            if examine is not None:
-                examine(some.ids, some.received, some.trained)
-            kept = kept.updated(some.ids.tolist(), some.memory)  # group by group: no cohort is held in RAM
+        total, kept, shift = _shift(among, total, kept, group)
+        shifts.append(shift)
+        if sim.memory is not None:
+            give_back()
+    mine = sum(shift.served for shift in shifts)
     shifts = [shift for each in team.gather(shifts) for shift in each]  # who is done first waits here for the others
     paused = time.perf_counter()
     left_out, far = _conspicuous(shifts, ids)
@@ -153,9 +128,58 @@ def run_round(
         if len(present):
             server = algorithm.absorb(rnd, server, team.merge(total, present, algorithm.keeps_rows))
         watch(server)
-    served += time.perf_counter() - paused
+    served = mine + time.perf_counter() - paused
     down, up, notes = _summed(shifts, ids)
     return server, kept, Report(ids, down, up, notes, time.perf_counter() - begin - served, served, left_out, far)
+
+
+@dataclass(frozen=True, eq=False)
+class _Among:
+    """What is the same for all groups of a round."""
+
+    sim: "Simulation"
+    executor: Executor
+    rnd: Round
+    server: State
+    clients: Clients
+    cohort: int
+    examine: Examiner | None
+    watched: bool
+
+
+def _shift(among: _Among, total: Total, kept: Clients, group: Tensor) -> tuple[Total, Clients, Shift]:
+    """The work of a group, folded into the total; a function of its own, so that nothing of it stays for the next."""
+    sim, rnd, layout, algorithm = among.sim, among.rnd, among.rnd.layout, among.sim.algorithm
+    executor, task = among.executor, sim.task(group, rnd, among.watched)
+    with executor.stage("download", group, layout) as watch:
+        parcel = algorithm.download(rnd, among.server, group)
+        down = count_bytes(parcel, layout, len(group))
+        watch(parcel)
+    with executor.stage("receive", group, layout) as watch:
+        desk = algorithm.receive(rnd, sim.memories(among.clients, group), executor.carry(parcel, layout), task)
+        watch(desk)
+    with executor.stage("work", group, layout) as watch:
+        memory, upload, trained = algorithm.work(rnd, desk, task)
+        watch(memory)
+        watch(upload)
+    up = count_bytes(upload, layout, len(group))
+    _check_rows(sim, up, len(group), among.cohort)
+    _wait(sim.workshop.device)
+    paused, received = time.perf_counter(), rows_of(desk, algorithm.row)
+    with executor.stage("fold", group, layout) as watch:
+        arrived = executor.carry(upload, layout)
+        found = inspect(arrived, received, algorithm.row, sim.workshop.federation.counts("train")[group], layout)
+        some = _Some(group, arrived, memory, received, trained)
+        if len(found.sound) < len(group):
+            some = some.pick(found.sound, sim.workshop.device)
+        if len(some.ids):
+            total = algorithm.fold(rnd, among.server, total, some.upload, some.ids)
+    shift = Shift(group, down, up, dict(task.notes), found, time.perf_counter() - paused)
+    if len(some.ids):
+        if among.examine is not None:
+            among.examine(some.ids, some.received, some.trained)
+        kept = kept.updated(some.ids.tolist(), some.memory)  # group by group, so that no cohort is held in RAM
+    return total, kept, shift
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -18,14 +18,16 @@ from stratafl.data import Federation
 from stratafl.data.scaling import PIXELS
 from stratafl.data.units import told
 from stratafl.describe import columns, describe
-from stratafl.errors import DataError, ModelError, PhaseError, RecordError
+from stratafl.errors import DataError, MemoryLimitError, ModelError, PhaseError, RecordError
 from stratafl.execute.clients import Clients, InMemory
 from stratafl.execute.devices import device_of
-from stratafl.execute.memory import client_bytes, room, visitor_bytes
+from stratafl.execute.matrix import chunk_size
+from stratafl.execute.memory import Needs, client_bytes, room, server_bytes, visitor_bytes
 from stratafl.execute.records import Format, Index, OnDisk, RecordFile
 from stratafl.execute.round import Examiner, Executor, Report, run_round
 from stratafl.execute.store import Store, chosen
 from stratafl.execute.tokens import check_tokens
+from stratafl.footprint import Footprint
 from stratafl.layout import Buffers, Granularity, Rows
 from stratafl.models import load_weights
 from stratafl.reprs import short_repr
@@ -67,20 +69,45 @@ class Simulation:
     algorithm: Algorithm
     workshop: Workshop
     setup: Setup
-    memory: int | None = None  # bytes that a cohort at work may take
+    memory: int | None = None  # bytes that rounds may take
+    limit: int | None = None  # bytes that all of it may take
     store: Store = "device"  # where clients' memories are kept
     template: nn.Module | None = None  # the model as drawn, with stock modules; rows fit into a copy of it
 
     @cached_property
     def client_bytes(self) -> int:
         """About what one client at work takes."""
-        momentum = any(getattr(step, "momentum", 0) for step in self.algorithm.steps)
-        return client_bytes(self.workshop, self.workshop.cut(self.algorithm.batch), momentum)
+        shop, scored = self.workshop, [s for s in self.algorithm.steps if getattr(s, "evaluates", False)]
+        training = client_bytes(shop, shop.cut(self.algorithm.batch))
+        scoring = visitor_bytes(shop, self.algorithm.splits) if scored else 0
+        return max(training, scoring) + self.footprint.client
+
+    @cached_property
+    def footprint(self) -> Footprint:
+        """What the method says that it takes."""
+        return self.algorithm.footprint(self.setup)
+
+    @cached_property
+    def server_bytes(self) -> int:
+        """What the server's state takes."""
+        return server_bytes(self.algorithm, self.setup)
+
+    @property
+    def largest_cohort(self) -> int:
+        """How many clients take part in the largest round."""
+        return self.setup.clients if self.algorithm.participation == "all" else self.setup.cohort
+
+    def needs(self, cohort: int) -> Needs:
+        """What a round of so many clients takes."""
+        held = 0 if self.store == "disk" or self.kept_on != self.workshop.device else self.format.size
+        selected = self.server_bytes + held * self.setup.clients
+        one, seen = self.client_bytes, self.visitor_bytes
+        return Needs(cohort, self.server_bytes, held * cohort, one, seen, self.footprint, selected)
 
     @cached_property
     def visitor_bytes(self) -> int:
         """About what one client takes while it is evaluated, which may include tuning a copy."""
-        return max(self.client_bytes, visitor_bytes(self.workshop))
+        return max(self.client_bytes, visitor_bytes(self.workshop) + self.footprint.client)
 
     def arithmetic(self) -> AbstractContextManager[None]:
         """With as many digits as this simulation multiplies."""
@@ -264,9 +291,18 @@ def simulation(
     left = room(memory, shop.device)
     needed = memory_format(algorithm, setup).size * clients
     kept = chosen(store, needed, shop.device, left, participation=participation, saved=saved)
+    rest = left
     if left is not None and (kept == "device" or (kept == "ram" and shop.device.type == "cpu")):
-        left -= needed
-    return Simulation(algorithm, shop, setup, left, kept, module.cpu())
+        rest = left - needed
+    made = Simulation(algorithm, shop, setup, rest, memory, kept, module.cpu())
+    try:
+        chunk_size(made, made.largest_cohort)  # what does not fit is refused here, before anything is computed
+    except MemoryLimitError:
+        if store != "auto" or kept == "disk" or left is None:
+            raise
+        made = replace(made, memory=left, store="disk")
+        chunk_size(made, made.largest_cohort)
+    return made
 
 
 def _check(algorithm: Algorithm, setup: Setup, begun: bool) -> None:

@@ -18,6 +18,7 @@ class Accuracy:
     split: str = "train"
     reads = ("theta",)
     writes = ("accuracy",)
+    evaluates = True  # which takes memory as evaluation does
 
     @property
     def splits(self) -> tuple[str, ...]:

@@ -5,8 +5,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from stratafl.algorithm import Round
+from stratafl.algorithm import Round, Setup
 from stratafl.errors import unknown
+from stratafl.footprint import Footprint
 from stratafl.parcel import Parcel
 from stratafl.records import record
 from stratafl.reduce import add_rows, add_weights, mean_or_hold
@@ -40,6 +41,10 @@ class Mean:
     def writes(self) -> tuple[str, ...]:
         """The server's field."""
         return (self.field,)
+
+    def footprint(self, setup: Setup) -> Footprint:
+        """The numerator; the denominator is as large only where columns are masked, which their sender says."""
+        return Footprint(sums=setup.row_bytes(dtype=torch.float64))
 
     def fold(self, rnd: Round, server: State, sums: State, up: Parcel, ids: Tensor) -> State:
         """Numerator and denominator, client by client."""

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from stratafl.algorithm import Round
+from stratafl.algorithm import Round, Setup
+from stratafl.footprint import Footprint
 from stratafl.layers import Select
 from stratafl.parcel import Field
 from stratafl.policies.travelling import Travelling
@@ -25,6 +26,10 @@ class Download(Travelling):
 @record
 class Broadcast(Download):
     """The same layers of a server field to every client."""
+
+    def footprint(self, setup: Setup) -> Footprint:
+        """Nothing: clients look at the server's own tensors."""
+        return Footprint()
 
     def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
         """One common field."""

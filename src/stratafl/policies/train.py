@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from stratafl.algorithm import Round
+from stratafl.algorithm import Round, Setup
 from stratafl.errors import RecordError
+from stratafl.footprint import Footprint
 from stratafl.layers import Select, select
+from stratafl.layerwise import MOMENTUM
 from stratafl.objectives import Objective
 from stratafl.policies.schedules import Constant, Schedule
 from stratafl.records import record
@@ -22,8 +24,9 @@ if TYPE_CHECKING:
 class SGD:
     """Minibatch SGD on some layers of one row, the others frozen.
 
-    `purpose` keys its shuffles: two descents of one round need two purposes. Layers that are not trained run in
-    evaluation mode unless `frozen_modules_train`. `steps` counts steps instead of epochs.
+    `purpose` keys its shuffles: two descents of one round need two purposes. What a descent counts are the fields
+    `steps`, `loss` and `rate`; for another purpose than `train`, such as `head`, `head/steps` and so on. Layers that
+    are not trained run in evaluation mode unless `frozen_modules_train`. `steps` counts steps instead of epochs.
     """
 
     lr: float = 0.05
@@ -65,15 +68,27 @@ class SGD:
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """The row, what the objective carries, and each client's steps, summed loss and learning rate."""
-        return (self.row, "steps", "loss", "rate", *(() if self.objective is None else self.objective.carries))
+        """The row, what the objective carries, and what it counts."""
+        return (self.row, *self.counts, *(() if self.objective is None else self.objective.carries))
+
+    @property
+    def counts(self) -> tuple[str, str, str]:
+        """The fields with each client's steps, summed loss and learning rate."""
+        before = "" if self.purpose == "train" else f"{self.purpose}/"
+        return f"{before}steps", f"{before}loss", f"{before}rate"
+
+    def footprint(self, setup: Setup) -> Footprint:
+        """The velocity that steps hand on, and gradients that are edited, clipped or decayed beside what they were."""
+        row = setup.row_bytes(setup.layout.trainable(self.layers))
+        edited = bool(self.edits) + (self.clip is not None) + bool(self.weight_decay)
+        return Footprint(client=(MOMENTUM * bool(self.momentum) + edited) * row)
 
     def __call__(self, rnd: Round, desk: State, task: "Task") -> State:
         """The row after descent; as it was, if no layer is to be trained."""
         trained = rnd.layout.trainable(self.layers)
         if not trained or (self.epochs == 0 and self.steps is None):
             none = torch.zeros_like(task.ids)
-            return {"steps": none, "loss": none.double(), "rate": none.double()}
+            return self._counted(none, none.double(), 0.0, desk)
         rate = self.lr * self.schedule(*rnd.clock)
         descent = Descent(
             objective=self.objective or task.objective(),
@@ -102,8 +117,13 @@ class SGD:
         task.note(f"{self.purpose}/steps", tensor_of(after, "steps"))
         if task.watched:
             task.note(f"{self.purpose}/rates", rate * _mean_factors(after, trained, task))
-        known = {name: value for name, value in after.items() if name not in ("row", "velocity", "factors")}
-        return {self.row: after["row"], "rate": torch.full((len(task),), rate), **known}
+        carried = {name: after[name] for name in descent.objective.carries}
+        counted = self._counted(tensor_of(after, "steps"), tensor_of(after, "loss"), rate, desk)
+        return {self.row: after["row"], **counted, **carried}
+
+    def _counted(self, steps: Tensor, loss: Tensor, rate: float, desk: State) -> State:
+        like = next(iter(rows_of(desk, self.row).values()))
+        return dict(zip(self.counts, (steps, loss, like.new_full((len(steps),), rate)), strict=True))
 
 
 def _mean_factors(after: State, trained: tuple[str, ...], task: "Task") -> Tensor:

@@ -309,6 +309,7 @@ class Run:
         try:
             self.save()
         finally:
+            self.sim.workshop.close()
             self._loggers.close()
             os.close(self._lock)
 
@@ -320,6 +321,7 @@ class Run:
     ) -> None:
         failed = error is not None and self.team.world > 1  # the others have stopped: nobody to collect from
         if failed or isinstance(error, RunError):  # the disk refuses: trying again would hide why
+            self.sim.workshop.close()
             os.close(self._lock)
         else:
             self.close()

@@ -78,6 +78,9 @@ class Engine(Protocol):
     def prepare(self) -> None:
         """Called between scans, when nothing else runs."""
 
+    def close(self) -> None:
+        """Let go of what is kept from step to step."""
+
     def gradients(
         self, objective: Objective, rows: Rows, stack: Stack, trained: tuple[str, ...], inputs: Inputs, modes: Modes
     ) -> Gradients:
@@ -128,6 +131,7 @@ class StackedEngine:
         )
         step = vmap(grad(self._loss(objective, modes), has_aux=True))
         gradients, (value, statistics, carry, metrics) = self._replayed(step, (objective, modes), arguments)
+        self.model.context.clear()
         return Gradients(gradients, value, statistics, carry, metrics)
 
     def _loss(self, objective: Objective, modes: Modes) -> Callable[..., tuple[Tensor, _Aside]]:
@@ -170,6 +174,11 @@ class StackedEngine:
             except Exception as error:  # an objective may do what a trace cannot; then it goes on as it is
                 log.info("a step is not traced: %s: %s", type(error).__name__, error)
 
+    def close(self) -> None:
+        """Let go of all traces; steps that come back are traced anew."""
+        for kept in (self._seen, self._wanted, self._traced):
+            kept.clear()
+
     def outputs(self, rows: Rows, x: Tensor, weight: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """One vectorised pass."""
 
@@ -178,6 +187,7 @@ class StackedEngine:
 
         with torch.no_grad():
             result: tuple[Tensor, Tensor] = vmap(run)(rows, x, weight)
+        self.model.context.clear()
         return result
 
 
@@ -192,6 +202,9 @@ class LoopEngine:
 
     def prepare(self) -> None:
         """Nothing to prepare."""
+
+    def close(self) -> None:
+        """Nothing is kept."""
 
     def gradients(
         self, objective: Objective, rows: Rows, stack: Stack, trained: tuple[str, ...], inputs: Inputs, modes: Modes

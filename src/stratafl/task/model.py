@@ -1,7 +1,7 @@
 """A module as a function of its columns: `net(row, x)`, with modes, features, head and running statistics."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ class Model:
         self.context = Context()
         self.layout = layout
         self.head_name = head_of(module, head)
-        own = copy.deepcopy(module).to(device)
+        own = _skeleton(module).to(device)
         self.module = prepare(own, self.context, stacked=stacked, device=device, rounded=rounded)
         for path, product in (products or {}).items():
             self.module.get_submodule(path).product = product  # type: ignore[assignment]
@@ -41,8 +41,8 @@ class Model:
         self._modes: frozenset[str] | None = None
         self._modes_of: dict[tuple[str, ...], frozenset[str]] = {}
         self._owner_of = _owners(self.module)
-        self._features: Tensor | None = None
-        self.module.get_submodule(self.head_name).register_forward_pre_hook(self._catch_features, with_kwargs=True)
+        self._caught: list[Tensor] = []  # what the head was given; its hook knows nothing else, or nobody could let go
+        self.module.get_submodule(self.head_name).register_forward_pre_hook(_catcher(self._caught), with_kwargs=True)
 
     def net(
         self, row: Rows, frozen: Mapping[str, Rows], modes: frozenset[str], weight: Tensor | None, key: Tensor | None
@@ -71,13 +71,11 @@ class Model:
 
     def run(self, row: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs, and features: what the head was given."""
-        self._features = None
+        self._caught.clear()
         output = functional_call(self.module, dict(row), (x,))
-        features, self._features = self._features, None
-        return output, output if features is None else features
-
-    def _catch_features(self, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        self._features = next(iter((*inputs, *named.values())))
+        features = self._caught[-1] if self._caught else output
+        self._caught.clear()
+        return output, features
 
     def moving(self, row: Rows) -> tuple[Rows, Rows]:
         """The row with copies of the buffers that modules write into, and these copies."""
@@ -110,9 +108,14 @@ class Net:
 
     def part(self, path: str, row: Rows, *inputs: Tensor, train: bool | None = None) -> Tensor:
         """One sub-module alone."""
-        own = {name.removeprefix(path + "."): x for name, x in row.items() if name.startswith(path + ".")}
-        self._model.switch(self._modes if self._trains(row, train) else frozenset())
-        output: Tensor = functional_call(self._model.module.get_submodule(path), own, inputs)
+        names = {name for name in row if name.startswith(path + ".")}
+        module, training = self._model.module.get_submodule(path), self._trains(row, train)
+        full, written = self._model.moving({name: row[name] for name in names}) if training else (row, {})
+        self._model.switch(self._modes if training else frozenset())
+        self._model.context.statistics.clear()
+        output: Tensor = functional_call(module, {name.removeprefix(path + "."): full[name] for name in names}, inputs)
+        if training:
+            row.update({**written, **self._model.context.statistics})
         return output
 
     def both(self, row: Rows, x: Tensor, *, train: bool | None = None) -> tuple[Tensor, Tensor]:
@@ -136,6 +139,19 @@ class Net:
                 "this row is neither the trained one nor a declared frozen one: say train=True or train=False"
             )
         return row is self._row
+
+
+def _catcher(caught: list[Tensor]) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+    def catch(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        caught.append(next(iter((*inputs, *named.values()))))
+
+    return catch
+
+
+def _skeleton(module: nn.Module) -> nn.Module:
+    """A copy that shares its parameters, which are never used: whoever runs it brings columns."""
+    shared: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in module.parameters()}
+    return copy.deepcopy(module, shared)
 
 
 def _parents(path: str) -> list[str]:

@@ -30,6 +30,11 @@ class Context:
     statistics: dict[str, Tensor] = field(default_factory=dict)
     calls: Counter[str] = field(default_factory=Counter)
 
+    def clear(self) -> None:
+        """Forget the step: what it told are wrappers, behind which all of its tensors are."""
+        self.weight = self.key = None
+        self.statistics.clear()
+
 
 class MaskedBatchNorm(_BatchNorm):
     """BatchNorm whose batch statistics see the real samples only, and which returns running statistics.

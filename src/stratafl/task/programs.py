@@ -82,7 +82,7 @@ class Program:
         self._at_work, self._in_use = Shelf(self._carry), Shelf({name: self._held[name] for name in self._own})
         self._reels = [_blank_reel(reel, slots, length) for reel in reels]
         self._at = torch.zeros(1, dtype=torch.int64, device=reels[0].samples.device)
-        self.replay: Callable[[], object] = self.once
+        self.replay: Callable[[], object] | None = None  # the step as it was captured or compiled, if it was
 
     def tensors(self) -> list[Tensor]:
         """Everything that a step reads or writes."""
@@ -130,7 +130,7 @@ class Program:
                 (done if turn.first else given).copy(turn.client, self._at_work, turn.slot)
                 fixed.copy(turn.client, self._in_use, turn.slot)
             for _ in range(until):
-                self.replay()
+                (self.replay or self.once)()
         return self._state(after)
 
     def _state(self, leaves: Rows) -> State:
@@ -220,6 +220,14 @@ def captured(once: Callable[[], object], pool: Any) -> Callable[[], object]:
     return graph.replay
 
 
+def release(device: torch.device) -> None:
+    """Give a GPU's memory back that nothing uses: cycles of Python, pools of graphs, workspaces of libraries."""
+    torch.cuda.synchronize(device)
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()  # one for each stream that a step was captured on, in the pool of its graph
+    torch.cuda.empty_cache()
+
+
 def compiled(program: Program) -> Callable[[], object]:
     """The step as fewer kernels: traced into plain operations, and these fused by torch's compiler."""
     from torch._inductor.compile_fx import compile_fx  # imports the compiler, which takes seconds
@@ -258,6 +266,13 @@ class Programs:
 
     def __len__(self) -> int:
         return len(self._kept)
+
+    def close(self) -> None:
+        """Let go of all programs and of the memory that their graphs have reserved; a scan makes them anew."""
+        self._kept.clear()
+        if self._graphs:
+            self._pool = torch.cuda.graph_pool_handle()
+            release(self._device)
 
     def scan(
         self,
@@ -325,7 +340,10 @@ class Programs:
             except Exception as error:  # no compiler, or none that knows these operations
                 log.warning("steps are not compiled: %s: %s", type(error).__name__, _first_line(error))
                 self.compiles = False
-        program.replay = captured(once, self._pool) if self._graphs else once
+        if self._graphs:
+            program.replay = captured(once, self._pool)
+        elif once != program.once:
+            program.replay = once
 
 
 def _first_line(error: Exception) -> str:

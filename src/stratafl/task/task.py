@@ -61,6 +61,12 @@ class Workshop:
         """How many steps are kept by now, as programs or as traces."""
         return self.engine.traces + (0 if self.programs is None else len(self.programs))
 
+    def close(self) -> None:
+        """Let go of the steps that are kept, and of the GPU memory they hold; whoever goes on makes them anew."""
+        self.engine.close()
+        if self.programs is not None:
+            self.programs.close()
+
     def cut(self, batch: int) -> int:
         """A batch no wider than anybody's data, unless a BatchNorm needs more."""
         return max(min(batch, int(self.federation.counts("train").max())), min(batch, self.smallest_batch))

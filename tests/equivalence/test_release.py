@@ -1,0 +1,66 @@
+"""What a run had in memory is given back: kept steps as soon as it is done, everything when it is dropped."""
+
+import gc
+
+import pytest
+import torch
+
+import stratafl
+from stratafl.algorithms import fedper
+from stratafl.task import Workshop
+from stratafl.task.programs import Program
+from stratafl.task.speed import Speed
+from stratafl.testing import tiny_federation, tiny_model
+
+
+@pytest.fixture
+def no_collector():
+    """Captured graphs belong to programs, and a GPU is full long before cycles are looked for."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def alive(kind):
+    return sum(type(each) is kind for each in gc.get_objects())
+
+
+def tensor_bytes():
+    tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)]
+    return sum({x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in tensors}.values())
+
+
+def fitted(speed):
+    return stratafl.fit(
+        fedper(), tiny_federation(dtype=torch.float32), tiny_model(), rounds=2, speed=speed, device="cpu"
+    )
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("graphs", ["on", "off"])
+def test_a_run_that_is_dropped_leaves_nothing(graphs):
+    speed = Speed(graphs=graphs, compile="off")
+    before, programs, shops = tensor_bytes(), alive(Program), alive(Workshop)
+    done = fitted(speed)
+    assert alive(Program) == programs  # as soon as it is done, although its models can still be asked for
+    assert done.model(0) is not None
+    del done
+    gc.collect()
+    assert alive(Workshop) == shops
+    assert tensor_bytes() - before < 2**20
+
+
+def test_a_run_goes_on_after_its_steps_were_let_go_of():
+    """Programs and traces are made anew, and give the same bits."""
+    outcomes = []
+    for closes in (False, True):
+        sim = fitted(Speed(graphs="on", compile="off")).sim
+        progress = sim.start()
+        for _ in range(2):
+            progress, _ = sim.round(progress, stratafl.execute.Matrix())
+            if closes:
+                sim.workshop.close()
+                assert sim.workshop.kept == 0
+        outcomes.append(progress.tensors())
+    assert all(torch.equal(x, outcomes[1][name]) for name, x in outcomes[0].items())

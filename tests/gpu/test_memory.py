@@ -1,0 +1,76 @@
+"""A GPU has as much memory free after twelve runs in one process as before: captured, compiled, plain, by `fit`.
+
+PYTHONPATH=src python tests/gpu/test_memory.py      without pytest, where there is a GPU and nothing else
+"""
+
+import gc
+from unittest import SkipTest
+
+import torch
+
+import stratafl
+from stratafl.algorithms import algorithm, fedlag, flayer
+from stratafl.data import IID, digits
+from stratafl.models import build
+from stratafl.task.speed import Speed
+
+SLACK = 16 * 2**20
+METHODS = {
+    "fedavg": algorithm("fedavg"),
+    "fedper": algorithm("fedper"),
+    "flayer": flayer(),
+    "fedlag": fedlag(warmup=0),
+    "pfedla": algorithm("pfedla"),
+    "fedrep": algorithm("fedrep"),
+}
+WAYS = {"captured": Speed(graphs="on", compile="off"), "compiled": Speed(graphs="on", compile="on")}
+
+
+def memory():
+    """Bytes of live tensors, and bytes that torch has taken from the GPU."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+
+
+def once(method, speed, federation):
+    model = build("cnn", shape=tuple(federation.x.shape[1:]), classes=10)
+    fitted = stratafl.fit(method, federation, model, rounds=3, speed=speed, device="cuda")
+    assert fitted.history[-1]["round"] == 3
+
+
+def measured():
+    """Memory before all runs, and after each; the first run of each way is a warm-up, which loads libraries."""
+    if not torch.cuda.is_available():
+        raise SkipTest("there is no GPU")
+    federation = digits(partition=IID(), clients=10, seed=0)
+    for speed in WAYS.values():
+        once(METHODS["fedavg"], speed, federation)
+    rows = [("before", *memory())]
+    for way, speed in WAYS.items():
+        for name, method in METHODS.items():
+            once(method, speed, federation)
+            rows.append((f"{name}, {way}", *memory()))
+    return rows
+
+
+def check(rows):
+    _, allocated, reserved = rows[0]
+    for name, now, taken in rows[1:]:
+        assert now - allocated <= SLACK, f"after {name} {now - allocated:,} bytes of tensors are left"
+        assert taken - reserved <= SLACK, f"after {name} {taken - reserved:,} bytes more are reserved"
+
+
+def test_runs_leave_no_memory_behind():
+    check(measured())
+
+
+if __name__ == "__main__":
+    found = measured()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    print(f"{'':24}{'allocated, MiB':>16}{'reserved, MiB':>16}")
+    for name, now, taken in found:
+        print(f"{name:24}{now / 2**20:16.1f}{taken / 2**20:16.1f}", flush=True)
+    check(found)
+    print("the same before and after, within 16 MiB")

@@ -1,0 +1,117 @@
+"""What descents say of themselves, and parts of a model inside an objective."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from stratafl.algorithms import fedavg, fedrep
+from stratafl.data import from_clients
+from stratafl.errors import RecordError
+from stratafl.execute import Matrix, simulation
+from stratafl.fields import Number
+from stratafl.policies import SGD
+from stratafl.records import record
+from stratafl.state import rows_of, tensor_of
+from stratafl.testing import tiny_federation, tiny_model
+
+SIZES = [7, 3]
+
+
+def after(algorithm, dtype=torch.float64):
+    """What is on the client's side after training, client by client."""
+    sim = simulation(algorithm, tiny_federation(SIZES, dtype=dtype), tiny_model(), rounds=1, dtype=dtype)
+    rnd, ids, server = sim.at(0), torch.arange(2), sim.start().server
+    task = sim.task(ids, rnd)
+    desk = algorithm.receive(rnd, sim.memories({}, ids), algorithm.download(rnd, server, ids), task)
+    for step in algorithm.train:
+        desk = {**desk, **step(rnd, desk, task)}
+    return desk
+
+
+def test_two_descents_of_a_round_keep_their_counts_apart():
+    """By hand: batches of 2 are 4 and 2 of an epoch, the head takes three epochs and the base one."""
+    found = after(fedrep(head_epochs=3, train=SGD(batch=2, lr=0.1)))
+    assert found["head/steps"].tolist() == [12, 6]
+    assert found["steps"].tolist() == [4, 2]
+    assert not torch.equal(found["head/loss"], found["loss"])
+
+
+def test_a_rate_is_as_exact_as_the_run():
+    for dtype in (torch.float64, torch.float32):
+        rate = tensor_of(after(fedavg(train=SGD(lr=0.1)), dtype), "rate")
+        assert rate.dtype == dtype
+        assert rate.tolist() == torch.tensor([0.1, 0.1], dtype=dtype).tolist()
+    none = after(fedavg(train=SGD(lr=0.1, epochs=0)))
+    assert none["rate"].dtype == torch.float64
+
+
+@record
+class ReadSteps:
+    """Keeps how many steps a client took."""
+
+    reads = ("steps",)
+    writes = ("seen",)
+
+    def __call__(self, rnd, desk, task):
+        return {"seen": tensor_of(desk, "steps").double()}
+
+
+def test_two_descents_with_one_purpose_are_refused_where_their_counts_are_read():
+    twice = (SGD(batch=2), SGD(batch=2))
+    replace(fedavg(), train=twice)  # nobody asks
+    kept = {**fedavg().client, "seen": Number()}
+    with pytest.raises(
+        RecordError, match=r"^train: two descents count 'steps', which ReadSteps reads: give .* purpose"
+    ):
+        replace(fedavg(), train=(*twice, ReadSteps()), client=kept)
+    apart = (replace(twice[0], purpose="first"), twice[1])
+    sim = simulation(
+        replace(fedavg(), train=(*apart, ReadSteps()), client=kept), tiny_federation(SIZES), tiny_model(), rounds=1
+    )
+    progress = sim.run(Matrix())
+    assert [float(progress.clients[i]["seen"]) for i in range(2)] == [4.0, 2.0]
+
+
+class Normed(nn.Module):
+    """Two parts, both of which normalise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+        self.fc = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+    def forward(self, x):
+        return self.fc(self.base(x))
+
+
+@record
+class InParts:
+    """The cross-entropy, with the model taken part by part."""
+
+    frozen = constants = carries = ()
+
+    def __call__(self, net, row, frozen, batch, constants, carry):
+        logits = net.part("fc", row, net.part("base", row, batch.x))
+        losses = nn.functional.cross_entropy(logits, batch.y, reduction="none")
+        return batch.mean(losses), {}, {}
+
+
+@pytest.mark.parametrize("engine", ["stacked", "loop"])
+def test_parts_with_batchnorm_train_as_the_whole_model_does(engine):
+    """Against stock modules: one step of one client, by torch's own SGD."""
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(5, 3, generator=draw, dtype=torch.float64), torch.tensor([0, 1, 1, 0, 1])
+    torch.manual_seed(0)
+    module = Normed().double()
+    federation = from_clients([(x, y)], validation=0.0, test=0.0, dtype=torch.float64)
+    method = fedavg(train=SGD(lr=0.5, batch=5, objective=InParts()))
+    sim = simulation(method, federation, module, rounds=1, engine=engine, dtype=torch.float64, head="fc")
+    found = rows_of(sim.run(Matrix()).server, "theta")
+    stock = torch.optim.SGD(module.train().parameters(), lr=0.5)
+    nn.functional.cross_entropy(module(x), y).backward()
+    stock.step()
+    for name, expected in module.state_dict().items():
+        if "num_batches" not in name:
+            torch.testing.assert_close(found[name], expected, rtol=0, atol=1e-12)

@@ -1,0 +1,113 @@
+"""A memory limit asks the method before the first round, and what runs keeps to it."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from stratafl.algorithms import ALGORITHMS, fedalp, fedavg, fedlag, flayer, pfedla
+from stratafl.errors import MemoryLimitError
+from stratafl.execute import Matrix, simulation
+from stratafl.execute.memory import server_bytes
+from stratafl.fields import Zeros
+from stratafl.policies import SGD
+from stratafl.state import stored_bytes
+from stratafl.task.peak import peak_bytes
+from stratafl.testing import difference, tiny_federation, tiny_model
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+from memory_limits import measured
+
+
+def made(method, clients=6, **options):
+    return simulation(method, tiny_federation([4] * clients), tiny_model(), rounds=1, **options)
+
+
+def row_bytes(sim):
+    return sum(spec.size for spec in sim.setup.layout.specs.values()) * 4
+
+
+def test_the_servers_state_is_counted_without_making_it():
+    """By hand: a row per client, one of everybody, or one per group."""
+    for method, rows in ((fedavg(), 1), (fedlag(warmup=0), 7), (fedalp(groups=3, warmup=1), 4)):
+        sim = made(method)
+        assert 0 <= sim.server_bytes - rows * row_bytes(sim) < 400  # and some numbers
+    sim = made(pfedla())
+    assert server_bytes(sim.algorithm, sim.setup) == stored_bytes(sim.start().server)
+
+
+def test_a_limit_grows_with_what_the_method_keeps():
+    needs = {name: made(ALGORITHMS[name]()).needs(6) for name in ("fedavg", "fedlag", "pfedla", "flayer")}
+    row = row_bytes(made(fedavg()))
+    assert needs["fedlag"].merging() - needs["fedavg"].merging() > 16 * row  # twice six rows, and six uploads
+    assert needs["pfedla"].merging() > needs["fedavg"].merging() + 16 * row
+    assert needs["flayer"].method.sums == 2 * needs["fedavg"].method.sums  # weights per column
+    assert made(fedavg(train=SGD(momentum=0.9))).client_bytes > made(fedavg()).client_bytes + 3 * row
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_computed():
+    sim = made(pfedla(), clients=40)
+    limited = replace(sim, memory=sim.needs(40).least - 1, limit=10**9)
+    says = r"^a round needs about .*the server's state .*uploads.*: raise it to \d[^\n]*$"
+    with pytest.raises(MemoryLimitError, match=says):
+        limited.round(limited.start(), Matrix())
+
+
+def test_without_a_limit_half_of_the_machine_is_the_limit(monkeypatch):
+    """300 clients of pFedLA have 300 hypernetworks with 300 outputs for each layer."""
+    monkeypatch.setattr("stratafl.execute.matrix.device_memory", lambda device: 10**8)
+    with pytest.raises(MemoryLimitError, match=r"more than half of the 100MB here: let fewer clients take part"):
+        made(pfedla(), clients=300)
+
+
+def test_client_states_go_to_disk_where_a_limit_leaves_no_room_for_them(monkeypatch):
+    monkeypatch.setattr("stratafl.execute.memory.resident", lambda: 0)
+    least = made(fedlag(warmup=0), store="disk").needs(6).least
+    monkeypatch.setattr(sys.modules["stratafl.execute.simulation"], "chosen", lambda *given, **options: "ram")
+    assert made(fedlag(warmup=0), memory=least).store == "disk"
+    assert made(fedlag(warmup=0), memory=10 * least).store == "ram"
+    with pytest.raises(MemoryLimitError):
+        made(fedlag(warmup=0), memory=least - 1)
+
+
+def test_an_own_field_is_counted_too():
+    method = replace(fedavg(), server={**fedavg().server, "drift": Zeros(per_client=True)})
+    sim = made(method)
+    trainable = sum(sim.setup.layout.specs[n].size for n in sim.setup.layout.trainable()) * 4
+    assert sim.server_bytes == row_bytes(sim) + 6 * trainable
+
+
+def test_peaks_are_counted_as_tensors_come_and_go():
+    x = torch.zeros(1000)
+
+    def compute():
+        a = x + 1
+        b = a * 2
+        del a
+        return b + 1
+
+    assert peak_bytes(compute, x) == 8000
+
+
+@pytest.mark.parametrize("method", [fedlag(warmup=0), fedalp(groups=2, warmup=1), pfedla(), flayer()])
+def test_chunks_joined_block_by_block_give_the_same(method):
+    sim = made(method, dtype=torch.float64)
+    whole, cut = (sim.run(Matrix(chunk)).tensors() for chunk in (None, 2))
+    assert difference(whole, cut) == 0
+
+
+def test_a_run_keeps_to_its_limit():
+    found = measured("fedlag", "800MB", "1000, 500")
+    assert "refused" not in found
+    assert found["share"] <= 1.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", ["400MB", "900MB"])
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_every_algorithm_keeps_to_its_limit_or_is_refused(name, limit):
+    found = measured(name, limit, "1500, 1500")
+    assert "refused" in found or found["share"] <= 1.1
+    assert "refused" not in found or limit == "400MB"
