@@ -69,7 +69,8 @@ class Needs:
             self.merging(): (2 * self.server, m.sums + m.merge, side_by_side, 0),
         }
         names = ("the server's state", "sums on the server", "uploads side by side", "one client")
-        found = (*zip(names, moments[self.least], strict=True), ("client states", self.states), ("the selected round", self.selected))
+        always = (("client states", self.states), ("the selected round", self.selected))
+        found = (*zip(names, moments[self.least], strict=True), *always)
         return ", ".join(f"{name} {in_units(size)}" for name, size in found if size)
 
 
