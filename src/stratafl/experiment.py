@@ -57,7 +57,7 @@ class AlgorithmTable:
 class TrainTable:
     """Local descent; `decay` multiplies the rate after each round."""
 
-    lr: float = setting(0.05, "learning rate", least=0, most=1e6)
+    lr: float = setting(0.05, "learning rate", least=0, most=1e30)
     epochs: int = setting(1, "local epochs per round", least=1, most=MANY)
     batch: int = setting(10, "samples per batch", least=1, most=MANY)
     momentum: float = setting(0.0, "momentum of SGD, which starts anew each round", least=0, below=1)

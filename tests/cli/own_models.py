@@ -132,6 +132,10 @@ def text(classes: int) -> str:
     return "this is not a model"
 
 
+def words() -> str:
+    return "this is not a method"
+
+
 @record
 class NewestWins:
     """Takes the upload of whoever comes last."""

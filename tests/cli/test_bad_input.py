@@ -314,7 +314,7 @@ def test_an_own_file_that_is_not_there(refused):
 
 def test_an_algorithm_that_is_none(refused):
     refused("run", "--algorithm", "own_models:text", says="own_models:text")
-    refused("check", "own_models:text", says="'own_models:text' gives str, not an algorithm")
+    refused("check", "own_models:words", says="'own_models:words' gives str, not an algorithm")
     refused("check", "own_models:NUMBER", says=("own_models:NUMBER", "int"))
 
 
@@ -619,8 +619,8 @@ def test_report_of_a_damaged_run(refused, finished, file, text):
         (["--algorithms", "fedavg,fedpre"], ("unknown algorithm.name 'fedpre'; did you mean", METHODS)),
         (["--algorithms", "fedavg,local,fedavg"], ("each once", "'fedavg,local,fedavg'")),
         (["--algorithms", ""], "a comparison needs methods"),
-        (["--algorithms", "local", "--seeds", "0"], "at least one seed, not 0"),
-        (["--algorithms", "local", "--seeds", "-1"], "at least one seed, not -1"),
+        (["--algorithms", "local", "--seeds", "0"], "a comparison has from 1 to 10,000 seeds, not 0"),
+        (["--algorithms", "local", "--seeds", "-1"], "a comparison has from 1 to 10,000 seeds, not -1"),
         (["--algorithms", "local,fedper", "--set", "fedper.personl=all"], "'personl'; did you mean 'personal'?"),
         (["--algorithms", "local,fedper", "--set", "fedper.personal=fc9"], "unknown layer 'fc9'; did you mean 'fc'?"),
         (["--algorithms", "local", "--set", "fedper.personal=all"], "option of fedper, which is not compared: local"),
@@ -645,8 +645,8 @@ METHOD_LIST = 'methods = [\n    "local",\n    "fedavg",\n]'
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("format = 1", "format = 2", "format 2"),
-        ("format = 1\n", "", "format None"),
+        ("format = 2", "format = 3", "format 3"),
+        ("format = 2\n", "", "format None"),
         ("[compare]", "[compare", "'both/compare.toml' is not TOML"),
         ("methods =", "method =", "'both/compare.toml' is damaged"),
         ("[compare.settings]", "[compare.setting]", "'both/compare.toml' is damaged"),

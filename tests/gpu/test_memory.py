@@ -6,11 +6,12 @@ PYTHONPATH=src python tests/gpu/test_memory.py      without pytest, where there 
 import gc
 from unittest import SkipTest
 
+import numpy as np
 import torch
 
 import stratafl
 from stratafl.algorithms import algorithm, fedlag, flayer
-from stratafl.data import IID, digits
+from stratafl.data import from_clients
 from stratafl.models import build
 from stratafl.task.speed import Speed
 
@@ -24,6 +25,15 @@ METHODS = {
     "fedrep": algorithm("fedrep"),
 }
 WAYS = {"captured": Speed(graphs="on", compile="off"), "compiled": Speed(graphs="on", compile="on")}
+
+
+def noise(clients=20, samples=200):
+    """Images of CIFAR's size with random labels: what is left behind is about memory, not about learning."""
+    rng = np.random.default_rng(0)
+    return [
+        (rng.standard_normal((samples, 3, 32, 32)).astype(np.float32), rng.integers(0, 10, samples))
+        for _ in range(clients)
+    ]
 
 
 def memory():
@@ -44,7 +54,7 @@ def measured():
     """Memory before all runs, and after each; the first run of each way is a warm-up, which loads libraries."""
     if not torch.cuda.is_available():
         raise SkipTest("there is no GPU")
-    federation = digits(partition=IID(), clients=10, seed=0)
+    federation = from_clients(noise())
     for speed in WAYS.values():
         once(METHODS["fedavg"], speed, federation)
     rows = [("before", *memory())]

@@ -28,6 +28,7 @@ BAD = {
 }
 EVERY = {name: algorithm(name) for name in ALGORITHMS} | {
     "fedalp": fedalp(groups=2, warmup=1),
+    "fedavg30local": algorithm("fedavg30local", warmup=1),
     "fedlag": fedlag(k=1, xi=0.0, warmup=0),
     "flayer official": flayer(preset="official"),
     "heurpfedla": heurpfedla(k=1),

@@ -198,4 +198,6 @@ def _farthest(apart: list[tuple[str, Array, Array, Array]], names: list[str]) ->
 
 
 def _short(value: Any) -> str:
+    if abs(value) >= 1e9:  # no number of thirty digits
+        return f"{value:.3g}"
     return f"{value:,.0f}" if abs(value) >= 1000 or float(value).is_integer() else f"{value:.3g}"

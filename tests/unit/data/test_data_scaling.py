@@ -86,7 +86,7 @@ def test_pixels_of_another_type_are_not_predicted_from():
     wide = x.astype(np.uint16) * 257
     federation = federate(wide, y, OWNERS, classes=3, scaling=Scaling((0.5,), (0.5,), 65535))
     fitted = fit(fedper(train=SGD(lr=0.1)), federation, model(), rounds=1)
-    ready = ((wide / 65535 - 0.5) / 0.5).astype(np.float32)
-    torch.testing.assert_close(fitted.outputs(0, wide), fitted.outputs(0, ready), atol=1e-5, rtol=1e-5)
+    ready = torch.from_numpy(((wide / 65535 - 0.5) / 0.5).astype(np.float32))
+    torch.testing.assert_close(fitted.outputs(0, wide), fitted.model(0)(ready), atol=1e-5, rtol=1e-5)
     with pytest.raises(DataError, match="x is uint8, but the clients' samples are uint16"):
         fitted.predict(0, x)

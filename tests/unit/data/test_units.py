@@ -108,7 +108,7 @@ def test_of_two_clients_both_are_named():
 
 def test_what_is_said():
     x = np.tile(np.linspace(90, 110, 21)[:, None], (1, 2)).astype(np.float32)
-    federation = from_clients([(x * (100 if i == 2 else 1), np.arange(21) % 2) for i in range(4)])
+    federation = from_clients([(x * (100 if i == 2 else 1), np.arange(21) % 2) for i in range(4)], split="random")
     named = replace(federation, client_names=("east", "west", "north", "south"), column_names=("glucose", "sodium"))
     [line] = told(named)
     assert line.startswith("client 'north': column 'glucose' has a typical size of 9,900, the others 100")

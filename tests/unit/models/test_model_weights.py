@@ -61,7 +61,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     model, other = net(), net()
     save_weights(model, tmp_path / "w.safetensors")
 
-    def half_written(_: object, path: Path) -> None:
+    def half_written(_: object, path: Path, metadata: object = None) -> None:
         path.write_bytes(b"half")
         raise OSError("no space left")
 
