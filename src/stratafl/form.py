@@ -20,6 +20,7 @@ from torch import Tensor
 from stratafl.errors import WireError
 from stratafl.layout import Layout
 from stratafl.parcel import ColumnMask, Field, LayerMask, Mask, Parcel
+from stratafl.reprs import short_repr
 
 MaskKind = Literal["none", "layers", "columns"]
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -45,6 +46,7 @@ class TensorForm:
         return self.size * DTYPES[self.dtype].itemsize
 
 
+@short_repr
 @dataclass(frozen=True)
 class FieldForm:
     """A field without its values: a tensor, or blocks of the matrix by name."""
@@ -54,6 +56,7 @@ class FieldForm:
     value: TensorForm | Mapping[str, TensorForm]
 
 
+@short_repr
 @dataclass(frozen=True)
 class Form:
     """The fields of a parcel, by name."""

@@ -133,6 +133,7 @@ def run_round(
     return server, kept, Report(ids, down, up, notes, time.perf_counter() - begin - served, served, left_out, far)
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class _Among:
     """What is the same for all groups of a round."""
@@ -182,6 +183,7 @@ def _shift(among: _Among, total: Total, kept: Clients, group: Tensor) -> tuple[T
     return total, kept, shift
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class _Some:
     """Clients of a group, with what came of their work."""

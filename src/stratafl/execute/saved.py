@@ -13,12 +13,14 @@ from torch import Tensor
 from stratafl.errors import DamagedError, RunError
 from stratafl.execute.records import SLOTS, SUMS
 from stratafl.execute.simulation import Simulation
+from stratafl.reprs import short_repr
 from stratafl.state import flatten
 
 Kind = tuple[torch.dtype, tuple[int, ...]]
 _ROUND: Kind = (torch.int64, ())
 
 
+@short_repr
 @dataclass(frozen=True)
 class SavedForm:
     """The tensors of the server, of one client, and of an index of records, by name."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from stratafl.layout import Layout, Rows, row_dot
 from stratafl.parcel import Field, Parcel
+from stratafl.reprs import short_repr
 from stratafl.state import tensors
 
 NOT_FINITE = "its upload is not finite"
@@ -39,6 +40,7 @@ class Outlier:
     ratio: float | None
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class Inspection:
     """What was found in the uploads of a group: a reason to leave each client out ("": none), and update norms."""

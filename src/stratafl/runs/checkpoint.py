@@ -47,6 +47,7 @@ class Saved:
     tensors: Mapping[str, Tensor]
 
 
+@short_repr
 @dataclass(frozen=True)
 class Checkpoint:
     """A state, the round after which it was saved, and where each journal ended.

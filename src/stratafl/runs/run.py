@@ -40,6 +40,7 @@ from stratafl.execute.saved import SavedForm
 from stratafl.experiment import Experiment, from_stored, load_stored, to_tables
 from stratafl.measure import Line
 from stratafl.plain_files import is_plain
+from stratafl.reprs import short_repr
 from stratafl.runs import checkpoint, environment, loggers
 from stratafl.runs.checkpoint import Checkpoint, Saved
 from stratafl.runs.files import (
@@ -72,6 +73,7 @@ CHECKED_FORMAT = 2  # of runs all of whose lines have checksums
 SAVING = 0.05  # at most this share of the time goes into checkpoints, where their number is not fixed
 
 
+@short_repr
 @dataclass(frozen=True)
 class _Done:
     """The rounds that count: the state after them, where the journals end, and which of them is selected."""

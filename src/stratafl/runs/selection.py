@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from stratafl.execute import Progress
 from stratafl.experiment import EvaluateTable
 from stratafl.measure import Line
+from stratafl.reprs import short_repr
 from stratafl.summary import USUAL, counting, evaluated
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class Selection:
     """The line of the selected round so far, and the state after it; runs of older versions did not keep that."""
