@@ -31,6 +31,7 @@ from stratafl.measure import Line
 from stratafl.predictor import Predictor
 from stratafl.reprs import short_repr
 from stratafl.runs import stored
+from stratafl.runs.run import counting_line
 from stratafl.runs.selection import Selection
 from stratafl.summary import evaluated, selected
 from stratafl.trial import Trial
@@ -49,6 +50,7 @@ class Fitted:
     sim: Simulation
     progress: Progress
     history: list[Line]
+    counts: Line | None = None  # the line of the round that the run's settings select; none: by validation
 
     def _about(self) -> str:
         after = getattr(self, "round", self.progress.t)
@@ -82,10 +84,10 @@ class Fitted:
 
     @property
     def selected(self) -> Line:
-        """The line of the round with the best validation accuracy."""
+        """The line of the round that counts: by validation, unless the run selects another way."""
         if not evaluated(self.history):
             raise DataError("no round was evaluated, so none can be selected")
-        return selected(self.history)
+        return self.counts or selected(self.history)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -200,4 +202,5 @@ def load(folder: str | Path, *, round: str = "selected", device: str = "auto", t
     models are computed; `auto` is where the run did, or the CPU if this machine has no such device. If the run names a
     model or a method of your own, `package.module:name`, loading it runs that code: `trust=True`.
     """
-    return Fitted(*stored(Path(folder), round, device, trust))
+    sim, progress, lines = stored(Path(folder), round, device, trust)
+    return Fitted(sim, progress, lines, counting_line(Path(folder), lines))

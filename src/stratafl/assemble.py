@@ -12,6 +12,7 @@ from torch import nn
 
 from stratafl.algorithm import Algorithm
 from stratafl.algorithms import ALGORITHMS
+from stratafl.analysis.lab import Lab
 from stratafl.data import IID, Federation, Partition, Reading, Samples, divided, load_samples
 from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
 from stratafl.errors import DataError, ModelError, PhaseError, RecordError
@@ -198,7 +199,7 @@ def _never_acts(experiment: Experiment, error: PhaseError, trust: Trust | bool) 
     name, shorter = experiment.algorithm.name, error.rounds // 4
     more = f"ask for at least {counted(error.before + 1, 'round')}"
     if "warmup" not in parameters(builder_of(name, trust)):
-        return f"{name}: {error}: {more}"
+        return f"{name}: {error}"
     less = f", or for a shorter warm-up, such as --set {name}.warmup={shorter}" if shorter else ""
     taken = f"{name}'s warm-up takes {counted(error.before, 'round')} and the run has {error.rounds:,}"
     return f"{taken}, so its mechanism never acts: {more}{less}"
@@ -227,5 +228,6 @@ def _simulation(experiment: Experiment, tuning: Mapping[str, Any], trust: Trust 
         store=typing.cast(Any, run.store),
         saved=True,
         newcomers=experiment.data.newcomers,
+        looked_at=Lab().clients if experiment.evaluate.lab else 0,
         begun=begun,
     )

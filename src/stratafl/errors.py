@@ -47,7 +47,8 @@ class PhaseError(RecordError):
 
     def __init__(self, before: int, rounds: int) -> None:
         taken = f"{counted(before, 'round')} and the run has {rounds:,}"
-        super().__init__(f"the phases before its last one take {taken}, so the last phase never begins")
+        more = f"ask for at least {counted(before + 1, 'round')}, or shorten the phases before it"
+        super().__init__(f"the phases before its last one take {taken}, so the last phase never begins: {more}")
         self.before, self.rounds = before, rounds
 
 

@@ -298,6 +298,8 @@ def read_toml(path: Path, *, plain: bool = False) -> dict[str, Any]:
         if plain:
             data = read_plain(path, LARGEST)
         else:
+            if path.exists() and not path.is_file():
+                raise RecordError(f"'{path}' is not a file: give a TOML file")
             with path.open("rb") as file:
                 data = file.read(LARGEST + 1)
         if len(data) > LARGEST:

@@ -1,5 +1,6 @@
 """`data show`: who holds what."""
 
+import os
 from xml.etree import ElementTree
 
 import numpy as np
@@ -139,7 +140,7 @@ def test_a_client_in_another_unit_is_named_and_columns_are_not_recommended(strat
         assert "client 'north': column" in told
         assert "is it in another unit?" in told
         assert "see data.normalise" not in told
-        assert "makes it worse" in told
+        assert "does not repair them" in told
 
 
 def test_groups_are_counted(strata, place):
@@ -167,3 +168,19 @@ def test_the_picture_is_called_what_it_is(strata, place):
     line = checked_line(strata("data", "show", "-o", "held.pdf"))
     assert line.endswith("'held.pdf' would be a picture in SVG: call it 'held.svg'")
     assert list(place.iterdir()) == []
+
+
+def test_a_pipe_is_refused_and_not_waited_for(refused, place):
+    os.mkfifo(place / "pipe.csv")
+    os.mkfifo(place / "pipe.toml")
+    refused("data", "show", "--data", "pipe.csv", says="'pipe.csv' is neither a file nor a folder")
+    refused("run", "--config", "pipe.toml", says="'pipe.toml' is not a file")
+
+
+def test_a_picture_with_control_characters_in_names_is_xml(strata, place):
+    client = np.repeat(["a\x1b[31m", "b\x07"], 12)
+    np.savez(place / "own.npz", x=np.ones((24, 2)), y=np.tile(["x\x1b", "y"], 12), client=client)
+    assert strata("data", "show", "--data", "own.npz", "-o", "own.svg").code == 0
+    drawn = (place / "own.svg").read_text(encoding="utf-8")
+    ElementTree.fromstring(drawn)
+    assert "\x1b" not in drawn

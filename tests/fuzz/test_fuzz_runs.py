@@ -73,10 +73,10 @@ def _quick(monkeypatch):
     simulations, describe, of = {}, environment.describe, run.simulation_of
     forms, form_of, kept = {}, run.SavedForm.of, {}
 
-    def simulation_of(experiment, tuning=None):
+    def simulation_of(experiment, tuning=None, trust=False, begun=False):
         key = json.dumps([to_tables(experiment), tuning], sort_keys=True)
         if key not in simulations:
-            simulations[key] = of(experiment, tuning)
+            simulations[key] = of(experiment, tuning, trust, begun)
         return simulations[key]
 
     identity = environment.identity

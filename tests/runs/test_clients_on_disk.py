@@ -277,7 +277,11 @@ def test_a_limit_with_its_unit_is_kept_in_bytes(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("given", "says"),
-    [("8XB", "run.memory is a size such as 8GB, 500MB"), ("1MB", "data and libraries take"), ("", "run.memory is")],
+    [
+        ("8XB", "run.memory is a size such as 8GB, 500MB"),
+        ("1MB", "data, model and libraries take"),
+        ("", "run.memory is"),
+    ],
 )
 @pytest.mark.parametrize("command", ["run", "compare"])
 def test_a_limit_that_cannot_be_is_refused_in_one_line(tmp_path, capsys, command, given, says):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from stratafl.data import federate
-from stratafl.errors import RunError
+from stratafl.errors import DamagedError, RunError
 from stratafl.experiment import Experiment, with_settings
 from stratafl.runs import Run
 from stratafl.runs import holdings as module
@@ -42,7 +42,11 @@ def test_a_run_writes_it_down_and_it_can_be_found_out_again(tmp_path):
         expected = run.sim.workshop.federation.class_counts("train").tolist()
     path = tmp_path / "run" / HOLDINGS
     written = held(tmp_path / "run", experiment)
-    assert written == json.loads(path.read_text(encoding="utf-8"))
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    assert written == {key: value for key, value in stored.items() if key != "checksum"}
+    path.write_text(json.dumps({**stored, "clients": 999}), encoding="utf-8")
+    with pytest.raises(DamagedError, match=r"holdings.json' was changed"):
+        held(tmp_path / "run", experiment)
     assert written["counts"]["train"] == expected
     path.unlink()  # a run of an older version
     assert held(tmp_path / "run", experiment) == written

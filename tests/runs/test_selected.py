@@ -1,6 +1,7 @@
 """What is reported is what is delivered: `load`, `fit` and exports give the models of the round that tables score."""
 
 import json
+import sys
 from itertools import islice
 
 import numpy as np
@@ -52,7 +53,7 @@ def assert_delivers_what_is_reported(folder):
     numbers, fitted = outcome(folder).numbers(), stratafl.load(folder)
     assert accuracy(fitted.sim, fitted.progress) == numbers["deployed"]
     assert fitted.accuracy == numbers["deployed"]
-    assert fitted.round == numbers["selected_round"]
+    assert fitted.round == fitted.selected["round"] == numbers["selected_round"]
     return fitted
 
 
@@ -165,3 +166,16 @@ def test_a_run_made_on_a_gpu_is_loaded_on_a_machine_without(tmp_path, example, s
     assert fitted.round == there.round
     assert torch.equal(fitted.outputs(0, torch.ones(2, 1, 8, 8)), there.outputs(0, torch.ones(2, 1, 8, 8)))
     assert stratafl.load(folder, device="cpu").round == there.round
+
+
+def test_a_run_that_does_not_fit_any_more_is_loaded_and_goes_on_all_the_same(tmp_path, seed, caplog, monkeypatch):
+    """An estimate that has grown, or a smaller machine, must not lock a run away."""
+    folder = made(tmp_path / "run", seed, "run.checkpoint=1", "run.memory=50GB", rounds=3)
+    monkeypatch.setattr("stratafl.execute.matrix.device_memory", lambda device: 1000)
+    module = sys.modules["stratafl.execute.simulation"]  # a function of the package has its name
+    monkeypatch.setattr(module, "room", lambda limit, device: None if limit is None else 1000)
+    assert stratafl.load(folder).accuracy >= 0
+    with Run.open(folder) as run:
+        assert len(list(run.rounds())) == 3
+    assert any("goes on with one client at a time" in message for message in caplog.messages)
+    assert_delivers_what_is_reported(folder)

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from stratafl import trial as trial_module
-from stratafl.algorithms import ALGORITHMS, algorithm, fedalp, fedavg, fedlag, fedper, flayer, local, pfedla
+from stratafl.algorithms import ALGORITHMS, algorithm, fedalp, fedavg, fedlag, fedper, flayer, pfedla
 from stratafl.analysis import Lab, cka, lab
 from stratafl.analysis.cka import centred_gram, grams, mean_similarity, outlet
-from stratafl.analysis.lab import Bench, common, conflict_numbers, noted, told
+from stratafl.analysis.lab import Bench, _written, common, conflict_numbers, noted, told
 from stratafl.data import from_splits
 from stratafl.describe import columns, describe
 from stratafl.errors import RecordError
@@ -393,8 +393,8 @@ def test_a_server_tells_as_of_after_the_round():
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_every_method_has_its_lines(name):
     method, rounds = within_reach(ACTING.get(name) or algorithm(name), 2)
-    _, entries = run(Trial(made(method, rounds=rounds), lab=Lab(2)))
-    assert [looked(entry) for entry in entries] == [True, True, False, True][:rounds]
+    _, entries = run(Trial(made(method, rounds=rounds), lab=Lab(1)))
+    assert all(looked(entry) for entry in entries)
     for line in entries[-1].layers:
         assert set(line) >= PLAIN | ALWAYS
         assert 0 <= line["cka"] <= 1 + 1e-9
@@ -406,11 +406,7 @@ def test_every_method_has_its_lines(name):
 
 
 def test_numbers_that_are_not_finite_are_null():
-    """A run that has diverged can still be written; who sends nothing is left out of nothing."""
-    sim = made(local(train=SGD(lr=1e30)), rounds=2, dtype=torch.float32)
-    _, entries = run(Trial(sim, lab=Lab(1)))
-    text = json.dumps(entries[-1].layers, allow_nan=False)
-    assert "null" in text
+    assert _written([1.0, [float("nan"), 2], float("inf")]) == [1.0, [None, 2], None]
 
 
 def test_where_all_are_left_out_there_is_nothing_to_compare():

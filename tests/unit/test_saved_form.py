@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from stratafl.algorithms import ALGORITHMS, algorithm, fedalp, fedlag, flayer, pfedla
+from stratafl.algorithms import ALGORITHMS, algorithm, fedalp, fedavg30local, fedlag, flayer, pfedla
 from stratafl.errors import DamagedError, RunError
 from stratafl.execute import Matrix
 from stratafl.execute.saved import SavedForm
@@ -17,7 +17,7 @@ ACTING = {
     "flayer official": flayer(preset="official"),
     "pfedla": pfedla(hyper_lr=0.5),
 }
-EVERY = {**{name: algorithm(name) for name in ALGORITHMS}, **ACTING}
+EVERY = {**{name: algorithm(name) for name in ALGORITHMS}, "fedavg30local": fedavg30local(warmup=1), **ACTING}
 
 
 @pytest.mark.parametrize("name", EVERY)

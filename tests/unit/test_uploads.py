@@ -6,12 +6,14 @@ import pytest
 import torch
 
 from stratafl.algorithms import ALGORITHMS, algorithm, fedalp, fedavg, fedlag, fedper, flayer, heurpfedla, local
+from stratafl.api import fit
 from stratafl.errors import ContractError, StageError
 from stratafl.execute import Debug, Matrix, Messages, simulation, uploads
 from stratafl.execute.uploads import FAR, NOT_FINITE, LeftOut, Outlier, inspect, outliers
 from stratafl.layers import Layer
 from stratafl.layout import Layout, Spec
 from stratafl.measure import upload_line
+from stratafl.models import build
 from stratafl.parcel import ColumnMask, Field, LayerMask, Parcel
 from stratafl.policies import SGD
 from stratafl.testing import Case, difference, laws, tiny_federation, tiny_model
@@ -115,8 +117,8 @@ LAYOUT = Layout(
 RECEIVED = {"a.weight": torch.ones(2, 2), "a.mean": torch.zeros(2, 1), "b.weight": torch.zeros(2, 1)}
 
 
-def looked_at(samples=(4, 7), **fields):
-    return inspect(Parcel(fields), RECEIVED, "theta", torch.tensor(samples), LAYOUT)
+def looked_at(samples=(4, 7), state=None, **fields):
+    return inspect(Parcel(fields), state or {}, RECEIVED, "theta", torch.tensor(samples), LAYOUT)
 
 
 def theta(a=((1, 1), (1, 1)), mean=((0,), (0,)), b=((0,), (0,)), mask=None, dtype=torch.float32):
@@ -165,13 +167,24 @@ def test_the_largest_numbers_are_finite():
 def test_a_count_is_the_clients_own():
     assert looked_at(samples=(4, 7), samples_=Field(torch.tensor([1, 1]))).reasons == ["", ""]
     counts = Parcel({"samples": Field(torch.tensor([4, 8]))})
-    found = inspect(counts, RECEIVED, "theta", torch.tensor([4, 7]), LAYOUT)
+    found = inspect(counts, {}, RECEIVED, "theta", torch.tensor([4, 7]), LAYOUT)
     assert found.reasons == ["", "it claims 8 training samples and holds 7"]
 
 
-def test_who_sends_nothing_is_left_out_of_nothing():
+def test_who_sends_nothing_is_left_out_if_its_own_model_is_not_finite():
     found = looked_at()
     assert (found.reasons, found.norms) == (["", ""], [0.0, 0.0])
+    found = looked_at(state={"theta": {"b.weight": torch.tensor([[1.0], [NAN]])}, "steps": torch.tensor([1, 2])})
+    assert found.reasons == ["", "its model is not finite"]
+
+
+def test_a_model_that_is_not_sent_and_overflows_is_not_kept():
+    """Training alone sends nothing: a client whose model is lost is where it was, and is named."""
+    clients = [(torch.zeros(40, 4), torch.tensor([0, 1] * 20)) for _ in range(4)]
+    clients[1] = (torch.full((40, 4), 1e30), clients[1][1])
+    fitted = fit(local(train=SGD(lr=1e10)), clients, build("mlp", shape=(4,), classes=2, hidden=(4,)), rounds=2)
+    assert [[each["client"] for each in line["left_out"]] for line in fitted.history] == [[1], [1]]
+    assert all(bool(x.isfinite().all()) for x in fitted.model(1).state_dict().values())
 
 
 # Who is far from the others
@@ -185,8 +198,9 @@ def test_ten_times_the_median_is_far():
 
 
 def test_of_few_nobody_is_far_and_who_did_not_move_does_not_count():
-    assert outliers([0, 1, 2], [1.0, 1.0, 100.0]) == ()
-    assert outliers(range(6), [0.0, 0.0, 0.0, 1.0, 1.0, 100.0]) == ()
+    assert outliers([0, 1], [1.0, 100.0]) == ()
+    assert outliers(range(5), [0.0, 0.0, 0.0, 1.0, 100.0]) == ()
+    assert outliers([0, 1, 2], [1.0, 1.0, 100.0]) == (Outlier(2, 100.0),)
     assert outliers(range(7), [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 100.0]) == (Outlier(6, 100.0),)
     assert outliers(range(4), [torch.inf] * 4) == ()
 

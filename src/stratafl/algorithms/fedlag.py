@@ -132,7 +132,7 @@ class PersonaliseConflicts:
         """Scores from what each client started from, as the server knows it."""
         layout, trained, held = rnd.layout, up["theta"].rows, rows_of(server, "theta")
         rows, start = rows_of(server, "rows"), started(server, ids, layout)
-        h = Computed(layout.trainable(), lambda name: trained[name] - start[name])  # Eq. 1–2
+        h = Computed(layout.trainable(), lambda name: start[name].neg_().add_(trained[name]))  # Eq. 1–2, in one block
         conflicts = conflicting_pairs(layout.gram(h), self.xi)  # GC_ξ(l), Eq. 3
         weights = up["samples"].tensor if self.weights == "samples" else torch.ones_like(ids)
         mean = mean_or_hold(add_rows({}, weights, trained, None), add_weights({}, weights, trained, None), held)

@@ -49,8 +49,8 @@ def _units(federation: Federation) -> list[str]:
     """Which clients are far from the others, and that one mean for all would not help."""
     lines = told(federation)
     advice = (
-        "look at the units of the clients above first: data.normalise = 'columns' takes one mean and one deviation "
-        "over all clients, and makes it worse"
+        "correct the units of the clients above first: data.normalise = 'columns' takes one mean and one deviation "
+        "over all clients, and does not repair them"
     )
     return [*lines, *([advice] if lines else [])]
 

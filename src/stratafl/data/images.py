@@ -13,6 +13,7 @@ from stratafl.data.formats.columns import Column
 from stratafl.data.image_files import Header, header_of, pixels_of, resized_planes
 from stratafl.data.memory_limit import MemoryLimit
 from stratafl.errors import DataError
+from stratafl.reprs import short_repr
 from stratafl.wording import counted
 
 _TYPES = {8: np.uint8, 16: np.uint16, 32: np.float32}
@@ -20,6 +21,7 @@ _WIDER = 257  # times a byte is the same share of 16 bits: 255 becomes 65535
 _COPIES = 8  # bytes for each pixel of one image while it is decoded, in all its copies
 
 
+@short_repr
 class Content(NamedTuple):
     """What samples are made of; of images also their modes, and what a person has to know of how they were read."""
 

@@ -72,6 +72,8 @@ def _check_options(reading: Reading, known: Sequence[str], name: str) -> None:
 
 
 def _own(place: Path, reading: Reading) -> Samples:
+    if place.exists() and not (place.is_file() or place.is_dir()):
+        raise DataError(f"'{place}' is neither a file nor a folder but a pipe or a device: save the data to a file")
     if place.suffix == ".npz":
         return reading.of_owners(npz_samples(place, reading))
     if not place.exists():

@@ -35,7 +35,8 @@ class MemoryLimit:
         whose = "half of this machine's" if self.most is None else "run.memory"
         return MemoryLimitError(
             f"{wrong}, and {size(left)} are left of the limit of {size(self.bytes)} ({whose}): raise it with "
-            "run.memory (--memory), or read less (fewer samples, or a smaller data.size)"
+            "run.memory (--memory; of a run on a GPU that is the GPU's), or read less (fewer samples, or a smaller "
+            "data.size)"
         )
 
 

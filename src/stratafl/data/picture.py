@@ -1,14 +1,14 @@
 """A picture of who holds what: a bubble for the samples of each class that each client holds, as SVG."""
 
+import html
 from collections.abc import Sequence
-from html import escape
 from math import ceil, sqrt
 
 import torch
 from torch import Tensor
 
 from stratafl.data.federation import SPLITS, Federation
-from stratafl.wording import counted
+from stratafl.wording import counted, printable
 
 MOST = 300  # clients that are drawn; more could not be told apart
 _NARROW, _WIDE, _LARGEST, _SMALLEST = 420, 960, 26, 5  # pixels: the plot, and the cell of a bubble
@@ -120,3 +120,8 @@ def _client(name: str, x: float, bottom: int, upright: bool) -> str:
 
 def _text(x: float, y: float, words: str, kind: str, anchor: str) -> str:
     return f'<text class="{kind}" x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+def escape(text: str) -> str:
+    """The text as it can stand in a picture: control characters, which XML does not allow, are shown."""
+    return html.escape(printable(text))

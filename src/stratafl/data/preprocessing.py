@@ -73,6 +73,9 @@ class Preprocessing:
                 f"samples of shape {self.shape} are expected, [n, {', '.join(map(str, self.shape))}] in all, "
                 f"not an array of shape {tuple(x.shape)}"
             )
+        if x.is_floating_point() and not bool(x.isfinite().all()):
+            wrong = int((~x.isfinite()).flatten(1).any(1).nonzero()[0])
+            raise DataError(f"sample {wrong} holds NaN or infinity: leave it out, or put a number there")
         if self.kind.is_floating_point:
             return x.to(self.kind)
         if self.scaling is not None:

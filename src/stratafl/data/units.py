@@ -5,6 +5,7 @@ as a ratio. A ratio is far if it exceeds what few clients, few samples and the u
 clients, could explain. The same is done for the typical value of a column, against its spread, which finds a shift.
 """
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from stratafl.data.federation import Federation
 from stratafl.data.scaling import PIXELS, samples_at
+from stratafl.reprs import short_repr
 from stratafl.wording import counted
 
 Array = NDArray[Any]
@@ -37,6 +39,7 @@ class Far(NamedTuple):
     features: int
 
 
+@short_repr
 class _Quartiles(NamedTuple):
     """Of each client and feature, [N, F]; NaN where too few samples say something."""
 
@@ -47,12 +50,21 @@ class _Quartiles(NamedTuple):
 
 
 def far_clients(federation: Federation) -> tuple[Far, ...]:
-    """The clients that are far from the others in some feature, each with the feature where it is farthest."""
+    """The clients that are far from the others in some feature, or in what is predicted if that is a number."""
+    if federation.far is not None:
+        return federation.far
+    found = _far(federation)
+    if federation.classes is None and federation.y.is_floating_point():
+        targets = replace(federation, x=federation.y.reshape(len(federation.y), -1), column_names=(), scaling=None)
+        named = {far.client for far in found}
+        found += tuple(far._replace(feature="the target") for far in _far(targets) if far.client not in named)
+    return found
+
+
+def _far(federation: Federation) -> tuple[Far, ...]:
     x = federation.x
     if federation.clients < 2 or x.numel() == 0 or not (x.is_floating_point() or x.dtype in PIXELS):
         return ()
-    if federation.far is not None:
-        return federation.far
     values = _values(federation)
     nonzero = np.where(values == 0, np.nan, np.abs(values))
     sizes = _quartiles(np.log(nonzero), np.isfinite(values).sum(1) * _PRESENT)

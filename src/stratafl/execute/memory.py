@@ -37,7 +37,7 @@ class Needs:
     client: int  # one client at work
     visitor: int  # one client being evaluated
     method: Footprint
-    selected: int = 0  # the state of the round that counts, which is held beside the newest
+    selected: int = 0  # the state of the round that counts, and models that layer diagnostics look at
 
     def working(self, clients: int) -> int:
         """While so many clients work at once, or their uploads are added to the sums."""
@@ -69,7 +69,7 @@ class Needs:
             self.merging(): (2 * self.server, m.sums + m.merge, side_by_side, 0),
         }
         names = ("the server's state", "sums on the server", "uploads side by side", "one client")
-        always = (("client states", self.states), ("the selected round", self.selected))
+        always = (("client states", self.states), ("the selected round and layer diagnostics", self.selected))
         found = (*zip(names, moments[self.least], strict=True), *always)
         return ", ".join(f"{name} {in_units(size)}" for name, size in found if size)
 
@@ -143,13 +143,18 @@ def room(limit: int | None, device: torch.device) -> int | None:
     if limit is None:
         return None
     give_back()
-    there = resident() if device.type != "cuda" else torch.cuda.memory_allocated(device)
+    there = taken(device)
     if there >= limit:
         raise MemoryLimitError(
             f"data, model and libraries take {in_units(there)} before a client works, and the memory limit is "
             f"{in_units(limit)}: raise it"
         )
     return limit - there
+
+
+def taken(device: torch.device) -> int:
+    """What libraries and data have of it already."""
+    return resident() if device.type != "cuda" else torch.cuda.memory_allocated(device)
 
 
 @cache  # as others come and go, groups of clients would change their size, and programs their shape

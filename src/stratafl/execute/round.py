@@ -169,7 +169,8 @@ def _shift(among: _Among, total: Total, kept: Clients, group: Tensor) -> tuple[T
     paused, received = time.perf_counter(), rows_of(desk, algorithm.row)
     with executor.stage("fold", group, layout) as watch:
         arrived = executor.carry(upload, layout)
-        found = inspect(arrived, received, algorithm.row, sim.workshop.federation.counts("train")[group], layout)
+        samples = sim.workshop.federation.counts("train")[group]
+        found = inspect(arrived, memory, received, algorithm.row, samples, layout)
         some = _Some(group, arrived, memory, received, trained)
         if len(found.sound) < len(group):
             some = some.pick(found.sound, sim.workshop.device)

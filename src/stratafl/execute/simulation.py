@@ -22,7 +22,7 @@ from stratafl.errors import DataError, MemoryLimitError, ModelError, PhaseError,
 from stratafl.execute.clients import Clients, InMemory
 from stratafl.execute.devices import device_of
 from stratafl.execute.matrix import chunk_size
-from stratafl.execute.memory import Needs, client_bytes, room, server_bytes, visitor_bytes
+from stratafl.execute.memory import Needs, client_bytes, room, server_bytes, taken, visitor_bytes
 from stratafl.execute.records import Format, Index, OnDisk, RecordFile
 from stratafl.execute.round import Examiner, Executor, Report, run_round
 from stratafl.execute.store import Store, chosen
@@ -38,6 +38,7 @@ from stratafl.task.speed import USUAL, Speed
 from stratafl.task.workshop import EngineName
 
 log = logging.getLogger("stratafl")
+LOOKED_AT = 8  # copies of a model that layer diagnostics take: as received, trained, joined, their differences
 ModelSource = nn.Module | Callable[[], nn.Module]
 
 
@@ -73,6 +74,7 @@ class Simulation:
     limit: int | None = None  # bytes that all of it may take
     store: Store = "device"  # where clients' memories are kept
     template: nn.Module | None = None  # the model as drawn, with stock modules; rows fit into a copy of it
+    looked_at: int = 0  # clients whose models the layer diagnostics keep for a round
 
     @cached_property
     def client_bytes(self) -> int:
@@ -100,7 +102,8 @@ class Simulation:
     def needs(self, cohort: int) -> Needs:
         """What a round of so many clients takes."""
         held = 0 if self.store == "disk" or self.kept_on != self.workshop.device else self.format.size
-        selected = self.server_bytes + held * self.setup.clients
+        looked_at = min(self.looked_at, cohort) * LOOKED_AT * self.setup.row_bytes()
+        selected = self.server_bytes + held * self.setup.clients + looked_at
         one, seen = self.client_bytes, self.visitor_bytes
         return Needs(cohort, self.server_bytes, held * cohort, one, seen, self.footprint, selected)
 
@@ -243,6 +246,7 @@ def simulation(
     store: Store = "auto",
     saved: bool = False,
     newcomers: int = 0,
+    looked_at: int = 0,
     begun: bool = False,
 ) -> Simulation:
     """Put a simulation together, refusing what does not fit.
@@ -288,20 +292,27 @@ def simulation(
     clients, classes = federation.clients - newcomers, federation.classes
     setup = Setup(layout, start, fresh, clients, rounds, seed, classes, shop.features, participation)
     _check(algorithm, setup, begun)
-    left = room(memory, shop.device)
+    left = None if begun and memory is not None and taken(shop.device) >= memory else room(memory, shop.device)
     needed = memory_format(algorithm, setup).size * clients
     kept = chosen(store, needed, shop.device, left, participation=participation, saved=saved)
     rest = left
     if left is not None and (kept == "device" or (kept == "ram" and shop.device.type == "cpu")):
         rest = left - needed
-    made = Simulation(algorithm, shop, setup, rest, memory, kept, module.cpu())
+    made = Simulation(algorithm, shop, setup, rest, memory, kept, module.cpu(), looked_at)
+    return _within_memory(made, left if store == "auto" else None, begun)
+
+
+def _within_memory(made: Simulation, left: int | None, begun: bool) -> Simulation:
+    """The simulation, if a round of it fits; with client states on disk, if so much is left then and that helps."""
     try:
         chunk_size(made, made.largest_cohort)  # what does not fit is refused here, before anything is computed
-    except MemoryLimitError:
-        if store != "auto" or kept == "disk" or left is None:
+    except MemoryLimitError as error:
+        if made.store != "disk" and left is not None:
+            return _within_memory(replace(made, memory=left, store="disk"), left, begun)
+        if not begun:
             raise
-        made = replace(made, memory=left, store="disk")
-        chunk_size(made, made.largest_cohort)
+        log.warning("%s; this run has begun, and goes on with one client at a time", error)
+        return replace(made, memory=made.needs(made.largest_cohort).least)
     return made
 
 

@@ -1,8 +1,9 @@
 """Uploads as the server sees them: which are left out of a round, and whose update is far from the others'.
 
-An upload is left out if a value that was sent is not finite, or if its `samples` are not the client's number of
-training samples: either would decide everybody's next model. An update whose norm is ten times the cohort's median or
-more is named and takes part, because a client may well have more to learn than the others.
+An upload is left out if a value that was sent, or that the client would keep, is not finite, or if its `samples` are
+not the client's number of training samples: it would decide everybody's next model, or its own for ever. An update
+whose norm is ten times the cohort's median or more is named and takes part, because a client may well have more to
+learn than the others.
 """
 
 from collections.abc import Sequence
@@ -16,11 +17,12 @@ from torch import Tensor
 from stratafl.layout import Layout, Rows, row_dot
 from stratafl.parcel import Field, Parcel
 from stratafl.reprs import short_repr
-from stratafl.state import tensors
+from stratafl.state import State
 
 NOT_FINITE = "its upload is not finite"
+STATE_NOT_FINITE = "its model is not finite"
 FAR = 10.0  # times the median norm of the cohort's updates
-FEW = 4  # updates below which a median says nothing
+FEW = 3  # updates below which a median says nothing
 COUNT = "samples"  # the field of an upload that holds n_k
 
 
@@ -54,18 +56,25 @@ class Inspection:
         return torch.tensor([place for place, reason in enumerate(self.reasons) if not reason], dtype=torch.int64)
 
 
-def inspect(up: Parcel, received: Rows, row: str, samples: Tensor, layout: Layout) -> Inspection:
-    """Look at uploads as they arrive; `received` is what training started from, `samples` `[C]` what clients hold."""
+def inspect(up: Parcel, state: State, received: Rows, row: str, samples: Tensor, layout: Layout) -> Inspection:
+    """Look at uploads as they arrive, and at the state that clients would keep.
+
+    `received` is what training started from, `samples` `[C]` what clients hold.
+    """
     clients = len(samples)
-    device = next((x.device for field in up.values() for x in tensors({"": field.value})), samples.device)
+    device = next((x.device for x in received.values()), samples.device)
     held = samples.to(device, torch.float64)
-    extremes = [bound for field in up.values() for bound in _extremes(field, clients, layout)]
-    finite = torch.stack(extremes).isfinite().all(0) if extremes else torch.ones_like(held, dtype=torch.bool)
-    claimed = _claimed(up, held)
-    seen = torch.stack([finite.double(), claimed, _squares(up, received, row, held, layout)])
-    flags, claims, squares = seen.cpu().tolist()  # the one transfer: each waits for the device
-    reasons = [_reason(*each) for each in zip(flags, claims, samples.tolist(), strict=True)]
-    return Inspection(reasons, [square**0.5 for square in squares])
+    sent = _finite([bound for field in up.values() for bound in _extremes(field, clients, layout)], held)
+    kept = _finite([bound for value in state.values() for bound in _extremes(Field(value), clients, layout)], held)
+    squares = _squares(up, received, row, held, layout)
+    seen = torch.stack([sent, kept, _claimed(up, held), squares]).cpu().tolist()  # the one transfer: each waits
+    reasons = [_reason(*each) for each in zip(*seen[:3], samples.tolist(), strict=True)]
+    return Inspection(reasons, [square**0.5 for square in seen[3]])
+
+
+def _finite(extremes: Sequence[Tensor], like: Tensor) -> Tensor:
+    """`[C]`: 1 where all of these are finite."""
+    return torch.stack(list(extremes)).isfinite().all(0).double() if extremes else torch.ones_like(like)
 
 
 def outliers(ids: Sequence[int], norms: Sequence[float]) -> tuple[Outlier, ...]:
@@ -82,9 +91,11 @@ def _rounded(ratio: float) -> float | None:
     return float(f"{ratio:.3g}") if isfinite(ratio) else None
 
 
-def _reason(finite: float, claimed: float, held: int) -> str:
-    if not finite:
+def _reason(sent: float, kept: float, claimed: float, held: int) -> str:
+    if not sent:
         return NOT_FINITE
+    if not kept:
+        return STATE_NOT_FINITE
     if claimed != held:
         return f"it claims {claimed:.0f} training samples and holds {held}"
     return ""

@@ -2,13 +2,14 @@
 
 import json
 import os
+import zlib
 from pathlib import Path
 from typing import Any
 
 from stratafl.assemble import federation_of
 from stratafl.data import Federation
 from stratafl.data.federation import SPLITS
-from stratafl.errors import StrataError
+from stratafl.errors import DamagedError, StrataError
 from stratafl.experiment import Experiment
 from stratafl.runs.files import read_json, write_whole
 
@@ -36,13 +37,26 @@ def holdings(federation: Federation) -> dict[str, Any]:
 
 def write_holdings(folder: Path, federation: Federation) -> None:
     """Write who holds what into a run directory."""
-    write_whole(folder / HOLDINGS, json.dumps(holdings(federation), separators=(",", ":")).encode() + b"\n")
+    told = holdings(federation)
+    write_whole(folder / HOLDINGS, _written({**told, "checksum": _checksum(told)}) + b"\n")
+
+
+def _written(told: dict[str, Any]) -> bytes:
+    return json.dumps(told, separators=(",", ":")).encode()
+
+
+def _checksum(told: dict[str, Any]) -> str:
+    """Of everything else in the file: against damage and careless editing, as the lines of journals have one."""
+    return f"{zlib.crc32(_written(told)):08x}"
 
 
 def held(folder: Path, experiment: Experiment) -> dict[str, Any] | None:
     """Who holds what in a run: as written, or divided again where that is quick, or else nothing."""
     if os.path.lexists(folder / HOLDINGS):
         found = read_json(folder / HOLDINGS)
+        checksum = found.pop("checksum", None)  # older runs have none
+        if checksum is not None and checksum != _checksum(found):
+            raise DamagedError(f"'{folder / HOLDINGS}' was changed: put it back, or remove it")
         return found if _sound(found) else None
     if not _quick(experiment.data.name):
         return None

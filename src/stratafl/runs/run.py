@@ -370,11 +370,16 @@ def stored(
     return sim, sim.restored(state.tensors, file), lines
 
 
+def counting_line(folder: Path, lines: list[Line]) -> Line | None:
+    """The line of the round that a run's tables score."""
+    return Selection.of(lines, config_of(folder).evaluate, None).line
+
+
 def _asked_for(folder: Path, saved: Checkpoint, lines: list[Line], round: str) -> Saved:
     newest = Saved(saved.round, saved.tensors)
     if round == "newest":
         return newest
-    chosen = Selection.of(lines, config_of(folder).evaluate, None).line
+    chosen = counting_line(folder, lines)
     if saved.selected is None or chosen is None:
         if chosen is not None and chosen["round"] != saved.round:
             log.warning(
@@ -446,9 +451,8 @@ def _simulation(
 
 def _elsewhere(experiment: Experiment, then: dict[str, Any], device: str) -> tuple[Experiment, dict[str, Any] | None]:
     """The experiment on a device of this machine; what was decided for another kind of device is left to it."""
-    run = experiment.run
-    there = device_or_cpu(run.device) if device == "auto" else device
-    run = replace(run, device=there)
+    there = device_or_cpu(str(then.get("device") or experiment.run.device)) if device == "auto" else device
+    run = replace(experiment.run, device=there, memory=None)  # a limit of rounds, perhaps of another device's memory
     if there.partition(":")[0] == str(then.get("device")).partition(":")[0]:
         return replace(experiment, run=run), then.get("tuning")
     usual = type(run)()

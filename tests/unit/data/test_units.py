@@ -159,3 +159,14 @@ def test_it_is_said_once_before_the_first_round(caplog):
     said = [record.getMessage() for record in caplog.records if "another unit" in record.getMessage()]
     assert len(said) == 1
     assert said[0].startswith("client 1: column ")
+
+
+def test_a_target_in_another_unit_is_named():
+    rng = np.random.default_rng(0)
+    clients = [
+        (rng.normal(size=(30, 2)).astype(np.float32), rng.normal(50, 5, 30).astype(np.float32)) for _ in range(3)
+    ]
+    assert told(from_clients(clients)) == []
+    clients[1] = (clients[1][0], clients[1][1] * 10_000)
+    [line] = told(from_clients(clients))
+    assert line.startswith("client 1: the target has a typical size of ")
