@@ -106,9 +106,10 @@ def test_a_run_keeps_to_its_limit():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("limit", ["400MB", "900MB"])
+@pytest.mark.parametrize("limit", ["800MB", "2GB"])
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_every_algorithm_keeps_to_its_limit_or_is_refused(name, limit):
-    found = measured(name, limit, "1500, 1500")
+    """Over rounds of which an early one is selected, so that its state is held as well."""
+    found = measured(name, limit, "1500, 1500", rounds=4)
     assert "refused" in found or found["share"] <= 1.1
-    assert "refused" not in found or limit == "400MB"
+    assert "refused" not in found or limit == "800MB"
