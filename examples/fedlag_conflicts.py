@@ -9,12 +9,12 @@ Dirichlet(0.1), from the same start. About a minute per seed.
 import argparse
 
 from stratafl.algorithms import fedavg
-from stratafl.analysis import Lab
 from stratafl.data import IID, Dirichlet, Partition, digits
+from stratafl.evaluation import Lab
+from stratafl.evaluation.trial import Trial
 from stratafl.execute import simulation
 from stratafl.models import build
 from stratafl.policies import SGD
-from stratafl.trial import Trial
 
 SHOWN = (1, 2, 3, 5, 10, 20, 40, 60)
 CLIENTS = 8  # 28 pairs; with many more, a client's few samples are no longer alike even on IID data

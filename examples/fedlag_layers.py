@@ -17,14 +17,14 @@ import numpy as np
 from torch import nn
 
 from stratafl import fit
-from stratafl.algorithm import Algorithm
 from stratafl.algorithms import fedavg, fedavg30local, fedlag, fedper
-from stratafl.analysis import Lab
+from stratafl.core.algorithm import Algorithm
 from stratafl.data import Federation, digits, from_splits
+from stratafl.evaluation import Lab
+from stratafl.evaluation.trial import Trial
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
 from stratafl.policies import SGD
-from stratafl.trial import Trial
 
 ROUNDS, WARMUP, TRAIN = 30, 10, SGD(lr=0.1)
 

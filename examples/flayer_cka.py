@@ -8,12 +8,12 @@ Mean linear CKA over pairs of 20 clients on 100 common test samples, in the firs
 from statistics import mean
 
 from stratafl.algorithms import fedavg, fedrep, flayer
-from stratafl.analysis import Lab
 from stratafl.data import digits
+from stratafl.evaluation import Lab
+from stratafl.evaluation.trial import Trial
 from stratafl.execute import simulation
 from stratafl.models import build
 from stratafl.policies import SGD
-from stratafl.trial import Trial
 
 ROUNDS, SEEDS, TRAIN = 20, (0, 1, 2), SGD(lr=0.05)
 METHODS = {"FedAvg": fedavg(train=TRAIN), "FedRep": fedrep(train=TRAIN), "FLAYER": flayer(train=TRAIN)}

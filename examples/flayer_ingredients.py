@@ -9,7 +9,7 @@ from dataclasses import replace
 from stratafl.algorithms import fedavg, fedper, flayer
 from stratafl.algorithms.flayer import LayerRate, TopChange
 from stratafl.algorithms.flayer_official import ChildRates, HeadEpoch, KernelTop, official
-from stratafl.layerwise import Layerwise
+from stratafl.core.layerwise import Layerwise
 from stratafl.policies import SGD, Accuracy, Remember
 
 LEAKS = "the test accuracy of each client steers its training"

@@ -10,10 +10,10 @@ from statistics import mean, stdev
 
 from stratafl.algorithms import flayer
 from stratafl.data import digits
+from stratafl.evaluation.trial import Trial
 from stratafl.execute import simulation
 from stratafl.models import build
 from stratafl.policies import SGD
-from stratafl.trial import Trial
 
 ROUNDS, SEEDS, TRAIN = 30, (0, 1, 2), SGD(lr=0.05)
 OFF = {"guide": False, "rates": False, "mask": False}

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from stratafl.algorithms import fedavg
-from stratafl.fields import Start
-from stratafl.layers import Select, select
+from stratafl.core.fields import Start
+from stratafl.core.layers import Select, select
+from stratafl.core.records import record
+from stratafl.core.state import rows_of
 from stratafl.policies import SGD, Take
-from stratafl.records import record
-from stratafl.state import rows_of
 
 
 @record

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from stratafl.algorithms import ALGORITHMS
+from stratafl.config.experiment import Experiment, with_settings
 from stratafl.errors import MemoryLimitError
-from stratafl.experiment import Experiment, with_settings
 from stratafl.runs import Run
 
 EARLY = {"fedalp": "warmup=1", "fedavg30local": "warmup=1", "fedlag": "warmup=0"}  # so that their last phase is reached

@@ -10,10 +10,10 @@ import sys
 import numpy as np
 import torch
 
-from stratafl.algorithm import Algorithm
 from stratafl.algorithms import fedavg, local, pfedla, simmix
+from stratafl.core.algorithm import Algorithm
 from stratafl.data import Classes, Federation, digits_arrays, federate
-from stratafl.evaluate import scoreboard
+from stratafl.evaluation.evaluate import scoreboard
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
 from stratafl.policies import SGD

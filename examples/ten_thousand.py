@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.torch import load_file
 
+from stratafl.config.experiment import Experiment, with_settings
 from stratafl.data.digits import digits_arrays
-from stratafl.experiment import Experiment, with_settings
 from stratafl.runs import Run, stored
 
 COHORT, EVALUATED, SAMPLES, CLASSES = 100, 100, 20, 2

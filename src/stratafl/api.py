@@ -17,24 +17,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stratafl.algorithm import Algorithm
+from stratafl.core.algorithm import Algorithm
+from stratafl.core.reprs import short_repr
 from stratafl.data import Federation, from_clients
 from stratafl.data.arrays import Array, plain_tensor
 from stratafl.errors import DataError, ModelError, RecordError, RunError
-from stratafl.evaluate import state_dict
+from stratafl.evaluation.evaluate import state_dict
+from stratafl.evaluation.flagged import Notices
+from stratafl.evaluation.measure import Line
+from stratafl.evaluation.trial import Trial
 from stratafl.execute import Progress, Simulation, simulation
 from stratafl.execute.simulation import ModelSource
 from stratafl.execute.tokens import check_given
-from stratafl.export import to_onnx, to_safetensors
-from stratafl.flagged import Notices
-from stratafl.measure import Line
-from stratafl.predictor import Predictor
-from stratafl.reprs import short_repr
+from stratafl.export.predictor import Predictor
+from stratafl.export.writing import to_onnx, to_safetensors
 from stratafl.runs import stored
 from stratafl.runs.run import counting_line
 from stratafl.runs.selection import Selection
-from stratafl.summary import evaluated, selected
-from stratafl.trial import Trial
+from stratafl.runs.summary import evaluated, selected
 
 log = logging.getLogger("stratafl")
 

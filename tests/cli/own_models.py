@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from stratafl.algorithms import fedavg
-from stratafl.records import record
+from stratafl.core.records import record
 
 NUMBER = 3  # not something that can be called
 

@@ -25,9 +25,9 @@ from safetensors.torch import load_file
 from processes import outputs, wait_until
 from stratafl.algorithms import ALGORITHMS
 from stratafl.cli import run
+from stratafl.config.protocols import PROTOCOLS
 from stratafl.data import DATASETS, PARTITIONS
 from stratafl.models import MODELS
-from stratafl.protocols import PROTOCOLS
 from stratafl.recipes import recipe_names
 from stratafl.runs import Run
 from stratafl.runs.files import Journal, read_lines

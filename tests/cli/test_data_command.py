@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from stratafl.config.experiment import load, with_settings
 from stratafl.data import DATASETS, load_samples
-from stratafl.experiment import load, with_settings
 from stratafl.runs import Run
 
 SHORT = ("--rounds", 1, "--set", "train.batch=5")

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import torch
 
-from stratafl.algorithm import Algorithm, Work
 from stratafl.algorithms import fedavg, fedper
-from stratafl.fields import Number, Start
-from stratafl.layers import Select, select
-from stratafl.parcel import Field, LayerMask, Parcel
+from stratafl.core.algorithm import Algorithm, Work
+from stratafl.core.fields import Number, Start
+from stratafl.core.layers import Select, select
+from stratafl.core.parcel import Field, LayerMask, Parcel
+from stratafl.core.records import record
+from stratafl.core.state import rows_of
 from stratafl.policies import SGD, Take
-from stratafl.records import record
-from stratafl.state import rows_of
 
 
 class Delegate(Algorithm):

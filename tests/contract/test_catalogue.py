@@ -18,7 +18,7 @@ from stratafl.algorithms import (
     simmix,
 )
 from stratafl.algorithms.laws import LAWS
-from stratafl.evaluate import received
+from stratafl.evaluation.evaluate import received
 from stratafl.execute import Matrix, Messages, simulation
 from stratafl.testing import CLASSES, SETTINGS, Case, check_algorithm, check_law, difference, tiny_federation
 

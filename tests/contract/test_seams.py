@@ -7,19 +7,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from stratafl.algorithm import Plan
 from stratafl.algorithms import fedavg, fedper, local
+from stratafl.core.algorithm import Plan
+from stratafl.core.fields import Number, Start
+from stratafl.core.layers import select
+from stratafl.core.layerwise import Layerwise
+from stratafl.core.parcel import ColumnMask, Field, LayerMask
+from stratafl.core.phased import Phase, Phased
+from stratafl.core.records import record
+from stratafl.core.state import rows_of
 from stratafl.errors import MemoryLimitError
-from stratafl.evaluate import deployed, received
+from stratafl.evaluation.evaluate import deployed, received
 from stratafl.execute import Matrix, Messages, simulation
-from stratafl.fields import Number, Start
-from stratafl.layers import select
-from stratafl.layerwise import Layerwise
-from stratafl.parcel import ColumnMask, Field, LayerMask
-from stratafl.phased import Phase, Phased
 from stratafl.policies import SGD, Broadcast, Deliver, Mean, Take, Upload
-from stratafl.records import record
-from stratafl.state import rows_of
 from stratafl.testing import CLASSES, SIZES, check_algorithm, difference, tiny_federation, tiny_model
 
 ONE = [("follow", 0.5)]

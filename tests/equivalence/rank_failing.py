@@ -5,8 +5,8 @@ import signal
 from dataclasses import replace
 
 from stratafl.algorithms import fedavg
+from stratafl.core.records import record
 from stratafl.errors import DataError
-from stratafl.records import record
 
 
 @record

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from stratafl.algorithm import Algorithm
 from stratafl.algorithms import (
     ALGORITHMS,
     algorithm,
@@ -19,10 +18,11 @@ from stratafl.algorithms import (
     heurpfedla,
     pfedla,
 )
+from stratafl.core.algorithm import Algorithm
+from stratafl.core.layout import Rows
+from stratafl.core.state import flatten
 from stratafl.execute import Distributed, Executor, Matrix, Messages, Simulation
 from stratafl.execute.ranks import Ranks
-from stratafl.layout import Rows
-from stratafl.state import flatten
 from stratafl.testing import Case, difference
 from stratafl.testing.tampering import Tampered, claiming, not_finite
 

@@ -16,11 +16,11 @@ from processes import wait_until
 from stratafl.algorithms import fedavg
 from stratafl.cli import run as strata
 from stratafl.cli import running
+from stratafl.core.parcel import ColumnMask, Field, LayerMask, Parcel
 from stratafl.errors import RunError, WireError
 from stratafl.execute import Matrix
 from stratafl.execute.packing import from_buffer, pack, to_buffer, unpack, value_of, words
 from stratafl.execute.ranks import Ranks, world
-from stratafl.parcel import ColumnMask, Field, LayerMask, Parcel
 from stratafl.testing import Case, difference
 
 SETTINGS = (

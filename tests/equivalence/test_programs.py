@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from stratafl.algorithms import ALGORITHMS, algorithm, fedavg, fedprox, fedrep
+from stratafl.core.layers import select
+from stratafl.core.objectives import CrossEntropy
+from stratafl.core.records import record
 from stratafl.errors import RecordError, UnknownNameError
 from stratafl.execute import Matrix, simulation
-from stratafl.layers import select
-from stratafl.objectives import CrossEntropy
 from stratafl.policies import SGD, Exponential
-from stratafl.records import record
-from stratafl.task.programs import Programs
-from stratafl.task.speed import Speed
+from stratafl.runtime.programs import Programs
+from stratafl.runtime.speed import Speed
 from stratafl.testing import difference, tiny_federation, tiny_model, within_reach
 
 KEPT, PLAIN = Speed(graphs="on"), Speed(graphs="off")
@@ -103,7 +103,7 @@ def test_without_a_compiler_steps_are_captured_as_they_are(monkeypatch, caplog):
     def missing(program):
         raise FileNotFoundError("no g++")
 
-    monkeypatch.setattr("stratafl.task.programs.compiled", missing)
+    monkeypatch.setattr("stratafl.runtime.programs.compiled", missing)
     plain = made(fedavg(), PLAIN).run(Matrix()).tensors()
     sim = made(fedavg(), Speed(compile="on"))
     assert difference(plain, sim.run(Matrix()).tensors()) == 0

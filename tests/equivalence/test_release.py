@@ -7,9 +7,9 @@ import torch
 
 import stratafl
 from stratafl.algorithms import fedper
-from stratafl.task import Workshop
-from stratafl.task.programs import Program
-from stratafl.task.speed import Speed
+from stratafl.runtime import Workshop
+from stratafl.runtime.programs import Program
+from stratafl.runtime.speed import Speed
 from stratafl.testing import tiny_federation, tiny_model
 
 

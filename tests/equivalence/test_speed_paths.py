@@ -10,7 +10,7 @@ from stratafl.data import digits
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
 from stratafl.policies import SGD
-from stratafl.task import lanes, replay
+from stratafl.runtime import lanes, replay
 from stratafl.testing import difference, everything
 
 LARGER = pytest.param("convnorm", marks=pytest.mark.slow)

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from stratafl import wire
+from stratafl.core import wire
+from stratafl.core.form import Form, form_of
+from stratafl.core.layers import Layer
+from stratafl.core.layout import Layout, Spec
+from stratafl.core.parcel import ColumnMask, Field, LayerMask, Parcel
+from stratafl.core.state import apply
 from stratafl.errors import WireError
-from stratafl.form import Form, form_of
-from stratafl.layers import Layer
-from stratafl.layout import Layout, Spec
-from stratafl.parcel import ColumnMask, Field, LayerMask, Parcel
-from stratafl.state import apply
 
 LAYOUT = Layout(
     [Spec("a.w", (2, 3), 0, True), Spec("a.b", (3,), 0, True), Spec("b.w", (9,), 1, True), Spec("b.s", (), 1, True)],

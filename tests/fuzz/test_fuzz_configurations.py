@@ -16,10 +16,9 @@ import pytest
 import tomli_w
 
 from stratafl.algorithms import ALGORITHMS
-from stratafl.assemble import algorithm_of, completed
-from stratafl.errors import StrataError
-from stratafl.experiment import TABLES, Experiment, from_tables, load, to_tables, with_settings
-from stratafl.wording import printable
+from stratafl.config.assemble import algorithm_of, completed
+from stratafl.config.experiment import TABLES, Experiment, from_tables, load, to_tables, with_settings
+from stratafl.errors import StrataError, printable
 
 SEED = 13
 LONGEST = 4000  # letters of an error

@@ -15,11 +15,11 @@ import pytest
 import torch
 from parcel_mutations import LAYOUT, MESSAGES, mutated
 
-from stratafl import wire
+from stratafl.core import wire
+from stratafl.core.form import Form, form_of
+from stratafl.core.parcel import Parcel
+from stratafl.core.state import stored_bytes, tensors
 from stratafl.errors import WireError
-from stratafl.form import Form, form_of
-from stratafl.parcel import Parcel
-from stratafl.state import stored_bytes, tensors
 
 
 def outcomes(cases: int, seed: int) -> Counter[str]:

@@ -21,12 +21,12 @@ import damage
 import pytest
 import torch
 
+from stratafl.config.experiment import Experiment, to_tables, with_settings
 from stratafl.errors import StrataError
-from stratafl.experiment import Experiment, to_tables, with_settings
 from stratafl.report.study import gather
 from stratafl.runs import Run, environment, run, stored
 from stratafl.runs.files import read_lines
-from stratafl.summary import USUAL, counting
+from stratafl.runs.summary import USUAL, counting
 
 SEED = 13
 TINY = ["run.rounds=6", "data.clients=3", "data.partition=iid", "model.hidden=[2]", "train.batch=200", "train.lr=2.0"]

@@ -14,7 +14,7 @@ from stratafl.algorithms import algorithm, fedalp, fedavg30local, fedlag, flayer
 from stratafl.data import IID, Scaling, digits
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
-from stratafl.task.speed import Speed
+from stratafl.runtime.speed import Speed
 from stratafl.testing import difference, tiny_federation, tiny_model
 
 METHODS = {name: algorithm(name) for name in ("fedavg", "fedbn", "fedper", "fedprox", "fedrep", "lgfedavg", "local")}

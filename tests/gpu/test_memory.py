@@ -13,7 +13,7 @@ import stratafl
 from stratafl.algorithms import algorithm, fedlag, flayer
 from stratafl.data import from_clients
 from stratafl.models import build
-from stratafl.task.speed import Speed
+from stratafl.runtime.speed import Speed
 
 SLACK = 16 * 2**20
 METHODS = {

@@ -1,6 +1,6 @@
 import pytest
 
-from stratafl.task import engine
+from stratafl.runtime import engine
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from stratafl import keys
+from stratafl.core import keys
 from stratafl.data import Federation, from_splits
-from stratafl.evaluate import received
+from stratafl.evaluation.evaluate import received
 from stratafl.execute import Matrix, Progress, Simulation
 from stratafl.models import build
 from stratafl.policies import SGD

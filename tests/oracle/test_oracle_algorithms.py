@@ -9,10 +9,10 @@ from oracle_loops import CLASSES, SHAPE, SIZES, Federated, Phase, assert_same_mo
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from stratafl.algorithm import Algorithm
 from stratafl.algorithms import fedavg, fedbn, fedper, fedprox, fedrep, lgfedavg, local
+from stratafl.core.algorithm import Algorithm
 from stratafl.errors import ModelError
-from stratafl.evaluate import received
+from stratafl.evaluation.evaluate import received
 from stratafl.execute import Matrix, Simulation, simulation
 from stratafl.policies import SGD
 

@@ -10,11 +10,11 @@ from oracle_models import made
 from torch import Size, Tensor, nn
 
 from stratafl.algorithms import fedavg, fedper
-from stratafl.evaluate import received, score
+from stratafl.core.records import record
+from stratafl.evaluation.evaluate import received, score
 from stratafl.execute import Matrix, Simulation, simulation
 from stratafl.policies import SGD
-from stratafl.records import record
-from stratafl.task import Stack
+from stratafl.runtime import Stack
 
 pytestmark = pytest.mark.usefixtures("untraced")
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from stratafl.algorithms import fedavg
 from stratafl.errors import ModelError
-from stratafl.evaluate import received
+from stratafl.evaluation.evaluate import received
 from stratafl.execute import Matrix, simulation
 from stratafl.policies import SGD
-from stratafl.task import LoopEngine, StackedEngine
+from stratafl.runtime import LoopEngine, StackedEngine
 
 pytestmark = pytest.mark.usefixtures("untraced")
 

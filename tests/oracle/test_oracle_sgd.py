@@ -12,17 +12,17 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from stratafl.algorithms import fedavg, fedper, fedprox
+from stratafl.core.fields import Number, Start
+from stratafl.core.layerwise import Layerwise
+from stratafl.core.layout import Layout, Rows
+from stratafl.core.objectives import MeanSquaredError
+from stratafl.core.records import record
+from stratafl.core.state import Value, rows_of, tensor_of
 from stratafl.data import Federation, from_splits
-from stratafl.evaluate import received
+from stratafl.evaluation.evaluate import received
 from stratafl.execute import Matrix, simulation
-from stratafl.fields import Number, Start
-from stratafl.layerwise import Layerwise
-from stratafl.layout import Layout, Rows
 from stratafl.models import build
-from stratafl.objectives import MeanSquaredError
 from stratafl.policies import SGD, Broadcast, Cosine, Deliver, Exponential, Mean, Remember, Take, TakeNumber, Upload
-from stratafl.records import record
-from stratafl.state import Value, rows_of, tensor_of
 
 pytestmark = pytest.mark.usefixtures("untraced")
 

@@ -9,17 +9,17 @@ from oracle_models import made
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, max_pool2d, mse_loss, relu
 
-from stratafl.algorithm import Algorithm
 from stratafl.algorithms import fedavg, fedper
+from stratafl.core.algorithm import Algorithm
+from stratafl.core.layout import Rows
+from stratafl.core.records import record
 from stratafl.data import Federation, from_splits
 from stratafl.errors import DataError, MemoryLimitError
-from stratafl.evaluate import accuracy, deployed, received, score
+from stratafl.evaluation.evaluate import accuracy, deployed, received, score
 from stratafl.execute import Matrix, Progress, Simulation, simulation
-from stratafl.layout import Rows
 from stratafl.models import build
 from stratafl.policies import SGD
-from stratafl.records import record
-from stratafl.task import Task
+from stratafl.runtime import Task
 
 pytestmark = pytest.mark.usefixtures("untraced")
 

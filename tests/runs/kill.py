@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from stratafl import trial
 from stratafl.cli import run as command
+from stratafl.core.state import flatten
+from stratafl.evaluation import trial
 from stratafl.execute import Simulation
 from stratafl.execute.records import OnDisk, RecordFile
 from stratafl.runs import Run, checkpoint, stored
 from stratafl.runs.files import Journal
-from stratafl.state import flatten
 
 PATIENCE = 900  # seconds until a child that nobody killed ends: one that hangs
 MOMENTS: dict[str, tuple[Any, str]] = {

@@ -13,8 +13,8 @@ from test_kill import SETTINGS, finished
 
 from stratafl import load
 from stratafl.cli import run as strata
+from stratafl.config.experiment import Experiment, with_settings
 from stratafl.errors import RunError
-from stratafl.experiment import Experiment, with_settings
 from stratafl.runs import Run, checkpoint, stored
 
 SMALL = ["model.hidden=[8]", "data.clients=8", "data.partition=iid", "train.batch=40", "run.participation=0.25"]

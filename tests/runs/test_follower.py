@@ -2,10 +2,10 @@
 
 import pytest
 
-from stratafl.assemble import simulation_of
+from stratafl.config.assemble import simulation_of
+from stratafl.config.experiment import Experiment, with_settings
 from stratafl.errors import RunError
 from stratafl.execute.team import Solo
-from stratafl.experiment import Experiment, with_settings
 from stratafl.runs import Follower, Run
 from stratafl.runs.follower import hand_out
 

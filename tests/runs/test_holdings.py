@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from stratafl.config.experiment import Experiment, with_settings
 from stratafl.data import federate
 from stratafl.errors import DamagedError, RunError
-from stratafl.experiment import Experiment, with_settings
 from stratafl.runs import Run
 from stratafl.runs import holdings as module
 from stratafl.runs.holdings import HOLDINGS, held, holdings

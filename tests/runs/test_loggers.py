@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import pytest
 
+from stratafl.config.experiment import Experiment, with_settings
 from stratafl.errors import RunError, UnknownNameError
-from stratafl.experiment import Experiment, with_settings
 from stratafl.report import outcome, ranking
 from stratafl.runs import Run
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from stratafl.config.experiment import Experiment, with_settings
 from stratafl.errors import DamagedError, RunError, StrataError
-from stratafl.experiment import Experiment, with_settings
 from stratafl.report.outcomes import outcome
 from stratafl.report.study import gather
 from stratafl.runs import Comparison, Run, stored

@@ -16,10 +16,10 @@ from kill import lines, outcome
 
 from stratafl.algorithms import fedavg, fedper
 from stratafl.algorithms.local import alone
+from stratafl.config.experiment import TABLES, Experiment, load, with_settings
+from stratafl.core.phased import Phase, Phased
 from stratafl.errors import BusyError, RunError, StrataError, UnknownNameError
-from stratafl.experiment import TABLES, Experiment, load, with_settings
 from stratafl.models import build, save_weights
-from stratafl.phased import Phase, Phased
 from stratafl.runs import Run, checkpoint, is_run, stored
 from stratafl.runs.comparison import Comparison
 from stratafl.runs.files import Journal, uninterrupted

@@ -12,15 +12,15 @@ from safetensors.torch import load_file
 
 import stratafl
 from stratafl.algorithms import fedavg
+from stratafl.config.experiment import Experiment, with_settings
+from stratafl.core.state import flatten
 from stratafl.errors import UnknownNameError
-from stratafl.evaluate import accuracy
-from stratafl.experiment import Experiment, with_settings
+from stratafl.evaluation.evaluate import accuracy
 from stratafl.models import build
 from stratafl.policies import SGD
 from stratafl.report.outcomes import outcome
 from stratafl.runs import Run
 from stratafl.runs.checkpoint import _body_digest
-from stratafl.state import flatten
 
 # A rate at which nothing is learned for good, so that the best round may be any.
 SMALL = ["data.clients=3", "data.partition=iid", "model.hidden=[4]", "run.rounds=6", "train.batch=20", "train.lr=2.5"]

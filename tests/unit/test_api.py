@@ -11,11 +11,11 @@ from torch import nn
 
 import stratafl
 from stratafl.algorithms import fedavg, fedper
+from stratafl.config.experiment import Experiment, with_settings
 from stratafl.data import from_clients
 from stratafl.errors import DataError, ModelError, RunError, StrataError
-from stratafl.evaluate import deployed
+from stratafl.evaluation.evaluate import deployed
 from stratafl.execute import Matrix, simulation
-from stratafl.experiment import Experiment, with_settings
 from stratafl.models import build
 from stratafl.policies import SGD
 from stratafl.runs import Run

@@ -18,7 +18,7 @@ from stratafl.bench.session import Book, rows
 from stratafl.bench.words import line
 from stratafl.bench.workload import Subject, Workload, subject
 from stratafl.errors import StrataError
-from stratafl.task.speed import USUAL
+from stratafl.runtime.speed import USUAL
 
 CPU = torch.device("cpu")
 SMALL = Subject("mlp", (1, 2, 2), 3, 2, {"hidden": (4,)})

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from stratafl.algorithms import fedper, fedrep, flayer, pfedla
+from stratafl.core.machine import ram
+from stratafl.core.state import flatten
 from stratafl.data import IID, digits
 from stratafl.errors import DamagedError, MemoryLimitError, RunError, UnknownNameError
 from stratafl.execute import Matrix, Messages, records, simulation, store
@@ -17,9 +19,7 @@ from stratafl.execute.clients import InMemory
 from stratafl.execute.memory import device_memory
 from stratafl.execute.records import Format, Index, OnDisk, RecordFile
 from stratafl.execute.store import WHOLE, chosen
-from stratafl.machine import ram
 from stratafl.models import build
-from stratafl.state import flatten
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 N = 20

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from stratafl.algorithms import fedavg, fedrep
+from stratafl.core.fields import Number
+from stratafl.core.records import record
+from stratafl.core.state import rows_of, tensor_of
 from stratafl.data import from_clients
 from stratafl.errors import RecordError
 from stratafl.execute import Matrix, simulation
-from stratafl.fields import Number
 from stratafl.policies import SGD
-from stratafl.records import record
-from stratafl.state import rows_of, tensor_of
 from stratafl.testing import tiny_federation, tiny_model
 
 SIZES = [7, 3]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from stratafl.describe import columns, describe, head_of
+from stratafl.core.describe import columns, describe, head_of
 from stratafl.errors import ModelError, UnknownNameError
 from stratafl.models import ConvNorm, build
 

@@ -15,13 +15,13 @@ from torch import nn
 from stratafl.algorithms import fedavg
 from stratafl.algorithms.laws import Law
 from stratafl.cli import run as strata
+from stratafl.config.experiment import TABLES, from_tables, partition_of
+from stratafl.config.plugins import parameters
+from stratafl.config.settings import documented
 from stratafl.data import PARTITIONS, digits, federate
-from stratafl.experiment import TABLES, from_tables, partition_of
 from stratafl.models import MODELS
-from stratafl.plugins import parameters
 from stratafl.recipes import read, recipe_names
 from stratafl.recipes.claims import KINDS
-from stratafl.settings import documented
 from stratafl.testing import check_algorithm, check_law
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +72,9 @@ def test_the_step_of_contributing_keeps_the_contract():
 
 
 def test_the_settings_are_documented():
-    assert documented(TABLES) in text("docs/settings.md"), "write stratafl.settings.documented into docs/settings.md"
+    assert documented(TABLES) in text("docs/settings.md"), (
+        "write config.settings.documented into docs/settings.md"
+    )
 
 
 def row(document, name):

@@ -9,9 +9,12 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from stratafl.algorithms import fedavg, fedper
+from stratafl.core.layerwise import Layerwise
+from stratafl.core.parcel import Field, Parcel
+from stratafl.core.state import flatten
 from stratafl.data import from_splits
 from stratafl.errors import DataError
-from stratafl.evaluate import (
+from stratafl.evaluation.evaluate import (
     accuracy,
     deployed,
     joined,
@@ -23,13 +26,10 @@ from stratafl.evaluate import (
     state_dict,
 )
 from stratafl.execute import Matrix, simulation
-from stratafl.layerwise import Layerwise
 from stratafl.models import build
-from stratafl.parcel import Field, Parcel
 from stratafl.policies import SGD, Exponential
-from stratafl.state import flatten
-from stratafl.task import Scores, Task
-from stratafl.task.speed import Speed
+from stratafl.runtime import Scores, Task
+from stratafl.runtime.speed import Speed
 
 TRAIN = SGD(lr=0.1, batch=4, shuffle=False)  # in the order of the samples, so that a plain loop needs no keys
 TUNE = SGD(lr=0.3, batch=5, epochs=2, momentum=0.9, shuffle=False, purpose="tune")
@@ -404,7 +404,7 @@ def test_flat_names_of_a_progress_are_all_its_tensors():
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_a_kept_step_scores_what_a_sweep_scores(monkeypatch, split):
     """What a GPU does: three slots for five clients, one of which has no validation samples, two samples at a time."""
-    monkeypatch.setattr("stratafl.task.task.EVALUATION_BATCH", 2)
+    monkeypatch.setattr("stratafl.runtime.task.EVALUATION_BATCH", 2)
     sim, kept = made(), made(speed=Speed(graphs="on"))
     progress = sim.run(Matrix())
     rows = received(sim, progress, EVERYBODY)

@@ -7,12 +7,12 @@ import tomli_w
 import torch
 
 from stratafl.algorithms import fedper
-from stratafl.assemble import algorithm_of, completed, federation_of, simulation_of
+from stratafl.config.assemble import algorithm_of, completed, federation_of, simulation_of
+from stratafl.config.experiment import DataTable, Experiment, from_tables, load, partition_of, to_tables, with_settings
 from stratafl.data import IID, Classes, Dirichlet, PFLlibDirichlet
 from stratafl.data.partitions import KClasses, Pathological, PFedLAClasses
 from stratafl.errors import RecordError, StrataError
 from stratafl.execute import Matrix
-from stratafl.experiment import DataTable, Experiment, from_tables, load, partition_of, to_tables, with_settings
 from stratafl.policies import SGD, Exponential
 
 

@@ -11,21 +11,21 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist
 from torch import Tensor
 
-from stratafl.algorithm import Round, Setup
 from stratafl.algorithms import fedalp, fedavg
 from stratafl.algorithms.fedalp import FormGroups, LearnGroups, MixGroups
 from stratafl.algorithms.grouping import shares, ward
 from stratafl.algorithms.laws import Law
+from stratafl.core.algorithm import Round, Setup
+from stratafl.core.layers import Layer
+from stratafl.core.layout import Layout, Spec
+from stratafl.core.parcel import Field, Parcel
+from stratafl.core.reduce import cosines
 from stratafl.errors import ContractError, RecordError, UnknownNameError
-from stratafl.evaluate import received
+from stratafl.evaluation.evaluate import received
+from stratafl.evaluation.trial import Trial
 from stratafl.execute import Matrix, Simulation, simulation
-from stratafl.layers import Layer
-from stratafl.layout import Layout, Spec
-from stratafl.parcel import Field, Parcel
 from stratafl.policies import SGD
-from stratafl.similarity import cosines
 from stratafl.testing import SETTINGS, check_law, difference, tiny_federation, tiny_model
-from stratafl.trial import Trial
 
 D = torch.float64
 

@@ -7,21 +7,21 @@ import torch
 from plain_clients import UNITS, Clients, Model, assert_same, clients, flat, layer_of, state
 from torch import Tensor, nn
 
-from stratafl.algorithm import Round, Setup
 from stratafl.algorithms import fedavg, fedavg30local, fedlag
 from stratafl.algorithms.fedlag import PersonaliseConflicts, started
 from stratafl.algorithms.laws import Law
-from stratafl.describe import describe
+from stratafl.core.algorithm import Round, Setup
+from stratafl.core.describe import describe
+from stratafl.core.layers import Layer
+from stratafl.core.layout import Layout, Spec
+from stratafl.core.parcel import Field, Parcel
+from stratafl.core.phased import Phased
+from stratafl.core.reduce import conflicting_pairs, cosines
 from stratafl.errors import RecordError, UnknownNameError
-from stratafl.evaluate import received
+from stratafl.evaluation.evaluate import received
 from stratafl.execute import Matrix, Simulation, simulation
-from stratafl.layers import Layer
-from stratafl.layout import Layout, Spec
 from stratafl.models import build
-from stratafl.parcel import Field, Parcel
-from stratafl.phased import Phased
 from stratafl.policies import SGD
-from stratafl.similarity import conflicting_pairs, cosines
 from stratafl.testing import CLASSES, check_law, difference, tiny_federation, tiny_model
 
 D = torch.float64

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from stratafl.algorithms import fedavg, fedbn, fedper, fedprox, fedrep, lgfedavg
-from stratafl.describe import describe
+from stratafl.core.describe import describe
+from stratafl.core.fields import Start
+from stratafl.core.layers import select
+from stratafl.core.parcel import count_bytes
 from stratafl.errors import ModelError, RecordError, StrataError
 from stratafl.execute import Matrix, simulation
-from stratafl.fields import Start
-from stratafl.layers import select
 from stratafl.models import build
-from stratafl.parcel import count_bytes
 from stratafl.policies import SGD, Pull
 from stratafl.testing import tiny_federation, tiny_model
 

@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from stratafl.algorithm import Setup
 from stratafl.algorithms import fedavg, fedbn, fedper, lgfedavg, local
-from stratafl.describe import describe
+from stratafl.core.algorithm import Setup
+from stratafl.core.describe import describe
+from stratafl.core.fields import Number, Start, Together, Zeros
+from stratafl.core.layers import select
+from stratafl.core.layout import Rows
+from stratafl.core.state import stored_bytes
 from stratafl.errors import RecordError
 from stratafl.execute import Matrix
-from stratafl.fields import Number, Start, Together, Zeros
-from stratafl.layers import select
-from stratafl.layout import Rows
 from stratafl.models import build
-from stratafl.state import stored_bytes
 from stratafl.testing import Case
 
 CLIENTS = 6

@@ -1,6 +1,6 @@
 """What people are told of clients that were left out, or whose updates are far from the others'."""
 
-from stratafl.flagged import Flag, Notices, flags, nobody_left, well_formed
+from stratafl.evaluation.flagged import Flag, Notices, flags, nobody_left, well_formed
 
 
 def line(number, left_out=(), outliers=(), cohort=9):

@@ -14,20 +14,20 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from stratafl import keys
 from stratafl.algorithms import fedavg, fedper, flayer
 from stratafl.algorithms.flayer import Guide, LayerRate, TopChange, positions, top
 from stratafl.algorithms.flayer_official import HEAD_RATE, KernelTop, child_rates, children, kernel_mask, official
+from stratafl.core import keys
+from stratafl.core.describe import describe
+from stratafl.core.layers import select
+from stratafl.core.parcel import ColumnMask, Field, Parcel, count_bytes
 from stratafl.data import from_splits
-from stratafl.describe import describe
 from stratafl.errors import DataError, RecordError, StrataError
-from stratafl.evaluate import received
+from stratafl.evaluation.evaluate import received
 from stratafl.execute import Matrix, simulation
-from stratafl.layers import select
 from stratafl.models import build
-from stratafl.parcel import ColumnMask, Field, Parcel, count_bytes
 from stratafl.policies import SGD, Accuracy, Mean, Pull, Remember, Take
-from stratafl.task import engine
+from stratafl.runtime import engine
 from stratafl.testing import CLASSES, SHAPE, tiny_federation
 
 SIZES = (23, 14, 12, 7, 4)

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from stratafl.describe import describe
+from stratafl.core.describe import describe
+from stratafl.core.form import FieldForm, Form, TensorForm, form_of
+from stratafl.core.parcel import ColumnMask, Field, LayerMask, Parcel
 from stratafl.errors import WireError
-from stratafl.form import FieldForm, Form, TensorForm, form_of
 from stratafl.models import build
-from stratafl.parcel import ColumnMask, Field, LayerMask, Parcel
 
 LAYOUT = describe(build("convnorm", shape=(1, 4, 4), classes=3, channels=2))
 BIAS = {"fc.bias": torch.zeros(1, 3)}

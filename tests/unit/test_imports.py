@@ -194,8 +194,8 @@ def test_nobody_in_the_package_imports_the_tests_or_a_folder_outside():
 
 
 SOURCE = """
-import torch, stratafl.task.engine
-from stratafl import keys
+import torch, stratafl.runtime.engine
+from stratafl.core import keys
 from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from stratafl.execute import Matrix

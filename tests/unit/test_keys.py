@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from stratafl import keys
 from stratafl.algorithms import ALGORITHMS, algorithm
+from stratafl.core import keys
 from stratafl.testing import Case, within_reach
 
 WRAP = 1 << 64

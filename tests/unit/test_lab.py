@@ -10,25 +10,25 @@ import pytest
 import torch
 from torch import nn
 
-from stratafl import trial as trial_module
 from stratafl.algorithms import ALGORITHMS, algorithm, fedalp, fedavg, fedlag, fedper, flayer, pfedla
-from stratafl.analysis import Lab, cka, lab
-from stratafl.analysis.cka import centred_gram, grams, mean_similarity, outlet
-from stratafl.analysis.lab import Bench, _written, common, conflict_numbers, noted, told
+from stratafl.config.experiment import Experiment, with_settings
+from stratafl.core.describe import columns, describe
+from stratafl.core.layout import Layout
+from stratafl.core.state import expand
 from stratafl.data import from_splits
-from stratafl.describe import columns, describe
 from stratafl.errors import RecordError
+from stratafl.evaluation import Lab, cka, lab
+from stratafl.evaluation import trial as trial_module
+from stratafl.evaluation.cka import centred_gram, grams, mean_similarity, outlet
+from stratafl.evaluation.lab import Bench, _written, common, conflict_numbers, noted, told
+from stratafl.evaluation.trial import Trial
 from stratafl.execute import Matrix, simulation
-from stratafl.experiment import Experiment, with_settings
-from stratafl.layout import Layout
 from stratafl.models import build
 from stratafl.policies import SGD, Exponential
 from stratafl.runs import Run
 from stratafl.runs.files import read_lines
-from stratafl.state import expand
-from stratafl.task import engine
+from stratafl.runtime import engine
 from stratafl.testing import CLASSES, SHAPE, difference, everything, tiny_federation, tiny_model, within_reach
-from stratafl.trial import Trial
 
 PLAIN = {"round", "layer", "columns", "bytes.down", "bytes.up"}
 ALWAYS = {"cka", "conflicts", "cosine", "update_norm", "sent"}

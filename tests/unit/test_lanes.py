@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from stratafl.task import lanes
-from stratafl.task.replay import VIEWS, trace
+from stratafl.runtime import lanes
+from stratafl.runtime.replay import VIEWS, trace
 
 CPU = torch.device("cpu")
 

@@ -5,10 +5,10 @@ from functools import cache
 import pytest
 from torch import nn
 
-from stratafl.describe import describe
+from stratafl.core.describe import describe
+from stratafl.core.layers import Layer, Select, select
+from stratafl.core.layout import Layout
 from stratafl.errors import RecordError, UnknownNameError
-from stratafl.layers import Layer, Select, select
-from stratafl.layout import Layout
 from stratafl.models import build
 
 

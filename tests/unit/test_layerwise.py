@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stratafl.algorithm import Round, Setup, Total
 from stratafl.algorithms import fedavg, fedper, fedprox
-from stratafl.describe import describe
+from stratafl.core.algorithm import Round, Setup, Total
+from stratafl.core.describe import describe
+from stratafl.core.fields import Number
+from stratafl.core.layerwise import Layerwise
+from stratafl.core.parcel import Field, Parcel
+from stratafl.core.state import State, clone, flatten, tensor_of
 from stratafl.errors import RecordError
-from stratafl.fields import Number
-from stratafl.layerwise import Layerwise
-from stratafl.parcel import Field, Parcel
 from stratafl.policies import SGD, Broadcast, Mean, Pull, Remember, Take, TakeNumber, Upload
-from stratafl.state import State, clone, flatten, tensor_of
 from stratafl.testing import Case
 
 LAYOUT = describe(nn.Sequential(nn.Linear(2, 2)))

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from stratafl.describe import describe
+from stratafl.core.describe import describe
+from stratafl.core.layers import Layer
+from stratafl.core.layout import Layout, Rows, Spec
 from stratafl.errors import UnknownNameError
-from stratafl.layers import Layer
-from stratafl.layout import Layout, Rows, Spec
 from stratafl.models import build
 
 C, N = 3, 4

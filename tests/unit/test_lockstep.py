@@ -5,8 +5,8 @@ from itertools import islice
 import pytest
 import torch
 
-from stratafl import keys
-from stratafl.task.lockstep import Lockstep, plan, table
+from stratafl.core import keys
+from stratafl.runtime.lockstep import Lockstep, plan, table
 
 COUNTS = [31, 4, 12, 10, 1, 21, 7]
 SETTINGS = [

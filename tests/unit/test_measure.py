@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from stratafl.algorithms import fedavg, fedper
-from stratafl.describe import describe
+from stratafl.core.describe import describe
+from stratafl.core.parcel import Bytes
+from stratafl.evaluation.measure import board_line, client_lines, cost_line, digest, layer_lines
 from stratafl.execute import Matrix, Report, simulation
-from stratafl.measure import board_line, client_lines, cost_line, digest, layer_lines
 from stratafl.models import build
-from stratafl.parcel import Bytes
 from stratafl.policies import SGD
-from stratafl.task import Scores
+from stratafl.runtime import Scores
 from stratafl.testing import SIZES, tiny_federation, tiny_model
 
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from stratafl.algorithms import ALGORITHMS, fedalp, fedavg, fedlag, flayer, pfedla
+from stratafl.core.fields import Zeros
+from stratafl.core.state import stored_bytes
 from stratafl.errors import MemoryLimitError
 from stratafl.execute import Matrix, simulation
 from stratafl.execute.memory import server_bytes
-from stratafl.fields import Zeros
 from stratafl.policies import SGD
-from stratafl.state import stored_bytes
-from stratafl.task.peak import peak_bytes
+from stratafl.runtime.peak import peak_bytes
 from stratafl.testing import difference, tiny_federation, tiny_model
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))

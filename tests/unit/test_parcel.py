@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from stratafl.describe import describe
+from stratafl.core.describe import describe
+from stratafl.core.layout import Rows
+from stratafl.core.parcel import Bytes, ColumnMask, Field, LayerMask, Parcel, count_bytes, join
 from stratafl.errors import UnknownNameError, WireError
-from stratafl.layout import Rows
 from stratafl.models import build
-from stratafl.parcel import Bytes, ColumnMask, Field, LayerMask, Parcel, count_bytes, join
 
 # conv1.weight has 18 columns, conv2.weight 36, each BatchNorm tensor 2, fc.weight 6, fc.bias 3; five layers.
 LAYOUT = describe(build("convnorm", shape=(1, 4, 4), classes=3, channels=2))

@@ -13,16 +13,16 @@ from stratafl.algorithms import fedavg, heurpfedla, pfedla, simmix
 from stratafl.algorithms.hypernetwork import Drawn, Hypernetwork
 from stratafl.algorithms.pfedla import Retain, mixed
 from stratafl.algorithms.simmix import Similarity
+from stratafl.core.describe import describe
+from stratafl.core.layout import Layout
+from stratafl.core.parcel import Field, Parcel
 from stratafl.data import from_splits
-from stratafl.describe import describe
 from stratafl.errors import RecordError, UnknownNameError
-from stratafl.evaluate import newcomers, received
+from stratafl.evaluation.evaluate import newcomers, received
 from stratafl.execute import Matrix, simulation
-from stratafl.layout import Layout
 from stratafl.models import build
-from stratafl.parcel import Field, Parcel
 from stratafl.policies import SGD
-from stratafl.task import engine
+from stratafl.runtime import engine
 from stratafl.testing import CLASSES, SHAPE, difference, tiny_federation
 
 SIZES = (14, 11, 7, 20)

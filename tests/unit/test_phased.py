@@ -6,21 +6,21 @@ import pytest
 import torch
 from torch import nn
 
-from stratafl.algorithm import Plan, Round, Setup, Total
 from stratafl.algorithms import fedavg, fedper, fedprox, local
 from stratafl.algorithms.local import alone
-from stratafl.assemble import simulation_of
-from stratafl.describe import describe
+from stratafl.config.assemble import simulation_of
+from stratafl.config.experiment import Experiment, with_settings
+from stratafl.core.algorithm import Plan, Round, Setup, Total
+from stratafl.core.describe import describe
+from stratafl.core.fields import Number, Start, Together
+from stratafl.core.layers import select
+from stratafl.core.parcel import Field, Parcel
+from stratafl.core.phased import Phase, Phased
+from stratafl.core.records import record
+from stratafl.core.state import rows_of
 from stratafl.errors import ContractError, RecordError
 from stratafl.execute import Matrix, simulation
-from stratafl.experiment import Experiment, with_settings
-from stratafl.fields import Number, Start, Together
-from stratafl.layers import select
-from stratafl.parcel import Field, Parcel
-from stratafl.phased import Phase, Phased
 from stratafl.policies import SGD
-from stratafl.records import record
-from stratafl.state import rows_of
 from stratafl.testing import Case, check_algorithm, tiny_federation, tiny_model, within_reach
 
 LAYOUT = describe(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3)))

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from torch import nn
 
+from stratafl.config.plugins import accepted, called, imported, said
+from stratafl.config.trust import Trust, typed
 from stratafl.errors import DataError, RecordError, StrataError, TrustError, UnknownNameError
-from stratafl.plugins import accepted, called, imported, said
-from stratafl.trust import Trust, typed
 
 _numbers = itertools.count()
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from stratafl.config.experiment import EvaluateTable, Experiment, from_tables, to_tables, with_settings
+from stratafl.config.protocols import PROTOCOLS
 from stratafl.errors import UnknownNameError
-from stratafl.experiment import EvaluateTable, Experiment, from_tables, to_tables, with_settings
-from stratafl.protocols import PROTOCOLS
-from stratafl.summary import counting, score
+from stratafl.runs.summary import counting, score
 
 LINES = [
     {"round": 1, "test.received.accuracy": 0.5, "test.received.client_accuracy": 0.4, "test.deployed.accuracy": 0.2},

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from stratafl.assemble import algorithm_of, completed
 from stratafl.cli import reproducing
+from stratafl.config.assemble import algorithm_of, completed
+from stratafl.config.experiment import Experiment, to_tables, with_settings
 from stratafl.errors import BusyError, DataError, RecordError, RunError, UnknownNameError
-from stratafl.experiment import Experiment, to_tables, with_settings
 from stratafl.recipes import SCALES, read, recipe_names, recipes, reproduction
 from stratafl.recipes.measuring import measured
 from stratafl.recipes.reproduction import Reproduction, run_name

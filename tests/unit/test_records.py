@@ -4,16 +4,16 @@ import dataclasses
 
 import pytest
 
-from stratafl import records
 from stratafl.algorithms import ALGORITHMS, fedavg, fedper, fedprox, fedrep
+from stratafl.core import records
+from stratafl.core.fields import Number, Start, Together, Zeros
+from stratafl.core.layers import Select, select
+from stratafl.core.objectives import CrossEntropy
+from stratafl.core.phased import Phase, Phased
+from stratafl.core.records import from_table, from_toml, record, to_table, to_toml
 from stratafl.data import Dirichlet
 from stratafl.errors import RecordError, UnknownNameError
-from stratafl.fields import Number, Start, Together, Zeros
-from stratafl.layers import Select, select
-from stratafl.objectives import CrossEntropy
-from stratafl.phased import Phase, Phased
 from stratafl.policies import SGD, Constant, Cosine, Exponential, Mean, Pull, Upload
-from stratafl.records import from_table, from_toml, record, to_table, to_toml
 
 NESTED = {
     "SGD with everything": SGD(

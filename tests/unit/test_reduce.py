@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from stratafl.algorithm import Round, Setup
+from stratafl.core.algorithm import Round, Setup
+from stratafl.core.layers import Layer
+from stratafl.core.layout import Layout, Rows, Spec
+from stratafl.core.parcel import ColumnMask, Field, LayerMask, Mask, Parcel
+from stratafl.core.reduce import add_rows, add_rows_by_group, add_weights, mean_or_hold
 from stratafl.errors import UnknownNameError
-from stratafl.layers import Layer
-from stratafl.layout import Layout, Rows, Spec
-from stratafl.parcel import ColumnMask, Field, LayerMask, Mask, Parcel
 from stratafl.policies import Mean
-from stratafl.reduce import add_rows, add_rows_by_group, add_weights, mean_or_hold
 
 NAN = float("nan")
 # Two layers of one tensor with three columns each.

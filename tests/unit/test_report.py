@@ -11,7 +11,7 @@ from stratafl.errors import RunError
 from stratafl.report import Spread, outcome, ranking, run_folders, to_csv
 from stratafl.report.places import span
 from stratafl.report.ranking import has_column
-from stratafl.summary import evaluated
+from stratafl.runs.summary import evaluated
 
 
 def line(number, test=None, validation=None, metric="accuracy", **more):

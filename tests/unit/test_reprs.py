@@ -14,11 +14,11 @@ from torch import nn
 
 import stratafl
 from stratafl.algorithms import fedavg
-from stratafl.assemble import samples_of
+from stratafl.config.assemble import samples_of
+from stratafl.config.experiment import Experiment, with_settings
+from stratafl.core.records import _CLASSES
+from stratafl.core.reprs import short_repr
 from stratafl.data import Division
-from stratafl.experiment import Experiment, with_settings
-from stratafl.records import _CLASSES
-from stratafl.reprs import short_repr
 from stratafl.runs import Run
 
 CANARIES = ("canary", "7.125", "-333.5")
@@ -47,7 +47,7 @@ def holds_values(hint):
 
 
 def test_whatever_holds_tensors_or_arrays_is_shown_by_kind_and_size():
-    short = [c for c in classes() if c.__repr__.__module__ == "stratafl.reprs"]
+    short = [c for c in classes() if c.__repr__.__module__ == "stratafl.core.reprs"]
     assert len(short) > 25
     others = [c for c in classes() if c not in short]
     assert [c for c in others if any(map(holds_values, typing.get_type_hints(c).values()))] == []
@@ -105,7 +105,7 @@ def test_nothing_public_prints_data(run):
 
 
 def _is_settings(value):
-    return type(value).__module__ in ("stratafl.experiment", "stratafl.runs.loggers")
+    return type(value).__module__ in ("stratafl.config.experiment", "stratafl.runs.loggers")
 
 
 def test_what_is_said(run):

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from stratafl.config.settings import checked, documented, from_table, setting, to_table
 from stratafl.errors import RecordError, UnknownNameError
-from stratafl.settings import checked, documented, from_table, setting, to_table
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,17 @@ import torch
 from torch import nn
 
 from stratafl.algorithms import algorithm, fedavg, fedper, fedprox
+from stratafl.core.layers import select
+from stratafl.core.records import record
+from stratafl.core.state import rows_of
 from stratafl.data import digits, federate, from_clients
 from stratafl.errors import DataError, MemoryLimitError, ModelError, RecordError, StrataError, UnknownNameError
-from stratafl.evaluate import accuracy, received, score
+from stratafl.evaluation.evaluate import accuracy, received, score
 from stratafl.execute import Debug, Matrix, simulation
 from stratafl.execute.matrix import chunk_size
 from stratafl.execute.memory import client_bytes
-from stratafl.layers import select
 from stratafl.models import build, save_weights
 from stratafl.policies import SGD, Mean, Upload
-from stratafl.records import record
-from stratafl.state import rows_of
 from stratafl.testing import SIZES, difference, everything, tiny_federation, tiny_model
 
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from stratafl.task.slots import Turn, duration, enough, timetable, turns
+from stratafl.runtime.slots import Turn, duration, enough, timetable, turns
 
 CASES = [
     ([5, 3, 2], 2),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stratafl.state import (
+from stratafl.core.state import (
     apply,
     clone,
     combine,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from stratafl.experiment import EvaluateTable, StopTable
-from stratafl.summary import Cost, best, converged, cost, evaluated, last, quality, reached, selected, stop_reason
+from stratafl.config.experiment import EvaluateTable, StopTable
+from stratafl.runs.summary import Cost, best, converged, cost, evaluated, last, quality, reached, selected, stop_reason
 
 
 def line(number, test=None, validation=None, **more):

@@ -7,23 +7,23 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from stratafl import wire
 from stratafl.algorithms import fedavg, fedper, fedrep, local
 from stratafl.algorithms.local import alone
+from stratafl.core import wire
+from stratafl.core.fields import Number
+from stratafl.core.form import form_of
+from stratafl.core.layers import Select, select
+from stratafl.core.objectives import CrossEntropy
+from stratafl.core.parcel import Field, LayerMask, Parcel, count_bytes
+from stratafl.core.phased import Phase, Phased
+from stratafl.core.records import record
+from stratafl.core.reduce import add_rows
+from stratafl.core.state import rows_of
 from stratafl.errors import DataError, ModelError, RecordError, UnknownNameError
-from stratafl.evaluate import received, score, scoreboard, state_dict
+from stratafl.evaluation.evaluate import received, score, scoreboard, state_dict
 from stratafl.execute import Matrix, simulation
-from stratafl.fields import Number
-from stratafl.form import form_of
-from stratafl.layers import Select, select
-from stratafl.objectives import CrossEntropy
-from stratafl.parcel import Field, LayerMask, Parcel, count_bytes
-from stratafl.phased import Phase, Phased
 from stratafl.policies import SGD, Cosine, Mean, Take
-from stratafl.records import record
-from stratafl.reduce import add_rows
-from stratafl.state import rows_of
-from stratafl.task import Task, replay
+from stratafl.runtime import Task, replay
 from stratafl.testing import SIZES, difference, everything, tiny_federation, tiny_model
 
 
@@ -390,7 +390,7 @@ def test_small_clients_do_not_wait_for_large_ones_in_an_evaluation(monkeypatch, 
     sim = tiny(engine=engine)
     task, rows = sim.task(torch.arange(6), sim.at(0)), received(sim, sim.start(), torch.arange(6))
     whole = [task.scores(rows, "train").loss, task.scores(rows, "train").hits, *task.features(rows, "train")]
-    monkeypatch.setattr("stratafl.task.task.EVALUATION_BATCH", 3)
+    monkeypatch.setattr("stratafl.runtime.task.EVALUATION_BATCH", 3)
     parts = [task.scores(rows, "train").loss, task.scores(rows, "train").hits, *task.features(rows, "train")]
     assert [len(here) for here, *_ in task.sweep(rows, "train")] == [6, 6, 5, 4, 3, 2, 2, 2, 1, 1, 1]
     weight = whole[-1]

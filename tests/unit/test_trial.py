@@ -6,18 +6,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from stratafl import trial as trial_module
 from stratafl.algorithms import fedavg, fedper, local
+from stratafl.core.phased import Phase, Phased
+from stratafl.core.records import record
 from stratafl.data import from_splits
-from stratafl.evaluate import newcomers, scoreboard
+from stratafl.evaluation import trial as trial_module
+from stratafl.evaluation.evaluate import newcomers, scoreboard
+from stratafl.evaluation.measure import board_line
+from stratafl.evaluation.trial import Entry, Trial
 from stratafl.execute import Debug, Matrix, Messages, simulation
 from stratafl.execute import round as round_module
-from stratafl.measure import board_line
-from stratafl.phased import Phase, Phased
 from stratafl.policies import SGD
-from stratafl.records import record
 from stratafl.testing import SIZES, tiny_federation, tiny_model
-from stratafl.trial import Entry, Trial
 
 TUNE = SGD(lr=0.2, purpose="tune")
 

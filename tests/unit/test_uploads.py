@@ -7,18 +7,18 @@ import torch
 
 from stratafl.algorithms import ALGORITHMS, algorithm, fedalp, fedavg, fedlag, fedper, flayer, heurpfedla, local
 from stratafl.api import fit
+from stratafl.core.layers import Layer
+from stratafl.core.layout import Layout, Spec
+from stratafl.core.parcel import ColumnMask, Field, LayerMask, Parcel
 from stratafl.errors import ContractError, StageError
+from stratafl.evaluation.measure import upload_line
+from stratafl.evaluation.trial import Trial
 from stratafl.execute import Debug, Matrix, Messages, simulation, uploads
 from stratafl.execute.uploads import FAR, NOT_FINITE, LeftOut, Outlier, inspect, outliers
-from stratafl.layers import Layer
-from stratafl.layout import Layout, Spec
-from stratafl.measure import upload_line
 from stratafl.models import build
-from stratafl.parcel import ColumnMask, Field, LayerMask, Parcel
 from stratafl.policies import SGD
 from stratafl.testing import Case, difference, laws, tiny_federation, tiny_model
 from stratafl.testing.tampering import Tampered, claiming, not_finite
-from stratafl.trial import Trial
 
 NAN = torch.nan
 BAD = {

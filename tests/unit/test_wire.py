@@ -14,14 +14,14 @@ from safetensors.torch import load
 from torch import nn
 
 import stratafl
-from stratafl import wire
-from stratafl.describe import describe
+from stratafl.core import wire
+from stratafl.core.describe import describe
+from stratafl.core.form import Form, form_of
+from stratafl.core.layout import Rows
+from stratafl.core.parcel import ColumnMask, Field, LayerMask, Parcel, count_bytes
+from stratafl.core.state import stored_bytes
 from stratafl.errors import WireError
-from stratafl.form import Form, form_of
-from stratafl.layout import Rows
 from stratafl.models import build
-from stratafl.parcel import ColumnMask, Field, LayerMask, Parcel, count_bytes
-from stratafl.state import stored_bytes
 
 LAYOUT = describe(build("convnorm", shape=(1, 4, 4), classes=3, channels=2))
 NAMES = ("conv1.weight", "bn1.running_mean", "fc.bias")

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from stratafl.algorithm import Algorithm
 from stratafl.algorithms.fedalp import fedalp
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.fedavg30local import fedavg30local
@@ -17,6 +16,7 @@ from stratafl.algorithms.lgfedavg import lgfedavg
 from stratafl.algorithms.local import local
 from stratafl.algorithms.pfedla import heurpfedla, pfedla
 from stratafl.algorithms.simmix import simmix
+from stratafl.core.algorithm import Algorithm
 from stratafl.errors import unknown
 
 _BUILDERS: tuple[Callable[..., Algorithm], ...] = (

@@ -12,20 +12,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from stratafl.algorithm import Round, Setup
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.grouping import shares, ward, without_overflow
+from stratafl.core.algorithm import Round, Setup
+from stratafl.core.fields import FieldSpec, Number, Start
+from stratafl.core.footprint import Footprint
+from stratafl.core.layout import Layout, Rows
+from stratafl.core.parcel import Field, Parcel
+from stratafl.core.phased import Phase, Phased
+from stratafl.core.records import record, whole_number
+from stratafl.core.reduce import add_rows, add_rows_by_group, add_weights, cosines, mean_or_hold, pieces
+from stratafl.core.state import Computed, State, rows_of, tensor_of
 from stratafl.errors import RecordError, unknown
-from stratafl.fields import FieldSpec, Number, Start
-from stratafl.footprint import Footprint
-from stratafl.layout import Layout, Rows
-from stratafl.parcel import Field, Parcel
-from stratafl.phased import Phase, Phased
 from stratafl.policies import SGD, Broadcast
-from stratafl.records import record, whole_number
-from stratafl.reduce import add_rows, add_rows_by_group, add_weights, mean_or_hold, pieces
-from stratafl.similarity import cosines
-from stratafl.state import Computed, State, rows_of, tensor_of
 
 Base = Literal["received", "group"]
 Gamma = Literal["group", "all"]

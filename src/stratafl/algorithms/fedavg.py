@@ -1,8 +1,8 @@
 """FedAvg (McMahan et al., 2017): one model for everybody, the weighted mean of what clients trained."""
 
-from stratafl.fields import Start
-from stratafl.layers import select
-from stratafl.layerwise import Layerwise
+from stratafl.core.fields import Start
+from stratafl.core.layers import select
+from stratafl.core.layerwise import Layerwise
 from stratafl.policies import SGD, Broadcast, Mean, Take, Upload
 
 

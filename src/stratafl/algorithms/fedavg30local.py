@@ -8,17 +8,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from stratafl.algorithm import Round
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.local import alone
-from stratafl.parcel import Field, LayerMask
-from stratafl.phased import Phase, Phased
+from stratafl.core.algorithm import Round
+from stratafl.core.parcel import Field, LayerMask
+from stratafl.core.phased import Phase, Phased
+from stratafl.core.records import record, whole_number
+from stratafl.core.state import State
 from stratafl.policies import SGD, Upload
-from stratafl.records import record, whole_number
-from stratafl.state import State
 
 if TYPE_CHECKING:
-    from stratafl.task import Task
+    from stratafl.runtime import Task
 
 
 def fedavg30local(*, warmup: int = 30, train: SGD = SGD()) -> Phased:

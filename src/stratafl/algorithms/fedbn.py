@@ -5,7 +5,7 @@ shortcuts and averages it.
 """
 
 from stratafl.algorithms.fedper import fedper
-from stratafl.layerwise import Layerwise
+from stratafl.core.layerwise import Layerwise
 from stratafl.policies import SGD
 
 

@@ -11,20 +11,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from stratafl.algorithm import Round, Setup
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.core.algorithm import Round, Setup
+from stratafl.core.fields import Number, Start
+from stratafl.core.footprint import Footprint
+from stratafl.core.layerwise import Layerwise
+from stratafl.core.layout import Layout
+from stratafl.core.parcel import Field, LayerMask, Parcel
+from stratafl.core.phased import Phase, Phased
+from stratafl.core.records import record, whole_number
+from stratafl.core.reduce import add_rows, add_weights, conflicting_pairs, mean_or_hold
+from stratafl.core.state import Computed, State, expand, rows_of, tensor_of
 from stratafl.errors import RecordError, unknown
-from stratafl.fields import Number, Start
-from stratafl.footprint import Footprint
-from stratafl.layerwise import Layerwise
-from stratafl.layout import Layout
-from stratafl.parcel import Field, LayerMask, Parcel
-from stratafl.phased import Phase, Phased
 from stratafl.policies import SGD, Broadcast, Take
-from stratafl.records import record, whole_number
-from stratafl.reduce import add_rows, add_weights, mean_or_hold
-from stratafl.similarity import conflicting_pairs
-from stratafl.state import Computed, State, expand, rows_of, tensor_of
 
 
 def fedlag(

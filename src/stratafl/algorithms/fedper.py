@@ -9,13 +9,13 @@ from typing import Literal
 from torch import Tensor, nn
 
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.core.fields import Start
+from stratafl.core.layers import Select, select
+from stratafl.core.layerwise import Layerwise
+from stratafl.core.records import record
 from stratafl.errors import ModelError, RecordError, unknown
-from stratafl.fields import Start
-from stratafl.layers import Select, select
-from stratafl.layerwise import Layerwise
 from stratafl.models import LinearBase, Staged
 from stratafl.policies import SGD, Broadcast, Upload
-from stratafl.records import record
 
 
 def fedper(

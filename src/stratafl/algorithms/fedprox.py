@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.core.layerwise import Layerwise
 from stratafl.errors import RecordError
-from stratafl.layerwise import Layerwise
 from stratafl.policies import SGD, Pull, Remember, Take
 
 

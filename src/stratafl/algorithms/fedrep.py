@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from stratafl.algorithms.fedper import fedper
-from stratafl.layers import Select, select
-from stratafl.layerwise import Layerwise
+from stratafl.core.layers import Select, select
+from stratafl.core.layerwise import Layerwise
 from stratafl.policies import SGD
 
 

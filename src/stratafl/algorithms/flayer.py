@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from stratafl.algorithm import Round, Setup
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.flayer_official import IN_ORDER, official
+from stratafl.core.algorithm import Round, Setup
+from stratafl.core.fields import Number, Start
+from stratafl.core.footprint import Footprint
+from stratafl.core.layers import Select, select
+from stratafl.core.layerwise import Layerwise
+from stratafl.core.layout import Layout, Rows
+from stratafl.core.parcel import ColumnMask, Field, Parcel
+from stratafl.core.records import record
+from stratafl.core.state import State, Value, rows_of, tensor_of
 from stratafl.errors import RecordError, unknown
-from stratafl.fields import Number, Start
-from stratafl.footprint import Footprint
-from stratafl.layers import Select, select
-from stratafl.layerwise import Layerwise
-from stratafl.layout import Layout, Rows
-from stratafl.parcel import ColumnMask, Field, Parcel
 from stratafl.policies import SGD, Accuracy, Mean, Remember, Take
-from stratafl.records import record
-from stratafl.state import State, Value, rows_of, tensor_of
 
 if TYPE_CHECKING:
-    from stratafl.task import Task
+    from stratafl.runtime import Task
 
 Split = Literal["train", "validation"]
 SORTING = 8  # times what is sorted: values and places, and as much again while it is at it; measured

@@ -15,22 +15,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from stratafl.algorithm import Round, Setup
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.core.algorithm import Round, Setup
+from stratafl.core.fields import Number, Start
+from stratafl.core.footprint import Footprint
+from stratafl.core.layerwise import Layerwise
+from stratafl.core.layout import Layout, Rows, row_dot
+from stratafl.core.parcel import ColumnMask, Field, Parcel
+from stratafl.core.records import record
+from stratafl.core.state import State, rows_of, tensor_of
 from stratafl.errors import RecordError
-from stratafl.fields import Number, Start
-from stratafl.footprint import Footprint
-from stratafl.layerwise import Layerwise
-from stratafl.layout import Layout, Rows, row_dot
-from stratafl.parcel import ColumnMask, Field, Parcel
 from stratafl.policies import SGD, Accuracy, Remember, Take
-from stratafl.records import record
-from stratafl.state import State, rows_of, tensor_of
-from stratafl.task.descent import Descent, descend
+from stratafl.runtime.descent import Descent, descend
 
 if TYPE_CHECKING:
-    from stratafl.task import Task
-    from stratafl.task.engine import Stack
+    from stratafl.runtime import Task
+    from stratafl.runtime.engine import Stack
 
 log = logging.getLogger("stratafl")
 HEAD_RATE = 0.2

@@ -7,9 +7,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stratafl.layout import Layout
-from stratafl.reduce import add_rows_by_group
-from stratafl.state import Computed
+from stratafl.core.layout import Layout
+from stratafl.core.reduce import add_rows_by_group
+from stratafl.core.state import Computed
 
 
 def ward(similarity: Tensor, groups: int, features: str = "cosine") -> Tensor:

@@ -7,15 +7,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from stratafl import keys
-from stratafl.algorithm import Round, Setup
+from stratafl.core import keys
+from stratafl.core.algorithm import Round, Setup
+from stratafl.core.fields import FieldSpec, Side
+from stratafl.core.footprint import Footprint
+from stratafl.core.layout import Layout
+from stratafl.core.records import record, whole_number
+from stratafl.core.reduce import PIECE
+from stratafl.core.state import State, tensor_of
 from stratafl.errors import unknown
-from stratafl.fields import FieldSpec, Side
-from stratafl.footprint import Footprint
-from stratafl.layout import Layout
-from stratafl.records import record, whole_number
-from stratafl.reduce import PIECE
-from stratafl.state import State, tensor_of
 
 
 @record

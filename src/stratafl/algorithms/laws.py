@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 
-from stratafl.algorithm import Algorithm
 from stratafl.algorithms.fedalp import fedalp
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.fedavg30local import fedavg30local
@@ -16,7 +15,8 @@ from stratafl.algorithms.lgfedavg import lgfedavg
 from stratafl.algorithms.local import local
 from stratafl.algorithms.pfedla import heurpfedla, pfedla
 from stratafl.algorithms.simmix import simmix
-from stratafl.phased import Phased
+from stratafl.core.algorithm import Algorithm
+from stratafl.core.phased import Phased
 from stratafl.policies import Mean
 
 

@@ -1,8 +1,8 @@
 """LG-FedAvg (Liang et al., 2020): local representation, global head; the mirror of FedPer."""
 
 from stratafl.algorithms.fedper import fedper
-from stratafl.layers import Select, select
-from stratafl.layerwise import Layerwise
+from stratafl.core.layers import Select, select
+from stratafl.core.layerwise import Layerwise
 from stratafl.policies import SGD
 
 

@@ -1,8 +1,8 @@
 """Local training: nothing is sent; every client trains every round, whatever the participation."""
 
-from stratafl.fields import Start
-from stratafl.layerwise import Layerwise
-from stratafl.phased import Phase, Phased
+from stratafl.core.fields import Start
+from stratafl.core.layerwise import Layerwise
+from stratafl.core.phased import Phase, Phased
 from stratafl.policies import SGD
 
 

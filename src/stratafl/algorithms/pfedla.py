@@ -11,19 +11,19 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from stratafl.algorithm import Round, Setup
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.hypernetwork import Hypernetwork
+from stratafl.core.algorithm import Round, Setup
+from stratafl.core.fields import FieldSpec, Start
+from stratafl.core.footprint import Footprint
+from stratafl.core.layers import Select, select
+from stratafl.core.layerwise import Layerwise, MergeRows
+from stratafl.core.layout import Layout, Rows
+from stratafl.core.parcel import Field, LayerMask, Parcel
+from stratafl.core.records import finite_number, record, whole_number
+from stratafl.core.state import Computed, State, rows_of
 from stratafl.errors import RecordError, unknown
-from stratafl.fields import FieldSpec, Start
-from stratafl.footprint import Footprint
-from stratafl.layers import Select, select
-from stratafl.layerwise import Layerwise, MergeRows
-from stratafl.layout import Layout, Rows
-from stratafl.parcel import Field, LayerMask, Parcel
 from stratafl.policies import SGD
-from stratafl.records import finite_number, record, whole_number
-from stratafl.state import Computed, State, rows_of
 
 
 def pfedla(

@@ -10,15 +10,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from stratafl.algorithm import Round, Setup
 from stratafl.algorithms.pfedla import mixing
+from stratafl.core.algorithm import Round, Setup
+from stratafl.core.footprint import Footprint
+from stratafl.core.layerwise import Layerwise
+from stratafl.core.records import finite_number, record
+from stratafl.core.reduce import cosines_between
+from stratafl.core.state import Computed, State, rows_of
 from stratafl.errors import unknown
-from stratafl.footprint import Footprint
-from stratafl.layerwise import Layerwise
 from stratafl.policies import SGD
-from stratafl.records import finite_number, record
-from stratafl.similarity import cosines_between
-from stratafl.state import Computed, State, rows_of
 
 
 def simmix(*, unit: Literal["layer", "model"] = "layer", sharpness: float = 5.0, train: SGD = SGD()) -> Layerwise:

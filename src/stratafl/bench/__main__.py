@@ -10,8 +10,8 @@ from stratafl.bench.request import METHODS, MODELS, SWEEPS, Request, requested
 from stratafl.bench.session import Book, machine, rows
 from stratafl.bench.words import headline, line
 from stratafl.errors import StrataError
-from stratafl.outputs import check_new
-from stratafl.task.speed import CHOICES
+from stratafl.files import check_new
+from stratafl.runtime.speed import CHOICES
 
 
 class _Parser(argparse.ArgumentParser):

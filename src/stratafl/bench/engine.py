@@ -9,22 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stratafl.algorithm import Algorithm
 from stratafl.algorithms import ALGORITHMS
 from stratafl.bench.baselines import RATE
 from stratafl.bench.clocks import Seconds, now
 from stratafl.bench.workload import Subject, Workload
+from stratafl.core.algorithm import Algorithm
+from stratafl.core.layout import Layout
+from stratafl.core.parcel import Parcel
 from stratafl.data import Federation
 from stratafl.errors import unknown
-from stratafl.evaluate import scoreboard
+from stratafl.evaluation.evaluate import scoreboard
 from stratafl.execute import Matrix, Simulation, simulation
 from stratafl.execute.memory import device_memory
 from stratafl.execute.round import Watch, unwatched
 from stratafl.execute.team import Alone
-from stratafl.layout import Layout
-from stratafl.parcel import Parcel
 from stratafl.policies import SGD
-from stratafl.task.speed import Speed
+from stratafl.runtime.speed import Speed
 
 ROUNDS = 1000  # of the run that is timed a few rounds of; decides whether compiling pays
 STEADY = 2  # rounds without a new program or trace, after which the clock may run

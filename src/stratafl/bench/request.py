@@ -10,8 +10,8 @@ from stratafl.algorithms import ALGORITHMS
 from stratafl.bench.workload import PAPER_CLIENTS, Workload, subject
 from stratafl.errors import RecordError, unknown
 from stratafl.execute.devices import device_of
-from stratafl.task.arithmetic import check_precision
-from stratafl.task.speed import USUAL, Speed
+from stratafl.runtime.arithmetic import check_precision
+from stratafl.runtime.speed import USUAL, Speed
 
 MODELS = "mlp,cnn,resnet18,embedding"
 METHODS = "fedavg,fedper,flayer,pfedla,fedlag,fedalp"

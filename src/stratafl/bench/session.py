@@ -27,7 +27,7 @@ from stratafl.bench.request import Cell, Request
 from stratafl.bench.workload import subject
 from stratafl.data import Federation
 from stratafl.errors import MemoryLimitError
-from stratafl.task.lockstep import plan
+from stratafl.runtime.lockstep import plan
 
 
 def rows(request: Request) -> Iterator[Table]:

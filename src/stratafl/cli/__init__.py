@@ -5,8 +5,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from stratafl.errors import StrataError, TrustError
-from stratafl.wording import shown
+from stratafl.errors import StrataError, TrustError, shown
 
 INTERRUPTED = 130
 LONGEST = 4000  # letters of an error, whatever it names

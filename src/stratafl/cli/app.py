@@ -39,7 +39,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="For programs instead of pe
 
 def _shortcuts(**values: object) -> list[str]:
     """Options that are short for a setting."""
-    from stratafl.experiment import as_typed
+    from stratafl.config.experiment import as_typed
 
     keys = {"seed": "run.seed", "device": "run.device", "engine": "run.engine", "rounds": "run.rounds"}
     keys |= {"precision": "run.precision", "memory": "run.memory", "lab": "evaluate.lab"}
@@ -134,7 +134,7 @@ def resume(
 ) -> int:
     """Go on where a run or comparison was left, to the same end."""
     from stratafl.cli import running
-    from stratafl.trust import typed as trusted
+    from stratafl.config.trust import typed as trusted
 
     return running.resume(folder, jobs, worker, trusted(typed or [], trust))
 

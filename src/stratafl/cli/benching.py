@@ -12,9 +12,9 @@ from stratafl.bench.request import Request, requested
 from stratafl.bench.session import Book, machine, rows
 from stratafl.bench.words import MIB, headline, line
 from stratafl.cli.consoles import PIPED_WIDTH, picture, remarks, results
-from stratafl.outputs import check_new
+from stratafl.errors import counted
+from stratafl.files import check_new
 from stratafl.runs.files import write_whole
-from stratafl.wording import counted
 
 Row = dict[str, Any]
 WIDE = 110  # columns from which on there is room for where the time went

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from stratafl.algorithms.laws import LAWS as OWN_LAWS
-from stratafl.assemble import algorithm_of
 from stratafl.cli.consoles import results
+from stratafl.config.assemble import algorithm_of
+from stratafl.config.experiment import Experiment, as_typed, with_settings
+from stratafl.config.trust import typed
 from stratafl.errors import StrataError
-from stratafl.experiment import Experiment, as_typed, with_settings
 from stratafl.testing import SETTINGS, verdicts
-from stratafl.trust import typed
 
 
 def check(name: str, options: Sequence[str], quick: bool) -> int:

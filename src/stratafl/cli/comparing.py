@@ -22,9 +22,9 @@ from stratafl.cli import INTERRUPTED, reporting
 from stratafl.cli.consoles import remarks
 from stratafl.cli.driving import advance, interrupted, resuming
 from stratafl.cli.live import Display, Interrupt, Watch, interruptible, with_notices
+from stratafl.config.experiment import names_code
 from stratafl.errors import BusyError, StrataError
-from stratafl.experiment import names_code
-from stratafl.measure import Line
+from stratafl.evaluation.measure import Line
 from stratafl.runs import Comparison, Member
 from stratafl.runs.environment import TYPED
 from stratafl.runs.files import read_lines

@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from stratafl.wording import printable
+from stratafl.errors import printable
 
 _KEPT = "\n\t"
 PIPED_WIDTH = 120  # of tables that go into a file, unless COLUMNS says otherwise

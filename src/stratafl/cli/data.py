@@ -51,6 +51,6 @@ def show(
 ) -> None:
     """Which client holds what: a table, and on request a picture."""
     from stratafl.cli import holding
-    from stratafl.experiment import as_typed
+    from stratafl.config.experiment import as_typed
 
     holding.show(config, [*([] if name is None else [as_typed("data.name", name)]), *(settings or [])], out)

@@ -7,13 +7,13 @@ from typing import Any
 
 from rich.table import Table
 
-from stratafl.assemble import samples_of
 from stratafl.cli.consoles import results
+from stratafl.config.assemble import samples_of
+from stratafl.config.experiment import Experiment, as_typed, with_settings
 from stratafl.data import DATASETS, write_shards
 from stratafl.data.cache import cache_folder, entries
 from stratafl.data.loading import is_fetched
-from stratafl.experiment import Experiment, as_typed, with_settings
-from stratafl.wording import counted
+from stratafl.errors import counted
 
 
 def known() -> list[dict[str, Any]]:

@@ -6,17 +6,16 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from stratafl.assemble import federation_of
 from stratafl.cli.consoles import remarks, results, warnings_on
 from stratafl.cli.understood import understood
+from stratafl.config.assemble import federation_of
+from stratafl.config.experiment import Experiment, load, with_settings
 from stratafl.data import Federation
 from stratafl.data.federation import SPLITS
 from stratafl.data.picture import held, picture
-from stratafl.errors import RunError
-from stratafl.experiment import Experiment, load, with_settings
-from stratafl.outputs import check_new
+from stratafl.errors import RunError, counted
+from stratafl.files import check_new
 from stratafl.runs.files import write_whole
-from stratafl.wording import counted
 
 ROWS = 40  # of clients; more are summed up in one
 _FEW = 6  # classes of a client that are named one by one

@@ -9,10 +9,10 @@ from rich.table import Table
 
 from stratafl.algorithms import ALGORITHMS
 from stratafl.cli.consoles import results
+from stratafl.config.plugins import parameters
+from stratafl.config.protocols import PROTOCOLS
 from stratafl.data import DATASETS, PARTITIONS
 from stratafl.models import MODELS
-from stratafl.plugins import parameters
-from stratafl.protocols import PROTOCOLS
 from stratafl.recipes import Recipe, recipe_names, recipes
 
 _GIVEN = ("train", "shape", "classes")  # not for options

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from stratafl.flagged import Notices
-from stratafl.measure import Line
+from stratafl.evaluation.flagged import Notices
+from stratafl.evaluation.measure import Line
 from stratafl.report.formats import minus
 
 Watch = Callable[[int, Sequence[Line]], None]  # rounds done, and their lines

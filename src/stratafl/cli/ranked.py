@@ -7,10 +7,10 @@ from pathlib import Path
 from rich.cells import cell_len
 from rich.table import Table
 
+from stratafl.errors import counted
 from stratafl.report import Outcome, Rank, Spread
 from stratafl.report.formats import NOTHING, score, spread
 from stratafl.report.ranking import has_column
-from stratafl.wording import counted
 
 LABEL = 24  # letters of a method up to which it stands in one line
 KEPT = 0  # a column that is never left out

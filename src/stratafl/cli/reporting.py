@@ -10,7 +10,7 @@ from rich.text import Text
 from stratafl.cli.consoles import PIPED_WIDTH, picture, remarks, results, warnings_on
 from stratafl.cli.ranked import table, unlike_seeds
 from stratafl.errors import RunError
-from stratafl.outputs import check_folder, check_new
+from stratafl.files import check_folder, check_new
 from stratafl.report import INCOMPARABLE, MARK, Outcome, Rank, gather, outcome, ranking, run_folders, to_csv
 from stratafl.report.flagging import flag_sentences, where_to_look
 from stratafl.report.formats import size
@@ -19,7 +19,7 @@ from stratafl.report.page import is_report, write_report
 from stratafl.report.study import verdicts_alone
 from stratafl.report.waiting import waiting
 from stratafl.runs.files import write_whole
-from stratafl.summary import evaluated, reached
+from stratafl.runs.summary import evaluated, reached
 
 REPORT = "report.html"
 

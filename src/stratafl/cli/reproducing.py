@@ -14,9 +14,10 @@ from stratafl.cli import INTERRUPTED, reporting
 from stratafl.cli.consoles import remarks, results, warnings_on
 from stratafl.cli.driving import advance
 from stratafl.cli.live import Display, Interrupt, Watch, interruptible, with_notices
-from stratafl.errors import BusyError, DataError, RecordError, RunError, StrataError
-from stratafl.experiment import paths_in
-from stratafl.measure import Line
+from stratafl.config.experiment import paths_in
+from stratafl.config.trust import typed
+from stratafl.errors import BusyError, DataError, RecordError, RunError, StrataError, shown
+from stratafl.evaluation.measure import Line
 from stratafl.recipes import Cell, recipes
 from stratafl.recipes.claims import MEASURES
 from stratafl.recipes.judging import Verdict
@@ -24,8 +25,6 @@ from stratafl.recipes.reproduction import RESULT, Reproduction
 from stratafl.recipes.writing import HERE, cells, heads, legend, write
 from stratafl.report.verdicts import tally
 from stratafl.runs.comparison import SEEDS
-from stratafl.trust import typed
-from stratafl.wording import shown
 
 _STYLES = {True: "green", False: "red", None: "dim"}
 

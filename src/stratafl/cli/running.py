@@ -11,11 +11,11 @@ from stratafl.cli.consoles import remarks, warnings_on
 from stratafl.cli.driving import advance, interrupted
 from stratafl.cli.live import Display, interruptible, with_notices
 from stratafl.cli.together import together
+from stratafl.config.experiment import Experiment, load, names_code, paths_in, with_settings
+from stratafl.config.trust import NOTHING, Trust, typed
 from stratafl.errors import RunError
 from stratafl.execute import Team
-from stratafl.experiment import Experiment, load, names_code, paths_in, with_settings
 from stratafl.runs import Comparison, Follower, Run, is_comparison, refuse_existing
-from stratafl.trust import NOTHING, Trust, typed
 
 RUNS = Path("runs")
 

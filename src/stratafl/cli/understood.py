@@ -8,7 +8,7 @@ from torch import Tensor
 from stratafl.data import Federation
 from stratafl.data.formats.columns import numbers_or_texts
 from stratafl.data.units import told
-from stratafl.wording import counted
+from stratafl.errors import counted
 
 _FEW, _MANY = 8, 20  # columns and classes that are named one by one
 _KINDS = {torch.uint8: "byte", torch.uint16: "16-bit number"}

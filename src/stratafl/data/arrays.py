@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from stratafl.core.reprs import short_repr
 from stratafl.errors import DataError
-from stratafl.reprs import short_repr
 
 Array = NDArray[Any] | Tensor
 _CHECKED_AT_ONCE = 4096  # samples; looking for NaN in all of x at once would need a second copy of it

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stratafl.core.reprs import short_repr
 from stratafl.data.splitting import SPLIT, TEST, TRAIN, VALIDATION, Parts, Sizes, by_group, by_stratum, strata
-from stratafl.errors import DataError, unknown
-from stratafl.reprs import short_repr
-from stratafl.wording import counted
+from stratafl.errors import DataError, counted, unknown
 
 Indices = NDArray[np.int64]
 

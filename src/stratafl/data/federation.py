@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stratafl.core.reprs import short_repr
 from stratafl.data.arrays import Array, Part, join
 from stratafl.data.cutting import Cutter, Division, Indices, Known, check_some_clients, check_some_samples
 from stratafl.data.preprocessing import Preprocessing, Standardisation
 from stratafl.data.scaling import Scaling, numbers
 from stratafl.errors import DataError, unknown
-from stratafl.reprs import short_repr
 
 SPLITS = ("train", "validation", "test")
 ARRAYS = "arrays"  # the name of what has none

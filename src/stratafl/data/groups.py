@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from stratafl.data.federation import SPLITS, Federation
 from stratafl.data.partitions import Owners, Partition
 from stratafl.data.samples import Samples
-from stratafl.errors import DataError
-from stratafl.wording import counted
+from stratafl.errors import DataError, counted
 
 _FEW = 3  # clients that are named one by one
 log = logging.getLogger("stratafl")

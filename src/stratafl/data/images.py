@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stratafl.core.reprs import short_repr
 from stratafl.data.formats.columns import Column
 from stratafl.data.image_files import Header, header_of, pixels_of, resized_planes
 from stratafl.data.memory_limit import MemoryLimit
-from stratafl.errors import DataError
-from stratafl.reprs import short_repr
-from stratafl.wording import counted
+from stratafl.errors import DataError, counted
 
 _TYPES = {8: np.uint8, 16: np.uint16, 32: np.float32}
 _WIDER = 257  # times a byte is the same share of 16 bits: 255 becomes 65535

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stratafl.core.reprs import short_repr
 from stratafl.data.formats.columns import Column
 from stratafl.errors import DataError
-from stratafl.reprs import short_repr
 
 TARGETS = ("auto", "classes", "numbers", "scaled")
 _NUMBERS = ("numbers", "scaled")  # a regression, whatever the labels look like

@@ -16,8 +16,7 @@ from stratafl.data.published import DATASETS, Published
 from stratafl.data.reading import Reading
 from stratafl.data.samples import Samples
 from stratafl.data.shards import is_sharded, read_shards
-from stratafl.errors import DataError, unknown
-from stratafl.wording import shown
+from stratafl.errors import DataError, shown, unknown
 
 _DECODING = 2  # another number wherever images or tables are read otherwise, so that what was kept is not believed
 _DECODED = ["normalise", "owners", "fewest", "most"]  # what can be asked of samples that are decoded already

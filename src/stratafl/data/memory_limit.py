@@ -1,8 +1,8 @@
 """How much memory reading data may take: what a file announces is compared with it before anything is allocated."""
 
+from stratafl.core.machine import ram, resident
+from stratafl.core.records import record
 from stratafl.errors import MemoryLimitError
-from stratafl.machine import ram, resident
-from stratafl.records import record
 
 
 @record

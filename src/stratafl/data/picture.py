@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stratafl.data.federation import SPLITS, Federation
-from stratafl.wording import counted, printable
+from stratafl.errors import counted, printable
 
 MOST = 300  # clients that are drawn; more could not be told apart
 _NARROW, _WIDE, _LARGEST, _SMALLEST = 420, 960, 26, 5  # pixels: the plot, and the cell of a bubble

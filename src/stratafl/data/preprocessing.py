@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stratafl.core.reprs import short_repr
 from stratafl.data.scaling import PIXELS, Scaling
 from stratafl.errors import DataError
-from stratafl.reprs import short_repr
 
 FORMAT = 1
 _KEYS = ("format", "dtype", "shape", "scaling", "columns", "targets", "classes")

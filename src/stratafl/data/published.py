@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
+from stratafl.core.records import record
 from stratafl.data.digits import digits_samples
 from stratafl.data.formats.columns import Asked
 from stratafl.data.samples import Samples
-from stratafl.records import record
 
 _NIST = "or unpack its idx files from NIST's gzip.zip"
 

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stratafl.core.records import record
 from stratafl.data.formats.columns import Column, Columns, taken
 from stratafl.data.labels import TARGETS
 from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
 from stratafl.data.samples import Samples
 from stratafl.data.scaling import Scaling
 from stratafl.errors import DataError, unknown
-from stratafl.records import record
 
 HALF = Scaling((0.5,), (0.5,))
 _LARGEST = {np.dtype(np.uint8): 255, np.dtype(np.uint16): 65535}

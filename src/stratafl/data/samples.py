@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stratafl.core.reprs import short_repr
 from stratafl.data.scaling import Scaling
 from stratafl.errors import DataError
-from stratafl.reprs import short_repr
 
 
 @short_repr

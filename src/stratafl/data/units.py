@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from stratafl.core.reprs import short_repr
 from stratafl.data.federation import Federation
 from stratafl.data.scaling import PIXELS, samples_at
-from stratafl.reprs import short_repr
-from stratafl.wording import counted
+from stratafl.errors import counted
 
 Array = NDArray[Any]
 _ROWS, _FEWEST = 200, 5  # samples of a client that are looked at, and how few of them say something

@@ -7,8 +7,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from stratafl.layout import Rows
-from stratafl.state import State, apply, flatten, moved, pick, unflatten
+from stratafl.core.layout import Rows
+from stratafl.core.state import State, apply, flatten, moved, pick, unflatten
 
 _MERGED = 8  # layers become one when the upper one has an eighth of the lower one's clients
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from stratafl.core.layout import Layout
+from stratafl.core.parcel import Parcel
+from stratafl.core.records import record
 from stratafl.execute.matrix import Matrix
 from stratafl.execute.round import Executor, Watch
 from stratafl.execute.team import Team
-from stratafl.layout import Layout
-from stratafl.parcel import Parcel
-from stratafl.records import record
 
 if TYPE_CHECKING:
     from stratafl.execute.simulation import Simulation

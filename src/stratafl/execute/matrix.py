@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from stratafl.core.layout import Layout
+from stratafl.core.parcel import Parcel
+from stratafl.core.records import record
 from stratafl.errors import MemoryLimitError, RecordError
 from stratafl.execute.memory import Needs, device_memory, in_units
 from stratafl.execute.round import Watch, unwatched
 from stratafl.execute.team import Alone
-from stratafl.layout import Layout
-from stratafl.parcel import Parcel
-from stratafl.records import record
 
 if TYPE_CHECKING:
     from stratafl.execute.simulation import Simulation

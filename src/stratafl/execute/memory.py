@@ -9,16 +9,16 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from stratafl.algorithm import Algorithm, Setup
+from stratafl.core.algorithm import Algorithm, Setup
+from stratafl.core.footprint import Footprint
+from stratafl.core.layout import Rows
+from stratafl.core.machine import ram, resident
+from stratafl.core.objectives import default_objective
+from stratafl.core.state import stored_bytes
 from stratafl.errors import MemoryLimitError
-from stratafl.footprint import Footprint
-from stratafl.layout import Rows
-from stratafl.machine import ram, resident
-from stratafl.objectives import default_objective
-from stratafl.state import stored_bytes
-from stratafl.task import Inputs, Stack, Workshop
-from stratafl.task.peak import peak_bytes
-from stratafl.task.task import EVALUATION_BATCH
+from stratafl.runtime import Inputs, Stack, Workshop
+from stratafl.runtime.peak import peak_bytes
+from stratafl.runtime.task import EVALUATION_BATCH
 
 HELD = 2  # rows of a client at work beside its step: as it moves, and as lanes put it together
 COPIES = 6  # of them where steps are kept: those at work, those that wait and the results

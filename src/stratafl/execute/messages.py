@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from stratafl.core.form import form_of
+from stratafl.core.layout import Layout
+from stratafl.core.parcel import Parcel
+from stratafl.core.records import record
+from stratafl.core.state import tensors
 from stratafl.execute.round import Watch, unwatched
 from stratafl.execute.team import Alone
-from stratafl.form import form_of
-from stratafl.layout import Layout
-from stratafl.parcel import Parcel
-from stratafl.records import record
-from stratafl.state import tensors
 
 if TYPE_CHECKING:
     from stratafl.execute.simulation import Simulation

@@ -20,8 +20,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from stratafl.algorithm import Total
-from stratafl.errors import RankError, RunError, StrataError
+from stratafl.core.algorithm import Total
+from stratafl.core.parcel import Bytes, ColumnMask, Field, LayerMask, Parcel, join
+from stratafl.core.state import State, flatten, unflatten
+from stratafl.errors import RankError, RunError, StrataError, shown
 from stratafl.execute.packing import (
     Label,
     Spec,
@@ -37,10 +39,7 @@ from stratafl.execute.packing import (
 from stratafl.execute.round import Shift
 from stratafl.execute.team import places
 from stratafl.execute.uploads import Inspection
-from stratafl.parcel import Bytes, ColumnMask, Field, LayerMask, Parcel, join
-from stratafl.state import State, flatten, unflatten
-from stratafl.task import Scores
-from stratafl.wording import shown
+from stratafl.runtime import Scores
 
 if TYPE_CHECKING:
     from stratafl.execute.simulation import Simulation

@@ -23,12 +23,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from stratafl.core.layout import Rows
+from stratafl.core.reprs import short_repr
+from stratafl.core.state import State, flatten, moved, pick, unflatten
 from stratafl.errors import DamagedError, RunError
 from stratafl.execute.clients import Clients
-from stratafl.layout import Rows
-from stratafl.plain_files import open_plain
-from stratafl.reprs import short_repr
-from stratafl.state import State, flatten, moved, pick, unflatten
+from stratafl.files import open_plain
 
 NOBODY = -1  # the slot of a client that has no memory yet
 SLOTS, SUMS = "memories/slots", "memories/sums"

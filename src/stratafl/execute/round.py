@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from stratafl.algorithm import Round, Total
+from stratafl.core.algorithm import Round, Total
+from stratafl.core.layout import Layout, Rows
+from stratafl.core.parcel import Bytes, Parcel, count_bytes
+from stratafl.core.reprs import short_repr
+from stratafl.core.state import State, pick, rows_of
 from stratafl.errors import DataError, MemoryLimitError
 from stratafl.execute.clients import Clients
 from stratafl.execute.memory import give_back
 from stratafl.execute.team import Team, places
 from stratafl.execute.uploads import Inspection, LeftOut, Outlier, inspect, outliers
-from stratafl.layout import Layout, Rows
-from stratafl.parcel import Bytes, Parcel, count_bytes
-from stratafl.reprs import short_repr
-from stratafl.state import State, pick, rows_of
 
 if TYPE_CHECKING:
     from stratafl.execute.simulation import Simulation

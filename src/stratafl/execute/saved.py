@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from stratafl.core.reprs import short_repr
+from stratafl.core.state import flatten
 from stratafl.errors import DamagedError, RunError
 from stratafl.execute.records import SLOTS, SUMS
 from stratafl.execute.simulation import Simulation
-from stratafl.reprs import short_repr
-from stratafl.state import flatten
 
 Kind = tuple[torch.dtype, tuple[int, ...]]
 _ROUND: Kind = (torch.int64, ())

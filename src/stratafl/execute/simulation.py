@@ -12,12 +12,16 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from stratafl import keys
-from stratafl.algorithm import Algorithm, Round, Setup
+from stratafl.core import keys
+from stratafl.core.algorithm import Algorithm, Round, Setup
+from stratafl.core.describe import columns, describe
+from stratafl.core.footprint import Footprint
+from stratafl.core.layout import Buffers, Granularity, Rows
+from stratafl.core.reprs import short_repr
+from stratafl.core.state import State, flatten, join, moved, pick, unflatten
 from stratafl.data import Federation
 from stratafl.data.scaling import PIXELS
 from stratafl.data.units import told
-from stratafl.describe import columns, describe
 from stratafl.errors import DataError, MemoryLimitError, ModelError, PhaseError, RecordError
 from stratafl.execute.clients import Clients, InMemory
 from stratafl.execute.devices import device_of
@@ -27,15 +31,11 @@ from stratafl.execute.records import Format, Index, OnDisk, RecordFile
 from stratafl.execute.round import Examiner, Executor, Report, run_round
 from stratafl.execute.store import Store, chosen
 from stratafl.execute.tokens import check_tokens
-from stratafl.footprint import Footprint
-from stratafl.layout import Buffers, Granularity, Rows
 from stratafl.models import load_weights
-from stratafl.reprs import short_repr
-from stratafl.state import State, flatten, join, moved, pick, unflatten
-from stratafl.task import Task, Workshop, workshop
-from stratafl.task.arithmetic import precision
-from stratafl.task.speed import USUAL, Speed
-from stratafl.task.workshop import EngineName
+from stratafl.runtime import Task, Workshop, workshop
+from stratafl.runtime.arithmetic import precision
+from stratafl.runtime.speed import USUAL, Speed
+from stratafl.runtime.workshop import EngineName
 
 log = logging.getLogger("stratafl")
 LOOKED_AT = 8  # copies of a model that layer diagnostics take: as received, trained, joined, their differences

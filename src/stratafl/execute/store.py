@@ -4,9 +4,9 @@ from typing import Literal, get_args
 
 import torch
 
+from stratafl.core.machine import ram
 from stratafl.errors import MemoryLimitError, unknown
 from stratafl.execute.memory import device_memory
-from stratafl.machine import ram
 
 Store = Literal["auto", "device", "ram", "disk"]
 STORES: tuple[str, ...] = get_args(Store)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from stratafl.algorithm import Total
-from stratafl.state import State
+from stratafl.core.algorithm import Total
+from stratafl.core.state import State
 
 if TYPE_CHECKING:
     from stratafl.execute.simulation import Simulation

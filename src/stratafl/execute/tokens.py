@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from stratafl.data import Federation
 from stratafl.data.scaling import PIXELS
-from stratafl.errors import DataError
-from stratafl.wording import shown
+from stratafl.errors import DataError, shown
 
 
 def table_size(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> int | None:

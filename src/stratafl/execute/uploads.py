@@ -14,10 +14,10 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from stratafl.layout import Layout, Rows, row_dot
-from stratafl.parcel import Field, Parcel
-from stratafl.reprs import short_repr
-from stratafl.state import State
+from stratafl.core.layout import Layout, Rows, row_dot
+from stratafl.core.parcel import Field, Parcel
+from stratafl.core.reprs import short_repr
+from stratafl.core.state import State
 
 NOT_FINITE = "its upload is not finite"
 STATE_NOT_FINITE = "its model is not finite"

@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from stratafl.algorithm import Round, Setup
+from stratafl.core.algorithm import Round, Setup
+from stratafl.core.records import record
+from stratafl.core.state import State, rows_of
 from stratafl.errors import RecordError
-from stratafl.records import record
-from stratafl.state import State, rows_of
 
 if TYPE_CHECKING:
-    from stratafl.task import Task
+    from stratafl.runtime import Task
 
 
 @record

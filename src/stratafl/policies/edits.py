@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from stratafl.layout import Layout, Rows
-from stratafl.records import record
-from stratafl.state import Value, rows_of
+from stratafl.core.layout import Layout, Rows
+from stratafl.core.records import record
+from stratafl.core.state import Value, rows_of
 
 
 @record

@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from stratafl.algorithm import Round
+from stratafl.core.algorithm import Round
+from stratafl.core.layout import Rows
+from stratafl.core.parcel import Field, Parcel
+from stratafl.core.records import record
+from stratafl.core.state import State, expand, rows_of
 from stratafl.errors import RecordError
-from stratafl.layout import Rows
-from stratafl.parcel import Field, Parcel
-from stratafl.records import record
-from stratafl.state import State, expand, rows_of
 
 if TYPE_CHECKING:
-    from stratafl.task import Task
+    from stratafl.runtime import Task
 
 
 @record

@@ -3,7 +3,7 @@
 from math import cos, pi
 from typing import Protocol
 
-from stratafl.records import record
+from stratafl.core.records import record
 
 
 class Schedule(Protocol):

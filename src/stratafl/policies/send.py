@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from stratafl.algorithm import Round
-from stratafl.parcel import Field
+from stratafl.core.algorithm import Round
+from stratafl.core.parcel import Field
+from stratafl.core.records import record
+from stratafl.core.state import State, rows_of
 from stratafl.policies.travelling import Travelling
-from stratafl.records import record
-from stratafl.state import State, rows_of
 
 if TYPE_CHECKING:
-    from stratafl.task import Task
+    from stratafl.runtime import Task
 
 
 @record

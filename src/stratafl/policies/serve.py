@@ -4,13 +4,13 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from stratafl.algorithm import Round, Setup
-from stratafl.footprint import Footprint
-from stratafl.layers import Select
-from stratafl.parcel import Field
+from stratafl.core.algorithm import Round, Setup
+from stratafl.core.footprint import Footprint
+from stratafl.core.layers import Select
+from stratafl.core.parcel import Field
+from stratafl.core.records import record
+from stratafl.core.state import State, Value
 from stratafl.policies.travelling import Travelling
-from stratafl.records import record
-from stratafl.state import State, Value
 
 
 @record

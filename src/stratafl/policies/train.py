@@ -5,19 +5,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from stratafl.algorithm import Round, Setup
+from stratafl.core.algorithm import Round, Setup
+from stratafl.core.footprint import Footprint
+from stratafl.core.layers import Select, select
+from stratafl.core.layerwise import MOMENTUM
+from stratafl.core.objectives import Objective
+from stratafl.core.records import record
+from stratafl.core.state import State, rows_of, tensor_of
 from stratafl.errors import RecordError
-from stratafl.footprint import Footprint
-from stratafl.layers import Select, select
-from stratafl.layerwise import MOMENTUM
-from stratafl.objectives import Objective
 from stratafl.policies.schedules import Constant, Schedule
-from stratafl.records import record
-from stratafl.state import State, rows_of, tensor_of
-from stratafl.task.descent import Descent, Edit, Rate, descend
+from stratafl.runtime.descent import Descent, Edit, Rate, descend
 
 if TYPE_CHECKING:
-    from stratafl.task import Task
+    from stratafl.runtime import Task
 
 
 @record

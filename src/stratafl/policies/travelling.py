@@ -1,7 +1,7 @@
 """Layers of a field, which travel one way or the other."""
 
-from stratafl.layers import Select, select
-from stratafl.records import record
+from stratafl.core.layers import Select, select
+from stratafl.core.records import record
 
 
 @record

@@ -9,7 +9,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from stratafl import settings
+from stratafl.config import settings
 from stratafl.errors import RecordError, StrataError, unknown
 from stratafl.recipes.claims import MEASURES, Claim
 from stratafl.recipes.recipe import SCALES, Column, Recipe, Row, Scale

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stratafl.algorithms import ALGORITHMS
+from stratafl.config.experiment import Experiment, Setting, with_settings, with_values
+from stratafl.config.settings import setting
 from stratafl.errors import unknown
-from stratafl.experiment import Experiment, Setting, with_settings, with_values
 from stratafl.recipes.claims import MEASURES, Claim
-from stratafl.settings import setting
 
 SCALES = ("smoke", "short", "full")
 Settings = Mapping[str, Any]

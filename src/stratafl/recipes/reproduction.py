@@ -15,10 +15,11 @@ from typing import Any
 import tomli_w
 import torch
 
-from stratafl.assemble import completed
-from stratafl.errors import BusyError, DataError, RunError
+from stratafl.config.assemble import completed
+from stratafl.config.experiment import BEFORE, Experiment, read_toml, to_tables
+from stratafl.config.trust import NOTHING, Trust
+from stratafl.errors import BusyError, DataError, RunError, counted
 from stratafl.execute.devices import device_of
-from stratafl.experiment import BEFORE, Experiment, read_toml, to_tables
 from stratafl.recipes.gaps import Numbers
 from stratafl.recipes.judging import Printed, Verdict, verdicts
 from stratafl.recipes.measuring import measured
@@ -26,8 +27,6 @@ from stratafl.recipes.recipe import Cell, Recipe
 from stratafl.report.outcomes import Outcome, outcome
 from stratafl.runs import Run, is_run
 from stratafl.runs.files import line_bodies, write_whole
-from stratafl.trust import NOTHING, Trust
-from stratafl.wording import counted
 
 FILE, RESULT = "reproduce.toml", "result.md"
 FEW = 10  # columns that are left out are named, unless there are more

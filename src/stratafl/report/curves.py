@@ -6,7 +6,7 @@ from math import inf
 from statistics import fmean, stdev
 from typing import Any
 
-from stratafl.measure import Line
+from stratafl.evaluation.measure import Line
 from stratafl.report.charts import Branches, Chart, Control, Figure, faint, look, said, short, short_labels, thinned
 from stratafl.report.outcomes import SQUARED
 from stratafl.report.ranking import Rank

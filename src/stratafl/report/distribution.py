@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stratafl.measure import Line
+from stratafl.evaluation.measure import Line
 from stratafl.report.charts import COLOURS, Chart, Figure, look, said, short, short_labels
 from stratafl.report.formats import NOTHING, listed, score
 from stratafl.report.outcomes import SQUARED, measure, what_counts

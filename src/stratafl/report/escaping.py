@@ -2,7 +2,7 @@
 
 import html
 
-from stratafl.wording import printable
+from stratafl.errors import printable
 
 
 def escape(text: str) -> str:

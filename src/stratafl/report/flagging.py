@@ -3,12 +3,12 @@
 import shlex
 from collections.abc import Sequence
 
-from stratafl.flagged import FAR, MOST, Flag, flags, nobody_left
+from stratafl.errors import counted, shown
+from stratafl.evaluation.flagged import FAR, MOST, Flag, flags, nobody_left
 from stratafl.report.outcomes import Outcome
 from stratafl.report.study import Study
 from stratafl.report.tables import Cell, Table, text
 from stratafl.runs.run import CONFIG
-from stratafl.wording import counted, shown
 
 Found = list[tuple[Outcome, Flag]]  # of one client
 

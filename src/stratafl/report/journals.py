@@ -6,9 +6,9 @@ from pathlib import Path
 from types import UnionType
 from typing import Any
 
+from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError
-from stratafl.measure import Line
-from stratafl.reprs import short_repr
+from stratafl.evaluation.measure import Line
 from stratafl.runs.files import line_bodies, parsed_line
 
 PLAIN = ("round", "layer", "columns", "bytes.down", "bytes.up")

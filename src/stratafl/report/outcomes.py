@@ -6,15 +6,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from stratafl.config.experiment import EvaluateTable, from_tables, to_tables
+from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, RunError
-from stratafl.experiment import EvaluateTable, from_tables, to_tables
-from stratafl.flagged import diverged, well_formed
-from stratafl.measure import Line
-from stratafl.reprs import short_repr
+from stratafl.evaluation.flagged import diverged, well_formed
+from stratafl.evaluation.measure import Line
 from stratafl.runs import environment_of, is_run
 from stratafl.runs.files import read_lines
 from stratafl.runs.run import CHECKED_FORMAT, CONFIG, ROUNDS, check_committed, check_config, check_history, config_of
-from stratafl.summary import best, converged, cost, counting, last, score, scored, stop_reason
+from stratafl.runs.summary import best, converged, cost, counting, last, score, scored, stop_reason
 
 SCORED = ("test.", "validation.", "new.")
 NEEDED = ("round", "bytes.down", "bytes.up", "seconds.train", "seconds.server")

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from stratafl.errors import counted
 from stratafl.report.formats import NOTHING, difference, duration, limits, listed, minus, score, size, spread
 from stratafl.report.intervals import Interval, interval, paired
 from stratafl.report.outcomes import Outcome, measure, what_counts
@@ -11,7 +12,6 @@ from stratafl.report.places import machine, minute, span, versions
 from stratafl.report.ranking import DIVERGED, INCOMPARABLE, Rank, has_column
 from stratafl.report.study import Record, Study
 from stratafl.report.tables import Cell, Table, as_csv, text
-from stratafl.wording import counted
 
 
 def winner(ranks: Sequence[Rank]) -> Rank | None:

@@ -11,7 +11,7 @@ from string import Template
 from typing import Any
 
 import stratafl
-from stratafl.errors import RunError
+from stratafl.errors import RunError, counted, printable
 from stratafl.report.ablations import ablation_tables
 from stratafl.report.charts import Chart, on_dark
 from stratafl.report.curves import curves_chart
@@ -26,7 +26,6 @@ from stratafl.report.verdicts import verdict_table
 from stratafl.report.who import who_chart
 from stratafl.report.words import cautions, summary
 from stratafl.runs.files import write_whole
-from stratafl.wording import counted, printable
 
 GENERATOR = b'<meta name="generator" content="stratafl">'
 

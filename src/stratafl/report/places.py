@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stratafl.errors import counted
 from stratafl.report.formats import NOTHING
-from stratafl.wording import counted
 
 Environment = Mapping[str, Any]
 

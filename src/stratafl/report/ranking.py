@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from stratafl.errors import RunError
+from stratafl.core.reprs import short_repr
+from stratafl.errors import RunError, counted
 from stratafl.report.outcomes import Outcome
-from stratafl.reprs import short_repr
-from stratafl.wording import counted
 
 log = logging.getLogger("stratafl")
 MARK = "†"  # behind whatever a method that leaks is called

@@ -5,18 +5,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stratafl.core.reprs import short_repr
 from stratafl.errors import RunError
-from stratafl.measure import Line
+from stratafl.evaluation.measure import Line
 from stratafl.report.journals import Looks, lines_of_round, looks
 from stratafl.report.outcomes import Outcome, outcome, run_folders
 from stratafl.report.ranking import Rank, ranking
 from stratafl.report.verdicts import VERDICTS, Verdict, verdicts
 from stratafl.report.waiting import waiting
-from stratafl.reprs import short_repr
 from stratafl.runs import environment_of
 from stratafl.runs.holdings import held
 from stratafl.runs.run import CONFIG, check_committed, config_of
-from stratafl.summary import evaluated
+from stratafl.runs.summary import evaluated
 
 
 @short_repr

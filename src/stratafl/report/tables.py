@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stratafl.errors import printable
 from stratafl.report.escaping import escape
-from stratafl.wording import printable
 
 UNFOLDED = 18  # rows up to which a table is open
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # with which a spreadsheet takes a text for a formula

@@ -5,10 +5,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
-from stratafl.errors import RunError, unknown
+from stratafl.errors import RunError, counted, unknown
 from stratafl.report.tables import Cell, Table, as_csv, text
 from stratafl.runs.files import parsed_json
-from stratafl.wording import counted
 
 VERDICTS = "verdicts.json"
 NOISE = "within noise: other seeds may turn the verdict"

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from math import sqrt
 from typing import Any, NamedTuple
 
+from stratafl.core.reprs import short_repr
+from stratafl.errors import counted
 from stratafl.report.charts import COLOURS, LONGEST, SCALE, Branches, Chart, Control, Figure, said, thinned
 from stratafl.report.outcomes import Outcome
 from stratafl.report.study import Record, Study
-from stratafl.reprs import short_repr
-from stratafl.wording import counted
 
 BUBBLES = 60  # clients and classes up to which every count is a bubble
 ROWS, COLUMNS = 200, 200  # clients and classes that a picture has at most

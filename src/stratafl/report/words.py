@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
+from stratafl.errors import counted
 from stratafl.report.flagging import flag_sentences
 from stratafl.report.formats import limits, listed, minus, score
 from stratafl.report.intervals import Interval, interval
 from stratafl.report.overview import behind, winner
 from stratafl.report.ranking import INCOMPARABLE, Rank, flat_method
 from stratafl.report.study import Study
-from stratafl.wording import counted
 
 FEW = 5  # seeds below which an interval is said to rest on little
 OWN = ("algorithm.", "run.device", "run.engine")  # keys in which methods may differ and still be compared

@@ -24,9 +24,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, RunError
-from stratafl.plain_files import is_plain_folder, open_plain, read_plain
-from stratafl.reprs import short_repr
+from stratafl.files import is_plain_folder, open_plain, read_plain
 from stratafl.runs.files import LARGEST, Mark, explained, parsed, sync_folder, write_json
 
 GENERATIONS = 2

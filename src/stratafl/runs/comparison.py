@@ -13,17 +13,16 @@ from typing import Any
 import tomli_w
 
 from stratafl.algorithms import ALGORITHMS
-from stratafl.assemble import completed, simulation_of
-from stratafl.errors import BusyError, RecordError, RunError
-from stratafl.experiment import Experiment, from_stored, read_toml, to_tables, with_settings, with_values
-from stratafl.plain_files import is_plain, is_plain_folder
-from stratafl.reprs import short_repr
+from stratafl.config.assemble import completed, simulation_of
+from stratafl.config.experiment import Experiment, from_stored, read_toml, to_tables, with_settings, with_values
+from stratafl.config.settings import WHOLE
+from stratafl.config.trust import NOTHING, Trust
+from stratafl.core.reprs import short_repr
+from stratafl.errors import BusyError, RecordError, RunError, counted, shown
+from stratafl.files import is_plain, is_plain_folder
 from stratafl.runs.environment import FORMAT
 from stratafl.runs.files import appearing, write_whole
 from stratafl.runs.run import COMPARISON, Run, anchored, check_config, config_of, is_run, refuse_existing
-from stratafl.settings import WHOLE
-from stratafl.trust import NOTHING, Trust
-from stratafl.wording import counted, shown
 
 SEEDS = 10_000  # of a comparison, at most
 

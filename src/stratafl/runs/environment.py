@@ -15,12 +15,11 @@ import numpy as np
 import torch
 
 import stratafl
-from stratafl.errors import RunError
+from stratafl.config.experiment import Experiment
+from stratafl.core.layout import Rows
+from stratafl.errors import RunError, shown
 from stratafl.execute import Simulation
 from stratafl.execute.ranks import world
-from stratafl.experiment import Experiment
-from stratafl.layout import Rows
-from stratafl.wording import shown
 
 FORMAT = 2  # of run directories: raised when an older version could not read them; since 2 lines have checksums
 TYPED = "STRATAFL_COMMAND"  # tells a process that works for another what was typed

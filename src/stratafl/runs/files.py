@@ -23,7 +23,7 @@ from typing import IO, Any
 from safetensors import SafetensorError
 
 from stratafl.errors import DamagedError, RunError
-from stratafl.plain_files import open_plain, read_plain
+from stratafl.files import open_plain, read_plain
 
 LARGEST = 64 << 20  # bytes of a JSON file, or of a line of a journal
 _DIGITS = 19  # of whole numbers

@@ -5,20 +5,20 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
-from stratafl.analysis import Lab
-from stratafl.assemble import simulation_of
+from stratafl.config.assemble import simulation_of
+from stratafl.config.experiment import Experiment, from_tables, to_tables
+from stratafl.config.trust import NOTHING, Trust
+from stratafl.core.reprs import short_repr
 from stratafl.errors import RunError
+from stratafl.evaluation import Lab
+from stratafl.evaluation.measure import Line
+from stratafl.evaluation.trial import Trial
 from stratafl.execute import Distributed, Matrix, Progress, Simulation, Team
 from stratafl.execute.clients import InMemory
 from stratafl.execute.packing import sendable
-from stratafl.experiment import Experiment, from_tables, to_tables
-from stratafl.measure import Line
-from stratafl.reprs import short_repr
 from stratafl.runs import environment
 from stratafl.runs.selection import Selection
-from stratafl.summary import stop_reason
-from stratafl.trial import Trial
-from stratafl.trust import NOTHING, Trust
+from stratafl.runs.summary import stop_reason
 
 
 @short_repr

@@ -6,11 +6,11 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from stratafl.assemble import federation_of
+from stratafl.config.assemble import federation_of
+from stratafl.config.experiment import Experiment
 from stratafl.data import Federation
 from stratafl.data.federation import SPLITS
 from stratafl.errors import DamagedError, StrataError
-from stratafl.experiment import Experiment
 from stratafl.runs.files import read_json, write_whole
 
 HOLDINGS = "holdings.json"

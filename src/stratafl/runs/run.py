@@ -30,17 +30,18 @@ from typing import Any, Self
 
 import tomli_w
 
-from stratafl.assemble import completed, simulation_of
+from stratafl.config.assemble import completed, simulation_of
+from stratafl.config.experiment import Experiment, from_stored, load_stored, to_tables
+from stratafl.config.trust import NOTHING, Trust
+from stratafl.core.reprs import short_repr
 from stratafl.data.loading import is_place
 from stratafl.errors import BusyError, DamagedError, RunError, unknown
+from stratafl.evaluation.measure import Line
 from stratafl.execute import SOLO, Progress, Simulation, Team
 from stratafl.execute.devices import device_or_cpu
 from stratafl.execute.records import RecordFile
 from stratafl.execute.saved import SavedForm
-from stratafl.experiment import Experiment, from_stored, load_stored, to_tables
-from stratafl.measure import Line
-from stratafl.plain_files import is_plain
-from stratafl.reprs import short_repr
+from stratafl.files import is_plain
 from stratafl.runs import checkpoint, environment, loggers
 from stratafl.runs.checkpoint import Checkpoint, Saved
 from stratafl.runs.files import (
@@ -60,8 +61,7 @@ from stratafl.runs.follower import Verdict, collected, hand_out, refuse_disk, tr
 from stratafl.runs.holdings import write_holdings
 from stratafl.runs.preprocessing import check_preprocessing, write_preprocessing
 from stratafl.runs.selection import Selection
-from stratafl.summary import stop_reason
-from stratafl.trust import NOTHING, Trust
+from stratafl.runs.summary import stop_reason
 
 log = logging.getLogger("stratafl")
 CONFIG, ENVIRONMENT, CHECKPOINTS, MEMORIES = "config.toml", "environment.json", "checkpoint", "memories.bin"

@@ -6,11 +6,11 @@ It is held as a version while a run goes on, which copies nothing, and is writte
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stratafl.config.experiment import EvaluateTable
+from stratafl.core.reprs import short_repr
+from stratafl.evaluation.measure import Line
 from stratafl.execute import Progress
-from stratafl.experiment import EvaluateTable
-from stratafl.measure import Line
-from stratafl.reprs import short_repr
-from stratafl.summary import USUAL, counting, evaluated
+from stratafl.runs.summary import USUAL, counting, evaluated
 
 
 @short_repr

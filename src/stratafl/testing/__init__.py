@@ -14,13 +14,13 @@ from functools import partial
 
 import torch
 
-from stratafl.algorithm import Algorithm
 from stratafl.algorithms.laws import Law
+from stratafl.config.plugins import said
+from stratafl.core.algorithm import Algorithm
+from stratafl.core.layout import Buffers
 from stratafl.errors import ContractError
-from stratafl.evaluate import received
+from stratafl.evaluation.evaluate import received
 from stratafl.execute import Matrix
-from stratafl.layout import Buffers
-from stratafl.plugins import said
 from stratafl.testing.case import (
     CLASSES,
     SHAPE,

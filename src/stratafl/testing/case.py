@@ -8,15 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stratafl.algorithm import Algorithm
+from stratafl.core.algorithm import Algorithm
+from stratafl.core.layout import Buffers, Rows
+from stratafl.core.phased import Phased
+from stratafl.core.state import flatten
 from stratafl.data import Federation, from_splits
-from stratafl.evaluate import deployed
+from stratafl.evaluation.evaluate import deployed
 from stratafl.execute import Executor, Matrix, Progress, Simulation, simulation
-from stratafl.layout import Buffers, Rows
 from stratafl.models import build
-from stratafl.phased import Phased
-from stratafl.state import flatten
-from stratafl.task.workshop import EngineName
+from stratafl.runtime.workshop import EngineName
 
 SIZES = (31, 23, 14, 12, 7, 4)  # training samples: ragged, short last batches, two clients below a batch of ten
 SHAPE, CLASSES = (1, 6, 6), 3

@@ -6,15 +6,15 @@ from dataclasses import replace
 import torch
 from safetensors.torch import load, save
 
-from stratafl import records, wire
-from stratafl.algorithm import Total
+from stratafl.core import records, wire
+from stratafl.core.algorithm import Total
+from stratafl.core.form import Form, form_of
+from stratafl.core.layout import Rows
+from stratafl.core.parcel import Parcel, count_bytes
+from stratafl.core.state import State, clone, flatten
 from stratafl.errors import ContractError, StrataError
-from stratafl.evaluate import deployed, received
+from stratafl.evaluation.evaluate import deployed, received
 from stratafl.execute import Debug, Matrix, Messages, Progress, Simulation
-from stratafl.form import Form, form_of
-from stratafl.layout import Rows
-from stratafl.parcel import Parcel, count_bytes
-from stratafl.state import State, clone, flatten
 from stratafl.testing.case import Case, difference, everything, furthest, outcome
 from stratafl.testing.tampering import Tampered, claiming, not_finite
 from stratafl.testing.watch import TracingTask, Watched, WatchedParcel, with_declared_steps

@@ -6,10 +6,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from stratafl.algorithm import Algorithm, Round, Work
-from stratafl.parcel import Field, Parcel
-from stratafl.state import State, Value
-from stratafl.task import Task
+from stratafl.core.algorithm import Algorithm, Round, Work
+from stratafl.core.parcel import Field, Parcel
+from stratafl.core.state import State, Value
+from stratafl.runtime import Task
 from stratafl.testing.watch import Watched
 
 Change = Callable[[Parcel], Parcel]  # of one client's upload

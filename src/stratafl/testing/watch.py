@@ -8,17 +8,17 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
-from stratafl.algorithm import Algorithm, Plan, Round, Setup, Total, Work
+from stratafl.core.algorithm import Algorithm, Plan, Round, Setup, Total, Work
+from stratafl.core.layerwise import Layerwise
+from stratafl.core.layout import Rows
+from stratafl.core.parcel import Field, Parcel
+from stratafl.core.phased import Phased
+from stratafl.core.state import State, Value, clone, flatten, pick
 from stratafl.errors import ContractError
 from stratafl.execute import Simulation
-from stratafl.layerwise import Layerwise
-from stratafl.layout import Rows
-from stratafl.parcel import Field, Parcel
-from stratafl.phased import Phased
-from stratafl.state import State, Value, clone, flatten, pick
-from stratafl.task import Task
-from stratafl.task.engine import Stack
-from stratafl.task.task import Step
+from stratafl.runtime import Task
+from stratafl.runtime.engine import Stack
+from stratafl.runtime.task import Step
 from stratafl.testing.case import difference
 
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from data_files import dataset, encoded, image_file, parquet, pictures, table
 
-from stratafl.assemble import federation_of
+from stratafl.config.assemble import federation_of
+from stratafl.config.experiment import from_tables
 from stratafl.data import Reading, load_samples
 from stratafl.data.federation import SPLITS
 from stratafl.data.reading import HALF
 from stratafl.errors import StrataError
-from stratafl.experiment import from_tables
 
 ROWS = [("ann", 1.5, 2, 0), ("bob", -1, 3, 1), ("ann", 0, 4, 2)]
 

@@ -5,10 +5,10 @@ import re
 import numpy as np
 import pytest
 
+from stratafl.core.records import from_toml, to_toml
 from stratafl.data import IID, PARTITIONS, Classes, Dirichlet, PFLlibDirichlet
 from stratafl.data.partitions.dirichlet import _capped_counts, _counts, _shares_among
 from stratafl.errors import PartitionError
-from stratafl.records import from_toml, to_toml
 
 LABELS = np.random.default_rng(3).integers(0, 6, 603)
 EVERY = [IID(), Dirichlet(alpha=0.5), PFLlibDirichlet(alpha=0.5), Classes(per_client=2)]

@@ -7,12 +7,12 @@ import pytest
 import torch
 from PIL import Image
 
-from stratafl.assemble import federation_of, samples_of
+from stratafl.config.assemble import federation_of, samples_of
+from stratafl.config.experiment import Experiment, from_stored, from_tables, with_settings
+from stratafl.config.protocols import PROTOCOLS
 from stratafl.data import Division, federate, from_clients, write_shards
 from stratafl.data.splitting import Sizes, by_stratum
 from stratafl.errors import DataError, UnknownNameError
-from stratafl.experiment import Experiment, from_stored, from_tables, with_settings
-from stratafl.protocols import PROTOCOLS
 
 SPLITS = ("train", "validation", "test")
 

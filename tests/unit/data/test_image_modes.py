@@ -9,11 +9,11 @@ import pytest
 import torch
 from PIL import Image, ImageSequence
 
-from stratafl.assemble import federation_of
+from stratafl.config.assemble import federation_of
+from stratafl.config.experiment import from_tables
 from stratafl.data import Reading, Samples, Scaling, cache, load_samples, loading, read_shards, write_shards
 from stratafl.data.reading import half
 from stratafl.errors import StrataError
-from stratafl.experiment import from_tables
 
 LOW = np.arange(16, dtype=np.uint16).reshape(4, 4) + 256  # differ in their low byte alone
 HIGH = LOW * 255

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from data_files import idx, table
 
+from stratafl.core.machine import resident
 from stratafl.data import Reading, load_samples, write_shards
 from stratafl.data.memory_limit import MemoryLimit, size
 from stratafl.errors import DataError, MemoryLimitError
-from stratafl.machine import resident
 
 LARGE = 10**12  # bytes that no test may touch
 

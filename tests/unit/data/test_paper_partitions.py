@@ -5,6 +5,7 @@ from itertools import chain
 import numpy as np
 import pytest
 
+from stratafl.core.records import from_toml, to_toml
 from stratafl.data import PARTITIONS, Dirichlet, Division, PFLlibDirichlet
 from stratafl.data.partitions import (
     ClientDirichlet,
@@ -17,7 +18,6 @@ from stratafl.data.partitions import (
 )
 from stratafl.data.partitions.counts import balanced_ownership
 from stratafl.errors import PartitionError
-from stratafl.records import from_toml, to_toml
 
 CIFAR = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 6000))
 CIFAR_TESTS = np.zeros(60_000, dtype=bool)

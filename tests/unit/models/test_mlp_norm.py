@@ -5,12 +5,12 @@ import torch
 from torch import nn
 
 from stratafl.algorithms import fedavg, fedbn
-from stratafl.describe import describe
-from stratafl.evaluate import received
+from stratafl.core.describe import describe
+from stratafl.evaluation.evaluate import received
 from stratafl.execute import Matrix, simulation
 from stratafl.models import MLP
 from stratafl.policies import SGD
-from stratafl.task import LoopEngine, StackedEngine
+from stratafl.runtime import LoopEngine, StackedEngine
 from stratafl.testing import tiny_federation
 
 

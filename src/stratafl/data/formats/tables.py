@@ -10,11 +10,11 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from stratafl.core.reprs import short_repr
 from stratafl.data.formats.columns import Asked, Column, Columns, joined, numbers_or_texts, picked, with_images
 from stratafl.data.formats.npz_headers import Announced, npz_headers
 from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
 from stratafl.errors import DataError
-from stratafl.reprs import short_repr
 
 _OTHER_SEPARATORS = (";", "\t", "|")
 _LOOKED = 10_000  # lines after which memory is looked at

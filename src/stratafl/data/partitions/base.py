@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stratafl.core.reprs import short_repr
 from stratafl.data.cutting import Division, Indices
 from stratafl.errors import PartitionError
-from stratafl.reprs import short_repr
 
 
 @short_repr

@@ -13,11 +13,11 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from stratafl.core.records import to_table
 from stratafl.data.cache import cache_folder
 from stratafl.data.cutting import Division, Indices
 from stratafl.data.partitions.base import Partition
 from stratafl.errors import RecordError
-from stratafl.records import to_table
 
 VERSION = 1  # raised when a partition draws something else from the same numbers
 WORTH_KEEPING = 0.5  # seconds

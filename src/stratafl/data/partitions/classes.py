@@ -4,6 +4,7 @@ from math import ceil
 
 import numpy as np
 
+from stratafl.core.records import record
 from stratafl.data.cutting import Division, Indices
 from stratafl.data.partitions.base import Partition, Pool, require_at_least
 from stratafl.data.partitions.counts import (
@@ -16,7 +17,6 @@ from stratafl.data.partitions.counts import (
 )
 from stratafl.data.partitions.dirichlet import least
 from stratafl.errors import PartitionError
-from stratafl.records import record
 
 
 @record

@@ -10,11 +10,11 @@ from math import isfinite
 import numpy as np
 from numpy.typing import NDArray
 
+from stratafl.core.records import record
 from stratafl.data.cutting import Division, Indices
 from stratafl.data.partitions.base import Partition, Pool
 from stratafl.data.partitions.counts import Counts, filled
 from stratafl.errors import PartitionError
-from stratafl.records import record
 
 Shares = NDArray[np.float64]
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from stratafl.core.records import record
 from stratafl.data.cutting import Indices
 from stratafl.data.partitions.base import Partition, Pool
-from stratafl.records import record
 
 
 @record

@@ -3,10 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from stratafl.core.records import record
 from stratafl.data.cutting import Indices
 from stratafl.data.partitions.base import Partition, Pool, require_at_least
 from stratafl.errors import PartitionError
-from stratafl.records import record
 
 
 @record

@@ -2,11 +2,11 @@
 
 import numpy as np
 
+from stratafl.core.records import record
 from stratafl.data.cutting import Division, Indices
 from stratafl.data.partitions.base import Partition, Pool, require_at_least, require_share
 from stratafl.data.partitions.dirichlet import Shares, require_alpha
 from stratafl.errors import PartitionError
-from stratafl.records import record
 
 _SIZES = (0.1, 0.25, 0.5, 0.75, 1.0)  # of the largest client, for groups of clients one after the other
 _GROUPS = (0.1, 0.3, 0.3, 0.2, 0.1)  # and the share of the clients that are in each group

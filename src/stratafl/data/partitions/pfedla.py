@@ -2,11 +2,11 @@
 
 import numpy as np
 
+from stratafl.core.records import record
 from stratafl.data.cutting import Division, Indices
 from stratafl.data.partitions.base import Partition, Pool, require_at_least, require_share
 from stratafl.data.partitions.counts import Counts, Ownership, balanced_ownership, require_supply, trained_and_tested
 from stratafl.errors import PartitionError
-from stratafl.records import record
 
 _DRAWS = 100
 

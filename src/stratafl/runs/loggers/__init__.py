@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from stratafl.errors import RunError
-from stratafl.measure import Line
+from stratafl.evaluation.measure import Line
 
 log = logging.getLogger("stratafl")
 FOLDERS = ("tensorboard", "wandb")  # of a run directory, into which loggers write

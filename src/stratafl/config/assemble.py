@@ -1,0 +1,232 @@
+"""From an experiment to the objects that run it: algorithm, federation, model, simulation."""
+
+import dataclasses
+import logging
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from stratafl.algorithms import ALGORITHMS
+from stratafl.config.experiment import DataTable, Experiment, ModelTable, RunTable, partition_of, unheard
+from stratafl.config.plugins import called, imported, parameters
+from stratafl.config.settings import checked, to_table
+from stratafl.config.trust import NOTHING, Trust
+from stratafl.core.algorithm import Algorithm
+from stratafl.core.layers import Select
+from stratafl.data import IID, Federation, Partition, Reading, Samples, divided, load_samples
+from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
+from stratafl.errors import DataError, ModelError, PhaseError, RecordError, counted
+from stratafl.evaluation.lab import Lab
+from stratafl.execute import Simulation, simulation
+from stratafl.execute.devices import device_of
+from stratafl.models import MODELS
+from stratafl.policies import SGD, Constant, Exponential
+from stratafl.runtime.speed import Speed
+
+_PLAIN = (int, float, str, bool)
+_HELD = (int, float, str, bool, list, Select)
+log = logging.getLogger("stratafl")
+
+
+def builder_of(name: str, trust: Trust | bool = NOTHING) -> Callable[..., Any]:
+    """What makes the method of this name: of the catalogue, or at a path that is trusted."""
+    return ALGORITHMS.get(name) or imported("algorithm", name, trust)
+
+
+def maker_of(name: str, trust: Trust | bool = NOTHING) -> Callable[..., Any]:
+    """What makes the model of this name: of the catalogue, or at a path that is trusted."""
+    return MODELS.get(name) or imported("model", name, trust)
+
+
+def algorithm_of(experiment: Experiment, trust: Trust | bool = NOTHING) -> Algorithm:
+    """The method with its options and the experiment's local descent."""
+    table, train = experiment.algorithm, experiment.train
+    builder = builder_of(table.name, trust)
+    numbers = {key: value for key, value in vars(train).items() if key != "decay"}
+    schedule = Constant() if train.decay == 1 else Exponential(train.decay)
+    options = {key: _checked_option(builder, key, value) for key, value in table.options.items()}
+    made = called(table.name, builder, options, {"train": SGD(**numbers, schedule=schedule)})
+    if not isinstance(made, Algorithm):
+        raise RecordError(f"'{table.name}' gives {type(made).__name__}, not an algorithm")
+    return made
+
+
+def _checked_option(builder: Callable[..., Any], key: str, value: Any) -> Any:
+    """The option, checked where its type is a plain one; the builder looks at the rest."""
+    hint = _hints(builder).get(key)
+    kinds = typing.get_args(hint) or (hint,)
+    plain = hint in _PLAIN or (isinstance(hint, types.UnionType) and kinds[0] in _PLAIN)
+    return checked(f"algorithm.{key}", hint, value) if plain else value
+
+
+def _hints(builder: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(builder)
+    except Exception:  # a person's own builder may be annotated with anything, or not be a function
+        return {}
+
+
+def completed(experiment: Experiment, trust: Trust | bool = NOTHING) -> Experiment:
+    """The experiment with every option of its method, model and partition, at its default where none was given."""
+    algorithm, model, data = experiment.algorithm, experiment.model, experiment.data
+    builder, maker = builder_of(algorithm.name, trust), maker_of(model.name, trust)
+    return dataclasses.replace(
+        experiment,
+        algorithm=dataclasses.replace(algorithm, options={**defaults(builder), **algorithm.options}),
+        model=dataclasses.replace(model, options={**defaults(maker), **model.options}),
+        data=_completed(data),
+    )
+
+
+def _completed(data: DataTable) -> DataTable:
+    held = {key: value for key, value in vars(partition_of(data)).items() if value is not None}
+    own = {key: held.pop(key) for key in tuple(held) if hasattr(data, key)}
+    return dataclasses.replace(data, **own, options=held)
+
+
+def defaults(maker: Callable[..., Any]) -> dict[str, Any]:
+    """The defaults of a function's arguments that a configuration can hold."""
+    found = {name: p.default for name, p in parameters(maker).items() if p.default is not p.empty}
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+    return {name: str(v) if isinstance(v, Select) else v for name, v in plain.items() if isinstance(v, _HELD)}
+
+
+def federation_of(experiment: Experiment) -> Federation:
+    """The data over its clients."""
+    data = experiment.data
+    seed = experiment.run.seed if data.seed is None else data.seed
+    samples = samples_of(data, seed, _reading_limit(experiment.run))
+    return divided(
+        samples,
+        clients=data.clients,
+        partition=None if data.partition == "auto" else partition_of(data),
+        fallback=_fallback(data, samples),
+        validation=data.validation,
+        test=data.test,
+        seed=seed,
+        minimum_test=2 if data.name == "digits" else 1,
+        split=data.split,
+    )
+
+
+def _fallback(data: DataTable, samples: Samples) -> Partition:
+    """What divides the samples where nothing is asked for; settings that it does not listen to are refused."""
+    usual = partition_of(data)
+    dividing = ["per_client", *vars(usual)]
+    if data.partition == "auto" and samples.owner is not None:
+        clients = len(np.unique(samples.owner))
+        why = f"which names its {clients:,} clients: leave it out, or set data.partition to divide the samples anew"
+        _refuse_set(data, [*(["clients"] if data.clients != clients else []), *dividing], samples.name, why)
+        if samples.tests is not None and data.test != DataTable().test:  # perhaps as the protocol has it
+            log.warning("data.test means nothing to '%s', which says what is for testing", samples.name)
+    elif data.partition == "auto" and samples.y.dtype.kind == "f":
+        _refuse_set(data, dividing, samples.name, "which has no classes and is divided evenly: leave it out")
+        log.warning("'%s' has no classes and is divided evenly (data.partition = 'iid')", samples.name)
+        return IID()
+    name = "dirichlet" if data.partition == "auto" else data.partition
+    heard = ", ".join(f"data.{key}" for key in ("clients", *vars(usual)))
+    _refuse_set(data, unheard(data), name, f"a partition that listens to: {heard}; leave it out")
+    return usual
+
+
+def _refuse_set(data: DataTable, keys: Sequence[str], name: str, why: str) -> None:
+    given, usual = to_table(_completed(data)), to_table(_completed(DataTable()))
+    for key in keys:
+        if given.get(key) != usual.get(key):
+            raise DataError(f"data.{key} = {given[key]} means nothing to '{name}', {why}")
+
+
+def samples_of(data: DataTable, seed: int, limit: MemoryLimit = USUAL_LIMIT) -> Samples:
+    """The samples as the table says that they are read, in as much memory as the limit leaves."""
+    known = {f.name for f in dataclasses.fields(Reading)} - {"seed", "limit"}
+    return load_samples(data.name, Reading(**{key: getattr(data, key) for key in known}, seed=seed, limit=limit))
+
+
+def _reading_limit(run: RunTable) -> MemoryLimit:
+    """The run's memory limit, where it is one of RAM and not of a GPU."""
+    name = device_of("auto") if run.device == "auto" else run.device  # what is not here is refused elsewhere
+    return MemoryLimit(run.memory if name == "cpu" else None)
+
+
+def model_of(
+    table: ModelTable, shape: tuple[int, ...], classes: int | None, trust: Trust | bool = NOTHING
+) -> Callable[[], nn.Module]:
+    """A function that makes the model for samples of this shape and so many classes (or 1 output)."""
+    maker = maker_of(table.name, trust)
+    offered = {"shape": shape, "classes": classes or 1}
+
+    def make() -> nn.Module:
+        module = called(f"model {table.name}", maker, table.options, offered)
+        if not isinstance(module, nn.Module):
+            raise ModelError(f"'{table.name}' gives {type(module).__name__}, not an nn.Module")
+        return module
+
+    return make
+
+
+def _speed(run: RunTable, tuning: Mapping[str, Any]) -> Speed:
+    compile = run.compile
+    if compile == "auto" and tuning.get("compiled") is not None:
+        compile = "on" if tuning["compiled"] else "off"
+    words = {name: getattr(run, name) for name in ("precision", "graphs", "convolutions")}
+    return Speed(**words, compile=typing.cast(Any, compile), products=tuning.get("products"))
+
+
+def simulation_of(
+    experiment: Experiment,
+    tuning: Mapping[str, Any] | None = None,
+    trust: Trust | bool = NOTHING,
+    begun: bool = False,
+) -> Simulation:
+    """Everything put together, refusing what does not fit before anything is written.
+
+    `tuning` is what an earlier part of the same run found out about what is fast, see `Workshop.tuning`; `begun` says
+    that there is such a part.
+    """
+    try:
+        return _simulation(experiment, tuning or {}, trust, begun)
+    except PhaseError as error:
+        raise RecordError(_never_acts(experiment, error, trust)) from error
+
+
+def _never_acts(experiment: Experiment, error: PhaseError, trust: Trust | bool) -> str:
+    """That the rounds end before the method's last phase begins, and what to do."""
+    name, shorter = experiment.algorithm.name, error.rounds // 4
+    more = f"ask for at least {counted(error.before + 1, 'round')}"
+    if "warmup" not in parameters(builder_of(name, trust)):
+        return f"{name}: {error}"
+    less = f", or for a shorter warm-up, such as --set {name}.warmup={shorter}" if shorter else ""
+    taken = f"{name}'s warm-up takes {counted(error.before, 'round')} and the run has {error.rounds:,}"
+    return f"{taken}, so its mechanism never acts: {more}{less}"
+
+
+def _simulation(experiment: Experiment, tuning: Mapping[str, Any], trust: Trust | bool, begun: bool) -> Simulation:
+    algorithm = algorithm_of(experiment, trust)
+    federation, model, run = federation_of(experiment), experiment.model, experiment.run
+    if federation.classes is None and experiment.stop.target is not None:
+        raise RecordError("stop.target is an accuracy, and this data has no classes: use stop.patience")
+    return simulation(
+        algorithm,
+        federation,
+        model_of(model, tuple(federation.x.shape[1:]), federation.classes, trust),
+        rounds=run.rounds,
+        participation=run.participation,
+        seed=run.seed,
+        granularity=typing.cast(Any, run.granularity),
+        buffers=typing.cast(Any, run.buffers),
+        head=model.head,
+        weights=model.weights,
+        device=run.device,
+        engine=typing.cast(Any, run.engine),
+        speed=_speed(run, tuning),
+        memory=run.memory,
+        store=typing.cast(Any, run.store),
+        saved=True,
+        newcomers=experiment.data.newcomers,
+        looked_at=Lab().clients if experiment.evaluate.lab else 0,
+        begun=begun,
+    )

@@ -1,0 +1,109 @@
+"""What a person names by `package.module:name`: their own model or algorithm, imported from where they stand."""
+
+import functools
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from stratafl.config.trust import NOTHING, Trust, refuse_standard_library
+from stratafl.core.algorithm import Algorithm
+from stratafl.errors import RecordError, StrataError, UnknownNameError, shown, unknown
+
+KINDS: dict[str, type[Any]] = {"model": nn.Module, "algorithm": Algorithm}
+
+
+def imported(kind: str, path: str, trust: Trust | bool = NOTHING) -> Callable[..., Any]:
+    """What makes a model or an algorithm, at `package.module:name`; the current folder is searched first.
+
+    A path that is not trusted is refused before anything is imported, and what is found must be of the right kind.
+    """
+    module_name, _, name = path.partition(":")
+    if not module_name or not name:
+        raise RecordError(f"{kind} '{shown(path)}' is not a name of the catalogue, nor written package.module:name")
+    trust = Trust.of(trust)
+    trust.check(kind, path)
+    if trust.everything:
+        sys.path[:] = trust.folders
+    found = _attribute(kind, path, module_name, name)
+    _check_kind(kind, path, found)
+    return found  # type: ignore[no-any-return]
+
+
+def _attribute(kind: str, path: str, module_name: str, name: str) -> Any:
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise UnknownNameError(f"{kind} '{path}': there is no module '{error.name}' here") from error
+    except (Exception, SystemExit) as error:  # a person's own file may fail in any way while it is imported
+        raise RecordError(f"{kind} '{path}' cannot be imported: {said(error)}") from error
+    if not hasattr(module, name):
+        raise unknown(f"name in {module_name}", name, [n for n in vars(module) if not n.startswith("_")])
+    return getattr(module, name)
+
+
+def _check_kind(kind: str, path: str, found: Any) -> None:
+    """Raise unless it is a class of its kind, or a function written in Python outside of the standard library."""
+    maker = found
+    while isinstance(maker, functools.partial):
+        maker = maker.func
+    wanted = KINDS[kind]
+    if not (isinstance(maker, type) and issubclass(maker, wanted)) and not inspect.isfunction(maker):
+        what = f"the class {maker.__name__}" if isinstance(maker, type) else type(maker).__name__
+        raise RecordError(
+            f"{kind} '{path}' is {what}, not a subclass of {wanted.__name__} or a function that makes one"
+        )
+    refuse_standard_library(kind, path, str(maker.__module__))
+
+
+def called(what: str, maker: Callable[..., Any], options: Mapping[str, Any], offered: Mapping[str, Any]) -> Any:
+    """What `maker` gives for these options and those of the offered arguments that it takes."""
+    if not callable(maker):
+        raise RecordError(f"{what} is {type(maker).__name__}, not something that can be called to make one")
+    taken = accepted(maker)
+    if taken is not None:
+        for option in options:
+            if option not in taken:
+                raise unknown(f"option of {what}", option, [name for name in taken if name not in offered])
+    arguments = {name: value for name, value in offered.items() if taken is None or name in taken}
+    try:
+        return maker(**arguments, **options)
+    except StrataError:
+        raise
+    except (Exception, SystemExit) as error:  # a person's own code, or an option of a type it does not expect
+        given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        raise RecordError(f"{what} cannot be made with ({shown(given, 400)}): {said(error)}") from error
+
+
+def accepted(maker: Callable[..., Any]) -> list[str] | None:
+    """The names of the arguments that a function takes; None if it takes any."""
+    if isinstance(maker, type) and getattr(maker, "__init__") is nn.Module.__init__:  # noqa: B009
+        return []  # it says that it takes anything, and refuses everything
+    try:
+        found = inspect.signature(maker).parameters.values()
+    except ValueError:  # something built in, which does not say what it takes
+        return None
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in found):
+        return None
+    return [p.name for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+
+
+def parameters(maker: Any) -> Mapping[str, inspect.Parameter]:
+    """What a function takes by name; nothing if it does not say."""
+    try:
+        found = inspect.signature(maker).parameters
+    except (ValueError, TypeError):
+        return {}
+    return {name: p for name, p in found.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+
+
+def said(error: BaseException) -> str:
+    """An error as one line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,0 +1,201 @@
+"""From a module to a layout: which tensors are columns, which layers they form, what each layer is."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from stratafl.core.layers import NORMALISATIONS, Layer
+from stratafl.core.layout import Buffers, Granularity, Layout, Rows, Spec
+from stratafl.errors import ModelError, unknown
+
+_KINDS: tuple[tuple[type[nn.Module], str], ...] = (
+    (_BatchNorm, "batchnorm"),
+    (nn.LayerNorm, "norm"),
+    (nn.GroupNorm, "norm"),
+    (nn.modules.conv._ConvNd, "convolution"),
+    (nn.Linear, "linear"),
+    (nn.Embedding, "embedding"),
+    (nn.RNNBase, "recurrent"),
+    (nn.MultiheadAttention, "attention"),
+)
+INNER = "inner"  # an extended model keeps the one it extends under this name, and the names of its layers
+
+
+@dataclass(frozen=True)
+class _Owner:
+    """A module with tensors of its own."""
+
+    path: str
+    module: nn.Module
+    kind: str
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+
+
+def describe(
+    module: nn.Module, *, granularity: Granularity = "module", buffers: Buffers = "follow", head: str | None = None
+) -> Layout:
+    """The layout of a module; `head` names its classifier (default: what it declares, else its last linear layer)."""
+    owners = list(_owners(module))
+    if not owners:
+        raise ModelError(f"{type(module).__name__} has no parameters to share or to train")
+    if granularity not in ("tensor", "module", "block"):
+        raise unknown("granularity", str(granularity), ("tensor", "module", "block"))
+    if buffers not in ("follow", "local"):
+        raise unknown("buffers rule", str(buffers), ("follow", "local"))
+    _check_owners(module, owners)
+    blocks = _blocks(module, owners)
+    homes = {name: _home(owner, name, granularity, blocks) for owner in owners for name in _tensors(owner)}
+    names = list(dict.fromkeys(homes.values()))
+    shapes = {name: tuple(tensor.shape) for name, tensor in columns(module).items()}
+    trainable = {name for owner in owners for name in owner.parameters}
+    specs = [Spec(n, shapes[n], names.index(home), n in trainable) for n, home in homes.items()]
+    head_path = head_of(module, head)
+    followed = {} if granularity == "block" else _followed(owners)
+    layers = [_layer(name, owners, homes, blocks, head_path, followed) for name in names]
+    return Layout(specs, layers, buffers)
+
+
+def _check_owners(module: nn.Module, owners: list[_Owner]) -> None:
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            raise ModelError(f"'{name}' does not require a gradient: to freeze it, choose the layers that are trained")
+    short = Counter(_short(owner.path) for owner in owners)
+    for path, count in short.items():
+        if count > 1:
+            raise ModelError(f"two layers are called '{path}', one of them in the model that was extended: rename one")
+
+
+def columns(module: nn.Module) -> Rows:
+    """The tensors of a module that are columns: parameters and floating-point buffers; counters are not."""
+    tensors: Rows = {}
+    for owner in _owners(module):
+        for name in _tensors(owner):
+            tensors[name] = _lookup(module, name).detach()
+    return tensors
+
+
+def head_of(module: nn.Module, head: str | None = None) -> str:
+    """The path of the sub-module that is the head."""
+    declared = head or getattr(module, "head_name", None)
+    paths = [owner.path for owner in _owners(module)]
+    if declared is None:
+        linear = [owner.path for owner in _owners(module) if owner.kind == "linear"]
+        return linear[-1] if linear else paths[-1]
+    if not any(path == declared or path.startswith(declared + ".") for path in paths):
+        raise unknown("head", declared, paths)
+    return str(declared)
+
+
+def _owners(module: nn.Module) -> Iterator[_Owner]:
+    seen: set[int] = set()
+    for path, sub in module.named_modules():
+        own = [(n, p) for n, p in sub.named_parameters(recurse=False) if id(p) not in seen]
+        seen |= {id(p) for _, p in own}
+        floats = [
+            (n, b)
+            for n, b in sub.named_buffers(recurse=False)
+            if b.is_floating_point() and n not in sub._non_persistent_buffers_set
+        ]
+        if isinstance(sub, _BatchNorm) and sub.momentum is None and sub.track_running_stats:
+            raise ModelError(
+                f"'{path}' counts its batches (momentum=None), and counters are not columns: set a momentum"
+            )
+        if own or floats:
+            prefix = path + "." if path else ""
+            kind = next((k for cls, k in _KINDS if isinstance(sub, cls)), "other")
+            yield _Owner(path, sub, kind, tuple(prefix + n for n, _ in own), tuple(prefix + n for n, _ in floats))
+
+
+def _tensors(owner: _Owner) -> tuple[str, ...]:
+    return owner.parameters + owner.buffers
+
+
+def _lookup(module: nn.Module, name: str) -> Tensor:
+    path, _, leaf = name.rpartition(".")
+    tensor: Tensor = getattr(module.get_submodule(path), leaf)
+    return tensor
+
+
+def _short(path: str) -> str:
+    return path.removeprefix(INNER + ".")
+
+
+def _blocks(module: nn.Module, owners: list[_Owner]) -> dict[str, str]:
+    """The block of each owner: as the model's stages say, else the top-level child it is in."""
+    inner: Any = getattr(module, INNER, module)
+    prefixes: dict[str, str] = {}
+    if callable(getattr(inner, "stages", None)):
+        prefixes = {prefix: stage.name for stage in inner.stages() for prefix in stage.modules}
+    return {owner.path: _block(_short(owner.path), prefixes) for owner in owners}
+
+
+def _block(path: str, prefixes: dict[str, str]) -> str:
+    inside = [p for p in prefixes if path == p or path.startswith(p + ".")]
+    return prefixes[max(inside, key=len)] if inside else path.partition(".")[0]
+
+
+def _home(owner: _Owner, name: str, granularity: Granularity, blocks: dict[str, str]) -> str:
+    """The layer a tensor belongs to; statistics go with the first parameter of their module."""
+    if granularity == "block":
+        return blocks[owner.path] or _short(name)
+    if granularity == "module":
+        return _short(owner.path) or name
+    if name in owner.parameters:
+        return _short(name)
+    return _short(owner.parameters[0] if owner.parameters else owner.path)
+
+
+def _layer(
+    name: str,
+    owners: list[_Owner],
+    homes: dict[str, str],
+    blocks: dict[str, str],
+    head: str,
+    followed: dict[str, _Owner],
+) -> Layer:
+    members = [o for o in owners if any(homes[n] == name for n in _tensors(o))]
+    first = members[0]
+    inside = all(o.path == head or o.path.startswith(head + ".") for o in members)
+    normalised = followed.get(first.path)
+    home = None if normalised is None else homes[_tensors(normalised)[0]]
+    tensors = tuple(n for n, h in homes.items() if h == name)
+    kind = first.kind if len(members) == 1 else "block"
+    return Layer(name, kind, blocks[first.path], inside, home, tensors)
+
+
+def _followed(owners: list[_Owner]) -> dict[str, _Owner]:
+    """For each normalisation the layer that it follows: the nearest before it that is as wide.
+
+    Where that is the same layer for several, although one as wide before it has none (as when a model makes all its
+    convolutions first), they are paired in their order.
+    """
+    nearest = {norm.path: found for norm in owners if (found := _normalised(norm, owners)) is not None}
+    for place, layer in enumerate(owners):
+        rivals = [path for path, found in nearest.items() if found is layer]
+        if len(rivals) > 1:
+            taken = {found.path for found in nearest.values()}
+            free = [owner for owner in owners[:place] if owner.path not in taken and _width(owner) == _width(layer)]
+            nearest |= zip(rivals, free[1 - len(rivals) :], strict=False)
+    return nearest
+
+
+def _normalised(norm: _Owner, owners: list[_Owner]) -> _Owner | None:
+    """The nearest layer before a normalisation that gives as many channels as it normalises."""
+    if norm.kind not in NORMALISATIONS:
+        return None
+    width = next((_lookup(norm.module, n.rpartition(".")[2]).numel() for n in _tensors(norm)), 0)
+    before = owners[: owners.index(norm)]
+    return next((owner for owner in reversed(before) if _width(owner) == width), None)
+
+
+def _width(owner: _Owner) -> int | None:
+    """How many channels a convolution or a linear layer gives."""
+    weight = getattr(owner.module, "weight", None)
+    if owner.kind not in ("convolution", "linear") or not isinstance(weight, Tensor):
+        return None
+    return weight.shape[0]

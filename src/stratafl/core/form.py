@@ -1,0 +1,153 @@
+"""The form of a parcel: everything about it except its values and which columns a mask selects.
+
+Algorithm, model and round fix the fields of a parcel, which of them are common, what kind of mask each has, and the
+type and shape of every tensor. So both sides know the form before anything is sent. It does not travel (only its digest
+does, to notice two sides that disagree), and what does not travel cannot be forged: whoever changes a message can
+change numbers, or select other columns where the sender is free to choose them, and nothing else.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from hashlib import blake2b
+from math import prod
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from stratafl.core.layout import Layout
+from stratafl.core.parcel import ColumnMask, Field, LayerMask, Mask, Parcel
+from stratafl.core.reprs import short_repr
+from stratafl.errors import WireError
+
+MaskKind = Literal["none", "layers", "columns"]
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DTYPES |= {"I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class TensorForm:
+    """Type (as safetensors names it) and shape of a tensor of one client."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of values."""
+        return prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """What the values occupy."""
+        return self.size * DTYPES[self.dtype].itemsize
+
+
+@short_repr
+@dataclass(frozen=True)
+class FieldForm:
+    """A field without its values: a tensor, or blocks of the matrix by name."""
+
+    common: bool
+    mask: MaskKind
+    value: TensorForm | Mapping[str, TensorForm]
+
+
+@short_repr
+@dataclass(frozen=True)
+class Form:
+    """The fields of a parcel, by name."""
+
+    fields: Mapping[str, FieldForm]
+
+    @cached_property
+    def digest(self) -> bytes:
+        """16 bytes that differ for different forms; the order of names does not matter."""
+        return blake2b(json.dumps(asdict(self), sort_keys=True).encode(), digest_size=16).digest()
+
+    def entries(self, layout: Layout) -> Iterator[tuple[str, TensorForm]]:
+        """Every tensor that a message of this form can hold, with everything sent: values, then masks, by path."""
+        for name, field in self.fields.items():
+            if isinstance(field.value, TensorForm):
+                yield f"value/{name}", field.value
+                continue
+            for key, block in field.value.items():
+                yield f"value/{name}/{key}", block
+                if field.mask == "columns":
+                    yield f"mask/{name}/{key}", bitmap(block.size)
+            if field.mask == "layers":
+                yield f"mask/{name}", bitmap(len(layout.layers))
+
+
+def bitmap(bits: int) -> TensorForm:
+    """Bytes that hold so many bits."""
+    return TensorForm("U8", ((bits + 7) // 8,))
+
+
+def form_of(parcel: Parcel, layout: Layout) -> Form:
+    """The form of the parcel of one client; a parcel that does not fit the model is refused.
+
+    A simulator stands on both sides and takes the form from the parcel that it sends; a site takes it from what its own
+    algorithm would send, which has the same form for every client (a law of the contract).
+    """
+    return Form({name: _field_form(name, field, layout) for name, field in parcel.items()})
+
+
+def _field_form(name: str, field: Field, layout: Layout) -> FieldForm:
+    if "/" in name:
+        raise WireError(f"field '{name}' has a '/' in its name: choose a name without")
+    kind = mask_kind(field.mask)
+    if isinstance(field.value, Tensor):
+        if kind != "none":
+            raise WireError(f"field '{name}' is a tensor with a mask of {kind}: only blocks of the matrix have masks")
+        return FieldForm(field.common, kind, _tensor_form(name, field.value, field.common))
+    blocks = {key: _tensor_form(name, block, field.common) for key, block in field.value.items()}
+    for key, block in blocks.items():
+        _check_block(name, key, block, kind, layout)
+    if isinstance(field.mask, LayerMask):
+        _check_bits(name, field.mask.sent, (len(layout.layers),), field.common)
+    elif isinstance(field.mask, ColumnMask):
+        if set(field.mask.sent) != set(blocks):
+            odd = sorted(set(field.mask.sent) ^ set(blocks))[0]
+            raise WireError(f"field '{name}' has '{odd}' among its blocks or in its mask, but not in both")
+        for key, sent in field.mask.sent.items():
+            _check_bits(name, sent, blocks[key].shape, field.common)
+    return FieldForm(field.common, kind, blocks)
+
+
+def mask_kind(mask: Mask | None) -> MaskKind:
+    """What a field's mask selects."""
+    return "none" if mask is None else "layers" if isinstance(mask, LayerMask) else "columns"
+
+
+def _tensor_form(name: str, x: Tensor, common: bool) -> TensorForm:
+    if x.dtype not in NAMES:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in NAMES)
+        raise WireError(f"field '{name}' holds {x.dtype}, which a message cannot carry; choose one of: {known}")
+    if not common and x.shape[:1] != (1,):
+        clients = f"this parcel is for {x.shape[0]}" if x.shape else "this value has no client axis"
+        raise WireError(f"field '{name}': a message is for one client, {clients}")
+    return TensorForm(NAMES[x.dtype], tuple(x.shape) if common else tuple(x.shape[1:]))
+
+
+def _check_block(name: str, key: str, block: TensorForm, kind: MaskKind, layout: Layout) -> None:
+    if key not in layout.specs:
+        raise WireError(f"field '{name}' holds '{key}', which this model does not have")
+    expected = layout.specs[key].shape
+    # A field without a mask may stack the rows of other clients in front of the tensor's own shape.
+    stacked = kind == "none" and block.shape[1:] == expected
+    if block.shape != expected and not stacked:
+        raise WireError(f"field '{name}' holds '{key}' of shape {block.shape}, this model has {expected}")
+    if kind != "none" and not DTYPES[block.dtype].is_floating_point:
+        raise WireError(
+            f"field '{name}' has a mask, but '{key}' is {block.dtype}, which has no NaN for what is not sent"
+        )
+
+
+def _check_bits(name: str, sent: Tensor, shape: tuple[int, ...], common: bool) -> None:
+    expected = shape if common else (1, *shape)
+    if sent.dtype != torch.bool or tuple(sent.shape) != expected:
+        raise WireError(f"field '{name}' has a mask of {sent.dtype} {tuple(sent.shape)}, it should be bool {expected}")

@@ -1,0 +1,130 @@
+"""Layers by name: what a layer is, and how a set of layers is chosen without naming a model.
+
+A `Select` is a short text, the same in Python, TOML and on the command line:
+
+    all · none · head · base                 where the layer is
+    convolution · linear · embedding · batchnorm      what the layer is
+    first:2 · middle:2 · last:2              counted in forward order (a normalisation follows what it normalises)
+    blocks:2                                 the last blocks, classifier included (FedPer's K_P)
+    conv1 · layer4 · layer4.1.bn2            a layer, or everything below a module
+    head+batchnorm · not head                unions and complements
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stratafl.core.records import textual
+from stratafl.errors import RecordError, unknown
+
+KINDS = ("convolution", "linear", "embedding", "batchnorm")
+NORMALISATIONS = ("batchnorm", "norm")
+RULES = ("all", "none", "head", "base", *KINDS)
+_OPPOSITES = {"all": "none", "none": "all", "head": "base", "base": "head"}
+COUNTED = ("first", "middle", "last", "blocks")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A named set of columns."""
+
+    name: str
+    kind: str  # convolution, linear, embedding, recurrent, attention, batchnorm, norm, block, other
+    block: str
+    head: bool
+    normalises: str | None
+    tensors: tuple[str, ...]
+
+    @property
+    def computes(self) -> bool:
+        """Whether it is more than a normalisation, whether or not that is known to follow some layer."""
+        return self.kind not in NORMALISATIONS
+
+
+@dataclass(frozen=True)
+class Select:
+    """A set of layers, to be resolved against the layers of a model."""
+
+    terms: tuple[str, ...]
+    inverted: bool = False
+
+    @staticmethod
+    def parse(text: str) -> "Select":
+        """The selection that a text such as `not last:2` or `head+batchnorm` means."""
+        bare = text.lstrip()
+        if bare.startswith("not "):
+            return ~Select.parse(bare.removeprefix("not "))
+        terms = tuple(t.strip() for t in bare.replace(",", "+").split("+") if t.strip())
+        if not terms:
+            raise RecordError(f"'{text}' selects nothing: write 'none', or a rule or layer such as 'head'")
+        return Select(tuple(map(_checked, terms)))
+
+    def __str__(self) -> str:
+        return ("not " if self.inverted else "") + "+".join(self.terms)
+
+    def __repr__(self) -> str:
+        return f"select({str(self)!r})"
+
+    def __invert__(self) -> "Select":
+        opposite = _OPPOSITES.get(self.terms[0]) if len(self.terms) == 1 and not self.inverted else None
+        return Select((opposite,)) if opposite else Select(self.terms, not self.inverted)
+
+    def resolve(self, layers: Sequence[Layer]) -> tuple[str, ...]:
+        """The names of the chosen layers, in forward order."""
+        chosen = {name for term in self.terms for name in _chosen(term, layers)}
+        return tuple(layer.name for layer in layers if (layer.name in chosen) != self.inverted)
+
+
+def select(given: "str | Select") -> Select:
+    """A selection from its text, or itself."""
+    if not isinstance(given, str | Select):
+        raise RecordError(f"layers are chosen by a text such as 'head' or 'conv1+fc', not by {given!r}")
+    return Select.parse(given) if isinstance(given, str) else given
+
+
+def _checked(term: str) -> str:
+    rule, colon, count = term.partition(":")
+    if colon and rule not in COUNTED:
+        raise unknown("layer rule", rule, COUNTED)
+    if colon and not count.isdecimal():
+        raise RecordError(f"'{term}' needs a number of layers, such as '{rule}:2'")
+    return term
+
+
+def _chosen(term: str, layers: Sequence[Layer]) -> set[str]:
+    rule, colon, count = term.partition(":")
+    if colon:
+        return _last_blocks(layers, int(count)) if rule == "blocks" else _counted(rule, int(count), layers)
+    if term in KINDS and any(layer.kind == "block" for layer in layers):
+        raise RecordError(f"'{term}' cannot be chosen where layers are whole blocks: use granularity 'module'")
+    if term in RULES:
+        return {layer.name for layer in layers if _matches(term, layer)}
+    named = {layer.name for layer in layers if layer.name == term or layer.name.startswith(term + ".")}
+    if not named:
+        raise unknown("layer", term, [*(layer.name for layer in layers), *RULES])
+    return named
+
+
+def _matches(rule: str, layer: Layer) -> bool:
+    if rule in KINDS:
+        return layer.kind == rule
+    return {"all": True, "none": False, "head": layer.head, "base": not layer.head}[rule]
+
+
+def _counted(rule: str, count: int, layers: Sequence[Layer]) -> set[str]:
+    units = [layer.name for layer in layers if layer.normalises is None]
+    if count > len(units):
+        raise RecordError(f"'{rule}:{count}' asks for {count} layers, the model has {len(units)}: {', '.join(units)}")
+    start = {"first": 0, "middle": (len(units) - count) // 2, "last": len(units) - count}[rule]
+    chosen = set(units[start : start + count])
+    return {layer.name for layer in layers if (layer.normalises or layer.name) in chosen}
+
+
+def _last_blocks(layers: Sequence[Layer], count: int) -> set[str]:
+    blocks = list(dict.fromkeys(layer.block for layer in layers))
+    if count > len(blocks):
+        raise RecordError(f"'blocks:{count}' asks for {count} blocks, the model has {len(blocks)}: {', '.join(blocks)}")
+    chosen = set(blocks[len(blocks) - count :])
+    return {layer.name for layer in layers if layer.block in chosen}
+
+
+textual(Select, Select.parse)

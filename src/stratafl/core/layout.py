@@ -1,0 +1,185 @@
+"""The layout of a federation's matrix: rows are clients, columns are parameters, columns are grouped into layers.
+
+Storage is one contiguous block `[C, *shape]` per tensor (`Rows`), not one `[C, P]` buffer that would have to be cut up
+at every step; `Layout` gives the blocks their matrix meaning. Floating-point buffers (BatchNorm statistics) are columns
+too: they belong to their module's layer, and norms, products and masks of *trainable* columns do not see them.
+
+Axis letters, everywhere: N clients, C cohort, P columns, L layers, B batch.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from stratafl.core.layers import Layer, Select, select
+from stratafl.errors import unknown
+
+Rows = dict[str, Tensor]
+Granularity = Literal["tensor", "module", "block"]
+Buffers = Literal["follow", "local"]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One tensor of the model: a run of columns of one layer."""
+
+    name: str
+    shape: tuple[int, ...]
+    layer: int
+    trainable: bool
+
+    @property
+    def size(self) -> int:
+        """The number of columns."""
+        return prod(self.shape)
+
+
+class Layout:
+    """Names ↔ columns, and the kernels of the matrix: spread, dot, blend, mask, norms, gram."""
+
+    def __init__(self, specs: Iterable[Spec], layers: Iterable[Layer], buffers: Buffers = "follow") -> None:
+        self.specs = {spec.name: spec for spec in specs}
+        self.layers = tuple(layers)
+        self.buffers = buffers
+        self.index = {layer.name: i for i, layer in enumerate(self.layers)}
+
+    def __repr__(self) -> str:
+        return f"Layout({len(self.layers)} layers, {self.columns:,} columns, buffers={self.buffers!r})"
+
+    # Names
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the layers, in forward order."""
+        return tuple(self.index)
+
+    @property
+    def columns(self) -> int:
+        """P: the number of trainable columns."""
+        return sum(spec.size for spec in self.specs.values() if spec.trainable)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of columns of each layer, statistics included."""
+        return tuple(sum(self.specs[name].size for name in layer.tensors) for layer in self.layers)
+
+    @property
+    def computing(self) -> tuple[int, ...]:
+        """The places of the layers that are trained and are more than a normalisation."""
+        trained = {self.specs[name].layer for name in self.trainable()}
+        return tuple(i for i, layer in enumerate(self.layers) if i in trained and layer.computes)
+
+    def layer(self, name: str) -> Layer:
+        """The layer of that name."""
+        if name not in self.index:
+            raise unknown("layer", name, self.index)
+        return self.layers[self.index[name]]
+
+    def resolve(self, layers: str | Select) -> tuple[str, ...]:
+        """The names of the layers that a selection chooses in this model."""
+        return select(layers).resolve(self.layers)
+
+    def trainable(self, layers: str | Select = "all") -> tuple[str, ...]:
+        """The tensors of these layers that are trained."""
+        return tuple(name for name in self._tensors(layers) if self.specs[name].trainable)
+
+    def travelling(self, layers: str | Select = "all") -> tuple[str, ...]:
+        """The tensors of these layers that may be sent: statistics only when buffers follow their layer."""
+        return self._tensors(layers) if self.buffers == "follow" else self.trainable(layers)
+
+    def staying(self, layers: str | Select = "all") -> tuple[str, ...]:
+        """The tensors a client keeps if it keeps these layers: with local buffers, all statistics as well."""
+        kept = set(self._tensors(layers))
+        if self.buffers == "local":
+            kept |= {spec.name for spec in self.specs.values() if not spec.trainable}
+        return tuple(name for name in self.specs if name in kept)
+
+    def _tensors(self, layers: str | Select) -> tuple[str, ...]:
+        chosen = {self.index[name] for name in self.resolve(layers)}
+        return tuple(spec.name for spec in self.specs.values() if spec.layer in chosen)
+
+    # Kernels
+
+    def layer_mask(self, layers: str | Select, device: torch.device | None = None) -> Tensor:
+        """`[L]` booleans: which layers are chosen."""
+        mask = torch.zeros(len(self.layers), dtype=torch.bool, device=device)
+        mask[[self.index[name] for name in self.resolve(layers)]] = True
+        return mask
+
+    def spread(self, values: Tensor, names: Iterable[str]) -> Rows:
+        """`[…, L]` values, one per layer, to the tensors of the layers: `[…, 1, …, 1]`, ready to broadcast."""
+        # A tuple: a parameter without axes and values without a client axis leave no sizes to name.
+        return {n: values[..., s.layer].reshape((*values.shape[:-1], *(1,) * len(s.shape))) for n, s in self._of(names)}
+
+    def dot(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
+        """`[C, L]`: the inner product of the trainable columns of each layer, row by row."""
+        names = [name for name, spec in self._of(a) if spec.trainable]
+        return self._per_layer({n: row_dot(*_pair(a, b, n)) for n in names}, dim=-1)
+
+    def norms(self, a: Mapping[str, Tensor]) -> Tensor:
+        """`[C, L]`: the Euclidean norm of the trainable columns of each layer."""
+        return self.dot(a, a).sqrt()
+
+    def gram(self, a: Mapping[str, Tensor]) -> Tensor:
+        """`[L, C, C]`: the inner products of all pairs of rows, layer by layer."""
+        return self.cross(a, a)
+
+    def cross(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
+        """`[L, C, N]`: the inner products of the trainable columns of all rows of `a` with all rows of `b`."""
+        names = [name for name, spec in self._of(a) if spec.trainable]
+        return self._per_layer({n: _product(*_pair(a, b, n)) for n in names}, dim=0)
+
+    def blend(self, weights: Tensor, rows: Mapping[str, Tensor], statistics: Tensor | None = None) -> Rows:
+        """Mix rows: block by block `W_l · Θ_l`, for `weights` `[L, C, N]` or `[C, N]`, rows `[N, …]`.
+
+        Statistics follow their layer; where its weights are not convex, give `statistics` `[C, N]` that are.
+        """
+
+        def weight(spec: Spec) -> Tensor:
+            if statistics is not None and not spec.trainable:
+                return statistics
+            return weights[spec.layer] if weights.ndim == 3 else weights
+
+        return {n: (weight(s) @ _flat(rows[n])).reshape(-1, *s.shape) for n, s in self._of(rows)}
+
+    def mask(self, chosen: Mapping[str, Tensor], a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Rows:
+        """Column by column `a` where chosen, else `b`; `chosen` broadcasts (as `spread` gives it) or is dense."""
+        return {name: torch.where(chosen[name], a[name], b[name]) for name in a}
+
+    def _of(self, names: Iterable[str]) -> list[tuple[str, Spec]]:
+        # In the layout's order, whatever order a dictionary came in: sums over tensors must not depend on it.
+        given = set(names)
+        return [(name, spec) for name, spec in self.specs.items() if name in given]
+
+    def _per_layer(self, parts: Rows, dim: int) -> Tensor:
+        like = next(iter(parts.values()))
+        sums = [torch.zeros_like(like) for _ in self.layers]
+        for name, part in parts.items():
+            sums[self.specs[name].layer] = sums[self.specs[name].layer] + part
+        return torch.stack(sums, dim)
+
+
+def _pair(a: Mapping[str, Tensor], b: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
+    block = a[name]  # once: it may be computed when it is asked for
+    return block, block if a is b else b[name]
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    return _flat(a) @ _flat(b).T
+
+
+def _flat(rows: Tensor) -> Tensor:
+    return rows.reshape(len(rows), -1)  # not flatten(1), which a parameter without axes has not
+
+
+def row_dot(a: Tensor, b: Tensor) -> Tensor:
+    """`[C]`: the inner product of two blocks, row by row."""
+    # A batched product gives each row the same bits for every C; a sum over [1, P] is split over threads. On a GPU it
+    # gives each row one block of threads, and FLAYER's norms would take longer than its step.
+    if a.device.type != "cpu":
+        return (_flat(a) * _flat(b)).sum(1)
+    return torch.bmm(a.reshape(len(a), 1, -1), b.reshape(len(b), -1, 1)).reshape(-1)

@@ -1,0 +1,129 @@
+"""What a client minimises, as records.
+
+An objective is written for one client and one batch; the engine makes it work for all clients at once. It may read
+frozen rows, constants and a carry (values that live from step to step), each by the names it declares. Padding is
+visible in one way only: means over samples are taken with `batch.mean`.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from stratafl.core.layout import Rows
+from stratafl.core.records import record
+from stratafl.core.reprs import short_repr
+
+if TYPE_CHECKING:
+    from stratafl.runtime.model import Net
+
+
+@short_repr
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Samples of one client: inputs, targets, and weight 1 for real samples, 0 for padding."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean over the real samples (and over all further dimensions) of values `[B, …]`."""
+        per_sample = values.flatten(1).mean(1) if values.ndim > 1 else values
+        return (per_sample * self.weight).sum() / self.weight.sum()
+
+    def average(self, values: Tensor) -> Tensor:
+        """The mean over the real samples, dimension by dimension: `[B, d]` to `[d]`."""
+        weight = self.weight.reshape(-1, *(1,) * (values.ndim - 1))
+        return (values * weight).sum(0) / self.weight.sum()
+
+
+class Objective(Protocol):
+    """(net, row, frozen rows, batch, constants, carry) → loss, carry, metrics."""
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """Fields of the client's desk that it reads as rows without training them."""
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        """Fields of the client's desk that it reads as tensors."""
+
+    @property
+    def carries(self) -> tuple[str, ...]:
+        """Fields of the client's desk that it rewrites at every step."""
+
+    def __call__(
+        self,
+        net: "Net",
+        row: Rows,
+        frozen: dict[str, Rows],
+        batch: Batch,
+        constants: dict[str, Tensor],
+        carry: dict[str, Tensor],
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        """The loss of one client on one batch, the new carry, and numbers to watch."""
+
+
+@record
+class CrossEntropy:
+    """Mean cross-entropy of the logits."""
+
+    frozen = constants = carries = ()
+
+    def __call__(
+        self,
+        net: "Net",
+        row: Rows,
+        frozen: dict[str, Rows],
+        batch: Batch,
+        constants: dict[str, Tensor],
+        carry: dict[str, Tensor],
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        """The loss of one client on one batch."""
+        return batch.mean(cross_entropies(net(row, batch.x), batch.y)), carry, {}
+
+
+@record
+class MeanSquaredError:
+    """Mean squared distance of the outputs to the targets."""
+
+    frozen = constants = carries = ()
+
+    def __call__(
+        self,
+        net: "Net",
+        row: Rows,
+        frozen: dict[str, Rows],
+        batch: Batch,
+        constants: dict[str, Tensor],
+        carry: dict[str, Tensor],
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        """The loss of one client on one batch."""
+        output = net(row, batch.x)
+        return batch.mean((output - batch.y.reshape(output.shape).to(output.dtype)).square()), carry, {}
+
+
+def cross_entropies(logits: Tensor, y: Tensor) -> Tensor:
+    """−log softmax at the label, sample by sample; without the checks for ignored labels, which cost ten operations."""
+    return -torch.log_softmax(logits, -1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
+
+
+def default_objective(classes: int | None) -> Objective:
+    """Cross-entropy for labels, squared error for numbers."""
+    return MeanSquaredError() if classes is None else CrossEntropy()
+
+
+def sample_losses(output: Tensor, y: Tensor, classes: int | None) -> Tensor:
+    """The loss of each sample `[B]`, for evaluation."""
+    if classes is None:
+        return (output - y.reshape(output.shape).to(output.dtype)).square().reshape(len(output), -1).mean(1)
+    return cross_entropies(output, y)
+
+
+def sample_hits(output: Tensor, y: Tensor, classes: int | None) -> Tensor:
+    """Whether each sample is classified correctly `[B]`; False for regression."""
+    if classes is None:
+        return torch.zeros(len(y), dtype=torch.bool, device=y.device)
+    return output.argmax(-1) == y

@@ -1,0 +1,218 @@
+"""Phases: records one after the other, with their declared fields carried over.
+
+    Phased((Phase(fedavg(), rounds=30), Phase(alone(), participation="all")))
+
+Every phase works on the union of what the phases declare: a field that a later phase needs is kept up to date by the
+earlier ones. A client that was not reached before a change still has what it had: where that matters, a phase of one
+round with `participation="all"` reaches everybody, and with `only_sampled_learn` teaches only the sampled ones.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from stratafl.core.algorithm import Algorithm, Participation, Plan, Round, Setup, Total, Work
+from stratafl.core.fields import FieldSpec, Together
+from stratafl.core.footprint import Footprint, largest
+from stratafl.core.layerwise import Layerwise
+from stratafl.core.layout import Rows
+from stratafl.core.parcel import Parcel
+from stratafl.core.records import record
+from stratafl.core.state import State, combine
+from stratafl.errors import PhaseError, RecordError
+
+if TYPE_CHECKING:
+    from stratafl.runtime import Task
+
+
+@record
+class Phase:
+    """A record, for how many rounds (None: for the rest), and who takes part."""
+
+    algorithm: Layerwise
+    rounds: int | None = None
+    participation: Participation = "sampled"
+    evaluated: bool = True
+    only_sampled_learn: bool = False  # of all who take part, whoever was not sampled keeps what it received
+
+
+@record
+class Phased(Algorithm):
+    """Phases in their order; `finish` is one more pass after the last round."""
+
+    phases: tuple[Phase, ...]
+    finish: Phase | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "phases", tuple(self.phases))
+        if not self.phases:
+            raise RecordError("Phased needs at least one phase")
+        for i, phase in enumerate(self._all):
+            if not isinstance(phase.algorithm, Layerwise):
+                raise RecordError(f"phase {i} is a {type(phase.algorithm).__name__}: a phase is one record of slots")
+            if phase.rounds is not None and phase.rounds < 0:
+                raise RecordError(f"phase {i} cannot take {phase.rounds} rounds")
+        for i, phase in enumerate(self.phases[:-1]):
+            if phase.rounds is None:
+                raise RecordError(f"phase {i} has no number of rounds, so phase {i + 1} would never begin")
+        if len({phase.algorithm.row for phase in self._all}) > 1:
+            raise RecordError("the phases deploy different fields: " + ", ".join(p.algorithm.row for p in self._all))
+
+    @property
+    def _all(self) -> tuple[Phase, ...]:
+        return self.phases if self.finish is None else (*self.phases, self.finish)
+
+    @cached_property
+    def records(self) -> tuple[Layerwise, ...]:
+        """The record of each phase, on the fields of all."""
+        server = _union([phase.algorithm.server for phase in self._all])
+        client = _union([phase.algorithm.client for phase in self._all])
+        return tuple(replace(phase.algorithm, server=server, client=client) for phase in self._all)
+
+    @property
+    def row(self) -> str:  # type: ignore[override]
+        """The field that is a client's model, the same in all phases."""
+        return self.phases[0].algorithm.row
+
+    @property
+    def steps(self) -> tuple[object, ...]:  # type: ignore[override]
+        """The steps of all phases."""
+        return tuple(step for phase in self._all for step in phase.algorithm.steps)
+
+    @property
+    def splits(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The splits that some phase needs."""
+        return tuple(dict.fromkeys(split for phase in self._all for split in phase.algorithm.splits))
+
+    @property
+    def batch(self) -> int:  # type: ignore[override]
+        """The largest batch of all phases."""
+        return max(phase.algorithm.batch for phase in self._all)
+
+    @property
+    def world(self) -> str | None:  # type: ignore[override]
+        """The last phase's whole model for everybody."""
+        return self._all[-1].algorithm.world
+
+    @property
+    def leaks(self) -> str | None:  # type: ignore[override]
+        """What any phase leaks."""
+        return next((phase.algorithm.leaks for phase in self._all if phase.algorithm.leaks), None)
+
+    def check(self, setup: Setup) -> None:
+        """Check every phase, and refuse a run that ends before the last one begins."""
+        for phase in self._all:
+            phase.algorithm.check(setup)
+        if setup.rounds and self.before >= setup.rounds:
+            raise PhaseError(self.before, setup.rounds)
+
+    @property
+    def before(self) -> int:
+        """How many rounds it takes until the last phase begins."""
+        return sum(phase.rounds or 0 for phase in self.phases[:-1])
+
+    def footprint(self, setup: Setup) -> Footprint:
+        """The most that any phase takes."""
+        return largest(record.footprint(setup) for record in self.records)
+
+    @property
+    def participation(self) -> Participation:  # type: ignore[override]
+        """Who takes part in its largest round."""
+        return "all" if any(phase.participation == "all" for phase in self._all) else "sampled"
+
+    @property
+    def keeps_rows(self) -> bool:  # type: ignore[override]
+        """Whether some phase needs all uploads side by side."""
+        return any(phase.algorithm.keeps_rows for phase in self._all)
+
+    def extend(self, module: nn.Module, example: Tensor, classes: int | None) -> nn.Module:
+        """The model with the extension of the first phase that has one."""
+        for phase in self._all:
+            if phase.algorithm.extension is not None:
+                return phase.algorithm.extend(module, example, classes)
+        return module
+
+    def rounds(self, requested: int) -> int:
+        """One more than asked for if there is a finish."""
+        return requested + (self.finish is not None)
+
+    def plan(self, t: int, rounds: int) -> Plan:
+        """The phase that round t falls into."""
+        ends = accumulate(rounds if phase.rounds is None else phase.rounds for phase in self.phases)
+        index = next((i for i, end in enumerate(ends) if t < end), len(self.phases) - 1)
+        if self.finish is not None and t >= rounds:
+            index = len(self.phases)
+        clock = (0, 1) if index == len(self.phases) else None  # the finish has a clock of its own
+        return Plan(index, self._all[index].participation, self._all[index].evaluated, clock)
+
+    def init(self, setup: Setup) -> State:
+        """The fields of all phases."""
+        return self.records[0].init(setup)
+
+    def enrol(self, setup: Setup, ids: Tensor) -> State:
+        """The fields of all phases."""
+        return self.records[0].enrol(setup, ids)
+
+    def download(self, rnd: Round, server: State, ids: Tensor) -> Parcel:
+        """What the round's phase serves."""
+        return self.records[rnd.plan.phase].download(rnd, server, ids)
+
+    def admit(self, rnd: Round, server: State, ids: Tensor) -> Parcel:
+        """What the round's phase gives a newcomer."""
+        return self.records[rnd.plan.phase].admit(rnd, server, ids)
+
+    def receive(self, rnd: Round, memory: State, parcel: Parcel, task: "Task") -> State:
+        """How the round's phase mixes."""
+        return self.records[rnd.plan.phase].receive(rnd, memory, parcel, task)
+
+    def work(self, rnd: Round, memory: State, task: "Task") -> Work:
+        """How the round's phase trains and what it sends."""
+        work = self.records[rnd.plan.phase].work(rnd, memory, task)
+        if not self._all[rnd.plan.phase].only_sampled_learn:
+            return work
+        return work._replace(memory=_where(rnd.sampled(task.ids), work.memory, memory))
+
+    def fold(self, rnd: Round, server: State, total: Total, uploads: Parcel, ids: Tensor) -> Total:
+        """How the round's phase sums up."""
+        return self.records[rnd.plan.phase].fold(rnd, server, total, uploads, ids)
+
+    def absorb(self, rnd: Round, server: State, total: Total) -> State:
+        """How the round's phase merges."""
+        return self.records[rnd.plan.phase].absorb(rnd, server, total)
+
+    def tell(self, rnd: Round, server: State) -> dict[str, Tensor]:
+        """What the round's phase tells."""
+        return self.records[rnd.plan.phase].tell(rnd, server)
+
+    def costs(self, rnd: Round, server: State) -> dict[str, float]:
+        """What the round's phase costs besides; 0 of what only others cost, so that every round has the same keys."""
+        known = {name: 0.0 for record in self.records for name in record.costs(rnd, server)}
+        return {**known, **self.records[rnd.plan.phase].costs(rnd, server)}
+
+    def deploy(self, rnd: Round, memory: State, task: "Task") -> Rows:
+        """What the round's phase deploys."""
+        return self.records[rnd.plan.phase].deploy(rnd, memory, task)
+
+
+def _where(chosen: Tensor, a: State, b: State) -> State:
+    """The fields of `a`, for clients that were not chosen as they are in `b`."""
+
+    def pick(pair: Sequence[Tensor]) -> Tensor:
+        after, before = pair
+        return torch.where(chosen.reshape(-1, *(1,) * (after.ndim - 1)), after, before)
+
+    return {name: combine(pick, (value, b[name])) for name, value in a.items()}
+
+
+def _union(declared: list[Mapping[str, FieldSpec]]) -> dict[str, FieldSpec]:
+    union: dict[str, FieldSpec] = {}
+    for fields in declared:
+        for name, spec in fields.items():
+            known = union.get(name, spec)
+            union[name] = spec if known == spec else Together((known, spec))
+    return union

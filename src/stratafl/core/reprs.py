@@ -1,0 +1,45 @@
+"""Short reprs: what an object is and how much it holds, in one line, never a value of somebody's data.
+
+A notebook prints whatever a cell ends with, and a log whatever an error was about; neither may hold samples, labels or
+names of clients. Records (`stratafl.core.records`) keep the repr of a dataclass: they are settings.
+"""
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+_LONGEST = 60  # of a text
+
+
+def short_repr(cls: type[T]) -> type[T]:
+    """Give a dataclass or a named tuple a repr of its fields by kind and size; a method `_about` says it in words."""
+    cls.__repr__ = _short  # type: ignore[method-assign]
+    return cls
+
+
+def _short(self: Any) -> str:
+    if hasattr(self, "_about"):
+        return f"{type(self).__name__}({self._about()})"
+    names = getattr(self, "_fields", None) or [each.name for each in dataclasses.fields(self)]
+    return f"{type(self).__name__}({', '.join(f'{name}={_shown(getattr(self, name))}' for name in names)})"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Tensor | np.ndarray):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if value is None or isinstance(value, bool | int | float | torch.dtype | torch.device):
+        return str(value).removeprefix("torch.")
+    if isinstance(value, str):
+        return repr(value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…")
+    if isinstance(value, Mapping | list | tuple | set | frozenset) and not hasattr(value, "_fields"):
+        return _counted(value)
+    return type(value).__name__
+
+
+def _counted(value: Collection[Any]) -> str:
+    return f"{type(value).__name__} of {len(value)}"

@@ -1,0 +1,144 @@
+"""Values of named fields: a tensor, or blocks by tensor name; the same few operations on both."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from stratafl.core.layout import Rows
+
+Value = Tensor | Rows
+
+
+class Computed(Mapping[str, Tensor]):
+    """Blocks that are computed when they are asked for, so that only one of them is there at a time."""
+
+    def __init__(self, names: Iterable[str], block: Callable[[str], Tensor]) -> None:
+        self._names, self._block = tuple(names), block
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._block(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __or__(self, other: Mapping[str, Tensor]) -> Rows:
+        return {**self, **other}
+
+
+State = dict[str, Value]
+Index = Tensor | slice | int | None  # None puts a client axis in front of a single row
+
+
+def apply(function: Callable[[Tensor], Tensor], value: Value) -> Value:
+    """The function on the tensor, or on each block."""
+    if isinstance(value, Tensor):
+        return function(value)
+    return {name: function(block) for name, block in value.items()}
+
+
+def combine(function: Callable[[Sequence[Tensor]], Tensor], values: Sequence[Value]) -> Value:
+    """The function on several tensors, or on the blocks of each name."""
+    first = values[0]
+    if isinstance(first, Tensor):
+        return function([v for v in values if isinstance(v, Tensor)])
+    return {name: function([v[name] for v in values if not isinstance(v, Tensor)]) for name in first}
+
+
+def rows_of(state: Mapping[str, Value], name: str) -> Rows:
+    """A field that is blocks of the matrix."""
+    value = state[name]
+    if isinstance(value, Tensor):
+        raise TypeError(f"field '{name}' is a tensor, not rows")
+    return value
+
+
+def tensor_of(state: Mapping[str, Value], name: str) -> Tensor:
+    """A field that is one tensor."""
+    value = state[name]
+    if not isinstance(value, Tensor):
+        raise TypeError(f"field '{name}' is rows, not a tensor")
+    return value
+
+
+def pick(state: Mapping[str, Value], index: Index) -> State:
+    """Rows of every field."""
+    return {name: apply(lambda x: x[index], value) for name, value in state.items()}
+
+
+def join(states: Sequence[Mapping[str, Value]]) -> State:
+    """Rows of several states, one below the other."""
+    return {name: combine(stack_below, [s[name] for s in states]) for name in states[0]}
+
+
+def stack_below(blocks: Sequence[Tensor]) -> Tensor:
+    """Rows of several blocks, one below the other."""
+    return torch.cat(tuple(blocks))
+
+
+def flatten(state: Mapping[str, Value], prefix: str = "") -> Rows:
+    """One flat name per tensor: `field` or `field/tensor`."""
+    flat: Rows = {}
+    for name, value in state.items():
+        if isinstance(value, Tensor):
+            flat[prefix + name] = value
+        else:
+            flat |= {f"{prefix}{name}/{key}": block for key, block in value.items()}
+            if not value:
+                flat[f"{prefix}{name}/"] = torch.empty(0)  # a field that holds no layer is a field all the same
+    return flat
+
+
+def unflatten(flat: Mapping[str, Tensor], prefix: str = "") -> State:
+    """The state that `flatten` wrote."""
+    state: State = {}
+    for path, tensor in flat.items():
+        if not path.startswith(prefix):
+            continue
+        name, slash, key = path.removeprefix(prefix).partition("/")
+        if not slash:
+            state[name] = tensor
+            continue
+        blocks = state.setdefault(name, {})
+        if isinstance(blocks, dict) and key:
+            blocks[key] = tensor
+    return state
+
+
+def tensors(state: Mapping[str, Value]) -> Iterable[Tensor]:
+    """All tensors of a state."""
+    for value in state.values():
+        yield from (value,) if isinstance(value, Tensor) else value.values()
+
+
+def stored_elements(state: Mapping[str, Value]) -> int:
+    """How many numbers the state holds."""
+    return sum(x.numel() for x in tensors(state))
+
+
+def stored_bytes(state: Mapping[str, Value]) -> int:
+    """What the state occupies, in bytes."""
+    return sum(x.numel() * x.element_size() for x in tensors(state))
+
+
+def clone(state: Mapping[str, Value]) -> State:
+    """A deep copy."""
+    return {name: apply(Tensor.clone, value) for name, value in state.items()}
+
+
+def moved(state: Mapping[str, Value], device: torch.device) -> State:
+    """The state on a device; what is there already is not copied."""
+    return {name: apply(lambda x: x.to(device), value) for name, value in state.items()}
+
+
+def expand(rows: Mapping[str, Tensor], count: int) -> Rows:
+    """One row, seen `count` times without a copy."""
+    return {name: block.expand(count, *block.shape) for name, block in rows.items()}

@@ -1,0 +1,175 @@
+"""The wire: parcels as bytes (safetensors, no pickle), and bytes as parcels that have been checked.
+
+A message is `MAGIC`, the digest of the parcel's form, a checksum of everything else, and a safetensors file with the
+values and masks. The receiver knows the form (`form.py`), so it believes nothing that the message says of fields, types
+or shapes, and what it decodes is as large as the form, whatever the bytes say. A parcel has exactly one encoding, and
+no other bytes are accepted. The checksum notices damage; it is no signature: anybody can compute it.
+"""
+
+import json
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, deserialize
+from torch import Tensor
+
+from stratafl.core.form import DTYPES, NAMES, FieldForm, Form, TensorForm, bitmap, form_of
+from stratafl.core.layout import Layout, Rows
+from stratafl.core.parcel import ColumnMask, Field, LayerMask, Parcel
+from stratafl.errors import WireError
+
+MAGIC = b"parcel 1"  # with the version of the encoding
+_FORM, _SUM = slice(8, 24), slice(24, 56)
+PREFIX = 56
+Entries = dict[str, dict[str, Any]]  # of a safetensors file, by path
+
+
+def encode(parcel: Parcel, layout: Layout) -> bytes:
+    """The parcel of one client as bytes: a header and, exactly, the values and masks that `count_bytes` counts."""
+    head, body = MAGIC + form_of(parcel, layout).digest, _body(parcel, layout)
+    return b"".join((head, _checksum(head, body), body))
+
+
+def decode(data: bytes, layout: Layout, form: Form) -> Parcel:
+    """The parcel of one client, which has this form; what was not sent is NaN. Anything else is a `WireError`."""
+    body = _checked(data, layout, form)
+    try:
+        found: Entries = dict(deserialize(body))
+    except SafetensorError as error:
+        raise WireError("these bytes are not a parcel: what they hold is not a safetensors file") from error
+    parcel = Parcel({name: _read(name, field, found, layout) for name, field in form.fields.items()})
+    for path in found:
+        raise WireError(f"these bytes are not a parcel: they hold {path[:80]!r}, which is not part of its form")
+    if _body(parcel, layout) != body:
+        raise WireError("these bytes are not a parcel: they hold a name twice, or bits that mean nothing")
+    return parcel
+
+
+def body_bytes(data: bytes) -> int:
+    """The bytes of values and masks in an encoded parcel, without its header."""
+    return sum(len(info["data"]) for _, info in deserialize(data[PREFIX:]))
+
+
+def most_bytes(form: Form, layout: Layout) -> int:
+    """What a message of this form takes at most: all columns sent, and names and numbers of its header."""
+    held = list(form.entries(layout))
+    header = sum(6 * len(path.encode()) + 20 * len(entry.shape) + 120 for path, entry in held)
+    return PREFIX + 16 + header + sum(entry.bytes for _, entry in held)
+
+
+def _checked(data: bytes, layout: Layout, form: Form) -> bytes:
+    """The body of a message that is whole, no larger than its form allows, and meant to have that form."""
+    most = most_bytes(form, layout)
+    if len(data) > most:
+        raise WireError(f"these {len(data):,} bytes are not the parcel that is expected, which takes at most {most:,}")
+    if data[:8] != MAGIC:
+        raise WireError(f"these bytes are not a parcel: they begin with {data[:8]!r}, not with {MAGIC!r}")
+    body = data[PREFIX:]
+    if data[_SUM] != _checksum(data[: _FORM.stop], body):
+        raise WireError("these bytes are not a parcel: their checksum is wrong, so they are damaged; send them again")
+    if data[_FORM] != form.digest:
+        raise WireError(
+            "this parcel has other fields, types or shapes than expected: "
+            "check that both sides run the same version, algorithm, model and round"
+        )
+    return body
+
+
+def _checksum(head: bytes, body: bytes) -> bytes:
+    hashed = blake2b(head, digest_size=32)
+    hashed.update(body)
+    return hashed.digest()
+
+
+def _body(parcel: Parcel, layout: Layout) -> bytes:
+    tensors: Rows = {}
+    for name, field in parcel.items():
+        _write(name, field.pick(0), layout, tensors)
+    return _file(tensors)
+
+
+def _write(name: str, field: Field, layout: Layout, tensors: Rows) -> None:
+    if isinstance(field.value, Tensor):
+        tensors[f"value/{name}"] = field.value
+        return
+    if isinstance(field.mask, LayerMask):
+        tensors[f"mask/{name}"] = _pack(field.mask.sent)
+    for key, block in field.value.items():
+        if isinstance(field.mask, ColumnMask):
+            sent = field.mask.sent[key]
+            tensors[f"mask/{name}/{key}"] = _pack(sent)
+            tensors[f"value/{name}/{key}"] = block[sent]
+        elif field.mask is None or bool(field.mask.sent[layout.specs[key].layer]):
+            tensors[f"value/{name}/{key}"] = block
+
+
+def _read(name: str, form: FieldForm, found: Entries, layout: Layout) -> Field:
+    def lift(tensor: Tensor) -> Tensor:
+        return tensor if form.common else tensor.unsqueeze(0)
+
+    if isinstance(form.value, TensorForm):
+        return Field(lift(_take(f"value/{name}", form.value, found)), form.common)
+    blocks: Rows = {}
+    columns: Rows = {}
+    layers = _bits(f"mask/{name}", (len(layout.layers),), found) if form.mask == "layers" else None
+    for key, block in form.value.items():
+        path = f"value/{name}/{key}"
+        if form.mask == "columns":
+            sent = _bits(f"mask/{name}/{key}", block.shape, found)
+            value = _take(path, TensorForm(block.dtype, (int(sent.sum()),)), found)
+            columns[key], blocks[key] = lift(sent), lift(_unsent(block).masked_scatter_(sent, value))
+        elif layers is None or bool(layers[layout.specs[key].layer]):
+            blocks[key] = lift(_take(path, block, found))
+        else:
+            blocks[key] = lift(_unsent(block))
+    if layers is not None:
+        return Field(blocks, form.common, LayerMask(lift(layers)))
+    return Field(blocks, form.common, ColumnMask(columns) if form.mask == "columns" else None)
+
+
+def _unsent(block: TensorForm) -> Tensor:
+    return torch.full(block.shape, torch.nan, dtype=DTYPES[block.dtype])
+
+
+def _take(path: str, form: TensorForm, found: Entries) -> Tensor:
+    """The tensor at this path, exactly as its form says, out of what was found."""
+    info = found.pop(path, None)
+    if info is None:
+        raise WireError(f"these bytes are not a parcel: they lack '{path}'")
+    if (info["dtype"], tuple(info["shape"])) != (form.dtype, form.shape):
+        held = f"{info['dtype']} {tuple(info['shape'])}"
+        raise WireError(f"these bytes are not a parcel: '{path}' is {held}, not {form.dtype} {form.shape}")
+    data = info["data"]
+    if form.dtype == "BOOL" and max(data, default=0) > 1:
+        raise WireError(f"these bytes are not a parcel: '{path}' holds a boolean that is neither true nor false")
+    return torch.frombuffer(data, dtype=DTYPES[form.dtype]).reshape(form.shape) if data else _empty(form)
+
+
+def _empty(form: TensorForm) -> Tensor:
+    return torch.empty(form.shape, dtype=DTYPES[form.dtype])
+
+
+def _bits(path: str, shape: tuple[int, ...], found: Entries) -> Tensor:
+    count = TensorForm("U8", shape).size
+    flat = np.unpackbits(_take(path, bitmap(count), found).numpy(), count=count)
+    return torch.from_numpy(flat.astype(bool)).reshape(shape)
+
+
+def _pack(sent: Tensor) -> Tensor:
+    return torch.from_numpy(np.packbits(sent.cpu().numpy().reshape(-1)))
+
+
+def _file(tensors: Rows) -> bytes:
+    """A safetensors file; not by `safetensors.torch.save`, whose bytes may be others in another version of it."""
+    header: dict[str, Any] = {}
+    parts: list[bytes] = []
+    end = 0
+    for path, x in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):  # so all are aligned
+        parts.append(x.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        begin, end = end, end + len(parts[-1])
+        header[path] = {"dtype": NAMES[x.dtype], "shape": list(x.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join((len(text).to_bytes(8, "little"), text, *parts))

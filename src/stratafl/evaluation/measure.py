@@ -1,0 +1,125 @@
+"""Numbers of a round: scores of many clients in a few words, one flat line per round, client and layer."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from math import ceil
+from typing import Any
+
+from torch import Tensor
+
+from stratafl.core.layout import Layout
+from stratafl.evaluation.evaluate import Board
+from stratafl.execute import Report
+from stratafl.execute.uploads import LeftOut, Outlier
+from stratafl.runtime import Scores
+
+Line = dict[str, Any]
+WORST = 0.1  # the share of clients that counts as the worst
+
+
+def digest(scores: Scores, classes: int | None) -> dict[str, float | None]:
+    """Per sample, per client, spread over clients and the worst clients; for regression, of the loss.
+
+    Clients without samples are left out; without any sample there is nothing to say.
+    """
+    there = scores.count > 0
+    count = scores.count[there].double()
+    loss = scores.loss[there].double()
+    if len(count) == 0:
+        return {}
+    summed, bad_is_low = (loss, False) if classes is None else (scores.hits[there].double(), True)
+    each = summed / count
+    worst = each.sort(descending=not bad_is_low).values[: ceil(WORST * len(each))]
+    name = "loss" if classes is None else "accuracy"
+    numbers = {
+        name: summed.sum() / count.sum(),
+        f"client_{name}": each.mean(),
+        "std": each.std(correction=0),
+        "worst10": worst.mean(),
+        "loss": loss.sum() / count.sum(),
+    }
+    return {key: _number(value) for key, value in numbers.items()}
+
+
+def board_line(board: Board, classes: int | None, prefix: str = "") -> Line:
+    """The digest of each entry of a board, flat: `test.deployed.accuracy` and so on."""
+    return {
+        f"{prefix}{place}.{key}": value
+        for place, scores in board.items()
+        for key, value in digest(scores, classes).items()
+    }
+
+
+def cost_line(report: Report) -> Line:
+    """How many clients were asked, the loss of those who took part, bytes and seconds of a round.
+
+    If all were left out, the loss is that of all: it says what happened.
+    """
+    line: Line = {"cohort": len(report.cohort)}
+    counted = report.took_part if bool(report.took_part.any()) else ~report.took_part
+    steps = {name.removesuffix("/steps"): tensor for name, tensor in report.notes.items() if name.endswith("/steps")}
+    for purpose, taken in steps.items():
+        line |= _loss_line(purpose, taken, report.notes.get(f"{purpose}/loss"), counted)
+    dropped = [value for name, value in report.notes.items() if name.endswith("/dropped")]
+    if dropped:
+        line["dropped_samples"] = int(sum(int(_tensor(value).sum()) for value in dropped))
+    line |= {"bytes.down": report.down.total, "bytes.up": report.up.total}
+    return line | {"seconds.train": report.train_seconds, "seconds.server": report.server_seconds}
+
+
+def _loss_line(purpose: str, taken: Any, loss: Any, counted: Tensor) -> Line:
+    steps, line = _tensor(taken).double(), {f"{purpose}.steps": int(_tensor(taken).sum())}
+    steps = steps[counted.to(steps.device)]
+    if loss is None or steps.sum() == 0:
+        return line
+    losses = _tensor(loss)[counted.to(_tensor(loss).device)].double()
+    return {f"{purpose}.loss": _number((losses * steps).sum() / steps.sum()), **line}
+
+
+def upload_line(report: Report, names: Sequence[str] = ()) -> Line:
+    """Whose upload was left out, and whose update is far from the others'; nothing where there is nobody."""
+
+    def entries(found: Sequence[LeftOut | Outlier]) -> list[Line]:
+        return [{**asdict(each), **({"name": names[each.client]} if names else {})} for each in found]
+
+    lines = {"left_out": entries(report.left_out), "outliers": entries(report.outliers)}
+    return {key: found for key, found in lines.items() if found}
+
+
+def client_lines(ids: Tensor, board: Board, classes: int | None) -> list[Line]:
+    """One line per client: samples, accuracy and loss of each stage and split."""
+    lines: list[Line] = [{"client": client} for client in ids.tolist()]
+    for place, scores in board.items():
+        split = place.partition(".")[0]
+        for line, hits, loss, count in zip(lines, *map(_list, (scores.hits, scores.loss, scores.count)), strict=True):
+            line[f"{split}.samples"] = int(count)
+            if count:
+                line |= {} if classes is None else {f"{place}.accuracy": hits / count}
+                line[f"{place}.loss"] = _finite(loss / count)
+    return lines
+
+
+def layer_lines(report: Report, layout: Layout) -> list[Line]:
+    """One line per layer: its columns and what of it was sent."""
+    sent = map(_list, (report.down.layers, report.up.layers))
+    columns = zip(layout.names, layout.sizes, *sent, strict=True)
+    return [{"layer": name, "columns": size, "bytes.down": down, "bytes.up": up} for name, size, down, up in columns]
+
+
+def _list(tensor: Tensor) -> list[Any]:
+    values: list[Any] = tensor.tolist()
+    return values
+
+
+def _tensor(value: Any) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise TypeError("a note is a tensor")
+    return value
+
+
+def _number(value: Tensor) -> float | None:
+    return _finite(float(value))
+
+
+def _finite(value: float) -> float | None:
+    return value if value == value and abs(value) != float("inf") else None  # JSON knows neither NaN nor infinity

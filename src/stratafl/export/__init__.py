@@ -1,0 +1,6 @@
+"""A client's model on its own: with the preprocessing of its data, and in files that other programs read."""
+
+from stratafl.export.predictor import Predictor
+from stratafl.export.writing import to_onnx, to_safetensors
+
+__all__ = ["Predictor", "to_onnx", "to_safetensors"]

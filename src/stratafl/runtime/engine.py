@@ -1,0 +1,270 @@
+"""Gradients and outputs of many clients: stacked in one vectorised step, or client by client where that fails."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from threading import local
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from stratafl.core.layout import Rows
+from stratafl.core.objectives import Batch, Objective
+from stratafl.core.reprs import short_repr
+from stratafl.runtime.model import Model
+from stratafl.runtime.replay import Likeness, patience, trace
+
+
+@short_repr
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """One batch for each of C clients, padded to one width, with what makes their random draws their own."""
+
+    x: Tensor  # [C, B, …]
+    y: Tensor  # [C, B]
+    weight: Tensor  # [C, B]: 1 for real samples, 0 for padding
+    keys: Tensor  # [C]
+    sizes: tuple[int, ...]  # the number of real samples, known to the host
+
+
+@short_repr
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """What an objective reads besides the trained row, with a leading client axis."""
+
+    frozen: Mapping[str, Rows] = field(default_factory=dict)
+    constants: Mapping[str, Tensor] = field(default_factory=dict)
+    carry: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@short_repr
+@dataclass(frozen=True, eq=False)
+class Gradients:
+    """What one step gives, with a leading client axis."""
+
+    rows: Rows  # gradients of the trained tensors
+    loss: Tensor  # [C]
+    statistics: Rows  # the new running statistics
+    carry: dict[str, Tensor]
+    metrics: dict[str, Tensor]
+
+
+# What vmap has no fast rule for is slower, but right: no reason to tell the person who runs it at every step.
+torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
+Modes = frozenset[str]
+log = logging.getLogger("stratafl")
+_Aside = tuple[Tensor, Rows, Rows, Rows]  # loss, statistics, carry, metrics
+_Result = tuple[Rows, _Aside]
+
+
+class Engine(Protocol):
+    """How gradients and outputs of a cohort are computed."""
+
+    parallel: bool  # whether lanes of clients may run at the same time
+
+    @property
+    def model(self) -> Model:
+        """The skeleton to fill."""
+
+    @property
+    def traces(self) -> int:
+        """How many steps are replayed from a trace."""
+
+    def prepare(self) -> None:
+        """Called between scans, when nothing else runs."""
+
+    def close(self) -> None:
+        """Let go of what is kept from step to step."""
+
+    def gradients(
+        self, objective: Objective, rows: Rows, stack: Stack, trained: tuple[str, ...], inputs: Inputs, modes: Modes
+    ) -> Gradients:
+        """Gradients of the objective with respect to the trained tensors."""
+
+    def outputs(self, rows: Rows, x: Tensor, weight: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Outputs and features in evaluation mode, for inputs `[C, B, …]` of which so many are real."""
+
+
+class StackedEngine:
+    """All clients at once: `vmap` over the client axis of the gradient of one client's loss.
+
+    A step that keeps coming back is traced once into its plain tensor operations and replayed: the same operations on
+    the same values, bit for bit, without the cost of differentiating and batching them anew.
+    """
+
+    parallel = True
+
+    def __init__(self, make: Callable[[], Model]) -> None:
+        self._make = make
+        self._own = local()
+        self._seen: Counter[Hashable] = Counter()
+        self._wanted: dict[Hashable, tuple[Callable[..., _Result], list[Likeness]]] = {}
+        self._traced: dict[Hashable, Callable[..., _Result]] = {}
+
+    @property
+    def model(self) -> Model:
+        """The skeleton of this thread: it is filled with one set of columns at a time."""
+        if not hasattr(self._own, "model"):
+            self._own.model = self._make()
+        model: Model = self._own.model
+        return model
+
+    @property
+    def traces(self) -> int:
+        """How many steps are replayed from a trace."""
+        return len(self._traced)
+
+    def gradients(
+        self, objective: Objective, rows: Rows, stack: Stack, trained: tuple[str, ...], inputs: Inputs, modes: Modes
+    ) -> Gradients:
+        """One vectorised step."""
+        train = {n: rows[n] for n in trained}
+        rest = {n: x for n, x in rows.items() if n not in train}
+        arguments = (
+            *(train, rest, dict(inputs.frozen), dict(inputs.constants), dict(inputs.carry)),
+            *(stack.x, stack.y, stack.weight, stack.keys),
+        )
+        step = vmap(grad(self._loss(objective, modes), has_aux=True))
+        gradients, (value, statistics, carry, metrics) = self._replayed(step, (objective, modes), arguments)
+        self.model.context.clear()
+        return Gradients(gradients, value, statistics, carry, metrics)
+
+    def _loss(self, objective: Objective, modes: Modes) -> Callable[..., tuple[Tensor, _Aside]]:
+        """The loss of one client, with all that moves beside it."""
+        specs = self.model.layout.specs
+
+        def loss(
+            train: Rows, rest: Rows, frozen: dict[str, Rows], constants: Rows, carry: Rows, *sample: Tensor
+        ) -> tuple[Tensor, _Aside]:
+            row = {**rest, **train}
+            x, y, weight, key = sample
+            net = self.model.net(row, frozen, modes, weight, key)
+            value, carry, metrics = objective(net, row, frozen, Batch(x, y, weight), constants, carry)
+            return value, (value, {n: x for n, x in row.items() if not specs[n].trainable}, carry, metrics)
+
+        return loss
+
+    def _replayed(self, step: Callable[..., _Result], name: Hashable, arguments: tuple[Any, ...]) -> _Result:
+        """The step, from its trace if it has one; what names it must be hashable, or it is never traced."""
+        leaves, structure = tree_flatten(arguments)
+        signature = (name, structure, tuple((x.shape, x.stride(), x.dtype) for x in leaves))
+        try:
+            replay = self._traced.get(signature)
+        except TypeError:
+            return step(*arguments)
+        if replay is not None:
+            return replay(*leaves)
+        self._seen[signature] += 1
+        if self._seen[signature] == patience(leaves):
+            likeness = [(x.shape, x.stride(), x.dtype, x.device) for x in leaves]
+            self._wanted[signature] = (lambda *flat: step(*tree_unflatten(flat, structure)), likeness)
+        return step(*arguments)
+
+    def prepare(self) -> None:
+        """Trace the steps that have come back often enough; not while lanes run, because tracing patches torch."""
+        while self._wanted:
+            signature, (step, likeness) = self._wanted.popitem()
+            try:
+                self._traced[signature] = trace(step, likeness)
+            except Exception as error:  # an objective may do what a trace cannot; then it goes on as it is
+                log.info("a step is not traced: %s: %s", type(error).__name__, error)
+
+    def close(self) -> None:
+        """Let go of all traces; steps that come back are traced anew."""
+        for kept in (self._seen, self._wanted, self._traced):
+            kept.clear()
+
+    def outputs(self, rows: Rows, x: Tensor, weight: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """One vectorised pass."""
+
+        def run(row: Rows, inputs: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+            return self.model.net({}, {}, frozenset(), real, None).both(row, inputs, train=False)
+
+        with torch.no_grad():
+            result: tuple[Tensor, Tensor] = vmap(run)(rows, x, weight)
+        self.model.context.clear()
+        return result
+
+
+class LoopEngine:
+    """Client by client, batches at their exact size, stock modules: any module runs, and it is an oracle."""
+
+    parallel = False  # modules that draw by themselves share torch's one generator
+    traces = 0
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    def prepare(self) -> None:
+        """Nothing to prepare."""
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+    def gradients(
+        self, objective: Objective, rows: Rows, stack: Stack, trained: tuple[str, ...], inputs: Inputs, modes: Modes
+    ) -> Gradients:
+        """One client after the other, joined."""
+        each = [self._client(c, objective, rows, stack, trained, inputs, modes) for c in range(len(stack.sizes))]
+        return Gradients(
+            _stacked([g.rows for g in each]),
+            torch.stack([g.loss for g in each]),
+            _stacked([g.statistics for g in each]),
+            _stacked([g.carry for g in each]),
+            _stacked([g.metrics for g in each]),
+        )
+
+    def _client(
+        self,
+        c: int,
+        objective: Objective,
+        rows: Rows,
+        stack: Stack,
+        trained: tuple[str, ...],
+        inputs: Inputs,
+        modes: Modes,
+    ) -> Gradients:
+        size = stack.sizes[c]
+        row = {n: x[c].detach() for n, x in rows.items()}
+        leaves = {n: row[n].clone().requires_grad_() for n in trained}
+        row.update(leaves)
+        weight = stack.weight[c, :size]
+        batch = Batch(stack.x[c, :size], stack.y[c, :size], weight)
+        frozen = {name: {n: x[c] for n, x in value.items()} for name, value in inputs.frozen.items()}
+        constants = {name: x[c] for name, x in inputs.constants.items()}
+        carry = {name: x[c] for name, x in inputs.carry.items()}
+        with torch.random.fork_rng(devices=[]):
+            # Modules that draw by themselves (an LSTM's dropout) draw from this client's key.
+            torch.default_generator.manual_seed(int(stack.keys[c]) & ((1 << 62) - 1))
+            net = self.model.net(row, frozen, modes, None, stack.keys[c])
+            loss, carry, metrics = objective(net, row, frozen, batch, constants, carry)
+        gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        grads = {
+            n: torch.zeros_like(x) if g is None else g for (n, x), g in zip(leaves.items(), gradients, strict=True)
+        }
+        moving = {n: row[n].detach() for n in rows if not self.model.layout.specs[n].trainable}
+        return Gradients(grads, loss.detach(), moving, _detached(carry), _detached(metrics))
+
+    def outputs(self, rows: Rows, x: Tensor, weight: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """One client after the other, each on its real samples, joined; a client without any borrows one."""
+        net = self.model.net({}, {}, frozenset(), None, None)
+        with torch.no_grad():
+            each = [
+                net.both({n: block[c] for n, block in rows.items()}, x[c, : max(size, 1)], train=False)
+                for c, size in enumerate(sizes)
+            ]
+        outputs, features = (pad_sequence(list(column), batch_first=True) for column in zip(*each, strict=True))
+        return outputs, features
+
+
+def _stacked(each: list[Rows]) -> Rows:
+    return {name: torch.stack([one[name] for one in each]) for name in each[0]}
+
+
+def _detached(values: Mapping[str, Tensor]) -> Rows:
+    return {name: x.detach() for name, x in values.items()}

@@ -1,0 +1,176 @@
+"""A module as a function of its columns: `net(row, x)`, with modes, features, head and running statistics."""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from stratafl.core.describe import head_of
+from stratafl.core.layout import Layout, Rows
+from stratafl.errors import ModelError
+from stratafl.runtime.modules import Context, prepare
+
+
+class Model:
+    """The skeleton of a model: its structure, to be filled with anybody's columns."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        layout: Layout,
+        *,
+        head: str | None,
+        stacked: bool,
+        device: torch.device,
+        rounded: bool = False,
+        products: Mapping[str, bool] | None = None,
+    ) -> None:
+        self.context = Context()
+        self.layout = layout
+        self.head_name = head_of(module, head)
+        own = _skeleton(module).to(device)
+        self.module = prepare(own, self.context, stacked=stacked, device=device, rounded=rounded)
+        for path, product in (products or {}).items():
+            self.module.get_submodule(path).product = product  # type: ignore[assignment]
+        self.module.requires_grad_(False)
+        self._masked = {name for name in layout.specs if _in_batchnorm(self.module, name)} if stacked else set()
+        self._modes: frozenset[str] | None = None
+        self._modes_of: dict[tuple[str, ...], frozenset[str]] = {}
+        self._owner_of = _owners(self.module)
+        self._caught: list[Tensor] = []  # what the head was given; its hook knows nothing else, or nobody could let go
+        self.module.get_submodule(self.head_name).register_forward_pre_hook(_catcher(self._caught), with_kwargs=True)
+
+    def net(
+        self, row: Rows, frozen: Mapping[str, Rows], modes: frozenset[str], weight: Tensor | None, key: Tensor | None
+    ) -> "Net":
+        """The model for one objective: `row` is trained (and its statistics move), the frozen ones are evaluated."""
+        self.context.weight, self.context.key = weight, key
+        self.context.calls.clear()
+        return Net(self, row, tuple(frozen.values()), modes)
+
+    def modes(self, trained: tuple[str, ...]) -> frozenset[str]:
+        """The modules that run in training mode when these tensors are trained: their owners, and what follows them."""
+        if trained not in self._modes_of:
+            owners = {name.rpartition(".")[0] for name in trained}
+            active = {path for path, owner in self._owner_of.items() if owner in owners}
+            # A container trains if anything in it does: its forward may ask (functional dropout).
+            around = {"", *(path.rpartition(".")[0] for path in owners)}
+            self._modes_of[trained] = frozenset(active | around | {p for path in around for p in _parents(path)})
+        return self._modes_of[trained]
+
+    def switch(self, modes: frozenset[str]) -> None:
+        """Put just these modules into training mode."""
+        if modes != self._modes:
+            for path, sub in self.module.named_modules():
+                sub.training = path in modes
+            self._modes = modes
+
+    def run(self, row: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs, and features: what the head was given."""
+        self._caught.clear()
+        output = functional_call(self.module, dict(row), (x,))
+        features = self._caught[-1] if self._caught else output
+        self._caught.clear()
+        return output, features
+
+    def moving(self, row: Rows) -> tuple[Rows, Rows]:
+        """The row with copies of the buffers that modules write into, and these copies."""
+        specs = self.layout.specs
+        written = {n: x.clone() for n, x in row.items() if not specs[n].trainable and n not in self._masked}
+        return {**row, **written}, written
+
+
+class Net:
+    """A model inside an objective.
+
+    The trained row runs in training mode and its statistics move; declared frozen rows run in evaluation mode; for any
+    other row, such as a copy with some columns detached, say which with `train`.
+    """
+
+    def __init__(self, model: Model, row: Rows, frozen: tuple[Rows, ...], modes: frozenset[str]) -> None:
+        self._model, self._row, self._frozen, self._modes = model, row, frozen, modes
+
+    def __call__(self, row: Rows, x: Tensor, *, train: bool | None = None) -> Tensor:
+        """The outputs of a row on inputs `[B, …]`."""
+        return self.both(row, x, train=train)[0]
+
+    def features(self, row: Rows, x: Tensor, *, train: bool | None = None) -> Tensor:
+        """What the head is given."""
+        return self.both(row, x, train=train)[1]
+
+    def head(self, row: Rows, features: Tensor, *, train: bool | None = None) -> Tensor:
+        """The head alone."""
+        return self.part(self._model.head_name, row, features, train=train)
+
+    def part(self, path: str, row: Rows, *inputs: Tensor, train: bool | None = None) -> Tensor:
+        """One sub-module alone."""
+        names = {name for name in row if name.startswith(path + ".")}
+        module, training = self._model.module.get_submodule(path), self._trains(row, train)
+        full, written = self._model.moving({name: row[name] for name in names}) if training else (row, {})
+        self._model.switch(self._modes if training else frozenset())
+        self._model.context.statistics.clear()
+        output: Tensor = functional_call(module, {name.removeprefix(path + "."): full[name] for name in names}, inputs)
+        if training:
+            row.update({**written, **self._model.context.statistics})
+        return output
+
+    def both(self, row: Rows, x: Tensor, *, train: bool | None = None) -> tuple[Tensor, Tensor]:
+        """Outputs and features of one pass."""
+        if not self._trains(row, train):
+            self._model.switch(frozenset())
+            return self._model.run(row, x)
+        full, written = self._model.moving(row)
+        self._model.context.statistics.clear()
+        self._model.switch(self._modes)
+        result = self._model.run(full, x)
+        row.update(written)
+        row.update(self._model.context.statistics)
+        return result
+
+    def _trains(self, row: Rows, train: bool | None) -> bool:
+        if train is not None:
+            return train
+        if row is not self._row and not any(row is frozen for frozen in self._frozen):
+            raise ModelError(
+                "this row is neither the trained one nor a declared frozen one: say train=True or train=False"
+            )
+        return row is self._row
+
+
+def _catcher(caught: list[Tensor]) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+    def catch(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        caught.append(next(iter((*inputs, *named.values()))))
+
+    return catch
+
+
+def _skeleton(module: nn.Module) -> nn.Module:
+    """A copy that shares its parameters, which are never used: whoever runs it brings columns."""
+    shared: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in module.parameters()}
+    return copy.deepcopy(module, shared)
+
+
+def _parents(path: str) -> list[str]:
+    parts = path.split(".")
+    return [".".join(parts[:i]) for i in range(1, len(parts))]
+
+
+def _owners(module: nn.Module) -> dict[str, str]:
+    """For each module but containers the one whose training it follows: itself, or the last one with parameters."""
+    owners: dict[str, str] = {}
+    last = ""
+    for path, sub in module.named_modules():
+        has = any(p is not None for p in sub._parameters.values())
+        last = path if has else last
+        if has or next(sub.children(), None) is None:
+            owners[path] = last
+    first = next((owner for owner in owners.values() if owner), "")
+    return {path: owner or first for path, owner in owners.items()}
+
+
+def _in_batchnorm(module: nn.Module, name: str) -> bool:
+    return isinstance(module.get_submodule(name.rpartition(".")[0]), _BatchNorm)

@@ -1,0 +1,160 @@
+"""Setting up a workshop: checks that model and data fit, and finds out whether the module runs stacked."""
+
+import copy
+import logging
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from stratafl.core.describe import columns
+from stratafl.core.layout import Layout, Rows
+from stratafl.core.objectives import default_objective
+from stratafl.core.state import expand
+from stratafl.data import Federation
+from stratafl.errors import ModelError, unknown
+from stratafl.runtime.arithmetic import check_precision, precision
+from stratafl.runtime.engine import Engine, Inputs, LoopEngine, Stack, StackedEngine
+from stratafl.runtime.model import Model
+from stratafl.runtime.programs import Programs
+from stratafl.runtime.speed import USUAL, Speed, settled
+from stratafl.runtime.task import Workshop
+
+EngineName = Literal["auto", "stacked", "loop"]
+SEVERAL = 16  # clients with which convolutions are measured
+log = logging.getLogger("stratafl")
+
+
+def workshop(
+    federation: Federation,
+    module: nn.Module,
+    layout: Layout,
+    *,
+    head: str | None = None,
+    device: str | torch.device = "cpu",
+    engine: EngineName = "auto",
+    speed: Speed = USUAL,
+    batch: int = 10,
+) -> Workshop:
+    """The workshop of a federation; `engine` forces the stacked or the client-by-client path.
+
+    `speed` says what is done to be fast on batches of about `batch` samples.
+    """
+    device = torch.device(device)
+    dtype = next(p.dtype for p in module.parameters())
+    federation = federation.to(device)
+    sample = _sample(federation, dtype)
+    _check_outputs(module, sample, federation)
+    check_precision(speed.precision, device)
+
+    def model(stacked: bool, products: Mapping[str, bool] | None = None) -> Model:
+        rounded = speed.precision == "bf16"
+        return Model(module, layout, head=head, stacked=stacked, device=device, rounded=rounded, products=products)
+
+    with precision(speed.precision):
+        speed = settled(speed, module, sample, min(federation.clients, SEVERAL), batch)
+    chosen = _engine(module, layout, engine, federation, sample, lambda stacked: model(stacked, speed.products))
+    rows = expand({n: x.to(device) for n, x in columns(module).items()}, 1)
+    weight = torch.ones(1, len(sample), dtype=dtype, device=device)
+    _, features = chosen.outputs(rows, sample.unsqueeze(0), weight, (len(sample),))
+    smallest = _smallest_batch(module, sample)
+    kept = speed.keeps(device) and isinstance(chosen, StackedEngine)
+    programs = _programs(speed, device, layout) if kept else None
+    width = features.flatten(2).shape[2]
+    return Workshop(federation, chosen, layout, dtype, device, smallest, width, programs, speed)
+
+
+def _programs(speed: Speed, device: torch.device, layout: Layout) -> Programs:
+    return Programs(device, speed.compile, captures=speed.graphs != "off", tensors=len(layout.specs))
+
+
+def _sample(federation: Federation, dtype: torch.dtype) -> Tensor:
+    x = federation.inputs(federation.x[:2], dtype)
+    return x if len(x) == 2 else x.repeat(2, *(1,) * (x.ndim - 1))
+
+
+def _check_outputs(module: nn.Module, sample: Tensor, federation: Federation) -> None:
+    name, shape = type(module).__name__, tuple(sample.shape[1:])
+    trial = copy.deepcopy(module).to(sample.device).eval()
+    try:
+        with torch.no_grad():
+            output = trial(sample)
+    except Exception as error:  # anybody's module may fail in any way
+        raise ModelError(f"{name} does not take samples of shape {shape}: {_first_line(error)}") from error
+    if not isinstance(output, Tensor):
+        raise ModelError(f"{name} gives {type(output).__name__}, not a tensor of outputs")
+    classes = federation.classes
+    if classes is not None and (output.ndim != 2 or output.shape[1] < classes):
+        raise ModelError(f"{name} gives outputs of shape {tuple(output.shape[1:])}, the labels need {classes} classes")
+    wanted = federation.y[0].numel()
+    if classes is None and output[0].numel() != wanted:
+        raise ModelError(
+            f"{name} gives {output[0].numel()} numbers for a sample, and the targets are {wanted} numbers: "
+            "if they are classes, give them as whole numbers from 0"
+        )
+
+
+def _smallest_batch(module: nn.Module, sample: Tensor) -> int:
+    """2 where a BatchNorm refuses to train on a single sample, else 1."""
+    if not any(isinstance(sub, _BatchNorm) for sub in module.modules()):
+        return 1
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            copy.deepcopy(module).to(sample.device).train()(sample[:1])
+    except ValueError:
+        return 2
+    return 1
+
+
+def _engine(
+    module: nn.Module,
+    layout: Layout,
+    name: EngineName,
+    federation: Federation,
+    sample: Tensor,
+    model: Callable[[bool], Model],
+) -> Engine:
+    if name not in ("auto", "stacked", "loop"):
+        raise unknown("engine", str(name), ("auto", "stacked", "loop"))
+    loop = LoopEngine(model(False))
+    if name == "loop":
+        return loop
+    stacked = StackedEngine(lambda: model(True))
+    reason = _why_not_stacked(stacked, module, layout, federation, sample)
+    if reason is None:
+        return stacked
+    if name == "stacked":
+        raise ModelError(f"{type(module).__name__} does not run stacked: {reason}")
+    log.warning("%s runs client by client, because it does not run stacked: %s", type(module).__name__, reason)
+    return loop
+
+
+def _why_not_stacked(
+    engine: StackedEngine, module: nn.Module, layout: Layout, federation: Federation, sample: Tensor
+) -> str | None:
+    """The reason why a step of two clients fails in one vectorised call, or None if it does not."""
+    rows = expand({n: x.to(sample.device) for n, x in columns(module).items()}, 2)
+    targets = federation.y[:1].repeat(2, *(1,) * (federation.y.ndim - 1))
+    x, y = sample.expand(2, *sample.shape), targets.expand(2, *targets.shape)
+    weight = torch.ones(2, 2, dtype=next(module.parameters()).dtype, device=sample.device)
+    keys = torch.zeros(2, dtype=torch.int64, device=sample.device)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's remarks on slow rules are no reason
+            _step(engine, federation, rows, Stack(x, y, weight, keys, (2, 2)), layout.trainable())
+            engine.outputs(rows, x, weight, (2, 2))
+    except Exception as error:  # whatever the module does that vmap cannot is a reason, not a failure
+        return _first_line(error)
+    return None
+
+
+def _step(engine: StackedEngine, federation: Federation, rows: Rows, stack: Stack, trained: tuple[str, ...]) -> None:
+    objective = default_objective(federation.classes)
+    engine.gradients(objective, rows, stack, trained, Inputs(), engine.model.modes(trained))
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
