@@ -45,7 +45,7 @@ def main() -> None:
         print(f"{'seed':>6}" + "".join(f"{f'β={beta}':>15}" for beta in BETAS))
         for seed in given.seeds:
             found = [accuracies(kind, beta, seed) for beta in BETAS]
-            cells = [f"{100 * own:.1f} / {100 * world:.1f}" for own, world in found]
+            cells = [f"{100 * own:.1f} / {100 * global_model:.1f}" for own, global_model in found]
             print(f"{seed:>6}" + "".join(f"{cell:>15}" for cell in cells), flush=True)
 
 

@@ -19,10 +19,10 @@ class Halfway:
     reads = ("theta", "down.theta")  # fields of the client's memory, and of the download
     writes = ("theta",)
 
-    def __call__(self, rnd, desk, down, task):
+    def __call__(self, rnd, client, down, task):
         """Where training starts."""
-        own = rows_of(desk, "theta")  # what the client keeps: blocks [C, …] by tensor name
-        model = Take()(rnd, desk, down, task)["theta"]  # what it received, complete
+        own = rows_of(client, "theta")  # what the client keeps: blocks [C, …] by tensor name
+        model = Take()(rnd, client, down, task)["theta"]  # what it received, complete
         kept = [name for name in rnd.layout.trainable(self.layers) if name in own]
         mixed = {name: self.share * own[name] + (1 - self.share) * model[name] for name in kept}
         return {"theta": {**model, **mixed}}

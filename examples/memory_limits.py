@@ -43,14 +43,14 @@ def work(name: str, limit: str, hidden: str, rounds: int, folder: Path) -> dict[
     """One run under a limit: its peak, or why it was refused."""
     write_samples(folder / "samples.npz")
     settings = [f"data.name={folder / 'samples.npz'}", "model.name=mlp", f"model.hidden=[{hidden}]"]
-    settings += [f"algorithm.name={name}", f"run.rounds={rounds}", f"run.memory={limit}", "run.device=cpu"]
+    settings += [f"algorithm.name={name}", f"run.rounds={rounds}", f"run.memory_limit={limit}", "run.device=cpu"]
     settings += ["train.lr=0.3"]  # on noise: an early round stays the selected one
     settings += [f"algorithm.{EARLY[name]}"] if name in EARLY else []
     try:
         with Run.create(with_settings(Experiment(), settings), folder / "run") as run:
             for _ in run.rounds():
                 pass
-            allowed = run.sim.limit
+            allowed = run.sim.memory_limit
     except MemoryLimitError as error:
         return {"refused": str(error), "peak": peak()}
     return {"peak": peak(), "share": peak() / (allowed or 1)}

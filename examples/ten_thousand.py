@@ -1,6 +1,6 @@
 """Ten thousand clients on two cores: seconds a round, memory, disk, and what a kill costs.
 
-python examples/ten_thousand.py [--clients 1000 10000] [--rounds 30] [--memory 4GB] [--folder DIR]
+python examples/ten_thousand.py [--clients 1000 10000] [--rounds 30] [--memory-limit 4GB] [--folder DIR]
 
 Every client holds 20 images of 28 × 28 pixels, shifted digits of two classes; 100 clients are sampled a round; FedPer
 on the CNN keeps a head per client; 100 clients, always the same, are evaluated every fifth round. Each federation runs
@@ -51,7 +51,7 @@ def write_images(path: Path, clients: int, seed: int = 0) -> None:
 def work(folder: Path, data: Path, clients: int, rounds: int, memory: str, store: str) -> None:
     """Run, or go on with, one federation, a round for each line that comes in; print what it took."""
     settings = [f"data.name={data}", "model.name=cnn", "algorithm.name=fedper", f"run.rounds={rounds}"]
-    settings += [f"run.participation={COHORT / clients}", f"run.memory={memory}", f"run.store={store}"]
+    settings += [f"run.participation={COHORT / clients}", f"run.memory_limit={memory}", f"run.store={store}"]
     settings += [f"evaluate.clients={EVALUATED}", "evaluate.every=5", "run.device=cpu"]
     begin = time.perf_counter()
     run = Run.open(folder) if folder.exists() else Run.create(with_settings(Experiment(), settings), folder)
@@ -158,7 +158,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, nargs="+", default=[1000, 10_000])
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--memory", default="4GB")
+    parser.add_argument("--memory-limit", default="4GB")
     parser.add_argument("--store", default="auto")
     parser.add_argument("--folder", type=Path)
     return parser.parse_args()

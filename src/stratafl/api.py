@@ -92,7 +92,7 @@ class Fitted:
     @property
     def classes(self) -> tuple[str, ...]:
         """What the data calls its classes, or their numbers: `classes[i]` is the class that `predict` calls i."""
-        federation = self.sim.workshop.federation
+        federation = self.sim.runtime.federation
         return tuple(map(federation.class_name, range(federation.classes or 0)))
 
     def model(self, client: int) -> nn.Module:
@@ -112,8 +112,8 @@ class Fitted:
 
         The model is its `module`; of a regression with scaled targets it gives numbers of the data's own unit.
         """
-        workshop = self.sim.workshop
-        return Predictor(self.model(client), workshop.federation.preprocessing, workshop.dtype)
+        runtime = self.sim.runtime
+        return Predictor(self.model(client), runtime.federation.preprocessing, runtime.dtype)
 
     def outputs(self, client: int, x: Array) -> Tensor:
         """What a client's own model gives for these samples, which are as the data has them, before any scaling."""
@@ -137,16 +137,16 @@ class Fitted:
         if target.exists():
             raise RunError(f"'{target}' exists: choose another name, or remove it")
         if target.suffix == ".onnx":
-            raw = self.sim.workshop.federation.preprocessing
+            raw = self.sim.runtime.federation.preprocessing
             to_onnx(self.predictor(client), torch.zeros((2, *raw.shape), dtype=raw.kind), target)
         elif target.suffix == ".safetensors":
-            to_safetensors(self.model(client), target, self.sim.workshop.federation.preprocessing)
+            to_safetensors(self.model(client), target, self.sim.runtime.federation.preprocessing)
         else:
             raise RunError(f"'{target}' ends neither in .safetensors nor in .onnx")
         return target
 
     def _samples(self, x: Array) -> Tensor:
-        samples = self.sim.workshop.federation.preprocessing.raw(plain_tensor(x, "x"))
+        samples = self.sim.runtime.federation.preprocessing.raw(plain_tensor(x, "x"))
         if self.sim.template is not None:
             check_given(self.sim.template, samples)
         return samples
@@ -191,7 +191,7 @@ def fit(
             for notice in notices.of(history):
                 log.warning("%s", notice)
     finally:
-        sim.workshop.close()
+        sim.runtime.close()
     return Fitted(trial.sim, selection.progress or progress, history)
 
 

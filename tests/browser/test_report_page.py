@@ -79,14 +79,14 @@ def page(chromium, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def desk(page):
+def client(page):
     page.open(DESK)
     return page
 
 
-def test_every_chart_is_drawn(desk):
+def test_every_chart_is_drawn(client):
     for chart in CHARTS:
-        marks = desk.do(
+        marks = client.do(
             """const place = document.getElementById(`chart-${arguments[0]}`);
             return [place.data.length, place.querySelectorAll(".trace, .hm, .point, .points path").length,
                     place.querySelector(".main-svg").getBoundingClientRect().height];""",
@@ -102,70 +102,70 @@ def test_nothing_is_asked_of_anybody_and_nothing_is_complained_about(page):
     assert page.complaints() == []
 
 
-def test_a_label_cannot_break_out(desk):
-    assert desk.do("return window.hurt") is None
-    assert desk.do("return document.images.length") == 0
-    assert EVIL in desk.do("return document.body.textContent")
-    assert "</script>" in desk.do("return document.querySelector('#chart-methods .xaxislayer-above').textContent")
+def test_a_label_cannot_break_out(client):
+    assert client.do("return window.hurt") is None
+    assert client.do("return document.images.length") == 0
+    assert EVIL in client.do("return document.body.textContent")
+    assert "</script>" in client.do("return document.querySelector('#chart-methods .xaxislayer-above').textContent")
 
 
-def test_the_slider_changes_the_picture(desk):
-    before = desk.do("return document.getElementById('chart-mixing').data[0].z")
+def test_the_slider_changes_the_picture(client):
+    before = client.do("return document.getElementById('chart-mixing').data[0].z")
     picture = "return document.querySelector('#chart-mixing .hm image').href.baseVal"
-    first = desk.do(picture)
-    desk.set("mixing", 3, 0)
-    assert desk.do("return document.querySelector('#controls-mixing output').textContent") == "1"
-    after = desk.do("return document.getElementById('chart-mixing').data[0].z")
+    first = client.do(picture)
+    client.set("mixing", 3, 0)
+    assert client.do("return document.querySelector('#controls-mixing output').textContent") == "1"
+    after = client.do("return document.getElementById('chart-mixing').data[0].z")
     assert (before[0][1], after[0][1]) == (0.04, 0.01)
-    assert desk.do(picture).startswith("data:image/png")
-    assert desk.do(picture) != first
+    assert client.do(picture).startswith("data:image/png")
+    assert client.do(picture) != first
 
 
-def test_the_axis_and_what_is_shown_can_be_switched(desk):
-    assert desk.do("return document.querySelector('#chart-curves .xtitle').textContent") == "round"
-    before = desk.drawn("curves")
-    desk.set("curves", 1, "bytes")
-    assert desk.do("return document.querySelector('#chart-curves .xtitle').textContent").startswith("bytes")
-    assert desk.drawn("curves") != before
-    desk.set("curves", 0, "test loss, deployed")
-    assert desk.do("return document.querySelector('#chart-curves .ytitle').textContent") == "loss"
+def test_the_axis_and_what_is_shown_can_be_switched(client):
+    assert client.do("return document.querySelector('#chart-curves .xtitle').textContent") == "round"
+    before = client.drawn("curves")
+    client.set("curves", 1, "bytes")
+    assert client.do("return document.querySelector('#chart-curves .xtitle').textContent").startswith("bytes")
+    assert client.drawn("curves") != before
+    client.set("curves", 0, "test loss, deployed")
+    assert client.do("return document.querySelector('#chart-curves .ytitle').textContent") == "loss"
     assert (
-        desk.do("return document.querySelector('#controls-curves input:checked').value") == "bytes"
+        client.do("return document.querySelector('#controls-curves input:checked').value") == "bytes"
     )  # as chosen before
 
 
-def test_what_a_control_offers_depends_on_the_one_before(desk):
+def test_what_a_control_offers_depends_on_the_one_before(client):
     offered = "return [...document.querySelectorAll('#controls-layers select')[1].options].length"
-    assert desk.do(offered) == 3
-    assert desk.do("return [...document.querySelectorAll('#controls-mixing select')[0].options].length") == 1
+    assert client.do(offered) == 3
+    assert client.do("return [...document.querySelectorAll('#controls-mixing select')[0].options].length") == 1
 
 
-def test_controls_keep_the_focus_of_the_keyboard(desk):
+def test_controls_keep_the_focus_of_the_keyboard(client):
     from selenium.webdriver.common.keys import Keys
 
-    desk.do("document.querySelector('#controls-curves input:checked').focus()")
-    desk.browser.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
-    desk.browser.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
-    assert desk.do("return document.activeElement.type") == "radio"
-    assert desk.do("return document.activeElement.checked")
+    client.do("document.querySelector('#controls-curves input:checked').focus()")
+    client.browser.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
+    client.browser.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
+    assert client.do("return document.activeElement.type") == "radio"
+    assert client.do("return document.activeElement.checked")
 
 
-def test_charts_and_tables_can_be_downloaded(desk):
-    desk.do(
+def test_charts_and_tables_can_be_downloaded(client):
+    client.do(
         """window.saved = []; window.texts = [];
         HTMLAnchorElement.prototype.click = function () { window.saved.push([this.download, this.href]); };
         const made = URL.createObjectURL;
         URL.createObjectURL = blob => { blob.text().then(text => window.texts.push(text)); return made(blob); };"""
     )
     for kind in ("png", "svg", "csv"):
-        desk.do("document.querySelector(`[data-chart='clients'][data-format='${arguments[0]}']`).click()", kind)
-    desk.do("document.querySelector(\"[data-table='ranking']\").click()")
-    desk.until("return window.saved.length === 4 && window.texts.length >= 2")
-    saved = dict(desk.do("return window.saved"))
+        client.do("document.querySelector(`[data-chart='clients'][data-format='${arguments[0]}']`).click()", kind)
+    client.do("document.querySelector(\"[data-table='ranking']\").click()")
+    client.until("return window.saved.length === 4 && window.texts.length >= 2")
+    saved = dict(client.do("return window.saved"))
     assert set(saved) == {"clients.png", "clients.svg", "clients.csv", "ranking.csv"}
     assert saved["clients.png"].startswith("data:image/png;base64,")
     assert saved["clients.svg"].startswith("data:image/svg+xml")
-    tables = [list(csv.reader(StringIO(text))) for text in desk.do("return window.texts")]
+    tables = [list(csv.reader(StringIO(text))) for text in client.do("return window.texts")]
     clients = next(table for table in tables if table[0] == ["series", "x", "y"])
     assert len(clients) == 1 + 3 * 2 * 4  # methods, seeds, clients
     assert any("</script>" in row[0] for row in clients)  # as it is, not as plotly reads it
@@ -206,11 +206,11 @@ def test_on_a_phone_a_verdict_stands_below_its_claim_and_nothing_is_at_the_side(
     assert page.do("return getComputedStyle(document.querySelector('#verdicts td'), '::before').content") == "none"
 
 
-def test_everything_has_a_name_for_those_who_do_not_see_it(desk):
+def test_everything_has_a_name_for_those_who_do_not_see_it(client):
     nameless = """return [...document.querySelectorAll("button, select, input")].filter(each =>
         !(each.getAttribute("aria-label") || each.textContent.trim() || each.closest("label"))).length"""
-    assert desk.do(nameless) == 0
-    levels = desk.do("return [...document.querySelectorAll('h1, h2, h3')].map(each => +each.tagName[1])")
+    assert client.do(nameless) == 0
+    levels = client.do("return [...document.querySelectorAll('h1, h2, h3')].map(each => +each.tagName[1])")
     assert levels[0] == 1
     assert all(after - before <= 1 for before, after in pairwise(levels))
 

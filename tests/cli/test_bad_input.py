@@ -106,10 +106,13 @@ def test_a_setting_is_table_key_and_value(refused, given):
         ("model.hidden=5", "hidden as a sequence of widths such as (200,), got 5"),
         ("model.hidden=[0]", "hidden[0], got 0"),
         ("model.weights=none.safetensors", ("there is no weights file", "none.safetensors")),
-        ("run.memory=10", ("data, model and libraries take", "the memory limit is 10B: raise it")),
-        ("run.memory=8XB", "run.memory is a size such as 8GB, 500MB, 1.5GiB or a number of bytes, not '8XB'"),
-        ("run.memory=0", "run.memory is a size such as 8GB"),
-        ("run.memory=-1GB", "run.memory is a size such as 8GB"),
+        ("run.memory_limit=10", ("data, model and libraries take", "the memory limit is 10B: raise it")),
+        (
+            "run.memory_limit=8XB",
+            "run.memory_limit is a size such as 8GB, 500MB, 1.5GiB or a number of bytes, not '8XB'",
+        ),
+        ("run.memory_limit=0", "run.memory_limit is a size such as 8GB"),
+        ("run.memory_limit=-1GB", "run.memory_limit is a size such as 8GB"),
         ("run.store=tape", "unknown run.store 'tape' (there is: auto, device, disk, ram)"),
     ],
 )
@@ -127,9 +130,15 @@ def test_stopping_early_needs_validation(refused):
     refused("run", "--set", "stop.patience=2", "--set", "data.validation=0", says=("stop", "set data.validation"))
 
 
-@pytest.mark.parametrize("newcomers", [4, 5])
-def test_somebody_must_train(refused, newcomers):
-    refused("run", *SMALL, "--set", f"data.newcomers={newcomers}", says=f"{newcomers} of 4 clients cannot be newcomers")
+@pytest.mark.parametrize("new_clients", [4, 5])
+def test_somebody_must_train(refused, new_clients):
+    refused(
+        "run",
+        *SMALL,
+        "--set",
+        f"data.new_clients={new_clients}",
+        says=f"{new_clients} of 4 clients cannot be new clients",
+    )
 
 
 # --- data

@@ -74,7 +74,7 @@ def test_a_run_on_a_folder_per_client_goes_on_from_anywhere(strata, place, monke
     (place / "elsewhere").mkdir()
     monkeypatch.chdir(place / "elsewhere")
     run = Run.open(place / "done")
-    assert run.trial.sim.workshop.federation.clients == 3
+    assert run.trial.sim.runtime.federation.clients == 3
     run.close()
 
 

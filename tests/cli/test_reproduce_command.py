@@ -68,7 +68,7 @@ def test_what_a_scale_needs_of_a_machine_is_said_once_and_nothing_is_written(ref
 def test_what_was_run_on_a_gpu_is_judged_without_one(strata, place, monkeypatch):
     """Runs that were copied from elsewhere: all of them, and all but one, which is said at the end."""
     asked = (*NAME, "--set", "run.precision=tf32")
-    monkeypatch.setattr(sys.modules["stratafl.runtime.workshop"], "check_precision", lambda *_: None)
+    monkeypatch.setattr(sys.modules["stratafl.runtime.build"], "check_precision", lambda *_: None)
     monkeypatch.setattr(Reproduction, "able", lambda *_: True)
     assert strata(*asked).code == 0
     monkeypatch.undo()

@@ -61,7 +61,7 @@ class TakeEverything:
     reads = ("down.theta",)
     writes = ("theta",)
 
-    def __call__(self, rnd, desk, down, task):
+    def __call__(self, rnd, client, down, task):
         rows = down["theta"].rows
         return {"theta": {n: x.expand(len(task), *x.shape) for n, x in rows.items()}}
 
@@ -91,10 +91,10 @@ class Noise:
     by_position: bool
     reads = writes = ("theta",)
 
-    def __call__(self, rnd, desk, task):
+    def __call__(self, rnd, client, task):
         who = torch.arange(len(task)) if self.by_position else task.ids
         noise = rnd.keys(who, "noise").double() / 2.0**70
-        rows = rows_of(desk, "theta")
+        rows = rows_of(client, "theta")
         return {"theta": {n: x + noise.reshape(-1, *(1,) * (x.ndim - 1)) for n, x in rows.items()}}
 
 
@@ -106,8 +106,8 @@ def noise(*, by_position):
 class WritesIntoItsInput:
     reads = writes = ("anchor",)
 
-    def __call__(self, rnd, desk, task):
-        for x in rows_of(desk, "anchor").values():
+    def __call__(self, rnd, client, task):
+        for x in rows_of(client, "anchor").values():
             x.add_(0.001)
         return {}
 
@@ -117,8 +117,8 @@ class CopyToAnchor:
     reads = ("theta",)
     writes = ("anchor",)
 
-    def __call__(self, rnd, desk, down, task):
-        return {"anchor": {n: x.clone() for n, x in rows_of(desk, "theta").items()}}
+    def __call__(self, rnd, client, down, task):
+        return {"anchor": {n: x.clone() for n, x in rows_of(client, "theta").items()}}
 
 
 def mutates_its_input():
@@ -131,8 +131,8 @@ class Sneaky:
 
     reads = writes = ("theta",)
 
-    def __call__(self, rnd, desk, task):
-        return {"theta": {n: x + 0 * desk["extra"].mean() for n, x in rows_of(desk, "theta").items()}}
+    def __call__(self, rnd, client, task):
+        return {"theta": {n: x + 0 * client["extra"].mean() for n, x in rows_of(client, "theta").items()}}
 
 
 @record
@@ -141,8 +141,8 @@ class Generous:
 
     reads = writes = ("theta",)
 
-    def __call__(self, rnd, desk, task):
-        return {"theta": desk["theta"], "extra": desk["theta"]}
+    def __call__(self, rnd, client, task):
+        return {"theta": client["theta"], "extra": client["theta"]}
 
 
 def undeclared(step):
@@ -161,8 +161,8 @@ class UploadThin:
     reads = ("theta",)
     writes = ("up.theta", "up.samples")
 
-    def __call__(self, rnd, desk, task):
-        rows = {n: x for n, x in rows_of(desk, "theta").items() if n in rnd.layout.travelling()}
+    def __call__(self, rnd, client, task):
+        rows = {n: x for n, x in rows_of(client, "theta").items() if n in rnd.layout.travelling()}
         return {"theta": ThinField(rows), "samples": Field(task.sizes("train"))}
 
 
@@ -233,13 +233,13 @@ def ignores_padding():
 class StepThatReads:
     reads = writes = ("theta",)
 
-    def __call__(self, rnd, desk, task):
+    def __call__(self, rnd, client, task):
         def step(carry, held, stack):
             rate = 0.1 if stack.x.sum().item() > 1e9 else 0.01
             gradients = task.gradients(carry["theta"], stack).rows
             return {"theta": {n: x - rate * gradients[n] if n in gradients else x for n, x in carry["theta"].items()}}
 
-        return task.scan(step, {"theta": desk["theta"]}, batch=10)
+        return task.scan(step, {"theta": client["theta"]}, batch=10)
 
 
 def reads_the_host():

@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from stratafl.algorithms import fedavg, fedper, local
-from stratafl.core.algorithm import Plan
 from stratafl.core.fields import Number, Start
 from stratafl.core.layers import select
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.parcel import ColumnMask, Field, LayerMask
 from stratafl.core.phased import Phase, Phased
 from stratafl.core.records import record
+from stratafl.core.round import Plan
 from stratafl.core.state import rows_of
 from stratafl.errors import MemoryLimitError
 from stratafl.evaluation.evaluate import deployed, received
@@ -59,9 +59,9 @@ class Anchor:
     reads = ("theta",)
     writes = ("anchor", "bias")
 
-    def __call__(self, rnd, desk, down, task):
+    def __call__(self, rnd, client, down, task):
         counts = task.class_counts("train").to(torch.float64)
-        return {"anchor": desk["theta"], "bias": (counts + 1).log()}
+        return {"anchor": client["theta"], "bias": (counts + 1).log()}
 
 
 def feature_pull():
@@ -248,16 +248,16 @@ def test_stored_rows_belong_to_who_sent_them():
 
 def test_rows_are_refused_above_the_memory_limit():
     sim = simulation(row_keeper(DeliverMix()), tiny_federation(), tiny_model(), rounds=1, dtype=torch.float64)
-    limited = replace(sim, memory=10_000)
+    limited = replace(sim, round_limit=10_000)
     with pytest.raises(MemoryLimitError, match=r"uploads of all 6 clients side by side, 1\d,\d{3} bytes.*10,000"):
         limited.round(limited.start(), Matrix(chunk=2))
-    progress, _ = replace(sim, memory=1_000_000).round(sim.start(), Matrix(chunk=2))
+    progress, _ = replace(sim, round_limit=1_000_000).round(sim.start(), Matrix(chunk=2))
     assert progress.t == 1
 
 
 def test_sums_need_no_more_memory_than_a_chunk():
     sim = simulation(fedavg(), tiny_federation(), tiny_model(), rounds=1, dtype=torch.float64)
-    progress, _ = replace(sim, memory=10_000).round(sim.start(), Matrix(chunk=2))
+    progress, _ = replace(sim, round_limit=10_000).round(sim.start(), Matrix(chunk=2))
     assert progress.t == 1
 
 
@@ -302,7 +302,7 @@ class MetaStep:
     beta: float = 0.1
     reads = writes = ("theta",)
 
-    def __call__(self, rnd, desk, task):
+    def __call__(self, rnd, client, task):
         def step(carry, held, first, second):
             theta = carry["theta"]
             inner = task.gradients(theta, first)
@@ -311,7 +311,7 @@ class MetaStep:
             moved = {n: x - self.beta * outer.rows[n] if n in outer.rows else x for n, x in theta.items()}
             return {"theta": {**moved, **outer.statistics}}
 
-        return task.scan(step, {"theta": desk["theta"]}, batch=10, draws=2)
+        return task.scan(step, {"theta": client["theta"]}, batch=10, draws=2)
 
 
 def test_independent_batches_keep_the_contract():
@@ -325,12 +325,12 @@ def test_independent_batches_are_independent():
     class Look:
         reads = writes = ("theta",)
 
-        def __call__(self, rnd, desk, task):
+        def __call__(self, rnd, client, task):
             def step(carry, held, first, second):
                 seen.append(torch.equal(first.x, second.x))
                 return carry
 
-            return task.scan(step, {"theta": desk["theta"]}, batch=10, draws=2)
+            return task.scan(step, {"theta": client["theta"]}, batch=10, draws=2)
 
     run(replace(fedavg(), train=(Look(),)), rounds=1)
     assert seen
@@ -344,7 +344,7 @@ class TwoRows:
     pull: float = 0.5
     reads = writes = ("theta", "personal")
 
-    def __call__(self, rnd, desk, task):
+    def __call__(self, rnd, client, task):
         def step(carry, held, stack):
             theta, own = carry["theta"], carry["personal"]
             shared, personal = task.gradients(theta, stack), task.gradients(own, stack)
@@ -353,7 +353,7 @@ class TwoRows:
             nearer = {n: x - 0.05 * pulled[n] if n in pulled else x for n, x in own.items()}
             return {"theta": {**moved, **shared.statistics}, "personal": {**nearer, **personal.statistics}}
 
-        return task.scan(step, {k: desk[k] for k in ("theta", "personal")}, batch=10)
+        return task.scan(step, {k: client[k] for k in ("theta", "personal")}, batch=10)
 
 
 def two_rows(pull):
@@ -395,8 +395,8 @@ class UploadLargest:
     reads = ("theta",)
     writes = ("up.theta", "up.samples")
 
-    def __call__(self, rnd, desk, task):
-        rows = {n: x for n, x in rows_of(desk, "theta").items() if n in rnd.layout.travelling()}
+    def __call__(self, rnd, client, task):
+        rows = {n: x for n, x in rows_of(client, "theta").items() if n in rnd.layout.travelling()}
         sent = {n: x >= x.flatten(1).median(1).values.reshape(-1, *(1,) * (x.ndim - 1)) for n, x in rows.items()}
         return {"theta": Field(rows, mask=ColumnMask(sent)), "samples": Field(task.sizes("train"))}
 

@@ -16,7 +16,7 @@ class Failing:
     how: str
     reads = writes = ("theta",)
 
-    def __call__(self, rnd, desk, task):
+    def __call__(self, rnd, client, task):
         if os.environ.get("RANK") == "1" and rnd.t == 1:
             if self.how == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)

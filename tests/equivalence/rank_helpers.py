@@ -37,10 +37,12 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def ranks(world: int, *arguments: object) -> "list[subprocess.Popen[str]]":
+def ranks(world_size: int, *arguments: object) -> "list[subprocess.Popen[str]]":
     """So many processes of one run, on this machine."""
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world)}
-    local = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world)} for rank in range(world)]
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size)}
+    local = [
+        {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world_size)} for rank in range(world_size)
+    ]
     return [started(arguments, {**meeting, **own}) for own in local]
 
 

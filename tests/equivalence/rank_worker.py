@@ -50,12 +50,12 @@ class Shared:
     held: list[list[int]]
 
 
-def shared(team: Ranks, method: Algorithm, participation: float, inner: Executor) -> Shared:
+def shared(process_group: Ranks, method: Algorithm, participation: float, inner: Executor) -> Shared:
     sim = Case(method, "follow", participation, rounds=3).plain
-    progress = sim.run(Distributed(team, inner))
-    servers = [flatten(server) for server in team.gather(progress.server)]
-    memories = {name: x for each in team.gather(_flat(progress.clients)) for name, x in each.items()}
-    return Shared(sim, servers, memories, team.gather(list(progress.clients)))
+    progress = sim.run(Distributed(process_group, inner))
+    servers = [flatten(server) for server in process_group.gather(progress.server)]
+    memories = {name: x for each in process_group.gather(_flat(progress.clients)) for name, x in each.items()}
+    return Shared(sim, servers, memories, process_group.gather(list(progress.clients)))
 
 
 def compared(found: Shared) -> dict[str, Any]:
@@ -75,21 +75,21 @@ def _flat(clients: Any) -> Rows:
 
 def main(target: str) -> None:
     torch.set_num_threads(1)
-    team = Ranks.join()
-    with team.together():
-        found = {name: shared(team, method, 0.7, Matrix()) for name, method in EVERY.items()}
+    process_group = Ranks.join()
+    with process_group.together():
+        found = {name: shared(process_group, method, 0.7, Matrix()) for name, method in EVERY.items()}
         for name in ("fedper", "fedlag"):
-            found[f"{name}, one at a time"] = shared(team, EVERY[name], LONELY, Matrix())
-            found[f"{name}, messages"] = shared(team, EVERY[name], 0.7, Messages())
-        found["pfedla, chunks"] = shared(team, EVERY["pfedla"], 1.0, Matrix(chunk=2))
-        found["fedlag, two left out"] = shared(team, Tampered(EVERY["fedlag"], TWO), 1.0, Matrix(chunk=2))
-        found["fedper, all left out"] = shared(team, Tampered(EVERY["fedper"], ALL), 1.0, Matrix())
-        team.collect({})  # from nobody who has anything
-        mine = {name: compared(found[name]) for name in list(found)[team.rank :: team.world]}
-        gaps = {name: gap for each in team.gather(mine) for name, gap in each.items()}
-        if team.rank == 0:
+            found[f"{name}, one at a time"] = shared(process_group, EVERY[name], LONELY, Matrix())
+            found[f"{name}, messages"] = shared(process_group, EVERY[name], 0.7, Messages())
+        found["pfedla, chunks"] = shared(process_group, EVERY["pfedla"], 1.0, Matrix(chunk=2))
+        found["fedlag, two left out"] = shared(process_group, Tampered(EVERY["fedlag"], TWO), 1.0, Matrix(chunk=2))
+        found["fedper, all left out"] = shared(process_group, Tampered(EVERY["fedper"], ALL), 1.0, Matrix())
+        process_group.collect({})  # from nobody who has anything
+        mine = {name: compared(found[name]) for name in list(found)[process_group.rank :: process_group.world_size]}
+        gaps = {name: gap for each in process_group.gather(mine) for name, gap in each.items()}
+        if process_group.rank == 0:
             Path(target).write_text(json.dumps(gaps), encoding="utf-8")
-    team.leave()
+    process_group.leave()
 
 
 if __name__ == "__main__":

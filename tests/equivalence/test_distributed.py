@@ -20,7 +20,7 @@ from stratafl.core.parcel import ColumnMask, Field, LayerMask, Parcel
 from stratafl.errors import RunError, WireError
 from stratafl.execute import Matrix
 from stratafl.execute.packing import from_buffer, pack, to_buffer, unpack, value_of, words
-from stratafl.execute.ranks import Ranks, world
+from stratafl.execute.ranks import Ranks, world_size
 from stratafl.testing import Case, difference
 
 SETTINGS = (
@@ -28,7 +28,7 @@ SETTINGS = (
     "model.hidden=[8]",
     "model.norm=true",
     "data.clients=7",
-    "data.newcomers=1",
+    "data.new_clients=1",
     "train.batch=40",
     "run.rounds=30",
     "run.participation=0.7",
@@ -153,8 +153,8 @@ def test_under_torchrun_one_line_says_what_failed(tmp_path):
 
 
 def test_a_comparison_is_refused(tmp_path, monkeypatch, capsys):
-    team = Ranks(None, 0, 2, False)
-    monkeypatch.setattr(running, "together", lambda: nullcontext(team))
+    process_group = Ranks(None, 0, 2, False)
+    monkeypatch.setattr(running, "together", lambda: nullcontext(process_group))
     for arguments in (["compare"], ["resume", str(tmp_path)]):
         (tmp_path / "compare.toml").touch()
         assert strata(arguments) == 2
@@ -265,9 +265,9 @@ def test_only_what_was_declared_can_be_sent_and_can_arrive():
 def test_what_the_environment_says(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setenv("WORLD_SIZE", "8")  # some clusters set it for everything
-    assert world() == 1
+    assert world_size() == 1
     monkeypatch.setenv("RANK", "0")
-    assert world() == 8
+    assert world_size() == 8
     monkeypatch.setenv("RANK", "first")
     with pytest.raises(RunError, match="RANK is a whole number that torchrun sets, not 'first'"):
-        world()
+        world_size()

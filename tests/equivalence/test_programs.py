@@ -42,7 +42,7 @@ def test_programs_are_used_and_kept():
     progress = sim.start()
     for _ in range(3):
         progress, _ = sim.round(progress, Matrix())
-    programs = sim.workshop.programs
+    programs = sim.runtime.programs
     assert isinstance(programs, Programs)
     assert len(programs._kept) == 2  # the head's descent and the base's
     assert {program.slots for program in programs._kept.values()} == {3}  # 13 steps, of which nobody takes more than 4
@@ -66,7 +66,7 @@ def test_every_kind_of_descent_gives_the_same_bits(descent):
 def test_a_frozen_row_that_all_clients_share_is_kept_once():
     sim = made(fedprox(), KEPT)
     sim.run(Matrix())
-    (program,) = sim.workshop.programs._kept.values()
+    (program,) = sim.runtime.programs._kept.values()
     anchors = [x for name, x in program._held.items() if "/" in name]
     assert anchors
     assert all(x.stride(0) == 0 for x in anchors)
@@ -107,12 +107,12 @@ def test_without_a_compiler_steps_are_captured_as_they_are(monkeypatch, caplog):
     plain = made(fedavg(), PLAIN).run(Matrix()).tensors()
     sim = made(fedavg(), Speed(compile="on"))
     assert difference(plain, sim.run(Matrix()).tensors()) == 0
-    assert sim.workshop.programs.compiles is False
+    assert sim.runtime.programs.compiles is False
     assert "steps are not compiled: FileNotFoundError: no g++" in caplog.messages
 
 
 def test_a_program_serves_only_what_it_was_made_for():
-    """Descents that differ in anything but their rate, one after the other in one workshop, as in phases."""
+    """Descents that differ in anything but their rate, one after the other in one runtime, as in phases."""
     descents = [
         SGD(lr=0.1),
         SGD(lr=0.1, weight_decay=0.5),
@@ -126,7 +126,7 @@ def test_a_program_serves_only_what_it_was_made_for():
     for descent in descents:
         after = [round_of(sim, descent) for sim in (plain, kept)]
         assert difference(*after) == 0
-    assert len(kept.workshop.programs) == len(descents)
+    assert len(kept.runtime.programs) == len(descents)
 
 
 def round_of(sim, descent):
@@ -185,7 +185,7 @@ def test_a_program_for_one_client_is_not_made_to_serve_many():
     progress = sim.start()
     for cohort in ([0], [0, 1], [0, 1, 2, 3, 4, 5], [0]):
         progress, _ = sim.round(progress, Matrix(), torch.tensor(cohort))
-    by_slots = sorted(program.slots for program in sim.workshop.programs._kept.values())
+    by_slots = sorted(program.slots for program in sim.runtime.programs._kept.values())
     assert by_slots[-1] == 6
 
 
@@ -205,7 +205,7 @@ def test_bad_words_and_digits_without_a_gpu_are_refused():
 
 def test_what_was_found_out_is_given_back():
     sim = made(fedavg(), PLAIN)
-    assert sim.workshop.tuning == {"products": {"conv1": True, "conv2": True}, "compiled": None}
+    assert sim.runtime.tuning == {"products": {"conv1": True, "conv2": True}, "compiled": None}
     stock = made(fedavg(), replace(PLAIN, convolutions="stock"))
-    assert stock.workshop.tuning["products"] == {"conv1": False, "conv2": False}
+    assert stock.runtime.tuning["products"] == {"conv1": False, "conv2": False}
     assert difference(sim.run(Matrix()).tensors(), stock.run(Matrix()).tensors()) < 1e-4

@@ -7,7 +7,7 @@ import torch
 
 import stratafl
 from stratafl.algorithms import fedper
-from stratafl.runtime import Workshop
+from stratafl.runtime import Runtime
 from stratafl.runtime.programs import Program
 from stratafl.runtime.speed import Speed
 from stratafl.testing import tiny_federation, tiny_model
@@ -41,13 +41,13 @@ def fitted(speed):
 @pytest.mark.parametrize("graphs", ["on", "off"])
 def test_a_run_that_is_dropped_leaves_nothing(graphs):
     speed = Speed(graphs=graphs, compile="off")
-    before, programs, shops = tensor_bytes(), alive(Program), alive(Workshop)
+    before, programs, shops = tensor_bytes(), alive(Program), alive(Runtime)
     done = fitted(speed)
     assert alive(Program) == programs  # as soon as it is done, although its models can still be asked for
     assert done.model(0) is not None
     del done
     gc.collect()
-    assert alive(Workshop) == shops
+    assert alive(Runtime) == shops
     assert tensor_bytes() - before < 2**20
 
 
@@ -60,7 +60,7 @@ def test_a_run_goes_on_after_its_steps_were_let_go_of():
         for _ in range(2):
             progress, _ = sim.round(progress, stratafl.execute.Matrix())
             if closes:
-                sim.workshop.close()
-                assert sim.workshop.kept == 0
+                sim.runtime.close()
+                assert sim.runtime.kept == 0
         outcomes.append(progress.tensors())
     assert all(torch.equal(x, outcomes[1][name]) for name, x in outcomes[0].items())

@@ -31,10 +31,10 @@ def run(model, steps=None, **options):
 def test_traced_steps_give_the_same_bits(model, monkeypatch):
     monkeypatch.setattr(replay, "PATIENCE", 10**9)
     eager, sim = run(model)
-    assert not sim.workshop.engine._traced
+    assert not sim.runtime.engine._traced
     monkeypatch.setattr(replay, "PATIENCE", 1)
     traced, sim = run(model)
-    assert sim.workshop.engine._traced
+    assert sim.runtime.engine._traced
     assert difference(eager, traced) == 0
 
 
@@ -46,7 +46,7 @@ def test_lanes_give_the_same_bits(model, steps, monkeypatch):
     monkeypatch.setattr(lanes, "WORTHWHILE", 0)
     monkeypatch.setattr(replay, "PATIENCE", 1)
     three, sim = run(model, steps)
-    assert len(sim.workshop.engine._traced) > (steps is None)  # equal lanes share their trace
+    assert len(sim.runtime.engine._traced) > (steps is None)  # equal lanes share their trace
     assert difference(one, three) == 0
 
 

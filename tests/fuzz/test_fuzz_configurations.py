@@ -26,7 +26,7 @@ BASES = [
     *([f"algorithm.name={name}"] for name in sorted(ALGORITHMS)),
     ["model.name=cnn", "data.name=mnist", "run.protocol=pfllib"],
     ["model.name=resnet18", "data.name=cifar10", "run.protocol=flayer", "train.clip=1.0"],
-    ["data.partition=classes", "data.per_client=2", "stop.target=0.9", "run.memory=2GB"],
+    ["data.partition=classes", "data.per_client=2", "stop.target=0.9", "run.memory_limit=2GB"],
     ["data.partition=iid", "data.name=./mine.csv", "data.label=label", 'log.to=["wandb"]'],
 ]
 NUMBERS = [0, 1, -1, 2**31, 2**63 - 1, 2**63, -(2**63), 10**308, 10**400, 10**5000, 0.5, -0.5, 1e308, 1e-320]

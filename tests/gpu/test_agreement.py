@@ -98,8 +98,8 @@ def decisions(sim, progress):
     rnd, ids = sim.at(progress.t), sim.cohort(sim.at(progress.t))
     task = sim.task(ids, rnd)
     parcel = sim.algorithm.download(rnd, server, ids)
-    desk = sim.algorithm.receive(rnd, sim.memories(progress.clients, ids), parcel, task)
-    upload = sim.algorithm.work(rnd, desk, task).upload
+    client = sim.algorithm.receive(rnd, sim.client_states(progress.clients, ids), parcel, task)
+    upload = sim.algorithm.work(rnd, client, task).upload
     for field in (*parcel.values(), *upload.values()):
         sent = field.sent(rnd.layout) or {}
         found += [x.cpu().flatten() for x in sent.values()]

@@ -11,10 +11,10 @@ from torch import Size, Tensor, nn
 
 from stratafl.algorithms import fedavg, fedper
 from stratafl.core.records import record
+from stratafl.core.task import Stack
 from stratafl.evaluation.evaluate import received, score
 from stratafl.execute import Matrix, Simulation, simulation
 from stratafl.policies import SGD
-from stratafl.runtime import Stack
 
 pytestmark = pytest.mark.usefixtures("untraced")
 

@@ -29,7 +29,7 @@ def test_model_trains_as_stock_autograd_trains_it(name: str, engine: str) -> Non
     module, federation = made(name)
     sim = simulation(fedavg(train=TRAIN), federation, module, rounds=1, engine=engine, dtype=torch.float64)  # type: ignore[arg-type]
     stacked = engine == "auto" and name not in UNSTACKABLE
-    assert type(sim.workshop.engine) is (StackedEngine if stacked else LoopEngine)
+    assert type(sim.runtime.engine) is (StackedEngine if stacked else LoopEngine)
     oracle = Federated(federation, with_masks(module), (Phase(TRAIN),), rounds=1, before_batch=give_keys)
     oracle.smallest = 2 if name == "tied" else 1
     check(sim, oracle)
@@ -96,7 +96,7 @@ def test_a_module_that_branches_on_values_runs_client_by_client(caplog: pytest.L
     assert record.levelno == logging.WARNING
     assert "Branching runs client by client" in record.getMessage()
     assert "data-dependent control flow" in record.getMessage()
-    assert isinstance(sim.workshop.engine, LoopEngine)
+    assert isinstance(sim.runtime.engine, LoopEngine)
     check(sim, Federated(federation, module, (Phase(TRAIN),), rounds=2))
 
 

@@ -144,7 +144,7 @@ class OracleHeadRate:
     factor: float
     reads = ()
 
-    def __call__(self, gradients: Rows, row: Rows, desk: Mapping[str, Value], layout: Layout) -> Rows:
+    def __call__(self, gradients: Rows, row: Rows, client: Mapping[str, Value], layout: Layout) -> Rows:
         factors = torch.ones(len(layout.layers), dtype=torch.float64)
         factors[layout.layer_mask("head")] = self.factor
         return layout.spread(factors, gradients)
@@ -156,7 +156,7 @@ class OracleNormRate:
 
     reads = ()
 
-    def __call__(self, gradients: Rows, row: Rows, desk: Mapping[str, Value], layout: Layout) -> Rows:
+    def __call__(self, gradients: Rows, row: Rows, client: Mapping[str, Value], layout: Layout) -> Rows:
         return layout.spread(1 / (1 + layout.norms(gradients)), gradients)
 
 
@@ -166,8 +166,8 @@ class OraclePace:
 
     reads = ("pace",)
 
-    def __call__(self, gradients: Rows, row: Rows, desk: Mapping[str, Value], layout: Layout) -> Rows:
-        pace = tensor_of(desk, "pace")
+    def __call__(self, gradients: Rows, row: Rows, client: Mapping[str, Value], layout: Layout) -> Rows:
+        pace = tensor_of(client, "pace")
         return {name: g * pace.reshape(-1, *(1,) * (g.ndim - 1)) for name, g in gradients.items()}
 
 
@@ -177,8 +177,8 @@ class OracleCubic:
 
     reads = ("anchor",)
 
-    def __call__(self, gradients: Rows, row: Rows, desk: Mapping[str, Value], layout: Layout) -> Rows:
-        anchor = rows_of(desk, "anchor")
+    def __call__(self, gradients: Rows, row: Rows, client: Mapping[str, Value], layout: Layout) -> Rows:
+        anchor = rows_of(client, "anchor")
         return {name: g + (row[name] - anchor[name]) ** 3 for name, g in gradients.items()}
 
 

@@ -13,13 +13,13 @@ from stratafl.algorithms import fedavg, fedper
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.layout import Rows
 from stratafl.core.records import record
+from stratafl.core.task import Task
 from stratafl.data import Federation, from_splits
 from stratafl.errors import DataError, MemoryLimitError
 from stratafl.evaluation.evaluate import accuracy, deployed, received, score
 from stratafl.execute import Matrix, Progress, Simulation, simulation
 from stratafl.models import build
 from stratafl.policies import SGD
-from stratafl.runtime import Task
 
 pytestmark = pytest.mark.usefixtures("untraced")
 
@@ -57,7 +57,7 @@ def sim(request: pytest.FixtureRequest, federation: Federation) -> Simulation:
 
 
 def _task(sim: Simulation, ids: Tensor = IDS) -> Task:
-    return sim.workshop.task(ids, sim.at(0), ("train", "validation", "test"))
+    return sim.runtime.task(ids, sim.at(0), ("train", "validation", "test"))
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
@@ -245,7 +245,7 @@ def _received_one_by_one(sim: Simulation, progress: Progress) -> Rows:
     memory = 1000
     while True:
         try:
-            return received(replace(sim, memory=memory), progress, IDS)
+            return received(replace(sim, round_limit=memory), progress, IDS)
         except MemoryLimitError:
             memory += memory // 2
 

@@ -271,21 +271,21 @@ def test_a_full_disk_stops_it_in_one_sentence_and_nothing_is_lost(tmp_path, monk
 
 def test_a_limit_with_its_unit_is_kept_in_bytes(tmp_path, capsys):
     given = [part for setting in [*SMALL, *DISK, "run.rounds=1"] for part in ("--set", setting)]
-    assert strata(["run", *given, "--memory", "8GB", "--out", str(tmp_path / "run")]) == 0
+    assert strata(["run", *given, "--memory-limit", "8GB", "--out", str(tmp_path / "run")]) == 0
     assert "memory = 8000000000" in (tmp_path / "run" / "config.toml").read_text()
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("8XB", "run.memory is a size such as 8GB, 500MB"),
+        ("8XB", "run.memory_limit is a size such as 8GB, 500MB"),
         ("1MB", "data, model and libraries take"),
-        ("", "run.memory is"),
+        ("", "run.memory_limit is"),
     ],
 )
 @pytest.mark.parametrize("command", ["run", "compare"])
 def test_a_limit_that_cannot_be_is_refused_in_one_line(tmp_path, capsys, command, given, says):
-    assert strata([command, "--memory", given, "--out", str(tmp_path / "run")]) == 2
+    assert strata([command, "--memory-limit", given, "--out", str(tmp_path / "run")]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert says in lines[0]

@@ -5,15 +5,15 @@ import pytest
 from stratafl.config.assemble import simulation_of
 from stratafl.config.experiment import Experiment, with_settings
 from stratafl.errors import RunError
-from stratafl.execute.team import Solo
+from stratafl.execute.process_group import SingleProcess
 from stratafl.runs import Follower, Run
 from stratafl.runs.follower import hand_out
 
 
-class First(Solo):
+class First(SingleProcess):
     """Rank 0 of two, whose words are kept."""
 
-    world = 2
+    world_size = 2
 
     def __init__(self):
         self.said = []
@@ -23,10 +23,10 @@ class First(Solo):
         return value
 
 
-class Second(Solo):
+class Second(SingleProcess):
     """Rank 1, who hears them later."""
 
-    rank, world = 1, 2
+    rank, world_size = 1, 2
 
     def __init__(self, said):
         self._said = iter(said)
@@ -40,12 +40,12 @@ class Second(Solo):
 
 def test_what_the_first_found_out_about_speed_holds_for_all():
     experiment = with_settings(Experiment(), ["model.name=cnn", "data.clients=3", "run.rounds=1"])
-    paths = simulation_of(experiment).workshop.tuning["products"]
+    paths = simulation_of(experiment).runtime.tuning["products"]
     assert set(paths.values()) == {True}
     sim = simulation_of(experiment, {"products": dict.fromkeys(paths, False)})
     first = First()
     hand_out(first, experiment, sim, sim.start(), [])
-    assert Follower(Second(first.said)).sim.workshop.tuning == sim.workshop.tuning
+    assert Follower(Second(first.said)).sim.runtime.tuning == sim.runtime.tuning
 
 
 def test_memories_on_disk_are_refused_before_a_directory_is_made(tmp_path):

@@ -39,7 +39,7 @@ def test_without_classes_or_with_too_many_there_are_totals(monkeypatch):
 def test_a_run_writes_it_down_and_it_can_be_found_out_again(tmp_path):
     experiment = with_settings(Experiment(), SMALL)
     with Run.create(experiment, tmp_path / "run") as run:
-        expected = run.sim.workshop.federation.class_counts("train").tolist()
+        expected = run.sim.runtime.federation.class_counts("train").tolist()
     path = tmp_path / "run" / HOLDINGS
     written = held(tmp_path / "run", experiment)
     stored = json.loads(path.read_text(encoding="utf-8"))

@@ -181,7 +181,7 @@ WAYS = {
     "some of them, norm": ("run.participation=0.5", "data.clients=6", "model.norm=true", "train.momentum=0.9"),
     "local norm": ("algorithm.name=fedbn", "model.norm=true", "run.buffers=local", "run.participation=0.5"),
     "decay": ("train.decay=0.5", "evaluate.every=2"),
-    "newcomers": ("data.newcomers=1", "evaluate.clients=2", "data.validation=0"),
+    "new_clients": ("data.new_clients=1", "evaluate.clients=2", "data.validation=0"),
     "phases": ("algorithm.name=test_run:phases", "run.participation=0.5"),
 }
 
@@ -487,8 +487,8 @@ def test_a_changed_environment_is_noted(tmp_path):
 # Evaluation and the end
 
 
-def test_newcomers_never_take_part_and_are_evaluated(tmp_path):
-    run = whole(tmp_path / "run", "data.clients=6", "data.newcomers=2")
+def test_new_clients_never_take_part_and_are_evaluated(tmp_path):
+    run = whole(tmp_path / "run", "data.clients=6", "data.new_clients=2")
     assert set(run.progress.clients) == {0, 1, 2, 3}
     for line in lines(run.folder, "rounds"):
         assert line["cohort"] == 4
@@ -499,13 +499,13 @@ def test_newcomers_never_take_part_and_are_evaluated(tmp_path):
     assert {line["client"] for line in clients if "new" not in line} == {0, 1, 2, 3}
 
 
-def test_newcomers_leave_no_trace_in_what_the_others_learn(tmp_path):
+def test_new_clients_leave_no_trace_in_what_the_others_learn(tmp_path):
     x, y, client = np.linspace(0, 1, 180).reshape(60, 3), np.arange(60) % 2, np.repeat([0, 1, 2], 20)
     runs = []
     for shift in (0, 5):
         np.savez(tmp_path / f"{shift}.npz", x=x + shift * (client == 2)[:, None], y=y, client=client)
         settings = (f"data.name={tmp_path}/{shift}.npz", "data.partition=auto", "data.clients=3", "train.batch=5")
-        runs.append(whole(tmp_path / f"run-{shift}", *settings, "data.newcomers=1"))
+        runs.append(whole(tmp_path / f"run-{shift}", *settings, "data.new_clients=1"))
     first, second = (outcome(run.folder) for run in runs)
     assert first["state"] == second["state"]
     assert first["clients"] != second["clients"]
@@ -623,7 +623,7 @@ def test_the_configuration_is_complete(tmp_path):
 def test_a_setting_that_came_later_had_its_default(tmp_path, example):
     folder = left(tmp_path / "run", 2).folder
     about = json.loads((folder / "environment.json").read_text())
-    del about["identity"]["config"]["data"]["newcomers"]
+    del about["identity"]["config"]["data"]["new_clients"]
     (folder / "environment.json").write_text(json.dumps(about))
     assert outcome(finish(Run.open(folder)).folder) == outcome(example.folder)
 
@@ -631,6 +631,6 @@ def test_a_setting_that_came_later_had_its_default(tmp_path, example):
 def test_batches_must_fit_somebody_who_takes_part(tmp_path):
     x = np.zeros((60, 3), np.float32)
     np.savez(tmp_path / "mine.npz", x=x, y=np.arange(60) % 2, client=np.repeat([0, 1, 2], [10, 10, 40]))
-    settings = ("data.newcomers=1", "train.batch=20", "train.drop_last=true", "data.partition=auto", "data.clients=3")
+    settings = ("data.new_clients=1", "train.batch=20", "train.drop_last=true", "data.partition=auto", "data.clients=3")
     with pytest.raises(StrataError, match="leaves nothing to train on: the largest client has 6"):
         Run.create(made(f"data.name={tmp_path / 'mine.npz'}", *settings), tmp_path / "run")

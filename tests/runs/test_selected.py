@@ -76,8 +76,8 @@ def test_an_export_is_that_of_the_selected_round(example, tmp_path):
     model = load_file(fitted.export(1, tmp_path / "client.safetensors"))
     newest = stratafl.load(example, round="newest").model(1).state_dict()
     assert any(not torch.equal(x, newest[name]) for name, x in model.items())
-    mine = fitted.sim.workshop.federation.split("test").of(1)
-    federation = fitted.sim.workshop.federation
+    mine = fitted.sim.runtime.federation.split("test").of(1)
+    federation = fitted.sim.runtime.federation
     hits = int((fitted.predict(1, federation.x[mine]) == federation.y[mine]).sum())
     (line,) = [
         line
@@ -161,7 +161,7 @@ def test_a_run_made_on_a_gpu_is_loaded_on_a_machine_without(tmp_path, example, s
     then |= {"device": device, "tuning": {"compiled": True, "products": {}}}
     about.write_text(json.dumps(then))
     fitted = stratafl.load(folder)
-    assert fitted.sim.workshop.device.type == "cpu"
+    assert fitted.sim.runtime.device.type == "cpu"
     there = stratafl.load(example)
     assert fitted.round == there.round
     assert torch.equal(fitted.outputs(0, torch.ones(2, 1, 8, 8)), there.outputs(0, torch.ones(2, 1, 8, 8)))
@@ -170,7 +170,7 @@ def test_a_run_made_on_a_gpu_is_loaded_on_a_machine_without(tmp_path, example, s
 
 def test_a_run_that_does_not_fit_any_more_is_loaded_and_goes_on_all_the_same(tmp_path, seed, caplog, monkeypatch):
     """An estimate that has grown, or a smaller machine, must not lock a run away."""
-    folder = made(tmp_path / "run", seed, "run.checkpoint=1", "run.memory=50GB", rounds=3)
+    folder = made(tmp_path / "run", seed, "run.checkpoint=1", "run.memory_limit=50GB", rounds=3)
     monkeypatch.setattr("stratafl.execute.matrix.device_memory", lambda device: 1000)
     module = sys.modules["stratafl.execute.simulation"]  # a function of the package has its name
     monkeypatch.setattr(module, "room", lambda limit, device: None if limit is None else 1000)

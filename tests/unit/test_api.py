@@ -81,7 +81,7 @@ def test_fit_takes_a_federation_a_function_and_options_of_a_simulation():
     fitted = stratafl.fit(
         fedavg(), federation, Own, rounds=3, seed=5, evaluate_every=2, participation=0.5, dtype=torch.float64
     )
-    assert fitted.sim.workshop.federation.counts("test").tolist() == [10] * 4
+    assert fitted.sim.runtime.federation.counts("test").tolist() == [10] * 4
     assert fitted.sim.setup.seed == 5
     assert [line["cohort"] for line in fitted.history] == [2, 2, 2]
     assert ["test.deployed.accuracy" in line for line in fitted.history] == [False, True, True]
@@ -94,7 +94,7 @@ def test_shares_and_seed_cut_the_arrays():
     fitted = stratafl.fit(fedavg(), arrays(), Own, rounds=1, validation=0.2, test=0.3, seed=2)
     expected = from_clients(arrays(), validation=0.2, test=0.3, seed=2)
     for split, count in (("train", 10), ("validation", 4), ("test", 6)):
-        given = fitted.sim.workshop.federation.split(split)
+        given = fitted.sim.runtime.federation.split(split)
         assert given.counts.tolist() == [count] * 3
         assert torch.equal(given.indices, expected.split(split).indices)
 
@@ -132,7 +132,7 @@ def test_a_model_is_the_deployed_one(fitted):
 
 
 def test_models_score_what_the_history_says(fitted):
-    federation = fitted.sim.workshop.federation
+    federation = fitted.sim.runtime.federation
     hits = 0
     for client in range(3):
         mine = federation.split("test").of(client)
@@ -169,7 +169,7 @@ def test_images_of_bytes():
     clients = [(rng.integers(0, 256, (16, 1, 6, 6), dtype=np.uint8), rng.integers(0, 3, 16)) for _ in range(2)]
     model = build("cnn", shape=(1, 6, 6), classes=3)
     fitted = stratafl.fit(fedper(train=SGD(lr=1e-5)), clients, model, rounds=1)
-    assert fitted.sim.workshop.federation.x.dtype == torch.uint8
+    assert fitted.sim.runtime.federation.x.dtype == torch.uint8
     x = clients[0][0][:4]
     with torch.no_grad():
         expected = fitted.model(1)(torch.from_numpy(x).float())
@@ -339,14 +339,14 @@ def test_a_run_directory_gives_the_models_that_the_run_ended_with(finished):
         model = fitted.model(client).state_dict()
         assert model.keys() == rows.keys()
         assert all(torch.equal(model[name], x[client]) for name, x in rows.items())
-    assert fitted.predict(0, fitted.sim.workshop.federation.x[:4]).shape == (4,)
+    assert fitted.predict(0, fitted.sim.runtime.federation.x[:4]).shape == (4,)
 
 
 def test_loading_leaves_the_directory_untouched(finished):
     folder, _, _ = finished
     before = snapshot(folder.parent)
     fitted = stratafl.load(folder)
-    fitted.predict(0, fitted.sim.workshop.federation.x[:4])
+    fitted.predict(0, fitted.sim.runtime.federation.x[:4])
     assert snapshot(folder.parent) == before
     assert len(before) > 5
 

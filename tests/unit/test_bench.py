@@ -65,7 +65,7 @@ def test_engine_and_baselines_take_the_same_steps(kind, given, samples):
     work = Workload(clients=3, cohort=3, batch=4, samples=samples)
     federation = work.federation(given)
     run = EngineRun("fedavg", given, work, federation, "cpu", USUAL)
-    loop = kind(run.sim.template, federation, run.cohort.tolist(), 4, run.sim.workshop.smallest_batch, "cpu")
+    loop = kind(run.sim.template, federation, run.cohort.tolist(), 4, run.sim.runtime.smallest_batch, "cpu")
     loop.once()
     theirs, ours = loop.models[0].state_dict(), run._progress.server["theta"]
     start = run.sim.setup.start

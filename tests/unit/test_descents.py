@@ -24,10 +24,10 @@ def after(algorithm, dtype=torch.float64):
     sim = simulation(algorithm, tiny_federation(SIZES, dtype=dtype), tiny_model(), rounds=1, dtype=dtype)
     rnd, ids, server = sim.at(0), torch.arange(2), sim.start().server
     task = sim.task(ids, rnd)
-    desk = algorithm.receive(rnd, sim.memories({}, ids), algorithm.download(rnd, server, ids), task)
+    client = algorithm.receive(rnd, sim.client_states({}, ids), algorithm.download(rnd, server, ids), task)
     for step in algorithm.train:
-        desk = {**desk, **step(rnd, desk, task)}
-    return desk
+        client = {**client, **step(rnd, client, task)}
+    return client
 
 
 def test_two_descents_of_a_round_keep_their_counts_apart():
@@ -54,8 +54,8 @@ class ReadSteps:
     reads = ("steps",)
     writes = ("seen",)
 
-    def __call__(self, rnd, desk, task):
-        return {"seen": tensor_of(desk, "steps").double()}
+    def __call__(self, rnd, client, task):
+        return {"seen": tensor_of(client, "steps").double()}
 
 
 def test_two_descents_with_one_purpose_are_refused_where_their_counts_are_read():

@@ -72,9 +72,7 @@ def test_the_step_of_contributing_keeps_the_contract():
 
 
 def test_the_settings_are_documented():
-    assert documented(TABLES) in text("docs/settings.md"), (
-        "write config.settings.documented into docs/settings.md"
-    )
+    assert documented(TABLES) in text("docs/settings.md"), "write config.settings.documented into docs/settings.md"
 
 
 def row(document, name):

@@ -12,13 +12,14 @@ from stratafl.algorithms import fedavg, fedper
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.parcel import Field, Parcel
 from stratafl.core.state import flatten
+from stratafl.core.task import Scores, Task
 from stratafl.data import from_splits
 from stratafl.errors import DataError
 from stratafl.evaluation.evaluate import (
     accuracy,
     deployed,
     joined,
-    newcomers,
+    new_clients,
     received,
     score,
     score_trained,
@@ -28,7 +29,6 @@ from stratafl.evaluation.evaluate import (
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
 from stratafl.policies import SGD, Exponential
-from stratafl.runtime import Scores, Task
 from stratafl.runtime.speed import Speed
 
 TRAIN = SGD(lr=0.1, batch=4, shuffle=False)  # in the order of the samples, so that a plain loop needs no keys
@@ -255,11 +255,11 @@ def test_equal_values_in_other_tensors_are_scored_each(scored):
 
 
 def test_a_memory_limit_cuts_evaluation_into_groups_and_changes_no_bit(scored):
-    sim = made(tuned(fedper(train=TRAIN)), newcomers=2)
+    sim = made(tuned(fedper(train=TRAIN)), new_clients=2)
     progress = sim.run(Matrix())
-    limited = replace(sim, memory=sim.needs(3).evaluating(2))
+    limited = replace(sim, round_limit=sim.needs(3).evaluating(2))
     ids = torch.tensor([2, 0, 1])
-    for board in (lambda s: scoreboard(s, progress, ids, SPLITS), lambda s: newcomers(s, progress, ("test",))):
+    for board in (lambda s: scoreboard(s, progress, ids, SPLITS), lambda s: new_clients(s, progress, ("test",))):
         whole, cut = board(sim), board(limited)
         assert list(whole) == list(cut)
         for place, scores in whole.items():
@@ -309,11 +309,11 @@ def test_trained_models_are_those_of_a_plain_round():
 # Newcomers
 
 
-def test_newcomers_are_admitted_then_trained_once_from_there():
-    sim = made(tuned(fedper(train=TRAIN)), newcomers=2)
+def test_new_clients_are_admitted_then_trained_once_from_there():
+    sim = made(tuned(fedper(train=TRAIN)), new_clients=2)
     progress = sim.run(Matrix())
     before = copied(progress)
-    board = newcomers(sim, progress, SPLITS)
+    board = new_clients(sim, progress, SPLITS)
     admitted = plain_module(progress.server["theta"])  # the server's base on the initial head
     stages = {
         "received": [admitted, admitted],
@@ -328,16 +328,16 @@ def test_newcomers_are_admitted_then_trained_once_from_there():
     assert set(progress.clients) == {0, 1, 2}
 
 
-def test_newcomers_with_a_head_of_their_own_draw_it():
-    sim = made(fedper(train=TRAIN, initial="own"), newcomers=1)
+def test_new_clients_with_a_head_of_their_own_draw_it():
+    sim = made(fedper(train=TRAIN, initial="own"), new_clients=1)
     progress = sim.run(Matrix())
     drawn = {name: x[0] for name, x in sim.setup.fresh(torch.tensor([4])).items() if name.startswith("fc.")}
     net = plain_module(progress.server["theta"], drawn)
-    assert_scores(newcomers(sim, progress, ("test",))["test.received"], plain_scores([net], [4], "test"))
+    assert_scores(new_clients(sim, progress, ("test",))["test.received"], plain_scores([net], [4], "test"))
 
 
 class Welcoming(Layerwise):
-    """Serves newcomers another model than those it knows; asked to serve one as if it were known, it fails."""
+    """Serves new clients another model than those it knows; asked to serve one as if it were known, it fails."""
 
     def download(self, rnd, server, ids):
         assert int(ids.max()) < rnd.setup.clients
@@ -347,10 +347,10 @@ class Welcoming(Layerwise):
         return Parcel({"theta": Field({name: x * 2 for name, x in server["theta"].items()}, common=True)})
 
 
-def test_newcomers_get_what_the_server_admits_them_with():
-    sim = made(Welcoming(**vars(fedavg(train=TRAIN))), newcomers=2)
+def test_new_clients_get_what_the_server_admits_them_with():
+    sim = made(Welcoming(**vars(fedavg(train=TRAIN))), new_clients=2)
     progress = sim.run(Matrix())
-    board = newcomers(sim, progress, ("test",))
+    board = new_clients(sim, progress, ("test",))
     twice = plain_module({name: x * 2 for name, x in progress.server["theta"].items()})
     trained = [plain_training(twice, k, TRAIN) for k in (3, 4)]
     assert_scores(board["test.received"], plain_scores([twice, twice], (3, 4), "test"))
@@ -376,8 +376,8 @@ def test_clients_that_are_not_there_are_refused(ids, says):
         scoreboard(sim, sim.start(), torch.tensor(ids), ("test",))
 
 
-def test_a_newcomer_is_not_a_client():
-    sim = made(newcomers=2)
+def test_a_new_client_is_not_a_client():
+    sim = made(new_clients=2)
     with pytest.raises(DataError, match="there is no client 3: the 3 clients"):
         scoreboard(sim, sim.start(), torch.tensor([3]), ("test",))
 
@@ -387,7 +387,7 @@ def test_nobody_cannot_be_scored():
     with pytest.raises(DataError, match="needs at least one client"):
         scoreboard(sim, sim.start(), torch.empty(0, dtype=torch.int64), ("test",))
     with pytest.raises(DataError, match="needs at least one client"):
-        newcomers(sim, sim.start(), ("test",))
+        new_clients(sim, sim.start(), ("test",))
 
 
 def test_flat_names_of_a_progress_are_all_its_tensors():
@@ -414,4 +414,4 @@ def test_a_kept_step_scores_what_a_sweep_scores(monkeypatch, split):
         found = score(kept, progress, rows, EVERYBODY, split)
         for name in ("hits", "loss", "count"):
             torch.testing.assert_close(getattr(found, name), getattr(expected, name))
-    assert len(kept.workshop.programs) == 1
+    assert len(kept.runtime.programs) == 1

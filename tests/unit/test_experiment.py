@@ -99,7 +99,7 @@ def test_what_is_not_given_is_as_the_partition_says():
     ("settings", "says"),
     [
         ([*PFEDLA, "data.held_uot=0.25"], r"unknown key of \[data\] 'held_uot'; did you mean 'held_out'"),
-        (["data.samples=40"], r"unknown key of \[data\] 'samples'.*clients, newcomers, .*, draws"),
+        (["data.samples=40"], r"unknown key of \[data\] 'samples'.*clients, new_clients, .*, draws"),
         (["data.clinets=4"], "unknown key of .data. 'clinets'; did you mean 'clients'"),
         ([*PFEDLA, "data.held_out=much"], "data.held_out is a number, not 'much'"),
         ([*PFEDLA, "data.samples=40.5"], "data.samples is a whole number, not 40.5"),

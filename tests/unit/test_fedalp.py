@@ -15,11 +15,11 @@ from stratafl.algorithms import fedalp, fedavg
 from stratafl.algorithms.fedalp import FormGroups, LearnGroups, MixGroups
 from stratafl.algorithms.grouping import shares, ward
 from stratafl.algorithms.laws import Law
-from stratafl.core.algorithm import Round, Setup
 from stratafl.core.layers import Layer
 from stratafl.core.layout import Layout, Spec
 from stratafl.core.parcel import Field, Parcel
 from stratafl.core.reduce import cosines
+from stratafl.core.round import Round, Setup
 from stratafl.errors import ContractError, RecordError, UnknownNameError
 from stratafl.evaluation.evaluate import received
 from stratafl.evaluation.trial import Trial
@@ -161,7 +161,7 @@ def test_forming_groups_by_hand(beta):
     """Two pairs that move against each other; Ψ = β·δ/max δ; w_g is FedAvg's mean, and every w_m starts there."""
     layout = toy_layout()
     rnd = toy_round(layout, 4)
-    server = _server(groups=2, clients=4, world={"a.w": T(1, 1), "b.w": T(1)})
+    server = _server(groups=2, clients=4, global_model={"a.w": T(1, 1), "b.w": T(1)})
     a, b = T([4, 5], [-2, -3], [4, 5], [-2, -3]), T([3.5], [1], [3.5], [1])
     up, ids = parcel(T(1, 1, 1, 5), a_w=a, b_w=b), torch.tensor([3, 0, 2, 1])
     new = FormGroups(2, beta).absorb(rnd, server, up, ids)
@@ -202,7 +202,7 @@ def overflowing(participation: float, client: int, value: float = float("inf")):
     """What the groups are formed to when this client's update of layer b is not finite."""
     rnd = toy_round(toy_layout(), 4)
     rnd = replace(rnd, setup=replace(rnd.setup, participation=participation))
-    server = _server(groups=2, clients=4, world={"a.w": T(1, 1), "b.w": T(1)})
+    server = _server(groups=2, clients=4, global_model={"a.w": T(1, 1), "b.w": T(1)})
     a, b = T([4, 5], [4, 6], [-2, -3], [-2, -4]), T([3.5], [3], [1], [1])
     b[client] = value
     return rnd, FormGroups(2).absorb(rnd, server, parcel(T(1, 1, 1, 5), a_w=a, b_w=b), torch.arange(4)), a
@@ -228,10 +228,10 @@ def test_one_client_that_overflowed_takes_nobodys_weights_away():
     torch.testing.assert_close(new["psi"][member[0]], 0.6 * T(1, 0.5))
 
 
-def _server(groups, clients, world, member=None, psi=None, group=None):
-    copies = {n: x.expand(groups, *x.shape).clone() for n, x in world.items()}
+def _server(groups, clients, global_model, member=None, psi=None, group=None):
+    copies = {n: x.expand(groups, *x.shape).clone() for n, x in global_model.items()}
     return {
-        "theta": world,
+        "theta": global_model,
         "group": group or copies,
         "member": torch.zeros(clients, dtype=D) if member is None else member,
         "psi": torch.zeros(groups, 2, dtype=D) if psi is None else psi,
@@ -245,9 +245,9 @@ def _server(groups, clients, world, member=None, psi=None, group=None):
 @pytest.fixture
 def mixed():
     """Two groups with Ψ = (1, 0.5) and (0.25, 0), w_g = 0 and w_m = ±8, statistics 7 in w_g and 1 in w_m."""
-    world = {"a.w": T(0, 0), "b.w": T(0), "b.mean": T(7)}
+    global_model = {"a.w": T(0, 0), "b.w": T(0), "b.mean": T(7)}
     group = {"a.w": T([8, 0], [-8, -8]), "b.w": T([4], [-4]), "b.mean": T([1], [1])}
-    return _server(2, 3, world, T(0, 0, 1), T([1, 0.5], [0.25, 0]), group)
+    return _server(2, 3, global_model, T(0, 0, 1), T([1, 0.5], [0.25, 0]), group)
 
 
 def test_mixing_by_hand(mixed):
@@ -349,7 +349,7 @@ class Plain:
     gamma: str = "group"
 
     def __post_init__(self) -> None:
-        self.world = state(self.clients.module)
+        self.global_model = state(self.clients.module)
         self.group: list[Model] = []
         self.member: list[int] = []
         self.psi: list[dict[str, float]] = []
@@ -364,11 +364,11 @@ class Plain:
 
     def warm(self, t: int) -> None:
         asked = self.clients.everybody if t == self.warmup - 1 else self.clients.sampled(t)
-        trained = {k: self.clients.trained(self.world, k, t) for k in asked}
+        trained = {k: self.clients.trained(self.global_model, k, t) for k in asked}
         if t == self.warmup - 1:
-            self.form({k: {n: x - self.world[n] for n, x in model.items()} for k, model in trained.items()})
-        self.world = self.clients.mean({k: trained[k] for k in self.clients.sampled(t)})
-        self.group = [dict(self.world) for _ in range(self.groups)]
+            self.form({k: {n: x - self.global_model[n] for n, x in model.items()} for k, model in trained.items()})
+        self.global_model = self.clients.mean({k: trained[k] for k in self.clients.sampled(t)})
+        self.group = [dict(self.global_model) for _ in range(self.groups)]
 
     def form(self, updates: dict[int, Model]) -> None:
         vectors = torch.stack([flat(updates[k]) for k in self.clients.everybody])
@@ -376,22 +376,22 @@ class Plain:
         self.member = [int(x) for x in fcluster(linkage(rho.numpy(), "ward"), t=self.groups, criterion="maxclust") - 1]
         for m in range(self.groups):
             mine = [k for k in self.clients.everybody if self.member[k] == m]
-            D_m = {n: sum(self.clients.samples(k) * updates[k][n] for k in mine) for n in self.world}
+            D_m = {n: sum(self.clients.samples(k) * updates[k][n] for k in mine) for n in self.global_model}
             length = {layer: float(flat(D_m, layer).norm()) for layer in LAYERS}
             self.psi.append({layer: self.beta * x / max(length.values()) for layer, x in length.items()})
 
     def sent(self, m: int) -> Model:
         def mix(n: str) -> Tensor:
             psi = 0.0 if is_statistic(n) else self.psi[m][layer_of(n)]
-            return psi * self.group[m][n] + (1 - psi) * self.world[n]
+            return psi * self.group[m][n] + (1 - psi) * self.global_model[n]
 
-        return {n: mix(n) for n in self.world}
+        return {n: mix(n) for n in self.global_model}
 
     def main(self, t: int) -> None:
         cohort = self.clients.sampled(t)
         total = sum(self.clients.samples(k) for k in cohort)
         received = [self.sent(m) for m in range(self.groups)]
-        world = {n: torch.zeros_like(x) for n, x in self.world.items()}
+        global_model = {n: torch.zeros_like(x) for n, x in self.global_model.items()}
         for m in range(self.groups):
             mine = [k for k in cohort if self.member[k] == m]
             if not mine:
@@ -402,8 +402,8 @@ class Plain:
                 base = received[m] if self.base == "received" else self.group[m]
                 step = (x - received[m][n]) * (1 if self.gamma == "group" else mass)
                 self.group[m][n] = x if is_statistic(n) else base[n] + step
-                world[n] += mass * self.group[m][n]
-        self.world = world
+                global_model[n] += mass * self.group[m][n]
+        self.global_model = global_model
 
     def models(self) -> list[Model]:
         return [self.sent(self.member[k]) for k in self.clients.everybody]
@@ -436,7 +436,7 @@ def test_four_rounds_against_a_plain_loop(base, gamma):
     assert_same(sim, progress, plain.run(4).models(), tolerance=1e-13)
     assert progress.server["member"].tolist() in (plain.member, [1 - m for m in plain.member])
     assert len(set(plain.member)) == 2
-    gaps = [float((progress.server["theta"][n] - x).abs().max()) for n, x in plain.world.items()]
+    gaps = [float((progress.server["theta"][n] - x).abs().max()) for n, x in plain.global_model.items()]
     assert max(gaps) < 1e-13
 
 
@@ -574,8 +574,8 @@ def test_bad_readings_are_refused(option):
 def test_more_groups_than_clients_are_refused():
     with pytest.raises(RecordError, match="groups is from 1 to 6, the clients, not 7"):
         simulation(fedalp(groups=7), tiny_federation(), tiny_model(), rounds=1)
-    with pytest.raises(RecordError, match="groups is from 1 to 4"):  # newcomers are nobody's members
-        simulation(fedalp(groups=5), tiny_federation(), tiny_model(), rounds=1, newcomers=2)
+    with pytest.raises(RecordError, match="groups is from 1 to 4"):  # new clients are nobody's members
+        simulation(fedalp(groups=5), tiny_federation(), tiny_model(), rounds=1, new_clients=2)
 
 
 def test_as_many_groups_as_clients_and_one_group_run():
@@ -586,8 +586,8 @@ def test_as_many_groups_as_clients_and_one_group_run():
         assert bool(torch.isfinite(progress.server["theta"]["fc.weight"]).all())
 
 
-def test_newcomers_are_sent_the_global_model():
-    sim = simulation(fedalp(groups=2, warmup=1), tiny_federation(), tiny_model(), rounds=2, newcomers=1)
+def test_new_clients_are_sent_the_global_model():
+    sim = simulation(fedalp(groups=2, warmup=1), tiny_federation(), tiny_model(), rounds=2, new_clients=1)
     progress = sim.run(Matrix())
     given = sim.algorithm.admit(sim.at(2), progress.server, torch.tensor([5]))["theta"]
     assert given.common

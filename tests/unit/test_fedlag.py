@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from stratafl.algorithms import fedavg, fedavg30local, fedlag
 from stratafl.algorithms.fedlag import PersonaliseConflicts, started
 from stratafl.algorithms.laws import Law
-from stratafl.core.algorithm import Round, Setup
 from stratafl.core.describe import describe
 from stratafl.core.layers import Layer
 from stratafl.core.layout import Layout, Spec
 from stratafl.core.parcel import Field, Parcel
 from stratafl.core.phased import Phased
 from stratafl.core.reduce import conflicting_pairs, cosines
+from stratafl.core.round import Round, Setup
 from stratafl.errors import RecordError, UnknownNameError
 from stratafl.evaluation.evaluate import received
 from stratafl.execute import Matrix, Simulation, simulation
@@ -215,13 +215,13 @@ class Plain:
     personal: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.world = state(self.clients.module)
-        self.own: list[Model] = [dict(self.world) for _ in self.clients.everybody]
+        self.world_size = state(self.clients.module)
+        self.own: list[Model] = [dict(self.world_size) for _ in self.clients.everybody]
         self.sets: list[set[str]] = []
         self.scores: dict[str, int] = {}
 
     def start(self, client: int) -> Model:
-        return {n: self.own[client][n] if layer_of(n) in self.personal else x for n, x in self.world.items()}
+        return {n: self.own[client][n] if layer_of(n) in self.personal else x for n, x in self.world_size.items()}
 
     def run(self, rounds: int) -> "Plain":
         for t in range(rounds):
@@ -232,14 +232,14 @@ class Plain:
         cohort = self.clients.sampled(t)
         starts = {k: self.start(k) for k in cohort}
         trained = {k: self.clients.trained(starts[k], k, t) for k in cohort}
-        h = {k: {n: trained[k][n] - starts[k][n] for n in self.world} for k in cohort}
+        h = {k: {n: trained[k][n] - starts[k][n] for n in self.world_size} for k in cohort}
         scores = self.scores = {layer: self.conflicts([flat(h[k], layer) for k in cohort]) for layer in UNITS}
         ranked = sorted(UNITS, key=lambda layer: (scores[layer], UNITS.index(layer)), reverse=True)
         chosen = [layer for layer in ranked[: self.k] if scores[layer] > 0] if t >= self.warmup else []
         follow = {"conv1": "bn1", "conv2": "bn2"} if self.bn == "follow" else {}
         self.personal = {*chosen, *(follow[layer] for layer in chosen if layer in follow)}
         self.sets.append(self.personal)
-        self.world = self.clients.mean(trained, uniform=self.weights == "uniform")
+        self.world_size = self.clients.mean(trained, uniform=self.weights == "uniform")
         for client, model in trained.items():
             self.own[client] = model
 
@@ -345,9 +345,9 @@ def test_who_was_not_sampled_keeps_its_layers_and_takes_the_newest_shared_ones()
         assert torch.equal(rows[name][1], sim.setup.start[name] if mine else progress.server["theta"][name])
 
 
-def test_newcomers_are_sent_the_mean_of_all_layers_also_of_personal_ones():
+def test_new_clients_are_sent_the_mean_of_all_layers_also_of_personal_ones():
     method = fedlag(k=2, xi=0.0, warmup=0, train=SGD(lr=0.2))
-    sim = simulation(method, tiny_federation(), tiny_model(), rounds=3, newcomers=1, dtype=D)
+    sim = simulation(method, tiny_federation(), tiny_model(), rounds=3, new_clients=1, dtype=D)
     progress = sim.run(Matrix())
     assert bool(progress.server["personal"].any())
     given = method.admit(sim.at(3), progress.server, torch.tensor([5]))["theta"]
@@ -421,17 +421,17 @@ def control(warmup: int, rounds: int):
 def test_the_control_goes_on_from_what_was_trained_or_sent_last_in_its_warm_up(warmup, rounds):
     """As in the published code, which sends the model to all clients in every round of the warm-up."""
     plain, sim = control(warmup, rounds)
-    world = state(plain.module)
-    own = [dict(world) for _ in plain.everybody]
+    global_model = state(plain.module)
+    own = [dict(global_model) for _ in plain.everybody]
     for t in range(rounds):
         if t < warmup:
-            own = [dict(world) for _ in plain.everybody]
+            own = [dict(global_model) for _ in plain.everybody]
         for client in plain.sampled(t):
             own[client] = plain.trained(own[client], client, t)
-        world = plain.mean({k: own[k] for k in plain.sampled(t)}) if t < warmup else world
+        global_model = plain.mean({k: own[k] for k in plain.sampled(t)}) if t < warmup else global_model
     progress = sim.run(Matrix())
     assert_same(sim, progress, own)
-    assert all(float((progress.server["theta"][n] - x).abs().max()) < 1e-10 for n, x in world.items())
+    assert all(float((progress.server["theta"][n] - x).abs().max()) < 1e-10 for n, x in global_model.items())
 
 
 def test_the_control_reaches_everybody_once_and_sends_nothing_after_its_warm_up():

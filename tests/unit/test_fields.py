@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from stratafl.algorithms import fedavg, fedbn, fedper, lgfedavg, local
-from stratafl.core.algorithm import Setup
 from stratafl.core.describe import describe
 from stratafl.core.fields import Number, Start, Together, Zeros
 from stratafl.core.layers import select
 from stratafl.core.layout import Rows
+from stratafl.core.round import Setup
 from stratafl.core.state import stored_bytes
 from stratafl.errors import RecordError
 from stratafl.execute import Matrix

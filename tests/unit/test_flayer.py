@@ -80,12 +80,12 @@ def mixed(module, head, A, own, theirs, **options):
     rnd, layout = sim.at(0), sim.setup.layout
     task = sim.task(torch.arange(len(A)), rnd)
     kept = layout.staying(select(head))
-    desk = {
+    client = {
         "theta": {n: torch.full((len(A), *layout.specs[n].shape), own, dtype=torch.float64) for n in kept},
         "accuracy": torch.tensor(A, dtype=torch.float64),
     }
     sent = {n: torch.full(layout.specs[n].shape, theirs, dtype=torch.float64) for n in layout.travelling()}
-    rows = Guide(select(head))(rnd, desk, Parcel({"theta": Field(sent, common=True)}), task)["theta"]
+    rows = Guide(select(head))(rnd, client, Parcel({"theta": Field(sent, common=True)}), task)["theta"]
     return rows, task
 
 
@@ -132,10 +132,10 @@ def test_the_accuracy_is_that_of_the_last_time_it_took_part(moment, split):
     expected = share_correct(module, trained if moment == "trained" else begun, *of(federation, 0, split))
     assert 0 < expected < 1
     close(second.clients[0]["accuracy"], expected)
-    rows, world = everybody(sim, second), second.server["theta"]
+    rows, global_model = everybody(sim, second), second.server["theta"]
     for name in ("fc.weight", "fc.bias"):
-        close(rows[name][0], expected * trained[name] + (1 - expected) * world[name])
-        assert torch.equal(rows[name][1], world[name])  # who never took part has A = 0
+        close(rows[name][0], expected * trained[name] + (1 - expected) * global_model[name])
+        assert torch.equal(rows[name][1], global_model[name])  # who never took part has A = 0
     third, _ = sim.round(second, Matrix(), torch.tensor([1]))
     assert third.clients[0]["accuracy"] == second.clients[0]["accuracy"]
     close(
@@ -299,24 +299,24 @@ def upload(module, least=0.1, clients=2, seed=0, **options):
         {n: torch.randn(clients, *s.shape, generator=generator) for n, s in layout.specs.items()} for _ in range(2)
     )
     task = SimpleNamespace(sizes=lambda split: torch.arange(1, clients + 1))
-    desk = {"theta": theta, "anchor": start}
-    return layout, desk, Parcel(TopChange(least)(SimpleNamespace(layout=layout), desk, task))
+    client = {"theta": theta, "anchor": start}
+    return layout, client, Parcel(TopChange(least)(SimpleNamespace(layout=layout), client, task))
 
 
 @pytest.mark.parametrize("least", [0.1, 0.5, 1.0])
 def test_each_layer_sends_its_share_of_what_changed_most(least):
-    layout, desk, parcel = upload(mlp(7, 5), least)
+    layout, client, parcel = upload(mlp(7, 5), least)
     sent = parcel["theta"].mask.sent
     for i, name in enumerate(layout.names, 1):
         share = min(max(i / 3, least), 1)  # Eq. 5
         tensors = [f"{name}.weight", f"{name}.bias"]
         for k in range(2):
-            change = torch.cat([(desk["theta"][n][k] - desk["anchor"][n][k]).abs().flatten() for n in tensors])
+            change = torch.cat([(client["theta"][n][k] - client["anchor"][n][k]).abs().flatten() for n in tensors])
             chosen = torch.cat([sent[n][k].flatten() for n in tensors])
             assert int(chosen.sum()) == math.ceil(share * len(change) - 1e-9)  # Eq. 7
             assert chosen.all() or change[chosen].min() >= change[~chosen].max()  # Eq. 6 and 8
     for name, block in parcel["theta"].rows.items():  # Eq. 9: the trained values themselves
-        assert torch.equal(block[sent[name]], desk["theta"][name][sent[name]])
+        assert torch.equal(block[sent[name]], client["theta"][name][sent[name]])
     assert parcel["samples"].tensor.tolist() == [1, 2]
 
 
@@ -466,14 +466,14 @@ class Plain:
         return next(i for i, prefixes in enumerate(self.layers, 1) if name.partition(".")[0] in prefixes)
 
     def initialised(self, k):
-        net, world = copy.deepcopy(self.server), state(self.server)
+        net, global_model = copy.deepcopy(self.server), state(self.server)
         A = self.accuracy.get(k, 0.0 if self.fixed is None else self.fixed)
-        start = dict(world)
+        start = dict(global_model)
         for name, x in self.own[k].items():
             if self.buffers == "local" and is_statistic(name):
                 start[name] = x
             elif self.layer_of(name) > len(self.layers) - self.s:
-                start[name] = A * x + (1 - A) * world[name]
+                start[name] = A * x + (1 - A) * global_model[name]
         net.load_state_dict(start, strict=False)
         return net
 
@@ -509,7 +509,7 @@ class Plain:
         N = self.federation.clients
         cohort = keys.sample(0, t, N, int(self.participation * N)).tolist()
         self.cohorts.append(cohort)
-        world, top_sum, weight, everyone = state(self.server), {}, {}, 0
+        global_model, top_sum, weight, everyone = state(self.server), {}, {}, 0
         for k in cohort:
             net = self.initialised(k)
             before, began = state(net), copy.deepcopy(net)
@@ -525,7 +525,7 @@ class Plain:
                 weight[name] = weight.get(name, 0) + n * kept[name]
             self.own[k] = after
         new = {}
-        for name, x in world.items():
+        for name, x in global_model.items():
             if self.unsent == "zero":
                 new[name] = top_sum[name] / everyone
             else:
@@ -779,9 +779,9 @@ def test_official_shares_go_by_tensor():
     layout = describe(build("mlp", shape=SHAPE, classes=10, hidden=(10,) * 4))
     generator = torch.Generator().manual_seed(0)
     theta = {n: torch.randn(1, *s.shape, generator=generator) for n, s in layout.specs.items()}
-    desk = {"theta": theta, "anchor": {n: torch.zeros_like(x) for n, x in theta.items()}}
+    client = {"theta": theta, "anchor": {n: torch.zeros_like(x) for n, x in theta.items()}}
     task = SimpleNamespace(sizes=lambda split: torch.ones(1, dtype=torch.int64))
-    sent = KernelTop()(SimpleNamespace(layout=layout), desk, task)["theta"].mask.sent
+    sent = KernelTop()(SimpleNamespace(layout=layout), client, task)["theta"].mask.sent
     assert all(sent[n].all() for n in sent if n.endswith("weight"))
     biases = [int(sent[f"fc{i}.bias"].sum()) for i in range(1, 5)]
     assert biases == [10 - round(10 * (1 - max(i / 10, 0.1))) for i in (1, 3, 5, 7)]
@@ -793,9 +793,9 @@ def test_official_shares_are_from_a_tenth_to_nine_tenths():
     layout = describe(build("mlp", shape=SHAPE, classes=3, hidden=(40,) * 19))
     assert layout.trainable()[37] == "fc19.bias"
     theta = {n: torch.randn(1, *s.shape) for n, s in layout.specs.items()}
-    desk = {"theta": theta, "anchor": {n: torch.zeros_like(x) for n, x in theta.items()}}
+    client = {"theta": theta, "anchor": {n: torch.zeros_like(x) for n, x in theta.items()}}
     task = SimpleNamespace(sizes=lambda split: torch.ones(1, dtype=torch.int64))
-    sent = KernelTop()(SimpleNamespace(layout=layout), desk, task)["theta"].mask.sent
+    sent = KernelTop()(SimpleNamespace(layout=layout), client, task)["theta"].mask.sent
     assert (int(sent["fc1.bias"].sum()), int(sent["fc19.bias"].sum())) == (4, 36)
 
 
@@ -893,10 +893,10 @@ class PlainOfficial:
                 kept = self.kept(change, min(max(i / len(names), 0.1), 0.9), i >= len(names) - 2)
                 sums[name] = sums.get(name, 0) + n * kept * after[name]
                 weights[name] = weights.get(name, 0) + n * kept
-        world = state(self.server)
+        global_model = state(self.server)
         for name, total in sums.items():
-            world[name] = torch.where(weights[name] > 0, total / weights[name].clamp(min=1), world[name])
-        self.server.load_state_dict(world, strict=False)
+            global_model[name] = torch.where(weights[name] > 0, total / weights[name].clamp(min=1), global_model[name])
+        self.server.load_state_dict(global_model, strict=False)
 
     def kept(self, change, keep, last):
         kept = torch.ones_like(change)

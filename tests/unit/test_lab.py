@@ -210,9 +210,7 @@ def test_a_linear_base_is_seen_as_well():
 
 def test_samples_are_common_constant_and_of_the_test_split():
     sim = made(fedavg())
-    held = {
-        tuple(x.flatten().tolist()) for x in sim.workshop.federation.x[sim.workshop.federation.split("test").indices]
-    }
+    held = {tuple(x.flatten().tolist()) for x in sim.runtime.federation.x[sim.runtime.federation.split("test").indices]}
     x = common(sim, 10)
     assert len(x) == 10
     assert {tuple(one.flatten().tolist()) for one in x} <= held
@@ -295,7 +293,7 @@ def test_a_rate_that_chooses_layers_leaves_the_others_at_the_plain_rate():
     class Slower:
         reads = ()
 
-        def __call__(self, gradients, row, desk, layout):
+        def __call__(self, gradients, row, client, layout):
             return layout.spread(torch.full((len(row["fc.bias"]), 2), 0.5), ["fc1.weight", "fc1.bias"])
 
     sim = made(fedavg(train=SGD(lr=0.1, rates=Slower())), batchnorm=False)

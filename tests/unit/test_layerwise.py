@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from stratafl.algorithms import fedavg, fedper, fedprox
-from stratafl.core.algorithm import Round, Setup, Total
+from stratafl.core.algorithm import Total
 from stratafl.core.describe import describe
 from stratafl.core.fields import Number
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.parcel import Field, Parcel
+from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, clone, flatten, tensor_of
 from stratafl.errors import RecordError
 from stratafl.policies import SGD, Broadcast, Mean, Pull, Remember, Take, TakeNumber, Upload
@@ -52,8 +53,8 @@ class Affine:
     def value(self, state: State) -> Tensor:
         return self.factor * tensor_of(state, self.field) + self.shift
 
-    def __call__(self, rnd: Round, desk: State, *rest: object) -> State:
-        return {self.into: self.value(desk)}
+    def __call__(self, rnd: Round, client: State, *rest: object) -> State:
+        return {self.into: self.value(client)}
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ def test_a_tune_step_may_read_what_an_earlier_tune_step_writes():
 
 LAX = {
     "tune runs before training": {"tune": (Noop(reads=("loss",)),)},
-    "the download is not on the desk": {"train": (SGD(), Noop(reads=("down.theta",)))},
+    "the download is not in the client's state": {"train": (SGD(), Noop(reads=("down.theta",)))},
     "the row is evaluated before training": {"row": "phi", "train": (SGD(), Noop(writes=("phi",)))},
 }
 
@@ -279,11 +280,11 @@ def test_a_round_by_hand():
     alg, ids = numbers(), torch.tensor([0, 2, 3])
     server = {"y": torch.tensor(5.0)}
     down = alg.download(ROUND, server, ids)
-    desk = alg.receive(ROUND, alg.enrol(ROUND.setup, ids), down, ids)
-    assert desk["y"].tolist() == [5.0, 5.0, 5.0]
-    memory, up, trained = alg.work(ROUND, desk, ids)
+    client = alg.receive(ROUND, alg.enrol(ROUND.setup, ids), down, ids)
+    assert client["y"].tolist() == [5.0, 5.0, 5.0]
+    memory, up, trained = alg.work(ROUND, client, ids)
     assert memory["x"].tolist() == trained.tolist() == [10.0] * 3
-    assert list(memory) == ["x"]  # y and what else was on the desk dies with the round
+    assert list(memory) == ["x"]  # y and what else the client had dies with the round
     total = alg.fold(ROUND, server, Total(), up, ids)
     assert alg.absorb(ROUND, server, total) == {"y": torch.tensor(35.0)}
     assert server["y"].item() == 5.0
@@ -363,8 +364,8 @@ def test_tune_works_on_a_copy():
 
 def test_tune_changes_nothing_that_is_kept_or_sent():
     tuned = numbers(tune=(Affine("x", "x", 100.0),))
-    desk = {"y": torch.tensor([5.0]), "x": torch.tensor([1.0])}
-    memory, up, _ = tuned.work(ROUND, desk, None)
+    client = {"y": torch.tensor([5.0]), "x": torch.tensor([1.0])}
+    memory, up, _ = tuned.work(ROUND, client, None)
     assert memory["x"].tolist() == [10.0] == up["x"].tensor.tolist()
 
 

@@ -9,11 +9,11 @@ import torch
 from stratafl.algorithms import fedavg, fedper
 from stratafl.core.describe import describe
 from stratafl.core.parcel import Bytes
+from stratafl.core.task import Scores
 from stratafl.evaluation.measure import board_line, client_lines, cost_line, digest, layer_lines
 from stratafl.execute import Matrix, Report, simulation
 from stratafl.models import build
 from stratafl.policies import SGD
-from stratafl.runtime import Scores
 from stratafl.testing import SIZES, tiny_federation, tiny_model
 
 

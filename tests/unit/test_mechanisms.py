@@ -19,11 +19,11 @@ def example(monkeypatch):
 def test_fedalp_global_accuracy_falls_with_beta(example):
     """Fig. 4, one digit per client: local models gain, the global one loses."""
     found = {beta: example("fedalp_beta").accuracies("classes", beta, seed=0) for beta in (0.0, 0.6, 1.0)}
-    own, world = ({beta: pair[i] for beta, pair in found.items()} for i in (0, 1))
-    assert own[0.0] == world[0.0]
+    own, global_model = ({beta: pair[i] for beta, pair in found.items()} for i in (0, 1))
+    assert own[0.0] == global_model[0.0]
     assert own[0.6] > own[0.0] + 0.1
     assert own[1.0] > own[0.0] + 0.1
-    assert world[0.0] > world[0.6] > world[1.0]
+    assert global_model[0.0] > global_model[0.6] > global_model[1.0]
 
 
 def test_fedlag_conflicts_are_those_of_uneven_data(example):

@@ -50,7 +50,7 @@ def test_a_limit_grows_with_what_the_method_keeps():
 
 def test_what_does_not_fit_is_refused_before_anything_is_computed():
     sim = made(pfedla(), clients=40)
-    limited = replace(sim, memory=sim.needs(40).least - 1, limit=10**9)
+    limited = replace(sim, round_limit=sim.needs(40).least - 1, limit=10**9)
     says = r"^a round needs about .*the server's state .*uploads.*: raise it to \d[^\n]*$"
     with pytest.raises(MemoryLimitError, match=says):
         limited.round(limited.start(), Matrix())
@@ -67,10 +67,10 @@ def test_client_states_go_to_disk_where_a_limit_leaves_no_room_for_them(monkeypa
     monkeypatch.setattr("stratafl.execute.memory.resident", lambda: 0)
     least = made(fedlag(warmup=0), store="disk").needs(6).least
     monkeypatch.setattr(sys.modules["stratafl.execute.simulation"], "chosen", lambda *given, **options: "ram")
-    assert made(fedlag(warmup=0), memory=least).store == "disk"
-    assert made(fedlag(warmup=0), memory=10 * least).store == "ram"
+    assert made(fedlag(warmup=0), memory_limit=least).store == "disk"
+    assert made(fedlag(warmup=0), memory_limit=10 * least).store == "ram"
     with pytest.raises(MemoryLimitError):
-        made(fedlag(warmup=0), memory=least - 1)
+        made(fedlag(warmup=0), memory_limit=least - 1)
 
 
 def test_an_own_field_is_counted_too():

@@ -18,7 +18,7 @@ from stratafl.core.layout import Layout
 from stratafl.core.parcel import Field, Parcel
 from stratafl.data import from_splits
 from stratafl.errors import RecordError, UnknownNameError
-from stratafl.evaluation.evaluate import newcomers, received
+from stratafl.evaluation.evaluate import new_clients, received
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
 from stratafl.policies import SGD
@@ -219,7 +219,7 @@ class Plain:
         return net, {n: (x + self.lr * s).detach() for (n, x), s in zip(hyper.items(), steps, strict=True)}
 
     def trained(self, i):
-        net, data = self.received(i), self.sim.workshop.federation
+        net, data = self.received(i), self.sim.runtime.federation
         x, y = (part[data.split("train").of(i)] for part in (data.x, data.y))
         optimiser = torch.optim.SGD(net.train().parameters(), TRAIN.lr)
         for _ in range(TRAIN.epochs):
@@ -388,15 +388,15 @@ def test_after_some_rounds_weights_are_not_uniform_and_models_not_those_of_fedav
     assert difference(received(sim, progress, IDS), received(*run_of(fedavg(train=TRAIN), rounds=5), IDS)) > 1e-2
 
 
-def test_newcomers_are_admitted_with_the_mean_of_all_rows():
+def test_new_clients_are_admitted_with_the_mean_of_all_rows():
     for method in (pfedla(**QUICK), heurpfedla(k=1, **QUICK), simmix(train=TRAIN)):
-        sim, progress = run_of(method, newcomers=1)
+        sim, progress = run_of(method, new_clients=1)
         rows = progress.server["rows"]
         assert len(rows["fc.bias"]) == 3
         sent = method.admit(sim.at(3), progress.server, torch.tensor([3]))["theta"]
         assert sent.common
         assert difference(sent.rows, {n: (x[0] + x[1] + x[2]) / 3 for n, x in rows.items()}) < 1e-14
-        assert float(newcomers(sim, progress, ("test",))["test.received"].count) == 4
+        assert float(new_clients(sim, progress, ("test",))["test.received"].count) == 4
 
 
 # HeurpFedLA

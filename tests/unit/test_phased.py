@@ -10,13 +10,14 @@ from stratafl.algorithms import fedavg, fedper, fedprox, local
 from stratafl.algorithms.local import alone
 from stratafl.config.assemble import simulation_of
 from stratafl.config.experiment import Experiment, with_settings
-from stratafl.core.algorithm import Plan, Round, Setup, Total
+from stratafl.core.algorithm import Total
 from stratafl.core.describe import describe
 from stratafl.core.fields import Number, Start, Together
 from stratafl.core.layers import select
 from stratafl.core.parcel import Field, Parcel
 from stratafl.core.phased import Phase, Phased
 from stratafl.core.records import record
+from stratafl.core.round import Plan, Round, Setup
 from stratafl.core.state import rows_of
 from stratafl.errors import ContractError, RecordError
 from stratafl.execute import Matrix, simulation
@@ -152,10 +153,16 @@ def test_every_function_of_the_waist_is_that_of_the_rounds_phase(t):
     alg = Phased((marked(0.0), marked(1.0)), finish=marked(2.0))
     rnd, ids = Round(SETUP, t, alg.plan(t, 2)), torch.tensor([0])
     down = alg.download(rnd, alg.init(SETUP), ids)
-    desk = alg.receive(rnd, alg.enrol(SETUP, ids), down, None)
-    memory, up, _ = alg.work(rnd, desk, None)
+    client = alg.receive(rnd, alg.enrol(SETUP, ids), down, None)
+    kept, up, _ = alg.work(rnd, client, None)
     server = alg.absorb(rnd, alg.init(SETUP), alg.fold(rnd, alg.init(SETUP), Total(), up, ids))
-    marks = (down["mark"].tensor, desk["mark"], memory["mark"], up["mark"].tensor, alg.deploy(rnd, desk, None)["mark"])
+    marks = (
+        down["mark"].tensor,
+        client["mark"],
+        kept["mark"],
+        up["mark"].tensor,
+        alg.deploy(rnd, client, None)["mark"],
+    )
     assert [mark.item() for mark in marks] == [float(t)] * 5
     assert server["mark"].item() == 11.0 * t
 
@@ -264,12 +271,12 @@ class ReadsBack:
 
     reads = writes = ("theta",)
 
-    def __call__(self, rnd, desk, task):
+    def __call__(self, rnd, client, task):
         def step(carry, constants, stack):
             rate = 0.1 if stack.x.sum().item() > 1e9 else 0.0
             return {"theta": {name: x - rate for name, x in carry["theta"].items()}}
 
-        return task.scan(step, {"theta": rows_of(desk, "theta")}, batch=10)
+        return task.scan(step, {"theta": rows_of(client, "theta")}, batch=10)
 
 
 def test_the_contract_reaches_every_phase():

@@ -75,7 +75,7 @@ def images(tmp_path_factory):
 
 
 def held_out(fitted, client):
-    return fitted.sim.workshop.federation.split("test").of(client).numpy()
+    return fitted.sim.runtime.federation.split("test").of(client).numpy()
 
 
 def hits(fitted, x, y):
@@ -107,7 +107,7 @@ def test_predictions_on_raw_test_samples_are_the_runs_own_test_accuracy(data, re
 
 def test_outputs_are_those_of_training_to_the_bit(table):
     fitted = stratafl.load(table[0])
-    federation = fitted.sim.workshop.federation
+    federation = fitted.sim.runtime.federation
     with torch.no_grad():
         expected = fitted.model(1)(federation.x)
     assert torch.equal(fitted.outputs(1, table[1]), expected)
@@ -117,7 +117,7 @@ def test_outputs_are_those_of_training_to_the_bit(table):
 def test_a_regression_answers_in_the_units_of_its_targets(regression):
     folder, x, y = regression
     fitted = stratafl.load(folder)
-    deviation = fitted.sim.workshop.federation.targets.deviation[0]
+    deviation = fitted.sim.runtime.federation.targets.deviation[0]
     squared = [
         (fitted.predict(k, x[mine])[:, 0].double().numpy() - y[mine]) ** 2
         for k in range(CLIENTS)
@@ -162,7 +162,7 @@ def test_safetensors_has_the_weights_and_says_what_is_done_to_samples(regression
     with safe_open(fitted.export(0, tmp_path / "c.safetensors"), "pt") as file:
         told = preprocessing_from(json.loads(file.metadata()["preprocessing"]))
         assert set(file.keys()) == set(fitted.model(0).state_dict())
-    assert told == fitted.sim.workshop.federation.preprocessing
+    assert told == fitted.sim.runtime.federation.preprocessing
     assert told.columns is not None
     assert told.targets is not None
 
@@ -230,8 +230,8 @@ def test_the_run_stores_what_was_done(table):
     folder, x, _ = table
     told = preprocessing_from(json.loads((folder / "preprocessing.json").read_text()))
     fitted = stratafl.load(folder)
-    assert told == fitted.sim.workshop.federation.preprocessing
-    training = fitted.sim.workshop.federation.split("train").indices.numpy()
+    assert told == fitted.sim.runtime.federation.preprocessing
+    training = fitted.sim.runtime.federation.split("train").indices.numpy()
     np.testing.assert_allclose(told.columns.mean, x[training].mean(0), rtol=1e-6)
     np.testing.assert_allclose(told.columns.deviation, x[training].std(0), rtol=1e-3)
     assert told.classes == ("healthy", "sick")

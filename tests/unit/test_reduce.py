@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from stratafl.core.algorithm import Round, Setup
 from stratafl.core.layers import Layer
 from stratafl.core.layout import Layout, Rows, Spec
 from stratafl.core.parcel import ColumnMask, Field, LayerMask, Mask, Parcel
 from stratafl.core.reduce import add_rows, add_rows_by_group, add_weights, mean_or_hold
+from stratafl.core.round import Round, Setup
 from stratafl.errors import UnknownNameError
 from stratafl.policies import Mean
 

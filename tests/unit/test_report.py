@@ -274,9 +274,9 @@ def test_unfinished_runs_show_how_far_they_are(tmp_path):
 
 
 def test_numbers_that_some_seed_lacks_are_left_out(tmp_path):
-    with_newcomers = outcome(written(tmp_path / "0", [line(1, 0.5, **{"new.test.trained.accuracy": 0.4})]))
+    with_new_clients = outcome(written(tmp_path / "0", [line(1, 0.5, **{"new.test.trained.accuracy": 0.4})]))
     without = run(tmp_path / "1", 0.6, seed=1)
-    (rank,) = ranking([with_newcomers, without])
+    (rank,) = ranking([with_new_clients, without])
     assert "new_trained" not in rank.numbers
     assert rank.numbers["deployed"].mean == pytest.approx(0.55)
 
@@ -365,7 +365,7 @@ def test_the_ranking_as_csv(tmp_path):
     assert first.startswith(
         f"fedper,2,0.5,{std},0.5,{std},0.5,{std},0.5,{std},1.0,0.0,1.0,0.0,2.5,0.0,110.0,0.0,110.0,0.0,"
     )
-    assert first.endswith(",1.0,0.0,,")  # it has no newcomers
+    assert first.endswith(",1.0,0.0,,")  # it has no new clients
     assert second.startswith('"own:mine, too",1,0.25,,')
     assert second.endswith(",0.125,")  # one seed has no deviation
 

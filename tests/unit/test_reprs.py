@@ -94,7 +94,7 @@ def test_nothing_public_prints_data(run):
     progress, entry = run.trial.round(run.sim.start())
     found = reachable(fitted, run, samples, progress, entry, Division([np.arange(900)]))
     kinds = {type(value).__name__ for value in found}
-    assert {"Fitted", "Federation", "Simulation", "Progress", "Workshop", "Setup", "Trial", "Entry", "Samples"} <= kinds
+    assert {"Fitted", "Federation", "Simulation", "Progress", "Runtime", "Setup", "Trial", "Entry", "Samples"} <= kinds
     for value in found:
         shown = repr(value)
         assert not [canary for canary in CANARIES if canary in shown], type(value)
@@ -111,7 +111,7 @@ def _is_settings(value):
 def test_what_is_said(run):
     fitted = stratafl.load(run.folder)
     assert repr(fitted) == "Fitted(3 clients, 2 classes, after round 1 of 1)"
-    assert repr(fitted.sim.workshop.federation) == (
+    assert repr(fitted.sim.runtime.federation) == (
         "Federation('my', 3 clients, 36 samples of float32[2], 2 classes, 21 train, 6 validation, 9 test)"
     )
     assert repr(fitted.progress).startswith("Progress(t=1, server=dict of ")

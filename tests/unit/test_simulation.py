@@ -108,7 +108,7 @@ class AskForTest:
     splits = ("test",)
     reads = writes = ("theta",)
 
-    def __call__(self, rnd, desk, task):
+    def __call__(self, rnd, client, task):
         return {}
 
 
@@ -127,8 +127,8 @@ def test_a_declared_split_must_exist():
         splits = ("validation",)
         reads = writes = ("theta",)
 
-        def __call__(self, rnd, desk, task):
-            task.note("score", task.scores(rows_of(desk, "theta"), "validation").accuracy)
+        def __call__(self, rnd, client, task):
+            task.note("score", task.scores(rows_of(client, "theta"), "validation").accuracy)
             return {}
 
     asks = replace(fedavg(), train=(AskForValidation(),))
@@ -220,21 +220,21 @@ def test_report_counts_bytes_per_client_and_layer():
 def test_cohorts_are_cut_to_fit_the_memory_limit():
     sim = tiny()
     one = sim.client_bytes
-    assert one == client_bytes(sim.workshop, 10)
+    assert one == client_bytes(sim.runtime, 10)
     fixed = sim.needs(6).working(0)  # the server's model and the sums
-    assert chunk_size(replace(sim, memory=fixed + one * 4), 6) == 4
-    assert chunk_size(replace(sim, memory=fixed + one * 100), 6) == 6
-    limited = replace(sim, memory=fixed + one * 4)
+    assert chunk_size(replace(sim, round_limit=fixed + one * 4), 6) == 4
+    assert chunk_size(replace(sim, round_limit=fixed + one * 100), 6) == 6
+    limited = replace(sim, round_limit=fixed + one * 4)
     assert difference(everything(sim, sim.run(Matrix())), everything(limited, limited.run(Matrix()))) <= 1e-12
     with pytest.raises(MemoryLimitError, match=r"a round needs about .* \(the server's state .*, one client .*\)"):
-        chunk_size(replace(sim, memory=sim.needs(6).least - 1), 6)
+        chunk_size(replace(sim, round_limit=sim.needs(6).least - 1), 6)
 
 
 def test_memory_of_a_client_grows_with_model_and_batch():
     sim = tiny()
-    assert client_bytes(sim.workshop, 20) > client_bytes(sim.workshop, 10)
+    assert client_bytes(sim.runtime, 20) > client_bytes(sim.runtime, 10)
     columns = sum(spec.size for spec in sim.setup.layout.specs.values())
-    assert client_bytes(sim.workshop, 10) > 4 * 8 * columns
+    assert client_bytes(sim.runtime, 10) > 4 * 8 * columns
 
 
 # The debug executor
@@ -244,11 +244,11 @@ def test_a_limit_leaves_what_data_and_memories_do_not_take(monkeypatch):
     """FedPer's memories stay in RAM, FedAvg has none; libraries and data were there before."""
     monkeypatch.setattr("stratafl.execute.memory.resident", lambda: 300)
     limit = 300 + 10**6
-    assert tiny(fedavg(), memory=limit).memory == 10**6
-    kept = tiny(fedper(), memory=limit)
+    assert tiny(fedavg(), memory_limit=limit).round_limit == 10**6
+    kept = tiny(fedper(), memory_limit=limit)
     assert kept.store == "ram"
-    assert kept.memory == 10**6 - kept.format.size * len(SIZES) < 10**6
-    assert tiny(fedper(), memory=limit, store="disk").memory == 10**6
+    assert kept.round_limit == 10**6 - kept.format.size * len(SIZES) < 10**6
+    assert tiny(fedper(), memory_limit=limit, store="disk").round_limit == 10**6
 
 
 def test_a_batch_wider_than_all_data_takes_what_the_data_take():
@@ -261,8 +261,8 @@ def test_debug_names_stage_client_and_layer():
     class Explode:
         reads = writes = ("theta",)
 
-        def __call__(self, rnd, desk, task):
-            rows = dict(rows_of(desk, "theta"))
+        def __call__(self, rnd, client, task):
+            rows = dict(rows_of(client, "theta"))
             if 2 in task.ids.tolist():
                 rows["conv2.weight"] = rows["conv2.weight"] * torch.inf
             return {"theta": rows}

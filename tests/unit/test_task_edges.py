@@ -19,11 +19,12 @@ from stratafl.core.phased import Phase, Phased
 from stratafl.core.records import record
 from stratafl.core.reduce import add_rows
 from stratafl.core.state import rows_of
+from stratafl.core.task import Task
 from stratafl.errors import DataError, ModelError, RecordError, UnknownNameError
 from stratafl.evaluation.evaluate import received, score, scoreboard, state_dict
 from stratafl.execute import Matrix, simulation
 from stratafl.policies import SGD, Cosine, Mean, Take
-from stratafl.runtime import Task, replay
+from stratafl.runtime import replay
 from stratafl.testing import SIZES, difference, everything, tiny_federation, tiny_model
 
 
@@ -60,7 +61,7 @@ def test_a_trace_belongs_to_its_objective_not_to_its_name(monkeypatch):
         monkeypatch.setattr(replay, "PATIENCE", patience)
         sim = tiny(both, rounds=3)
         outcomes.append(everything(sim, sim.run(Matrix())))
-    assert sim.workshop.engine._traced
+    assert sim.runtime.engine._traced
     assert difference(*outcomes) == 0
 
 
@@ -147,7 +148,7 @@ def test_subclasses_keep_their_own_forward():
     norm.bn1 = MyNorm(4)
     with pytest.raises(ModelError, match="'bn1' is a MyNorm"):
         tiny(model=norm, engine="stacked")
-    assert type(tiny(model=norm).workshop.engine).__name__ == "LoopEngine"
+    assert type(tiny(model=norm).runtime.engine).__name__ == "LoopEngine"
 
 
 # The model inside an objective
@@ -281,7 +282,7 @@ class Selective:
     layers: Select = select("conv9")
     reads = ()
 
-    def __call__(self, gradients, row, desk, layout):
+    def __call__(self, gradients, row, client, layout):
         return gradients
 
 
@@ -301,7 +302,7 @@ class Summing:
 
     reads = ()
 
-    def __call__(self, gradients, row, desk, layout):
+    def __call__(self, gradients, row, client, layout):
         return {n: g.sum(0) for n, g in gradients.items()}
 
 
@@ -336,7 +337,7 @@ def test_evaluation_keeps_to_the_memory_limit(monkeypatch):
 
     monkeypatch.setattr(Task, "scores", counting)
     sim = tiny()
-    limited = replace(sim, memory=sim.needs(len(SIZES)).evaluating(2))
+    limited = replace(sim, round_limit=sim.needs(len(SIZES)).evaluating(2))
     ids = torch.arange(len(SIZES))
     cut = scoreboard(limited, limited.start(), ids, ["test"])["test.deployed"]
     whole = scoreboard(sim, sim.start(), ids, ["test"])["test.deployed"]

@@ -11,7 +11,7 @@ from stratafl.core.phased import Phase, Phased
 from stratafl.core.records import record
 from stratafl.data import from_splits
 from stratafl.evaluation import trial as trial_module
-from stratafl.evaluation.evaluate import newcomers, scoreboard
+from stratafl.evaluation.evaluate import new_clients, scoreboard
 from stratafl.evaluation.measure import board_line
 from stratafl.evaluation.trial import Entry, Trial
 from stratafl.execute import Debug, Matrix, Messages, simulation
@@ -124,12 +124,12 @@ def test_the_sample_is_not_the_cohort():
 
 
 def test_a_line_holds_the_scores_of_the_models_after_the_round():
-    sim = made(replace(fedper(), tune=(TUNE,)), newcomers=2)
+    sim = made(replace(fedper(), tune=(TUNE,)), new_clients=2)
     trial = Trial(sim, sample=3)
     progress, entries = run(trial)
     line = entries[-1].round
     board = scoreboard(sim, progress, trial.ids, ("validation", "test"))
-    new = newcomers(sim, progress, ("validation", "test"))
+    new = new_clients(sim, progress, ("validation", "test"))
     for key, value in {**board_line(board, 3), **board_line(new, 3, "new.")}.items():
         assert line[key] == value, key
     assert line["test.received.loss"] != line["test.deployed.loss"]
@@ -184,8 +184,8 @@ def test_nobody_of_the_sample_took_part():
     assert "test.trained.accuracy" not in entry.round
 
 
-def test_newcomers_have_lines_of_their_own():
-    trial = Trial(made(newcomers=2), sample=1)
+def test_new_clients_have_lines_of_their_own():
+    trial = Trial(made(new_clients=2), sample=1)
     _, entry = trial.round(trial.sim.start())
     known, *new = entry.clients
     assert known["client"] == int(trial.ids[0])
@@ -228,7 +228,7 @@ def test_an_entry_may_hold_a_round_alone():
 @pytest.mark.parametrize("alg", [fedper(), replace(fedavg(), tune=(TUNE,)), local()])
 def test_a_trial_ends_with_the_bits_of_a_simulation_that_nobody_looks_at(alg):
     def sim():
-        return made(alg, batchnorm=True, rounds=3, participation=0.5, newcomers=1, dtype=torch.float32)
+        return made(alg, batchnorm=True, rounds=3, participation=0.5, new_clients=1, dtype=torch.float32)
 
     looked, _ = run(Trial(sim()))
     alone = sim().run(Matrix())
@@ -283,7 +283,7 @@ class Ticking:
     clock: object
     reads = writes = ("theta",)
 
-    def __call__(self, rnd, desk, task):
+    def __call__(self, rnd, client, task):
         self.clock.now += len(task)
         return {}
 
@@ -291,11 +291,11 @@ class Ticking:
 def test_seconds_of_training_are_without_those_of_looking(clock, monkeypatch):
     monkeypatch.setattr(trial_module, "score_trained", clock.slow(trial_module.score_trained, 100))
     monkeypatch.setattr(trial_module, "scoreboard", clock.slow(trial_module.scoreboard, 1000))
-    monkeypatch.setattr(trial_module, "newcomers", clock.slow(trial_module.newcomers, 10000))
-    trial = Trial(made(replace(fedavg(), train=(Ticking(clock),)), newcomers=1), every=2, executor=Matrix(chunk=2))
+    monkeypatch.setattr(trial_module, "new_clients", clock.slow(trial_module.new_clients, 10000))
+    trial = Trial(made(replace(fedavg(), train=(Ticking(clock),)), new_clients=1), every=2, executor=Matrix(chunk=2))
     _, (first, second) = run(trial)
     assert (first.round["seconds.train"], first.round["seconds.evaluate"]) == (5.0, 0.0)
-    # three groups were looked at; the newcomer's training is part of looking
+    # three groups were looked at; the new client's training is part of looking
     assert (second.round["seconds.train"], second.round["seconds.evaluate"]) == (5.0, 3 * 100 + 1000 + 10000 + 1)
 
 

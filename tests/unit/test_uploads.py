@@ -224,7 +224,7 @@ def test_a_client_with_data_in_another_unit_is_named_and_takes_part():
 def test_the_line_of_a_round_names_them_and_its_loss_is_that_of_the_others():
     sim = made(fedper(), dtype=torch.float32)
     names = ("ann", "bob", "cem", "dee", "eva", "fay")
-    federation = replace(sim.workshop.federation, client_names=names)
+    federation = replace(sim.runtime.federation, client_names=names)
     x = federation.x.clone()
     x[federation.split("train").of(2)] *= 1e30
     sim = simulation(fedper(), replace(federation, x=x), tiny_model(batchnorm=False), rounds=1)

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.grouping import shares, ward, without_overflow
-from stratafl.core.algorithm import Round, Setup
 from stratafl.core.fields import FieldSpec, Number, Start
 from stratafl.core.footprint import Footprint
 from stratafl.core.layout import Layout, Rows
@@ -22,6 +21,7 @@ from stratafl.core.parcel import Field, Parcel
 from stratafl.core.phased import Phase, Phased
 from stratafl.core.records import record, whole_number
 from stratafl.core.reduce import add_rows, add_rows_by_group, add_weights, cosines, mean_or_hold, pieces
+from stratafl.core.round import Round, Setup
 from stratafl.core.state import Computed, State, rows_of, tensor_of
 from stratafl.errors import RecordError, unknown
 from stratafl.policies import SGD, Broadcast
@@ -63,7 +63,7 @@ def fedalp(
         "psi": LayerWeights(groups),
         "active": Number(0.0),
     }
-    average = replace(fedavg(train=train), server=server, welcome=(Broadcast(),), world="theta")
+    average = replace(fedavg(train=train), server=server, welcome=(Broadcast(),), global_model="theta")
     formed = replace(average, merge=(FormGroups(groups, beta, features),))
     main = replace(average, serve=(MixGroups(groups),), merge=(LearnGroups(base, gamma, groups),))
     first = (Phase(average, rounds=warmup - 1),) if warmup > 1 else ()
@@ -158,12 +158,12 @@ class MixGroups:
 
 def group_models(server: State, layout: Layout) -> Mapping[str, Tensor]:
     """What each group's clients are sent: `[M, …]`."""
-    world, group = rows_of(server, "theta"), rows_of(server, "group")
+    shared, group = rows_of(server, "theta"), rows_of(server, "group")
     psi = layout.spread(tensor_of(server, "psi"), group)
 
     def block(n: str) -> Tensor:
         x = group[n]
-        return psi[n] * x + (1 - psi[n]) * world[n] if layout.specs[n].trainable else world[n].expand_as(x)
+        return psi[n] * x + (1 - psi[n]) * shared[n] if layout.specs[n].trainable else shared[n].expand_as(x)
 
     return Computed(group, block)
 
@@ -204,11 +204,11 @@ class LearnGroups:
         W_new = group_models(server, layout)  # Eq. 9–10
         share = weight / weight.sum()  # Γ_m = Σ_{k∈G_m} γ_k
         new: Rows = {}
-        world: Rows = {}
+        shared: Rows = {}
         for name, top in rows_of(sums, "top").items():
             flat = [x.reshape(len(weight), -1) for x in (top, group[name], W_new[name])]
             new[name] = torch.empty_like(group[name], memory_format=torch.contiguous_format)
-            world[name] = torch.empty_like(new[name][0])
+            shared[name] = torch.empty_like(new[name][0])
             for some in pieces(flat[0].shape[1]):
                 part, old, sent = (x[:, some].double() for x in flat)
                 mean = part / weight.clamp(min=1e-300)[:, None]  # Σ_{k∈G_m} γ_k·w_k, γ normalised in the group
@@ -220,9 +220,9 @@ class LearnGroups:
                     moved = mean
                 kept = torch.where(weight[:, None] > 0, moved, old)
                 new[name].view(len(weight), -1)[:, some] = kept.to(group[name].dtype)
-                world[name].view(-1)[some] = (share[:, None] * kept).sum(0).to(group[name].dtype)  # line 11
+                shared[name].view(-1)[some] = (share[:, None] * kept).sum(0).to(group[name].dtype)  # line 11
         active = tensor_of(server, "active")
-        return {"theta": world, "group": new, "active": (weight > 0).sum().to(active.dtype)}
+        return {"theta": shared, "group": new, "active": (weight > 0).sum().to(active.dtype)}
 
     def tell(self, rnd: Round, server: State) -> dict[str, Tensor]:
         """Ψ of every group, layer by layer."""

@@ -6,19 +6,16 @@ the model to everybody, whoever trains it then; as only the last time matters la
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.local import alone
-from stratafl.core.algorithm import Round
 from stratafl.core.parcel import Field, LayerMask
 from stratafl.core.phased import Phase, Phased
 from stratafl.core.records import record, whole_number
+from stratafl.core.round import Round
 from stratafl.core.state import State
+from stratafl.core.task import Task
 from stratafl.policies import SGD, Upload
-
-if TYPE_CHECKING:
-    from stratafl.runtime import Task
 
 
 def fedavg30local(*, warmup: int = 30, train: SGD = SGD()) -> Phased:
@@ -39,8 +36,8 @@ class UploadIfSampled:
     reads = ("theta",)
     writes = ("up.theta", "up.samples")
 
-    def __call__(self, rnd: Round, desk: State, task: "Task") -> Mapping[str, Field]:
+    def __call__(self, rnd: Round, client: State, task: Task) -> Mapping[str, Field]:
         """The fields of `Upload`, with a mask."""
         sent = LayerMask(rnd.sampled(task.ids)[:, None].expand(-1, len(rnd.layout.layers)))
-        fields = Upload()(rnd, desk, task)
+        fields = Upload()(rnd, client, task)
         return {**fields, "theta": replace(fields["theta"], mask=sent)}

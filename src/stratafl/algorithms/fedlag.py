@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from stratafl.algorithms.fedavg import fedavg
-from stratafl.core.algorithm import Round, Setup
 from stratafl.core.fields import Number, Start
 from stratafl.core.footprint import Footprint
 from stratafl.core.layerwise import Layerwise
@@ -21,6 +20,7 @@ from stratafl.core.parcel import Field, LayerMask, Parcel
 from stratafl.core.phased import Phase, Phased
 from stratafl.core.records import record, whole_number
 from stratafl.core.reduce import add_rows, add_weights, conflicting_pairs, mean_or_hold
+from stratafl.core.round import Round, Setup
 from stratafl.core.state import Computed, State, expand, rows_of, tensor_of
 from stratafl.errors import RecordError, unknown
 from stratafl.policies import SGD, Broadcast, Take

@@ -9,14 +9,13 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil, inf
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.flayer_official import IN_ORDER, official
-from stratafl.core.algorithm import Round, Setup
 from stratafl.core.fields import Number, Start
 from stratafl.core.footprint import Footprint
 from stratafl.core.layers import Select, select
@@ -24,12 +23,11 @@ from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.parcel import ColumnMask, Field, Parcel
 from stratafl.core.records import record
+from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, Value, rows_of, tensor_of
+from stratafl.core.task import Task
 from stratafl.errors import RecordError, unknown
 from stratafl.policies import SGD, Accuracy, Mean, Remember, Take
-
-if TYPE_CHECKING:
-    from stratafl.runtime import Task
 
 Split = Literal["train", "validation"]
 SORTING = 8  # times what is sorted: values and places, and as much again while it is at it; measured
@@ -146,10 +144,10 @@ class Guide:
             allowed = f"s is from 1 to {most}" if most else "a model of one layer has no head to mix (guide=False)"
             raise RecordError(f"flayer: {allowed}, '{self.head}' of this model leaves no base")
 
-    def __call__(self, rnd: Round, desk: State, down: Parcel, task: "Task") -> State:
+    def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         """Statistics of the head are mixed with the same convex weights, where they travel."""
-        own, received = rows_of(desk, "theta"), rows_of(Take()(rnd, desk, down, task), "theta")
-        A = tensor_of(desk, "accuracy")
+        own, received = rows_of(client, "theta"), rows_of(Take()(rnd, client, down, task), "theta")
+        A = tensor_of(client, "accuracy")
         head = [name for name in rnd.layout.travelling(self.head) if name in own]
         task.note("mix/own", A[:, None] * rnd.layout.layer_mask(self.head, A.device))
         mixed = {n: _each(A, own[n]) * own[n] + (1 - _each(A, own[n])) * received[n] for n in head}
@@ -171,7 +169,7 @@ class LayerRate:
         if not isinstance(self.floor, int | float) or not 0 < self.floor < inf:
             raise RecordError(f"LayerRate: floor is a norm above 0, not {self.floor!r}")
 
-    def __call__(self, gradients: Rows, row: Rows, desk: Mapping[str, Value], layout: Layout) -> Rows:
+    def __call__(self, gradients: Rows, row: Rows, client: Mapping[str, Value], layout: Layout) -> Rows:
         """One factor per client and layer."""
         place = positions(layout)
         L = max(place)
@@ -210,9 +208,9 @@ class TopChange:
         layer = max(setup.row_bytes(each.tensors) for each in setup.layout.layers)
         return mask_footprint(setup, layer)
 
-    def __call__(self, rnd: Round, desk: State, task: "Task") -> Mapping[str, Field]:
+    def __call__(self, rnd: Round, client: State, task: Task) -> Mapping[str, Field]:
         """Trainable columns with their mask; statistics go whole, where they travel."""
-        layout, theta, start = rnd.layout, rows_of(desk, "theta"), rows_of(desk, "anchor")
+        layout, theta, start = rnd.layout, rows_of(client, "theta"), rows_of(client, "anchor")
         sent = {name: torch.ones_like(theta[name], dtype=torch.bool) for name in layout.travelling(self.layers)}
         place = positions(layout)
         L = max(place)

@@ -10,27 +10,24 @@ statistics stay with clients (`buffers="local"`, which is the run's to say).
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from stratafl.algorithms.fedavg import fedavg
-from stratafl.core.algorithm import Round, Setup
 from stratafl.core.fields import Number, Start
 from stratafl.core.footprint import Footprint
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import Layout, Rows, row_dot
 from stratafl.core.parcel import ColumnMask, Field, Parcel
 from stratafl.core.records import record
+from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, rows_of, tensor_of
+from stratafl.core.task import Stack, Task
 from stratafl.errors import RecordError
 from stratafl.policies import SGD, Accuracy, Remember, Take
 from stratafl.runtime.descent import Descent, descend
-
-if TYPE_CHECKING:
-    from stratafl.runtime import Task
-    from stratafl.runtime.engine import Stack
 
 log = logging.getLogger("stratafl")
 HEAD_RATE = 0.2
@@ -82,10 +79,10 @@ class GuideTensors:
         if layout.travelling() != layout.trainable():
             log.warning("flayer, preset official: its authors keep statistics with clients: set run.buffers to 'local'")
 
-    def __call__(self, rnd: Round, desk: State, down: Parcel, task: "Task") -> State:
+    def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         """The initialised model."""
-        own, received = rows_of(desk, "theta"), rows_of(Take()(rnd, desk, down, task), "theta")
-        A, head = tensor_of(desk, "accuracy"), rnd.layout.trainable()[-self.p :]
+        own, received = rows_of(client, "theta"), rows_of(Take()(rnd, client, down, task), "theta")
+        A, head = tensor_of(client, "accuracy"), rnd.layout.trainable()[-self.p :]
         mixed = {rnd.layout.specs[n].layer for n in head}
         task.note("mix/own", A[:, None] * A.new_tensor([i in mixed for i in range(len(rnd.layout.layers))]))
         weight = {n: A.to(own[n].dtype).reshape(-1, *(1,) * (own[n].ndim - 1)) for n in head}
@@ -102,12 +99,19 @@ class HeadEpoch:
     drop_last = True
     reads = writes = ("theta",)
 
-    def __call__(self, rnd: Round, desk: State, down: Parcel, task: "Task") -> State:
+    def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         """The model that is evaluated as received."""
         trained = rnd.layout.trainable()[-self.p :]
         descent = Descent(task.objective(), trained, self.lr * HEAD_RATE, frozen_modules_train=True)
         after = descend(
-            task, descent, rows_of(desk, "theta"), desk, batch=self.batch, shuffle=False, drop_last=True, purpose="head"
+            task,
+            descent,
+            rows_of(client, "theta"),
+            client,
+            batch=self.batch,
+            shuffle=False,
+            drop_last=True,
+            purpose="head",
         )
         return {"theta": after["row"]}
 
@@ -127,9 +131,9 @@ class ChildRates:
         """Its steps give new rows instead of moving those that are there."""
         return Footprint(client=2 * setup.row_bytes())
 
-    def __call__(self, rnd: Round, desk: State, task: "Task") -> State:
+    def __call__(self, rnd: Round, client: State, task: Task) -> State:
         """The trained model."""
-        theta = rows_of(desk, "theta")
+        theta = rows_of(client, "theta")
         per_epoch = (task.sizes("train") // self.batch).clamp(min=1)
         one = next(iter(theta.values()))
 
@@ -165,7 +169,7 @@ class ChildRates:
         self._note(after, task)
         return {"theta": after["row"]}
 
-    def _note(self, after: State, task: "Task") -> None:
+    def _note(self, after: State, task: Task) -> None:
         """Loss, steps and mean rates, under the names that every descent uses."""
         steps = tensor_of(after, "steps")
         task.note("train/steps", steps)
@@ -223,9 +227,9 @@ class KernelTop:
         columns, sums = (setup.row_bytes(dtype=kind) for kind in (torch.bool, torch.float64))
         return Footprint(client=2 * columns + 6 * setup.block_bytes(), sums=sums)
 
-    def __call__(self, rnd: Round, desk: State, task: "Task") -> Mapping[str, Field]:
+    def __call__(self, rnd: Round, client: State, task: Task) -> Mapping[str, Field]:
         """Trainable columns with their mask; statistics go whole, where they travel."""
-        theta, start, names = rows_of(desk, "theta"), rows_of(desk, "anchor"), rnd.layout.trainable()
+        theta, start, names = rows_of(client, "theta"), rows_of(client, "anchor"), rnd.layout.trainable()
         sent = {name: torch.ones_like(theta[name], dtype=torch.bool) for name in rnd.layout.travelling()}
         for i, name in enumerate(names[:-2]):
             keep = min(max(i / len(names), 0.1), 0.9)

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from stratafl.core import keys
-from stratafl.core.algorithm import Round, Setup
 from stratafl.core.fields import FieldSpec, Side
 from stratafl.core.footprint import Footprint
 from stratafl.core.layout import Layout
 from stratafl.core.records import record, whole_number
 from stratafl.core.reduce import PIECE
+from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, tensor_of
 from stratafl.errors import unknown
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.hypernetwork import Hypernetwork
-from stratafl.core.algorithm import Round, Setup
 from stratafl.core.fields import FieldSpec, Start
 from stratafl.core.footprint import Footprint
 from stratafl.core.layers import Select, select
@@ -21,6 +20,7 @@ from stratafl.core.layerwise import Layerwise, MergeRows
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.parcel import Field, LayerMask, Parcel
 from stratafl.core.records import finite_number, record, whole_number
+from stratafl.core.round import Round, Setup
 from stratafl.core.state import Computed, State, rows_of
 from stratafl.errors import RecordError, unknown
 from stratafl.policies import SGD

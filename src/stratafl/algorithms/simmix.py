@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from stratafl.algorithms.pfedla import mixing
-from stratafl.core.algorithm import Round, Setup
 from stratafl.core.footprint import Footprint
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.records import finite_number, record
 from stratafl.core.reduce import cosines_between
+from stratafl.core.round import Round, Setup
 from stratafl.core.state import Computed, State, rows_of
 from stratafl.errors import unknown
 from stratafl.policies import SGD

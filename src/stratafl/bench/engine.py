@@ -21,8 +21,8 @@ from stratafl.errors import unknown
 from stratafl.evaluation.evaluate import scoreboard
 from stratafl.execute import Matrix, Simulation, simulation
 from stratafl.execute.memory import device_memory
+from stratafl.execute.process_group import InOneProcess
 from stratafl.execute.round import Watch, unwatched
-from stratafl.execute.team import Alone
 from stratafl.policies import SGD
 from stratafl.runtime.speed import Speed
 
@@ -44,7 +44,7 @@ def method(name: str, batch: int, clients: int) -> Algorithm:
     return ALGORITHMS[name](train=SGD(lr=RATE, batch=batch, shuffle=False), **options.get(name, {}))
 
 
-class Clocked(Alone):
+class Clocked(InOneProcess):
     """The matrix executor, with the seconds of every stage."""
 
     def __init__(self, device: torch.device) -> None:
@@ -86,7 +86,7 @@ class EngineRun:
             participation=workload.cohort / workload.clients,
             device=device,
             speed=speed,
-            memory=device_memory(self.device) // 2,
+            memory_limit=device_memory(self.device) // 2,
         )
         self.cohort = self.sim.ordered(self.sim.setup.sampled(0))
         self._everybody = torch.arange(workload.clients)
@@ -126,9 +126,9 @@ class EngineRun:
     @property
     def kept(self) -> int:
         """How many steps are kept, captured or traced."""
-        return self.sim.workshop.kept
+        return self.sim.runtime.kept
 
     @property
     def compiled(self) -> object:
         """Whether they are compiled; None while nobody has decided it."""
-        return self.sim.workshop.tuning["compiled"]
+        return self.sim.runtime.tuning["compiled"]

@@ -54,7 +54,7 @@ def engine_of(cell: Cell, request: Request, federation: Federation) -> tuple[Eng
 def baselines_of(run: EngineRun, cell: Cell, request: Request, federation: Federation) -> list[Timed]:
     """Each baseline with the number of threads that suits it, or with both where that is not clear."""
     ids = run.cohort.tolist() if cell.workload.paper else run.cohort.tolist()[:MOST]
-    module, smallest = run.sim.template, run.sim.workshop.smallest_batch
+    module, smallest = run.sim.template, run.sim.runtime.smallest_batch
     assert module is not None
     found = []
     for kind in BASELINES:
@@ -79,7 +79,7 @@ def measured(run: EngineRun, baselines: Sequence[Timed], request: Request) -> li
 
 def engine_table(run: EngineRun, rounds: Sequence[Seconds], client_steps: int) -> Table:
     """The engine's figures."""
-    kind = type(run.sim.workshop.engine).__name__
+    kind = type(run.sim.runtime.engine).__name__
     return {**_figures(rounds, client_steps), "kept_steps": run.kept, "compiled": run.compiled, "engine": kind}
 
 

@@ -48,7 +48,7 @@ def rows(request: Request) -> Iterator[Table]:
 def _row(cell: Cell, request: Request, federation: Federation, known: dict[str, Table]) -> Table:
     run, made = engine_of(cell, request, federation)
     made["peak_memory"] = peak_of(run)
-    steps = _client_steps(cell, federation, run.cohort.tolist(), run.sim.workshop.smallest_batch)
+    steps = _client_steps(cell, federation, run.cohort.tolist(), run.sim.runtime.smallest_batch)
     beside = baselines_of(run, cell, request, federation) if request.baselines and not known else []
     rounds = measured(run, beside, request)
     engine = {**made, **engine_table(run, rounds, steps)}

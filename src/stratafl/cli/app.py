@@ -26,7 +26,9 @@ Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of e
 Device = Annotated[str | None, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda, cuda:1 …")]
 Engine = Annotated[str | None, typer.Option("--engine", metavar="NAME", help="auto, stacked or loop.")]
 Precision = Annotated[str | None, typer.Option("--precision", metavar="NAME", help="fp32, tf32 or bf16.")]
-Memory = Annotated[str | None, typer.Option("--memory", metavar="SIZE", help="What a run may take, as 8GB or 500MB.")]
+MemoryLimit = Annotated[
+    str | None, typer.Option("--memory-limit", metavar="SIZE", help="What a run may take, as 8GB or 500MB.")
+]
 Model = Annotated[str | None, typer.Option("--model", "-m", metavar="NAME", help="Of the list, or module:Class.")]
 Data = Annotated[str | None, typer.Option("--data", "-d", metavar="NAME", help="Of the list, a file, or FOLDER/.")]
 Protocol = Annotated[str | None, typer.Option("--protocol", metavar="NAME", help="Defaults as pfllib … have them.")]
@@ -42,7 +44,7 @@ def _shortcuts(**values: object) -> list[str]:
     from stratafl.config.experiment import as_typed
 
     keys = {"seed": "run.seed", "device": "run.device", "engine": "run.engine", "rounds": "run.rounds"}
-    keys |= {"precision": "run.precision", "memory": "run.memory", "lab": "evaluate.lab"}
+    keys |= {"precision": "run.precision", "memory_limit": "run.memory_limit", "lab": "evaluate.lab"}
     keys |= {"protocol": "run.protocol", "model": "model.name", "data": "data.name", "algorithm": "algorithm.name"}
     return [as_typed(keys[name], value) for name, value in values.items() if value is not None]
 
@@ -76,7 +78,7 @@ def run(
     device: Device = None,
     engine: Engine = None,
     precision: Precision = None,
-    memory: Memory = None,
+    memory_limit: MemoryLimit = None,
     lab: Look = None,
     log: Log = None,
     trust: Trusting = False,
@@ -85,7 +87,7 @@ def run(
     from stratafl.cli import running
 
     short = _shortcuts(model=model, data=data, rounds=rounds, seed=seed, device=device, engine=engine, lab=lab)
-    short += _shortcuts(algorithm=algorithm, precision=precision, memory=memory, protocol=protocol)
+    short += _shortcuts(algorithm=algorithm, precision=precision, memory_limit=memory_limit, protocol=protocol)
     return running.start(config, [*short, *_logged(log), *(settings or [])], out, trust)
 
 
@@ -109,7 +111,7 @@ def compare(
     device: Device = None,
     engine: Engine = None,
     precision: Precision = None,
-    memory: Memory = None,
+    memory_limit: MemoryLimit = None,
     lab: Look = None,
     log: Log = None,
     jobs: Jobs = 1,
@@ -119,7 +121,7 @@ def compare(
     from stratafl.cli import running
 
     short = _shortcuts(model=model, data=data, rounds=rounds, seed=seed, device=device, engine=engine, lab=lab)
-    short += _shortcuts(precision=precision, memory=memory, protocol=protocol)
+    short += _shortcuts(precision=precision, memory_limit=memory_limit, protocol=protocol)
     methods = [name.strip() for name in algorithms.split(",") if name.strip()]
     return running.compare(config, [*short, *_logged(log), *(settings or [])], methods, seeds, out, jobs, trust)
 

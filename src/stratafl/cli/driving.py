@@ -18,14 +18,14 @@ def advance(run: Run | Follower, interrupt: Interrupt, watch: Watch) -> bool:
     try:
         for _ in run.rounds():
             watch(run.progress.t, run.history)
-            if any(run.team.gather(interrupt.asked)):
+            if any(run.process_group.gather(interrupt.asked)):
                 return run.finished
     except KeyboardInterrupt:
         return False
     except torch.OutOfMemoryError as error:
         raise MemoryLimitError(
             f"the GPU's memory is full after round {run.progress.t}: if other processes hold some of it, resume when "
-            "they have ended, or begin anew with --memory"
+            "they have ended, or begin anew with --memory-limit"
         ) from error
     return True
 

@@ -114,7 +114,9 @@ def _caption(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> str:
     most = max(len(rank.seeds) for rank in ranks)
     seeds = "the seeds that each row has" if unlike_seeds(ranks) else f"{most} seeds"
     over = f"; mean ± standard deviation over {seeds}" if most > 1 else ""
-    new = "; new, trained: newcomers after one round" if any(o.config["data"]["newcomers"] for o in outcomes) else ""
+    new = (
+        "; new, trained: new clients after one round" if any(o.config["data"]["new_clients"] for o in outcomes) else ""
+    )
     costs = "spread: standard deviation over clients; MB: up and down, all clients"
     return f"test {measure(outcomes[0].regression)} {what_counts(outcomes)}{over}; {costs}{new}"
 

@@ -14,7 +14,7 @@ from stratafl.cli.together import together
 from stratafl.config.experiment import Experiment, load, names_code, paths_in, with_settings
 from stratafl.config.trust import NOTHING, Trust, typed
 from stratafl.errors import RunError
-from stratafl.execute import Team
+from stratafl.execute import ProcessGroup
 from stratafl.runs import Comparison, Follower, Run, is_comparison, refuse_existing
 
 RUNS = Path("runs")
@@ -24,14 +24,14 @@ def start(config: Path | None, settings: Sequence[str], out: Path | None, trust:
     """A new run, to its end or until it is interrupted."""
     trusted = _trusted(config, paths_in(settings), trust)
 
-    def create(team: Team) -> Run:
+    def create(process_group: ProcessGroup) -> Run:
         experiment = with_settings(_base(config), settings)
         data = Path(experiment.data.name).stem
         folder = out or _free(f"{experiment.algorithm.name}-{data}-s{experiment.run.seed}")
-        return Run.create(experiment, folder, team, trusted)
+        return Run.create(experiment, folder, process_group, trusted)
 
-    with together() as team:
-        return _led(team, create, trusted)
+    with together() as process_group:
+        return _led(process_group, create, trusted)
 
 
 def compare(
@@ -45,8 +45,8 @@ def compare(
 ) -> int:
     """A new comparison."""
     trusted = _trusted(config, [*methods, *paths_in(settings)], trust)
-    with together() as team, warnings_on(remarks()) as settled:
-        _refuse_ranks(team)
+    with together() as process_group, warnings_on(remarks()) as settled:
+        _refuse_ranks(process_group)
         if out is not None:
             refuse_existing(out)
         made = Comparison.create(out or _free("compare"), _base(config), methods, seeds, settings, trusted)
@@ -60,29 +60,29 @@ def resume(folder: Path, jobs: int, worker: bool, trust: Trust = NOTHING) -> int
         with warnings_on(Console(quiet=True)):  # whoever started it has said them
             return comparing.work(Comparison.open(folder, trust))
 
-    def reopen(team: Team) -> Run:
+    def reopen(process_group: ProcessGroup) -> Run:
         if not folder.is_dir():
             raise RunError(f"there is no folder '{folder}'")
         if is_comparison(folder):
-            _refuse_ranks(team)
-        run = Run.open(folder, team, trust)
+            _refuse_ranks(process_group)
+        run = Run.open(folder, process_group, trust)
         if run.finished:
             run.notes.append("this run is finished: nothing was left to do")
         return run
 
-    with together() as team:
-        if team.world > 1 or not is_comparison(folder):
-            return _led(team, reopen, trust)
+    with together() as process_group:
+        if process_group.world_size > 1 or not is_comparison(folder):
+            return _led(process_group, reopen, trust)
         with warnings_on(remarks()) as settled:
             comparison = Comparison.open(folder, trust)
             settled()
             return comparing.drive(comparison, jobs)
 
 
-def _led(team: Team, begin: Callable[[Team], Run], trust: Trust) -> int:
-    """A run that the first process of a team keeps, and the others follow."""
+def _led(process_group: ProcessGroup, begin: Callable[[ProcessGroup], Run], trust: Trust) -> int:
+    """A run that the first process of a process group keeps, and the others follow."""
     with warnings_on(remarks()) as settled:
-        run = begin(team) if team.rank == 0 else Follower(team, trust)
+        run = begin(process_group) if process_group.rank == 0 else Follower(process_group, trust)
         settled()
         return _drive(run)
 
@@ -93,9 +93,11 @@ def _trusted(config: Path | None, names: Iterable[str], everything: bool) -> Tru
     return trust if config is None else trust.asked_by(config)
 
 
-def _refuse_ranks(team: Team) -> None:
-    if team.world > 1:
-        raise RunError(f"a comparison is not for {team.world} ranks of torchrun: start it without, with --jobs")
+def _refuse_ranks(process_group: ProcessGroup) -> None:
+    if process_group.world_size > 1:
+        raise RunError(
+            f"a comparison is not for {process_group.world_size} ranks of torchrun: start it without, with --jobs"
+        )
 
 
 def _base(config: Path | None) -> Experiment:
@@ -112,7 +114,7 @@ def _free(name: str) -> Path:
 def _drive(run: Run | Follower) -> int:
     name, console = run.experiment.algorithm.name, remarks()
     display = Display(console, {name: run.trial.rounds}, {name: run.progress.t})
-    with interruptible(console, patient=run.team.world > 1) as interrupt, run, display:
+    with interruptible(console, patient=run.process_group.world_size > 1) as interrupt, run, display:
         for note in run.notes:
             console.print(f"note: {note}", markup=False)
         watch = with_notices(lambda rounds, history: display.show(name, rounds, history), console, run.progress.t)

@@ -149,7 +149,7 @@ def samples_of(data: DataTable, seed: int, limit: MemoryLimit = USUAL_LIMIT) -> 
 def _reading_limit(run: RunTable) -> MemoryLimit:
     """The run's memory limit, where it is one of RAM and not of a GPU."""
     name = device_of("auto") if run.device == "auto" else run.device  # what is not here is refused elsewhere
-    return MemoryLimit(run.memory if name == "cpu" else None)
+    return MemoryLimit(run.memory_limit if name == "cpu" else None)
 
 
 def model_of(
@@ -184,7 +184,7 @@ def simulation_of(
 ) -> Simulation:
     """Everything put together, refusing what does not fit before anything is written.
 
-    `tuning` is what an earlier part of the same run found out about what is fast, see `Workshop.tuning`; `begun` says
+    `tuning` is what an earlier part of the same run found out about what is fast, see `Runtime.tuning`; `begun` says
     that there is such a part.
     """
     try:
@@ -223,10 +223,10 @@ def _simulation(experiment: Experiment, tuning: Mapping[str, Any], trust: Trust 
         device=run.device,
         engine=typing.cast(Any, run.engine),
         speed=_speed(run, tuning),
-        memory=run.memory,
+        memory_limit=run.memory_limit,
         store=typing.cast(Any, run.store),
         saved=True,
-        newcomers=experiment.data.newcomers,
+        new_clients=experiment.data.new_clients,
         looked_at=Lab().clients if experiment.evaluate.lab else 0,
         begun=begun,
     )

@@ -78,7 +78,7 @@ class ModelTable:
 
 @dataclass(frozen=True)
 class DataTable:
-    """Which data, over how many clients, divided how; `newcomers` of them never take part in training.
+    """Which data, over how many clients, divided how; `new clients` of them never take part in training.
 
     `partition = "auto"` keeps the clients that a file names, and else draws Dirichlet shares, or even ones where there
     are no classes; `seed` fixes the division while the seed of the run changes. Further keys are options of the
@@ -117,7 +117,7 @@ class DataTable:
     fewest: int | None = setting(None, "… of those with so many samples at least", least=1, most=MANY)
     most: int | None = setting(None, "… and so many at most", least=1, most=MANY)
     clients: int = setting(20, "how many clients share the data", least=1, most=MANY)
-    newcomers: int = setting(0, "the last so many clients never take part in training", least=0, most=MANY)
+    new_clients: int = setting(0, "the last so many clients never take part in training", least=0, most=MANY)
     partition: str = setting(
         "auto",
         "how data is divided; `auto`: as a file says, or else `dirichlet`, or `iid` where there are no classes",
@@ -166,7 +166,9 @@ class RunTable:
     convolutions: str = setting(
         "auto", "as products of shifted slices, or stock; `auto`: on a GPU as measured", among=CONVOLUTIONS
     )
-    memory: int | None = setting(None, "what the run may take: bytes, or a size such as `8GB` or `500MiB`", size=True)
+    memory_limit: int | None = setting(
+        None, "what the run may take: bytes, or a size such as `8GB` or `500MiB`", size=True
+    )
     store: str = setting(
         "auto",
         "where clients' memories are kept between rounds; `auto`: by size",

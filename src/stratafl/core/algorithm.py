@@ -6,98 +6,19 @@ a deployed client calls the very same functions with C = 1.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from stratafl.core import keys
 from stratafl.core.footprint import Footprint
-from stratafl.core.layout import Layout, Rows
+from stratafl.core.layout import Rows
 from stratafl.core.parcel import Parcel
 from stratafl.core.reprs import short_repr
+from stratafl.core.round import Participation, Plan, Round, Setup
 from stratafl.core.state import State, rows_of
-
-if TYPE_CHECKING:
-    from stratafl.runtime import Task
-
-Participation = Literal["sampled", "all"]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What happens in a round: its phase, who takes part, whether it is evaluated."""
-
-    phase: int = 0
-    participation: Participation = "sampled"
-    evaluated: bool = True
-    clock: tuple[int, int] | None = None  # (t, T) for schedules, where it is not that of the run
-
-
-@short_repr
-@dataclass(frozen=True, eq=False)
-class Setup:
-    """What is known before the first round."""
-
-    layout: Layout
-    start: Rows  # the common initial model: one row, no client axis
-    fresh: Callable[[Tensor], Rows]  # an initial model for each client of its own, keyed by (seed, id)
-    clients: int
-    rounds: int
-    seed: int = 0
-    classes: int | None = None
-    features: int = 0  # the width of what the head is given
-    participation: float = 1.0  # the share of clients that a round samples
-
-    @property
-    def cohort(self) -> int:
-        """How many clients a round samples."""
-        return min(self.clients, max(1, int(self.participation * self.clients + 1e-9)))  # 0.29 of 100 is 29
-
-    def sampled(self, t: int) -> Tensor:
-        """The clients that round t samples, the same for every algorithm, in increasing order."""
-        count = self.cohort
-        return torch.arange(self.clients) if count >= self.clients else keys.sample(self.seed, t, self.clients, count)
-
-    def row_bytes(self, names: Iterable[str] | None = None, dtype: torch.dtype | None = None) -> int:
-        """What these tensors of one model take, or all of them; in another type, if one is given."""
-        start = [self.start[name] for name in self.layout.specs] if names is None else [self.start[n] for n in names]
-        return sum(x.numel() * (dtype or x.dtype).itemsize for x in start)
-
-    def block_bytes(self, dtype: torch.dtype | None = None) -> int:
-        """What the largest tensor of one model takes."""
-        return max(self.row_bytes([name], dtype) for name in self.layout.specs)
-
-
-@short_repr
-@dataclass(frozen=True, eq=False)
-class Round:
-    """Round t of a federation."""
-
-    setup: Setup
-    t: int
-    plan: Plan = Plan()
-
-    @property
-    def layout(self) -> Layout:
-        """Names ↔ columns."""
-        return self.setup.layout
-
-    @property
-    def clock(self) -> tuple[int, int]:
-        """(t, T) for schedules: never past the last round."""
-        t, rounds = self.plan.clock or (self.t, self.setup.rounds)
-        return max(min(t, rounds - 1), 0), max(rounds, 1)
-
-    def sampled(self, ids: Tensor) -> Tensor:
-        """`[C]` booleans: which of these clients the round samples; in some rounds the others take part as well."""
-        return torch.isin(ids, self.setup.sampled(self.t).to(ids.device))
-
-    def keys(self, ids: Tensor, purpose: str) -> Tensor:
-        """One random key per client, for one purpose, in this round."""
-        return keys.keys(self.setup.seed, self.t, ids, purpose)
+from stratafl.core.task import Task
 
 
 @short_repr
@@ -114,7 +35,7 @@ class Total:
 class Work(NamedTuple):
     """What a client's work gives."""
 
-    memory: State  # to keep
+    client: State  # to keep
     upload: Parcel
     trained: Rows  # the model right after training, for whoever evaluates it
 
@@ -123,7 +44,7 @@ class Algorithm(ABC):
     """A federated algorithm, as executors see it."""
 
     row: str = "theta"  # the field of a client's memory that is its model
-    world: str | None = None  # the server's field that is a whole model for everybody, if there is one
+    global_model: str | None = None  # the server's field that is a whole model for everybody, if there is one
     leaks: str | None = None  # what it is given that it should not be, such as test accuracy; said aloud
     splits: tuple[str, ...] = ("train",)  # the splits it needs; `test` is never given
     batch: int = 10  # the largest batch it trains on, from which memory is estimated
@@ -170,11 +91,11 @@ class Algorithm(ABC):
         """Server: the parcel for these clients; may be asked for any client."""
 
     @abstractmethod
-    def receive(self, rnd: Round, memory: State, parcel: Parcel, task: "Task") -> State:
+    def receive(self, rnd: Round, client: State, parcel: Parcel, task: Task) -> State:
         """Client: mixing; the memory, with in it the model that training would start from."""
 
     @abstractmethod
-    def work(self, rnd: Round, memory: State, task: "Task") -> Work:
+    def work(self, rnd: Round, client: State, task: Task) -> Work:
         """Client: training, from what `receive` gave."""
 
     @abstractmethod
@@ -185,9 +106,9 @@ class Algorithm(ABC):
     def absorb(self, rnd: Round, server: State, total: Total) -> State:
         """Server: its next state."""
 
-    def deploy(self, rnd: Round, memory: State, task: "Task") -> Rows:
+    def deploy(self, rnd: Round, client: State, task: Task) -> Rows:
         """Client: the rows it would use in production, from what `receive` gave; may train a copy."""
-        return rows_of(memory, self.row)
+        return rows_of(client, self.row)
 
     def tell(self, rnd: Round, server: State) -> dict[str, Tensor]:
         """Server: what is worth looking at, each `[L, …]`; asked by the laboratory only."""
@@ -198,5 +119,5 @@ class Algorithm(ABC):
         return {}
 
     def admit(self, rnd: Round, server: State, ids: Tensor) -> Parcel:
-        """Server: what a newcomer gets; differs from `download` where the server keeps a row per client."""
+        """Server: what a new client gets; differs from `download` where the server keeps a row per client."""
         return self.download(rnd, server, ids)

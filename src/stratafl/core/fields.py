@@ -8,10 +8,10 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from stratafl.core.algorithm import Setup
 from stratafl.core.layers import Select, select
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.records import record
+from stratafl.core.round import Setup
 from stratafl.core.state import Value, expand
 from stratafl.errors import RecordError, unknown
 

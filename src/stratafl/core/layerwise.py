@@ -9,23 +9,22 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import is_dataclass
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from stratafl.core.algorithm import Algorithm, Round, Setup, Total, Work
+from stratafl.core.algorithm import Algorithm, Total, Work
 from stratafl.core.fields import FieldSpec, Side
 from stratafl.core.footprint import Footprint, together
 from stratafl.core.layers import Select, select
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.parcel import Field, Parcel, join
 from stratafl.core.records import record
+from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, Value, rows_of
+from stratafl.core.task import Task
 from stratafl.errors import RecordError
-
-if TYPE_CHECKING:
-    from stratafl.runtime import Task
 
 
 class Step(Protocol):
@@ -50,21 +49,21 @@ class Serve(Step, Protocol):
 class Mix(Step, Protocol):
     """Download and memory → where training starts."""
 
-    def __call__(self, rnd: Round, desk: State, down: Parcel, task: "Task") -> State:
+    def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         """The fields that change."""
 
 
 class Train(Step, Protocol):
     """A phase of local training."""
 
-    def __call__(self, rnd: Round, desk: State, task: "Task") -> State:
+    def __call__(self, rnd: Round, client: State, task: Task) -> State:
         """The fields that change."""
 
 
 class Send(Step, Protocol):
     """Memory → upload."""
 
-    def __call__(self, rnd: Round, desk: State, task: "Task") -> Mapping[str, Field]:
+    def __call__(self, rnd: Round, client: State, task: Task) -> Mapping[str, Field]:
         """The fields to send."""
 
 
@@ -111,8 +110,8 @@ class Layerwise(Algorithm):
     client: Mapping[str, FieldSpec]
     row: str = "theta"
     tune: tuple[Train, ...] = ()  # on a copy, before the row is deployed
-    welcome: tuple[Serve, ...] = ()  # what newcomers are sent, where it differs from what is served
-    world: str | None = None
+    welcome: tuple[Serve, ...] = ()  # what new clients are sent, where it differs from what is served
+    global_model: str | None = None
     leaks: str | None = None
     extension: Extension | None = None
 
@@ -175,20 +174,20 @@ class Layerwise(Algorithm):
         """What the welcome steps give, or else what is served."""
         return Parcel({k: f for step in self.welcome or self.serve for k, f in step(rnd, server, ids).items()})
 
-    def receive(self, rnd: Round, memory: State, parcel: Parcel, task: "Task") -> State:
+    def receive(self, rnd: Round, client: State, parcel: Parcel, task: Task) -> State:
         """The memory after the mix steps."""
-        desk = dict(memory)
+        client = dict(client)
         for step in self.mix:
-            desk |= step(rnd, desk, parcel, task)
-        return desk
+            client |= step(rnd, client, parcel, task)
+        return client
 
-    def work(self, rnd: Round, memory: State, task: "Task") -> Work:
+    def work(self, rnd: Round, client: State, task: Task) -> Work:
         """The memory after the train steps, cut down to what is declared, and what of the send steps a merge reads."""
-        desk = _after(self.train, rnd, memory, task)
+        client = _after(self.train, rnd, client, task)
         asked = {name for step in self.merge for name in step.reads}
-        upload = Parcel({k: f for step in self.send for k, f in step(rnd, desk, task).items() if f"up.{k}" in asked})
-        kept = {name: _kept(desk[name], spec, rnd.layout, "client") for name, spec in self.client.items()}
-        return Work(kept, upload, cast(Rows, desk[self.row]))
+        upload = Parcel({k: f for step in self.send for k, f in step(rnd, client, task).items() if f"up.{k}" in asked})
+        kept = {name: _kept(client[name], spec, rnd.layout, "client") for name, spec in self.client.items()}
+        return Work(kept, upload, cast(Rows, client[self.row]))
 
     def fold(self, rnd: Round, server: State, total: Total, uploads: Parcel, ids: Tensor) -> Total:
         """Each sums-step adds to its own sums; uploads are kept only if some step needs rows."""
@@ -221,9 +220,9 @@ class Layerwise(Algorithm):
         each = (step.costs(rnd, server) for step in self.steps if hasattr(step, "costs"))
         return {name: value for costs in each for name, value in costs.items()}
 
-    def deploy(self, rnd: Round, memory: State, task: "Task") -> Rows:
+    def deploy(self, rnd: Round, client: State, task: Task) -> Rows:
         """The row after the tune steps, on a copy."""
-        return rows_of(_after(self.tune, rnd, memory, task), self.row)
+        return rows_of(_after(self.tune, rnd, client, task), self.row)
 
 
 def _resolve(part: object, layout: Layout) -> None:
@@ -238,11 +237,11 @@ def _resolve(part: object, layout: Layout) -> None:
         _resolve(tuple(vars(part).values()), layout)
 
 
-def _after(steps: tuple[Train, ...], rnd: Round, memory: State, task: "Task") -> State:
-    desk = dict(memory)
+def _after(steps: tuple[Train, ...], rnd: Round, client: State, task: Task) -> State:
+    client = dict(client)
     for step in steps:
-        desk |= step(rnd, desk, task)
-    return desk
+        client |= step(rnd, client, task)
+    return client
 
 
 def _footprint(step: object, slot: str, setup: Setup) -> Footprint:
@@ -274,14 +273,14 @@ def _check_flow(alg: Layerwise) -> None:
     up: set[str] = set()
     _walk(alg, "serve", set(alg.server), down)
     _walk(alg, "welcome", set(alg.server), set(down))
-    desk = set(alg.client)
-    _walk(alg, "mix", desk, desk, down)
-    if alg.row not in desk:
-        raise RecordError(f"the model is field '{alg.row}', but before training clients have only: {_listed(desk)}")
-    tuned = set(desk)  # what is deployed is tuned from what was received, not from what was trained
+    client = set(alg.client)
+    _walk(alg, "mix", client, client, down)
+    if alg.row not in client:
+        raise RecordError(f"the model is field '{alg.row}', but before training clients have only: {_listed(client)}")
+    tuned = set(client)  # what is deployed is tuned from what was received, not from what was trained
     _walk(alg, "tune", tuned, tuned)
-    _walk(alg, "train", desk, desk)
-    _walk(alg, "send", desk, up)
+    _walk(alg, "train", client, client)
+    _walk(alg, "send", client, up)
     _check_counts(alg)
     server = set(alg.server)
     _walk(alg, "merge", server, server, up)

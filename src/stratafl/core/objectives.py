@@ -6,7 +6,7 @@ visible in one way only: means over samples are taken with `batch.mean`.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,9 +14,6 @@ from torch import Tensor
 from stratafl.core.layout import Rows
 from stratafl.core.records import record
 from stratafl.core.reprs import short_repr
-
-if TYPE_CHECKING:
-    from stratafl.runtime.model import Net
 
 
 @short_repr
@@ -39,24 +36,47 @@ class Batch:
         return (values * weight).sum(0) / self.weight.sum()
 
 
+class Net(Protocol):
+    """A model inside an objective.
+
+    The trained row runs in training mode and its statistics move; declared frozen rows run in evaluation mode; for any
+    other row, such as a copy with some columns detached, say which with `train`.
+    """
+
+    def __call__(self, row: Rows, x: Tensor, *, train: bool | None = None) -> Tensor:
+        """The outputs of a row on inputs `[B, …]`."""
+
+    def features(self, row: Rows, x: Tensor, *, train: bool | None = None) -> Tensor:
+        """What the head is given."""
+
+    def head(self, row: Rows, features: Tensor, *, train: bool | None = None) -> Tensor:
+        """The head alone."""
+
+    def part(self, path: str, row: Rows, *inputs: Tensor, train: bool | None = None) -> Tensor:
+        """One sub-module alone."""
+
+    def both(self, row: Rows, x: Tensor, *, train: bool | None = None) -> tuple[Tensor, Tensor]:
+        """Outputs and features of one pass."""
+
+
 class Objective(Protocol):
     """(net, row, frozen rows, batch, constants, carry) → loss, carry, metrics."""
 
     @property
     def frozen(self) -> tuple[str, ...]:
-        """Fields of the client's desk that it reads as rows without training them."""
+        """Fields of the client's state that it reads as rows without training them."""
 
     @property
     def constants(self) -> tuple[str, ...]:
-        """Fields of the client's desk that it reads as tensors."""
+        """Fields of the client's state that it reads as tensors."""
 
     @property
     def carries(self) -> tuple[str, ...]:
-        """Fields of the client's desk that it rewrites at every step."""
+        """Fields of the client's state that it rewrites at every step."""
 
     def __call__(
         self,
-        net: "Net",
+        net: Net,
         row: Rows,
         frozen: dict[str, Rows],
         batch: Batch,
@@ -74,7 +94,7 @@ class CrossEntropy:
 
     def __call__(
         self,
-        net: "Net",
+        net: Net,
         row: Rows,
         frozen: dict[str, Rows],
         batch: Batch,
@@ -93,7 +113,7 @@ class MeanSquaredError:
 
     def __call__(
         self,
-        net: "Net",
+        net: Net,
         row: Rows,
         frozen: dict[str, Rows],
         batch: Batch,

@@ -11,23 +11,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from stratafl.core.algorithm import Algorithm, Participation, Plan, Round, Setup, Total, Work
+from stratafl.core.algorithm import Algorithm, Total, Work
 from stratafl.core.fields import FieldSpec, Together
 from stratafl.core.footprint import Footprint, largest
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import Rows
 from stratafl.core.parcel import Parcel
 from stratafl.core.records import record
+from stratafl.core.round import Participation, Plan, Round, Setup
 from stratafl.core.state import State, combine
+from stratafl.core.task import Task
 from stratafl.errors import PhaseError, RecordError
-
-if TYPE_CHECKING:
-    from stratafl.runtime import Task
 
 
 @record
@@ -95,9 +93,9 @@ class Phased(Algorithm):
         return max(phase.algorithm.batch for phase in self._all)
 
     @property
-    def world(self) -> str | None:  # type: ignore[override]
+    def global_model(self) -> str | None:  # type: ignore[override]
         """The last phase's whole model for everybody."""
-        return self._all[-1].algorithm.world
+        return self._all[-1].algorithm.global_model
 
     @property
     def leaks(self) -> str | None:  # type: ignore[override]
@@ -163,19 +161,19 @@ class Phased(Algorithm):
         return self.records[rnd.plan.phase].download(rnd, server, ids)
 
     def admit(self, rnd: Round, server: State, ids: Tensor) -> Parcel:
-        """What the round's phase gives a newcomer."""
+        """What the round's phase gives a new client."""
         return self.records[rnd.plan.phase].admit(rnd, server, ids)
 
-    def receive(self, rnd: Round, memory: State, parcel: Parcel, task: "Task") -> State:
+    def receive(self, rnd: Round, client: State, parcel: Parcel, task: Task) -> State:
         """How the round's phase mixes."""
-        return self.records[rnd.plan.phase].receive(rnd, memory, parcel, task)
+        return self.records[rnd.plan.phase].receive(rnd, client, parcel, task)
 
-    def work(self, rnd: Round, memory: State, task: "Task") -> Work:
+    def work(self, rnd: Round, client: State, task: Task) -> Work:
         """How the round's phase trains and what it sends."""
-        work = self.records[rnd.plan.phase].work(rnd, memory, task)
+        work = self.records[rnd.plan.phase].work(rnd, client, task)
         if not self._all[rnd.plan.phase].only_sampled_learn:
             return work
-        return work._replace(memory=_where(rnd.sampled(task.ids), work.memory, memory))
+        return work._replace(client=_where(rnd.sampled(task.ids), work.client, client))
 
     def fold(self, rnd: Round, server: State, total: Total, uploads: Parcel, ids: Tensor) -> Total:
         """How the round's phase sums up."""
@@ -194,9 +192,9 @@ class Phased(Algorithm):
         known = {name: 0.0 for record in self.records for name in record.costs(rnd, server)}
         return {**known, **self.records[rnd.plan.phase].costs(rnd, server)}
 
-    def deploy(self, rnd: Round, memory: State, task: "Task") -> Rows:
+    def deploy(self, rnd: Round, client: State, task: Task) -> Rows:
         """What the round's phase deploys."""
-        return self.records[rnd.plan.phase].deploy(rnd, memory, task)
+        return self.records[rnd.plan.phase].deploy(rnd, client, task)
 
 
 def _where(chosen: Tensor, a: State, b: State) -> State:

@@ -32,11 +32,11 @@ class MemoryLimit:
             raise self._error(f"{what} grew beyond the memory limit while it was read", 0)
 
     def _error(self, wrong: str, left: int) -> MemoryLimitError:
-        whose = "half of this machine's" if self.most is None else "run.memory"
+        whose = "half of this machine's" if self.most is None else "run.memory_limit"
         return MemoryLimitError(
             f"{wrong}, and {size(left)} are left of the limit of {size(self.bytes)} ({whose}): raise it with "
-            "run.memory (--memory; of a run on a GPU that is the GPU's), or read less (fewer samples, or a smaller "
-            "data.size)"
+            "run.memory_limit (--memory-limit; of a run on a GPU that is the GPU's), or read less (fewer samples, or "
+            "a smaller data.size)"
         )
 
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stratafl.core.algorithm import Round
 from stratafl.core.layout import Rows
 from stratafl.core.reprs import short_repr
+from stratafl.core.round import Round
 from stratafl.core.state import State, expand, join, rows_of
-from stratafl.execute.matrix import visit_size
+from stratafl.core.task import Scores, Task
+from stratafl.execute.matrix import evaluation_size
+from stratafl.execute.process_group import ProcessGroup, places
 from stratafl.execute.simulation import Progress, Simulation
-from stratafl.execute.team import Team, places
-from stratafl.runtime import Scores, Task
 
 Board = dict[str, Scores]  # by "split.stage", such as "test.deployed"
 STAGES = ("received", "deployed")
@@ -33,7 +33,7 @@ class Visit:
     rnd: Round
     ids: Tensor
     task: Task
-    desk: State
+    client: State
     server: State
 
     def rows(self, stage: str) -> Rows:
@@ -41,13 +41,13 @@ class Visit:
         if stage == "global":
             return {
                 **self.rows("received"),
-                **expand(rows_of(self.server, str(self.sim.algorithm.world)), len(self.ids)),
+                **expand(rows_of(self.server, str(self.sim.algorithm.global_model)), len(self.ids)),
             }
         if stage == "received":
-            return rows_of(self.desk, self.sim.algorithm.row)
+            return rows_of(self.client, self.sim.algorithm.row)
         if stage == "trained":
-            return self.sim.algorithm.work(self.rnd, self.desk, self.task).trained
-        return self.sim.algorithm.deploy(self.rnd, self.desk, self.task)
+            return self.sim.algorithm.work(self.rnd, self.client, self.task).trained
+        return self.sim.algorithm.deploy(self.rnd, self.client, self.task)
 
     def board(self, splits: Iterable[str], stages: Iterable[str]) -> Board:
         """What their models score; a stage with the very tensors of another is not scored twice."""
@@ -86,16 +86,16 @@ def scoreboard(
         return joined([visit.board(splits, stages) for visit in _visits(sim, progress, sim.checked(ids))])
 
 
-def newcomers(sim: Simulation, progress: Progress, splits: Sequence[str], ids: Tensor | None = None) -> Board:
+def new_clients(sim: Simulation, progress: Progress, splits: Sequence[str], ids: Tensor | None = None) -> Board:
     """Scores of clients that never took part: as admitted, after training once from there, and deployed."""
     with sim.arithmetic():
-        visits = _visits(sim, progress, sim.newcomers if ids is None else ids, new=True)
+        visits = _visits(sim, progress, sim.new_clients if ids is None else ids, new=True)
         return joined([visit.board(splits, ("received", "trained", "deployed")) for visit in visits])
 
 
 def score_trained(sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, splits: Sequence[str]) -> Board:
     """Scores of models right after training, as `Simulation.round(examine=…)` shows them."""
-    size = visit_size(sim, len(ids))
+    size = evaluation_size(sim, len(ids))
     parts = [({n: x[at : at + size] for n, x in rows.items()}, ids[at : at + size]) for at in range(0, len(ids), size)]
     return joined([{f"{split}.trained": _score(sim, rnd, some, who, split) for split in splits} for some, who in parts])
 
@@ -118,15 +118,15 @@ def joined(boards: Sequence[Board]) -> Board:
     return {k: Scores(*(torch.cat([getattr(b[k], n) for b in boards]) for n in names)) for k in boards[0]}
 
 
-def shared(team: Team, sim: Simulation, ids: Tensor, scored: Callable[[Tensor], Board]) -> Board:
-    """The board of these clients, where each process of a team has those of its share `scored`."""
-    mine = team.share(sim, ids)
-    return gathered(team, mine, scored(mine) if len(mine) else {}, ids)
+def shared(process_group: ProcessGroup, sim: Simulation, ids: Tensor, scored: Callable[[Tensor], Board]) -> Board:
+    """The board of these clients, where each process of a process group has those of its share `scored`."""
+    mine = process_group.share(sim, ids)
+    return gathered(process_group, mine, scored(mine) if len(mine) else {}, ids)
 
 
-def gathered(team: Team, mine: Tensor, board: Board, ids: Tensor) -> Board:
-    """The board of these clients, from what each process of a team has of it."""
-    parts = [part for part in team.gather((mine, board)) if len(part[0])]
+def gathered(process_group: ProcessGroup, mine: Tensor, board: Board, ids: Tensor) -> Board:
+    """The board of these clients, from what each process of a process group has of it."""
+    parts = [part for part in process_group.gather((mine, board)) if len(part[0])]
     if not parts:
         return {}
     order = places(torch.cat([found for found, _ in parts]), ids)
@@ -144,16 +144,16 @@ def _visits(sim: Simulation, progress: Progress, ids: Tensor, new: bool = False)
     """Visits to as many clients at a time as memory allows."""
     rnd, algorithm = sim.at(progress.t), sim.algorithm
     serve = algorithm.admit if new else algorithm.download
-    for group in ids.split(visit_size(sim, len(ids))):
+    for group in ids.split(evaluation_size(sim, len(ids))):
         task = sim.task(group, rnd)
-        memory = sim.memories({} if new else progress.clients, group)
-        desk = algorithm.receive(rnd, memory, serve(rnd, progress.server, group), task)
-        yield Visit(sim, rnd, group, task, desk, progress.server)
+        memory = sim.client_states({} if new else progress.clients, group)
+        client = algorithm.receive(rnd, memory, serve(rnd, progress.server, group), task)
+        yield Visit(sim, rnd, group, task, client, progress.server)
 
 
 def _score(sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, split: str) -> Scores:
     with sim.arithmetic():
-        return sim.workshop.task(ids, rnd, (split,)).scores(rows, split)
+        return sim.runtime.task(ids, rnd, (split,)).scores(rows, split)
 
 
 def _same(a: Rows, b: Rows) -> bool:

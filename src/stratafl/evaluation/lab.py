@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from stratafl.core import keys
-from stratafl.core.algorithm import Round
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.reduce import conflicting_pairs, cosines
+from stratafl.core.round import Round
 from stratafl.core.state import tensor_of
 from stratafl.data.scaling import samples_at
 from stratafl.errors import RecordError
 from stratafl.evaluation.cka import grams, mean_similarity, similarities
 from stratafl.evaluation.measure import Line
-from stratafl.execute import SOLO, Progress, Report, Simulation, Team
-from stratafl.execute.team import places
+from stratafl.execute import SINGLE_PROCESS, ProcessGroup, Progress, Report, Simulation
+from stratafl.execute.process_group import places
 
 NOTED = {"rates": "rate", "own": "own"}  # notes `[C, L]` of a purpose, and what their means are called
 ENTRIES = 10_000  # of a matrix of weights; a larger one is told by its mean alone
@@ -45,8 +45,8 @@ class Lab:
 class Bench:
     """Collects the models of a round as they pass, and looks at them when it is over."""
 
-    def __init__(self, lab: Lab, sim: Simulation, rnd: Round, team: Team = SOLO) -> None:
-        self._lab, self._sim, self._rnd, self._team = lab, sim, rnd, team
+    def __init__(self, lab: Lab, sim: Simulation, rnd: Round, process_group: ProcessGroup = SINGLE_PROCESS) -> None:
+        self._lab, self._sim, self._rnd, self._team = lab, sim, rnd, process_group
         self._received: list[Rows] = []
         self._trained: list[Rows] = []
 
@@ -95,12 +95,12 @@ class Bench:
 
 def common(sim: Simulation, count: int) -> Tensor:
     """Samples that all models are shown, the same in every round: of all clients' test splits, if there are any."""
-    federation = sim.workshop.federation
+    federation = sim.runtime.federation
     splits = [federation.split(name).indices for name in ("test", "validation", "train")]
     held = next(indices for indices in splits if len(indices))
     order = torch.argsort(keys.keys(sim.setup.seed, 0, torch.arange(len(held)), "laboratory"))
     shown = held[order[:count]].to(federation.x.device)
-    return federation.inputs(samples_at(federation.x, shown), sim.workshop.dtype)
+    return federation.inputs(samples_at(federation.x, shown), sim.runtime.dtype)
 
 
 def conflict_numbers(update: Rows, layout: Layout) -> dict[str, list[float | None]]:

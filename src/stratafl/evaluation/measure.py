@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from stratafl.core.layout import Layout
+from stratafl.core.task import Scores
 from stratafl.evaluation.evaluate import Board
 from stratafl.execute import Report
 from stratafl.execute.uploads import LeftOut, Outlier
-from stratafl.runtime import Scores
 
 Line = dict[str, Any]
 WORST = 0.1  # the share of clients that counts as the worst

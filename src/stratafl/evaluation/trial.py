@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from stratafl.core import keys
-from stratafl.core.algorithm import Round
 from stratafl.core.layout import Rows
 from stratafl.core.reprs import short_repr
-from stratafl.evaluation.evaluate import STAGES, Board, gathered, joined, newcomers, score_trained, scoreboard, shared
+from stratafl.core.round import Round
+from stratafl.evaluation.evaluate import STAGES, Board, gathered, joined, new_clients, score_trained, scoreboard, shared
 from stratafl.evaluation.lab import Bench, Lab
 from stratafl.evaluation.measure import Line, board_line, client_lines, cost_line, layer_lines, upload_line
 from stratafl.execute import Executor, Matrix, Progress, Simulation
@@ -56,21 +56,21 @@ class Trial:
     @cached_property
     def splits(self) -> tuple[str, ...]:
         """The held-out splits that hold any sample."""
-        federation = self.sim.workshop.federation
+        federation = self.sim.runtime.federation
         return tuple(split for split in ("validation", "test") if int(federation.counts(split).sum()))
 
     def round(self, progress: Progress) -> tuple[Progress, Entry]:
         """One round, evaluated if it is its turn."""
         rnd = self.sim.at(progress.t)
         evaluated = self._evaluated(rnd)
-        bench = Bench(self.lab, self.sim, rnd, self.executor.team) if self.lab.due(rnd.t) else None
+        bench = Bench(self.lab, self.sim, rnd, self.executor.process_group) if self.lab.due(rnd.t) else None
         examiner = _Examiner(self, rnd, evaluated, bench)
         examined = evaluated or bench is not None
         progress, report = self.sim.round(
             progress, self.executor, examine=examiner if examined else None, watched=bench is not None
         )
         line: Line = {"round": progress.t, "phase": rnd.plan.phase, **cost_line(report), **self._costs(progress)}
-        line |= upload_line(report, self.sim.workshop.federation.client_names)
+        line |= upload_line(report, self.sim.runtime.federation.client_names)
         line["seconds.train"] -= examiner.seconds
         begin = time.perf_counter()
         scores, clients = self._evaluation(progress, examiner, report.present) if evaluated else ({}, [])
@@ -87,19 +87,21 @@ class Trial:
         return rnd.plan.evaluated and ((rnd.t + 1) % self.every == 0 or rnd.t + 1 == self.rounds)
 
     def _evaluation(self, progress: Progress, examiner: "_Examiner", present: Tensor) -> tuple[Line, list[Line]]:
-        classes, sim, team = self.sim.setup.classes, self.sim, self.executor.team
-        stages = STAGES if sim.algorithm.world is None else (*STAGES, "global")
-        board = shared(team, sim, self.ids, lambda mine: scoreboard(sim, progress, mine, self.splits, stages))
+        classes, sim, process_group = self.sim.setup.classes, self.sim, self.executor.process_group
+        stages = STAGES if sim.algorithm.global_model is None else (*STAGES, "global")
+        board = shared(process_group, sim, self.ids, lambda mine: scoreboard(sim, progress, mine, self.splits, stages))
         line, lines = board_line(board, classes), client_lines(self.ids, board, classes)
         ids = present[torch.isin(present, self.ids)]
-        trained = gathered(team, *examiner.board, ids)
+        trained = gathered(process_group, *examiner.board, ids)
         line |= board_line(trained, classes)
         by_client = {each["client"]: each for each in client_lines(ids, trained, classes)}
         lines = [{**each, **by_client.get(each["client"], {})} for each in lines]
-        if len(sim.newcomers):
-            new = shared(team, sim, sim.newcomers, lambda mine: newcomers(sim, progress, self.splits, mine))
+        if len(sim.new_clients):
+            new = shared(
+                process_group, sim, sim.new_clients, lambda mine: new_clients(sim, progress, self.splits, mine)
+            )
             line |= board_line(new, classes, "new.")
-            lines += [{"new": True, **each} for each in client_lines(sim.newcomers, new, classes)]
+            lines += [{"new": True, **each} for each in client_lines(sim.new_clients, new, classes)]
         return line, lines
 
 

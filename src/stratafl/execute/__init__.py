@@ -4,21 +4,21 @@ from stratafl.execute.debug import Debug
 from stratafl.execute.distributed import Distributed
 from stratafl.execute.matrix import Matrix
 from stratafl.execute.messages import Messages
+from stratafl.execute.process_group import SINGLE_PROCESS, InOneProcess, ProcessGroup
 from stratafl.execute.round import Executor, Report
 from stratafl.execute.simulation import Progress, Simulation, simulation
-from stratafl.execute.team import SOLO, Alone, Team
 
 __all__ = [
-    "SOLO",
-    "Alone",
+    "SINGLE_PROCESS",
     "Debug",
     "Distributed",
     "Executor",
+    "InOneProcess",
     "Matrix",
     "Messages",
+    "ProcessGroup",
     "Progress",
     "Report",
     "Simulation",
-    "Team",
     "simulation",
 ]

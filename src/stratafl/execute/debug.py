@@ -12,15 +12,15 @@ from stratafl.core.parcel import Parcel
 from stratafl.core.records import record
 from stratafl.core.state import State, flatten
 from stratafl.errors import StageError
+from stratafl.execute.process_group import InOneProcess
 from stratafl.execute.round import Watch
-from stratafl.execute.team import Alone
 
 if TYPE_CHECKING:
     from stratafl.execute.simulation import Simulation
 
 
 @record
-class Debug(Alone):
+class Debug(InOneProcess):
     """Every client on its own, watched.
 
     Other executors leave an upload that is not finite out of the round and go on; here it is an error, because whoever

@@ -10,8 +10,8 @@ from stratafl.core.layout import Layout
 from stratafl.core.parcel import Parcel
 from stratafl.core.records import record
 from stratafl.execute.matrix import Matrix
+from stratafl.execute.process_group import ProcessGroup
 from stratafl.execute.round import Executor, Watch
-from stratafl.execute.team import Team
 
 if TYPE_CHECKING:
     from stratafl.execute.simulation import Simulation
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @record
 class Distributed:
-    """Clients over the processes of a team; in each of them `inner` executes."""
+    """Clients over the processes of a process group; in each of them `inner` executes."""
 
-    team: Team
+    process_group: ProcessGroup
     inner: Executor = Matrix()
 
     def groups(self, sim: "Simulation", ids: Tensor) -> Iterator[Tensor]:
         """This process's share, in the groups of the inner executor."""
-        mine = self.team.share(sim, ids)
+        mine = self.process_group.share(sim, ids)
         if len(mine):
             yield from self.inner.groups(sim, mine)
 

@@ -11,15 +11,15 @@ from stratafl.core.parcel import Parcel
 from stratafl.core.records import record
 from stratafl.errors import MemoryLimitError, RecordError
 from stratafl.execute.memory import Needs, device_memory, in_units
+from stratafl.execute.process_group import InOneProcess
 from stratafl.execute.round import Watch, unwatched
-from stratafl.execute.team import Alone
 
 if TYPE_CHECKING:
     from stratafl.execute.simulation import Simulation
 
 
 @record
-class Matrix(Alone):
+class Matrix(InOneProcess):
     """Groups of `chunk` clients; without it, as many as the simulation's memory limit allows."""
 
     chunk: int | None = None
@@ -50,22 +50,22 @@ def chunk_size(sim: "Simulation", cohort: int) -> int:
     return max(1, min(cohort, 1 + (limit - needs.working(1)) // one))
 
 
-def visit_size(sim: "Simulation", clients: int) -> int:
+def evaluation_size(sim: "Simulation", clients: int) -> int:
     """How many clients are evaluated at once; one always is."""
     needs = sim.needs(min(clients, sim.largest_cohort))
-    return max(1, min(clients, (_allowed(sim) - needs.evaluating(0)) // needs.visitor))
+    return max(1, min(clients, (_allowed(sim) - needs.evaluating(0)) // needs.evaluated))
 
 
 def _allowed(sim: "Simulation") -> int:
-    return device_memory(sim.workshop.device) // 2 if sim.memory is None else sim.memory
+    return device_memory(sim.runtime.device) // 2 if sim.round_limit is None else sim.round_limit
 
 
 def _too_large(sim: "Simulation", needs: Needs, limit: int) -> str:
     needed, least = f"a round needs about {in_units(needs.least)} ({needs.parts()})", in_units(needs.least)
     smaller = "let fewer clients take part or use a smaller model"
-    if sim.memory is None:
-        there = in_units(device_memory(sim.workshop.device))
+    if sim.round_limit is None:
+        there = in_units(device_memory(sim.runtime.device))
         return f"{needed}, more than half of the {there} here: {smaller}, or set a memory limit well above {least}"
-    taken = 0 if sim.limit is None else sim.limit - limit
+    taken = 0 if sim.memory_limit is None else sim.memory_limit - limit
     enough = in_units(needs.least + taken)
     return f"{needed}, and the memory limit leaves {in_units(limit)}: raise it to {enough}, {smaller}"

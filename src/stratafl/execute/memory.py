@@ -9,14 +9,16 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from stratafl.core.algorithm import Algorithm, Setup
+from stratafl.core.algorithm import Algorithm
 from stratafl.core.footprint import Footprint
 from stratafl.core.layout import Rows
 from stratafl.core.machine import ram, resident
 from stratafl.core.objectives import default_objective
+from stratafl.core.round import Setup
 from stratafl.core.state import stored_bytes
+from stratafl.core.task import Inputs, Stack
 from stratafl.errors import MemoryLimitError
-from stratafl.runtime import Inputs, Stack, Workshop
+from stratafl.runtime import Runtime
 from stratafl.runtime.peak import peak_bytes
 from stratafl.runtime.task import EVALUATION_BATCH
 
@@ -35,7 +37,7 @@ class Needs:
     server: int  # the server's state
     states: int  # what the cohort's clients keep after the round, where that is in RAM
     client: int  # one client at work
-    visitor: int  # one client being evaluated
+    evaluated: int  # one client being evaluated
     method: Footprint
     selected: int = 0  # the state of the round that counts, and models that layer diagnostics look at
 
@@ -52,7 +54,7 @@ class Needs:
 
     def evaluating(self, clients: int) -> int:
         """While so many clients are evaluated at once, before the round counts."""
-        return 2 * self.server + self.states + self.selected + self.method.served + clients * self.visitor
+        return 2 * self.server + self.states + self.selected + self.method.served + clients * self.evaluated
 
     @property
     def least(self) -> int:
@@ -65,7 +67,7 @@ class Needs:
         side_by_side = self.cohort * (m.upload + m.absorbed)
         moments = {
             self.working(1): (self.server, 2 * m.sums + m.served, (self.cohort - 1) * m.upload, self.client),
-            self.evaluating(1): (2 * self.server, m.served, 0, self.visitor),
+            self.evaluating(1): (2 * self.server, m.served, 0, self.evaluated),
             self.merging(): (2 * self.server, m.sums + m.merge, side_by_side, 0),
         }
         names = ("the server's state", "sums on the server", "uploads side by side", "one client")
@@ -75,7 +77,7 @@ class Needs:
 
 
 def in_units(size: int) -> str:
-    """So many bytes, as `--memory` takes them."""
+    """So many bytes, as `--memory-limit` takes them."""
     for unit, bytes_ in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
         if size >= bytes_:
             return f"{ceil(size / bytes_ * 10) / 10:g}{unit}"
@@ -96,46 +98,46 @@ def server_bytes(algorithm: Algorithm, setup: Setup) -> int:
         return stored_bytes(algorithm.init(setup))
 
 
-def client_bytes(workshop: Workshop, batch: int) -> int:
+def client_bytes(runtime: Runtime, batch: int) -> int:
     """At work: its row in all its copies, plus what a step of `batch` samples has at once, found out by taking one."""
-    rows, step = _blank_rows(workshop), _stack(workshop, batch)
-    trained, model = workshop.layout.trainable(), workshop.engine.model
+    rows, step = _blank_rows(runtime), _stack(runtime, batch)
+    trained, model = runtime.layout.trainable(), runtime.engine.model
 
     def take() -> object:
-        objective = default_objective(workshop.federation.classes)
-        return workshop.engine.gradients(objective, rows, step, trained, Inputs(), model.modes(trained))
+        objective = default_objective(runtime.federation.classes)
+        return runtime.engine.gradients(objective, rows, step, trained, Inputs(), model.modes(trained))
 
-    return _held(workshop, peak_bytes(take, *rows.values(), step.x, step.y))
+    return _held(runtime, peak_bytes(take, *rows.values(), step.x, step.y))
 
 
-def visitor_bytes(workshop: Workshop, splits: Sequence[str] = ("validation", "test")) -> int:
+def evaluation_bytes(runtime: Runtime, splits: Sequence[str] = ("validation", "test")) -> int:
     """Being evaluated: its row in all its copies, plus what a forward pass has at once, found out as well."""
-    held_out = max(int(workshop.federation.counts(split).max()) for split in splits)
-    rows, step = _blank_rows(workshop), _stack(workshop, max(1, min(EVALUATION_BATCH, held_out)))
+    held_out = max(int(runtime.federation.counts(split).max()) for split in splits)
+    rows, step = _blank_rows(runtime), _stack(runtime, max(1, min(EVALUATION_BATCH, held_out)))
     real = tuple(len(x) for x in step.x)
-    peak = peak_bytes(lambda: workshop.engine.outputs(rows, step.x, step.weight, real), *rows.values())
-    return _held(workshop, peak)
+    peak = peak_bytes(lambda: runtime.engine.outputs(rows, step.x, step.weight, real), *rows.values())
+    return _held(runtime, peak)
 
 
-def _held(workshop: Workshop, step: int) -> int:
-    row = sum(spec.size for spec in workshop.layout.specs.values()) * workshop.dtype.itemsize
-    if workshop.programs is not None:
+def _held(runtime: Runtime, step: int) -> int:
+    row = sum(spec.size for spec in runtime.layout.specs.values()) * runtime.dtype.itemsize
+    if runtime.programs is not None:
         return COPIES * row + step
     return HELD * row + max(step, HELD * row)  # rows of lanes are joined, and sorted, after the last step
 
 
-def _blank_rows(workshop: Workshop) -> Rows:
+def _blank_rows(runtime: Runtime) -> Rows:
     """One client's row without numbers that matter."""
-    blank = torch.zeros((), dtype=workshop.dtype, device=workshop.device)
-    return {name: blank.new_zeros(1, *spec.shape) for name, spec in workshop.layout.specs.items()}
+    blank = torch.zeros((), dtype=runtime.dtype, device=runtime.device)
+    return {name: blank.new_zeros(1, *spec.shape) for name, spec in runtime.layout.specs.items()}
 
 
-def _stack(workshop: Workshop, batch: int) -> Stack:
+def _stack(runtime: Runtime, batch: int) -> Stack:
     """A batch of one client: the first sample, again and again."""
-    x, y = workshop.federation.inputs(workshop.federation.x[:1], workshop.dtype), workshop.federation.y[:1]
+    x, y = runtime.federation.inputs(runtime.federation.x[:1], runtime.dtype), runtime.federation.y[:1]
     x, y = (t.repeat(batch, *(1,) * (t.ndim - 1)).unsqueeze(0) for t in (x, y))
-    weight = torch.ones(1, batch, dtype=workshop.dtype, device=workshop.device)
-    return Stack(x, y, weight, torch.zeros(1, dtype=torch.int64, device=workshop.device), (batch,))
+    weight = torch.ones(1, batch, dtype=runtime.dtype, device=runtime.device)
+    return Stack(x, y, weight, torch.zeros(1, dtype=torch.int64, device=runtime.device), (batch,))
 
 
 def room(limit: int | None, device: torch.device) -> int | None:

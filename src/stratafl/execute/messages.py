@@ -12,15 +12,15 @@ from stratafl.core.layout import Layout
 from stratafl.core.parcel import Parcel
 from stratafl.core.records import record
 from stratafl.core.state import tensors
+from stratafl.execute.process_group import InOneProcess
 from stratafl.execute.round import Watch, unwatched
-from stratafl.execute.team import Alone
 
 if TYPE_CHECKING:
     from stratafl.execute.simulation import Simulation
 
 
 @record
-class Messages(Alone):
+class Messages(InOneProcess):
     """Every client on its own, over bytes."""
 
     def groups(self, sim: "Simulation", ids: Tensor) -> Iterator[Tensor]:
@@ -29,7 +29,7 @@ class Messages(Alone):
 
     def carry(self, parcel: Parcel, layout: Layout) -> Parcel:
         """Through bytes, and back to the device it came from."""
-        from stratafl import wire  # needs safetensors, which whoever sends no bytes may do without
+        from stratafl.core import wire  # needs safetensors, which whoever sends no bytes may do without
 
         arrived = wire.decode(wire.encode(parcel, layout), layout, form_of(parcel, layout))
         device = next((x.device for f in parcel.values() for x in tensors({"": f.value})), torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Processes that `torchrun` started, on one machine or several, as a team.
+"""Processes that `torchrun` started, on one machine or several, as a process group.
 
 Every exchange begins with a word from everybody, which says what follows; that somebody has failed is such a word, too,
 so that nobody waits for numbers that never come. Words and memories travel over gloo; sums and rows that lie on GPUs
@@ -23,6 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 from stratafl.core.algorithm import Total
 from stratafl.core.parcel import Bytes, ColumnMask, Field, LayerMask, Parcel, join
 from stratafl.core.state import State, flatten, unflatten
+from stratafl.core.task import Scores
 from stratafl.errors import RankError, RunError, StrataError, shown
 from stratafl.execute.packing import (
     Label,
@@ -36,10 +37,9 @@ from stratafl.execute.packing import (
     value_of,
     words,
 )
+from stratafl.execute.process_group import places
 from stratafl.execute.round import Shift
-from stratafl.execute.team import places
 from stratafl.execute.uploads import Inspection
-from stratafl.runtime import Scores
 
 if TYPE_CHECKING:
     from stratafl.execute.simulation import Simulation
@@ -71,7 +71,7 @@ class Store(Protocol):
         """Wait for notes."""
 
 
-def world() -> int:
+def world_size() -> int:
     """How many processes `torchrun` says there are; 1 without it."""
     named = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
     if None in named.values():
@@ -83,10 +83,10 @@ def world() -> int:
 
 
 class Ranks:
-    """The team of the processes that `torchrun` started."""
+    """The process group of the processes that `torchrun` started."""
 
-    def __init__(self, store: Store, rank: int, world: int, nccl: bool) -> None:
-        self.rank, self.world = rank, world
+    def __init__(self, store: Store, rank: int, world_size: int, nccl: bool) -> None:
+        self.rank, self.world_size = rank, world_size
         self._store, self._nccl = store, nccl
         self._exchanging = False
 
@@ -94,17 +94,17 @@ class Ranks:
     def join(cls) -> "Ranks":
         """Meet the others where the environment says; each process takes the GPU of its local rank, if there is one."""
         try:
-            store, rank, world = next(rendezvous("env://", timeout=PATIENCE))
+            store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
             nccl = _takes_gpu()
             backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
-            dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=PATIENCE)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
         except (RuntimeError, ValueError) as error:
             raise RunError(f"the processes do not find each other: {_first_line(error)}") from error
         if rank == 0:
             atexit.register(_say, store)
-        team = cls(store, rank, world, nccl)
-        team._nccl = all(team._words(nccl))
-        return team
+        process_group = cls(store, rank, size, nccl)
+        process_group._nccl = all(process_group._words(nccl))
+        return process_group
 
     def leave(self) -> None:
         """The end, for all of them."""
@@ -134,8 +134,8 @@ class Ranks:
         """Clients are dealt by size, there and back again, so that everybody has as much to do."""
         position = torch.empty_like(sim.by_size)
         position[sim.by_size] = torch.arange(len(position))
-        turn, place = position // self.world, position % self.world
-        owner = torch.where(turn % 2 == 0, place, self.world - 1 - place)
+        turn, place = position // self.world_size, position % self.world_size
+        owner = torch.where(turn % 2 == 0, place, self.world_size - 1 - place)
         return ids[owner[ids] == rank]
 
     def gather(self, value: T) -> list[T]:
@@ -186,7 +186,7 @@ class Ranks:
         """One share after the other, so that nobody ever holds more than one that is not its own."""
         known = torch.tensor(list(clients), dtype=torch.int64)
         mine: Mapping[int, State] = {}
-        for rank in range(self.world):
+        for rank in range(self.world_size):
             share = self._share_of(rank, sim, known).tolist() if self.rank == 0 else []
             given = self.told({client: clients[client] for client in share})
             mine = given if rank == self.rank else mine
@@ -217,7 +217,7 @@ class Ranks:
     def _texts(self, mine: str) -> list[str]:
         """The text of everybody: first how long each is, then all of them, padded to the longest."""
         own = torch.frombuffer(bytearray(mine.encode()), dtype=torch.uint8)
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
         dist.all_gather(sizes, torch.tensor([len(own)]))
         longest = max(int(size) for size in sizes)
         padded = torch.cat([own, own.new_zeros(longest - len(own))])

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from stratafl.core.algorithm import Round, Total
+from stratafl.core.algorithm import Total
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.parcel import Bytes, Parcel, count_bytes
 from stratafl.core.reprs import short_repr
+from stratafl.core.round import Round
 from stratafl.core.state import State, pick, rows_of
 from stratafl.errors import DataError, MemoryLimitError
 from stratafl.execute.clients import Clients
 from stratafl.execute.memory import give_back
-from stratafl.execute.team import Team, places
+from stratafl.execute.process_group import ProcessGroup, places
 from stratafl.execute.uploads import Inspection, LeftOut, Outlier, inspect, outliers
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class Executor(Protocol):
     """How a round is executed: with whom, in which groups, over which wire, under whose eyes."""
 
     @property
-    def team(self) -> Team:
+    def process_group(self) -> ProcessGroup:
         """The processes that execute it together, each with its share of the clients."""
 
     def groups(self, sim: "Simulation", ids: Tensor) -> Iterator[Tensor]:
@@ -110,23 +111,25 @@ def run_round(
     """
     if len(ids) == 0:
         raise DataError("the cohort is empty: a round needs at least one client")
-    algorithm, layout, team = sim.algorithm, rnd.layout, executor.team
+    algorithm, layout, process_group = sim.algorithm, rnd.layout, executor.process_group
     among = _Among(sim, executor, rnd, server, clients, len(ids), examine, watched)
     total, kept, shifts = Total(), clients, list[Shift]()
     begin = time.perf_counter()
     for group in executor.groups(sim, ids):
         total, kept, shift = _shift(among, total, kept, group)
         shifts.append(shift)
-        if sim.memory is not None:
+        if sim.round_limit is not None:
             give_back()
     mine = sum(shift.served for shift in shifts)
-    shifts = [shift for each in team.gather(shifts) for shift in each]  # who is done first waits here for the others
+    shifts = [
+        shift for each in process_group.gather(shifts) for shift in each
+    ]  # who is done first waits here for the others
     paused = time.perf_counter()
     left_out, far = _conspicuous(shifts, ids)
     present = ids[~torch.isin(ids, torch.tensor([each.client for each in left_out], dtype=torch.int64))]
     with executor.stage("absorb", ids, layout) as watch:
         if len(present):
-            server = algorithm.absorb(rnd, server, team.merge(total, present, algorithm.keeps_rows))
+            server = algorithm.absorb(rnd, server, process_group.merge(total, present, algorithm.keeps_rows))
         watch(server)
     served = mine + time.perf_counter() - paused
     down, up, notes = _summed(shifts, ids)
@@ -157,23 +160,23 @@ def _shift(among: _Among, total: Total, kept: Clients, group: Tensor) -> tuple[T
         down = count_bytes(parcel, layout, len(group))
         watch(parcel)
     with executor.stage("receive", group, layout) as watch:
-        desk = algorithm.receive(rnd, sim.memories(among.clients, group), executor.carry(parcel, layout), task)
-        watch(desk)
+        client = algorithm.receive(rnd, sim.client_states(among.clients, group), executor.carry(parcel, layout), task)
+        watch(client)
     with executor.stage("work", group, layout) as watch:
-        memory, upload, trained = algorithm.work(rnd, desk, task)
+        memory, upload, trained = algorithm.work(rnd, client, task)
         watch(memory)
         watch(upload)
     up = count_bytes(upload, layout, len(group))
     _check_rows(sim, up, len(group), among.cohort)
-    _wait(sim.workshop.device)
-    paused, received = time.perf_counter(), rows_of(desk, algorithm.row)
+    _wait(sim.runtime.device)
+    paused, received = time.perf_counter(), rows_of(client, algorithm.row)
     with executor.stage("fold", group, layout) as watch:
         arrived = executor.carry(upload, layout)
-        samples = sim.workshop.federation.counts("train")[group]
+        samples = sim.runtime.federation.counts("train")[group]
         found = inspect(arrived, memory, received, algorithm.row, samples, layout)
         some = _Some(group, arrived, memory, received, trained)
         if len(found.sound) < len(group):
-            some = some.pick(found.sound, sim.workshop.device)
+            some = some.pick(found.sound, sim.runtime.device)
         if len(some.ids):
             total = algorithm.fold(rnd, among.server, total, some.upload, some.ids)
     shift = Shift(group, down, up, dict(task.notes), found, time.perf_counter() - paused)
@@ -234,11 +237,11 @@ def _summed(shifts: list[Shift], ids: Tensor) -> tuple[Bytes, Bytes, State]:
 
 def _check_rows(sim: "Simulation", upload: Bytes, group: int, cohort: int) -> None:
     """Refuse to keep more uploads side by side than memory allows."""
-    if sim.memory is None or not sim.algorithm.keeps_rows:
+    if sim.round_limit is None or not sim.algorithm.keeps_rows:
         return
     needed = upload.total // group * cohort
-    if needed > sim.memory:
+    if needed > sim.round_limit:
         raise MemoryLimitError(
             f"this merge needs the uploads of all {cohort} clients side by side, {needed:,} bytes, "
-            f"and the limit is {sim.memory:,}: raise it, or let fewer clients take part"
+            f"and the limit is {sim.round_limit:,}: raise it, or let fewer clients take part"
         )

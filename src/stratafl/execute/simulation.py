@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from stratafl.core import keys
-from stratafl.core.algorithm import Algorithm, Round, Setup
+from stratafl.core.algorithm import Algorithm
 from stratafl.core.describe import columns, describe
 from stratafl.core.footprint import Footprint
 from stratafl.core.layout import Buffers, Granularity, Rows
 from stratafl.core.reprs import short_repr
+from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, flatten, join, moved, pick, unflatten
 from stratafl.data import Federation
 from stratafl.data.scaling import PIXELS
@@ -26,16 +27,16 @@ from stratafl.errors import DataError, MemoryLimitError, ModelError, PhaseError,
 from stratafl.execute.clients import Clients, InMemory
 from stratafl.execute.devices import device_of
 from stratafl.execute.matrix import chunk_size
-from stratafl.execute.memory import Needs, client_bytes, room, server_bytes, taken, visitor_bytes
+from stratafl.execute.memory import Needs, client_bytes, evaluation_bytes, room, server_bytes, taken
 from stratafl.execute.records import Format, Index, OnDisk, RecordFile
 from stratafl.execute.round import Examiner, Executor, Report, run_round
 from stratafl.execute.store import Store, chosen
 from stratafl.execute.tokens import check_tokens
 from stratafl.models import load_weights
-from stratafl.runtime import Task, Workshop, workshop
+from stratafl.runtime import CohortTask, Runtime, build_runtime
 from stratafl.runtime.arithmetic import precision
+from stratafl.runtime.build import EngineName
 from stratafl.runtime.speed import USUAL, Speed
-from stratafl.runtime.workshop import EngineName
 
 log = logging.getLogger("stratafl")
 LOOKED_AT = 8  # copies of a model that layer diagnostics take: as received, trained, joined, their differences
@@ -68,10 +69,10 @@ class Simulation:
     """What does not change from round to round."""
 
     algorithm: Algorithm
-    workshop: Workshop
+    runtime: Runtime
     setup: Setup
-    memory: int | None = None  # bytes that rounds may take
-    limit: int | None = None  # bytes that all of it may take
+    round_limit: int | None = None  # bytes that a round may take
+    memory_limit: int | None = None  # bytes that all of it may take
     store: Store = "device"  # where clients' memories are kept
     template: nn.Module | None = None  # the model as drawn, with stock modules; rows fit into a copy of it
     looked_at: int = 0  # clients whose models the layer diagnostics keep for a round
@@ -79,9 +80,9 @@ class Simulation:
     @cached_property
     def client_bytes(self) -> int:
         """About what one client at work takes."""
-        shop, scored = self.workshop, [s for s in self.algorithm.steps if getattr(s, "evaluates", False)]
-        training = client_bytes(shop, shop.cut(self.algorithm.batch))
-        scoring = visitor_bytes(shop, self.algorithm.splits) if scored else 0
+        runtime, scored = self.runtime, [s for s in self.algorithm.steps if getattr(s, "evaluates", False)]
+        training = client_bytes(runtime, runtime.cut(self.algorithm.batch))
+        scoring = evaluation_bytes(runtime, self.algorithm.splits) if scored else 0
         return max(training, scoring) + self.footprint.client
 
     @cached_property
@@ -101,30 +102,30 @@ class Simulation:
 
     def needs(self, cohort: int) -> Needs:
         """What a round of so many clients takes."""
-        held = 0 if self.store == "disk" or self.kept_on != self.workshop.device else self.format.size
+        held = 0 if self.store == "disk" or self.kept_on != self.runtime.device else self.format.size
         looked_at = min(self.looked_at, cohort) * LOOKED_AT * self.setup.row_bytes()
         selected = self.server_bytes + held * self.setup.clients + looked_at
-        one, seen = self.client_bytes, self.visitor_bytes
+        one, seen = self.client_bytes, self.evaluation_bytes
         return Needs(cohort, self.server_bytes, held * cohort, one, seen, self.footprint, selected)
 
     @cached_property
-    def visitor_bytes(self) -> int:
+    def evaluation_bytes(self) -> int:
         """About what one client takes while it is evaluated, which may include tuning a copy."""
-        return max(self.client_bytes, visitor_bytes(self.workshop) + self.footprint.client)
+        return max(self.client_bytes, evaluation_bytes(self.runtime) + self.footprint.client)
 
     def arithmetic(self) -> AbstractContextManager[None]:
         """With as many digits as this simulation multiplies."""
-        return precision(self.workshop.speed.precision)
+        return precision(self.runtime.speed.precision)
 
     @property
-    def newcomers(self) -> Tensor:
+    def new_clients(self) -> Tensor:
         """The clients that never take part in training."""
-        return torch.arange(self.setup.clients, self.workshop.federation.clients)
+        return torch.arange(self.setup.clients, self.runtime.federation.clients)
 
     @cached_property
     def format(self) -> Format:
         """What one client's memory consists of."""
-        return memory_format(self.algorithm, self.setup)
+        return client_state_format(self.algorithm, self.setup)
 
     def start(self, file: RecordFile | None = None) -> Progress:
         """Before the first round; clients enrol when they are first touched, and are kept in `file` if on disk."""
@@ -138,7 +139,7 @@ class Simulation:
         """The progress in a checkpoint; memories that it does not hold itself are in the file."""
         clients = self.restored_clients(tensors, file)
         # Copied out of the file, so that products see memory aligned as in a run that was never interrupted.
-        server = {name: x.clone().to(self.workshop.device) for name, x in tensors.items() if name.startswith("server/")}
+        server = {name: x.clone().to(self.runtime.device) for name, x in tensors.items() if name.startswith("server/")}
         return Progress.of({"t": tensors["t"], **server}, clients)
 
     def restored_clients(self, tensors: Mapping[str, Tensor], file: RecordFile) -> Clients:
@@ -152,7 +153,7 @@ class Simulation:
     @property
     def kept_on(self) -> torch.device:
         """The device on which memories are kept, where they are not on disk."""
-        return self.workshop.device if self.store == "device" else torch.device("cpu")
+        return self.runtime.device if self.store == "device" else torch.device("cpu")
 
     def at(self, t: int) -> Round:
         """Round t."""
@@ -177,21 +178,21 @@ class Simulation:
     def ordered(self, ids: Tensor) -> Tensor:
         """Larger clients first, so that a chunk holds clients of like size; equal ones by id."""
         ids = ids.sort().values
-        sizes = self.workshop.federation.counts("train")[ids]
+        sizes = self.runtime.federation.counts("train")[ids]
         return ids[torch.argsort(sizes, descending=True, stable=True)]
 
     @cached_property
     def by_size(self) -> Tensor:
-        """All clients, newcomers too, in the order in which they are dealt to several processes."""
-        return self.ordered(torch.arange(self.workshop.federation.clients))
+        """All clients, new clients too, in the order in which they are dealt to several processes."""
+        return self.ordered(torch.arange(self.runtime.federation.clients))
 
-    def task(self, ids: Tensor, rnd: Round, watched: bool = False) -> Task:
+    def task(self, ids: Tensor, rnd: Round, watched: bool = False) -> CohortTask:
         """The task of these clients, with the splits that the algorithm declares."""
-        return self.workshop.task(ids, rnd, self.algorithm.splits, watched)
+        return self.runtime.task(ids, rnd, self.algorithm.splits, watched)
 
-    def memories(self, clients: Mapping[int, State], ids: Tensor) -> State:
+    def client_states(self, clients: Mapping[int, State], ids: Tensor) -> State:
         """The memories of these clients, side by side; who has none enrols."""
-        return moved(join([self._memory(clients, client) for client in ids.tolist()]), self.workshop.device)
+        return moved(join([self._memory(clients, client) for client in ids.tolist()]), self.runtime.device)
 
     def _memory(self, clients: Mapping[int, State], client: int) -> State:
         if client in clients:
@@ -242,10 +243,10 @@ def simulation(
     device: str = "cpu",
     engine: EngineName = "auto",
     speed: Speed = USUAL,
-    memory: int | None = None,
+    memory_limit: int | None = None,
     store: Store = "auto",
     saved: bool = False,
-    newcomers: int = 0,
+    new_clients: int = 0,
     looked_at: int = 0,
     begun: bool = False,
 ) -> Simulation:
@@ -253,22 +254,22 @@ def simulation(
 
     `model` is a module (its weights are the common start) or a function that makes one (drawn from the seed); `weights`
     is a file with the initial weights; `buffers` says whether BatchNorm statistics follow their layer or stay local;
-    `memory` is what all of it may take, in bytes, and `store` where clients' memories are kept between rounds (on the
-    `device`, in `ram`, on `disk`; `auto`: by size, and by whether checkpoints are `saved`); the last `newcomers`
+    `memory_limit` is what all of it may take, in bytes, and `store` where client states are kept between rounds (on the
+    `device`, in `ram`, on `disk`; `auto`: by size, and by whether checkpoints are `saved`); the last `new_clients`
     clients of the federation never take part in training; a run that has `begun` may go on although its rounds never
     reach a phase of the algorithm, which is refused otherwise.
     """
     device = device_of(device)
     if not 0 < participation <= 1:
         raise DataError(f"participation is a share of the clients above 0 and up to 1, not {participation}")
-    if not 0 <= newcomers < federation.clients:
-        raise DataError(f"{newcomers} of {federation.clients} clients cannot be newcomers: somebody must train")
+    if not 0 <= new_clients < federation.clients:
+        raise DataError(f"{new_clients} of {federation.clients} clients cannot be new clients: somebody must train")
     if not isinstance(rounds, int) or rounds < 0:
         raise DataError(f"the number of rounds cannot be {rounds}")
     if not isinstance(algorithm, Algorithm):
         raise RecordError(f"an algorithm is a record such as fedavg(), not {algorithm!r}")
     _check_splits(algorithm, federation)
-    _check_batches(algorithm, federation, newcomers)
+    _check_batches(algorithm, federation, new_clients)
     for line in told(federation):
         log.warning("%s", line)
 
@@ -286,19 +287,23 @@ def simulation(
         return {name: torch.stack([one[name] for one in each]).to(device) for name in layout.specs}
 
     start = {name: tensor.clone().to(device) for name, tensor in columns(module).items()}
-    shop = workshop(
+    runtime = build_runtime(
         federation, module, layout, head=head, device=device, engine=engine, speed=speed, batch=algorithm.batch
     )
-    clients, classes = federation.clients - newcomers, federation.classes
-    setup = Setup(layout, start, fresh, clients, rounds, seed, classes, shop.features, participation)
+    clients, classes = federation.clients - new_clients, federation.classes
+    setup = Setup(layout, start, fresh, clients, rounds, seed, classes, runtime.features, participation)
     _check(algorithm, setup, begun)
-    left = None if begun and memory is not None and taken(shop.device) >= memory else room(memory, shop.device)
-    needed = memory_format(algorithm, setup).size * clients
-    kept = chosen(store, needed, shop.device, left, participation=participation, saved=saved)
+    left = (
+        None
+        if begun and memory_limit is not None and taken(runtime.device) >= memory_limit
+        else room(memory_limit, runtime.device)
+    )
+    needed = client_state_format(algorithm, setup).size * clients
+    kept = chosen(store, needed, runtime.device, left, participation=participation, saved=saved)
     rest = left
-    if left is not None and (kept == "device" or (kept == "ram" and shop.device.type == "cpu")):
+    if left is not None and (kept == "device" or (kept == "ram" and runtime.device.type == "cpu")):
         rest = left - needed
-    made = Simulation(algorithm, shop, setup, rest, memory, kept, module.cpu(), looked_at)
+    made = Simulation(algorithm, runtime, setup, rest, memory_limit, kept, module.cpu(), looked_at)
     return _within_memory(made, left if store == "auto" else None, begun)
 
 
@@ -308,11 +313,11 @@ def _within_memory(made: Simulation, left: int | None, begun: bool) -> Simulatio
         chunk_size(made, made.largest_cohort)  # what does not fit is refused here, before anything is computed
     except MemoryLimitError as error:
         if made.store != "disk" and left is not None:
-            return _within_memory(replace(made, memory=left, store="disk"), left, begun)
+            return _within_memory(replace(made, round_limit=left, store="disk"), left, begun)
         if not begun:
             raise
         log.warning("%s; this run has begun, and goes on with one client at a time", error)
-        return replace(made, memory=made.needs(made.largest_cohort).least)
+        return replace(made, round_limit=made.needs(made.largest_cohort).least)
     return made
 
 
@@ -325,7 +330,7 @@ def _check(algorithm: Algorithm, setup: Setup, begun: bool) -> None:
         log.warning("%s", error)
 
 
-def memory_format(algorithm: Algorithm, setup: Setup) -> Format:
+def client_state_format(algorithm: Algorithm, setup: Setup) -> Format:
     """How the memory of a client looks that has just enrolled, and ever after."""
     return Format(pick(algorithm.enrol(setup, torch.tensor([0])), 0))
 
@@ -340,8 +345,8 @@ def _check_splits(algorithm: Algorithm, federation: Federation) -> None:
             raise DataError(f"the algorithm needs the split '{split}', which some clients do not have: make it larger")
 
 
-def _check_batches(algorithm: Algorithm, federation: Federation, newcomers: int) -> None:
-    largest = int(federation.counts("train")[: federation.clients - newcomers].max())
+def _check_batches(algorithm: Algorithm, federation: Federation, new_clients: int) -> None:
+    largest = int(federation.counts("train")[: federation.clients - new_clients].max())
     for step in algorithm.steps:
         batch = getattr(step, "batch", 1)
         if getattr(step, "drop_last", False) and batch > largest:

@@ -1,14 +1,10 @@
 """Accuracy: what a client knows about how good its model is."""
 
-from typing import TYPE_CHECKING
-
-from stratafl.core.algorithm import Round, Setup
 from stratafl.core.records import record
+from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, rows_of
+from stratafl.core.task import Task
 from stratafl.errors import RecordError
-
-if TYPE_CHECKING:
-    from stratafl.runtime import Task
 
 
 @record
@@ -30,7 +26,7 @@ class Accuracy:
         if setup.classes is None:
             raise RecordError("an accuracy needs classes, and the targets of this data are numbers")
 
-    def __call__(self, rnd: Round, desk: State, task: "Task") -> State:
+    def __call__(self, rnd: Round, client: State, task: Task) -> State:
         """A number from 0 to 1 per client."""
-        theta = rows_of(desk, "theta")
+        theta = rows_of(client, "theta")
         return {"accuracy": task.scores(theta, self.split).accuracy.to(next(iter(theta.values())).dtype)}

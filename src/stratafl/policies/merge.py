@@ -5,11 +5,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from stratafl.core.algorithm import Round, Setup
 from stratafl.core.footprint import Footprint
 from stratafl.core.parcel import Parcel
 from stratafl.core.records import record
 from stratafl.core.reduce import add_rows, add_weights, mean_or_hold
+from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, rows_of
 from stratafl.errors import unknown
 

@@ -1,19 +1,15 @@
 """Mix: where training starts, from the download and the client's own memory."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-from stratafl.core.algorithm import Round
 from stratafl.core.layout import Rows
 from stratafl.core.parcel import Field, Parcel
 from stratafl.core.records import record
+from stratafl.core.round import Round
 from stratafl.core.state import State, expand, rows_of
+from stratafl.core.task import Task
 from stratafl.errors import RecordError
-
-if TYPE_CHECKING:
-    from stratafl.runtime import Task
 
 
 @record
@@ -33,9 +29,9 @@ class Take:
         """The client's row."""
         return (self.into,)
 
-    def __call__(self, rnd: Round, desk: State, down: Parcel, task: "Task") -> State:
+    def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         """A complete row for each client."""
-        own = rows_of(desk, self.into) if self.into in desk else {}
+        own = rows_of(client, self.into) if self.into in client else {}
         row = {**own, **received(down[self.field], own, rnd, len(task))}
         _refuse([name for name in rnd.layout.specs if name not in row], rnd)
         return {self.into: {name: row[name] for name in rnd.layout.specs}}
@@ -75,9 +71,9 @@ class Remember:
         """The anchor."""
         return (self.name,)
 
-    def __call__(self, rnd: Round, desk: State, down: Parcel, task: "Task") -> State:
+    def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         """The same tensors: nobody writes into them."""
-        return {self.name: desk[self.field]}
+        return {self.name: client[self.field]}
 
 
 @record
@@ -93,10 +89,10 @@ class TakeNumber:
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """The field on the client's desk."""
+        """The client's field."""
         return (self.field,)
 
-    def __call__(self, rnd: Round, desk: State, down: Parcel, task: "Task") -> State:
+    def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         """Expanded if it is common."""
         field = down[self.field]
         value: Tensor = field.tensor.expand(len(task), *field.tensor.shape) if field.common else field.tensor

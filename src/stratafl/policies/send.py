@@ -1,16 +1,13 @@
 """Send: what clients upload."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from stratafl.core.algorithm import Round
 from stratafl.core.parcel import Field
 from stratafl.core.records import record
+from stratafl.core.round import Round
 from stratafl.core.state import State, rows_of
+from stratafl.core.task import Task
 from stratafl.policies.travelling import Travelling
-
-if TYPE_CHECKING:
-    from stratafl.runtime import Task
 
 
 @record
@@ -22,8 +19,8 @@ class Upload(Travelling):
         """The fields of the upload."""
         return (f"up.{self.field}", "up.samples")
 
-    def __call__(self, rnd: Round, desk: State, task: "Task") -> Mapping[str, Field]:
+    def __call__(self, rnd: Round, client: State, task: Task) -> Mapping[str, Field]:
         """The layers and n_k."""
-        row = rows_of(desk, self.field)
+        row = rows_of(client, self.field)
         layers = {name: row[name] for name in rnd.layout.travelling(self.layers)}
         return {self.field: Field(layers), "samples": Field(task.sizes("train"))}

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from stratafl.core.algorithm import Round, Setup
 from stratafl.core.footprint import Footprint
 from stratafl.core.layers import Select
 from stratafl.core.parcel import Field
 from stratafl.core.records import record
+from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, Value
 from stratafl.policies.travelling import Travelling
 

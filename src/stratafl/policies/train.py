@@ -1,23 +1,19 @@
 """Train: phases of local descent."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-from stratafl.core.algorithm import Round, Setup
 from stratafl.core.footprint import Footprint
 from stratafl.core.layers import Select, select
 from stratafl.core.layerwise import MOMENTUM
 from stratafl.core.objectives import Objective
 from stratafl.core.records import record
+from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, rows_of, tensor_of
+from stratafl.core.task import Task
 from stratafl.errors import RecordError
 from stratafl.policies.schedules import Constant, Schedule
 from stratafl.runtime.descent import Descent, Edit, Rate, descend
-
-if TYPE_CHECKING:
-    from stratafl.runtime import Task
 
 
 @record
@@ -83,12 +79,12 @@ class SGD:
         edited = bool(self.edits) + (self.clip is not None) + bool(self.weight_decay)
         return Footprint(client=(MOMENTUM * bool(self.momentum) + edited) * row)
 
-    def __call__(self, rnd: Round, desk: State, task: "Task") -> State:
+    def __call__(self, rnd: Round, client: State, task: Task) -> State:
         """The row after descent; as it was, if no layer is to be trained."""
         trained = rnd.layout.trainable(self.layers)
         if not trained or (self.epochs == 0 and self.steps is None):
             none = torch.zeros_like(task.ids)
-            return self._counted(none, none.double(), 0.0, desk)
+            return self._counted(none, none.double(), 0.0, client)
         rate = self.lr * self.schedule(*rnd.clock)
         descent = Descent(
             objective=self.objective or task.objective(),
@@ -104,8 +100,8 @@ class SGD:
         after = descend(
             task,
             descent,
-            rows_of(desk, self.row),
-            desk,
+            rows_of(client, self.row),
+            client,
             batch=self.batch,
             epochs=self.epochs,
             steps=self.steps,
@@ -118,15 +114,15 @@ class SGD:
         if task.watched:
             task.note(f"{self.purpose}/rates", rate * _mean_factors(after, trained, task))
         carried = {name: after[name] for name in descent.objective.carries}
-        counted = self._counted(tensor_of(after, "steps"), tensor_of(after, "loss"), rate, desk)
+        counted = self._counted(tensor_of(after, "steps"), tensor_of(after, "loss"), rate, client)
         return {self.row: after["row"], **counted, **carried}
 
-    def _counted(self, steps: Tensor, loss: Tensor, rate: float, desk: State) -> State:
-        like = next(iter(rows_of(desk, self.row).values()))
+    def _counted(self, steps: Tensor, loss: Tensor, rate: float, client: State) -> State:
+        like = next(iter(rows_of(client, self.row).values()))
         return dict(zip(self.counts, (steps, loss, like.new_full((len(steps),), rate)), strict=True))
 
 
-def _mean_factors(after: State, trained: tuple[str, ...], task: "Task") -> Tensor:
+def _mean_factors(after: State, trained: tuple[str, ...], task: Task) -> Tensor:
     """`[C, L]`: the mean factor on the rate over all steps; 0 for a layer that is not trained."""
     if "factors" in after:
         return tensor_of(after, "factors") / tensor_of(after, "steps").clamp(min=1)[:, None]

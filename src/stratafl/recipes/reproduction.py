@@ -103,7 +103,7 @@ class Reproduction:
 
     def check(self, run: Run) -> None:
         """Refuse data without classes: all that is measured and claimed is about accuracy."""
-        if run.sim.workshop.federation.classes is None:
+        if run.sim.runtime.federation.classes is None:
             name = run.experiment.data.name
             raise RunError(f"recipes compare accuracies, and '{name}' has no classes: see data.targets")
 

@@ -130,7 +130,7 @@ def _spread(values: Sequence[float]) -> Spread:
 
 def _method(config: Mapping[str, Any]) -> dict[str, Any]:
     """What makes one method another: not its seed, nor where it kept what, nor how often it was looked at."""
-    besides = {"run": ("seed", "memory", "store", "checkpoint"), "evaluate": ("lab",), "log": ("to",)}
+    besides = {"run": ("seed", "memory_limit", "store", "checkpoint"), "evaluate": ("lab",), "log": ("to",)}
     return {name: {k: v for k, v in table.items() if k not in besides.get(name, ())} for name, table in config.items()}
 
 

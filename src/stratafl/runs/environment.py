@@ -19,7 +19,7 @@ from stratafl.config.experiment import Experiment
 from stratafl.core.layout import Rows
 from stratafl.errors import RunError, shown
 from stratafl.execute import Simulation
-from stratafl.execute.ranks import world
+from stratafl.execute.ranks import world_size
 
 FORMAT = 2  # of run directories: raised when an older version could not read them; since 2 lines have checksums
 TYPED = "STRATAFL_COMMAND"  # tells a process that works for another what was typed
@@ -27,7 +27,7 @@ TYPED = "STRATAFL_COMMAND"  # tells a process that works for another what was ty
 
 def describe(sim: Simulation) -> dict[str, Any]:
     """Versions, machine, device and commit."""
-    device = sim.workshop.device
+    device = sim.runtime.device
     return {
         "format": FORMAT,
         "stratafl": stratafl.__version__,
@@ -38,11 +38,11 @@ def describe(sim: Simulation) -> dict[str, Any]:
         "machine": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "ranks": world(),
+        "ranks": world_size(),
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
-        "engine": type(sim.workshop.engine).__name__,
-        "tuning": sim.workshop.tuning,
+        "engine": type(sim.runtime.engine).__name__,
+        "tuning": sim.runtime.tuning,
         "store": sim.store,
         "seed": sim.setup.seed,
         "clients": sim.setup.clients,
@@ -127,7 +127,7 @@ def code(experiment: Experiment) -> dict[str, str]:
 
 def data_digest(sim: Simulation) -> str:
     """A checksum of samples, targets and who holds them."""
-    federation = sim.workshop.federation
+    federation = sim.runtime.federation
     held = {
         f"{name}/{part}": getattr(s, part) for name, s in federation.splits.items() for part in ("indices", "offsets")
     }

@@ -13,7 +13,7 @@ from stratafl.errors import RunError
 from stratafl.evaluation import Lab
 from stratafl.evaluation.measure import Line
 from stratafl.evaluation.trial import Trial
-from stratafl.execute import Distributed, Matrix, Progress, Simulation, Team
+from stratafl.execute import Distributed, Matrix, ProcessGroup, Progress, Simulation
 from stratafl.execute.clients import InMemory
 from stratafl.execute.packing import sendable
 from stratafl.runs import environment
@@ -44,23 +44,23 @@ class Verdict:
 sendable(Brief, Verdict)
 
 
-def trial_of(experiment: Experiment, sim: Simulation, team: Team) -> Trial:
+def trial_of(experiment: Experiment, sim: Simulation, process_group: ProcessGroup) -> Trial:
     """The trial of an experiment, by one process or several."""
     evaluate = experiment.evaluate
-    executor = Matrix() if team.world == 1 else Distributed(team)
+    executor = Matrix() if process_group.world_size == 1 else Distributed(process_group)
     return Trial(sim, evaluate.every, evaluate.clients, Lab(evaluate.lab), executor)
 
 
-def refuse_disk(team: Team, sim: Simulation) -> None:
+def refuse_disk(process_group: ProcessGroup, sim: Simulation) -> None:
     """Raise where several processes would keep memories on disk, which one alone can."""
-    if team.world > 1 and sim.store == "disk":
+    if process_group.world_size > 1 and sim.store == "disk":
         raise RunError(
             "clients' memories would be on disk, and several processes keep them in RAM: use one, or run.store=ram"
         )
 
 
 def hand_out(
-    team: Team,
+    process_group: ProcessGroup,
     experiment: Experiment,
     sim: Simulation,
     progress: Progress,
@@ -71,26 +71,26 @@ def hand_out(
 
     `selected` is the state after the selected round, if it was kept, and is dealt in the same way.
     """
-    if team.world == 1:
+    if process_group.world_size == 1:
         return progress, selected
-    refuse_disk(team, sim)
-    team.told(Brief(to_tables(experiment), environment.identity(sim), sim.workshop.tuning, history))
-    return _both_dealt(team, sim, progress, selected)
+    refuse_disk(process_group, sim)
+    process_group.told(Brief(to_tables(experiment), environment.identity(sim), sim.runtime.tuning, history))
+    return _both_dealt(process_group, sim, progress, selected)
 
 
 def _both_dealt(
-    team: Team, sim: Simulation, progress: Progress, selected: Progress | None
+    process_group: ProcessGroup, sim: Simulation, progress: Progress, selected: Progress | None
 ) -> tuple[Progress, Progress | None]:
-    mine = _dealt(team, sim, progress)
-    t = team.told(None if selected is None else selected.t)
+    mine = _dealt(process_group, sim, progress)
+    t = process_group.told(None if selected is None else selected.t)
     if t is None or t == mine.t:
         return mine, None if t is None else mine
-    return mine, _dealt(team, sim, _nothing(sim) if selected is None else selected)
+    return mine, _dealt(process_group, sim, _nothing(sim) if selected is None else selected)
 
 
-def _dealt(team: Team, sim: Simulation, progress: Progress) -> Progress:
-    t, server = team.told((progress.t, progress.server))
-    return Progress(t, server, InMemory(sim.kept_on, dict(team.deal(sim, progress.clients))))
+def _dealt(process_group: ProcessGroup, sim: Simulation, progress: Progress) -> Progress:
+    t, server = process_group.told((progress.t, progress.server))
+    return Progress(t, server, InMemory(sim.kept_on, dict(process_group.deal(sim, progress.clients))))
 
 
 def _nothing(sim: Simulation) -> Progress:
@@ -98,26 +98,26 @@ def _nothing(sim: Simulation) -> Progress:
     return Progress(0, {}, InMemory(sim.kept_on, {}))
 
 
-def collected(team: Team, sim: Simulation, progress: Progress) -> Progress:
+def collected(process_group: ProcessGroup, sim: Simulation, progress: Progress) -> Progress:
     """The progress with the memories of all clients, for the first process."""
-    if team.world == 1:
+    if process_group.world_size == 1:
         return progress
-    return replace(progress, clients=InMemory(sim.kept_on, dict(team.collect(progress.clients))))
+    return replace(progress, clients=InMemory(sim.kept_on, dict(process_group.collect(progress.clients))))
 
 
 class Follower:
     """What every process but the first makes of a run; it goes on, and ends, when the first does."""
 
-    def __init__(self, team: Team, trust: Trust | bool = NOTHING) -> None:
-        brief: Brief = team.told(Brief({}, {}, {}, []))
-        self.team, self.experiment = team, from_tables(brief.tables)
+    def __init__(self, process_group: ProcessGroup, trust: Trust | bool = NOTHING) -> None:
+        brief: Brief = process_group.told(Brief({}, {}, {}, []))
+        self.process_group, self.experiment = process_group, from_tables(brief.tables)
         self.history, self.notes = list(brief.history), list[str]()
         self.sim = simulation_of(self.experiment, brief.tuning, trust, begun=True)
         for what, mine in environment.identity(self.sim).items():
             if brief.identity[what] != mine:
                 raise RunError(f"the {what} that it finds is not that of rank 0")
-        self.trial = trial_of(self.experiment, self.sim, team)
-        self.progress, selected = _both_dealt(team, self.sim, _nothing(self.sim), None)
+        self.trial = trial_of(self.experiment, self.sim, process_group)
+        self.progress, selected = _both_dealt(process_group, self.sim, _nothing(self.sim), None)
         self._selection = Selection.of(self.history, self.experiment.evaluate, selected)
         self._saved = self.progress.t
 
@@ -130,7 +130,7 @@ class Follower:
         """Go on to the end, as the first process does."""
         while not self.finished:
             self.progress, entry = self.trial.round(self.progress)
-            verdict = self.team.told(Verdict(entry.round, False))
+            verdict = self.process_group.told(Verdict(entry.round, False))
             self.history.append(verdict.line)
             self._selection = self._selection.after(verdict.line, self.progress, self.experiment.evaluate)
             if verdict.saved:
@@ -140,10 +140,10 @@ class Follower:
     def save(self) -> None:
         """Give what a checkpoint needs, unless the last one is of this round."""
         if self._saved != self.progress.t:
-            self.team.collect(self.progress.clients)
+            self.process_group.collect(self.progress.clients)
             selected = self._selection.progress
             if selected is not None and selected.t != self.progress.t:
-                self.team.collect(selected.clients)
+                self.process_group.collect(selected.clients)
             self._saved = self.progress.t
 
     def __enter__(self) -> Self:

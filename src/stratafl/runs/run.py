@@ -37,7 +37,7 @@ from stratafl.core.reprs import short_repr
 from stratafl.data.loading import is_place
 from stratafl.errors import BusyError, DamagedError, RunError, unknown
 from stratafl.evaluation.measure import Line
-from stratafl.execute import SOLO, Progress, Simulation, Team
+from stratafl.execute import SINGLE_PROCESS, ProcessGroup, Progress, Simulation
 from stratafl.execute.devices import device_or_cpu
 from stratafl.execute.records import RecordFile
 from stratafl.execute.saved import SavedForm
@@ -86,10 +86,12 @@ class _Done:
 class Run:
     """An experiment in its directory, from its beginning or from where it was left; use it as a context."""
 
-    def __init__(self, folder: Path, experiment: Experiment, sim: Simulation, team: Team = SOLO) -> None:
-        self.folder, self.experiment, self.sim, self.team = folder, experiment, sim, team
+    def __init__(
+        self, folder: Path, experiment: Experiment, sim: Simulation, process_group: ProcessGroup = SINGLE_PROCESS
+    ) -> None:
+        self.folder, self.experiment, self.sim, self.process_group = folder, experiment, sim, process_group
         self._place = folder.absolute()
-        self.trial = trial_of(experiment, sim, team)
+        self.trial = trial_of(experiment, sim, process_group)
         self.notes: list[str] = []  # what a person should know
         self._lock = _locked(folder)
         try:
@@ -102,7 +104,7 @@ class Run:
             progress, selected = self._restored()
             self.history: list[Line] = read_lines(folder / ROUNDS)
             check_history(folder / ROUNDS, self.history, progress.t)
-            progress, selected = hand_out(team, experiment, sim, progress, self.history, selected)
+            progress, selected = hand_out(process_group, experiment, sim, progress, self.history, selected)
             selection = Selection.of(self.history, experiment.evaluate, selected)
             self._done = _Done(progress, self._marks(), selection)
             if selection.line is not None and selection.progress is None:
@@ -111,33 +113,39 @@ class Run:
             os.close(self._lock)
             raise
         self._loggers = loggers.Loggers(experiment.log.to, _about(folder, experiment))
-        self._tuning = sim.workshop.tuning
+        self._tuning = sim.runtime.tuning
         self._saved, self._saved_at, self._saving = self.progress.t, time.monotonic(), 0.0
 
     @classmethod
-    def create(cls, experiment: Experiment, folder: Path, team: Team = SOLO, trust: Trust | bool = NOTHING) -> Self:
+    def create(
+        cls,
+        experiment: Experiment,
+        folder: Path,
+        process_group: ProcessGroup = SINGLE_PROCESS,
+        trust: Trust | bool = NOTHING,
+    ) -> Self:
         """A new run; everything is checked before the directory is made, and nothing that exists is written over."""
         refuse_existing(folder)
         experiment = completed(anchored(experiment), trust)
         loggers.check(experiment.log.to)
         sim = simulation_of(experiment, trust=trust)
-        refuse_disk(team, sim)
+        refuse_disk(process_group, sim)
         tables = to_tables(experiment)
         identity = {"config": tables, **environment.identity(sim)}
         about = {**environment.describe(sim), "code": environment.code(experiment)}
         with appearing(folder) as partial:
             write_whole(partial / CONFIG, tomli_w.dumps(tables).encode())
             write_json(partial / ENVIRONMENT, {**about, "resumed": [], "identity": identity})
-            write_holdings(partial, sim.workshop.federation)
-            write_preprocessing(partial, sim.workshop.federation)
-        return cls(folder, experiment, sim, team)
+            write_holdings(partial, sim.runtime.federation)
+            write_preprocessing(partial, sim.runtime.federation)
+        return cls(folder, experiment, sim, process_group)
 
     @classmethod
-    def open(cls, folder: Path, team: Team = SOLO, trust: Trust | bool = NOTHING) -> Self:
+    def open(cls, folder: Path, process_group: ProcessGroup = SINGLE_PROCESS, trust: Trust | bool = NOTHING) -> Self:
         """A run that exists; refused if its configuration, data or model are no longer what they were."""
         then, experiment = environment_of(folder), config_of(folder)
         loggers.check(experiment.log.to)
-        run = cls(folder, experiment, _simulation(folder, then, experiment, trust), team)
+        run = cls(folder, experiment, _simulation(folder, then, experiment, trust), process_group)
         try:
             if not run.finished:
                 run._note_resumption(then)
@@ -182,7 +190,7 @@ class Run:
             self.history.append(entry.round)
             self._loggers.log(entry.round)
             self._note_tuning()
-            if self.team.told(Verdict(entry.round, self._due())).saved:
+            if self.process_group.told(Verdict(entry.round, self._due())).saved:
                 self.save()
             yield entry.round
 
@@ -207,7 +215,7 @@ class Run:
         self._saving = self._saved_at - begin
 
     def _saved_state(self, progress: Progress) -> Saved:
-        whole = collected(self.team, self.sim, progress)
+        whole = collected(self.process_group, self.sim, progress)
         whole.clients.settle()
         tensors = whole.tensors()
         self._form.check_before_saving(tensors)
@@ -300,7 +308,7 @@ class Run:
 
     def _note_tuning(self) -> None:
         """Write down what was decided about speed since, so that a resumed run computes the same bits."""
-        tuning = self.sim.workshop.tuning
+        tuning = self.sim.runtime.tuning
         if tuning != self._tuning:
             then = read_json(self.folder / ENVIRONMENT)
             write_json(self.folder / ENVIRONMENT, {**then, "tuning": tuning}, self._lock)
@@ -311,7 +319,7 @@ class Run:
         try:
             self.save()
         finally:
-            self.sim.workshop.close()
+            self.sim.runtime.close()
             self._loggers.close()
             os.close(self._lock)
 
@@ -321,9 +329,11 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        failed = error is not None and self.team.world > 1  # the others have stopped: nobody to collect from
+        failed = (
+            error is not None and self.process_group.world_size > 1
+        )  # the others have stopped: nobody to collect from
         if failed or isinstance(error, RunError):  # the disk refuses: trying again would hide why
-            self.sim.workshop.close()
+            self.sim.runtime.close()
             os.close(self._lock)
         else:
             self.close()
@@ -445,14 +455,16 @@ def _simulation(
     for what, today in environment.identity(sim).items():
         if identity.get(what) != today:
             raise RunError(f"the {what} of '{folder}' is not what the run began with: it cannot be continued")
-    check_preprocessing(folder, sim.workshop.federation)
+    check_preprocessing(folder, sim.runtime.federation)
     return sim
 
 
 def _elsewhere(experiment: Experiment, then: dict[str, Any], device: str) -> tuple[Experiment, dict[str, Any] | None]:
     """The experiment on a device of this machine; what was decided for another kind of device is left to it."""
     there = device_or_cpu(str(then.get("device") or experiment.run.device)) if device == "auto" else device
-    run = replace(experiment.run, device=there, memory=None)  # a limit of rounds, perhaps of another device's memory
+    run = replace(
+        experiment.run, device=there, memory_limit=None
+    )  # a limit of rounds, perhaps of another device's memory
     if there.partition(":")[0] == str(then.get("device")).partition(":")[0]:
         return replace(experiment, run=run), then.get("tuning")
     usual = type(run)()

@@ -1,21 +1,12 @@
-"""The client's side of the work: data, gradients and scores of a cohort."""
+"""The client's only door to data: engines that compute gradients and scores of a cohort, and captured steps.
 
-from stratafl.runtime.engine import Engine, Gradients, Inputs, LoopEngine, Stack, StackedEngine
-from stratafl.runtime.model import Model, Net
-from stratafl.runtime.task import Scores, Task, Workshop
-from stratafl.runtime.workshop import workshop
+The only package with padding, devices, threads and in-place updates. Executors and evaluation build a `Runtime` here;
+algorithms see `stratafl.core.task.Task` and nothing else of it.
+"""
 
-__all__ = [
-    "Engine",
-    "Gradients",
-    "Inputs",
-    "LoopEngine",
-    "Model",
-    "Net",
-    "Scores",
-    "Stack",
-    "StackedEngine",
-    "Task",
-    "Workshop",
-    "workshop",
-]
+from stratafl.runtime.build import build_runtime
+from stratafl.runtime.engine import Engine, LoopEngine, StackedEngine
+from stratafl.runtime.model import FilledModel, Model
+from stratafl.runtime.task import CohortTask, Runtime
+
+__all__ = ["CohortTask", "Engine", "FilledModel", "LoopEngine", "Model", "Runtime", "StackedEngine", "build_runtime"]

@@ -10,33 +10,32 @@ from torch import Tensor
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.objectives import Objective
 from stratafl.core.state import State, Value, rows_of, tensor_of
+from stratafl.core.task import Inputs, Stack, Task
 from stratafl.errors import RecordError
-from stratafl.runtime.engine import Inputs, Stack
-from stratafl.runtime.task import Task
 
 
 class Edit(Protocol):
-    """A change of the gradients: (gradients, row, fields of the desk, layout) → gradients."""
+    """A change of the gradients: (gradients, row, fields of the client's state, layout) → gradients."""
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The fields of the desk that it needs."""
+        """The fields of the client's state that it needs."""
 
-    def __call__(self, gradients: Rows, row: Rows, desk: Mapping[str, Value], layout: Layout) -> Rows:
+    def __call__(self, gradients: Rows, row: Rows, client: Mapping[str, Value], layout: Layout) -> Rows:
         """New gradients."""
 
 
 class Rate(Protocol):
-    """A factor on the learning rate: (gradients, row, fields of the desk, layout) → factors that broadcast.
+    """A factor on the learning rate: (gradients, row, fields of the client's state, layout) → factors that broadcast.
 
     It sees the gradients after all edits, before clipping and weight decay.
     """
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The fields of the desk that it needs."""
+        """The fields of the client's state that it needs."""
 
-    def __call__(self, gradients: Rows, row: Rows, desk: Mapping[str, Value], layout: Layout) -> Rows:
+    def __call__(self, gradients: Rows, row: Rows, client: Mapping[str, Value], layout: Layout) -> Rows:
         """One factor per layer (as `spread` gives it) or per column."""
 
 
@@ -58,7 +57,7 @@ class Descent:
     frozen_modules_train: bool = False
 
 
-def descend(task: Task, descent: Descent, row: Rows, desk: Mapping[str, Value], **batches: object) -> State:
+def descend(task: Task, descent: Descent, row: Rows, client: Mapping[str, Value], **batches: object) -> State:
     """Rows after descent, the carried fields, and each client's number of steps and summed loss."""
     objective = descent.objective
     device = next(iter(row.values())).device
@@ -71,11 +70,11 @@ def descend(task: Task, descent: Descent, row: Rows, desk: Mapping[str, Value], 
         "loss": torch.zeros(count, dtype=torch.float64, device=device),
         "velocity": {n: torch.zeros_like(row[n]) for n in descent.trained} if descent.momentum else {},
     }
-    carry |= {name: desk[name] for name in objective.carries}
+    carry |= {name: client[name] for name in objective.carries}
     if descent.rates and task.watched:
         carry["factors"] = next(iter(row.values())).new_zeros(count, len(task.layout.layers))
     reads = [*objective.frozen, *objective.constants, *(r for e in (*descent.edits, *descent.rates) for r in e.reads)]
-    constants = {name: desk[name] for name in reads}
+    constants = {name: client[name] for name in reads}
     constants[RATE] = torch.tensor(descent.lr, dtype=next(iter(row.values())).dtype, device=device).expand(count)
     name = (replace(descent, lr=0.0), "factors" in carry)
     return task.scan(_step(task, descent), carry, constants=constants, name=name, **batches)  # type: ignore[arg-type]
@@ -84,11 +83,11 @@ def descend(task: Task, descent: Descent, row: Rows, desk: Mapping[str, Value], 
 def _step(task: Task, descent: Descent) -> Callable[[State, State, Stack], State]:
     objective = descent.objective
 
-    def step(carry: State, desk: State, stack: Stack) -> State:
-        row, rate = rows_of(carry, "row"), tensor_of(desk, RATE)[0]
+    def step(carry: State, client: State, stack: Stack) -> State:
+        row, rate = rows_of(carry, "row"), tensor_of(client, RATE)[0]
         inputs = Inputs(
-            {name: rows_of(desk, name) for name in objective.frozen},
-            {name: tensor_of(desk, name) for name in objective.constants},
+            {name: rows_of(client, name) for name in objective.frozen},
+            {name: tensor_of(client, name) for name in objective.constants},
             {name: tensor_of(carry, name) for name in objective.carries},
         )
         out = task.gradients(
@@ -100,9 +99,9 @@ def _step(task: Task, descent: Descent) -> Callable[[State, State, Stack], State
             frozen_modules_train=descent.frozen_modules_train,
         )
         velocity = rows_of(carry, "velocity")
-        desk = {**desk, "steps": carry["steps"]}  # edits and rates may ask how far it is
-        gradients = _edited(descent, out.rows, row, desk, task.layout)
-        factors = _factors(descent, gradients, row, desk, task.layout)
+        client = {**client, "steps": carry["steps"]}  # edits and rates may ask how far it is
+        gradients = _edited(descent, out.rows, row, client, task.layout)
+        factors = _factors(descent, gradients, row, client, task.layout)
         _move(row, _direction(descent, gradients, row, task.layout, velocity), rate, factors)
         counted = {
             "steps": tensor_of(carry, "steps") + 1,
@@ -115,9 +114,9 @@ def _step(task: Task, descent: Descent) -> Callable[[State, State, Stack], State
     return step
 
 
-def _edited(descent: Descent, gradients: Rows, row: Rows, desk: Mapping[str, Value], layout: Layout) -> Rows:
+def _edited(descent: Descent, gradients: Rows, row: Rows, client: Mapping[str, Value], layout: Layout) -> Rows:
     for edit in descent.edits:
-        edited = edit(gradients, row, desk, layout)
+        edited = edit(gradients, row, client, layout)
         _check_edit(edit, gradients, edited)
         gradients = edited
     return gradients
@@ -149,11 +148,11 @@ def _check_edit(edit: Edit, before: Rows, after: Rows) -> None:
 
 
 def _factors(
-    descent: Descent, gradients: Rows, row: Rows, desk: Mapping[str, Value], layout: Layout
+    descent: Descent, gradients: Rows, row: Rows, client: Mapping[str, Value], layout: Layout
 ) -> dict[str, Tensor]:
     factors: Rows = {}
     for rate in descent.rates:
-        for name, factor in rate(gradients, row, desk, layout).items():
+        for name, factor in rate(gradients, row, client, layout).items():
             factors[name] = factors[name] * factor if name in factors else factor
     return factors
 

@@ -3,7 +3,6 @@
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
 from threading import local
 from typing import Any, Protocol
 
@@ -15,44 +14,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from stratafl.core.layout import Rows
 from stratafl.core.objectives import Batch, Objective
-from stratafl.core.reprs import short_repr
+from stratafl.core.task import Gradients, Inputs, Stack
 from stratafl.runtime.model import Model
 from stratafl.runtime.replay import Likeness, patience, trace
-
-
-@short_repr
-@dataclass(frozen=True, eq=False)
-class Stack:
-    """One batch for each of C clients, padded to one width, with what makes their random draws their own."""
-
-    x: Tensor  # [C, B, …]
-    y: Tensor  # [C, B]
-    weight: Tensor  # [C, B]: 1 for real samples, 0 for padding
-    keys: Tensor  # [C]
-    sizes: tuple[int, ...]  # the number of real samples, known to the host
-
-
-@short_repr
-@dataclass(frozen=True, eq=False)
-class Inputs:
-    """What an objective reads besides the trained row, with a leading client axis."""
-
-    frozen: Mapping[str, Rows] = field(default_factory=dict)
-    constants: Mapping[str, Tensor] = field(default_factory=dict)
-    carry: Mapping[str, Tensor] = field(default_factory=dict)
-
-
-@short_repr
-@dataclass(frozen=True, eq=False)
-class Gradients:
-    """What one step gives, with a leading client axis."""
-
-    rows: Rows  # gradients of the trained tensors
-    loss: Tensor  # [C]
-    statistics: Rows  # the new running statistics
-    carry: dict[str, Tensor]
-    metrics: dict[str, Tensor]
-
 
 # What vmap has no fast rule for is slower, but right: no reason to tell the person who runs it at every step.
 torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]

@@ -46,11 +46,11 @@ class Model:
 
     def net(
         self, row: Rows, frozen: Mapping[str, Rows], modes: frozenset[str], weight: Tensor | None, key: Tensor | None
-    ) -> "Net":
+    ) -> "FilledModel":
         """The model for one objective: `row` is trained (and its statistics move), the frozen ones are evaluated."""
         self.context.weight, self.context.key = weight, key
         self.context.calls.clear()
-        return Net(self, row, tuple(frozen.values()), modes)
+        return FilledModel(self, row, tuple(frozen.values()), modes)
 
     def modes(self, trained: tuple[str, ...]) -> frozenset[str]:
         """The modules that run in training mode when these tensors are trained: their owners, and what follows them."""
@@ -84,7 +84,7 @@ class Model:
         return {**row, **written}, written
 
 
-class Net:
+class FilledModel:
     """A model inside an objective.
 
     The trained row runs in training mode and its statistics move; declared frozen rows run in evaluation mode; for any

@@ -23,7 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from stratafl.core.layout import Rows
 from stratafl.core.reprs import short_repr
 from stratafl.core.state import State, flatten, unflatten
-from stratafl.runtime.engine import Stack
+from stratafl.core.task import Stack
 from stratafl.runtime.modules import fusing
 from stratafl.runtime.slots import Turn, duration, enough, timetable, turns
 
@@ -251,7 +251,7 @@ COST = (8.0, 0.8)  # seconds to compile, and for each tensor of the model; measu
 
 
 class Programs:
-    """The programs of a workshop: made when a scan first needs one, kept for the rounds to come.
+    """The programs of a runtime: made when a scan first needs one, kept for the rounds to come.
 
     Whether steps are compiled is decided, if nobody has decided it, when the second scan of a kind has been timed.
     """

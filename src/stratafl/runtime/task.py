@@ -3,7 +3,7 @@
 Ragged clients, padding and the choice of engine live behind it; what algorithms see is a leading client axis C.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 
 from stratafl.core import keys
-from stratafl.core.algorithm import Round
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.objectives import Objective, default_objective, sample_hits, sample_losses
 from stratafl.core.reprs import short_repr
+from stratafl.core.round import Round
 from stratafl.core.state import State, join, pick, rows_of, stored_elements, tensor_of
+from stratafl.core.task import Gradients, Inputs, Scores, Stack, Step
 from stratafl.data import Federation
 from stratafl.data.scaling import numbers, samples_at
 from stratafl.errors import DataError, ModelError
-from stratafl.runtime.engine import Engine, Gradients, Inputs, Stack
+from stratafl.runtime.engine import Engine
 from stratafl.runtime.lanes import alone_if_short, in_a_lane, in_lanes, side_by_side
 from stratafl.runtime.lockstep import Lockstep, plan, table
 from stratafl.runtime.programs import Programs, Reel
@@ -27,12 +28,11 @@ from stratafl.runtime.speed import USUAL, Speed
 
 EVALUATION_BATCH = 256  # samples of each client
 AT_ONCE = 16384  # samples of all clients on a GPU, which is idle while Python prepares small batches
-Step = Callable[..., State]
 
 
 @short_repr
 @dataclass(frozen=True, eq=False)
-class Workshop:
+class Runtime:
     """Data and engine of a federation, from which the tasks of its cohorts are made."""
 
     federation: Federation
@@ -71,39 +71,26 @@ class Workshop:
         """A batch no wider than anybody's data, unless a BatchNorm needs more."""
         return max(min(batch, int(self.federation.counts("train").max())), min(batch, self.smallest_batch))
 
-    def task(self, ids: Tensor, rnd: Round, splits: tuple[str, ...] = ("train",), watched: bool = False) -> "Task":
+    def task(
+        self, ids: Tensor, rnd: Round, splits: tuple[str, ...] = ("train",), watched: bool = False
+    ) -> "CohortTask":
         """The task of these clients in this round, with the splits they may look at."""
-        return Task(self, ids, rnd, splits, watched)
+        return CohortTask(self, ids, rnd, splits, watched)
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
-class Scores:
-    """What models score on a split: hits, summed loss and number of samples of each client `[C]`."""
-
-    hits: Tensor
-    loss: Tensor
-    count: Tensor
-
-    @property
-    def accuracy(self) -> Tensor:
-        """The share of hits of each client; 0 without samples."""
-        return self.hits / self.count.clamp(min=1)
-
-
-class Task:
+class CohortTask:
     """What C clients can do with their data in one round."""
 
     def __init__(
-        self, workshop: Workshop, ids: Tensor, rnd: Round, splits: tuple[str, ...], watched: bool = False
+        self, runtime: Runtime, ids: Tensor, rnd: Round, splits: tuple[str, ...], watched: bool = False
     ) -> None:
         if len(ids) == 0:
             raise DataError("the cohort is empty: a round needs at least one client")
-        self._shop, self._rnd, self._splits = workshop, rnd, splits
-        self.ids = ids.to(workshop.device)
+        self._runtime, self._rnd, self._splits = runtime, rnd, splits
+        self.ids = ids.to(runtime.device)
         self._hosted = ids.tolist()
-        self.layout = workshop.layout
-        self.classes = workshop.federation.classes
+        self.layout = runtime.layout
+        self.classes = runtime.federation.classes
         self.watched = watched  # whether anybody reads what costs time to note
         self.notes: dict[str, Tensor] = {}
 
@@ -118,17 +105,17 @@ class Task:
 
     def sizes(self, split: str = "train") -> Tensor:
         """n_k: the samples of each client, int64 `[C]`."""
-        return torch.tensor(self._counts(split), device=self._shop.device)
+        return torch.tensor(self._counts(split), device=self._runtime.device)
 
     def class_counts(self, split: str = "train") -> Tensor:
         """How often each client has each class, `[C, classes]`."""
         self._check(split)
-        counts: Tensor = self._shop.federation.class_counts(split)[self._hosted].to(self._shop.device)
+        counts: Tensor = self._runtime.federation.class_counts(split)[self._hosted].to(self._runtime.device)
         return counts
 
     def _counts(self, split: str) -> list[int]:
         self._check(split)
-        counts: list[int] = self._shop.federation.counts(split)[self._hosted].tolist()
+        counts: list[int] = self._runtime.federation.counts(split)[self._hosted].tolist()
         return counts
 
     def _check(self, split: str) -> None:
@@ -164,8 +151,8 @@ class Task:
         a `name`, which stands for everything it closes over, is kept from scan to scan where that is faster.
         """
         if not drop_last:  # a batch wider than anybody's data would be nothing but padding
-            batch = self._shop.cut(batch)
-        if batch < self._shop.smallest_batch:
+            batch = self._runtime.cut(batch)
+        if batch < self._runtime.smallest_batch:
             raise ModelError(f"a BatchNorm of this model cannot train on batches of {batch}: 2 samples are the least")
         lock = plan(
             self._counts("train"),
@@ -173,19 +160,19 @@ class Task:
             epochs=epochs,
             steps=steps,
             drop_last=drop_last,
-            smallest=self._shop.smallest_batch,
+            smallest=self._runtime.smallest_batch,
         )
         names = [f"{purpose}/{draw}" for draw in range(draws)]
         if any(lock.dropped):
-            self.note(f"{purpose}/dropped", torch.tensor(lock.dropped, device=self._shop.device))
+            self.note(f"{purpose}/dropped", torch.tensor(lock.dropped, device=self._runtime.device))
         if not lock.longest:  # nobody has a batch: drop_last, or single samples before a BatchNorm
             return carry
         held = dict(constants or {})
-        if self._shop.programs is not None and name is not None:
+        if self._runtime.programs is not None and name is not None:
             reels = [self._reel(lock, each, shuffle, list(range(len(self)))) for each in names]
             left = self._rnd.setup.rounds - self._rnd.t
-            done = self._shop.programs.scan(
-                name, step, self._pair, self._shop.data, carry, held, reels, lock.steps, left
+            done = self._runtime.programs.scan(
+                name, step, self._pair, self._runtime.data, carry, held, reels, lock.steps, left
             )
             if done is not None:
                 return done
@@ -197,7 +184,7 @@ class Task:
         """All steps in lockstep, the clients dealt to lanes; the reels are in the order of falling numbers of steps."""
         lanes = self._lanes(carry)
         if not in_a_lane():
-            self._shop.engine.prepare()
+            self._runtime.engine.prepare()
         if lanes == 1 and list(lock.order) == list(range(len(self))):  # sorted already: nothing to copy
             return self._lockstep(step, carry, held, list(lock.steps), reels)
         if len(set(lock.steps)) == 1:
@@ -206,11 +193,11 @@ class Task:
         dealt = [list(lock.order[lane::lanes]) for lane in range(lanes)]
 
         def run(lane: int) -> State:
-            mine = torch.tensor(dealt[lane], device=self._shop.device)
+            mine = torch.tensor(dealt[lane], device=self._runtime.device)
             own = [reel.pick(slice(lane, None, lanes)) for reel in reels]
             return self._lockstep(step, pick(carry, mine), pick(held, mine), [lock.steps[c] for c in dealt[lane]], own)
 
-        order = torch.tensor([client for lane in dealt for client in lane], device=self._shop.device)
+        order = torch.tensor([client for lane in dealt for client in lane], device=self._runtime.device)
         return pick(join(in_lanes(run, lanes)), order.argsort())
 
     def _evenly(self, step: Step, carry: State, held: State, lock: Lockstep, reels: list[Reel], lanes: int) -> State:
@@ -224,13 +211,17 @@ class Task:
         return join(in_lanes(run, lanes))
 
     def _lanes(self, carry: State) -> int:
-        return side_by_side(len(self), stored_elements(carry), self._shop.device) if self._shop.engine.parallel else 1
+        return (
+            side_by_side(len(self), stored_elements(carry), self._runtime.device)
+            if self._runtime.engine.parallel
+            else 1
+        )
 
     def _lockstep(self, step: Step, carry: State, held: State, steps: list[int], reels: list[Reel]) -> State:
         """All steps of clients with so many steps each, a falling list."""
         done: list[State] = []
         width = len(steps)
-        with alone_if_short(stored_elements(carry), self._shop.device):
+        with alone_if_short(stored_elements(carry), self._runtime.device):
             for s in range(steps[0]):
                 active = sum(count > s for count in steps)
                 if active < width:
@@ -243,17 +234,17 @@ class Task:
         """The batches of all clients, in this order."""
         base = self._rnd.keys(self.ids, purpose)
         epochs = torch.stack([keys.fold(base, e) for e in range(max(lock.epochs, 1))])
-        samples = self._shop.federation.split(split).indices.to(self._shop.device)
+        samples = self._runtime.federation.split(split).indices.to(self._runtime.device)
         positions = table(lock, epochs, self._offsets(split), shuffle=shuffle).clamp(max=len(samples) - 1)
         sizes = lock.sizes()[order]
         noise = self._rnd.keys(self.ids[order], f"{purpose}/noise")[:, None]
-        steps = torch.arange(lock.longest, device=self._shop.device)
-        place = torch.arange(lock.batch, device=self._shop.device)
-        weight = (place < sizes.to(self._shop.device)[:, :, None]).to(self._shop.dtype)
+        steps = torch.arange(lock.longest, device=self._runtime.device)
+        place = torch.arange(lock.batch, device=self._runtime.device)
+        weight = (place < sizes.to(self._runtime.device)[:, :, None]).to(self._runtime.dtype)
         return Reel(samples[positions[order]], weight, keys.fold(noise, steps), sizes)
 
     def _offsets(self, split: str) -> Tensor:
-        offsets: Tensor = self._shop.federation.split(split).offsets[self._hosted].to(self._shop.device)
+        offsets: Tensor = self._runtime.federation.split(split).offsets[self._hosted].to(self._runtime.device)
         return offsets
 
     def _stack(self, reel: Reel, s: int, active: int) -> Stack:
@@ -261,11 +252,11 @@ class Task:
         return Stack(x, y, reel.weight[:active, s], reel.noise[:active, s], tuple(reel.sizes[:active, s].tolist()))
 
     def _read(self, samples: Tensor) -> tuple[Tensor, Tensor]:
-        return self._pair(self._shop.data, samples)
+        return self._pair(self._runtime.data, samples)
 
     def _pair(self, data: tuple[Tensor, ...], samples: Tensor) -> tuple[Tensor, Tensor]:
         x, y, *scale = data
-        return numbers(samples_at(x, samples), self._shop.dtype, tuple(scale)), y[samples]
+        return numbers(samples_at(x, samples), self._runtime.dtype, tuple(scale)), y[samples]
 
     def gradients(
         self,
@@ -282,9 +273,9 @@ class Task:
         Modules whose tensors are not trained run in evaluation mode, unless `frozen_modules_train`.
         """
         trained = self.layout.trainable() if trained is None else trained
-        model = self._shop.engine.model
+        model = self._runtime.engine.model
         modes = model.modes(self.layout.trainable() if frozen_modules_train else trained)
-        return self._shop.engine.gradients(
+        return self._runtime.engine.gradients(
             objective or self.objective(), rows, stack, trained, inputs or Inputs(), modes
         )
 
@@ -292,7 +283,7 @@ class Task:
 
     def scores(self, rows: Rows, split: str) -> Scores:
         """Hits and loss of each client's row on its own samples of a split."""
-        total = torch.zeros(len(self), 2, dtype=torch.float64, device=self._shop.device)
+        total = torch.zeros(len(self), 2, dtype=torch.float64, device=self._runtime.device)
         kept = self._kept_scores(rows, split, total)
         if kept is None:
             for here, outputs, _, y, weight in self.sweep(rows, split):
@@ -307,15 +298,17 @@ class Task:
         where operations are launched one by one; client by client with stock convolutions it takes 110.
         """
         counts = self._counts(split)
-        if self._shop.programs is None or not any(counts):
+        if self._runtime.programs is None or not any(counts):
             return None
-        most = int(self._shop.federation.counts(split).max())
+        most = int(self._runtime.federation.counts(split).max())
         lock = plan(counts, batch=min(EVALUATION_BATCH, 1 << (most - 1).bit_length()))
         reel = self._reel(lock, "scores", False, list(range(len(self))), split)
-        step = _scoring(self._shop.engine, self.classes)
+        step = _scoring(self._runtime.engine, self.classes)
         carry: State = {"total": total}
         held: State = {"row": rows}
-        done = self._shop.programs.scan("scores", step, self._pair, self._shop.data, carry, held, [reel], lock.steps)
+        done = self._runtime.programs.scan(
+            "scores", step, self._pair, self._runtime.data, carry, held, [reel], lock.steps
+        )
         return None if done is None else tensor_of(done, "total")
 
     def features(self, rows: Rows, split: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -339,20 +332,20 @@ class Task:
         Each time of those clients, given first, who have any left: small ones do not wait for large ones.
         """
         counts = self._counts(split)
-        samples = self._shop.federation.split(split).indices.to(self._shop.device)
-        limit = torch.tensor(counts, device=self._shop.device)[:, None]
+        samples = self._runtime.federation.split(split).indices.to(self._runtime.device)
+        limit = torch.tensor(counts, device=self._runtime.device)[:, None]
         offsets = self._offsets(split)[:, None]
-        width = EVALUATION_BATCH if self._shop.device.type == "cpu" else max(EVALUATION_BATCH, AT_ONCE // len(self))
+        width = EVALUATION_BATCH if self._runtime.device.type == "cpu" else max(EVALUATION_BATCH, AT_ONCE // len(self))
         for start in range(0, max(counts), width):
             left = {client: count - start for client, count in enumerate(counts) if count > start}
-            here = torch.tensor(list(left), device=self._shop.device)
-            place = torch.arange(start, start + min(width, max(left.values())), device=self._shop.device)
+            here = torch.tensor(list(left), device=self._runtime.device)
+            place = torch.arange(start, start + min(width, max(left.values())), device=self._runtime.device)
             weight = (place < limit[here]).to(torch.float64)
             own = torch.minimum(place.expand(len(here), -1), limit[here] - 1) + offsets[here]
             x, y = self._read(samples[own])
             some = rows if len(here) == len(self) else {name: block[here] for name, block in rows.items()}
             sizes = tuple(min(count, len(place)) for count in left.values())
-            outputs, features = self._shop.engine.outputs(some, x, weight.to(self._shop.dtype), sizes)
+            outputs, features = self._runtime.engine.outputs(some, x, weight.to(self._runtime.dtype), sizes)
             yield here, outputs, features, y, weight
 
 

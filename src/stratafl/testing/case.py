@@ -16,7 +16,7 @@ from stratafl.data import Federation, from_splits
 from stratafl.evaluation.evaluate import deployed
 from stratafl.execute import Executor, Matrix, Progress, Simulation, simulation
 from stratafl.models import build
-from stratafl.runtime.workshop import EngineName
+from stratafl.runtime.build import EngineName
 
 SIZES = (31, 23, 14, 12, 7, 4)  # training samples: ragged, short last batches, two clients below a batch of ten
 SHAPE, CLASSES = (1, 6, 6), 3

@@ -125,7 +125,7 @@ def _check_sizes(case: Case, progress: Progress) -> None:
     forms: dict[str, Form] = {}
     for ids in torch.arange(sim.setup.clients).split(1):
         task = sim.task(ids, rnd)
-        enrolled = sim.memories(progress.clients, ids)
+        enrolled = sim.client_states(progress.clients, ids)
         down = alg.download(rnd, server, ids)
         taken = WatchedParcel(down)
         memory, up, _ = alg.work(rnd, alg.receive(rnd, enrolled, taken, task), task)
@@ -234,7 +234,7 @@ def _check_trace(case: Case, progress: Progress) -> None:
     task = TracingTask(sim, ids, rnd)
     parcel = alg.download(rnd, progress.server, ids)
     try:
-        alg.work(rnd, alg.receive(rnd, sim.memories(progress.clients, ids), parcel, task), task)
+        alg.work(rnd, alg.receive(rnd, sim.client_states(progress.clients, ids), parcel, task), task)
     except Exception as error:
         raise ContractError("trace", f"{type(error).__name__}: {str(error).splitlines()[0]} ({case})") from error
 

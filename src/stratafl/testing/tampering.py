@@ -6,10 +6,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from stratafl.core.algorithm import Algorithm, Round, Work
+from stratafl.core.algorithm import Algorithm, Work
 from stratafl.core.parcel import Field, Parcel
+from stratafl.core.round import Round
 from stratafl.core.state import State, Value
-from stratafl.runtime import Task
+from stratafl.core.task import Task
 from stratafl.testing.watch import Watched
 
 Change = Callable[[Parcel], Parcel]  # of one client's upload
@@ -22,13 +23,13 @@ class Tampered(Watched):
         super().__init__(inner)
         self.changes = changes
 
-    def work(self, rnd: Round, memory: State, task: Task) -> Work:
+    def work(self, rnd: Round, client: State, task: Task) -> Work:
         """As it works, with some uploads changed."""
-        done = super().work(rnd, memory, task)
+        done = super().work(rnd, client, task)
         upload = done.upload
-        for place, client in enumerate(task.ids.tolist()):
-            if client in self.changes:
-                upload = _replaced(upload, place, self.changes[client](upload.pick(slice(place, place + 1))))
+        for place, number in enumerate(task.ids.tolist()):
+            if number in self.changes:
+                upload = _replaced(upload, place, self.changes[number](upload.pick(slice(place, place + 1))))
         return done._replace(upload=upload)
 
 

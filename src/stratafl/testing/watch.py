@@ -8,17 +8,17 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
-from stratafl.core.algorithm import Algorithm, Plan, Round, Setup, Total, Work
+from stratafl.core.algorithm import Algorithm, Total, Work
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import Rows
 from stratafl.core.parcel import Field, Parcel
 from stratafl.core.phased import Phased
+from stratafl.core.round import Plan, Round, Setup
 from stratafl.core.state import State, Value, clone, flatten, pick
+from stratafl.core.task import Stack, Step, Task
 from stratafl.errors import ContractError
 from stratafl.execute import Simulation
-from stratafl.runtime import Task
-from stratafl.runtime.engine import Stack
-from stratafl.runtime.task import Step
+from stratafl.runtime.task import CohortTask
 from stratafl.testing.case import difference
 
 
@@ -47,13 +47,13 @@ class Watched(Algorithm):
         with unchanged("download", server, {"ids": ids}):
             return self.inner.download(rnd, server, ids)
 
-    def receive(self, rnd: Round, memory: State, parcel: Parcel, task: Task) -> State:
-        with unchanged("receive", memory, _values(parcel)):
-            return self.inner.receive(rnd, memory, parcel, task)
+    def receive(self, rnd: Round, client: State, parcel: Parcel, task: Task) -> State:
+        with unchanged("receive", client, _values(parcel)):
+            return self.inner.receive(rnd, client, parcel, task)
 
-    def work(self, rnd: Round, memory: State, task: Task) -> Work:
-        with unchanged("work", memory):
-            return self.inner.work(rnd, memory, task)
+    def work(self, rnd: Round, client: State, task: Task) -> Work:
+        with unchanged("work", client):
+            return self.inner.work(rnd, client, task)
 
     def fold(self, rnd: Round, server: State, total: Total, uploads: Parcel, ids: Tensor) -> Total:
         with unchanged("fold", server, total.sums, _values(uploads)):
@@ -63,9 +63,9 @@ class Watched(Algorithm):
         with unchanged("absorb", server, total.sums):
             return self.inner.absorb(rnd, server, total)
 
-    def deploy(self, rnd: Round, memory: State, task: Task) -> Rows:
-        with unchanged("deploy", memory):
-            return self.inner.deploy(rnd, memory, task)
+    def deploy(self, rnd: Round, client: State, task: Task) -> Rows:
+        with unchanged("deploy", client):
+            return self.inner.deploy(rnd, client, task)
 
 
 class unchanged:  # noqa: N801 - reads as a statement
@@ -120,10 +120,10 @@ class Shut:
         self.step, self.reads, self.writes = step, step.reads, step.writes
         self.splits: tuple[str, ...] = getattr(step, "splits", ())
 
-    def __call__(self, rnd: Round, desk: State, *rest: Any) -> Any:
+    def __call__(self, rnd: Round, client: State, *rest: Any) -> Any:
         """The step on its own fields; a field it writes it may also look at."""
         known = {*self.reads, *self.writes}
-        given = self.step(rnd, _Desk(self.step, {k: v for k, v in desk.items() if k in known}), *rest)
+        given = self.step(rnd, _Desk(self.step, {k: v for k, v in client.items() if k in known}), *rest)
         extra = [name for name in given if not {name, f"up.{name}"} & set(self.writes)]
         if extra:
             raise ContractError("declared", f"{type(self.step).__name__} gives '{extra[0]}', which it does not declare")
@@ -141,11 +141,11 @@ class _Desk(dict[str, Value]):
         raise ContractError("declared", f"{type(self.step).__name__} reads '{name}', which it does not declare")
 
 
-class TracingTask(Task):
+class TracingTask(CohortTask):
     """A task that traces the first step of every scan before it runs."""
 
     def __init__(self, sim: Simulation, ids: Tensor, rnd: Round) -> None:
-        super().__init__(sim.workshop, ids, rnd, sim.algorithm.splits)
+        super().__init__(sim.runtime, ids, rnd, sim.algorithm.splits)
 
     def _lanes(self, carry: State) -> int:
         return 1  # tracing patches torch for all threads

@@ -56,7 +56,7 @@ def test_training_on_pixels_is_training_on_their_numbers(engine, maximum):
         federate(ready, y, OWNERS, classes=3, dtype=torch.float64),
     ):
         sim = simulation(fedper(train=SGD(lr=0.1)), federation, model(), rounds=3, engine=engine, dtype=torch.float64)
-        assert sim.workshop.federation.x.dtype == federation.x.dtype
+        assert sim.runtime.federation.x.dtype == federation.x.dtype
         found.append(sim.run(Matrix()).tensors())
     assert difference(*found) < 1e-12
 

@@ -69,7 +69,7 @@ def test_an_npz_is_measured_before_it_is_unpacked(tmp_path):
     said = refusal(path, beside(30 * 10**6))
     assert "60.1 MB" in said
     assert "bomb.npz" in said
-    assert "--memory" in said
+    assert "--memory-limit" in said
 
 
 def test_a_header_that_announces_too_much_is_refused_also_without_a_limit(tmp_path):
@@ -152,7 +152,7 @@ def test_a_csv_grows_only_up_to_the_limit(tmp_path, monkeypatch):
     taken = iter([100, 300])  # after 10,000 lines, and after 20,000
     monkeypatch.setattr("stratafl.data.memory_limit.resident", lambda: next(taken))
     with pytest.raises(
-        MemoryLimitError, match=r"'.*a\.csv' grew beyond the memory limit .* of 250 bytes \(run.memory\)"
+        MemoryLimitError, match=r"'.*a\.csv' grew beyond the memory limit .* of 250 bytes \(run.memory_limit\)"
     ):
         load_samples(str(path), Reading(limit=MemoryLimit(250)))
 

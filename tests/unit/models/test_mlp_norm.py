@@ -99,7 +99,7 @@ def test_the_stacked_engine_equals_the_loop(buffers: str) -> None:
             engine=engine,  # type: ignore[arg-type]
             dtype=torch.float64,
         )
-        assert type(sim.workshop.engine) is kind
+        assert type(sim.runtime.engine) is kind
         rows.append(received(sim, sim.run(Matrix()), torch.arange(3)))
     for name, x in rows[0].items():
         torch.testing.assert_close(x, rows[1][name], rtol=0, atol=1e-11)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Team(Protocol):
+class ProcessGroup(Protocol):
     """What processes need of each other; what is asked of it is asked by all of them, in the same order."""
 
     @property
@@ -23,7 +23,7 @@ class Team(Protocol):
         """Which of them this process is; 0 is the first, who writes and prints."""
 
     @property
-    def world(self) -> int:
+    def world_size(self) -> int:
         """How many they are."""
 
     def share(self, sim: "Simulation", ids: Tensor) -> Tensor:
@@ -45,10 +45,10 @@ class Team(Protocol):
         """Of the memories that the first process gives, those of this one's share."""
 
 
-class Solo:
+class SingleProcess:
     """One process, which has nobody to talk to."""
 
-    rank, world = 0, 1
+    rank, world_size = 0, 1
 
     def share(self, sim: "Simulation", ids: Tensor) -> Tensor:
         """All of them."""
@@ -75,13 +75,13 @@ class Solo:
         return clients
 
 
-SOLO: Team = Solo()
+SINGLE_PROCESS: ProcessGroup = SingleProcess()
 
 
-class Alone:
+class InOneProcess:
     """What executors of one process have in common."""
 
-    team: ClassVar[Team] = SOLO
+    process_group: ClassVar[ProcessGroup] = SINGLE_PROCESS
 
 
 def places(found: Tensor, wanted: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Setting up a workshop: checks that model and data fit, and finds out whether the module runs stacked."""
+"""Setting up a runtime: checks that model and data fit, and finds out whether the module runs stacked."""
 
 import copy
 import logging
@@ -14,21 +14,22 @@ from stratafl.core.describe import columns
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.objectives import default_objective
 from stratafl.core.state import expand
+from stratafl.core.task import Inputs, Stack
 from stratafl.data import Federation
 from stratafl.errors import ModelError, unknown
 from stratafl.runtime.arithmetic import check_precision, precision
-from stratafl.runtime.engine import Engine, Inputs, LoopEngine, Stack, StackedEngine
+from stratafl.runtime.engine import Engine, LoopEngine, StackedEngine
 from stratafl.runtime.model import Model
 from stratafl.runtime.programs import Programs
 from stratafl.runtime.speed import USUAL, Speed, settled
-from stratafl.runtime.task import Workshop
+from stratafl.runtime.task import Runtime
 
 EngineName = Literal["auto", "stacked", "loop"]
 SEVERAL = 16  # clients with which convolutions are measured
 log = logging.getLogger("stratafl")
 
 
-def workshop(
+def build_runtime(
     federation: Federation,
     module: nn.Module,
     layout: Layout,
@@ -38,8 +39,8 @@ def workshop(
     engine: EngineName = "auto",
     speed: Speed = USUAL,
     batch: int = 10,
-) -> Workshop:
-    """The workshop of a federation; `engine` forces the stacked or the client-by-client path.
+) -> Runtime:
+    """The runtime of a federation; `engine` forces the stacked or the client-by-client path.
 
     `speed` says what is done to be fast on batches of about `batch` samples.
     """
@@ -64,7 +65,7 @@ def workshop(
     kept = speed.keeps(device) and isinstance(chosen, StackedEngine)
     programs = _programs(speed, device, layout) if kept else None
     width = features.flatten(2).shape[2]
-    return Workshop(federation, chosen, layout, dtype, device, smallest, width, programs, speed)
+    return Runtime(federation, chosen, layout, dtype, device, smallest, width, programs, speed)
 
 
 def _programs(speed: Speed, device: torch.device, layout: Layout) -> Programs:

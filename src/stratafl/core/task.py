@@ -1,0 +1,133 @@
+"""The client's only door to data, as steps see it: batches, gradients, features, counts and scores of a cohort.
+
+`stratafl.runtime` holds the implementation, with padding, engines and devices behind it.
+"""
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from stratafl.core.layout import Layout, Rows
+from stratafl.core.objectives import Objective
+from stratafl.core.reprs import short_repr
+from stratafl.core.state import State
+
+Step = Callable[..., State]
+
+
+@short_repr
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """One batch for each of C clients, padded to one width, with what makes their random draws their own."""
+
+    x: Tensor  # [C, B, …]
+    y: Tensor  # [C, B]
+    weight: Tensor  # [C, B]: 1 for real samples, 0 for padding
+    keys: Tensor  # [C]
+    sizes: tuple[int, ...]  # the number of real samples, known to the host
+
+
+@short_repr
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """What an objective reads besides the trained row, with a leading client axis."""
+
+    frozen: Mapping[str, Rows] = field(default_factory=dict)
+    constants: Mapping[str, Tensor] = field(default_factory=dict)
+    carry: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@short_repr
+@dataclass(frozen=True, eq=False)
+class Gradients:
+    """What one step gives, with a leading client axis."""
+
+    rows: Rows  # gradients of the trained tensors
+    loss: Tensor  # [C]
+    statistics: Rows  # the new running statistics
+    carry: dict[str, Tensor]
+    metrics: dict[str, Tensor]
+
+
+@short_repr
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """What models score on a split: hits, summed loss and number of samples of each client `[C]`."""
+
+    hits: Tensor
+    loss: Tensor
+    count: Tensor
+
+    @property
+    def accuracy(self) -> Tensor:
+        """The share of hits of each client; 0 without samples."""
+        return self.hits / self.count.clamp(min=1)
+
+
+class Task(Protocol):
+    """What C clients can do with their data in one round; everything has a leading client axis C."""
+
+    ids: Tensor
+    layout: Layout
+    classes: int | None
+    watched: bool  # whether anybody reads what costs time to note
+
+    def __len__(self) -> int: ...
+
+    def note(self, name: str, values: Tensor) -> None:
+        """Leave `[C, …]` values for whoever watches the round; nothing that is computed may depend on them."""
+
+    def sizes(self, split: str = "train") -> Tensor:
+        """n_k: the samples of each client, int64 `[C]`."""
+
+    def class_counts(self, split: str = "train") -> Tensor:
+        """How often each client has each class, `[C, classes]`."""
+
+    def objective(self) -> Objective:
+        """The default: cross-entropy for labels, squared error for numbers."""
+
+    def scan(
+        self,
+        step: Step,
+        carry: State,
+        *,
+        batch: int,
+        epochs: int = 1,
+        steps: int | None = None,
+        constants: Mapping[str, Tensor | Rows] | None = None,
+        draws: int = 1,
+        drop_last: bool = False,
+        shuffle: bool = True,
+        purpose: str = "train",
+        name: Hashable = None,
+    ) -> State:
+        """Run `step(carry, constants, *stacks) → carry` over the batches of all clients, in lockstep.
+
+        Carry and constants have a leading client axis (what is common to all clients, the step may simply close over);
+        a client that is done keeps its carry. With `draws` each step gets so many batches, shuffled independently.
+        Steps of different clients may run in different threads: they must not write to anything they share. A step with
+        a `name`, which stands for everything it closes over, is kept from scan to scan where that is faster.
+        """
+
+    def gradients(
+        self,
+        rows: Rows,
+        stack: Stack,
+        *,
+        objective: Objective | None = None,
+        trained: tuple[str, ...] | None = None,
+        inputs: Inputs | None = None,
+        frozen_modules_train: bool = False,
+    ) -> Gradients:
+        """Gradients of all clients of the stack in one vectorised step.
+
+        Modules whose tensors are not trained run in evaluation mode, unless `frozen_modules_train`.
+        """
+
+    def scores(self, rows: Rows, split: str) -> Scores:
+        """Hits and loss of each client's row on its own samples of a split."""
+
+    def features(self, rows: Rows, split: str) -> tuple[Tensor, Tensor, Tensor]:
+        """What the head is given: features `[C, n, d]`, targets `[C, n]`, and 1 for real samples, 0 for padding."""
