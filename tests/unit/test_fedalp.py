@@ -288,7 +288,7 @@ def test_a_group_of_whom_nobody_was_sampled_keeps_its_model_and_has_no_weight(mi
     new = step.finish(rnd, mixed, step.fold(rnd, mixed, {}, up, ids))
     torch.testing.assert_close(new["group"]["a.w"], T([8, 4], [-8, -8]))
     torch.testing.assert_close(new["theta"]["a.w"], T(8, 4))
-    assert step.costs(rnd, {**mixed, **new})["bytes.between"] == 2 * 8 * 4  # a model of four doubles, each way
+    assert step.communication(rnd, {**mixed, **new})["bytes.between"] == 2 * 8 * 4  # a model of four doubles, each way
 
 
 def test_folding_in_chunks_is_folding_at_once(mixed):
@@ -589,7 +589,7 @@ def test_as_many_groups_as_clients_and_one_group_run():
 def test_new_clients_are_sent_the_global_model():
     sim = simulation(fedalp(groups=2, warmup=1), tiny_federation(), tiny_model(), rounds=2, new_clients=1)
     progress = sim.run(Matrix())
-    given = sim.algorithm.admit(sim.at(2), progress.server, torch.tensor([5]))["theta"]
+    given = sim.algorithm.download(sim.at(2), progress.server, torch.tensor([5]), new=True)["theta"]
     assert given.common
     assert all(torch.equal(given.rows[n], x) for n, x in progress.server["theta"].items())
 

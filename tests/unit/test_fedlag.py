@@ -350,7 +350,7 @@ def test_new_clients_are_sent_the_mean_of_all_layers_also_of_personal_ones():
     sim = simulation(method, tiny_federation(), tiny_model(), rounds=3, new_clients=1, dtype=D)
     progress = sim.run(Matrix())
     assert bool(progress.server["personal"].any())
-    given = method.admit(sim.at(3), progress.server, torch.tensor([5]))["theta"]
+    given = method.download(sim.at(3), progress.server, torch.tensor([5]), new=True)["theta"]
     assert given.common
     assert given.mask is None
     assert set(given.rows) == set(sim.setup.layout.specs)

@@ -24,6 +24,7 @@ from stratafl.core.parcel import ColumnMask, Field, Parcel
 from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, rows_of, tensor_of
+from stratafl.core.steps import Batching, Mix, Send, Train
 from stratafl.core.task import Stack, Task
 from stratafl.errors import RecordError
 from stratafl.policies import SGD, Accuracy, Remember, Take
@@ -63,7 +64,7 @@ def _check_options(p: Any, middle: Any, train: SGD) -> None:
 
 
 @record
-class GuideTensors:
+class GuideTensors(Mix):
     """A_k·own + (1 − A_k)·received for the last p tensors."""
 
     p: int
@@ -90,14 +91,17 @@ class GuideTensors:
 
 
 @record
-class HeadEpoch:
+class HeadEpoch(Mix):
     """One epoch on the last p tensors alone, the rest frozen but in training mode; for everybody, every round."""
 
     p: int
     lr: float
     batch: int
-    drop_last = True
     reads = writes = ("theta",)
+
+    @property
+    def batching(self) -> Batching:
+        return Batching(self.batch, drop_last=True)
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         """The model that is evaluated as received."""
@@ -117,15 +121,18 @@ class HeadEpoch:
 
 
 @record
-class ChildRates:
+class ChildRates(Train):
     """SGD with a rate per top-level child, computed from the first batch of each epoch."""
 
     lr: float
     batch: int
     epochs: int
     middle: float
-    drop_last = True
     reads = writes = ("theta",)
+
+    @property
+    def batching(self) -> Batching:
+        return Batching(self.batch, drop_last=True)
 
     def footprint(self, setup: Setup) -> Footprint:
         """Its steps give new rows instead of moving those that are there."""
@@ -216,7 +223,7 @@ def _per_layer(rates: Tensor, layout: Layout) -> Tensor:
 
 
 @record
-class KernelTop:
+class KernelTop(Send):
     """What changed most, tensor by tensor: keep = clamp(i/T, 0.1, 0.9), all of the last two and of matrices."""
 
     reads = ("theta", "anchor")

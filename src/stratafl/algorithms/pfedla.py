@@ -16,12 +16,13 @@ from stratafl.algorithms.hypernetwork import Hypernetwork
 from stratafl.core.fields import FieldSpec, Start
 from stratafl.core.footprint import Footprint
 from stratafl.core.layers import Select, select
-from stratafl.core.layerwise import Layerwise, MergeRows
+from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.parcel import Field, LayerMask, Parcel
 from stratafl.core.records import finite_number, record, whole_number
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import Computed, State, rows_of
+from stratafl.core.steps import MergeRows, Serve
 from stratafl.errors import RecordError, unknown
 from stratafl.policies import SGD
 
@@ -153,7 +154,7 @@ class Retain:
 
 
 @record
-class MixLayers:
+class MixLayers(Serve):
     """θ̄_i^l = Σ_j α_i^{l,j}·θ_j^l (Eq. 5–6), without the layers that are retained."""
 
     given: Weights
@@ -195,7 +196,7 @@ def mixed(alpha: Tensor, rows: Rows, layout: Layout) -> Rows:
 
 
 @record
-class LearnWeights:
+class LearnWeights(MergeRows):
     """v_i and ψ_i ← + lr·(∂θ̄_i/∂(v_i, ψ_i))ᵀ·Δθ_i (Eq. 10–11), for the whole cohort at once.
 
     Δθ_i points downhill, so adding is descent: θ̄_i moves towards the trained model. A retained layer was not mixed, so
@@ -234,7 +235,7 @@ class LearnWeights:
 
 
 @record
-class StoreRows:
+class StoreRows(MergeRows):
     """θ_i ← what client i trained (Algorithm 1 line 7); everybody else's model stays as it was."""
 
     reads = ("up.theta", "rows")
@@ -251,7 +252,7 @@ class StoreRows:
 
 
 @record
-class MeanOfRows:
+class MeanOfRows(Serve):
     """The mean of all clients' models, for somebody who has no hypernetwork yet."""
 
     reads = ("rows",)

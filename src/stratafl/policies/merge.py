@@ -11,11 +11,12 @@ from stratafl.core.records import record
 from stratafl.core.reduce import add_rows, add_weights, mean_or_hold
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, rows_of
+from stratafl.core.steps import MergeSums
 from stratafl.errors import unknown
 
 
 @record
-class Mean:
+class Mean(MergeSums):
     """Σ w_k·θ_k / Σ w_k, column by column over those who sent it; what nobody sent is held.
 
     With `unsent="zero"` a column that a client did not send counts as 0 in the mean over all.

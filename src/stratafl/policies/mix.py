@@ -1,4 +1,4 @@
-"""Mix: where training starts, from the download and the client's own memory."""
+"""Mix: where training starts, from the download and the client's own state."""
 
 import torch
 from torch import Tensor
@@ -8,12 +8,13 @@ from stratafl.core.parcel import Field, Parcel
 from stratafl.core.records import record
 from stratafl.core.round import Round
 from stratafl.core.state import State, expand, rows_of
+from stratafl.core.steps import Mix
 from stratafl.core.task import Task
 from stratafl.errors import RecordError
 
 
 @record
-class Take:
+class Take(Mix):
     """What was sent replaces what the client has; the rest of the row is the client's own."""
 
     field: str = "theta"
@@ -51,11 +52,11 @@ def _refuse(missing: list[str], rnd: Round) -> None:
     if missing:
         layers = dict.fromkeys(rnd.layout.layers[rnd.layout.specs[name].layer].name for name in missing)
         named = ", ".join(map(repr, layers))
-        raise RecordError(f"mix: Take finds nobody who has all of {named}: neither the download nor the memory")
+        raise RecordError(f"mix: Take finds nobody who has all of {named}: neither the download nor the client's state")
 
 
 @record
-class Remember:
+class Remember(Mix):
     """Keep what was mixed under another name for the rest of the round, as an anchor."""
 
     field: str = "theta"
@@ -77,7 +78,7 @@ class Remember:
 
 
 @record
-class TakeNumber:
+class TakeNumber(Mix):
     """A tensor of the download, one row per client."""
 
     field: str

@@ -6,12 +6,13 @@ from stratafl.core.parcel import Field
 from stratafl.core.records import record
 from stratafl.core.round import Round
 from stratafl.core.state import State, rows_of
+from stratafl.core.steps import Send
 from stratafl.core.task import Task
 from stratafl.policies.travelling import Travelling
 
 
 @record
-class Upload(Travelling):
+class Upload(Travelling, Send):
     """Layers of the client's row, and its number of training samples n_k, which is sent only if a merge reads it."""
 
     @property

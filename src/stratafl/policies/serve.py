@@ -10,11 +10,12 @@ from stratafl.core.parcel import Field
 from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, Value
+from stratafl.core.steps import Serve
 from stratafl.policies.travelling import Travelling
 
 
 @record
-class Download(Travelling):
+class Download(Travelling, Serve):
     """Layers of a server field."""
 
     @property
