@@ -14,7 +14,7 @@ from torch import Tensor
 from stratafl.algorithms import fedalp, fedavg
 from stratafl.algorithms.fedalp import FormGroups, LearnGroups, MixGroups
 from stratafl.algorithms.grouping import shares, ward
-from stratafl.algorithms.laws import Law
+from stratafl.algorithms.special_cases import SpecialCase
 from stratafl.core.layers import Layer
 from stratafl.core.layout import Layout, Spec
 from stratafl.core.parcel import Field, Parcel
@@ -25,7 +25,7 @@ from stratafl.evaluation.evaluate import received
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Matrix, Simulation, simulation
 from stratafl.policies import SGD
-from stratafl.testing import SETTINGS, check_law, difference, tiny_federation, tiny_model
+from stratafl.testing import SETTINGS, check_special_case, difference, tiny_federation, tiny_model
 
 D = torch.float64
 
@@ -462,8 +462,8 @@ def test_the_probing_round_asks_everybody_and_averages_the_sampled():
 @pytest.mark.parametrize("batchnorm", [True, False])
 @pytest.mark.parametrize(("buffers", "participation"), SETTINGS)
 def test_without_beta_it_is_fedavg_after_four_rounds(buffers, participation, batchnorm):
-    law = Law("β = 0 is FedAvg", fedalp(beta=0.0, groups=3, warmup=2), fedavg(), batchnorm=batchnorm)
-    check_law(law, rounds=4, participation=participation, buffers=buffers)
+    law = SpecialCase("β = 0 is FedAvg", fedalp(beta=0.0, groups=3, warmup=2), fedavg(), batchnorm=batchnorm)
+    check_special_case(law, rounds=4, participation=participation, buffers=buffers)
 
 
 def test_who_was_only_probed_keeps_its_own_statistics():
@@ -478,10 +478,10 @@ def test_who_was_only_probed_keeps_its_own_statistics():
 
 
 def test_to_the_letter_it_is_fedavg_only_if_everybody_takes_part():
-    law = Law("β = 0 is FedAvg", fedalp(beta=0.0, groups=3, warmup=1, base="group"), fedavg(), batchnorm=False)
-    check_law(law, rounds=4)
+    law = SpecialCase("β = 0 is FedAvg", fedalp(beta=0.0, groups=3, warmup=1, base="group"), fedavg(), batchnorm=False)
+    check_special_case(law, rounds=4)
     with pytest.raises(ContractError, match="β = 0 is FedAvg, but models differ"):
-        check_law(law, rounds=4, participation=0.5)
+        check_special_case(law, rounds=4, participation=0.5)
 
 
 def test_where_it_acts_models_differ_between_groups_and_from_fedavg():
@@ -596,6 +596,6 @@ def test_new_clients_are_sent_the_global_model():
 
 def test_one_group_is_fedavg():
     """w_1 is w_g: there is nothing to mix."""
-    law = Law("one group is FedAvg", fedalp(groups=1, warmup=1), fedavg(), batchnorm=False)
-    check_law(law, rounds=3)
-    check_law(replace(law, special=fedalp(groups=1, warmup=1, base="group")), rounds=3)
+    law = SpecialCase("one group is FedAvg", fedalp(groups=1, warmup=1), fedavg(), batchnorm=False)
+    check_special_case(law, rounds=3)
+    check_special_case(replace(law, special=fedalp(groups=1, warmup=1, base="group")), rounds=3)

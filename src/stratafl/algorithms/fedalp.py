@@ -79,7 +79,6 @@ class LayerWeights:
     groups: int
 
     def names(self, layout: Layout, side: str) -> None:
-        """It keeps no layer of the model."""
         return
 
     def create(self, setup: Setup, ids: Tensor | None, side: str) -> Tensor:
@@ -102,7 +101,6 @@ class FormGroups(MergeRows):
     writes = ("theta", "group", "member", "psi", "active")
 
     def check(self, setup: Setup) -> None:
-        """Refuse more groups than clients."""
         if self.groups > setup.clients:
             raise RecordError(f"fedalp: groups is from 1 to {setup.clients}, the clients, not {self.groups}")
 
@@ -151,7 +149,6 @@ class MixGroups(Serve):
         return Footprint(client=setup.row_bytes(), served=3 * self.groups * setup.block_bytes())
 
     def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
-        """A row per client."""
         m = tensor_of(server, "member")[ids].long()
         rows = group_models(server, rnd.layout)
         return {"theta": Field({name: x[m] for name, x in rows.items()})}
@@ -200,7 +197,6 @@ class LearnGroups(MergeSums):
         }
 
     def finish(self, rnd: Round, server: State, sums: State) -> State:
-        """The groups' models and the global one."""
         layout, weight, group = rnd.layout, tensor_of(sums, "weight"), rows_of(server, "group")
         W_new = group_models(server, layout)  # Eq. 9–10
         share = weight / weight.sum()  # Γ_m = Σ_{k∈G_m} γ_k

@@ -38,7 +38,6 @@ class UploadIfSampled(Send):
     writes = ("up.theta", "up.samples")
 
     def __call__(self, rnd: Round, client: State, task: Task) -> Mapping[str, Field]:
-        """The fields of `Upload`, with a mask."""
         sent = LayerMask(rnd.sampled(task.ids)[:, None].expand(-1, len(rnd.layout.layers)))
         fields = Upload()(rnd, client, task)
         return {**fields, "theta": replace(fields["theta"], mask=sent)}

@@ -89,7 +89,6 @@ class BroadcastShared(Serve):
         return Footprint(client=setup.row_bytes())
 
     def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
-        """One common field with a mask of layers."""
         shared = tensor_of(server, "personal") == 0  # L_g
         return {"theta": Field(rows_of(server, "theta"), common=True, mask=LayerMask(shared))}
 
@@ -110,12 +109,10 @@ class PersonaliseConflicts(MergeRows):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Uploads, with n_k where it is a weight, and the server's own fields."""
         counts = ("up.samples",) if self.weights == "samples" else ()
         return ("up.theta", *counts, *self.writes)
 
     def check(self, setup: Setup) -> None:
-        """Refuse more personal layers than there are."""
         most = len(setup.layout.computing)
         if self.k is not None and self.k > most:
             raise RecordError(f"fedlag: k is from 0 to {most}, the layers of this model that are scored, not {self.k}")

@@ -81,7 +81,6 @@ class GuideTensors(Mix):
             log.warning("flayer, preset official: its authors keep statistics with clients: set run.buffers to 'local'")
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
-        """The initialised model."""
         own, received = rows_of(client, "theta"), rows_of(Take()(rnd, client, down, task), "theta")
         A, head = tensor_of(client, "accuracy"), rnd.layout.trainable()[-self.p :]
         mixed = {rnd.layout.specs[n].layer for n in head}
@@ -104,7 +103,7 @@ class HeadEpoch(Mix):
         return Batching(self.batch, drop_last=True)
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
-        """The model that is evaluated as received."""
+        # What this gives is the model that is evaluated as received.
         trained = rnd.layout.trainable()[-self.p :]
         descent = Descent(task.objective(), trained, self.lr * HEAD_RATE, frozen_modules_train=True)
         after = descend(
@@ -139,7 +138,6 @@ class ChildRates(Train):
         return Footprint(client=2 * setup.row_bytes())
 
     def __call__(self, rnd: Round, client: State, task: Task) -> State:
-        """The trained model."""
         theta = rows_of(client, "theta")
         per_epoch = (task.sizes("train") // self.batch).clamp(min=1)
         one = next(iter(theta.values()))
@@ -235,7 +233,6 @@ class KernelTop(Send):
         return Footprint(client=2 * columns + 6 * setup.block_bytes(), sums=sums)
 
     def __call__(self, rnd: Round, client: State, task: Task) -> Mapping[str, Field]:
-        """Trainable columns with their mask; statistics go whole, where they travel."""
         theta, start, names = rows_of(client, "theta"), rows_of(client, "anchor"), rnd.layout.trainable()
         sent = {name: torch.ones_like(theta[name], dtype=torch.bool) for name in rnd.layout.travelling()}
         for i, name in enumerate(names[:-2]):

@@ -129,7 +129,6 @@ class Retain:
 
     @property
     def anything(self) -> bool:
-        """Whether any layer is kept at all."""
         return self.k > 0 or self._by_name
 
     @property
@@ -147,7 +146,6 @@ class Retain:
         return chosen.scatter_(1, eligible.flip(0)[order], True)
 
     def check(self, setup: Setup) -> None:
-        """Refuse more layers than there are."""
         most = len(setup.layout.computing)
         if self.k > most:
             raise RecordError(f"heurpfedla: k is from 0 to {most}, the layers of this model, not {self.k}")
@@ -163,7 +161,6 @@ class MixLayers(Serve):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The models of all clients, and what the weights come from."""
         return ("rows", *self.given.names)
 
     def footprint(self, setup: Setup) -> Footprint:
@@ -173,7 +170,6 @@ class MixLayers(Serve):
         return replace(given, client=given.client + rows)
 
     def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
-        """A row per client."""
         alpha = self.given.weights(rnd, server, ids)
         rows = mixed(alpha, rows_of(server, "rows"), rnd.layout)
         if not self.retain.anything:
@@ -186,12 +182,10 @@ class MixLayers(Serve):
         return {"alpha": self.given.weights(rnd, server, everybody).transpose(0, 1)}
 
     def check(self, setup: Setup) -> None:
-        """See `Retain`."""
         self.retain.check(setup)
 
 
 def mixed(alpha: Tensor, rows: Rows, layout: Layout) -> Rows:
-    """Rows mixed by weights `[C, L, N]`."""
     return layout.blend(alpha.transpose(0, 1), rows)
 
 
@@ -209,12 +203,10 @@ class LearnWeights(MergeRows):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Uploads, the models of all clients, and the hypernetworks."""
         return ("up.theta", "rows", *self.hyper.names)
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """The hypernetworks."""
         return self.hyper.names
 
     def footprint(self, setup: Setup) -> Footprint:
@@ -222,7 +214,6 @@ class LearnWeights(MergeRows):
         return Footprint(absorbed=max(3 * setup.block_bytes(), 6 * self.hyper.client_bytes(setup)))
 
     def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
-        """The hypernetworks of these clients."""
         rows, trained, layout = rows_of(server, "rows"), up["theta"].rows, rnd.layout
         alpha = self.hyper.weights(rnd, server, ids)
         # Δθ_i, from θ̄_i, of the models that were mixed: those before line 7; tensor by tensor, for the sake of memory.
@@ -246,7 +237,6 @@ class StoreRows(MergeRows):
         return Footprint(absorbed=setup.block_bytes())
 
     def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
-        """The models, with those of these clients replaced."""
         new = up["theta"].rows
         return {"rows": {n: x.index_copy(0, ids.to(x.device), new[n]) for n, x in rows_of(server, "rows").items()}}
 
@@ -259,5 +249,4 @@ class MeanOfRows(Serve):
     writes = ("down.theta",)
 
     def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
-        """One common field."""
         return {"theta": Field({name: x.mean(0) for name, x in rows_of(server, "rows").items()}, common=True)}

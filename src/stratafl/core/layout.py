@@ -35,7 +35,6 @@ class Spec:
 
     @property
     def size(self) -> int:
-        """The number of columns."""
         return prod(self.shape)
 
 
@@ -55,7 +54,6 @@ class Layout:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the layers, in forward order."""
         return tuple(self.index)
 
     @property
@@ -89,13 +87,11 @@ class Layout:
         return tuple(order.index(leader) for leader in self.leaders)
 
     def layer(self, name: str) -> Layer:
-        """The layer of that name."""
         if name not in self.index:
             raise unknown("layer", name, self.index)
         return self.layers[self.index[name]]
 
     def resolve(self, layers: str | Select) -> tuple[str, ...]:
-        """The names of the layers that a selection chooses in this model."""
         return select(layers).resolve(self.layers)
 
     def trainable(self, layers: str | Select = "all") -> tuple[str, ...]:

@@ -74,12 +74,10 @@ class Phased(Algorithm):
 
     @property
     def row(self) -> str:  # type: ignore[override]
-        """The field that is a client's model, the same in all phases."""
         return self.phases[0].algorithm.row
 
     @property
     def requires(self) -> Requirements:  # type: ignore[override]
-        """What any of its phases needs."""
         each = [phase.algorithm.requires for phase in self._all]
         return Requirements(
             splits=tuple(dict.fromkeys(split for one in each for split in one.splits)),
@@ -97,7 +95,6 @@ class Phased(Algorithm):
 
     @property
     def leaks(self) -> str | None:  # type: ignore[override]
-        """What any phase leaks."""
         return next((phase.algorithm.leaks for phase in self._all if phase.algorithm.leaks), None)
 
     def check(self, setup: Setup) -> None:
@@ -113,7 +110,6 @@ class Phased(Algorithm):
         return sum(phase.rounds or 0 for phase in self.phases[:-1])
 
     def footprint(self, setup: Setup) -> Footprint:
-        """The most that any phase takes."""
         return largest(record.footprint(setup) for record in self.records)
 
     def extend(self, module: nn.Module, example: Tensor, classes: int | None) -> nn.Module:

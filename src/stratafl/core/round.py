@@ -41,7 +41,6 @@ class Setup:
 
     @property
     def cohort(self) -> int:
-        """How many clients a round samples."""
         return min(self.clients, max(1, int(self.participation * self.clients + 1e-9)))  # 0.29 of 100 is 29
 
     def sampled(self, t: int) -> Tensor:
@@ -70,7 +69,6 @@ class Round:
 
     @property
     def layout(self) -> Layout:
-        """Names ↔ columns."""
         return self.setup.layout
 
     @property

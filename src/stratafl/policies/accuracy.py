@@ -19,7 +19,6 @@ class Accuracy(Train):
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The split it looks at."""
         return (self.split,)
 
     def check(self, setup: Setup) -> None:

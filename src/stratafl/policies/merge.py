@@ -34,13 +34,11 @@ class Mean(MergeSums):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The uploads and the server's own field."""
         counts = ("up.samples",) if self.weights == "samples" else ()
         return (f"up.{self.field}", *counts, self.field)
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """The server's field."""
         return (self.field,)
 
     def footprint(self, setup: Setup) -> Footprint:
@@ -59,5 +57,4 @@ class Mean(MergeSums):
         }
 
     def finish(self, rnd: Round, server: State, sums: State) -> State:
-        """The quotient."""
         return {self.field: mean_or_hold(rows_of(sums, "top"), rows_of(sums, "bottom"), rows_of(server, self.field))}

@@ -22,16 +22,13 @@ class Take(Mix):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The field of the download."""
         return (f"down.{self.field}",)
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """The client's row."""
         return (self.into,)
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
-        """A complete row for each client."""
         own = rows_of(client, self.into) if self.into in client else {}
         row = {**own, **received(down[self.field], own, rnd, len(task))}
         _refuse([name for name in rnd.layout.specs if name not in row], rnd)
@@ -64,16 +61,13 @@ class Remember(Mix):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The client's row."""
         return (self.field,)
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """The anchor."""
         return (self.name,)
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
-        """The same tensors: nobody writes into them."""
         return {self.name: client[self.field]}
 
 
@@ -85,16 +79,13 @@ class TakeNumber(Mix):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The field of the download."""
         return (f"down.{self.field}",)
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """The client's field."""
         return (self.field,)
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
-        """Expanded if it is common."""
         field = down[self.field]
         value: Tensor = field.tensor.expand(len(task), *field.tensor.shape) if field.common else field.tensor
         return {self.field: value}

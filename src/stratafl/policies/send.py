@@ -17,11 +17,9 @@ class Upload(Travelling, Send):
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """The fields of the upload."""
         return (f"up.{self.field}", "up.samples")
 
     def __call__(self, rnd: Round, client: State, task: Task) -> Mapping[str, Field]:
-        """The layers and n_k."""
         row = rows_of(client, self.field)
         layers = {name: row[name] for name in rnd.layout.travelling(self.layers)}
         return {self.field: Field(layers), "samples": Field(task.sizes("train"))}

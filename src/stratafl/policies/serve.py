@@ -20,7 +20,6 @@ class Download(Travelling, Serve):
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """The field of the download."""
         return (f"down.{self.field}",)
 
 
@@ -33,7 +32,6 @@ class Broadcast(Download):
         return Footprint()
 
     def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
-        """One common field."""
         return {self.field: Field(_layers(server[self.field], rnd, self.layers), common=True)}
 
 
@@ -42,7 +40,6 @@ class Deliver(Download):
     """To each client its own row of a server field that keeps a row per client."""
 
     def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
-        """One row per client."""
         rows = _layers(server[self.field], rnd, self.layers)
         return {self.field: Field(rows[ids] if isinstance(rows, Tensor) else {n: x[ids] for n, x in rows.items()})}
 

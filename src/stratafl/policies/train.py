@@ -59,14 +59,12 @@ class SGD(Train):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The row, and what objective, edits and rates read."""
         o = self.objective
         asked = () if o is None else (*o.frozen, *o.constants, *o.carries)
         return (self.row, *asked, *(name for edit in (*self.edits, *self.rates) for name in edit.reads))
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """The row, what the objective carries, and what it counts."""
         return (self.row, *self.counts, *(() if self.objective is None else self.objective.carries))
 
     @property
