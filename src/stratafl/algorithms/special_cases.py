@@ -73,16 +73,22 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
     "fedbn": (SpecialCase("without BatchNorm, FedBN is FedAvg", fedbn(), fedavg(), batchnorm=False),),
     "fedper": (
         SpecialCase("with one client, FedPer is Local", fedper(), local(), clients=1),
-        SpecialCase("FedPer with every layer personal is Local", fedper(personal="all"), local(), full_participation_only=True),
+        SpecialCase(
+            "FedPer with every layer personal is Local", fedper(personal="all"), local(), full_participation_only=True
+        ),
         SpecialCase("FedPer with every layer shared is FedAvg", fedper(personal="not head+base"), fedavg()),
     ),
     "fedprox": (SpecialCase("FedProx without a pull is FedAvg", fedprox(strength=0.0), fedavg()),),
     "fedrep": (SpecialCase("FedRep without personal layers is FedAvg", fedrep(personal="none"), fedavg()),),
     "lgfedavg": (
         SpecialCase("LG-FedAvg with every layer shared is FedAvg", lgfedavg(shared="head+base"), fedavg()),
-        SpecialCase("LG-FedAvg that shares nothing is Local", lgfedavg(shared="none"), local(), full_participation_only=True),
+        SpecialCase(
+            "LG-FedAvg that shares nothing is Local", lgfedavg(shared="none"), local(), full_participation_only=True
+        ),
     ),
     "local": (
-        SpecialCase("Local is FedPer that shares nothing", local(), fedper(personal="all"), full_participation_only=True),
+        SpecialCase(
+            "Local is FedPer that shares nothing", local(), fedper(personal="all"), full_participation_only=True
+        ),
     ),
 }

@@ -18,7 +18,9 @@ from stratafl.testing.laws import LAWS
 SETTINGS: tuple[tuple[Buffers, float], ...] = (("follow", 1.0), ("follow", 0.5), ("local", 1.0), ("local", 0.5))
 
 
-def check_special_case(law: SpecialCase, rounds: int = 2, participation: float = 1.0, buffers: Buffers = "follow") -> None:
+def check_special_case(
+    law: SpecialCase, rounds: int = 2, participation: float = 1.0, buffers: Buffers = "follow"
+) -> None:
     """Raise unless, after some rounds, both algorithms give every client the same model."""
     case = Case(law.special, buffers, participation, rounds)
     ids = torch.arange(len(SIZES[: law.clients]))
@@ -85,4 +87,3 @@ def _broken(law: Callable[[Case], None], cases: Iterable[Case]) -> ContractError
 
 def _check_case(law: SpecialCase, case: Case) -> None:
     check_special_case(law, case.rounds, case.participation, case.buffers)
-
