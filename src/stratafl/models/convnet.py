@@ -61,11 +61,17 @@ class ConvNet(Staged):
         for i, conv in enumerate(self.convolutions, 1):
             self._add_convolution(i, conv, channels)
             channels = conv.channels
-        self._add_linear(channels * _after(self.convolutions, height) * _after(self.convolutions, width), self.hidden, classes)
+        self._add_linear(
+            channels * _after(self.convolutions, height) * _after(self.convolutions, width), self.hidden, classes
+        )
 
     def stages(self) -> tuple[Stage, ...]:
         hidden = (self._hidden_stage(f"fc{i + 1}") for i in range(len(self.hidden)))
-        return (*(self._convolution_stage(i) for i in range(1, len(self.convolutions) + 1)), *hidden, self._head_stage())
+        return (
+            *(self._convolution_stage(i) for i in range(1, len(self.convolutions) + 1)),
+            *hidden,
+            self._head_stage(),
+        )
 
     def _add_convolution(self, i: int, conv: Conv, channels: int) -> None:
         self.add_module(f"conv{i}", nn.Conv2d(channels, conv.channels, conv.kernel, conv.stride, conv.padding))

@@ -19,7 +19,7 @@ def test_ragged_holds_one_list_per_client():
     assert ragged.counts.tolist() == [2, 0, 1]
     assert len(ragged) == 3
     assert [ragged.of(client).tolist() for client in range(3)] == [[4, 2], [], [7]]
-    assert ragged.owners().tolist() == [0, 0, 2]
+    assert ragged.clients().tolist() == [0, 0, 2]
 
 
 def test_ragged_is_int64_even_when_empty():

@@ -11,7 +11,7 @@ from data_files import image_file, pictures, table
 
 import stratafl.data.loading as loading
 from stratafl.data import Reading, Samples, Scaling, load_samples, read_shards, write_shards
-from stratafl.data.cache import cache_folder, entries, kept
+from stratafl.data.cache import cache_folder, cached, entries
 from stratafl.data.shards import LARGEST, MANIFEST
 from stratafl.errors import DataError
 
@@ -54,13 +54,13 @@ class Built:
 def test_what_was_built_is_kept_as_it_was(more):
     build = Built(samples(**more))
     for _ in range(2):
-        found = kept("mine", {"a": 1}, build)
+        found = cached("mine", {"a": 1}, build)
         same(found, build.given)
         assert isinstance(found.x, np.memmap)
         found.x[0] = 0  # a private copy of the page
-    same(kept("mine", {"a": 1}, build), build.given)
+    same(cached("mine", {"a": 1}, build), build.given)
     assert build.times == 1
-    kept("mine", {"a": 2}, build)
+    cached("mine", {"a": 2}, build)
     assert build.times == 2
     assert len(entries("mine")) == 2
     assert not list(cache_folder().glob(".*"))
@@ -90,17 +90,17 @@ def _flip(entry):
 )
 def test_a_damaged_entry_is_built_again(damage):
     build = Built(samples())
-    kept("mine", 1, build)
+    cached("mine", 1, build)
     damage(next(cache_folder().glob("mine-*")))
-    same(kept("mine", 1, build), build.given)
-    same(kept("mine", 1, build), build.given)
+    same(cached("mine", 1, build), build.given)
+    same(cached("mine", 1, build), build.given)
     assert build.times == 2
 
 
 def test_without_a_place_to_keep_it_all_works(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("STRATAFL_CACHE", str(tmp_path / "file"))
-    same(kept("mine", 1, samples), samples())
+    same(cached("mine", 1, samples), samples())
 
 
 def test_the_cache_is_in_the_home_by_default(monkeypatch, tmp_path):

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from stratafl.data import IID, Classes, Dirichlet, federate
-from stratafl.data.division import divided
-from stratafl.data.npz import npz_samples
+from stratafl.data.builders import from_samples
+from stratafl.data.user_files import npz_samples
 from stratafl.errors import DataError, PartitionError, StrataError
 
 X = np.arange(24, dtype=np.float32).reshape(12, 2)
@@ -17,7 +17,7 @@ Y = np.array([0, 1, 2] * 4)
 
 def read(path, **options):
     given = {"clients": 3, "partition": None, "fallback": IID(), "validation": 0.25, "test": 0.25, "seed": 1}
-    return divided(npz_samples(path), **given | options)
+    return from_samples(npz_samples(path), **given | options)
 
 
 def stored(folder, **arrays):
@@ -53,7 +53,11 @@ def test_clients_that_the_file_names_hold_their_samples(tmp_path):
     client = np.array([7, 7, 2, 2, 2, 7, 30, 30, 30, 30, 2, 7])
     federation = read(stored(tmp_path, x=X, y=Y, client=client))
     assert (federation.clients, federation.classes, federation.name) == (3, 3, "samples")
-    assert [held(federation, k) for k in range(3)] == [[2, 3, 4, 10], [0, 1, 5, 11], [6, 7, 8, 9]]  # 2, 7, 30
+    assert [total_class_counts(federation, k) for k in range(3)] == [
+        [2, 3, 4, 10],
+        [0, 1, 5, 11],
+        [6, 7, 8, 9],
+    ]  # 2, 7, 30
     assert federation.counts("test").tolist() == federation.counts("validation").tolist() == [1, 1, 1]
     assert torch.equal(federation.x, torch.from_numpy(X))
     assert torch.equal(federation.y, torch.from_numpy(Y))
@@ -62,7 +66,7 @@ def test_clients_that_the_file_names_hold_their_samples(tmp_path):
 def test_clients_may_have_names(tmp_path):
     client = np.array(["bob", "anna", "cleo"] * 4)
     federation = read(stored(tmp_path, x=X, y=Y, client=client), clients=99)  # the file decides how many
-    assert [held(federation, k) for k in range(3)] == [[1, 4, 7, 10], [0, 3, 6, 9], [2, 5, 8, 11]]
+    assert [total_class_counts(federation, k) for k in range(3)] == [[1, 4, 7, 10], [0, 3, 6, 9], [2, 5, 8, 11]]
 
 
 def test_a_partition_that_is_asked_for_goes_before_the_clients_of_the_file(tmp_path):

@@ -8,8 +8,8 @@ import pytest
 from data_files import dataset, encoded, idx, image_file, parquet, pictures, sheets, table
 
 from stratafl.data import DATASETS, Reading, digits_arrays, load_samples
+from stratafl.data.published_files import tokens
 from stratafl.data.reading import HALF
-from stratafl.data.text import tokens
 from stratafl.errors import DataError, StrataError
 
 IMAGES = [name for name, record in DATASETS.items() if not record.text and name not in ("digits", "flickr-aes")]

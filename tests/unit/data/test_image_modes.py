@@ -123,7 +123,7 @@ def test_what_was_kept_by_a_version_that_clipped_is_not_read(tmp_path):
     key = loading._key(Reading(), files=cache.fingerprint(tmp_path / "photos"), targets="auto")
     assert key.pop("decoding") > 1
     clipped = Samples(np.full((2, 1, 4, 4), 255, np.uint8), np.arange(2), classes=2, scaling=half(np.dtype(np.uint8)))
-    cache.kept("photos", key, lambda: clipped)
+    cache.cached("photos", key, lambda: clipped)
     assert np.array_equal(load_samples(place).x[:, 0], [LOW, HIGH])
 
 

@@ -81,11 +81,11 @@ def test_a_sample_of_nobody(tmp_path, clients):
 
 def test_columns_that_nobody_asked_for_may_be_empty(tmp_path):
     path = table(tmp_path / "mine.csv", ["image", "label", ""], [["a.png", 0, ""]])
-    from stratafl.data.formats.columns import Asked
-    from stratafl.data.formats.tables import read_csv
+    from stratafl.data.formats.columns import Request
+    from stratafl.data.formats.csv_files import read_csv
 
     (tmp_path / "a.png").write_bytes(b"")
-    found = read_csv([path], Asked(only=True))
+    found = read_csv([path], Request(only=True))
     assert (found["image"], np.asarray(found["label"]).tolist()) == ([tmp_path / "a.png"], [0])
 
 

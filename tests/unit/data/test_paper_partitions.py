@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stratafl.core.records import from_toml, to_toml
-from stratafl.data import PARTITIONS, Dirichlet, Division, PFLlibDirichlet
+from stratafl.data import PARTITIONS, Assignment, Dirichlet, PFLlibDirichlet
 from stratafl.data.partitions import (
     ClientDirichlet,
     KClasses,
@@ -16,7 +16,7 @@ from stratafl.data.partitions import (
     PFedLAClasses,
     PFedLADominant,
 )
-from stratafl.data.partitions.counts import balanced_ownership
+from stratafl.data.partitions.base import balanced_classes
 from stratafl.errors import PartitionError
 
 CIFAR = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 6000))
@@ -50,7 +50,7 @@ def small(partition, seed=0, clients=6):
 
 def parts(division):
     """The lists of a division, or the one of plain owners."""
-    if not isinstance(division, Division):
+    if not isinstance(division, Assignment):
         return [division]
     return [division.train] if division.test is None else [division.train, division.test]
 
@@ -82,7 +82,7 @@ def test_the_seed_decides(partition):
 def test_samples_are_shared_only_where_that_is_declared(partition):
     division = small(partition)
     together = np.concatenate([*chain(*parts(division))])
-    declared = isinstance(division, Division) and division.overlap
+    declared = isinstance(division, Assignment) and division.overlap
     assert declared == (partition in OVERLAPPING)
     assert declared == (len(np.unique(together)) < len(together))
 
@@ -90,7 +90,7 @@ def test_samples_are_shared_only_where_that_is_declared(partition):
 @every
 def test_nobody_tests_on_what_they_train_on(partition):
     division = small(partition)
-    if isinstance(division, Division) and division.test is not None:
+    if isinstance(division, Assignment) and division.test is not None:
         assert not any(set(a) & set(b) for a, b in zip(division.train, division.test, strict=True))
 
 
@@ -431,5 +431,5 @@ def test_perclient_refuses():
 
 
 def test_ownership_is_balanced():
-    owned = balanced_ownership(100, 10, 4, np.random.default_rng(0))
+    owned = balanced_classes(100, 10, 4, np.random.default_rng(0))
     assert (owned.sum(axis=0) == 40).all()
