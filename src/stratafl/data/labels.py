@@ -37,7 +37,7 @@ def targets(cells: Column, wanted: str, where: str) -> Targets:
         return Targets(array.astype(np.float64), None)
     if array.ndim > 1 or not np.isfinite(array).all():
         if wanted == "classes":
-            raise DataError(f"data.targets = 'classes', but the labels of '{where}' are {_unfit(array)}: use 'numbers'")
+            raise DataError(f"data.targets = 'classes', but the labels of '{where}' are {_unfit(array)}")
         return Targets(array, None)
     if wanted == "auto" and (array % 1 != 0).any():
         return Targets(array, None)
@@ -73,8 +73,9 @@ def within(labels: NDArray[Any], classes: int, where: str) -> NDArray[np.int64]:
 
 
 def _unfit(array: NDArray[Any]) -> str:
-    several = array.ndim > 1
-    return f"arrays of shape {list(array.shape[1:])}" if several else f"not all finite: {array[~np.isfinite(array)][0]}"
+    if array.ndim > 1:
+        return f"arrays of shape {list(array.shape[1:])}: use 'numbers'"
+    return f"not all finite: {array[~np.isfinite(array)][0]}"
 
 
 def _are_numbers(cells: Column) -> bool:

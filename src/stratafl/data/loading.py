@@ -41,10 +41,10 @@ def check_name(name: str) -> None:
         raise DataError(f"data.name = '{name}' is not in the catalogue, but it is a folder: write './{name}'")
     if suffix := Path(name).suffix:
         near = get_close_matches(suffix.lower(), formats.SUFFIXES, n=1)
-        hint = f"; did you mean '{shown(Path(name).with_suffix(near[0]))}'?" if near else ""
+        hint = f" (did you mean '{shown(Path(name).with_suffix(near[0]))}'?)" if near else ""
         known = ", ".join(formats.SUFFIXES)
         raise DataError(
-            f"data.name = '{shown(name)}' ends in {shown(suffix)}: choose a file that ends in {known}{hint}"
+            f"data.name = '{shown(name)}' ends in {shown(suffix)}{hint}: choose a file that ends in {known}"
         )
     raise unknown("data.name", name, [*DATASETS, *OWN])
 

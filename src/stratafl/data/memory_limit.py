@@ -22,17 +22,17 @@ class MemoryLimit:
         """Refuse to read `what` if it needs more bytes than are left."""
         left = self.left()
         if needed > left:
-            raise self._error(f"{what} would take about {size(needed)} of memory", left)
+            raise self._error(f"{what} would take about {size(needed)} of memory, but {size(left)} are left of")
 
     def check_grown(self, what: str) -> None:
         """Stop reading `what` if the process exceeds the limit."""
         if resident() > self.bytes:
-            raise self._error(f"{what} exceeds the memory limit while it is read", 0)
+            raise self._error(f"reading {what} takes this process beyond")
 
-    def _error(self, wrong: str, left: int) -> MemoryLimitError:
+    def _error(self, wrong: str) -> MemoryLimitError:
         whose = "half of this machine's" if self.most is None else "run.memory_limit"
         return MemoryLimitError(
-            f"{wrong}, but only {size(left)} are left of the limit of {size(self.bytes)} ({whose}): raise "
+            f"{wrong} the memory limit of {size(self.bytes)} ({whose}): raise "
             "run.memory_limit (--memory-limit; for a run on a GPU it limits the GPU's memory), or read less (fewer "
             "samples, or a smaller data.size)"
         )

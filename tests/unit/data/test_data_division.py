@@ -69,15 +69,15 @@ def test_a_division_without_tests_is_cut_as_usual():
 def test_clients_may_share_samples_only_if_that_is_declared():
     shared = (arrays((0, 10), (5, 15)), arrays((20, 25), (20, 25)))
     assert lists(made(Assignment(*shared, overlap=True)), "test") == [list(range(20, 25))] * 2
-    with pytest.raises(DataError, match="sample 5 is owned by client 0 and client 1"):
+    with pytest.raises(DataError, match="clients 0 and 1 both hold sample 5"):
         made(Assignment(*shared))
     crossing = (arrays((0, 10), (10, 20)), arrays((10, 12), (20, 22)))  # client 0 tests on what client 1 trains on
     assert made(Assignment(*crossing, overlap=True)).clients == 2
-    with pytest.raises(DataError, match="sample 10 is owned by client 0 and client 1"):
+    with pytest.raises(DataError, match="clients 0 and 1 both hold sample 10"):
         made(Assignment(*crossing))
     owners = arrays((0, 20), (10, 30))
     assert made(Assignment(owners, overlap=True)).clients == 2
-    with pytest.raises(DataError, match="sample 10 is owned by client 0 and client 1"):
+    with pytest.raises(DataError, match="clients 0 and 1 both hold sample 10"):
         made(Assignment(owners))
 
 
@@ -97,9 +97,9 @@ def test_a_sample_drawn_twice_must_be_declared():
 @pytest.mark.parametrize(
     ("division", "says"),
     [
-        (Assignment(arrays((0, 5), (5, 9)), arrays((9, 12))), "2 clients train, but 1 test"),
+        (Assignment(arrays((0, 5), (5, 9)), arrays((9, 12))), "2 arrays to train on, but 1 to test on"),
         (Assignment([np.arange(3), np.arange(0)], arrays((9, 12), (12, 13))), "client 1 has no data"),
-        (Assignment(arrays((0, 5)), arrays((39, 41))), r"client 0 owns sample 40, but the samples are 0\.\.39"),
+        (Assignment(arrays((0, 5)), arrays((39, 41))), r"client 0 holds sample 40, but the samples are 0\.\.39"),
         (Assignment([]), "0 clients were given"),
     ],
 )
@@ -142,5 +142,5 @@ def test_clients_are_called_as_their_owners_where_they_are_owners():
     assert numbers.client_names == ("2", "7", "30")
     tests = np.isin(owner, ["ann", "bob"]) & (np.arange(12) > 8)  # cem has none
     assert from_samples(replace(made, tests=tests), partition=None, **given).client_names == ("ann", "bob", "cem")
-    with pytest.raises(DataError, match="there are 1 names of classes, but 2 classes"):
+    with pytest.raises(DataError, match="there are 1 names for 2 classes"):
         replace(found, class_names=("cat",))

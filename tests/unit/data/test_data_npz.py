@@ -53,7 +53,7 @@ def test_clients_that_the_file_names_hold_their_samples(tmp_path):
     client = np.array([7, 7, 2, 2, 2, 7, 30, 30, 30, 30, 2, 7])
     federation = read(stored(tmp_path, x=X, y=Y, client=client))
     assert (federation.clients, federation.classes, federation.name) == (3, 3, "samples")
-    assert [total_class_counts(federation, k) for k in range(3)] == [
+    assert [held(federation, k) for k in range(3)] == [
         [2, 3, 4, 10],
         [0, 1, 5, 11],
         [6, 7, 8, 9],
@@ -66,7 +66,7 @@ def test_clients_that_the_file_names_hold_their_samples(tmp_path):
 def test_clients_may_have_names(tmp_path):
     client = np.array(["bob", "anna", "cleo"] * 4)
     federation = read(stored(tmp_path, x=X, y=Y, client=client), clients=99)  # the file decides how many
-    assert [total_class_counts(federation, k) for k in range(3)] == [[1, 4, 7, 10], [0, 3, 6, 9], [2, 5, 8, 11]]
+    assert [held(federation, k) for k in range(3)] == [[1, 4, 7, 10], [0, 3, 6, 9], [2, 5, 8, 11]]
 
 
 def test_a_partition_that_is_asked_for_goes_before_the_clients_of_the_file(tmp_path):
@@ -117,12 +117,12 @@ def test_a_file_that_is_not_there(tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "says"),
     [
-        ({"y": Y}, "has no array 'x' (there is: y)"),
-        ({"x": X, "labels": Y}, "has no array 'y' (there is: x, labels)"),
-        ({}, "has no array 'x' (there is: none)"),
-        ({"x": X, "y": Y[:5]}, ": x has shape (12, 2) and y (5,); both count samples along their first axis"),
-        ({"x": np.array(3.0), "y": Y}, ": x has shape () and y (12,); both"),
-        ({"x": X, "y": np.array(1)}, ": x has shape (12, 2) and y (); both"),
+        ({"y": Y}, "has no array 'x', only: y"),
+        ({"x": X, "labels": Y}, "has no array 'y', only: x, labels"),
+        ({}, "has no array 'x', only: none"),
+        ({"x": X, "y": Y[:5]}, ": x has shape (12, 2) and y (5,); the first axis of both must count the samples"),
+        ({"x": np.array(3.0), "y": Y}, ": x has shape () and y (12,); the first axis"),
+        ({"x": X, "y": np.array(1)}, ": x has shape (12, 2) and y (); the first axis"),
         ({"x": X, "y": Y, "client": Y[:5]}, ": client has shape (5,), but there are 12 samples"),
         ({"x": X, "y": Y, "client": X}, ": client has shape (12, 2), but there are 12 samples"),
     ],

@@ -308,10 +308,10 @@ def test_a_copy_of_the_data_keeps_its_groups(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        (["data.group=patient"], "'patient' is no column of '.*my.csv'; choose one of: .*, nearest 'patient_id'"),
+        (["data.group=patient"], "'patient' is not a column of '.*my.csv'; did you mean 'patient_id'"),
         (["data.group=client"], "data.group = 'client' is the column with the clients"),
         (["data.group=label"], "data.group = 'label' is the column with the labels"),
-        (["data.group=patient_id", "data.partition=iid"], "this partition draws clients sample by sample"),
+        (["data.group=patient_id", "data.partition=iid"], "this partition assigns single samples"),
     ],
 )
 def test_groups_that_cannot_be_kept_are_refused(tmp_path, settings, says):
@@ -348,10 +348,9 @@ def test_clients_with_too_few_groups_and_shared_groups_are_named(tmp_path, caplo
     with caplog.at_level(logging.WARNING, "stratafl"):
         federation_of(experiment(path, "data.group=patient_id"))
     assert caplog.messages == [
-        "1 client ('x') with too few groups of 'patient_id' for a test part: the groups stay together, and are "
-        "trained on",
-        "1 client ('x') with too few groups of 'patient_id' for a validation part: the groups stay together, and are "
-        "trained on",
+        "1 client ('x') with too few groups of 'patient_id' for a test part: all their groups are used for training",
+        "1 client ('x') with too few groups of 'patient_id' for a validation part: all their groups are used for "
+        "training",
         "1 group of 'patient_id' with samples of several clients: one client may test on a group that another trains "
         "on",
     ]

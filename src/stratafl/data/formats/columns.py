@@ -74,7 +74,7 @@ def joined(parts: Sequence[Columns], where: Path) -> Columns:
         if set(part) != set(first):
             there, here = ", ".join(sorted(first)), ", ".join(sorted(part))
             raise DataError(
-                f"the tables of '{where}' have different columns, {there} and {here}: give all tables the same columns"
+                f"the tables of '{where}' have different columns ({there}; {here}): give all tables the same columns"
             )
     return {name: _joined([part[name] for part in parts], name, where) for name in first}
 
@@ -97,9 +97,9 @@ def joined_splits(splits: Splits, where: Path) -> tuple[Columns, NDArray[np.bool
     for columns in splits.values():
         counts = {name: len(cells) for name, cells in columns.items()}
         if len(set(counts.values())) != 1 or 0 in counts.values():
-            said = ", ".join(f"{count} of '{name}'" for name, count in counts.items())
+            said = ", ".join(f"{count} values of '{name}'" for name, count in counts.items())
             raise DataError(
-                f"'{where}' has {said or 'no columns'}: every column needs as many values, and at least one"
+                f"'{where}' has {said or 'no columns'}: every column needs the same number of values, at least 1"
             )
     sizes = [len(next(iter(columns.values()))) for columns in splits.values()]
     return joined(list(splits.values()), where), np.repeat([split != "train" for split in splits], sizes)
