@@ -200,7 +200,7 @@ def spoilt(value, dtype=np.float32):
         (arrays(x=arrays()["x"][:0], y=np.arange(0)), "holds no samples: x has shape (0, 4)"),
         (arrays(x=None, a=np.zeros(3)), "has no array 'x' (there is: y, a)"),
         (arrays(y=None), "has no array 'y' (there is: x)"),
-        (arrays(x=None, y=None), "has no array 'x' (there is: none)"),
+        (arrays(x=None, y=None), "has no array 'x', only: none"),
         (arrays(y=np.array([{}] * 60, dtype=object)), ("mine.npz' is not an npz file of plain arrays", "Object")),
     ],
     ids=lambda value: str(value) if isinstance(value, str) else "",
