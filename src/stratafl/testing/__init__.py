@@ -15,10 +15,9 @@ from functools import partial
 import torch
 
 from stratafl.algorithms.laws import Law
-from stratafl.config.plugins import said
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.layout import Buffers
-from stratafl.errors import ContractError
+from stratafl.errors import ContractError, first_line
 from stratafl.evaluation.evaluate import received
 from stratafl.execute import Matrix
 from stratafl.testing.case import (
@@ -99,7 +98,7 @@ def _broken(law: Callable[[Case], None], cases: Iterable[Case]) -> ContractError
         return error
     except Exception as error:  # an algorithm of anybody's may fail in any way
         name = getattr(law, "__name__", "degenerate").replace("_", " ")
-        return ContractError(name, said(error))
+        return ContractError(name, first_line(error, typed=True))
     return None
 
 
