@@ -130,7 +130,7 @@ def _check_preprocessing(path: Path, federation: Federation) -> None:
 
 def check_saved(sim: Simulation, form: SavedForm, saved: Checkpoint, file: RecordFile) -> None:
     """Raise unless a checkpoint can be one of this simulation."""
-    rounds = sim.algorithm.rounds(sim.setup.rounds)
+    rounds = sim.rounds
     if not 1 <= saved.round <= rounds:
         raise DamagedError(f"it is of round {saved.round}, and the run has {rounds}")
     for name in JOURNALS:
