@@ -19,17 +19,53 @@ from stratafl.algorithms import ALGORITHMS
 from stratafl.config.migrations import migrate
 from stratafl.config.protocols import PROTOCOLS
 from stratafl.config.settings import Settings, parse_settings
-from stratafl.config.tables import DIVIDING, TABLES, AlgorithmTable, DataTable, Experiment, RunTable
+from stratafl.config.tables import (
+    DIVIDING,
+    TABLES,
+    AlgorithmTable,
+    DataTable,
+    EvaluateTable,
+    LogTable,
+    ModelTable,
+    RunTable,
+    StopTable,
+    partition_of,
+)
 from stratafl.core.annotations import said
-from stratafl.core.records import from_settings, keys_of, to_settings
+from stratafl.core.records import from_settings, keys_of, record, to_settings
 from stratafl.data import PARTITIONS
+from stratafl.data.loading import check_name
 from stratafl.errors import RecordError, StrataError, UnknownNameError, shown, unknown
 from stratafl.files import read_plain
+from stratafl.policies import SGD
 
 LARGEST = 1 << 20  # bytes of a configuration
 BEFORE = {"split": "random"}  # keys of [data] that came later, as runs had them before
 _CODE = ("algorithm.name", "model.name")  # what may be a path `package.module:name`
 _CHOICES = (*_CODE, "data.partition")  # what has options of its own
+
+
+@record
+class Experiment:
+    """A complete configuration."""
+
+    algorithm: AlgorithmTable = AlgorithmTable()
+    train: SGD = SGD()
+    model: ModelTable = ModelTable()
+    data: DataTable = DataTable()
+    run: RunTable = RunTable()
+    evaluate: EvaluateTable = EvaluateTable()
+    stop: StopTable = StopTable()
+    log: LogTable = LogTable()
+
+    def __post_init__(self) -> None:
+        data, stop = self.data, self.stop
+        if self.train != from_settings("train", SGD, to_settings(self.train)):
+            raise RecordError(f"of train, a configuration holds {', '.join(keys_of(SGD))} and nothing else")
+        check_name(data.name)
+        partition_of(data)
+        if (stop.target is not None or stop.patience is not None) and data.validation == 0:
+            raise RecordError("stop looks at validation accuracy: set data.validation, such as 0.1")
 
 
 def from_tables(tables: Mapping[str, Any]) -> Experiment:

@@ -1,7 +1,7 @@
 """The tables of a configuration: what can be set, its default, what is allowed and what it means.
 
-`docs/settings.md` is made of these. Further keys of `[algorithm]`, `[model]` and `[data]` are options of the method, the
-model and the partition. `[train]` is the part of `SGD` that says what it means (`stratafl.policies.train`).
+`docs/settings.md` is made of these. Further keys of `[algorithm]`, `[model]` and `[data]` are options of the method,
+the model and the partition. `[train]` is the part of `SGD` that says what it means (`stratafl.policies.train`).
 """
 
 import dataclasses
@@ -15,10 +15,9 @@ from stratafl.core.annotations import WHOLE, Named, Range, Size, checked
 from stratafl.core.records import keys_of, record
 from stratafl.data import PARTITIONS, Partition
 from stratafl.data.labels import TARGETS
-from stratafl.data.loading import check_name
 from stratafl.data.reading import NORMALISED
 from stratafl.data.splitting import SPLIT
-from stratafl.errors import RecordError, unknown
+from stratafl.errors import unknown
 from stratafl.models import MODELS
 from stratafl.policies import SGD
 from stratafl.runtime.arithmetic import PRECISIONS
@@ -48,9 +47,9 @@ class AlgorithmTable:
 class ModelTable:
     """Which model, its head where that cannot be guessed, a file with initial weights, and its options."""
 
-    name: Annotated[
-        str, Named(MODELS, paths=True), "the model: a name of `strata list`, or `package.module:Class`"
-    ] = "mlp"
+    name: Annotated[str, Named(MODELS, paths=True), "the model: a name of `strata list`, or `package.module:Class`"] = (
+        "mlp"
+    )
     head: Annotated[str | None, "the module that is the head, where it cannot be found out"] = None
     weights: Annotated[str | None, "a safetensors file with the initial weights"] = None
     options: Options = dataclasses.field(default_factory=dict)
@@ -60,9 +59,7 @@ class ModelTable:
 class DataTable:
     """Which data, over how many clients, divided how, and the options of the partition."""
 
-    name: Annotated[
-        str, "the data: a name of `strata data list`, or a file or folder, see [data](data.md)"
-    ] = "digits"
+    name: Annotated[str, "the data: a name of `strata data list`, or a file or folder, see [data](data.md)"] = "digits"
     path: Annotated[
         str | None, "a file or folder with the data set of that name, or with a folder of its name; none: from the hub"
     ] = None
@@ -86,9 +83,7 @@ class DataTable:
         "they are; a table of numbers by each column's mean and deviation over what is trained on; `auto`: `half` for",
         "images, else none",
     ] = "auto"
-    size: Annotated[
-        int | None, Range(least=1, most=10_000), "images are resized to a square of so many pixels"
-    ] = None
+    size: Annotated[int | None, Range(least=1, most=10_000), "images are resized to a square of so many pixels"] = None
     vocabulary: Annotated[
         int | None, Range(least=4, most=MANY), "texts: so many tokens at most, the most frequent ones"
     ] = None
@@ -105,9 +100,9 @@ class DataTable:
     alpha: Annotated[float, Range(above=0, most=1e9), "concentration of Dirichlet shares; small is uneven"] = 0.1
     minimum: Annotated[int | None, Some, "samples that each client has at least; none: as the partition says"] = None
     per_client: Annotated[int | None, Some, "classes per client; none: as the partition says"] = None
-    validation: Annotated[
-        float, Range(least=0, most=0.9), "share of each client's samples held out for validation"
-    ] = 0.1
+    validation: Annotated[float, Range(least=0, most=0.9), "share of each client's samples held out for validation"] = (
+        0.1
+    )
     test: Annotated[
         float,
         Range(above=0, most=0.9),
@@ -126,13 +121,11 @@ class DataTable:
 class RunTable:
     """How long, with which share of the clients, on what device, with what speed and memory."""
 
-    protocol: Annotated[
-        str, Named(PROTOCOLS), "defaults of other settings, as a code base or a paper has them"
-    ] = "clean"
+    protocol: Annotated[str, Named(PROTOCOLS), "defaults of other settings, as a code base or a paper has them"] = (
+        "clean"
+    )
     rounds: Annotated[int, Some, "how many rounds"] = 20
-    participation: Annotated[
-        float, Range(above=0, most=1), "share of the clients that take part in a round"
-    ] = 1.0
+    participation: Annotated[float, Range(above=0, most=1), "share of the clients that take part in a round"] = 1.0
     seed: Annotated[int, Seed, "seed of everything random"] = 0
     buffers: Annotated[
         Literal["follow", "local"], "BatchNorm statistics follow their layer or stay with the client"
@@ -141,22 +134,20 @@ class RunTable:
     device: Annotated[str, "`auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1` …"] = "auto"
     engine: Annotated[Literal["auto", "stacked", "loop"], "all clients in one step, or client by client"] = "auto"
     precision: Annotated[str, Named(PRECISIONS), "digits of products on a GPU: 24, 11 or 8 bits"] = "fp32"
-    compile: Annotated[
-        str, Named(CHOICES), "compile steps; `auto`: on a GPU, if the run is long enough to pay"
-    ] = "auto"
+    compile: Annotated[str, Named(CHOICES), "compile steps; `auto`: on a GPU, if the run is long enough to pay"] = (
+        "auto"
+    )
     graphs: Annotated[str, Named(CHOICES), "capture steps and replay them; `auto`: on a GPU"] = "auto"
     convolutions: Annotated[
         str, Named(CONVOLUTIONS), "as products of shifted slices, or stock; `auto`: on a GPU as measured"
     ] = "auto"
-    memory_limit: Annotated[
-        int | None, Size(), "what the run may take: bytes, or a size such as `8GB` or `500MiB`"
-    ] = None
+    memory_limit: Annotated[int | None, Size(), "what the run may take: bytes, or a size such as `8GB` or `500MiB`"] = (
+        None
+    )
     store: Annotated[
         Literal["auto", "device", "ram", "disk"], "where clients' states are kept between rounds; `auto`: by size"
     ] = "auto"
-    checkpoint: Annotated[
-        int, SomeOrNone, "rounds between checkpoints; 0: as often as takes 5 % of the time"
-    ] = 0
+    checkpoint: Annotated[int, SomeOrNone, "rounds between checkpoints; 0: as often as takes 5 % of the time"] = 0
 
 
 @record
@@ -174,9 +165,7 @@ class EvaluateTable:
         "the models that count: as received, right after training, deployed, or the global one",
     ] = "deployed"
     average: Annotated[Literal["samples", "clients"], "accuracy over all samples, or its mean over clients"] = "samples"
-    lab: Annotated[
-        int, SomeOrNone, "rounds between looks at every layer (conflicts, CKA, weights …); 0: never"
-    ] = 0
+    lab: Annotated[int, SomeOrNone, "rounds between looks at every layer (conflicts, CKA, weights …); 0: never"] = 0
 
 
 @record
@@ -184,9 +173,9 @@ class StopTable:
     """When to stop early, by the validation accuracy of deployed models."""
 
     target: Annotated[float | None, Range(above=0, most=1), "stop when this validation accuracy is reached"] = None
-    patience: Annotated[
-        int | None, Some, "stop when so many evaluated rounds have brought no more than `margin`"
-    ] = None
+    patience: Annotated[int | None, Some, "stop when so many evaluated rounds have brought no more than `margin`"] = (
+        None
+    )
     margin: Annotated[float, Range(least=0, most=1e12), "what counts as progress"] = 0.005
 
 
@@ -194,35 +183,19 @@ class StopTable:
 class LogTable:
     """Where the lines of the rounds go besides the run directory."""
 
-    to: Annotated[
-        tuple[Annotated[str, Named(LOGGERS)], ...], "services that are told every round, as a list"
-    ] = ()
+    to: Annotated[tuple[Annotated[str, Named(LOGGERS)], ...], "services that are told every round, as a list"] = ()
 
 
-@record
-class Experiment:
-    """A complete configuration."""
-
-    algorithm: AlgorithmTable = AlgorithmTable()
-    train: SGD = SGD()
-    model: ModelTable = ModelTable()
-    data: DataTable = DataTable()
-    run: RunTable = RunTable()
-    evaluate: EvaluateTable = EvaluateTable()
-    stop: StopTable = StopTable()
-    log: LogTable = LogTable()
-
-    def __post_init__(self) -> None:
-        data, stop = self.data, self.stop
-        if self.train.epochs < 1:
-            raise RecordError(f"train.epochs must be at least 1, not {self.train.epochs}")
-        check_name(data.name)
-        partition_of(data)
-        if (stop.target is not None or stop.patience is not None) and data.validation == 0:
-            raise RecordError("stop looks at validation accuracy: set data.validation, such as 0.1")
-
-
-TABLES: dict[str, type[Any]] = {field.name: type(field.default) for field in dataclasses.fields(Experiment)}
+TABLES: dict[str, type[Any]] = {
+    "algorithm": AlgorithmTable,
+    "train": SGD,
+    "model": ModelTable,
+    "data": DataTable,
+    "run": RunTable,
+    "evaluate": EvaluateTable,
+    "stop": StopTable,
+    "log": LogTable,
+}
 
 
 def partition_of(data: DataTable) -> Partition:

@@ -6,7 +6,7 @@ It is held as a version while a run goes on, which copies nothing, and is writte
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stratafl.config.experiment import EvaluateTable
+from stratafl.config.tables import EvaluateTable
 from stratafl.core.reprs import short_repr
 from stratafl.evaluation.measure import Line
 from stratafl.execute import Progress

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from stratafl.config.experiment import EvaluateTable, StopTable
+from stratafl.config.tables import EvaluateTable, StopTable
 from stratafl.errors import counted
 from stratafl.evaluation.measure import Line
 
