@@ -30,14 +30,14 @@ from stratafl.data import DATASETS, PARTITIONS
 from stratafl.models import MODELS
 from stratafl.recipes import recipe_names
 from stratafl.runs import Run
-from stratafl.runs.files import Journal, read_lines
+from stratafl.runs.journal import Journal, read_lines
 from stratafl.testing import laws
 
 COMMANDS = ("list", "run", "compare", "resume", "report", "check", "bench")
 FILES = {
     "config.toml",
     "environment.json",
-    "holdings.json",
+    "class_counts.json",
     "preprocessing.json",
     "rounds.jsonl",
     "clients.jsonl",

@@ -43,7 +43,7 @@ def test_an_option_may_be_called_by_its_method():
         ("train.lr=-1", "train.lr must be at least 0, not -1"),
         ("train.epochs=1.5", "train.epochs is a whole number, not 1.5"),
         ("train.drop_last=1", "train.drop_last is true or false, not 1"),
-        ("run.graphs=true", r"unknown run.graphs 'true' \(there is: auto, off, on\)"),
+        ("run.graphs=true", r"unknown run.graphs 'true'; choose one of: auto, off, on"),
         ("run.rounds=true", "run.rounds is a whole number, not True"),
         ("run.participation=0", "run.participation must be above 0, not 0.0"),
         ("run.participation=2", "run.participation must be at most 1, not 2.0"),

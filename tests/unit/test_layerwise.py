@@ -127,7 +127,7 @@ def numbers(**slots: object) -> Layerwise:
 REFUSED = {
     "a serve that reads what the server has not": (
         {"serve": (Broadcast(field="phi"),)},
-        ("serve", "Broadcast", "'phi'", "there is: theta"),
+        ("serve", "Broadcast", "'phi'", "choose one of: theta"),
     ),
     "a mix that reads what nobody serves": ({"mix": (Take(), TakeNumber("mu"))}, ("mix", "TakeNumber", "'down.mu'")),
     "a mix without a download": ({"serve": ()}, ("mix", "Take", "'down.theta'")),
@@ -164,7 +164,7 @@ def test_a_record_that_does_not_fit_together_is_refused(case):
 def test_a_refusal_says_slot_step_field_and_what_there_is():
     with pytest.raises(RecordError) as refusal:
         replace(fedavg(), send=())
-    expected = "merge: Mean reads 'up.theta', which nobody gives; there is: theta"
+    expected = "merge: Mean reads 'up.theta', which nobody gives; choose one of: theta"
     assert str(refusal.value) == expected
 
 

@@ -18,7 +18,7 @@ from stratafl.recipes.reproduction import Reproduction, run_name
 from stratafl.recipes.writing import cells, legend, markdown, verdict_table, write
 from stratafl.report.outcomes import Outcome
 from stratafl.runs import Run
-from stratafl.runs.files import Journal, read_lines
+from stratafl.runs.journal import Journal, read_lines
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TEXT = """

@@ -157,7 +157,7 @@ def test_an_unknown_type_is_refused_with_the_nearest():
 
 
 def test_an_unknown_key_is_refused_with_the_nearest():
-    expected = r"unknown key of Mean 'weight'; did you mean 'weights'\? \(there is: field, weights, unsent\)"
+    expected = r"unknown key of Mean 'weight'; did you mean 'weights'\? Choose one of: field, weights, unsent"
     with pytest.raises(UnknownNameError, match=expected):
         from_toml('type = "Mean"\nweight = "uniform"')
 

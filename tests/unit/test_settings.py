@@ -65,7 +65,7 @@ def test_a_table_goes_there_and_back():
 
 def test_unknown_keys_are_refused_with_the_nearest():
     says = refusal(UnknownNameError, from_table, "oven", Oven, {"trais": 3, "lihgt": True})
-    assert says.startswith("unknown key of [oven] 'trais'; did you mean 'trays'? (there is: heat, trays, mode,")
+    assert says.startswith("unknown key of [oven] 'trais'; did you mean 'trays'? Choose one of: heat, trays, mode,")
 
 
 def test_further_keys_are_options_where_there_are_some():
@@ -149,14 +149,14 @@ def test_limits_themselves_are_in_or_out():
 
 def test_values_among_others():
     says = refusal(UnknownNameError, from_table, "oven", Oven, {"mode": "gril"})
-    assert says == "unknown oven.mode 'gril'; did you mean 'grill'? (there is: fan, grill)"
+    assert says == "unknown oven.mode 'gril'; did you mean 'grill'? Choose one of: fan, grill"
 
 
 def test_names_of_a_catalogue_or_a_path():
     assert oven(recipe="cake").recipe == "cake"
     assert oven(recipe="my.recipes:pie").recipe == "my.recipes:pie"
     says = refusal(UnknownNameError, from_table, "oven", Oven, {"recipe": "caek"})
-    assert says == "unknown oven.recipe 'caek'; did you mean 'cake'? (there is: bread, cake)"
+    assert says == "unknown oven.recipe 'caek'; did you mean 'cake'? Choose one of: bread, cake"
 
 
 def test_none_is_within_any_limit_where_it_is_allowed():

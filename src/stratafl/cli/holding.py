@@ -14,8 +14,7 @@ from stratafl.data import Federation
 from stratafl.data.federation import SPLITS
 from stratafl.data.picture import held, picture
 from stratafl.errors import RunError, counted
-from stratafl.files import check_new
-from stratafl.runs.files import write_whole
+from stratafl.files import check_new, write_atomically
 
 ROWS = 40  # of clients; more are summed up in one
 _FEW = 6  # classes of a client that are named one by one
@@ -34,7 +33,7 @@ def show(config: Path | None, settings: Settings, out: Path | None) -> None:
     for line in understood(federation):
         results().print(line, markup=False, soft_wrap=True)
     if out is not None:
-        write_whole(out, picture(federation).encode())
+        write_atomically(out, picture(federation).encode())
         results().print(f"picture: {out}", markup=False, soft_wrap=True)
 
 

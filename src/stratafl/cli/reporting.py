@@ -10,7 +10,7 @@ from rich.text import Text
 from stratafl.cli.consoles import PIPED_WIDTH, picture, remarks, results, warnings_on
 from stratafl.cli.ranked import table, unlike_seeds
 from stratafl.errors import RunError
-from stratafl.files import check_folder, check_new
+from stratafl.files import check_folder, check_new, write_atomically
 from stratafl.report import INCOMPARABLE, MARK, Outcome, Rank, gather, outcome, ranking, run_folders, to_csv
 from stratafl.report.flagging import flag_sentences, where_to_look
 from stratafl.report.formats import size
@@ -18,7 +18,6 @@ from stratafl.report.outcomes import measure, what_counts
 from stratafl.report.page import is_report, write_report
 from stratafl.report.study import verdicts_alone
 from stratafl.report.waiting import waiting
-from stratafl.runs.files import write_whole
 from stratafl.runs.summary import evaluated, reached
 
 REPORT = "report.html"
@@ -56,10 +55,10 @@ def show(
     if target is not None:
         console.print(_targets(outcomes, target))
     if csv is not None:
-        write_whole(csv, to_csv(ranks).encode())
+        write_atomically(csv, to_csv(ranks).encode())
         console.print(Text(f"table: {csv}"))
     if svg is not None:
-        write_whole(svg, _drawn(ranks, outcomes).encode())
+        write_atomically(svg, _drawn(ranks, outcomes).encode())
         console.print(Text(f"picture: {svg}"))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from stratafl.core.annotations import said
 from stratafl.errors import RecordError
 
-FORMAT = 2  # raised when an older version could not read what this one writes; without a number: 1
+FORMAT = 3  # of configurations and run directories, see `stratafl.runs.format`; without a number: older than that
 _RENAMED = {("run", "memory"): "memory_limit", ("data", "newcomers"): "new_clients"}
 
 
@@ -24,7 +24,8 @@ def migrate(tables: Mapping[str, Any]) -> dict[str, Any]:
     if type(found) is not int or found < 1:
         raise RecordError(f"format must be a whole number from 1 to {FORMAT}, not {said(found)}")
     if found > FORMAT:
-        raise RecordError(f"it is in format {found}, this stratafl reads up to {FORMAT}: install a newer stratafl")
+        newer = f"format {said(found)}; this one reads up to {FORMAT}"
+        raise RecordError(f"this configuration is of a newer version of stratafl ({newer}): update stratafl")
     made = {name: table for name, table in tables.items() if name != "format"}
     for (name, old), new in _RENAMED.items():
         table = made.get(name)

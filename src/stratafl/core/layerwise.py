@@ -226,9 +226,8 @@ def _walk(
     for step in getattr(alg, slot):
         for name in step.reads:
             if name not in known | parcel:
-                raise RecordError(
-                    f"{slot}: {_name(step)} reads '{name}', which nobody gives; there is: {_listed(known | parcel)}"
-                )
+                there = _listed(known | parcel)
+                raise RecordError(f"{slot}: {_name(step)} reads '{name}', which nobody gives; choose one of: {there}")
         written |= set(step.writes)
 
 

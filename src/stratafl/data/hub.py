@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from stratafl.data.formats.packages import needed
-from stratafl.errors import DataError
+from stratafl.errors import DataError, first_line
 
 
 def fetched(hub: str, files: str) -> Path:
@@ -14,5 +14,5 @@ def fetched(hub: str, files: str) -> Path:
     except (
         Exception
     ) as error:  # no network, no such name, a full disk: the package has many errors, and so have those below
-        reason = (str(error).strip().splitlines() or [""])[0]
+        reason = first_line(error)
         raise DataError(f"the hub has refused or cannot be reached ({type(error).__name__}: {reason[:120]})") from error

@@ -16,7 +16,7 @@ from stratafl.data.published import DATASETS, Published
 from stratafl.data.reading import Reading
 from stratafl.data.samples import Samples
 from stratafl.data.shards import is_sharded, read_shards
-from stratafl.errors import DataError, shown, unknown
+from stratafl.errors import DataError, choices, shown, unknown
 
 _DECODING = 2  # another number wherever images or tables are read otherwise, so that what was kept is not believed
 _DECODED = ["normalise", "owners", "fewest", "most"]  # what can be asked of samples that are decoded already
@@ -92,7 +92,7 @@ def _published(name: str, record: Published, reading: Reading) -> Samples:
     place = whole / name if (whole / name).is_dir() else whole  # a folder of several data sets
     others = [other for other in DATASETS if (whole / other).is_dir()]
     if place is whole and others:
-        raise DataError(f"data.path = '{whole}' has no folder '{name}' (there is: {', '.join(others)})")
+        raise DataError(f"data.path = '{whole}' has no folder '{name}' ({choices(others)})")
     if not place.exists():
         raise DataError(f"{name} is not at data.path = '{place}', which does not exist: {_advice(name, record)}")
     if is_sharded(place):

@@ -6,7 +6,7 @@ from stratafl.data.formats.tables import npz_arrays
 from stratafl.data.labels import targets
 from stratafl.data.reading import Reading, check_group
 from stratafl.data.samples import Samples
-from stratafl.errors import DataError
+from stratafl.errors import DataError, choices
 
 
 def npz_samples(path: str | Path, reading: Reading | None = None) -> Samples:
@@ -17,7 +17,7 @@ def npz_samples(path: str | Path, reading: Reading | None = None) -> Samples:
     check_group(reading.group, label, client)
     for name in ("x", label, *([client] if reading.client else []), *([reading.group] if reading.group else [])):
         if name not in arrays:
-            raise DataError(f"'{path}' has no array '{name}' (there is: {', '.join(arrays) or 'none'})")
+            raise DataError(f"'{path}' has no array '{name}' ({choices(arrays)})")
     x, y, owner = arrays["x"], arrays[label], arrays.get(client)
     if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
         raise DataError(f"'{path}': x has shape {x.shape} and y {y.shape}; both count samples along their first axis")

@@ -14,7 +14,7 @@ from stratafl.data.images import Content, are_elsewhere, are_images, stacked
 from stratafl.data.labels import targets
 from stratafl.data.reading import Reading, check_group, half
 from stratafl.data.samples import Samples
-from stratafl.errors import DataError
+from stratafl.errors import DataError, choices
 
 CLIENT, LABELS = "client", ("label", "y")
 
@@ -81,12 +81,12 @@ def _label(columns: Columns, reading: Reading, place: Path) -> str:
             return name
     there, near = ", ".join(columns), _alike(wanted, columns)
     hint = f"set data.label to '{near}'" if near else "name it with data.label"
-    raise DataError(f"'{place}' has no column '{wanted[0]}' (there is: {there}): {hint}")
+    raise DataError(f"'{place}' has no column '{wanted[0]}' (choose one of: {there}): {hint}")
 
 
 def _client(columns: Columns, reading: Reading, place: Path) -> str | None:
     if reading.client is not None and reading.client not in columns:
-        raise DataError(f"'{place}' has no column '{reading.client}' (there is: {', '.join(columns)}): see data.client")
+        raise DataError(f"'{place}' has no column '{reading.client}' ({choices(columns)}): see data.client")
     name = reading.client or (CLIENT if CLIENT in columns else None)
     near = None if name else _alike([CLIENT], columns)
     if near:

@@ -21,13 +21,14 @@ from stratafl.config.settings import Settings, parse_settings
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.errors import BusyError, DataError, RunError, counted
 from stratafl.execute.devices import device_of
+from stratafl.files import write_atomically
 from stratafl.recipes.gaps import Numbers
 from stratafl.recipes.judging import Printed, Verdict, verdicts
 from stratafl.recipes.measuring import measured
 from stratafl.recipes.recipe import Cell, Recipe
 from stratafl.report.outcomes import Outcome, outcome
 from stratafl.runs import Run, is_run
-from stratafl.runs.files import line_bodies, write_whole
+from stratafl.runs.journal import line_bodies
 
 FILE, RESULT = "reproduce.toml", "result.md"
 FEW = 10  # columns that are left out are named, unless there are more
@@ -84,7 +85,7 @@ class Reproduction:
                     raise RunError(f"'{self.folder}' was made with other {key}: {given}; choose another --out")
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self.folder / FILE, tomli_w.dumps(asked).encode())
+        write_atomically(self.folder / FILE, tomli_w.dumps(asked).encode())
 
     def place(self, cell: Cell) -> Path:
         """The run directory of a cell, named after its experiment."""

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
+from stratafl.files import write_atomically
 from stratafl.recipes.claims import MEASURES, OF_CONVERGENCE
 from stratafl.recipes.gaps import Numbers, Place
 from stratafl.recipes.judging import Verdict
@@ -17,7 +18,6 @@ from stratafl.report.places import machine, span, versions
 from stratafl.report.ranking import INCOMPARABLE, MARK
 from stratafl.report.verdicts import VERDICTS
 from stratafl.runs import environment_of
-from stratafl.runs.files import write_whole
 
 PAPER, HERE = "paper", "here"
 
@@ -26,8 +26,8 @@ def write(made: Reproduction, command: str) -> list[Verdict]:
     """Judge, and write `result.md` and `verdicts.json`."""
     judged = made.judged()
     text = json.dumps(verdict_table(made.recipe, judged), indent=2, ensure_ascii=False)
-    write_whole(made.folder / VERDICTS, text.encode())
-    write_whole(made.folder / RESULT, markdown(made, judged, command).encode())
+    write_atomically(made.folder / VERDICTS, text.encode())
+    write_atomically(made.folder / RESULT, markdown(made, judged, command).encode())
     return judged
 
 

@@ -8,7 +8,7 @@ from stratafl.evaluation.flagged import FAR, MOST, Flag, flags, nobody_left
 from stratafl.report.outcomes import Outcome
 from stratafl.report.study import Study
 from stratafl.report.tables import Cell, Table, text
-from stratafl.runs.run import CONFIG
+from stratafl.runs.directory import CONFIG
 
 Found = list[tuple[Outcome, Flag]]  # of one client
 

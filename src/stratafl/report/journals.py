@@ -9,7 +9,7 @@ from typing import Any
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError
 from stratafl.evaluation.measure import Line
-from stratafl.runs.files import line_bodies, parsed_line
+from stratafl.runs.journal import line_bodies, parsed_line
 
 PLAIN = ("round", "layer", "columns", "bytes.down", "bytes.up")
 _ROUND = re.compile(rb'"round":\s*(\d{1,18})')

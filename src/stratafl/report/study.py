@@ -14,8 +14,8 @@ from stratafl.report.ranking import Rank, ranking
 from stratafl.report.verdicts import VERDICTS, Verdict, verdicts
 from stratafl.report.waiting import waiting
 from stratafl.runs import environment_of
-from stratafl.runs.holdings import held
-from stratafl.runs.run import CONFIG, check_committed, config_of
+from stratafl.runs.class_counts import read_class_counts
+from stratafl.runs.directory import CONFIG, check_committed, config_of
 from stratafl.runs.summary import evaluated
 
 
@@ -103,5 +103,5 @@ def _record(one: Outcome) -> Record:
         environment_of(folder),
         lines_of_round(folder / "clients.jsonl", chosen, summed=one.checked),
         looks(folder / "layers.jsonl", summed=one.checked),
-        held(folder, config_of(folder)),
+        read_class_counts(folder, config_of(folder)),
     )

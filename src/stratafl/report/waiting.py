@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stratafl.errors import StrataError
 from stratafl.runs import Comparison, is_run
-from stratafl.runs.run import COMPARISON
+from stratafl.runs.directory import COMPARISON
 
 
 def waiting(places: Iterable[Path]) -> list[str]:

@@ -20,10 +20,10 @@ from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.annotations import WHOLE
 from stratafl.core.reprs import short_repr
 from stratafl.errors import BusyError, RecordError, RunError, counted, shown
-from stratafl.files import is_plain, is_plain_folder
-from stratafl.runs.environment import FORMAT
-from stratafl.runs.files import appearing, write_whole
-from stratafl.runs.run import COMPARISON, Run, anchored, check_config, config_of, is_run, refuse_existing
+from stratafl.files import is_plain, is_plain_folder, write_atomically
+from stratafl.runs.directory import COMPARISON, check_config, config_of, is_run, new_folder, refuse_existing
+from stratafl.runs.format import FORMAT, check_format
+from stratafl.runs.run import Run, with_absolute_paths
 
 SEEDS = 10_000  # of a comparison, at most
 
@@ -40,7 +40,7 @@ class Member:
     trust: Trust = NOTHING
 
     def run(self) -> Run:
-        """Its run, new or from where it was left."""
+        """Its run, new or resumed."""
         for place in (self.folder.parent, self.folder):
             if os.path.lexists(place) and not is_plain_folder(place):
                 raise RunError(f"'{place}' is not a folder of the comparison but a link or a file: put the folder back")
@@ -50,7 +50,7 @@ class Member:
             return Run.create(self.experiment, self.folder, trust=self.trust)
         except RunError as error:
             if is_run(self.folder):
-                raise BusyError(f"another process has just begun '{self.folder}'") from error
+                raise BusyError(f"another process has just started '{self.folder}': leave it to that") from error
             raise
 
 
@@ -89,31 +89,30 @@ class Comparison:
                 )
             if table in ALGORITHMS and table not in methods:
                 raise RecordError(f"'{given}' is an option of {table}, which is not compared: {', '.join(methods)}")
-        own: dict[str, dict[str, Any]] = {method: {} for method in methods}
-        common: dict[str, Any] = {}
-        for path, value in settings.items():
-            method = next((method for method in methods if path.startswith(f"{method}.")), None)
-            if method is None:
-                common[path] = value
-            else:
-                own[method][f"algorithm.{path.removeprefix(f'{method}.')}"] = value
-        base = anchored(with_values(base, common))
+        own = {
+            m: {
+                f"algorithm.{path.removeprefix(f'{m}.')}": v for path, v in settings.items() if path.startswith(f"{m}.")
+            }
+            for m in methods
+        }
+        common = {path: v for path, v in settings.items() if not any(path.startswith(f"{m}.") for m in methods)}
+        base = with_absolute_paths(with_values(base, common))
         first = base.run.seed
         if first + seeds - 1 > WHOLE:
             raise RecordError(f"the last of {counted(seeds, 'seed')} from {first} on would be above {WHOLE}")
         made = cls(folder, base, tuple(methods), tuple(range(first, first + seeds)), own, trust)
         for member in made.members():
             if member.seed == first:
-                # What is wrong with a method is said before the first one runs.
+                # Errors of any method come before the first one runs.
                 simulation_of(member.experiment, trust=trust)
         refuse_existing(folder)
-        with appearing(folder) as partial:
-            write_whole(partial / COMPARISON, tomli_w.dumps(made._tables()).encode())
+        with new_folder(folder) as partial:
+            write_atomically(partial / COMPARISON, tomli_w.dumps(made._tables()).encode())
         return made
 
     @classmethod
     def open(cls, folder: Path, trust: Trust | bool = NOTHING) -> "Comparison":
-        """A comparison that exists, to go on with: its runs are still those that it says."""
+        """A stored comparison to continue; refused if its runs are not what it says."""
         trust = Trust.of(trust).asked_by(folder / COMPARISON)
         made = replace(cls.read(folder), trust=trust)
         for member in made.members():
@@ -124,12 +123,9 @@ class Comparison:
 
     @classmethod
     def read(cls, folder: Path) -> "Comparison":
-        """A comparison as it is written down."""
         tables = read_toml(folder / COMPARISON, plain=True)
         head = tables.pop("compare", {})
-        found = head.get("format") if isinstance(head, dict) else None
-        if type(found) is not int or not 1 <= found <= FORMAT:
-            raise RunError(f"'{folder / COMPARISON}' is in format {found!r}, this stratafl reads up to {FORMAT}")
+        check_format(folder / COMPARISON, head.get("format") if isinstance(head, dict) else None)
         methods, seeds, own = (head.get(key) for key in ("methods", "seeds", "settings"))
         if not (methods and _list_of(str, methods) and seeds and _list_of(int, seeds) and isinstance(own, dict)):
             raise RunError(f"'{folder / COMPARISON}' is damaged: methods and seeds are lists, settings a table")
@@ -144,7 +140,7 @@ class Comparison:
         return cls(folder, from_stored(tables), tuple(methods), tuple(seeds), own)
 
     def members(self) -> Iterator[Member]:
-        """Seed by seed, so that a comparison that is stopped early has something of every method."""
+        """Seed by seed, so that a comparison that stops early has runs of every method."""
         for seed in self.seeds:
             for method in self.methods:
                 experiment = with_values(self.base, {"algorithm.name": method, **self.own[method]})
@@ -162,7 +158,6 @@ def _list_of(kind: type, value: Any) -> bool:
 
 
 def is_comparison(folder: Path) -> bool:
-    """Whether a folder is a comparison."""
     return is_plain(folder / COMPARISON)
 
 

@@ -113,9 +113,9 @@ def test_a_file_that_is_not_there(tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "says"),
     [
-        ({"y": Y}, "has no array 'x' (there is: y)"),
-        ({"x": X, "labels": Y}, "has no array 'y' (there is: x, labels)"),
-        ({}, "has no array 'x' (there is: none)"),
+        ({"y": Y}, "has no array 'x' (choose one of: y)"),
+        ({"x": X, "labels": Y}, "has no array 'y' (choose one of: x, labels)"),
+        ({}, "has no array 'x' (there is none)"),
         ({"x": X, "y": Y[:5]}, ": x has shape (12, 2) and y (5,); both count samples along their first axis"),
         ({"x": np.array(3.0), "y": Y}, ": x has shape () and y (12,); both"),
         ({"x": X, "y": np.array(1)}, ": x has shape (12, 2) and y (); both"),

@@ -219,9 +219,11 @@ def test_places_that_are_not_there(tmp_path):
 
 def test_columns_that_are_not_there(tmp_path):
     path = table(tmp_path / "mine.csv", ["who", "a", "kind"], [["ann", 1, 0]])
-    assert "has no column 'label' (there is: who, a, kind): name it with data.label" in refusal(path)
+    assert "has no column 'label' (choose one of: who, a, kind): name it with data.label" in refusal(path)
     assert "has no column 'sort'" in refusal(path, label="sort")
-    assert "has no column 'owner' (there is: who, a, kind): see data.client" in refusal(path, label="a", client="owner")
+    assert "has no column 'owner' (choose one of: who, a, kind): see data.client" in refusal(
+        path, label="a", client="owner"
+    )
     assert "neither numbers nor images in the column 'who'" in refusal(path, label="kind")
     assert "no column beside the labels and clients" in refusal(table(tmp_path / "b.csv", ["label"], [[1]]))
     assert "does not say whose its samples are" in refusal(

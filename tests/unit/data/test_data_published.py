@@ -281,7 +281,7 @@ def test_bytes_as_numbers(tmp_path):
 def test_files_that_are_not_what_the_data_set_is(tmp_path):
     _, images, labels, _ = parts("mnist")
     np.savez(tmp_path / "a.npz", img=images, label=labels)
-    assert "a.npz' has no column 'image' (there is: img, label)" in refusal("mnist", tmp_path / "a.npz")
+    assert "a.npz' has no column 'image' (choose one of: img, label)" in refusal("mnist", tmp_path / "a.npz")
     np.savez(tmp_path / "b.npz", image=images, label=labels + 1)
     assert "has the label 10, but its classes are 0..9" in refusal("mnist", tmp_path / "b.npz")
     np.savez(tmp_path / "c.npz", image=images, label=labels / 2)
@@ -450,5 +450,5 @@ def test_without_pillow_or_pyarrow_it_is_said(tmp_path, monkeypatch):
 
 def test_a_folder_of_other_data_sets_is_not_read_as_this_one(tmp_path):
     (tmp_path / "all" / "mnist").mkdir(parents=True)
-    with pytest.raises(DataError, match=r"has no folder 'fashion-mnist' \(there is: mnist\)"):
+    with pytest.raises(DataError, match=r"has no folder 'fashion-mnist' \(choose one of: mnist\)"):
         load_samples("fashion-mnist", Reading(path=str(tmp_path / "all")))

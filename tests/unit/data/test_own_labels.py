@@ -146,4 +146,4 @@ def test_labels_that_are_missing_or_nothing_known(tmp_path):
 
 
 def test_a_client_array_that_is_asked_for_must_be_there(tmp_path):
-    assert "has no array 'who' (there is: x, y)" in refusal(stored(tmp_path, "npz", [0, 1]), client="who")
+    assert "has no array 'who' (choose one of: x, y)" in refusal(stored(tmp_path, "npz", [0, 1]), client="who")

@@ -31,9 +31,9 @@ FILL = "fill it in, or leave out the line or the column"
         ("a,label\n1.5,0\n2,inf\n", "line 3 of FILE has 'inf' in the column 'label'"),
         ("a,label\n1,0\nNA,1\n", "FILE has neither numbers nor images in the column 'a': 'NA' in line 3"),
         ("a,label\n\n1,0\n\nNA,1\n", "FILE has neither numbers nor images in the column 'a': 'NA' in line 5"),
-        ("a,Label\n1,0\n", "FILE has no column 'label' (there is: a, Label): set data.label to 'Label'"),
-        ("a,Y\n1,0\n", "FILE has no column 'label' (there is: a, Y): set data.label to 'Y'"),
-        ("a,b\n1,0\n", "FILE has no column 'label' (there is: a, b): name it with data.label"),
+        ("a,Label\n1,0\n", "FILE has no column 'label' (choose one of: a, Label): set data.label to 'Label'"),
+        ("a,Y\n1,0\n", "FILE has no column 'label' (choose one of: a, Y): set data.label to 'Y'"),
+        ("a,b\n1,0\n", "FILE has no column 'label' (choose one of: a, b): name it with data.label"),
         (
             "a,Client,label\n1,0,1\n",
             "FILE has a column 'Client': set data.client to 'Client' if it says whose a sample is, or rename it",

@@ -8,7 +8,7 @@ import numpy as np
 
 from stratafl.data.formats.columns import Asked, Column, Columns, joined, picked, with_images
 from stratafl.data.formats.packages import needed
-from stratafl.errors import DataError, StrataError
+from stratafl.errors import DataError, StrataError, first_line
 
 _ROWS, _FEW_ROWS = 16_384, 64  # of a batch of numbers, or where there are texts or images, which may be large
 _COPIES = 2  # of numbers, as a table and as an array
@@ -55,7 +55,7 @@ def _read(place: Path, load: Any, asked: Asked) -> Columns:
     except StrataError:
         raise
     except Exception as error:  # every package has its own errors for a damaged file
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise DataError(f"'{place}' cannot be read: {reason}") from error
     names = [name for name in table.column_names if not asked.only or name in asked.names()]
     asked.limit.check(sum(_bytes(table.column(name)) for name in names), f"'{place}'")

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
-from stratafl.errors import DataError
+from stratafl.errors import DataError, choices
 
 Column = NDArray[Any] | list[Any]  # numbers or pixels; texts, encoded images, or paths of images
 Columns = dict[str, Column]
@@ -153,7 +153,7 @@ def picked(columns: Columns, asked: Asked, where: Path) -> Columns:
         return columns
     for name in asked.names():
         if name not in columns:
-            raise DataError(f"'{where}' has no column '{name}' (there is: {', '.join(columns) or 'none'})")
+            raise DataError(f"'{where}' has no column '{name}' ({choices(columns)})")
     return {name: columns[name] for name in asked.names()}
 
 

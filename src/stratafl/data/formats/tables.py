@@ -14,7 +14,7 @@ from stratafl.core.reprs import short_repr
 from stratafl.data.formats.columns import Asked, Column, Columns, joined, numbers_or_texts, picked, with_images
 from stratafl.data.formats.npz_headers import Announced, npz_headers
 from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
-from stratafl.errors import DataError
+from stratafl.errors import DataError, first_line
 
 _OTHER_SEPARATORS = (";", "\t", "|")
 _LOOKED = 10_000  # lines after which memory is looked at
@@ -135,5 +135,5 @@ def npz_arrays(path: Path, limit: MemoryLimit = USUAL_LIMIT) -> dict[str, NDArra
 
 
 def _not_npz(path: Path, error: Exception) -> DataError:
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    reason = first_line(error)
     return DataError(f"'{path}' is not an npz file of plain arrays: {reason}")

@@ -1,4 +1,4 @@
-"""A run of several processes: the first keeps the directory, the others follow it round by round and write nothing."""
+"""A run of several processes: rank 0 writes the run directory, the others follow it round by round."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -17,14 +17,13 @@ from stratafl.execute import Distributed, Matrix, ProcessGroup, Progress, Simula
 from stratafl.execute.clients import InMemory
 from stratafl.execute.packing import sendable
 from stratafl.runs import environment
-from stratafl.runs.selection import Selection
-from stratafl.runs.summary import stop_reason
+from stratafl.runs.summary import Selection, stop_reason
 
 
 @short_repr
 @dataclass(frozen=True)
-class Brief:
-    """What the others need to know before the first round."""
+class StartMessage:
+    """What rank 0 tells the others before the first round."""
 
     tables: dict[str, dict[str, Any]]
     identity: dict[str, str]
@@ -34,29 +33,26 @@ class Brief:
 
 @short_repr
 @dataclass(frozen=True)
-class Verdict:
-    """What the first says after a round: its line, which decides about stopping, and whether it saves."""
+class RoundMessage:
+    """What rank 0 tells the others after a round: its line, which decides about stopping, and whether it saves."""
 
     line: Line
     saved: bool
 
 
-sendable(Brief, Verdict)
+sendable(StartMessage, RoundMessage)
 
 
 def trial_of(experiment: Experiment, sim: Simulation, process_group: ProcessGroup) -> Trial:
-    """The trial of an experiment, by one process or several."""
     evaluate = experiment.evaluate
     executor = Matrix() if process_group.world_size == 1 else Distributed(process_group)
     return Trial(sim, evaluate.every, evaluate.clients, Lab(evaluate.lab), executor)
 
 
 def refuse_disk(process_group: ProcessGroup, sim: Simulation) -> None:
-    """Raise where several processes would keep memories on disk, which one alone can."""
+    """Raise if several processes would keep client states on disk, which only one can."""
     if process_group.world_size > 1 and sim.store == "disk":
-        raise RunError(
-            "clients' memories would be on disk, and several processes keep them in RAM: use one, or run.store=ram"
-        )
+        raise RunError("several processes cannot keep client states on disk: use one process, or set run.store=ram")
 
 
 def hand_out(
@@ -67,14 +63,14 @@ def hand_out(
     history: list[Line],
     selected: Progress | None = None,
 ) -> tuple[Progress, Progress | None]:
-    """Tell the others what they need; what is left to the first is its own share of the memories.
+    """Tell the other ranks what they need, and return rank 0's own share of the state.
 
-    `selected` is the state after the selected round, if it was kept, and is dealt in the same way.
+    `selected` is the state after the selected round, if it was kept; it is shared in the same way.
     """
     if process_group.world_size == 1:
         return progress, selected
     refuse_disk(process_group, sim)
-    process_group.told(Brief(to_tables(experiment), environment.identity(sim), sim.runtime.tuning, history))
+    process_group.told(StartMessage(to_tables(experiment), environment.identity(sim), sim.runtime.tuning, history))
     return _both_dealt(process_group, sim, progress, selected)
 
 
@@ -94,28 +90,30 @@ def _dealt(process_group: ProcessGroup, sim: Simulation, progress: Progress) -> 
 
 
 def _nothing(sim: Simulation) -> Progress:
-    """What a process has before it is told."""
+    """What a rank has before rank 0 tells it."""
     return Progress(0, {}, InMemory(sim.kept_on, {}))
 
 
 def collected(process_group: ProcessGroup, sim: Simulation, progress: Progress) -> Progress:
-    """The progress with the memories of all clients, for the first process."""
+    """The progress with the states of all clients, on rank 0."""
     if process_group.world_size == 1:
         return progress
     return replace(progress, clients=InMemory(sim.kept_on, dict(process_group.collect(progress.clients))))
 
 
 class Follower:
-    """What every process but the first makes of a run; it goes on, and ends, when the first does."""
+    """A run as every rank but 0 sees it: it goes on, and ends, when rank 0 does, and writes nothing."""
 
     def __init__(self, process_group: ProcessGroup, trust: Trust | bool = NOTHING) -> None:
-        brief: Brief = process_group.told(Brief({}, {}, {}, []))
-        self.process_group, self.experiment = process_group, from_tables(brief.tables)
-        self.history, self.notes = list(brief.history), list[str]()
-        self.sim = simulation_of(self.experiment, brief.tuning, trust, begun=True)
+        start: StartMessage = process_group.told(StartMessage({}, {}, {}, []))
+        self.process_group, self.experiment = process_group, from_tables(start.tables)
+        self.history, self.notes = list(start.history), list[str]()
+        self.sim = simulation_of(self.experiment, start.tuning, trust, begun=True)
         for what, mine in environment.identity(self.sim).items():
-            if brief.identity[what] != mine:
-                raise RunError(f"the {what} that it finds is not that of rank 0")
+            if start.identity[what] != mine:
+                raise RunError(
+                    f"rank {process_group.rank} finds another {what} than rank 0: use the same files on all ranks"
+                )
         self.trial = trial_of(self.experiment, self.sim, process_group)
         self.progress, selected = _both_dealt(process_group, self.sim, _nothing(self.sim), None)
         self._selection = Selection.of(self.history, self.experiment.evaluate, selected)
@@ -123,22 +121,20 @@ class Follower:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left to do."""
         return self.progress.t >= self.trial.rounds or stop_reason(self.history, self.experiment.stop) is not None
 
     def rounds(self) -> Iterator[Line]:
-        """Go on to the end, as the first process does."""
         while not self.finished:
             self.progress, entry = self.trial.round(self.progress)
-            verdict = self.process_group.told(Verdict(entry.round, False))
-            self.history.append(verdict.line)
-            self._selection = self._selection.after(verdict.line, self.progress, self.experiment.evaluate)
-            if verdict.saved:
+            told = self.process_group.told(RoundMessage(entry.round, False))
+            self.history.append(told.line)
+            self._selection = self._selection.after(told.line, self.progress, self.experiment.evaluate)
+            if told.saved:
                 self.save()
-            yield verdict.line
+            yield told.line
 
     def save(self) -> None:
-        """Give what a checkpoint needs, unless the last one is of this round."""
+        """Send rank 0 what a checkpoint needs, unless the last one is of this round."""
         if self._saved != self.progress.t:
             self.process_group.collect(self.progress.clients)
             selected = self._selection.progress

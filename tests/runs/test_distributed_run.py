@@ -7,7 +7,7 @@ from stratafl.config.experiment import Experiment, with_settings
 from stratafl.errors import RunError
 from stratafl.execute.process_group import SingleProcess
 from stratafl.runs import Follower, Run
-from stratafl.runs.follower import hand_out
+from stratafl.runs.distributed import hand_out
 
 
 class First(SingleProcess):
@@ -48,8 +48,8 @@ def test_what_the_first_found_out_about_speed_holds_for_all():
     assert Follower(Second(first.said)).sim.runtime.tuning == sim.runtime.tuning
 
 
-def test_memories_on_disk_are_refused_before_a_directory_is_made(tmp_path):
+def test_client_states_on_disk_are_refused_before_a_directory_is_made(tmp_path):
     experiment = with_settings(Experiment(), ["run.store=disk", "run.rounds=1"])
-    with pytest.raises(RunError, match=r"memories would be on disk, and several processes .* or run\.store=ram"):
+    with pytest.raises(RunError, match=r"several processes cannot keep client states on disk: .* run\.store=ram"):
         Run.create(experiment, tmp_path / "run", First())
     assert not (tmp_path / "run").exists()

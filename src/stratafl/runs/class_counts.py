@@ -1,4 +1,4 @@
-"""Who holds what: how many samples of each class each client has, kept beside the run that was made with them."""
+"""Class counts: how many samples of each class each client has, stored with the run."""
 
 import json
 import os
@@ -11,19 +11,20 @@ from stratafl.config.experiment import Experiment
 from stratafl.data import Federation
 from stratafl.data.federation import SPLITS
 from stratafl.errors import DamagedError, StrataError
-from stratafl.runs.files import read_json, write_whole
+from stratafl.files import write_atomically
+from stratafl.runs.json_files import read_json
 
-HOLDINGS = "holdings.json"
-CELLS = 1_000_000  # clients × classes up to which single classes are written down
-REBUILT = 64 << 20  # bytes of a file that is read again to find out who held what
+CLASS_COUNTS, OLD_NAME = "class_counts.json", "holdings.json"  # the old name until format 2
+CELLS = 1_000_000  # clients × classes up to which single classes are written
+REBUILT = 64 << 20  # bytes of a data file that is read again for its class counts
 
 Counts = dict[str, list[list[int]]]  # by split: one row per client, one column per class
 
 
-def holdings(federation: Federation) -> dict[str, Any]:
-    """Counts per split, client and class, and what the data calls them.
+def class_counts(federation: Federation) -> dict[str, Any]:
+    """Counts per split, client and class, and the names of clients and classes.
 
-    There is one column of totals where there are no classes, or too many cells.
+    There is one column of totals if there are no classes, or too many cells.
     """
     told = federation.classes is not None and federation.clients * federation.classes <= CELLS
     counts: Counts = {
@@ -35,35 +36,39 @@ def holdings(federation: Federation) -> dict[str, Any]:
     return {"classes": federation.classes if told else None, "clients": federation.clients, "counts": counts, **there}
 
 
-def write_holdings(folder: Path, federation: Federation) -> None:
-    """Write who holds what into a run directory."""
-    told = holdings(federation)
-    write_whole(folder / HOLDINGS, _written({**told, "checksum": _checksum(told)}) + b"\n")
+def write_class_counts(folder: Path, federation: Federation) -> None:
+    found = class_counts(federation)
+    write_atomically(folder / CLASS_COUNTS, _encoded({**found, "checksum": _checksum(found)}) + b"\n")
 
 
-def _written(told: dict[str, Any]) -> bytes:
-    return json.dumps(told, separators=(",", ":")).encode()
+def _encoded(found: dict[str, Any]) -> bytes:
+    return json.dumps(found, separators=(",", ":")).encode()
 
 
-def _checksum(told: dict[str, Any]) -> str:
-    """Of everything else in the file: against damage and careless editing, as the lines of journals have one."""
-    return f"{zlib.crc32(_written(told)):08x}"
+def _checksum(found: dict[str, Any]) -> str:
+    """Of everything else in the file, against damage and careless editing."""
+    return f"{zlib.crc32(_encoded(found)):08x}"
 
 
-def held(folder: Path, experiment: Experiment) -> dict[str, Any] | None:
-    """Who holds what in a run: as written, or divided again where that is quick, or else nothing."""
-    if os.path.lexists(folder / HOLDINGS):
-        found = read_json(folder / HOLDINGS)
-        checksum = found.pop("checksum", None)  # older runs have none
-        if checksum is not None and checksum != _checksum(found):
-            raise DamagedError(f"'{folder / HOLDINGS}' was changed: put it back, or remove it")
-        return found if _sound(found) else None
+def read_class_counts(folder: Path, experiment: Experiment) -> dict[str, Any] | None:
+    """The class counts of a run: as written, or from its data if that is quick, or else nothing."""
+    for path in (folder / CLASS_COUNTS, folder / OLD_NAME):
+        if os.path.lexists(path):
+            return _read(path)
     if not _quick(experiment.data.name):
         return None
     try:
-        return holdings(federation_of(experiment))
+        return class_counts(federation_of(experiment))
     except StrataError:  # the file is not what it was
         return None
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    found = read_json(path)
+    checksum = found.pop("checksum", None)  # runs of early versions have none
+    if checksum is not None and checksum != _checksum(found):
+        raise DamagedError(f"'{path}' was changed: put it back, or remove it")
+    return found if _sound(found) else None
 
 
 def _quick(name: str) -> bool:
