@@ -29,6 +29,7 @@ P = ParamSpec("P")
 DEEPEST = 16  # lists within lists
 OPTIONS = "options"  # the field of a table of settings that takes the keys it does not know itself
 _CLASSES: dict[str, type[Any]] = {}
+_HINTS: dict[type[Any], dict[str, Any]] = {}
 
 
 @dataclass_transform(frozen_default=True)
@@ -65,14 +66,15 @@ def validated(function: Callable[P, T]) -> Callable[P, T]:
     return checking
 
 
-@functools.cache
-def _hints(cls: Any) -> dict[str, Any]:
+def _hints(cls: type[Any]) -> dict[str, Any]:
     """The annotations of the fields; none where they name what cannot be found, such as a class within a function."""
-    try:
-        hints = typing.get_type_hints(cls, include_extras=True)
-    except NameError:
-        return {}
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
+    if cls not in _HINTS:
+        try:
+            hints = typing.get_type_hints(cls, include_extras=True)
+        except NameError:
+            hints = {}
+        _HINTS[cls] = {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init and f.name in hints}
+    return _HINTS[cls]
 
 
 def to_table(value: Any) -> Any:
