@@ -101,7 +101,7 @@ def test_recipes_among_the_examples_can_be_put_together(path, monkeypatch):
 def test_settings_in_their_order():
     """Recipe, column, row, scale, command: the later goes before; the protocol gives what nobody says."""
     recipe = read("a/b", TEXT)
-    first, second = recipe.cells("smoke", ("data.clients=3",))[:2]
+    first, second = recipe.cells("smoke", {"data.clients": 3})[:2]
     assert (first.row, second.row, first.column) == ("FedAvg", "Prox", "small")
     assert (first.experiment.train.lr, second.experiment.train.lr) == (0.1, 0.2)
     assert (first.experiment.run.rounds, first.experiment.data.clients) == (1, 3)
@@ -270,15 +270,15 @@ def test_a_run_that_still_improves_has_not_converged(tmp_path, best, rounds):
         ('title = "A table"', "", "needs 'title'"),
         ('title = "A table"', 'title = "A table"\nreadings = ["traind"]', "trained"),
         ('title = "A table"', 'title = ""', "needs some 'title'"),
-        ('title = "A table"', "title = 3", "title is a text, not 3"),
-        ('title = "A table"', 'title = "A table"\nnotes = "one"', "notes is a list, not 'one'"),
+        ('title = "A table"', "title = 3", "title must be a text, not 3"),
+        ('title = "A table"', 'title = "A table"\nnotes = "one"', "notes must be a list, not 'one'"),
         ("seeds = 2", "seeds = 0", "seeds must be at least 1, not 0"),
         ('{ name = "large" }', '{ name = "small" }', "2 columns are called 'small'"),
         ('name = "Prox"', 'name = "FedAvg"', "2 rows are called 'FedAvg'"),
         ('{ name = "large" }', "{ settings = {} }", r"\[columns\] needs 'name'"),
-        ('{ name = "large" }', "3", r"\[columns\] is a table, not 3"),
-        ("{ small = 12.5 }", '{ small = "12.5" }', "printed.small is a number, not '12.5'"),
-        ("printed = { small = 12.5 }", "also = { spread = 3 }", "rows.spread is a table, not 3"),
+        ('{ name = "large" }', "3", r"\[columns\] must be a table, not 3"),
+        ("{ small = 12.5 }", '{ small = "12.5" }', "printed.small must be a number, not '12.5'"),
+        ("printed = { small = 12.5 }", "also = { spread = 3 }", "rows.spread must be a table, not 3"),
         ("printed = { small = 12.5 }", "columns = [3]", "unknown column '3'"),
         ('than = "FedAvg"', 'than = "FedAvg"\ncolumns = ["smal"]', "small"),
     ],
@@ -316,7 +316,7 @@ def test_recipes_of_one_name_in_two_files_do_not_share_a_folder(tmp_path):
 
 
 def test_an_option_of_a_method_goes_to_its_rows_alone():
-    cells = read("a/b", TEXT).cells("smoke", ("fedprox.strength=0.25",), 1)
+    cells = read("a/b", TEXT).cells("smoke", {"fedprox.strength": 0.25}, 1)
     assert [cell.experiment.algorithm.options for cell in cells] == [{}, {"strength": 0.25}]
 
 
@@ -434,7 +434,7 @@ def test_fewer_rounds_than_at_full_scale_are_part_of_the_reason(tmp_path, monkey
     monkeypatch.setattr(Reproduction, "numbers", lambda *_: {("FedAvg", "small"): {0: 10.0}})
     assert Reproduction(tmp_path, recipe, "smoke").shorter() == {"small": "1 round in place of 2"}
     assert Reproduction(tmp_path, recipe, "full").shorter() == {}
-    assert Reproduction(tmp_path, recipe, "full", ("run.rounds=3",)).shorter()["large"] == "3 rounds in place of 2"
+    assert Reproduction(tmp_path, recipe, "full", {"run.rounds": 3}).shorter()["large"] == "3 rounds in place of 2"
     assert Reproduction(tmp_path, standing_in(TEXT), "smoke").shorter() == {}  # no number compares as it is
     printed = Reproduction(tmp_path, recipe, "smoke").judged()[1]
     assert printed.reason == "against the paper: -2.5 (one seed); 1 round in place of 2"
@@ -442,7 +442,7 @@ def test_fewer_rounds_than_at_full_scale_are_part_of_the_reason(tmp_path, monkey
 
 def test_a_folder_made_for_something_else_is_refused(reproduced):
     reproduced.begin()
-    other = Reproduction(reproduced.root, reproduced.recipe, "smoke", ("train.lr=0.3",), seeds=1)
+    other = Reproduction(reproduced.root, reproduced.recipe, "smoke", {"train.lr": 0.3}, seeds=1)
     with pytest.raises(RunError, match=r"other settings: \[\], not \['train.lr=0.3'\]"):
         other.begin()
     Reproduction(reproduced.root, reproduced.recipe, "smoke", seeds=3).begin()  # more seeds go on

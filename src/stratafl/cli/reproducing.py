@@ -15,6 +15,7 @@ from stratafl.cli.consoles import remarks, results, warnings_on
 from stratafl.cli.driving import advance
 from stratafl.cli.live import Display, Interrupt, Watch, interruptible, with_notices
 from stratafl.config.experiment import paths_in
+from stratafl.config.settings import Settings
 from stratafl.config.trust import typed
 from stratafl.errors import BusyError, DataError, RecordError, RunError, StrataError, shown
 from stratafl.evaluation.measure import Line
@@ -32,7 +33,7 @@ _STYLES = {True: "green", False: "red", None: "dim"}
 def reproduce(
     name: str,
     scale: str,
-    settings: Sequence[str],
+    settings: Settings,
     seeds: int | None,
     out: Path | None,
     minutes: float | None,
@@ -46,7 +47,7 @@ def reproduce(
     root = out or Path("runs") / "reproduce"
     trusted = typed(paths_in(settings), trust).asked_by(name)
     with warnings_on(remarks()) as settled:
-        made = [Reproduction(root, recipe, scale, tuple(settings), seeds, trusted) for recipe in recipes(name)]
+        made = [Reproduction(root, recipe, scale, settings, seeds, trusted) for recipe in recipes(name)]
         return _reproduce(made, minutes, settled)
 
 

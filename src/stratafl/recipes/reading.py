@@ -9,7 +9,8 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from stratafl.config import settings
+from stratafl.core.annotations import checked
+from stratafl.core.records import from_settings
 from stratafl.errors import RecordError, StrataError, unknown
 from stratafl.recipes.claims import MEASURES, Claim
 from stratafl.recipes.recipe import SCALES, Column, Recipe, Row, Scale
@@ -65,17 +66,17 @@ class _File:
 
 
 def _recipe(name: str, table: dict[str, Any]) -> Recipe:
-    found = settings.from_table("recipe", _File, table)
+    found = from_settings("recipe", _File, table)
     for key in ("title", "columns", "rows", "scales"):
         if not table[key]:
             raise RecordError(f"a recipe needs some '{key}', as those of `strata reproduce` have it")
     made = Recipe(
         name=name,
         title=found.title,
-        columns=tuple(settings.from_table("columns", Column, each) for each in found.columns),
-        rows=tuple(settings.from_table("rows", Row, each) for each in found.rows),
-        scales={scale: settings.from_table(scale, Scale, each) for scale, each in found.scales.items()},
-        claims=tuple(settings.from_table("claims", Claim, each) for each in found.claims),
+        columns=tuple(from_settings("columns", Column, each) for each in found.columns),
+        rows=tuple(from_settings("rows", Row, each) for each in found.rows),
+        scales={scale: from_settings(scale, Scale, each) for scale, each in found.scales.items()},
+        claims=tuple(from_settings("claims", Claim, each) for each in found.claims),
         protocol=found.protocol,
         settings=found.settings,
         notes=tuple(map(str, found.notes)),
@@ -98,10 +99,10 @@ def _check(recipe: Recipe) -> None:
         _known("measure", list(row.also), list(MEASURES))
         _known("column", row.columns or [], columns)
         for measure, printed in {"printed": row.printed, **row.also}.items():
-            numbers = settings.checked(f"rows.{measure}", Mapping, printed)
+            numbers = checked(f"rows.{measure}", Mapping, printed)
             _known("column", list(numbers), columns)
             for column, number in numbers.items():
-                settings.checked(f"rows.{measure}.{column}", float, number)
+                checked(f"rows.{measure}.{column}", float, number)
     for claim in recipe.claims:
         claim.check()
         _known("row", claim.names, rows)

@@ -13,18 +13,19 @@ Settings of the recipe, column, row, scale and command, in this order, the later
 option of one method alone. Another model or partition leaves the options of the one before behind.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Annotated, Any
 
 from stratafl.algorithms import ALGORITHMS
-from stratafl.config.experiment import Experiment, Setting, with_settings, with_values
-from stratafl.config.settings import setting
+from stratafl.config.experiment import Experiment, with_values
+from stratafl.config.settings import Settings
+from stratafl.core.annotations import Range
 from stratafl.errors import unknown
 from stratafl.recipes.claims import MEASURES, Claim
 
 SCALES = ("smoke", "short", "full")
-Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Row:
 class Scale:
     """How much of it is run, and how long."""
 
-    seeds: int = setting(1, "how many runs there are of each cell", least=1, most=10_000)
+    seeds: Annotated[int, Range(least=1, most=10_000)] = 1  # how many runs there are of each cell
     settings: Settings = field(default_factory=dict)
     columns: list[str] | None = None  # None: all of them
     stand_in: str | None = None  # what is run in place of the paper's data and model, so that no number compares
@@ -114,11 +115,11 @@ class Recipe:
         """The columns that are run at a scale."""
         return self.at(scale).columns or [column.name for column in self.columns]
 
-    def cells(self, scale: str, more: tuple[str, ...] = (), seeds: int | None = None) -> list[Cell]:
+    def cells(self, scale: str, more: Settings = MappingProxyType({}), seeds: int | None = None) -> list[Cell]:
         """What is run at a scale, seed by seed, so that what is stopped early has something of everything."""
         run = set(self.columns_at(scale))
         return [
-            Cell(row.name, column.name, seed, self._experiment(row, column, scale, (*more, f"run.seed={seed}")))
+            Cell(row.name, column.name, seed, self._experiment(row, column, scale, {**more, "run.seed": seed}))
             for seed in range(seeds or self.at(scale).seeds)
             for column in self.columns
             if column.name in run
@@ -126,29 +127,18 @@ class Recipe:
             if row.runs(column.name)
         ]
 
-    def _experiment(self, row: Row, column: Column, scale: str, more: tuple[str, ...]) -> Experiment:
+    def _experiment(self, row: Row, column: Column, scale: str, more: Settings) -> Experiment:
         stand_in = column.smoke if scale == "smoke" else {}
         layers = (self.settings, column.settings, stand_in, row.settings, self.at(scale).settings)
         method = {key: value for each in layers for key, value in each.items()}.get("algorithm.name")
-        first = [("run", "protocol", self.protocol), *([("algorithm", "name", method)] if method else [])]
-        made = Experiment()
-        for given in (first, *(_given(layer, method) for layer in layers)):
-            made = with_values(made, given)
-        return with_settings(made, _for(method, more))
+        first = {"run.protocol": self.protocol} | ({"algorithm.name": method} if method else {})
+        made = with_values(Experiment(), first)
+        for layer in layers:
+            made = with_values(made, {k: v for k, v in _for(method, layer).items() if k != "algorithm.name"})
+        return with_values(made, _for(method, more))
 
 
-def _given(layer: Settings, method: str | None) -> list[Setting]:
-    """The settings with their values as they are; options of other methods are left out."""
-    given = list[Setting]()
-    for key in layer:
-        table, _, option = key.partition(".")
-        if key == "algorithm.name" or (table in ALGORITHMS and table != method):
-            continue
-        given.append(("algorithm" if table in ALGORITHMS else table, option, layer[key]))
-    return given
-
-
-def _for(method: str | None, given: Sequence[str]) -> list[str]:
-    """Settings of a command without options of other methods."""
-    tables = [each.partition(".")[0] for each in given]
-    return [each for each, table in zip(given, tables, strict=True) if table not in ALGORITHMS or table == method]
+def _for(method: str | None, settings: Settings) -> Settings:
+    """The settings without options of other methods."""
+    tables = {path: path.partition(".")[0] for path in settings}
+    return {path: settings[path] for path, table in tables.items() if table not in ALGORITHMS or table == method}

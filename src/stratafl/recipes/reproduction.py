@@ -17,6 +17,7 @@ import torch
 
 from stratafl.config.assemble import completed
 from stratafl.config.experiment import BEFORE, Experiment, read_toml, to_tables
+from stratafl.config.settings import Settings, parse_settings
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.errors import BusyError, DataError, RunError, counted
 from stratafl.execute.devices import device_of
@@ -40,7 +41,7 @@ class Reproduction:
     root: Path
     recipe: Recipe
     scale: str
-    settings: tuple[str, ...] = ()
+    settings: Settings = field(default_factory=dict)
     seeds: int | None = None
     trust: Trust = NOTHING
     refused: dict[str, str] = field(default_factory=dict)  # why columns could not be run
@@ -72,10 +73,12 @@ class Reproduction:
 
     def begin(self) -> None:
         """Write down what is asked for; refused if the folder was made for something else."""
-        asked: dict[str, Any] = {"recipe": self.recipe.name, "scale": self.scale, "settings": list(self.settings)}
+        asked: dict[str, Any] = {"recipe": self.recipe.name, "scale": self.scale, "settings": dict(self.settings)}
         asked |= {"source": self.recipe.source} if self.recipe.source else {}
         if (self.folder / FILE).exists():
             found = read_toml(self.folder / FILE)
+            if isinstance(found.get("settings"), list):  # as they were typed, in folders of older versions
+                found["settings"] = parse_settings(map(str, found["settings"]))
             for key, value in asked.items():
                 if found.get(key) != value:
                     given = f"{found.get(key)}, not {value}"

@@ -6,7 +6,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from stratafl.config.experiment import EvaluateTable, from_tables, to_tables
+from stratafl.config.experiment import from_tables, to_tables
+from stratafl.config.tables import EvaluateTable
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, RunError
 from stratafl.evaluation.flagged import diverged, well_formed

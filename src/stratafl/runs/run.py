@@ -22,6 +22,7 @@ import tomli_w
 
 from stratafl.config.assemble import completed, simulation_of
 from stratafl.config.experiment import Experiment, to_tables
+from stratafl.config.migrations import numbered
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.reprs import short_repr
 from stratafl.data.loading import is_place
@@ -123,7 +124,7 @@ class Run:
         identity = {"config": tables, **environment.identity(sim)}
         about = {**environment.describe(sim), "code": environment.code(experiment)}
         with new_folder(folder) as partial:
-            write_atomically(partial / CONFIG, tomli_w.dumps(tables).encode())
+            write_atomically(partial / CONFIG, tomli_w.dumps(numbered(tables)).encode())
             write_json(partial / ENVIRONMENT, {**about, "resumed": [], "identity": identity})
             write_class_counts(partial, sim.runtime.federation)
             write_json(partial / PREPROCESSING, sim.runtime.federation.preprocessing.to_table())
