@@ -1,65 +1,73 @@
-"""Mixing weights: what the laboratory saw as matrices, layer by layer, with a slider over rounds."""
+"""Mixing weights: the matrices of the layer diagnostics, layer by layer, with a slider over rounds."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from stratafl.report.charts import SCALE, Branches, Chart, Control, Figure, said, short, thinned
-from stratafl.report.choices import of_runs
-from stratafl.report.journals import Looks, Matrix
-from stratafl.report.study import Study
+from stratafl.report.charts import (
+    SCALE,
+    Branches,
+    Chart,
+    Control,
+    Figure,
+    by_method_and_seed,
+    plain_text,
+    rounded,
+    thinned,
+)
+from stratafl.report.study import LayerJournal, Matrix, Study
 
-CHOSEN = 20  # rounds that a slider has, at most
-CELLS = 300_000  # numbers of all matrices together
-SIDE = 30  # rows and columns of a matrix, where there are too many for that
-MATRICES = {"alpha": "α: how client i weighs client j", "psi": "Ψ of each group"}
+ROUNDS = 20  # of a slider at most
+CELLS = 300_000  # numbers in all matrices together
+SIDE = 30  # rows and columns of a matrix, if a single round has more numbers than CELLS
+MATRICES = {"alpha": "α: weight of client j for client i", "psi": "Ψ of each group"}
 
 
 def mixing_chart(study: Study) -> Chart | None:
-    """Mixing weights as matrices, for each round that was looked at."""
-    budget = _budget([record.looks for record in study.records.values()])
-    tree = of_runs(study, partial(_weights, budget))
-    some = "" if budget.side is None else f" Of all clients, {budget.side} are shown, evenly spaced."
-    says = f"With which weights each layer was mixed; the slider chooses the round.{some}"
+    """The mixing weights of each layer as a matrix, for each round with diagnostics."""
+    limits = _limits([record.layers for record in study.records.values()])
+    tree = by_method_and_seed(study, partial(_weights, limits))
+    some = "" if limits.side is None else f" Only {limits.side} clients are shown, evenly spaced."
+    caption = f"The weights with which each layer was mixed. The slider sets the round.{some}"
     controls = (Control("method"), Control("seed", "switch"), Control("layer"), Control("round", "slider"))
-    return Chart("mixing", "Mixing weights", says, tree, controls, height=520) if tree.of else None
-
-
-def _matrices(looks: Looks) -> Iterator[tuple[str, str, Mapping[int, Matrix]]]:
-    for key, layers in looks.matrices.items():
-        for layer, seen in layers.items():
-            yield key, layer, seen
+    return Chart("mixing", "Mixing weights", caption, tree, controls, height=520) if tree.of else None
 
 
 @dataclass(frozen=True)
-class _Budget:
-    """How many rounds a slider has, and how many rows and columns a matrix has at most."""
+class _Limits:
+    """The most rounds of a slider, and the most rows and columns of a matrix."""
 
-    rounds: int = CHOSEN
+    rounds: int = ROUNDS
     side: int | None = None
 
 
-def _budget(every: Sequence[Looks]) -> _Budget:
-    """Fewer rounds where all matrices together are too much for one file; if one round is, smaller matrices, too."""
-    found = [(len(seen), next(iter(seen.values()))) for looks in every for _, _, seen in _matrices(looks)]
+def _limits(every: Sequence[LayerJournal]) -> _Limits:
+    """Fewer rounds if all matrices are too large for one file; smaller matrices if a single round is too large."""
+    found = [(len(rounds), next(iter(rounds.values()))) for layers in every for _, _, rounds in _matrices(layers)]
 
-    def needed(rounds: int) -> int:
-        return sum(len(matrix) * len(matrix[0]) * min(looked, rounds) for looked, matrix in found)
+    def needed(most: int) -> int:
+        return sum(len(matrix) * len(matrix[0]) * min(rounds, most) for rounds, matrix in found)
 
-    fitting = [rounds for rounds in range(1, CHOSEN + 1) if needed(rounds) <= CELLS]
-    return _Budget(fitting[-1]) if fitting else _Budget(1, SIDE)
+    fitting = [most for most in range(1, ROUNDS + 1) if needed(most) <= CELLS]
+    return _Limits(fitting[-1]) if fitting else _Limits(1, SIDE)
 
 
-def _weights(budget: _Budget, looks: Looks) -> Branches | None:
-    """For each layer and round a matrix, in the same colours for all rounds."""
+def _matrices(layers: LayerJournal) -> Iterator[tuple[str, str, Mapping[int, Matrix]]]:
+    for key, by_layer in layers.matrices.items():
+        for layer, rounds in by_layer.items():
+            yield key, layer, rounds
+
+
+def _weights(limits: _Limits, layers: LayerJournal) -> Branches | None:
+    """For each layer and round a matrix, with the same colours in all rounds."""
     found: dict[str, Any] = {}
-    for key, layer, seen in _matrices(looks):
-        rounds = [sorted(seen)[i] for i in thinned(len(seen), budget.rounds)]
-        kept = {t: _part(seen[t], budget.side) for t in rounds}
-        ends = _ends([x for matrix in kept.values() for row in matrix for x in row if x is not None])
-        name = layer if len(looks.matrices) == 1 else f"{layer}, {key}"
-        found[name] = Branches({str(t): _matrix(matrix, key, ends) for t, matrix in kept.items()})
+    for key, layer, rounds in _matrices(layers):
+        chosen = [sorted(rounds)[i] for i in thinned(len(rounds), limits.rounds)]
+        kept = {t: _part(rounds[t], limits.side) for t in chosen}
+        values = [x for matrix in kept.values() for row in matrix for x in row if x is not None] or [0.0, 1.0]
+        name = layer if len(layers.matrices) == 1 else f"{layer}, {key}"
+        found[name] = Branches({str(t): _figure(matrix, key, min(values), max(values)) for t, matrix in kept.items()})
     return Branches(found) if found else None
 
 
@@ -70,17 +78,13 @@ def _part(matrix: Matrix, side: int | None) -> Matrix:
     return [[matrix[i][j] for j in columns] for i in thinned(len(matrix), side)]
 
 
-def _ends(values: Sequence[float]) -> tuple[float, float]:
-    return (min(values), max(values)) if values else (0.0, 1.0)
-
-
-def _matrix(matrix: Matrix, key: str, ends: tuple[float, float]) -> Figure:
+def _figure(matrix: Matrix, key: str, low: float, high: float) -> Figure:
     trace = {
         "type": "heatmap",
-        "z": [[short(value) for value in row] for row in matrix],
+        "z": [[rounded(value) for value in row] for row in matrix],
         "colorscale": SCALE,
-        "zmin": ends[0],
-        "zmax": ends[1],
+        "zmin": low,
+        "zmax": high,
         "colorbar": {"thickness": 12},
         "hovertemplate": "row %{y}, column %{x}: %{z:.3g}<extra></extra>",
     }
@@ -89,4 +93,4 @@ def _matrix(matrix: Matrix, key: str, ends: tuple[float, float]) -> Figure:
     titles = ("client j", "client i") if square else ("group", "")
     x = {"title": {"text": titles[0]}, "constrain": "domain", "dtick": max(1, len(matrix[0]) // 10)}
     y = {"title": {"text": titles[1]}, **down, **square}
-    return {"data": [trace], "layout": {"xaxis": x, "yaxis": y, "title": {"text": MATRICES.get(key, said(key))}}}
+    return {"data": [trace], "layout": {"xaxis": x, "yaxis": y, "title": {"text": MATRICES.get(key, plain_text(key))}}}
