@@ -343,11 +343,10 @@ def test_new_clients_with_a_head_of_their_own_draw_it():
 class Welcoming(Layerwise):
     """Serves new clients another model than those it knows; asked to serve one as if it were known, it fails."""
 
-    def download(self, rnd, server, ids):
-        assert int(ids.max()) < rnd.setup.clients
-        return super().download(rnd, server, ids)
-
-    def admit(self, rnd, server, ids):
+    def download(self, rnd, server, ids, new=False):
+        assert new == (int(ids.max()) >= rnd.setup.clients)
+        if not new:
+            return super().download(rnd, server, ids)
         return Parcel({"theta": Field({name: x * 2 for name, x in server["theta"].items()}, common=True)})
 
 

@@ -145,11 +145,10 @@ def _models(sim: Simulation, progress: Progress, ids: Tensor, stage: str) -> Row
 
 def _client_models(sim: Simulation, progress: Progress, ids: Tensor, new: bool = False) -> Iterator[ClientModels]:
     rnd, algorithm = sim.at(progress.t), sim.algorithm
-    serve = algorithm.admit if new else algorithm.download
     for group in ids.split(evaluation_size(sim, len(ids))):
         task = sim.task(group, rnd)
         kept = sim.client_states({} if new else progress.clients, group)
-        client = algorithm.receive(rnd, kept, serve(rnd, progress.server, group), task)
+        client = algorithm.receive(rnd, kept, algorithm.download(rnd, progress.server, group, new), task)
         yield ClientModels(sim, rnd, group, task, client, progress.server)
 
 

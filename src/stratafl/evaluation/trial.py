@@ -50,7 +50,7 @@ class Trial:
     @property
     def rounds(self) -> int:
         """The number of rounds in all, with a finishing phase."""
-        return self.sim.algorithm.rounds(self.sim.setup.rounds)
+        return self.sim.rounds
 
     @cached_property
     def ids(self) -> Tensor:
@@ -77,8 +77,8 @@ class Trial:
         progress, report = self.sim.round(
             progress, self.executor, examine=examiner if evaluated or looked else None, watched=looked
         )
-        costs = self.sim.algorithm.costs(self.sim.at(progress.t), progress.server)
-        line: Line = {"round": progress.t, "phase": rnd.plan.phase, **round_line(report), **costs}
+        between_servers = self.sim.algorithm.communication(self.sim.at(progress.t), progress.server)
+        line: Line = {"round": progress.t, "phase": rnd.plan.phase, **round_line(report), **between_servers}
         line |= upload_line(report, self.sim.runtime.federation.client_names)
         line["seconds.train"] -= examiner.seconds
         begin = time.perf_counter()
