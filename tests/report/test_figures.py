@@ -8,12 +8,13 @@ from seen import axis_titles, bands, colour_ranges, details, heat_map, options, 
 from written_runs import EVIL, as_regression, client_line, layer_line, rewrite, write_run, write_study
 
 from stratafl.errors import RunError
-from stratafl.report import gather, mixing
+from stratafl.report import gather
+from stratafl.report import layer_charts as charts_of_layers
 from stratafl.report.charts import Chart, figures, short_labels, thinned
 from stratafl.report.class_counts import class_counts_chart
 from stratafl.report.client_scores import clients_chart, histogram, worst_table
 from stratafl.report.curves import curve, curves_chart
-from stratafl.report.mixing import mixing_chart
+from stratafl.report.layer_charts import mixing_chart
 from stratafl.report.page import sections
 from stratafl.report.ranking_tables import ablation_tables, ranking_table, runs_table
 from stratafl.report.study import lines_of_round, read_layer_journal
@@ -140,8 +141,8 @@ ONE = 2 * 40 * 40  # the numbers of a round with two layers and 40 clients
 )
 def test_matrices_keep_to_a_budget(tmp_path, monkeypatch, cells, rounds, side):
     write_run(tmp_path / "0", [0.5] * 10, name="pfedla", lab=1, mixing=40, layers=("a", "b"))
-    monkeypatch.setattr(mixing, "CELLS", cells)
-    chart = mixing.mixing_chart(gather([tmp_path]))
+    monkeypatch.setattr(charts_of_layers, "CELLS", cells)
+    chart = mixing_chart(gather([tmp_path]))
     for layer in ("a", "b"):
         offered = options(chart, "pfedla", "0", layer)
         assert (len(offered), offered[-1]) == (rounds, "10")

@@ -15,8 +15,9 @@ from stratafl.core.state import tensor_of
 from stratafl.data.scaling import samples_at
 from stratafl.errors import RecordError
 from stratafl.evaluation.cka import grams, mean_similarity, similarities
-from stratafl.execute import SINGLE_PROCESS, ProcessGroup, Progress, Report, Simulation
-from stratafl.execute.process_group import places
+from stratafl.execute.process_group import SINGLE_PROCESS, ProcessGroup, places
+from stratafl.execute.round import Report
+from stratafl.execute.simulation import Progress, Simulation
 
 NOTED = {"rates": "rate", "own": "own"}  # notes `[C, L]` of a purpose, and the names of their means
 ENTRIES = 10_000  # of a matrix of weights; of a larger one only the mean is recorded

@@ -10,7 +10,7 @@ from torch import Tensor
 from stratafl.core.layout import Layout
 from stratafl.core.task import Scores
 from stratafl.evaluation.evaluate import StageScores
-from stratafl.execute import Report
+from stratafl.execute.round import Report
 from stratafl.execute.uploads import LeftOut, Outlier
 
 Line = dict[str, Any]

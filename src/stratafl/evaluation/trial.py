@@ -23,7 +23,9 @@ from stratafl.evaluation.evaluate import (
     score_trained,
 )
 from stratafl.evaluation.measure import Line, client_lines, layer_lines, round_line, score_line, upload_line
-from stratafl.execute import Executor, Matrix, Progress, Simulation
+from stratafl.execute.matrix import Matrix
+from stratafl.execute.round import Executor
+from stratafl.execute.simulation import Progress, Simulation
 
 
 @short_repr

@@ -8,10 +8,10 @@ from stratafl.recipes.claims import MEASURES, OF_CONVERGENCE
 from stratafl.recipes.recipe import Column, Row
 from stratafl.recipes.reproduction import RESULT, Reproduction, seconds
 from stratafl.recipes.verdicts import Numbers, Place
-from stratafl.report.formats import duration, machine, span, versions
+from stratafl.report.formats import MARK, duration, machine, span, versions
 from stratafl.report.intervals import Spread
 from stratafl.report.outcome import read_outcome
-from stratafl.report.ranking import INCOMPARABLE, MARK
+from stratafl.report.ranking import INCOMPARABLE
 from stratafl.report.verdict import VERDICTS, Verdict
 from stratafl.runs import environment_of
 from stratafl.runs.files import write_whole

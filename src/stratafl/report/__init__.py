@@ -4,9 +4,10 @@ Directories become records (`outcome`, `ranking`, `study`, `verdict`), records b
 `page` puts them together. It reads run directories and never writes to them; `recipes` and `cli` may import it.
 """
 
+from stratafl.report.formats import MARK
 from stratafl.report.intervals import Spread
 from stratafl.report.outcome import Outcome, read_outcome, run_folders
-from stratafl.report.ranking import INCOMPARABLE, MARK, Rank, ranking, to_csv
+from stratafl.report.ranking import INCOMPARABLE, Rank, ranking, to_csv
 from stratafl.report.study import Study, gather
 
 __all__ = [

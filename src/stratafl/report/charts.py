@@ -3,13 +3,12 @@
 The figures of a chart are the leaves of a tree; each control chooses a branch, and the next one offers what is in it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal, Union
 
-from stratafl.report.ranking import MARK
-from stratafl.report.study import LayerJournal, Study
+from stratafl.report.formats import MARK
 
 Figure = dict[str, Any]  # {"data": […], "layout": {…}}
 Tree = Union[Figure, "Branches"]
@@ -68,18 +67,6 @@ def figures(tree: Tree) -> list[Figure]:
     return [tree]
 
 
-def by_method_and_seed(study: Study, make: Callable[[LayerJournal], Any]) -> Branches:
-    """A tree over methods and seeds of what `make` gives for the layers of a run, without runs that give None."""
-    labels = short_labels([rank.label for rank in study.ranks])
-    methods: dict[str, Any] = {}
-    for label, rank in zip(labels, study.ranks, strict=True):
-        made = {str(record.outcome.seed): make(record.layers) for record in study.of(rank)}
-        seeds = {seed: each for seed, each in made.items() if each is not None}
-        if seeds:
-            methods[label] = Branches(seeds)
-    return Branches(methods)
-
-
 def line_style(place: int) -> dict[str, Any]:
     """Line and marker of the method at a place of the ranking; no two methods look the same."""
     colour = COLOURS[place % len(COLOURS)]
@@ -93,9 +80,12 @@ def category_axis(title: str = "", down: bool = False) -> dict[str, Any]:
     return {"type": "category", "automargin": True, **titled, **({"autorange": "reversed"} if down else {})}
 
 
-def heat_map(x: Sequence[str], y: Sequence[str], z: Sequence[Any], hover: str, **more: Any) -> dict[str, Any]:
+def heat_map(
+    x: Sequence[str] | None, y: Sequence[str] | None, z: Sequence[Any], hover: str, **more: Any
+) -> dict[str, Any]:
     look = {"colorscale": SCALE, "colorbar": {"thickness": 12}, "hovertemplate": f"{hover}<extra></extra>"}
-    return {"type": "heatmap", "x": x, "y": y, "z": z, **look, **more}
+    names = {"x": x, "y": y} if x is not None else {}
+    return {"type": "heatmap", **names, "z": z, **look, **more}
 
 
 def band_colour(place: int) -> str:

@@ -7,7 +7,7 @@ from stratafl.errors import counted, shown
 from stratafl.evaluation.flags import MOST, Flag, all_left_out, flags
 from stratafl.execute.uploads import FAR
 from stratafl.report.outcome import Outcome
-from stratafl.report.study import Study
+from stratafl.report.ranking import Rank
 from stratafl.report.tables import Cell, Table, text
 from stratafl.runs.run import CONFIG
 
@@ -41,9 +41,9 @@ def where_to_look(outcomes: Sequence[Outcome]) -> str | None:
     return None if first is None else f"strata data show --config {shlex.quote(str(first.folder / CONFIG))}"
 
 
-def flag_table(study: Study) -> Table | None:
+def flag_table(ranks: Sequence[Rank]) -> Table | None:
     rows = []
-    for rank in study.ranks:
+    for rank in ranks:
         for one in rank.members:
             for flag in flags(one.lines):
                 cells = [text(rank.label), text(one.seed), text(flag.name)]

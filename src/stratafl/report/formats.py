@@ -8,6 +8,7 @@ from stratafl.errors import counted
 from stratafl.report.intervals import Interval, Spread
 
 NOTHING = "–"
+MARK = "†"  # follows the name of a method that leaks
 Environment = Mapping[str, Any]  # what a run's environment.json says
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 

@@ -1,6 +1,7 @@
-"""Layers in figures: the layer diagnostics over rounds and over methods, and the communication of each layer."""
+"""Charts of layers: diagnostics over rounds and over methods, mixing weights, communication per layer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -10,7 +11,6 @@ from stratafl.report.charts import (
     Chart,
     Control,
     Figure,
-    by_method_and_seed,
     category_axis,
     heat_map,
     line_style,
@@ -20,7 +20,7 @@ from stratafl.report.charts import (
     thinned,
 )
 from stratafl.report.formats import size
-from stratafl.report.study import LayerJournal, Study
+from stratafl.report.study import LayerJournal, Matrix, Study
 
 HEAT_MAP_ROUNDS = 60  # of a heat map at most
 UPRIGHT = 8  # with more layers, their names are turned
@@ -39,16 +39,14 @@ NAMES = {
     "conflicting_pairs": "conflicting pairs (FedLAG's count)",
 }
 BRIEF = {"cka": "CKA", "sent": "share sent", "train.rate": "learning rate", "update_norm": "norm"}
+CELLS = 300_000  # numbers in all mixing matrices together
+SIDE = 30  # rows and columns of a matrix, if a single round has more numbers than CELLS
+MATRICES = {"alpha": "α: weight of client j for client i", "psi": "Ψ of each group"}
 SHARES = ("conflicts", "sent", "cka", "mix.own", "personal")  # from 0 to 1
 Means = Mapping[str, float]  # by layer
 
 
-def diagnostics_charts(study: Study) -> list[Chart]:
-    """The layer diagnostics in figures; empty if no run has any."""
-    return [chart for chart in (_rounds_chart(study), _methods_chart(study)) if chart is not None]
-
-
-def _rounds_chart(study: Study) -> Chart | None:
+def rounds_chart(study: Study) -> Chart | None:
     """Layers × rounds of one run, as a heat map."""
     shown = {NAMES.get(key, key): by_method_and_seed(study, partial(_heat, key)) for key in _keys(study)}
     tree = Branches({name: branches for name, branches in shown.items() if branches.of})
@@ -59,7 +57,7 @@ def _rounds_chart(study: Study) -> Chart | None:
     return Chart("layers", "Layers over rounds", caption, tree, controls, height) if tree.of else None
 
 
-def _methods_chart(study: Study) -> Chart | None:
+def methods_chart(study: Study) -> Chart | None:
     """One line per method over the layers, for each round with diagnostics."""
     labels = short_labels([rank.label for rank in study.ranks])
     keys: dict[str, Any] = {}
@@ -127,6 +125,86 @@ def _lines(study: Study, labels: Sequence[str], key: str, number: int) -> Figure
 def _mean(values: Sequence[float | None]) -> float | None:
     there = [value for value in values if value is not None]
     return fmean(there) if there and len(there) == len(values) else None
+
+
+def by_method_and_seed(study: Study, make: Callable[[LayerJournal], Any]) -> Branches:
+    """A tree over methods and seeds of what `make` gives for the layers of a run, without runs that give None."""
+    labels = short_labels([rank.label for rank in study.ranks])
+    methods: dict[str, Any] = {}
+    for label, rank in zip(labels, study.ranks, strict=True):
+        made = {str(record.outcome.seed): make(record.layers) for record in study.of(rank)}
+        seeds = {seed: each for seed, each in made.items() if each is not None}
+        if seeds:
+            methods[label] = Branches(seeds)
+    return Branches(methods)
+
+
+def mixing_chart(study: Study) -> Chart | None:
+    """The mixing weights of each layer as a matrix, for each round with diagnostics."""
+    limits = _limits([record.layers for record in study.records.values()])
+    tree = by_method_and_seed(study, partial(_weights, limits))
+    some = "" if limits.side is None else f" Only {limits.side} clients are shown, evenly spaced."
+    caption = f"The weights with which each layer was mixed. The slider sets the round.{some}"
+    controls = (Control("method"), Control("seed", "switch"), Control("layer"), Control("round", "slider"))
+    return Chart("mixing", "Mixing weights", caption, tree, controls, height=520) if tree.of else None
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """The most rounds of a slider, and the most rows and columns of a matrix."""
+
+    rounds: int = SLIDER_ROUNDS
+    side: int | None = None
+
+
+def _limits(every: Sequence[LayerJournal]) -> _Limits:
+    """Fewer rounds if all matrices are too large for one file; smaller matrices if a single round is too large."""
+    found = [(len(rounds), next(iter(rounds.values()))) for layers in every for _, _, rounds in _matrices(layers)]
+
+    def needed(most: int) -> int:
+        return sum(len(matrix) * len(matrix[0]) * min(rounds, most) for rounds, matrix in found)
+
+    fitting = [most for most in range(1, SLIDER_ROUNDS + 1) if needed(most) <= CELLS]
+    return _Limits(fitting[-1]) if fitting else _Limits(1, SIDE)
+
+
+def _matrices(layers: LayerJournal) -> Iterator[tuple[str, str, Mapping[int, Matrix]]]:
+    for key, by_layer in layers.matrices.items():
+        for layer, rounds in by_layer.items():
+            yield key, layer, rounds
+
+
+def _weights(limits: _Limits, layers: LayerJournal) -> Branches | None:
+    """For each layer and round a matrix, with the same colours in all rounds."""
+    found: dict[str, Any] = {}
+    for key, layer, rounds in _matrices(layers):
+        chosen = [sorted(rounds)[i] for i in thinned(len(rounds), limits.rounds)]
+        kept = {t: _part(rounds[t], limits.side) for t in chosen}
+        values = [x for matrix in kept.values() for row in matrix for x in row if x is not None] or [0.0, 1.0]
+        name = layer if len(layers.matrices) == 1 else f"{layer}, {key}"
+        found[name] = Branches(
+            {str(t): _matrix_figure(matrix, key, min(values), max(values)) for t, matrix in kept.items()}
+        )
+    return Branches(found) if found else None
+
+
+def _part(matrix: Matrix, side: int | None) -> Matrix:
+    if side is None:
+        return matrix
+    columns = thinned(len(matrix[0]), side)
+    return [[matrix[i][j] for j in columns] for i in thinned(len(matrix), side)]
+
+
+def _matrix_figure(matrix: Matrix, key: str, low: float, high: float) -> Figure:
+    values = [[rounded(value) for value in row] for row in matrix]
+    trace = heat_map(None, None, values, "row %{y}, column %{x}: %{z:.3g}", zmin=low, zmax=high)
+    down = {"autorange": "reversed", "dtick": max(1, len(matrix) // 10), "constrain": "domain"}
+    square = {"scaleanchor": "x"} if len(matrix) == len(matrix[0]) else {}
+    titles = ("client j", "client i") if square else ("group", "")
+    x = {"title": {"text": titles[0]}, "constrain": "domain", "dtick": max(1, len(matrix[0]) // 10)}
+    y = {"title": {"text": titles[1]}, **down, **square}
+    title = {"text": MATRICES.get(key, plain_text(key))}
+    return {"data": [trace], "layout": {"xaxis": x, "yaxis": y, "title": title}}
 
 
 def bytes_chart(study: Study) -> Chart | None:

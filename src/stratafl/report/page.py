@@ -17,8 +17,7 @@ from stratafl.report.class_counts import class_counts_chart
 from stratafl.report.client_scores import clients_chart, worst_table
 from stratafl.report.curves import curves_chart
 from stratafl.report.flagged_clients import flag_table
-from stratafl.report.layer_charts import bytes_chart, diagnostics_charts
-from stratafl.report.mixing import mixing_chart
+from stratafl.report.layer_charts import bytes_chart, methods_chart, mixing_chart, rounds_chart
 from stratafl.report.ranking_tables import ablation_tables, ranking_table, runs_table
 from stratafl.report.study import Study
 from stratafl.report.summary import cautions, facts, summary
@@ -28,7 +27,6 @@ from stratafl.runs.files import write_whole
 
 GENERATOR = b'<meta name="generator" content="stratafl">'
 NO_CLASS_COUNTS = "<p>These runs record no class counts.</p>"
-NO_DIAGNOSTICS = "<p>{runs} no layer diagnostics. Add <code>--lab 10</code>.</p>"
 Part = str | Table | Chart  # a str is HTML
 
 
@@ -106,16 +104,16 @@ def sections(study: Study) -> list[Section]:
     made = [Section("summary", "Summary", top)]
     made.append(Section("reproduction", "Published claims", [verdict_table(study.verdicts)]))
     if study.ranks:
-        diagnostics: list[Part] = [*diagnostics_charts(study)]
         runs = "This run has" if len(study.records) == 1 else "These runs have"
-        layers = diagnostics or [NO_DIAGNOSTICS.format(runs=runs)]
+        hint = f"<p>{runs} no layer diagnostics. Add <code>--lab 10</code>.</p>"
+        layers = (rounds_chart(study) or hint, methods_chart(study), mixing_chart(study), bytes_chart(study))
         made += [
             Section("ranked", "Ranking", [ranking_table(study)]),
             Section("course", "Learning curves", [curves_chart(study)]),
             Section("spread", "Clients", [clients_chart(study), worst_table(study)]),
-            Section("flagged", "Clients left out", [flag_table(study)]),
+            Section("flagged", "Clients left out", [flag_table(study.ranks)]),
             Section("held", "Data", [class_counts_chart(study) or NO_CLASS_COUNTS]),
-            Section("lab", "Layers", [*layers, mixing_chart(study), bytes_chart(study)]),
+            Section("lab", "Layers", layers),
             Section("ablations", "Ablations", list(ablation_tables(study))),
         ]
         pairs = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts(study))

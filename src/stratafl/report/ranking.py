@@ -10,11 +10,11 @@ from typing import Any
 
 from stratafl.core.reprs import short_repr
 from stratafl.errors import RunError, counted
+from stratafl.report.formats import MARK
 from stratafl.report.intervals import Interval, Spread, paired_difference
 from stratafl.report.outcome import Outcome
 
 log = logging.getLogger("stratafl")
-MARK = "†"  # follows the name of a method that leaks
 DIVERGED = "diverged"
 SCORES = ("received", "trained", "deployed", "spread", "worst10", "best", "last", "converged_round")  # of every run
 INCOMPARABLE = "test data influences its training: not comparable"

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from stratafl.report.formats import NOTHING, difference, duration, limits, minute, score, size, spread
+from stratafl.report.formats import MARK, NOTHING, difference, duration, limits, minute, score, size, spread
 from stratafl.report.intervals import interval
 from stratafl.report.outcome import measure, what_counts
-from stratafl.report.ranking import DIVERGED, INCOMPARABLE, MARK, Rank, flat_method, has_column, winner
+from stratafl.report.ranking import DIVERGED, INCOMPARABLE, Rank, flat_method, has_column, winner
 from stratafl.report.study import Study
 from stratafl.report.tables import Cell, Table, as_csv, text
 
