@@ -18,7 +18,7 @@ from stratafl.core.layout import Layout
 from stratafl.core.parcel import Field, Parcel
 from stratafl.data import from_splits
 from stratafl.errors import RecordError
-from stratafl.evaluation.evaluate import new_clients, received
+from stratafl.evaluation.evaluate import received, score_new_clients
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
 from stratafl.policies import SGD
@@ -396,7 +396,7 @@ def test_new_clients_are_admitted_with_the_mean_of_all_rows():
         sent = method.download(sim.at(3), progress.server, torch.tensor([3]), new=True)["theta"]
         assert sent.common
         assert difference(sent.rows, {n: (x[0] + x[1] + x[2]) / 3 for n, x in rows.items()}) < 1e-14
-        assert float(new_clients(sim, progress, ("test",))["test.received"].count) == 4
+        assert float(score_new_clients(sim, progress, ("test",))["test.received"].count) == 4
 
 
 # HeurpFedLA

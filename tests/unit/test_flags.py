@@ -1,6 +1,6 @@
 """What people are told of clients that were left out, or whose updates are far from the others'."""
 
-from stratafl.evaluation.flagged import Flag, Notices, flags, nobody_left, well_formed
+from stratafl.evaluation.flags import Flag, Notices, all_left_out, flags, well_formed
 
 
 def line(number, left_out=(), outliers=(), cohort=9):
@@ -31,12 +31,10 @@ def test_each_client_is_said_once_and_many_are_counted():
 
 def test_that_nobody_is_left_is_said_once():
     lines = [line(number, left_out=range(3), cohort=3) for number in (1, 2)]
-    assert all(map(nobody_left, lines))
-    assert list(Notices().of(lines)) == [
-        "round 1: all 3 clients are left out, so that all models stay as they were (of client 0: why)"
-    ]
-    assert not nobody_left(line(1, left_out=(0,)))
-    assert not nobody_left(line(1))
+    assert all(map(all_left_out, lines))
+    assert list(Notices().of(lines)) == ["round 1: all 3 clients are left out, so no model changes (client 0: why)"]
+    assert not all_left_out(line(1, left_out=(0,)))
+    assert not all_left_out(line(1))
 
 
 def test_rounds_that_were_there_before_are_not_news():

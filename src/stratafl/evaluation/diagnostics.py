@@ -1,4 +1,4 @@
-"""What is looked at in a laboratory round: conflicts, similarity, weights, what was sent, norms and rates per layer."""
+"""Layer diagnostics (`--lab`): conflicts, CKA, mixing weights, share sent, norms and learning rates of every layer."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ from stratafl.core.state import tensor_of
 from stratafl.data.scaling import samples_at
 from stratafl.errors import RecordError
 from stratafl.evaluation.cka import grams, mean_similarity, similarities
-from stratafl.evaluation.measure import Line
-from stratafl.execute import SINGLE_PROCESS, ProcessGroup, Progress, Report, Simulation
-from stratafl.execute.process_group import places
+from stratafl.execute.process_group import SINGLE_PROCESS, ProcessGroup, places
+from stratafl.execute.round import Report
+from stratafl.execute.simulation import Progress, Simulation
 
-NOTED = {"rates": "rate", "own": "own"}  # notes `[C, L]` of a purpose, and what their means are called
-ENTRIES = 10_000  # of a matrix of weights; a larger one is told by its mean alone
+NOTED = {"rates": "rate", "own": "own"}  # notes `[C, L]` of a purpose, and the names of their means
+ENTRIES = 10_000  # of a matrix of weights; of a larger one only the mean is recorded
 
 
 @dataclass(frozen=True)
-class Lab:
-    """Every how many rounds (0: never), on how many clients at most, and with how many common samples."""
+class LayerDiagnostics:
+    """Every how many rounds layers are examined (0: never), for how many clients at most, on how many samples."""
 
     every: int = 0
     clients: int = 20
@@ -35,32 +35,33 @@ class Lab:
         for name, least in (("every", 0), ("clients", 1), ("samples", 2)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise RecordError(f"Lab: {name} is a whole number of at least {least}, not {value!r}")
+                raise RecordError(f"LayerDiagnostics: {name} must be a whole number of at least {least}, not {value!r}")
 
     def due(self, t: int) -> bool:
-        """Whether round t (from 0) is one to look at; the first always is."""
+        """Whether round t (from 0) is examined; the first one always is."""
         return self.every > 0 and (t == 0 or (t + 1) % self.every == 0)
 
 
-class Bench:
-    """Collects the models of a round as they pass, and looks at them when it is over."""
+class DiagnosticsCollector:
+    """Collects models while a round runs, and examines them at its end."""
 
-    def __init__(self, lab: Lab, sim: Simulation, rnd: Round, process_group: ProcessGroup = SINGLE_PROCESS) -> None:
-        self._lab, self._sim, self._rnd, self._team = lab, sim, rnd, process_group
+    def __init__(
+        self, lab: LayerDiagnostics, sim: Simulation, rnd: Round, process_group: ProcessGroup = SINGLE_PROCESS
+    ) -> None:
+        self._lab, self._sim, self._rnd, self._process_group = lab, sim, rnd, process_group
         self._received: list[Rows] = []
         self._trained: list[Rows] = []
 
     def collect(self, received: Rows, trained: Rows) -> None:
-        """Keep as many clients as the laboratory takes."""
-        room = self._lab.clients - sum(len(next(iter(rows.values()))) for rows in self._trained)
-        if room > 0:
-            self._received.append({name: x[:room] for name, x in received.items()})
-            self._trained.append({name: x[:room] for name, x in trained.items()})
+        left = self._lab.clients - sum(len(next(iter(rows.values()))) for rows in self._trained)
+        if left > 0:
+            self._received.append({name: x[:left] for name, x in received.items()})
+            self._trained.append({name: x[:left] for name, x in trained.items()})
 
-    def lines(self, progress: Progress, report: Report) -> list[Line]:
-        """What to add to each layer's line."""
+    def lines(self, progress: Progress, report: Report) -> list[dict[str, object]]:
+        """What to add to the line of each layer."""
         layout = self._rnd.layout
-        lines: list[Line] = [{} for _ in layout.layers]
+        lines: list[dict[str, object]] = [{} for _ in layout.layers]
         for found in (*self._models(report.present), told(self._sim, progress), noted(report, layout)):
             for name, values in found.items():
                 for line, value in zip(lines, values, strict=True):
@@ -69,7 +70,7 @@ class Bench:
         return lines
 
     def _models(self, present: Tensor) -> list[Mapping[str, Sequence[object]]]:
-        """What the models of these clients show; where all were left out, nothing."""
+        """What the models of these clients show; nothing if all clients were left out."""
         if len(present) == 0:
             return []
         received, trained = self._gathered(present)
@@ -77,24 +78,24 @@ class Bench:
         return [conflict_numbers(update, self._rnd.layout), self._similarities(trained)]
 
     def _gathered(self, cohort: Tensor) -> tuple[Rows, Rows]:
-        """The models of the first of these clients, from all processes that have some of them."""
-        mine = self._team.share(self._sim, cohort)[: self._lab.clients]
+        """The received and trained models of the first of these clients, from all processes."""
+        mine = self._process_group.share(self._sim, cohort)[: self._lab.clients]
         own = [(mine, _joined(self._received), _joined(self._trained))] if len(mine) else []
-        there = [one for each in self._team.gather(own) for one in each]
+        there = [one for each in self._process_group.gather(own) for one in each]
         order = places(torch.cat([ids for ids, _, _ in there]), cohort[: self._lab.clients])
         received, trained = _joined([one for _, one, _ in there]), _joined([one for _, _, one in there])
         return _picked(received, order), _picked(trained, order)
 
     def _similarities(self, trained: Rows) -> dict[str, list[float | None]]:
         """Mean CKA over pairs of clients, after local training, on common samples."""
-        assert self._sim.template is not None  # every simulation that was put together has one
+        assert self._sim.template is not None  # every assembled simulation has one
         seen = grams(self._sim.template, trained, common(self._sim, self._lab.samples), self._rnd.layout)
         names = self._rnd.layout.names
         return {"cka": [mean_similarity(similarities(seen[name])) if name in seen else None for name in names]}
 
 
 def common(sim: Simulation, count: int) -> Tensor:
-    """Samples that all models are shown, the same in every round: of all clients' test splits, if there are any."""
+    """The samples that all models get, the same in every round: from all clients' test splits, if there are any."""
     federation = sim.runtime.federation
     splits = [federation.split(name).indices for name in ("test", "validation", "train")]
     held = next(indices for indices in splits if len(indices))
@@ -106,7 +107,7 @@ def common(sim: Simulation, count: int) -> Tensor:
 def conflict_numbers(update: Rows, layout: Layout) -> dict[str, list[float | None]]:
     """The share of conflicting pairs (cosine below 0), the mean cosine, and the mean norm of updates, per layer.
 
-    A layer that nobody moved has no directions to compare.
+    A layer that no client changed has no directions to compare.
     """
     gram = layout.gram(update).double()
     count = gram.shape[1]
@@ -126,13 +127,13 @@ def _where(there: Iterable[bool], values: Tensor) -> list[float | None]:
 
 
 def told(sim: Simulation, progress: Progress) -> dict[str, list[object]]:
-    """What the algorithm tells about its layers, whole where it is small, and the mean of each layer where not."""
+    """What the algorithm tells about its layers: whole if it is small, else the mean of each layer."""
     values = sim.algorithm.tell(sim.at(progress.t), progress.server)
     return {k: (v if v[0].numel() <= ENTRIES else v.flatten(1).mean(1)).tolist() for k, v in values.items()}
 
 
 def noted(report: Report, layout: Layout) -> dict[str, list[float | None]]:
-    """What share was sent and, where a method notes them, mean learning rates and weights of the clients' own rows."""
+    """The share that was sent and, if the method notes them, mean learning rates and weights of clients' own rows."""
     whole = torch.tensor(layout.sizes, dtype=torch.float64) * len(report.cohort)
     found: dict[str, list[float | None]] = {"sent": (report.up.values / whole.clamp(min=1)).tolist()}
     for name in report.notes:
@@ -140,16 +141,20 @@ def noted(report: Report, layout: Layout) -> dict[str, list[float | None]]:
         values = tensor_of(report.notes, name).double()
         counted = report.took_part.to(values.device)
         if kind == "rates" and f"{purpose}/steps" in report.notes:
-            counted = counted & (tensor_of(report.notes, f"{purpose}/steps") > 0)  # who took no step had no rate
+            counted = counted & (
+                tensor_of(report.notes, f"{purpose}/steps") > 0
+            )  # a client without a step has no learning rate
         values = values[counted]
         if kind in NOTED and len(values):
-            said = [kind != "rates" or bool(column.any()) for column in values.T]  # without a rate: not trained
+            said = [
+                kind != "rates" or bool(column.any()) for column in values.T
+            ]  # a layer without a learning rate is not trained
             found[f"{purpose}.{NOTED[kind]}"] = _where(said, values.mean(0))
     return found
 
 
 def _written(value: object) -> object:
-    """JSON knows neither NaN nor infinity: null."""
+    """JSON has neither NaN nor infinity: both become null."""
     if isinstance(value, list):
         return [_written(each) for each in value]
     return None if isinstance(value, float) and not isfinite(value) else value

@@ -1,38 +1,34 @@
-"""The result of a reproduction in words: paper and measurement side by side, claim by claim."""
+"""The result of a reproduction: `result.md` with paper and measurement side by side, and `verdicts.json`."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean, stdev
 from typing import Any
 
 from stratafl.files import write_atomically
 from stratafl.recipes.claims import MEASURES, OF_CONVERGENCE
-from stratafl.recipes.gaps import Numbers, Place
-from stratafl.recipes.judging import Verdict
-from stratafl.recipes.measuring import seconds
-from stratafl.recipes.recipe import Column, Recipe, Row
-from stratafl.recipes.reproduction import RESULT, Reproduction
-from stratafl.report.formats import duration
-from stratafl.report.outcomes import outcome
-from stratafl.report.places import machine, span, versions
-from stratafl.report.ranking import INCOMPARABLE, MARK
-from stratafl.report.verdicts import VERDICTS
+from stratafl.recipes.recipe import Column, Row
+from stratafl.recipes.reproduction import RESULT, Reproduction, seconds
+from stratafl.recipes.verdicts import Numbers, Place
+from stratafl.report.formats import MARK, duration, machine, span, versions
+from stratafl.report.intervals import Spread
+from stratafl.report.outcome import read_outcome
+from stratafl.report.ranking import INCOMPARABLE
+from stratafl.report.verdict import VERDICTS, Verdict
 from stratafl.runs import environment_of
 
 PAPER, HERE = "paper", "here"
 
 
-def write(made: Reproduction, command: str) -> list[Verdict]:
-    """Judge, and write `result.md` and `verdicts.json`."""
+def write_result(made: Reproduction, command: str) -> list[Verdict]:
+    """Write `result.md` and `verdicts.json`, and return the verdicts."""
     judged = made.judged()
-    text = json.dumps(verdict_table(made.recipe, judged), indent=2, ensure_ascii=False)
+    text = json.dumps([verdict.entry for verdict in judged], indent=2, ensure_ascii=False)
     write_atomically(made.folder / VERDICTS, text.encode())
     write_atomically(made.folder / RESULT, markdown(made, judged, command).encode())
     return judged
 
 
 def markdown(made: Reproduction, judged: Sequence[Verdict], command: str) -> str:
-    """All of it as Markdown."""
     recipe, scale = made.recipe, made.recipe.at(made.scale)
     lines = [f"## {recipe.name}, scale {made.scale}: {recipe.title}", ""]
     lines += [f"`{command}` — {_made(made)}; protocol `{recipe.protocol}`."]
@@ -47,11 +43,11 @@ def markdown(made: Reproduction, judged: Sequence[Verdict], command: str) -> str
     lines += ["", "; ".join(legend(made)) + ".", ""]
     lines += ["| claim | where | predicate | paper | measured | verdict | why |", "|---|---|---|---|---|---|---|"]
     lines += [
-        f"| {v.claim} | {v.column} | {v.predicate} | {v.paper} | {v.measured} | **{v.words}** | {v.reason} |"
+        f"| {v.claim} | {v.column} | {v.predicate} | {v.paper_value} | {v.measured} | **{v.words}** | {v.reason} |"
         for v in judged
     ]
     left, lost = made.not_run(), made.diverged()
-    lines += ["", "Diverged, so that their numbers say little:", "", *(f"- {each}" for each in lost)] if lost else []
+    lines += ["", "Diverged, so their numbers mean little:", "", *(f"- {each}" for each in lost)] if lost else []
     lines += ["", "Not run:" if left else "Everything was run.", "", *(f"- {each}" for each in left), ""]
     return "\n".join(lines)
 
@@ -65,37 +61,36 @@ def _columns(made: Reproduction) -> list[Column]:
 
 
 def _names(made: Reproduction, table: str) -> str:
-    """Which data or models are used."""
     return ", ".join(dict.fromkeys(getattr(cell.experiment, table).name for cell in made.cells))
 
 
 def _made(made: Reproduction) -> str:
-    """Where and when the runs were made, and what they took: by whichever call, and perhaps elsewhere."""
+    """Where and when the runs were made, and how long they took; they may come from several calls and machines."""
     if not made.begun:
         return "nothing was run"
     about = [environment_of(place) for place in made.begun]
     where = [f"{machine(env)}; {versions(env)}" for env in about]
     when = span([str(env["started"]) for env in about if env.get("started")])
-    spent = sum(seconds(outcome(place)) for place in made.begun)
-    return "; ".join([*dict.fromkeys(where), *filter(None, [when]), f"its runs took {duration(spent)}"])
+    spent = sum(seconds(read_outcome(place)) for place in made.begun)
+    return "; ".join([*dict.fromkeys(where), *filter(None, [when]), f"the runs took {duration(spent)}"])
 
 
 def table(made: Reproduction, measure: str) -> list[str]:
-    """Rows × columns: what the paper prints, and what was measured."""
+    """Rows × columns: the numbers in the paper, and the measured ones."""
     head = [f"{made.shown(name) if what == HERE else name}: {what}" for name, what in heads(made, measure)]
     lines = ["| method | " + " | ".join(head) + " |", "|---" * (len(head) + 1) + "|"]
     return lines + ["| " + " | ".join([row.name, *texts]) + " |" for row, texts in cells(made, measure)]
 
 
 def heads(made: Reproduction, measure: str) -> list[tuple[str, str]]:
-    """Each column as "paper", if anything is printed in it, and as "here"."""
+    """Each column as "paper", if the paper has numbers in it, and as "here"."""
     printed = {column for _, column in made.printed(measure)}
     both = [(name, what) for name in made.recipe.columns_at(made.scale) for what in (PAPER, HERE)]
     return [(name, what) for name, what in both if what == HERE or name in printed]
 
 
 def cells(made: Reproduction, measure: str) -> Iterator[tuple[Row, list[str]]]:
-    """Each row with its cells: what the paper prints, or mean and deviation over seeds."""
+    """Each row with its cells: the number in the paper, or mean and deviation over seeds."""
     printed, numbers, columns = made.printed(measure), made.numbers(measure), heads(made, measure)
     leaking = made.leaking()
     improving = made.numbers().keys() - numbers.keys() if measure in OF_CONVERGENCE else set[Place]()
@@ -108,8 +103,8 @@ def cells(made: Reproduction, measure: str) -> Iterator[tuple[Row, list[str]]]:
 
 
 def legend(made: Reproduction) -> list[str]:
-    """How the tables are to be read."""
-    said = ["mean ± standard deviation over seeds; in verdicts ± is half of the 95 % interval of a difference"]
+    """How to read the tables."""
+    said = ["mean ± standard deviation over seeds; in verdicts ± is half of the 95 % interval of a paired difference"]
     return said + ([f"{MARK} {INCOMPARABLE}"] if made.leaking() else [])
 
 
@@ -119,24 +114,5 @@ def _here(row: Row, column: str, numbers: Numbers) -> str:
     values = list(numbers.get((row.name, column), {}).values())
     if not values:
         return "not run"
-    return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
-
-
-def verdict_table(recipe: Recipe, judged: Sequence[Verdict]) -> list[Mapping[str, Any]]:
-    """The verdicts as plain tables, for `verdicts.json`."""
-    paper, _, table = recipe.name.partition("/")
-    return [
-        {
-            "paper": paper,
-            "table": f"{table}: {v.column}",
-            "claim": v.claim,
-            "predicate": v.predicate,
-            "paper_value": v.paper,
-            "measured": v.measured,
-            "holds": v.holds,
-            "noise": v.noise,
-            "stand_in": v.stand_in,
-            "reason": v.reason,
-        }
-        for v in judged
-    ]
+    spread = Spread.of(values)
+    return f"{spread.mean:.2f}" + ("" if spread.std is None else f" ± {spread.std:.2f}")

@@ -1,6 +1,6 @@
-"""Flagged clients: left out of rounds, or with updates far from the others', from the lines of a run.
+"""Flagged clients: those that rounds left out, and those with outlying updates, from the lines of a run.
 
-`stratafl.execute.uploads` decides; here is what people are told of it, while a run goes on and at its end.
+`stratafl.execute.uploads` decides which clients these are; this module says it, during a run and at its end.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,25 +17,25 @@ LEFT_OUT, OUTLIERS = "left_out", "outliers"  # keys of a line
 
 @dataclass(frozen=True)
 class Flag:
-    """A client, in how many rounds it was left out and why the last time, and in how many its update was far."""
+    """A client: in how many rounds it was left out (and why the last time), in how many its update was an outlier."""
 
     client: int
-    name: str  # with what it is: client 3, client 'north'
+    name: str  # such as: client 3, client 'north'
     left_out: int = 0
     reason: str = ""
     far: int = 0
-    ratio: float | None = 0.0  # the largest; None: more than a number can hold
+    ratio: float | None = 0.0  # the largest; None: more than a float can hold
 
     @property
     def times(self) -> str:
-        """How far its update was at most, in words."""
+        """The largest ratio to the median, in words."""
         if self.ratio is None:
             return f"far more than {FAR:g}"
         return f"{self.ratio:,.0f}" if self.ratio < 1e9 else f"{self.ratio:.0e}".replace("e+", "e")
 
 
 def flags(lines: Sequence[Line]) -> list[Flag]:
-    """The flagged clients of a run; who was left out most often comes first."""
+    """The flagged clients of a run; the one that was left out most often comes first."""
     found: dict[int, Flag] = {}
     for line in lines:
         for entry in line.get(LEFT_OUT, ()):
@@ -48,18 +48,18 @@ def flags(lines: Sequence[Line]) -> list[Flag]:
     return sorted(found.values(), key=lambda flag: (-flag.left_out, -flag.far, flag.client))
 
 
-def nobody_left(line: Line) -> bool:
-    """Whether every client of the round was left out, so that all models stayed as they were."""
+def all_left_out(line: Line) -> bool:
+    """Whether every client of the round was left out, so that no model changed."""
     return len(line.get(LEFT_OUT, ())) > 0 and len(line[LEFT_OUT]) == line.get("cohort")
 
 
 def diverged(line: Line) -> bool:
-    """Whether that was so because what they sent is not finite."""
-    return nobody_left(line) and any(each["reason"] == NOT_FINITE for each in line[LEFT_OUT])
+    """Whether every client of the round was left out because uploads are not finite."""
+    return all_left_out(line) and any(each["reason"] == NOT_FINITE for each in line[LEFT_OUT])
 
 
 def well_formed(line: Line) -> bool:
-    """Whether what a line says of clients can be read."""
+    """Whether what a line says about flagged clients can be read."""
     return all(
         isinstance(line.get(key, []), list) and all(_entry(each, value, kind) for each in line.get(key, []))
         for key, value, kind in ((LEFT_OUT, "reason", str), (OUTLIERS, "ratio", int | float | None))
@@ -73,31 +73,31 @@ def _entry(each: Any, value: str, kind: Any) -> bool:
 
 
 def client_title(entry: Line) -> str:
-    """What a client is called: its name where the data has one, else its number."""
+    """The name of a client if the data has one, else its number."""
     return f"client '{shown(entry['name'])}'" if "name" in entry else f"client {entry['client']}"
 
 
 class Notices:
-    """What to say while a run goes on: of each client once that it is left out, and once that its update is far."""
+    """Messages during a run: for each client one when it is left out first, and one for its first outlying update."""
 
     def __init__(self, begun: int = 0) -> None:
-        self._seen = begun  # lines that were there before
+        self._seen = begun  # lines from before
         self._said: set[tuple[str, int]] = set()
 
     def of(self, lines: Sequence[Line]) -> Iterator[str]:
-        """What is new in the lines of a run."""
+        """The messages on lines that were not seen yet."""
         for line in lines[self._seen :]:
             yield from self._round(line)
         self._seen = max(self._seen, len(lines))
 
     def _round(self, line: Line) -> Iterator[str]:
         where = f"round {line.get('round')}"
-        if nobody_left(line):
+        if all_left_out(line):
             if ("nobody", -1) not in self._said:
                 first = line[LEFT_OUT][0]
                 yield (
-                    f"{where}: all {counted(line['cohort'], 'client')} are left out, so that all models stay as they "
-                    f"were (of {client_title(first)}: {shown(first['reason'])})"
+                    f"{where}: all {counted(line['cohort'], 'client')} are left out, so no model changes "
+                    f"({client_title(first)}: {shown(first['reason'])})"
                 )
             self._said |= {("nobody", -1), *((LEFT_OUT, each["client"]) for each in line[LEFT_OUT])}
         told = [f"{client_title(each)} is left out: {shown(each['reason'])}" for each in self._new(line, LEFT_OUT)]
@@ -106,7 +106,7 @@ class Notices:
             f"the update of {client_title(each)} is {_times(each['ratio'])} times as long as the cohort's median"
             for each in self._new(line, OUTLIERS)
         ]
-        yield from _few(where, far, "sent an update that is far from the others'")
+        yield from _few(where, far, "sent an outlying update")
 
     def _new(self, line: Line, key: str) -> list[Line]:
         new = [each for each in line.get(key, ()) if (key, each["client"]) not in self._said]
@@ -123,6 +123,3 @@ def _few(where: str, told: Sequence[str], what: str) -> Iterator[str]:
 
 def _times(ratio: float | None) -> str:
     return Flag(0, "", ratio=ratio).times
-
-
-__all__ = ["FAR", "MOST", "Flag", "Notices", "client_title", "diverged", "flags", "nobody_left", "well_formed"]

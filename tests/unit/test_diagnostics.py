@@ -17,10 +17,10 @@ from stratafl.core.layout import Layout
 from stratafl.core.state import expand
 from stratafl.data import from_splits
 from stratafl.errors import RecordError
-from stratafl.evaluation import Lab, cka, lab
+from stratafl.evaluation import LayerDiagnostics, cka, diagnostics
 from stratafl.evaluation import trial as trial_module
 from stratafl.evaluation.cka import centred_gram, grams, mean_similarity, outlet
-from stratafl.evaluation.lab import Bench, _written, common, conflict_numbers, noted, told
+from stratafl.evaluation.diagnostics import DiagnosticsCollector, _written, common, conflict_numbers, noted, told
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
@@ -185,13 +185,13 @@ def test_a_layer_is_seen_before_an_activation_in_place():
 @pytest.mark.parametrize("samples", [3, 20])
 def test_cka_is_that_of_trained_models_on_so_many_samples(samples):
     sim, seen = made(fedavg(train=SGD(lr=1.0)), batchnorm=False, participation=1.0), {}
-    bench = Bench(Lab(1, samples=samples), sim, sim.at(0))
+    collector = DiagnosticsCollector(LayerDiagnostics(1, samples=samples), sim, sim.at(0))
 
     def examine(group, before, after):
-        bench.collect(before, after)
+        collector.collect(before, after)
         seen.update(after)
 
-    lines = bench.lines(*sim.round(sim.start(), Matrix(), examine=examine))
+    lines = collector.lines(*sim.round(sim.start(), Matrix(), examine=examine))
     x = common(sim, samples).flatten(1)
     assert len(x) == samples
     hidden = [x @ seen["fc1.weight"][k].T + seen["fc1.bias"][k] for k in range(6)]
@@ -204,7 +204,7 @@ def test_cka_is_that_of_trained_models_on_so_many_samples(samples):
 
 def test_a_linear_base_is_seen_as_well():
     sim = made(fedper(linear_base=True), participation=1.0, rounds=1)
-    _, (entry,) = run(Trial(sim, lab=Lab(1)))
+    _, (entry,) = run(Trial(sim, lab=LayerDiagnostics(1)))
     assert all(0 <= line["cka"] <= 1 + 1e-12 for line in entry.layers)
 
 
@@ -249,13 +249,13 @@ def test_conflicts_cosines_and_norms_by_hand(layout):
 def test_an_update_is_what_was_trained_less_what_was_received():
     sim, seen = made(flayer(), batchnorm=False, participation=1.0), {}
     progress, _ = sim.round(sim.start(), Matrix())
-    bench = Bench(Lab(1), sim, sim.at(1))
+    collector = DiagnosticsCollector(LayerDiagnostics(1), sim, sim.at(1))
 
     def examine(group, before, after):
-        bench.collect(before, after)
+        collector.collect(before, after)
         seen.update({name: (after[name] - before[name]).flatten(1) for name in before})
 
-    lines = bench.lines(*sim.round(progress, Matrix(), examine=examine))
+    lines = collector.lines(*sim.round(progress, Matrix(), examine=examine))
     for line, name in zip(lines, ("fc1", "fc"), strict=True):
         update = torch.cat([seen[f"{name}.weight"], seen[f"{name}.bias"]], 1)
         cosine = torch.nn.functional.cosine_similarity(update[:, None], update[None], dim=-1)
@@ -280,7 +280,7 @@ def test_layers_that_are_not_trained_have_no_updates():
 @pytest.mark.parametrize("method", [fedavg, flayer])
 def test_a_layer_that_was_not_trained_has_neither_rate_nor_directions(method):
     sim = made(method(train=SGD(layers="head")), batchnorm=False, participation=1.0)
-    _, (entry, *_) = run(Trial(sim, lab=Lab(1)))
+    _, (entry, *_) = run(Trial(sim, lab=LayerDiagnostics(1)))
     base, head = entry.layers
     absent = {"train.rate", "conflicts", "cosine"}
     assert not absent & set(base)
@@ -297,13 +297,13 @@ def test_a_rate_that_chooses_layers_leaves_the_others_at_the_plain_rate():
             return layout.spread(torch.full((len(row["fc.bias"]), 2), 0.5), ["fc1.weight", "fc1.bias"])
 
     sim = made(fedavg(train=SGD(lr=0.1, rates=Slower())), batchnorm=False)
-    _, (entry, *_) = run(Trial(sim, lab=Lab(1)))
+    _, (entry, *_) = run(Trial(sim, lab=LayerDiagnostics(1)))
     assert [line["train.rate"] for line in entry.layers] == pytest.approx([0.05, 0.1])
 
 
 def test_a_schedule_shows_in_the_rates_of_every_method():
     sim = made(fedavg(train=SGD(lr=0.1, schedule=Exponential(0.5))), rounds=3)
-    _, entries = run(Trial(sim, lab=Lab(1)))
+    _, entries = run(Trial(sim, lab=LayerDiagnostics(1)))
     for t, entry in enumerate(entries):
         assert [line["train.rate"] for line in entry.layers] == pytest.approx([0.1 * 0.5**t] * 5, rel=1e-12)
     assert "train/rates" not in sim.round(sim.start(), Matrix())[1].notes
@@ -333,27 +333,27 @@ def test_a_rate_is_the_rate_times_the_mean_factor():
 
 
 def test_shares_that_were_sent():
-    _, (entry, *_) = run(Trial(made(flayer(), participation=1.0, batchnorm=False), lab=Lab(1)))
+    _, (entry, *_) = run(Trial(made(flayer(), participation=1.0, batchnorm=False), lab=LayerDiagnostics(1)))
     sizes = {line["layer"]: line["columns"] for line in entry.layers}
     assert sizes == {"fc1": 296, "fc": 27}
     assert [line["sent"] for line in entry.layers] == pytest.approx([0.5, 1.0])
-    _, (entry, *_) = run(Trial(made(fedper(), participation=1.0, batchnorm=False), lab=Lab(1)))
+    _, (entry, *_) = run(Trial(made(fedper(), participation=1.0, batchnorm=False), lab=LayerDiagnostics(1)))
     assert [line["sent"] for line in entry.layers] == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(("buffers", "norm"), [("follow", 1.0), ("local", 0.5)])
 def test_shares_are_of_all_columns_with_statistics(buffers, norm):
-    _, (entry, *_) = run(Trial(made(fedavg(), buffers=buffers), lab=Lab(1)))
+    _, (entry, *_) = run(Trial(made(fedavg(), buffers=buffers), lab=LayerDiagnostics(1)))
     assert [line["sent"] for line in entry.layers] == [1, norm, 1, norm, 1]  # conv1, bn1, conv2, bn2, fc
 
 
 def test_the_weight_of_the_own_head_is_told():
     sim = made(flayer(), batchnorm=False)
-    _, entries = run(Trial(sim, lab=Lab(1)))
+    _, entries = run(Trial(sim, lab=LayerDiagnostics(1)))
     assert [line["mix.own"] for line in entries[0].layers] == [0, 0]  # nobody has an accuracy yet
     assert entries[-1].layers[0]["mix.own"] == 0
     assert 0 < entries[-1].layers[1]["mix.own"] <= 1
-    _, official = run(Trial(made(flayer(preset="official"), batchnorm=False), lab=Lab(1)))
+    _, official = run(Trial(made(flayer(preset="official"), batchnorm=False), lab=LayerDiagnostics(1)))
     assert 0 < official[-1].layers[1]["mix.own"] <= 1
     assert official[-1].layers[1]["train.rate"] == pytest.approx(0.05 / 5, rel=1e-6)
 
@@ -363,7 +363,7 @@ def test_the_weight_of_the_own_head_is_told():
 
 def test_alpha_psi_and_conflicts_are_told_layer_by_layer():
     names = made(fedavg()).setup.layout.names
-    entries = {name: run(Trial(made(alg, rounds=4), lab=Lab(1)))[1][-1] for name, alg in ACTING.items()}
+    entries = {name: run(Trial(made(alg, rounds=4), lab=LayerDiagnostics(1)))[1][-1] for name, alg in ACTING.items()}
     for entry in entries.values():
         assert [line["layer"] for line in entry.layers] == list(names)
     alpha = torch.tensor([line["alpha"] for line in entries["pfedla"].layers])
@@ -374,11 +374,11 @@ def test_alpha_psi_and_conflicts_are_told_layer_by_layer():
 
 
 def test_a_large_matrix_is_told_by_its_mean(monkeypatch):
-    monkeypatch.setattr(lab, "ENTRIES", 35)
+    monkeypatch.setattr(diagnostics, "ENTRIES", 35)
     sim = made(pfedla())
     progress, _ = sim.round(sim.start(), Matrix())
     assert told(sim, progress)["alpha"] == pytest.approx([1 / 6] * 5)
-    monkeypatch.setattr(lab, "ENTRIES", 36)
+    monkeypatch.setattr(diagnostics, "ENTRIES", 36)
     assert len(told(sim, progress)["alpha"][0]) == 6
 
 
@@ -391,7 +391,7 @@ def test_a_server_tells_as_of_after_the_round():
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_every_method_has_its_lines(name):
     method, rounds = within_reach(ACTING.get(name) or algorithm(name), 2)
-    _, entries = run(Trial(made(method, rounds=rounds), lab=Lab(1)))
+    _, entries = run(Trial(made(method, rounds=rounds), lab=LayerDiagnostics(1)))
     assert all(looked(entry) for entry in entries)
     for line in entries[-1].layers:
         assert set(line) >= PLAIN | ALWAYS
@@ -409,7 +409,7 @@ def test_numbers_that_are_not_finite_are_null():
 
 def test_where_all_are_left_out_there_is_nothing_to_compare():
     sim = made(flayer(train=SGD(lr=1e30)), rounds=2, dtype=torch.float32)
-    _, entries = run(Trial(sim, lab=Lab(1)))
+    _, entries = run(Trial(sim, lab=LayerDiagnostics(1)))
     assert len(entries[-1].round["left_out"]) == entries[-1].round["cohort"]
     assert not {"cka", "conflicts", "update_norm"} & set(entries[-1].layers[-1])
     json.dumps(entries[-1].layers, allow_nan=False)
@@ -422,29 +422,29 @@ def test_where_all_are_left_out_there_is_nothing_to_compare():
     "bad", [{"every": -1}, {"every": 1.5}, {"every": "2"}, {"clients": 0}, {"samples": 1}, {"samples": True}]
 )
 def test_a_laboratory_that_cannot_be_is_refused(bad):
-    with pytest.raises(RecordError, match=f"Lab: {next(iter(bad))} is a whole number of at least"):
-        Lab(**bad)
+    with pytest.raises(RecordError, match=f"LayerDiagnostics: {next(iter(bad))} must be a whole number of at least"):
+        LayerDiagnostics(**bad)
 
 
 @pytest.mark.parametrize(("every", "expected"), [(0, []), (1, [1, 2, 3, 4, 5]), (2, [1, 2, 4]), (3, [1, 3]), (10, [1])])
 def test_every_so_many_rounds_and_always_the_first(every, expected):
-    assert [t + 1 for t in range(5) if Lab(every).due(t)] == expected
+    assert [t + 1 for t in range(5) if LayerDiagnostics(every).due(t)] == expected
 
 
 def test_only_so_many_clients_are_looked_at():
     sim = made(fedavg(), participation=1.0)
     for chunk in (None, 1, 4):
-        bench, seen = Bench(Lab(1, clients=3), sim, sim.at(0)), []
-        examine = lambda group, before, after, bench=bench: bench.collect(before, after)  # noqa: E731
+        collector, seen = DiagnosticsCollector(LayerDiagnostics(1, clients=3), sim, sim.at(0)), []
+        examine = lambda group, before, after, collector=collector: collector.collect(before, after)  # noqa: E731
         sim.round(sim.start(), Matrix() if chunk is None else Matrix(chunk=chunk), examine=examine)
-        seen = sum(len(next(iter(rows.values()))) for rows in bench._trained)
+        seen = sum(len(next(iter(rows.values()))) for rows in collector._trained)
         assert seen == 3
 
 
 @pytest.mark.parametrize("name", ["fedlag", "flayer", "pfedla"])
 def test_the_laboratory_changes_nothing(name):
     sim = made(ACTING[name])
-    (plain, without), (watched, looks) = run(Trial(sim)), run(Trial(sim, lab=Lab(1)))
+    (plain, without), (watched, looks) = run(Trial(sim)), run(Trial(sim, lab=LayerDiagnostics(1)))
     assert difference(everything(sim, plain), everything(sim, watched)) == 0
     for a, b in zip(without, looks, strict=True):
         drop = lambda line: {k: v for k, v in line.items() if not k.startswith("seconds")}  # noqa: E731
@@ -460,8 +460,8 @@ def test_when_off_nothing_of_it_is_called(monkeypatch):
         return lambda *a, **k: (calls.append(name), function(*a, **k))[1]
 
     for name in ("grams", "similarities", "conflict_numbers", "told", "noted", "common"):
-        monkeypatch.setattr(lab, name, counted(name, getattr(lab, name)))
-    monkeypatch.setattr(trial_module, "Bench", counted("Bench", Bench))
+        monkeypatch.setattr(diagnostics, name, counted(name, getattr(diagnostics, name)))
+    monkeypatch.setattr(trial_module, "DiagnosticsCollector", counted("DiagnosticsCollector", DiagnosticsCollector))
     monkeypatch.setattr(Layout, "gram", counted("gram", Layout.gram))
     sim = made(fedavg())
     run(Trial(sim))
@@ -478,10 +478,10 @@ def test_when_off_nothing_of_it_is_called(monkeypatch):
     )
     run(Trial(sim, every=3))
     assert [examine is None for examine in examined] == [True, True, False]  # only the evaluated round is examined
-    run(Trial(sim, lab=Lab(2)))
+    run(Trial(sim, lab=LayerDiagnostics(2)))
     layers = len(sim.setup.layout.layers)
     assert {name: calls.count(name) for name in set(calls)} == {
-        "Bench": 2,
+        "DiagnosticsCollector": 2,
         "grams": 2,
         "common": 2,
         "conflict_numbers": 2,

@@ -10,7 +10,7 @@ from stratafl.config.experiment import from_tables, to_tables
 from stratafl.config.tables import EvaluateTable
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, RunError
-from stratafl.evaluation.flagged import diverged, well_formed
+from stratafl.evaluation.flags import diverged, well_formed
 from stratafl.evaluation.measure import Line
 from stratafl.runs import environment_of, is_run
 from stratafl.runs.directory import CONFIG, ROUNDS, check_committed, check_config, check_history, config_of
@@ -30,46 +30,44 @@ class Outcome:
     folder: Path
     config: Mapping[str, Any]
     lines: list[Line]
-    clients: int  # that took part
-    leaks: str | None = None  # what its method is given that it should not be
-    checked: bool = True  # whether its lines have checksums, which older runs do not
+    clients: int  # those that took part
+    leaks: str | None = None  # which test data its method sees in training
+    checked: bool = True  # whether its lines have checksums; older runs have none
 
     @property
     def seed(self) -> int:
-        """The seed it was run with."""
         return int(self.config["run"]["seed"])
 
     @property
     def regression(self) -> bool:
-        """Whether it is measured by its loss, because there are no classes."""
+        """Whether it is scored by its loss, because the data has no classes."""
         return "test.deployed.accuracy" not in last(self.lines)
 
     @property
     def stopped(self) -> bool:
-        """Whether it ended early, as it was asked to."""
+        """Whether its stop rule ended it early."""
         return stop_reason(self.lines, from_tables({"stop": self.config["stop"]}).stop) is not None
 
     @property
     def diverged(self) -> bool:
-        """Whether its loss became NaN or infinite, while training or on test samples, or every client's upload did."""
+        """Whether its loss in training or testing, or the upload of every client, became NaN or infinite."""
         line = last(self.lines)
         lost = any(key in line and line[key] is None for key in ("train.loss", "test.deployed.loss"))
         return lost or diverged(line)
 
     @property
     def rounds(self) -> int:
-        """How many rounds it has behind it."""
         return int(self.lines[-1]["round"])
 
     @property
     def evaluate(self) -> EvaluateTable:
-        """Which of its numbers count."""
+        """Which round, stage and average are its score."""
         return from_tables({"evaluate": self.config["evaluate"]}).evaluate
 
     def numbers(self) -> dict[str, float]:
-        """All that is reported of a run; shares from 0 to 1, bytes and seconds up to its last round.
+        """All reported numbers: shares from 0 to 1, bytes and seconds up to the last round.
 
-        Best, last, convergence and what is said over clients are of the models that count.
+        Best and last round, convergence and numbers over clients are those of the stage that is the score.
         """
         return dict(self._numbers)
 
@@ -102,8 +100,7 @@ class Outcome:
         return {name: float(value) for name, value in numbers.items() if value is not None}
 
 
-def outcome(folder: Path) -> Outcome:
-    """The outcome in a run directory."""
+def read_outcome(folder: Path) -> Outcome:
     then = environment_of(folder)
     config = to_tables(config_of(folder))
     check_config(folder / CONFIG, (then.get("identity") or {}).get("config") or config, config)
@@ -115,16 +112,16 @@ def outcome(folder: Path) -> Outcome:
     if not all(isinstance(v, int | float | None) for line in lines for k, v in line.items() if k.startswith(SCORED)):
         raise DamagedError(f"'{path}' is damaged: a score is not a number")
     if not all(map(well_formed, lines)):
-        raise DamagedError(f"'{path}' is damaged: what it says of clients that were left out cannot be read")
+        raise DamagedError(f"'{path}' is damaged: its list of clients that were left out cannot be read")
     check_history(path, lines, len(lines))
     return Outcome(folder, config, lines, int(then.get("clients") or 0), then.get("leaks"), checked)
 
 
-SQUARED = "mean squared error"  # what models of numbers are scored by, whatever they are trained by
+SQUARED = "mean squared error"  # the score of a regression, whatever it is trained with
 
 
 def measure(regression: bool) -> str:
-    """What runs are scored by, in words."""
+    """The score of runs in words."""
     return f"loss ({SQUARED})" if regression else "accuracy"
 
 
@@ -137,22 +134,22 @@ _MODELS = {
 
 
 def what_counts(outcomes: Sequence[Outcome], one_by_one: bool = False) -> str:
-    """Which models at which round the scores of these runs are of, or the scores of their clients one by one."""
+    """The stage, average and round of the scores of these runs, in words; without the average for single clients."""
     metric = "loss" if outcomes[0].regression else "accuracy"
     ways = {tuple(one.config["evaluate"][key] for key in ("select", "stage", "average")) for one in outcomes}
     if len(ways) > 1:
-        return "of the models and at the round that each run's protocol asks for"
+        return "of the models and at the round that the protocol of each run selects"
     ((select, stage, average),) = ways
     validated = all("validation.deployed.loss" in last(one.lines) for one in outcomes)
     where = f"at the round with the best validation {metric}" if validated else "at the last round"
     if select != "validation":
-        where = "at the round where it is best itself" if select == "best" else "at the last round"
+        where = "at the round where it is best" if select == "best" else "at the last round"
     mean = ", mean over clients," if average == "clients" and not one_by_one else ""
     return f"of {_MODELS[stage]}{mean} {where}"
 
 
 def run_folders(places: Iterable[Path]) -> list[Path]:
-    """All run directories at or below these places."""
+    """All run directories in these folders and below, each once."""
     found: list[Path] = []
     for place in places:
         below = (path.parent for path in place.glob("**/config.toml") if not path.parent.name.startswith("."))
