@@ -1,4 +1,4 @@
-"""What import-linter cannot say (pyproject.toml has its contracts): what a process loads, and circles through `__init__`."""
+"""What import-linter cannot say (its contracts are in pyproject.toml): what a process loads, circles by `__init__`."""
 
 import graphlib
 import json
