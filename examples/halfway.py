@@ -7,11 +7,12 @@ from stratafl.core.fields import Start
 from stratafl.core.layers import Select, select
 from stratafl.core.records import record
 from stratafl.core.state import rows_of
+from stratafl.core.steps import Mix
 from stratafl.policies import SGD, Take
 
 
 @record
-class Halfway:
+class Halfway(Mix):
     """θ_kept ← share · own + (1 − share) · received; all other layers are the received ones."""
 
     layers: Select = select("head")

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from stratafl.algorithms import fedavg
-from stratafl.algorithms.laws import Law
+from stratafl.algorithms.special_cases import SpecialCase
 from stratafl.cli import run as strata
 from stratafl.config.experiment import TABLES, from_tables, partition_of
 from stratafl.config.plugins import parameters
@@ -23,7 +23,7 @@ from stratafl.data import PARTITIONS, digits, federate
 from stratafl.models import MODELS
 from stratafl.recipes import read, recipe_names
 from stratafl.recipes.claims import KINDS
-from stratafl.testing import check_algorithm, check_law
+from stratafl.testing import check_algorithm, check_special_case
 
 ROOT = Path(__file__).parents[2]
 
@@ -112,7 +112,7 @@ def test_the_example_method_is_the_file_and_keeps_the_contract(monkeypatch, caps
 def test_without_a_share_the_example_is_fedavg(monkeypatch):
     monkeypatch.syspath_prepend(ROOT)
     halfway = importlib.import_module("examples.halfway").halfway
-    check_law(Law("Halfway that keeps nothing is FedAvg", halfway(share=0.0), fedavg()))
+    check_special_case(SpecialCase("Halfway that keeps nothing is FedAvg", halfway(share=0.0), fedavg()))
 
 
 def test_the_step_of_contributing_keeps_the_contract():

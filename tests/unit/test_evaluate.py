@@ -12,7 +12,7 @@ from stratafl.algorithms import fedavg, fedper
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.parcel import Field, Parcel
 from stratafl.core.state import flatten
-from stratafl.core.task import Scores, Task
+from stratafl.core.task import Scores
 from stratafl.data import from_splits
 from stratafl.errors import DataError
 from stratafl.evaluation.evaluate import (
@@ -30,6 +30,7 @@ from stratafl.execute import Matrix, simulation
 from stratafl.models import build
 from stratafl.policies import SGD, Exponential
 from stratafl.runtime.speed import Speed
+from stratafl.runtime.task import CohortTask
 
 TRAIN = SGD(lr=0.1, batch=4, shuffle=False)  # in the order of the samples, so that a plain loop needs no keys
 TUNE = SGD(lr=0.3, batch=5, epochs=2, momentum=0.9, shuffle=False, purpose="tune")
@@ -220,14 +221,14 @@ def test_accuracy_counts_samples_not_clients():
 
 @pytest.fixture
 def scored(monkeypatch):
-    """The splits that `Task.scores` was asked for."""
-    asked, original = [], Task.scores
+    """The splits that `CohortTask.scores` was asked for."""
+    asked, original = [], CohortTask.scores
 
     def counted(self, rows, split):
         asked.append((split, len(self)))
         return original(self, rows, split)
 
-    monkeypatch.setattr(Task, "scores", counted)
+    monkeypatch.setattr(CohortTask, "scores", counted)
     return asked
 
 
@@ -339,11 +340,10 @@ def test_new_clients_with_a_head_of_their_own_draw_it():
 class Welcoming(Layerwise):
     """Serves new clients another model than those it knows; asked to serve one as if it were known, it fails."""
 
-    def download(self, rnd, server, ids):
-        assert int(ids.max()) < rnd.setup.clients
-        return super().download(rnd, server, ids)
-
-    def admit(self, rnd, server, ids):
+    def download(self, rnd, server, ids, new=False):
+        assert new == (int(ids.max()) >= rnd.setup.clients)
+        if not new:
+            return super().download(rnd, server, ids)
         return Parcel({"theta": Field({name: x * 2 for name, x in server["theta"].items()}, common=True)})
 
 
@@ -409,7 +409,7 @@ def test_a_kept_step_scores_what_a_sweep_scores(monkeypatch, split):
     progress = sim.run(Matrix())
     rows = received(sim, progress, EVERYBODY)
     expected = score(sim, progress, rows, EVERYBODY, split)
-    monkeypatch.setattr(Task, "sweep", None)  # not asked
+    monkeypatch.setattr(CohortTask, "sweep", None)  # not asked
     for _ in range(2):
         found = score(kept, progress, rows, EVERYBODY, split)
         for name in ("hits", "loss", "count"):

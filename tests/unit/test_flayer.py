@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from stratafl.algorithms import fedavg, fedper, flayer
-from stratafl.algorithms.flayer import Guide, LayerRate, TopChange, positions, top
+from stratafl.algorithms.flayer import Guide, LayerRate, TopChange, top
 from stratafl.algorithms.flayer_official import HEAD_RATE, KernelTop, child_rates, children, kernel_mask, official
 from stratafl.core import keys
 from stratafl.core.describe import describe
@@ -185,7 +185,7 @@ def test_the_rate_by_hand():
 def test_a_normalisation_is_part_of_the_layer_it_normalises():
     layout = describe(convnorm())
     assert layout.names == ("conv1", "bn1", "conv2", "bn2", "fc")
-    assert positions(layout) == [1, 1, 2, 2, 3]
+    assert layout.units == (0, 0, 1, 1, 2)
     gradients = {n: torch.zeros(1, *s.shape).double() for n, s in layout.specs.items() if s.trainable}
     gradients["conv2.weight"][0, 0, 0, 0, 0], gradients["bn2.bias"][0, 1] = 3.0, 4.0
     factors = LayerRate()(gradients, gradients, {}, layout)
@@ -193,7 +193,7 @@ def test_a_normalisation_is_part_of_the_layer_it_normalises():
         close(factors[name].flatten(), [1 + math.log(1.2) * 2 / 3])
     with torch.device("meta"):
         blocks = describe(build("resnet18", shape=(3, 32, 32), classes=10), granularity="block")
-    assert positions(blocks) == list(range(1, 11))  # stem, eight blocks, fc
+    assert blocks.units == tuple(range(10))  # stem, eight blocks, fc
 
 
 def test_two_steps_by_hand():

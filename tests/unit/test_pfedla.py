@@ -393,7 +393,7 @@ def test_new_clients_are_admitted_with_the_mean_of_all_rows():
         sim, progress = run_of(method, new_clients=1)
         rows = progress.server["rows"]
         assert len(rows["fc.bias"]) == 3
-        sent = method.admit(sim.at(3), progress.server, torch.tensor([3]))["theta"]
+        sent = method.download(sim.at(3), progress.server, torch.tensor([3]), new=True)["theta"]
         assert sent.common
         assert difference(sent.rows, {n: (x[0] + x[1] + x[2]) / 3 for n, x in rows.items()}) < 1e-14
         assert float(new_clients(sim, progress, ("test",))["test.received"].count) == 4

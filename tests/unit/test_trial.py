@@ -9,6 +9,7 @@ import torch
 from stratafl.algorithms import fedavg, fedper, local
 from stratafl.core.phased import Phase, Phased
 from stratafl.core.records import record
+from stratafl.core.steps import Train
 from stratafl.data import from_splits
 from stratafl.evaluation import trial as trial_module
 from stratafl.evaluation.evaluate import new_clients, scoreboard
@@ -277,7 +278,7 @@ def clock(monkeypatch):
 
 
 @record
-class Ticking:
+class Ticking(Train):
     """A descent that takes a second for each client."""
 
     clock: object

@@ -23,6 +23,7 @@ from stratafl.core.records import record, whole_number
 from stratafl.core.reduce import add_rows, add_rows_by_group, add_weights, cosines, mean_or_hold, pieces
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import Computed, State, rows_of, tensor_of
+from stratafl.core.steps import MergeRows, MergeSums, Serve
 from stratafl.errors import RecordError, unknown
 from stratafl.policies import SGD, Broadcast
 
@@ -78,7 +79,6 @@ class LayerWeights:
     groups: int
 
     def names(self, layout: Layout, side: str) -> None:
-        """It keeps no layer of the model."""
         return
 
     def create(self, setup: Setup, ids: Tensor | None, side: str) -> Tensor:
@@ -87,7 +87,7 @@ class LayerWeights:
 
 
 @record
-class FormGroups:
+class FormGroups(MergeRows):
     """FedAvg's mean, and from the updates of all clients the groups and their layer weights (Algorithm 2).
 
     Everybody is asked once, but the mean is over those whom the round would have sampled. Groups are numbered by the
@@ -101,7 +101,6 @@ class FormGroups:
     writes = ("theta", "group", "member", "psi", "active")
 
     def check(self, setup: Setup) -> None:
-        """Refuse more groups than clients."""
         if self.groups > setup.clients:
             raise RecordError(f"fedalp: groups is from 1 to {setup.clients}, the clients, not {self.groups}")
 
@@ -138,7 +137,7 @@ def _mean_of_sampled(rnd: Round, trained: Mapping[str, Tensor], samples: Tensor,
 
 
 @record
-class MixGroups:
+class MixGroups(Serve):
     """W_new^(l) = Ψ_m^(l)·w_m^(l) + (1 − Ψ_m^(l))·w_g^(l) of each client's group (Eq. 9–10); statistics are w_g's."""
 
     groups: int = 4
@@ -150,7 +149,6 @@ class MixGroups:
         return Footprint(client=setup.row_bytes(), served=3 * self.groups * setup.block_bytes())
 
     def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
-        """A row per client."""
         m = tensor_of(server, "member")[ids].long()
         rows = group_models(server, rnd.layout)
         return {"theta": Field({name: x[m] for name, x in rows.items()})}
@@ -169,7 +167,7 @@ def group_models(server: State, layout: Layout) -> Mapping[str, Tensor]:
 
 
 @record
-class LearnGroups:
+class LearnGroups(MergeSums):
     """w_m ← base + Σ_{k∈G_m} γ_k·Δw_k (line 10), w_g ← Σ_m (Σ_{k∈G_m} γ_k)·w_m (line 11), over those who took part.
 
     A group of whom nobody did keeps its model and has no weight.
@@ -199,7 +197,6 @@ class LearnGroups:
         }
 
     def finish(self, rnd: Round, server: State, sums: State) -> State:
-        """The groups' models and the global one."""
         layout, weight, group = rnd.layout, tensor_of(sums, "weight"), rows_of(server, "group")
         W_new = group_models(server, layout)  # Eq. 9–10
         share = weight / weight.sum()  # Γ_m = Σ_{k∈G_m} γ_k
@@ -228,7 +225,7 @@ class LearnGroups:
         """Ψ of every group, layer by layer."""
         return {"psi": tensor_of(server, "psi").T}
 
-    def costs(self, rnd: Round, server: State) -> dict[str, float]:
+    def communication(self, rnd: Round, server: State) -> dict[str, float]:
         """The bytes between the servers: a model each way for each group that took part."""
         model = sum(x.numel() * x.element_size() for x in rows_of(server, "theta").values())
         return {"bytes.between": float(tensor_of(server, "active")) * 2 * model}

@@ -14,6 +14,7 @@ from stratafl.core.phased import Phase, Phased
 from stratafl.core.records import record, whole_number
 from stratafl.core.round import Round
 from stratafl.core.state import State
+from stratafl.core.steps import Send
 from stratafl.core.task import Task
 from stratafl.policies import SGD, Upload
 
@@ -30,14 +31,13 @@ def fedavg30local(*, warmup: int = 30, train: SGD = SGD()) -> Phased:
 
 
 @record
-class UploadIfSampled:
+class UploadIfSampled(Send):
     """The client's row and n_k, where everybody takes part: no layer of those whom the round did not sample."""
 
     reads = ("theta",)
     writes = ("up.theta", "up.samples")
 
     def __call__(self, rnd: Round, client: State, task: Task) -> Mapping[str, Field]:
-        """The fields of `Upload`, with a mask."""
         sent = LayerMask(rnd.sampled(task.ids)[:, None].expand(-1, len(rnd.layout.layers)))
         fields = Upload()(rnd, client, task)
         return {**fields, "theta": replace(fields["theta"], mask=sent)}

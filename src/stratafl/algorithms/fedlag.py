@@ -22,6 +22,7 @@ from stratafl.core.records import record, whole_number
 from stratafl.core.reduce import add_rows, add_weights, conflicting_pairs, mean_or_hold
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import Computed, State, expand, rows_of, tensor_of
+from stratafl.core.steps import MergeRows, Serve
 from stratafl.errors import RecordError, unknown
 from stratafl.policies import SGD, Broadcast, Take
 
@@ -77,7 +78,7 @@ def _lag(merge: "PersonaliseConflicts", train: SGD) -> Layerwise:
 
 
 @record
-class BroadcastShared:
+class BroadcastShared(Serve):
     """The averaged layers, those of L_g (Eq. 4); of L_p nothing is sent, and `Take` leaves a client's own (Eq. 5)."""
 
     reads = ("theta", "personal")
@@ -88,13 +89,12 @@ class BroadcastShared:
         return Footprint(client=setup.row_bytes())
 
     def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
-        """One common field with a mask of layers."""
         shared = tensor_of(server, "personal") == 0  # L_g
         return {"theta": Field(rows_of(server, "theta"), common=True, mask=LayerMask(shared))}
 
 
 @record
-class PersonaliseConflicts:
+class PersonaliseConflicts(MergeRows):
     """w_g ← the mean of all layers; L_p ← the k layers with the most conflicting pairs (Eq. 1–4, Algorithm 2)."""
 
     k: int | None = None
@@ -109,12 +109,10 @@ class PersonaliseConflicts:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Uploads, with n_k where it is a weight, and the server's own fields."""
         counts = ("up.samples",) if self.weights == "samples" else ()
         return ("up.theta", *counts, *self.writes)
 
     def check(self, setup: Setup) -> None:
-        """Refuse more personal layers than there are."""
         most = len(setup.layout.computing)
         if self.k is not None and self.k > most:
             raise RecordError(f"fedlag: k is from 0 to {most}, the layers of this model that are scored, not {self.k}")
@@ -151,8 +149,7 @@ class PersonaliseConflicts:
         personal = torch.zeros(len(layout.layers), dtype=torch.bool, device=conflicts.device)
         personal[scored.flip(0)[order]] = found[order] > 0
         if self.bn == "follow":
-            follows = torch.tensor(_normalised(layout), device=conflicts.device)
-            personal = personal | ((follows >= 0) & personal[follows.clamp(min=0)])
+            personal = personal[torch.tensor(layout.leaders, device=conflicts.device)]
         return personal
 
     def _most(self, scored: int) -> int:
@@ -166,8 +163,3 @@ def started(server: State, ids: Tensor, layout: Layout) -> Mapping[str, Tensor]:
     personal = layout.spread(tensor_of(server, "personal") > 0, rows)  # l ∈ L_p
     # Eq. 5: θ_{l,u}^(r−1,E), which they uploaded last; Eq. 4 for all other layers.
     return Computed(rows, lambda name: torch.where(personal[name], rows[name][ids], held[name]))
-
-
-def _normalised(layout: Layout) -> list[int]:
-    """For each layer the one that it normalises, or -1."""
-    return [-1 if layer.normalises is None else layout.index[layer.normalises] for layer in layout.layers]

@@ -25,6 +25,7 @@ from stratafl.core.parcel import ColumnMask, Field, Parcel
 from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, Value, rows_of, tensor_of
+from stratafl.core.steps import Mix, Send
 from stratafl.core.task import Task
 from stratafl.errors import RecordError, unknown
 from stratafl.policies import SGD, Accuracy, Mean, Remember, Take
@@ -123,14 +124,8 @@ def _is_share(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 
-def positions(layout: Layout) -> list[int]:
-    """i of each layer, from 1, as `last:s` counts them: a normalisation is where that is which it normalises."""
-    alone = [layer.name for layer in layout.layers if layer.normalises is None]
-    return [alone.index(layer.normalises or layer.name) + 1 for layer in layout.layers]
-
-
 @record
-class Guide:
+class Guide(Mix):
     """θ̃_k = [θ_g of the base, A_k·θ_k + (1 − A_k)·θ_g of the head] (Eq. 2)."""
 
     head: Select
@@ -140,7 +135,7 @@ class Guide:
     def check(self, setup: Setup) -> None:
         """Refuse a head that leaves no base."""
         if len(setup.layout.resolve(self.head)) == len(setup.layout.layers):
-            most = max(positions(setup.layout)) - 1
+            most = max(setup.layout.units)
             allowed = f"s is from 1 to {most}" if most else "a model of one layer has no head to mix (guide=False)"
             raise RecordError(f"flayer: {allowed}, '{self.head}' of this model leaves no base")
 
@@ -171,25 +166,16 @@ class LayerRate:
 
     def __call__(self, gradients: Rows, row: Rows, client: Mapping[str, Value], layout: Layout) -> Rows:
         """One factor per client and layer."""
-        place = positions(layout)
-        L = max(place)
-        norms = _joined(layout.dot(gradients, gradients), place).sqrt()
+        norms = layout.per_unit(layout.dot(gradients, gradients)).sqrt()
         norms = norms.clamp(min=max(self.floor, torch.finfo(norms.dtype).tiny))  # in float16, 1e-8 is 0
+        L = norms.shape[1]
         i = torch.arange(1, L + 1, dtype=norms.dtype, device=norms.device)
         factors = 1 + torch.log1p(1 / norms) * i / L
-        return layout.spread(torch.stack([factors[:, j - 1] for j in place], 1), gradients)
-
-
-def _joined(squares: Tensor, place: list[int]) -> Tensor:
-    """`[C, positions]`: the sums of what is at each position."""
-    sums: dict[int, Tensor] = {}
-    for i, column in zip(place, squares.unbind(1), strict=True):
-        sums[i] = sums[i] + column if i in sums else column
-    return torch.stack([sums[i] for i in sorted(sums)], 1)
+        return layout.spread(torch.stack([factors[:, unit] for unit in layout.units], 1), gradients)
 
 
 @record
-class TopChange:
+class TopChange(Send):
     """The UP^i = min(max(i/L, 0.1), 1) of each layer that changed most since initialisation, and n_k (Eq. 5–9).
 
     Of a method that sends some `layers` only, only those; i and L count all layers of the model.
@@ -212,10 +198,9 @@ class TopChange:
         """Trainable columns with their mask; statistics go whole, where they travel."""
         layout, theta, start = rnd.layout, rows_of(client, "theta"), rows_of(client, "anchor")
         sent = {name: torch.ones_like(theta[name], dtype=torch.bool) for name in layout.travelling(self.layers)}
-        place = positions(layout)
-        L = max(place)
+        L = max(layout.units) + 1
         for i in range(1, L + 1):
-            names = [name for name in layout.trainable(self.layers) if place[layout.specs[name].layer] == i]
+            names = [name for name in layout.trainable(self.layers) if layout.units[layout.specs[name].layer] == i - 1]
             if names:
                 change = {name: (theta[name] - start[name]).abs() for name in names}  # Eq. 6
                 sent |= top(change, min(max(i / L, self.least), 1.0))

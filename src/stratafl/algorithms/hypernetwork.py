@@ -41,7 +41,6 @@ class Hypernetwork:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The server fields that it consists of."""
         return tuple(self.fields())
 
     def fields(self) -> dict[str, FieldSpec]:
@@ -72,7 +71,6 @@ class Hypernetwork:
         return element * sum(prod(f.sizes(setup)) * (setup.clients if f.pairs else 1) for f in fields)
 
     def footprint(self, setup: Setup) -> Footprint:
-        """The hypernetworks of the clients that are served."""
         return Footprint(client=2 * self.client_bytes(setup))
 
     def weights(self, rnd: Round, server: State, ids: Tensor) -> Tensor:
@@ -124,7 +122,6 @@ class Drawn:
     kind: Literal["uniform", "positive", "normal", "constant"] = "uniform"
 
     def names(self, layout: Layout, side: Side) -> None:
-        """It keeps no layer."""
         return
 
     def create(self, setup: Setup, ids: Tensor | None, side: Side) -> Tensor:

@@ -48,7 +48,6 @@ class Similarity:
         return Footprint(client=2 * block, served=setup.clients * block)
 
     def weights(self, rnd: Round, server: State, ids: Tensor) -> Tensor:
-        """α of these clients: `[C, L, N]`."""
         rows, start, layout = rows_of(server, "rows"), rnd.setup.start, rnd.layout
         u = Computed(layout.trainable(), lambda name: rows[name] - start[name])
         mine = Computed(u, lambda name: rows[name][ids] - start[name])

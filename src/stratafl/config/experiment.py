@@ -20,6 +20,7 @@ from typing import Any
 
 from stratafl.algorithms import ALGORITHMS
 from stratafl.config import settings
+from stratafl.config.migrations import migrate
 from stratafl.config.protocols import PROTOCOLS
 from stratafl.config.settings import setting
 from stratafl.data import PARTITIONS, Partition
@@ -324,6 +325,7 @@ def load_stored(path: Path) -> Experiment:
 
 def from_stored(tables: Mapping[str, Any]) -> Experiment:
     """The experiment of tables that were written with a run: what they do not say is as it was then."""
+    tables = migrate(tables)
     data = tables.get("data", {})
     if not isinstance(data, Mapping):
         return from_tables(tables)  # which says what is wrong

@@ -49,11 +49,9 @@ class Net(Protocol):
     def features(self, row: Rows, x: Tensor, *, train: bool | None = None) -> Tensor:
         """What the head is given."""
 
-    def head(self, row: Rows, features: Tensor, *, train: bool | None = None) -> Tensor:
-        """The head alone."""
+    def head(self, row: Rows, features: Tensor, *, train: bool | None = None) -> Tensor: ...
 
-    def part(self, path: str, row: Rows, *inputs: Tensor, train: bool | None = None) -> Tensor:
-        """One sub-module alone."""
+    def part(self, path: str, row: Rows, *inputs: Tensor, train: bool | None = None) -> Tensor: ...
 
     def both(self, row: Rows, x: Tensor, *, train: bool | None = None) -> tuple[Tensor, Tensor]:
         """Outputs and features of one pass."""

@@ -143,11 +143,10 @@ def _models(sim: Simulation, progress: Progress, ids: Tensor, stage: str) -> Row
 def _visits(sim: Simulation, progress: Progress, ids: Tensor, new: bool = False) -> Iterator[Visit]:
     """Visits to as many clients at a time as memory allows."""
     rnd, algorithm = sim.at(progress.t), sim.algorithm
-    serve = algorithm.admit if new else algorithm.download
     for group in ids.split(evaluation_size(sim, len(ids))):
         task = sim.task(group, rnd)
         memory = sim.client_states({} if new else progress.clients, group)
-        client = algorithm.receive(rnd, memory, serve(rnd, progress.server, group), task)
+        client = algorithm.receive(rnd, memory, algorithm.download(rnd, progress.server, group, new), task)
         yield Visit(sim, rnd, group, task, client, progress.server)
 
 

@@ -41,7 +41,7 @@ class Trial:
     @property
     def rounds(self) -> int:
         """How many rounds there are in all."""
-        return self.sim.algorithm.rounds(self.sim.setup.rounds)
+        return self.sim.rounds
 
     @cached_property
     def ids(self) -> Tensor:
@@ -81,7 +81,7 @@ class Trial:
         return progress, Entry(line, [{"round": progress.t, **each} for each in clients], layers)
 
     def _costs(self, progress: Progress) -> dict[str, float]:
-        return self.sim.algorithm.costs(self.sim.at(progress.t), progress.server)
+        return self.sim.algorithm.communication(self.sim.at(progress.t), progress.server)
 
     def _evaluated(self, rnd: Round) -> bool:
         return rnd.plan.evaluated and ((rnd.t + 1) % self.every == 0 or rnd.t + 1 == self.rounds)

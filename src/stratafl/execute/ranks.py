@@ -236,12 +236,13 @@ class Ranks:
             dist.all_gather(buffers, mine)
         return buffers
 
-    def _added(self, sums: State) -> State:
+    def _added(self, sums: tuple[State, ...]) -> tuple[State, ...]:
         """Sums over all processes, in float64; who has no client in the cohort adds nothing."""
         with self._exchange():
-            own = flatten(sums)
-            named = self._words({name: spec_of(tensor) for name, tensor in own.items()})
-            specs = {name: spec for each in named for name, spec in each.items()}
+            own = {(place, name): tensor for place, each in enumerate(sums) for name, tensor in flatten(each).items()}
+            named = self._words([{name: spec_of(x) for name, x in flatten(each).items()} for each in sums])
+            specs = {(i, name): spec for there in named for i, each in enumerate(there) for name, spec in each.items()}
+            merges = max(map(len, named))
             wire = self._wire(iter(specs.values()))
             parts = [
                 own[name].reshape(-1).to(wire, torch.float64)
@@ -250,11 +251,12 @@ class Ranks:
                 for name, spec in specs.items()
             ]
             if not parts:
-                return {}
+                return ({},) * merges
             flat = torch.cat(parts)
             dist.all_reduce(flat)
             pieces = zip(specs.items(), flat.split([len(part) for part in parts]), strict=True)
-            return unflatten({n: x.clone().reshape(s.shape).to(s.device, s.dtype) for (n, s), x in pieces})
+            added = {key: x.clone().reshape(s.shape).to(s.device, s.dtype) for (key, s), x in pieces}
+            return tuple(unflatten({n: x for (at, n), x in added.items() if at == i}) for i in range(merges))
 
     # Failures
 

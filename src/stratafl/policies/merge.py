@@ -11,11 +11,12 @@ from stratafl.core.records import record
 from stratafl.core.reduce import add_rows, add_weights, mean_or_hold
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, rows_of
+from stratafl.core.steps import MergeSums
 from stratafl.errors import unknown
 
 
 @record
-class Mean:
+class Mean(MergeSums):
     """Σ w_k·θ_k / Σ w_k, column by column over those who sent it; what nobody sent is held.
 
     With `unsent="zero"` a column that a client did not send counts as 0 in the mean over all.
@@ -33,13 +34,11 @@ class Mean:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The uploads and the server's own field."""
         counts = ("up.samples",) if self.weights == "samples" else ()
         return (f"up.{self.field}", *counts, self.field)
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """The server's field."""
         return (self.field,)
 
     def footprint(self, setup: Setup) -> Footprint:
@@ -58,5 +57,4 @@ class Mean:
         }
 
     def finish(self, rnd: Round, server: State, sums: State) -> State:
-        """The quotient."""
         return {self.field: mean_or_hold(rows_of(sums, "top"), rows_of(sums, "bottom"), rows_of(server, self.field))}

@@ -10,16 +10,16 @@ from stratafl.core.parcel import Field
 from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, Value
+from stratafl.core.steps import Serve
 from stratafl.policies.travelling import Travelling
 
 
 @record
-class Download(Travelling):
+class Download(Travelling, Serve):
     """Layers of a server field."""
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """The field of the download."""
         return (f"down.{self.field}",)
 
 
@@ -32,7 +32,6 @@ class Broadcast(Download):
         return Footprint()
 
     def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
-        """One common field."""
         return {self.field: Field(_layers(server[self.field], rnd, self.layers), common=True)}
 
 
@@ -41,7 +40,6 @@ class Deliver(Download):
     """To each client its own row of a server field that keeps a row per client."""
 
     def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
-        """One row per client."""
         rows = _layers(server[self.field], rnd, self.layers)
         return {self.field: Field(rows[ids] if isinstance(rows, Tensor) else {n: x[ids] for n, x in rows.items()})}
 

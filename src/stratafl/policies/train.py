@@ -5,19 +5,21 @@ from torch import Tensor
 
 from stratafl.core.footprint import Footprint
 from stratafl.core.layers import Select, select
-from stratafl.core.layerwise import MOMENTUM
 from stratafl.core.objectives import Objective
 from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, rows_of, tensor_of
+from stratafl.core.steps import Batching, Train
 from stratafl.core.task import Task
 from stratafl.errors import RecordError
 from stratafl.policies.schedules import Constant, Schedule
 from stratafl.runtime.descent import Descent, Edit, Rate, descend
 
+MOMENTUM = 4  # rows more of a client whose velocity of one step becomes that of the next; measured
+
 
 @record
-class SGD:
+class SGD(Train):
     """Minibatch SGD on some layers of one row, the others frozen.
 
     `purpose` keys its shuffles: two descents of one round need two purposes. What a descent counts are the fields
@@ -57,14 +59,12 @@ class SGD:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The row, and what objective, edits and rates read."""
         o = self.objective
         asked = () if o is None else (*o.frozen, *o.constants, *o.carries)
         return (self.row, *asked, *(name for edit in (*self.edits, *self.rates) for name in edit.reads))
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """The row, what the objective carries, and what it counts."""
         return (self.row, *self.counts, *(() if self.objective is None else self.objective.carries))
 
     @property
@@ -72,6 +72,10 @@ class SGD:
         """The fields with each client's steps, summed loss and learning rate."""
         before = "" if self.purpose == "train" else f"{self.purpose}/"
         return f"{before}steps", f"{before}loss", f"{before}rate"
+
+    @property
+    def batching(self) -> Batching:
+        return Batching(self.batch, self.drop_last)
 
     def footprint(self, setup: Setup) -> Footprint:
         """The velocity that steps hand on, and gradients that are edited, clipped or decayed beside what they were."""
@@ -85,7 +89,7 @@ class SGD:
         if not trained or (self.epochs == 0 and self.steps is None):
             none = torch.zeros_like(task.ids)
             return self._counted(none, none.double(), 0.0, client)
-        rate = self.lr * self.schedule(*rnd.clock)
+        rate = self.lr * self.schedule(*rnd.schedule)
         descent = Descent(
             objective=self.objective or task.objective(),
             trained=trained,

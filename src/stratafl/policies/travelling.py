@@ -16,5 +16,4 @@ class Travelling:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The field."""
         return (self.field,)

@@ -407,7 +407,7 @@ def _asked_for(folder: Path, saved: Checkpoint, lines: list[Line], round: str) -
 
 def check_saved(sim: Simulation, form: SavedForm, saved: Checkpoint, file: RecordFile) -> None:
     """Raise unless a checkpoint can be one of this simulation."""
-    rounds = sim.algorithm.rounds(sim.setup.rounds)
+    rounds = sim.rounds
     if not 1 <= saved.round <= rounds:
         raise DamagedError(f"it is of round {saved.round}, and the run has {rounds}")
     for name in JOURNALS:

@@ -1,4 +1,4 @@
-"""Degenerate laws: for each algorithm, special cases that must equal a simpler one."""
+"""Special cases: for each algorithm, settings in which it must equal a simpler one (a degenerate law)."""
 
 from dataclasses import dataclass, replace
 
@@ -21,7 +21,7 @@ from stratafl.policies import Mean
 
 
 @dataclass(frozen=True)
-class Law:
+class SpecialCase:
     """`special` gives every client the same model as `simple`, on the contract's model or on one without BatchNorm."""
 
     says: str
@@ -33,28 +33,28 @@ class Law:
 
 
 UNIFORM = replace(fedavg(), merge=(Mean(weights="uniform"),))
-LAWS: dict[str, tuple[Law, ...]] = {
-    "fedalp": (Law("FedALP with β = 0 is FedAvg", fedalp(beta=0.0, groups=2, warmup=1), fedavg()),),
+SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
+    "fedalp": (SpecialCase("FedALP with β = 0 is FedAvg", fedalp(beta=0.0, groups=2, warmup=1), fedavg()),),
     "fedavg30local": (
-        Law("without a warm-up it is Local", fedavg30local(warmup=0), local(), full_participation_only=True),
-        Law("as long as it warms up it is FedAvg", Phased(fedavg30local(warmup=2).phases[:-1]), fedavg()),
+        SpecialCase("without a warm-up it is Local", fedavg30local(warmup=0), local(), full_participation_only=True),
+        SpecialCase("as long as it warms up it is FedAvg", Phased(fedavg30local(warmup=2).phases[:-1]), fedavg()),
     ),
-    "fedlag": (Law("FedLAG that personalises nothing is FedAvg", fedlag(k=0, warmup=0), fedavg()),),
+    "fedlag": (SpecialCase("FedLAG that personalises nothing is FedAvg", fedlag(k=0, warmup=0), fedavg()),),
     "flayer": (
-        Law(
+        SpecialCase(
             "FLAYER with rates off, full masks and A = 0 is FedAvg",
             flayer(rates=False, least=1.0, accuracy=0.0),
             fedavg(),
         ),
-        Law(
+        SpecialCase(
             "FLAYER with A = 1, without rates and masks, is FedPer",
             flayer(rates=False, mask=False, accuracy=1.0),
             fedper(),
         ),
     ),
-    "heurpfedla": (Law("HeurpFedLA that retains nothing is pFedLA", heurpfedla(k=0), pfedla()),),
+    "heurpfedla": (SpecialCase("HeurpFedLA that retains nothing is pFedLA", heurpfedla(k=0), pfedla()),),
     "pfedla": (
-        Law(
+        SpecialCase(
             "pFedLA with fixed uniform weights is FedAvg with uniform weights",
             pfedla(initial="uniform", hyper_lr=0.0),
             UNIFORM,
@@ -62,27 +62,33 @@ LAWS: dict[str, tuple[Law, ...]] = {
         ),
     ),
     "simmix": (
-        Law(
+        SpecialCase(
             "similarity that does not count is FedAvg with uniform weights",
             simmix(sharpness=0.0),
             UNIFORM,
             full_participation_only=True,
         ),
     ),
-    "fedavg": (Law("with one client, FedAvg is Local", fedavg(), local(), clients=1),),
-    "fedbn": (Law("without BatchNorm, FedBN is FedAvg", fedbn(), fedavg(), batchnorm=False),),
+    "fedavg": (SpecialCase("with one client, FedAvg is Local", fedavg(), local(), clients=1),),
+    "fedbn": (SpecialCase("without BatchNorm, FedBN is FedAvg", fedbn(), fedavg(), batchnorm=False),),
     "fedper": (
-        Law("with one client, FedPer is Local", fedper(), local(), clients=1),
-        Law("FedPer with every layer personal is Local", fedper(personal="all"), local(), full_participation_only=True),
-        Law("FedPer with every layer shared is FedAvg", fedper(personal="not head+base"), fedavg()),
+        SpecialCase("with one client, FedPer is Local", fedper(), local(), clients=1),
+        SpecialCase(
+            "FedPer with every layer personal is Local", fedper(personal="all"), local(), full_participation_only=True
+        ),
+        SpecialCase("FedPer with every layer shared is FedAvg", fedper(personal="not head+base"), fedavg()),
     ),
-    "fedprox": (Law("FedProx without a pull is FedAvg", fedprox(strength=0.0), fedavg()),),
-    "fedrep": (Law("FedRep without personal layers is FedAvg", fedrep(personal="none"), fedavg()),),
+    "fedprox": (SpecialCase("FedProx without a pull is FedAvg", fedprox(strength=0.0), fedavg()),),
+    "fedrep": (SpecialCase("FedRep without personal layers is FedAvg", fedrep(personal="none"), fedavg()),),
     "lgfedavg": (
-        Law("LG-FedAvg with every layer shared is FedAvg", lgfedavg(shared="head+base"), fedavg()),
-        Law("LG-FedAvg that shares nothing is Local", lgfedavg(shared="none"), local(), full_participation_only=True),
+        SpecialCase("LG-FedAvg with every layer shared is FedAvg", lgfedavg(shared="head+base"), fedavg()),
+        SpecialCase(
+            "LG-FedAvg that shares nothing is Local", lgfedavg(shared="none"), local(), full_participation_only=True
+        ),
     ),
     "local": (
-        Law("Local is FedPer that shares nothing", local(), fedper(personal="all"), full_participation_only=True),
+        SpecialCase(
+            "Local is FedPer that shares nothing", local(), fedper(personal="all"), full_participation_only=True
+        ),
     ),
 }
