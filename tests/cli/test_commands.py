@@ -452,9 +452,7 @@ def test_a_method_of_the_catalogue_keeps_the_contract(strata):
 
 
 def test_a_method_that_breaks_a_law_is_refused_with_the_law(strata, place, monkeypatch):
-    monkeypatch.setattr(
-        "stratafl.testing.contract.LAWS", [laws.messages, laws.order, laws.seeds]
-    )
+    monkeypatch.setattr("stratafl.testing.contract.LAWS", [laws.messages, laws.order, laws.seeds])
     result = strata("check", "own_models:last_one_wins", "--quick")
     assert "own_models:last_one_wins" in checked_line(result)
     assert "law 'order'" in result.out

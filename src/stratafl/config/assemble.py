@@ -17,7 +17,7 @@ from stratafl.config.settings import checked, to_table
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.layers import Select
-from stratafl.data import IID, Federation, Partition, Reading, Samples, divided, load_samples
+from stratafl.data import IID, Federation, Partition, Reading, Samples, from_samples, load_samples
 from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
 from stratafl.errors import DataError, ModelError, PhaseError, RecordError, counted
 from stratafl.evaluation.lab import Lab
@@ -100,7 +100,7 @@ def federation_of(experiment: Experiment) -> Federation:
     data = experiment.data
     seed = experiment.run.seed if data.seed is None else data.seed
     samples = samples_of(data, seed, _reading_limit(experiment.run))
-    return divided(
+    return from_samples(
         samples,
         clients=data.clients,
         partition=None if data.partition == "auto" else partition_of(data),

@@ -1,4 +1,4 @@
-"""Draws that took long are kept, in `$STRATAFL_CACHE` or `~/.cache/stratafl`, by all that they depend on."""
+"""A cache of slow draws, in `$STRATAFL_CACHE` or `~/.cache/stratafl`, keyed by everything they depend on."""
 
 import hashlib
 import json
@@ -14,16 +14,15 @@ from numpy.typing import NDArray
 
 from stratafl.core.records import to_table
 from stratafl.data.cache import cache_folder
-from stratafl.data.cutting import Division, Indices
-from stratafl.data.partitions.base import Partition
+from stratafl.data.partitions.base import Assignment, Indices, Partition
 from stratafl.errors import RecordError
 from stratafl.files import atomically
 
-VERSION = 1  # raised when a partition draws something else from the same numbers
+VERSION = 1  # raised when a partition draws something else from the same random numbers
 WORTH_KEEPING = 0.5  # seconds
 
 
-def drawn(
+def draw_partition(
     partition: Partition,
     labels: NDArray[Any],
     clients: int,
@@ -31,21 +30,21 @@ def drawn(
     *,
     tests: NDArray[np.bool_] | None = None,
     owner: NDArray[Any] | None = None,
-) -> list[Indices] | Division:
-    """What the partition draws, now or earlier."""
+) -> list[Indices] | Assignment:
+    """What the partition draws, from the cache if it has been drawn before."""
     entry = _entry(partition, [labels, tests, owner], clients, seed)
     kept = None if entry is None else _read(entry)
     if kept is not None:
         return kept
     started = time.perf_counter()
-    division = partition(labels, clients, seed, tests=tests, owner=owner)
+    assignment = partition(labels, clients, seed, tests=tests, owner=owner)
     if entry is not None and time.perf_counter() - started > WORTH_KEEPING:
-        _write(entry, division)
-    return division
+        _write(entry, assignment)
+    return assignment
 
 
 def _entry(partition: Partition, arrays: list[NDArray[Any] | None], clients: int, seed: int) -> Path | None:
-    """The file of a draw; None for a partition that is no record, of which nothing is known."""
+    """The file of a draw; None for a partition that is not a record, whose settings are unknown."""
     try:
         record = to_table(partition)
     except RecordError:
@@ -60,8 +59,8 @@ def _entry(partition: Partition, arrays: list[NDArray[Any] | None], clients: int
     return cache_folder() / "partitions" / f"{total.hexdigest()}.npz"
 
 
-def _read(entry: Path) -> list[Indices] | Division | None:
-    """What was kept, or None if there is nothing or it is damaged, which its checksums show."""
+def _read(entry: Path) -> list[Indices] | Assignment | None:
+    """What was written, or None if there is no file or its checksums do not match."""
     try:
         with entry.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
@@ -69,20 +68,20 @@ def _read(entry: Path) -> list[Indices] | Division | None:
         if "overlap" not in arrays:
             return train
         test = np.split(arrays["test"], arrays["test_cuts"]) if "test" in arrays else None
-        return Division(train, test, bool(arrays["overlap"]))
+        return Assignment(train, test, bool(arrays["overlap"]))
     except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile, zlib.error):
         return None
 
 
-def _write(entry: Path, division: list[Indices] | Division) -> None:
-    whole = division if isinstance(division, Division) else Division(division)
+def _write(entry: Path, assignment: list[Indices] | Assignment) -> None:
+    whole = assignment if isinstance(assignment, Assignment) else Assignment(assignment)
     arrays: dict[str, NDArray[Any]] = {}
     for name, held in (("train", whole.train), ("test", whole.test)):
         if held is not None:
             arrays |= {name: np.concatenate(held), f"{name}_cuts": np.cumsum([len(mine) for mine in held])[:-1]}
-    if isinstance(division, Division):
-        arrays["overlap"] = np.array(division.overlap)
-    with suppress(OSError):  # without a place to keep it, it is drawn again next time
+    if isinstance(assignment, Assignment):
+        arrays["overlap"] = np.array(assignment.overlap)
+    with suppress(OSError):  # if it cannot be written, it is drawn again next time
         entry.parent.mkdir(parents=True, exist_ok=True)
         with atomically(entry) as partial, partial.open("wb") as file:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]

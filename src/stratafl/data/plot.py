@@ -1,4 +1,4 @@
-"""A picture of who holds what: a bubble for the samples of each class that each client holds, as SVG."""
+"""A plot of the data distribution as SVG: a bubble for the samples of each class that each client holds."""
 
 import html
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ from torch import Tensor
 from stratafl.data.federation import SPLITS, Federation
 from stratafl.errors import counted, printable
 
-MOST = 300  # clients that are drawn; more could not be told apart
+MOST = 300  # clients that are drawn; more would be too small to see
 _NARROW, _WIDE, _LARGEST, _SMALLEST = 420, 960, 26, 5  # pixels: the plot, and the cell of a bubble
 _LEFT, _TOP, _BARS, _BELOW = 64, 56, 56, 44
-_LETTER, _SHORT, _LONGEST = 7, 3, 18  # pixels, and letters of names beside the plot; the mouse finds whole ones
+_LETTER, _SHORT, _LONGEST = 7, 3, 18  # pixels, and letters of names beside the plot; a tooltip has the whole name
 _FONT = "font: 12px system-ui, sans-serif"
 _STYLE = f"""<style>
 .paper {{ fill: #ffffff }} .ink {{ fill: #1f2328; {_FONT} }} .title {{ fill: #1f2328; {_FONT}; font-weight: 600 }}
@@ -25,22 +25,22 @@ _STYLE = f"""<style>
 </style>"""
 
 
-def picture(federation: Federation) -> str:
-    """The SVG: clients from left to right, their samples as bars, and below the area of a bubble for each class."""
-    counts = held(federation)
+def plot_class_counts(federation: Federation) -> str:
+    """The SVG: clients from left to right, their samples as bars, and below a bubble for each class."""
+    counts = total_class_counts(federation)
     clients, classes = counts[:MOST].shape
     cell = min(_LARGEST, max(_SMALLEST, _WIDE // max(clients, 1)))
     left = max(_LEFT, 16 + _longest(federation.class_names))
     width = max(_NARROW, left + cell * clients + 24)
     height = _TOP + _BARS + cell * classes + _BELOW + _longest(federation.client_names)
-    told = f"{federation.name}: {counted(len(counts), 'client')}, {counted(int(counts.sum()), 'sample')}"
+    title = f"{federation.name}: {counted(len(counts), 'client')}, {counted(int(counts.sum()), 'sample')}"
     shown = "" if len(counts) <= MOST else f", the first {MOST} of them shown"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        f'role="img" aria-label="{escape(told)}">',
+        f'role="img" aria-label="{escape(title)}">',
         _STYLE,
         f'<rect class="paper" width="{width}" height="{height}"/>',
-        _text(12, 24, told + shown, "title", "start"),
+        _text(12, 24, title + shown, "title", "start"),
         f'<g transform="translate({left})">',
         *_bars(federation, counts[:MOST], cell),
         *_bubbles(federation, counts[:MOST], cell),
@@ -51,25 +51,24 @@ def picture(federation: Federation) -> str:
     return "\n".join(parts) + "\n"
 
 
-def held(federation: Federation) -> Tensor:
-    """How many samples of each class each client holds in all, [N, classes]; one column where there are no classes."""
+def total_class_counts(federation: Federation) -> Tensor:
+    """How many samples of each class each client holds in all splits, [N, classes]; one column without classes."""
     if federation.classes is None:
         return torch.stack([federation.counts(split) for split in SPLITS]).sum(0)[:, None]
     return torch.stack([federation.class_counts(split) for split in SPLITS]).sum(0)
 
 
 def _longest(names: Sequence[str]) -> int:
-    """The pixels that names take beside the plot; those of a few letters have room."""
+    """The pixels that names take beside the plot; names of a few letters fit anyway."""
     longest = max(map(len, names), default=0)
     return 0 if longest <= _SHORT else _LETTER * min(_LONGEST, longest)
 
 
-def _cut(name: str) -> str:
+def _shortened(name: str) -> str:
     return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
 
 
 def _bars(federation: Federation, counts: Tensor, cell: int) -> list[str]:
-    """The samples of each client."""
     sizes = counts.sum(1).tolist()
     floor, unit = _TOP + _BARS - 8, (_BARS - 12) / max(*sizes, 1)
     largest = _text(-8, floor - _BARS + 20, f"{max(sizes):,}", "ink", "end")
@@ -82,7 +81,7 @@ def _bars(federation: Federation, counts: Tensor, cell: int) -> list[str]:
 
 
 def _bubbles(federation: Federation, counts: Tensor, cell: int) -> list[str]:
-    """A circle for each class of each client, its area as its samples; the largest fills its cell."""
+    """A circle for each class of each client, its area proportional to the samples; the largest fills its cell."""
     most = max(int(counts.max()), 1)
     made = []
     for client, label in counts.nonzero().tolist():
@@ -96,7 +95,7 @@ def _bubbles(federation: Federation, counts: Tensor, cell: int) -> list[str]:
 
 
 def _axes(federation: Federation, counts: Tensor, cell: int) -> list[str]:
-    """A name or a number for every client and class, or for as many as there is room for."""
+    """A name or a number for as many clients and classes as there is room for."""
     wide, high = counts.shape
     bottom, top = _TOP + _BARS + cell * high, _TOP + _BARS
     upright = _longest(federation.client_names) > 0
@@ -106,7 +105,7 @@ def _axes(federation: Federation, counts: Tensor, cell: int) -> list[str]:
     return [
         *(f'<line class="line" x1="0" y1="{y}" x2="{cell * wide}" y2="{y}"/>' for y in (top, bottom)),
         *(_client(federation.client_name(i), cell * (i + 0.5), bottom, upright) for i in range(0, wide, across)),
-        *(_text(-8, top + cell * (i + 0.5) + 4, _cut(federation.class_name(i)), "ink", "end") for i in classes),
+        *(_text(-8, top + cell * (i + 0.5) + 4, _shortened(federation.class_name(i)), "ink", "end") for i in classes),
         _text(0, below, "client", "ink", "start"),
         _text(-8, top - 4, "class" if classes else "", "ink", "end"),
     ]
@@ -115,7 +114,7 @@ def _axes(federation: Federation, counts: Tensor, cell: int) -> list[str]:
 def _client(name: str, x: float, bottom: int, upright: bool) -> str:
     if not upright:
         return _text(x, bottom + 16, name, "ink", "middle")
-    return f'<g transform="translate({x:g} {bottom + 8}) rotate(-90)">{_text(0, 4, _cut(name), "ink", "end")}</g>'
+    return f'<g transform="translate({x:g} {bottom + 8}) rotate(-90)">{_text(0, 4, _shortened(name), "ink", "end")}</g>'
 
 
 def _text(x: float, y: float, words: str, kind: str, anchor: str) -> str:
@@ -123,5 +122,5 @@ def _text(x: float, y: float, words: str, kind: str, anchor: str) -> str:
 
 
 def escape(text: str) -> str:
-    """The text as it can stand in a picture: control characters, which XML does not allow, are shown."""
+    """Text for XML, which allows no control characters: these are shown as escapes."""
     return html.escape(printable(text))

