@@ -1,4 +1,4 @@
-"""The ranking as a table on the terminal: as many columns as there is room for, and none of them cut."""
+"""The ranking as a table on the console: as many columns as fit, none of them cut."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,53 +7,49 @@ from pathlib import Path
 from rich.cells import cell_len
 from rich.table import Table
 
+from stratafl.cli.console import titled_table
 from stratafl.errors import counted
 from stratafl.report import Outcome, Rank, Spread
 from stratafl.report.formats import NOTHING, score, spread
 from stratafl.report.ranking import has_column
 
-LABEL = 24  # letters of a method up to which it stands in one line
+LABEL = 24  # letters of a method that is not folded
 KEPT = 0  # a column that is never left out
 
 
 @dataclass(frozen=True)
 class Column:
-    """A number of each method under a title; those easier to spare are left out first."""
+    """A number of each method; where it is narrow, the column with the highest `spare` is left out first."""
 
     name: str
     title: str
     shown: Callable[[Spread], str]
-    spare: int  # how easily, where there is no room
+    spare: int
 
     def cell(self, rank: Rank) -> str:
-        """What it says of a method."""
         return self.shown(rank.numbers[self.name]) if self.name in rank.numbers else NOTHING
 
     def width(self, ranks: Sequence[Rank]) -> int:
-        """How many letters its widest line has."""
         return max(map(cell_len, (self.title, *map(self.cell, ranks))))
 
 
-def table(ranks: Sequence[Rank], outcomes: Sequence[Outcome], width: int) -> Table:
-    """The ranking in so many columns of a terminal."""
+def ranking_table(ranks: Sequence[Rank], outcomes: Sequence[Outcome], width: int) -> Table:
+    """The ranking in at most `width` letters."""
     columns = _fitting(_columns(ranks, outcomes[0].regression), ranks, width)
-    made = Table(title=_title(outcomes), title_justify="left", header_style="bold", padding=(0, 1))
-    made.add_column("method", overflow="fold")
-    counts = unlike_seeds(ranks)
-    if counts:
-        made.add_column("seeds", justify="right", no_wrap=True)
-    for column in columns:
-        made.add_column(column.title, justify="right", no_wrap=True)
+    with_seeds = ["seeds"] if seeds_differ(ranks) else []
+    table = titled_table(
+        _title(outcomes), ("method", *with_seeds, *(column.title for column in columns)), text=["method"]
+    )
     first = next((rank for rank in ranks if not rank.leaks), None)
     for rank in ranks:
-        seeds = [str(len(rank.seeds))] if counts else []
+        seeds = [str(len(rank.seeds))] if with_seeds else []
         cells = [column.cell(rank) for column in columns]
-        made.add_row(rank.title, *seeds, *cells, style="bold green" if rank is first and len(ranks) > 1 else None)
-    return made
+        table.add_row(rank.title, *seeds, *cells, style="bold green" if rank is first and len(ranks) > 1 else None)
+    return table
 
 
-def unlike_seeds(ranks: Sequence[Rank]) -> bool:
-    """Whether some rows are of more seeds than others."""
+def seeds_differ(ranks: Sequence[Rank]) -> bool:
+    """Whether some rows have more seeds than others."""
     return len({len(rank.seeds) for rank in ranks}) > 1
 
 
@@ -80,13 +76,13 @@ def _columns(ranks: Sequence[Rank], regression: bool) -> list[Column]:
 
 
 def _close(text: str) -> str:
-    """Per cent without a space: a terminal is narrow."""
+    """Per cent without a space, since terminals are narrow."""
     return text.replace(" %", "%")
 
 
 def _fitting(columns: Sequence[Column], ranks: Sequence[Rank], width: int) -> list[Column]:
-    """The columns for which there is room beside the methods."""
-    seeds = [len("seeds")] if unlike_seeds(ranks) else []
+    """The columns that fit beside the methods."""
+    seeds = [len("seeds")] if seeds_differ(ranks) else []
     kept = list(columns)
     while True:
         widths = [_method_width(ranks), *seeds, *(column.width(ranks) for column in kept)]
@@ -97,7 +93,7 @@ def _fitting(columns: Sequence[Column], ranks: Sequence[Rank], width: int) -> li
 
 
 def _method_width(ranks: Sequence[Rank]) -> int:
-    """Of the whole label where it is short; a long one is folded, but never within a word."""
+    """The width of a short label, or of the longest word of long ones, which are folded between words."""
     longest = max(cell_len(rank.title) for rank in ranks)
     word = max(cell_len(word) for rank in ranks for word in rank.title.split())
     return max(len("method"), word, min(longest, LABEL))

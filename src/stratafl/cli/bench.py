@@ -1,4 +1,4 @@
-"""`bench`: the rows as a table, with bars, on the terminal and as a picture."""
+"""`strata bench`: the rows as a table and as bars, on the console and as a picture."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,40 +8,38 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from stratafl.bench.request import Request, requested
-from stratafl.bench.session import Book, machine, rows
-from stratafl.bench.words import MIB, headline, line
-from stratafl.cli.consoles import PIPED_WIDTH, picture, remarks, results
+from stratafl.bench.measurement import MIB, ResultFile, describe_machine, describe_row, machine, rows
+from stratafl.bench.options import BenchOptions
+from stratafl.bench.request import request_of
+from stratafl.cli.console import PIPED_WIDTH, note_console, result_console, svg_picture, titled_table
 from stratafl.errors import counted
 from stratafl.files import check_new
 from stratafl.runs.files import write_whole
 
 Row = dict[str, Any]
-WIDE = 110  # columns from which on there is room for where the time went
+WIDE = 110  # columns of the console from which on the table also shows where the time went
 BAR = 40
-ROOMY = ("C", "first, s", "train, s", "server, s")
+ONLY_WIDE = ("C", "first, s", "train, s", "server, s")
 TITLES = (
     *("model", "method", "N", "C", "B", "first, s", "round, s", "train, s", "server, s", "evaluate, s"),
     *("MiB", "× loop", "× loader"),
 )
 
-__all__ = ["request", "show"]
-request = requested
 
-
-def show(asked: Request, json: Path | None, svg: Path | None) -> None:
-    """Measure everything, say so as it goes, and print, write and draw the result."""
-    check_new([json, svg])
-    found, said, console = machine(asked), remarks(), results()
-    book, all_rows = Book(json, found), list[Row]()
-    said.print(Text(f"rows to measure: {len(list(asked.cells()))}", style="dim"))
-    for row in rows(asked):
-        book.add(row)
+def bench(options: BenchOptions, svg: Path | None) -> None:
+    """Measure all rows, print each when it is done, then print, write and draw the result."""
+    request = request_of(options)
+    check_new([options.json, svg])
+    found, notes, console = machine(request), note_console(), result_console()
+    file, all_rows = ResultFile(options.json, found), list[Row]()
+    notes.print(Text(f"rows to measure: {len(request.cells)}", style="dim"))
+    for row in rows(request):
+        file.add(row)
         all_rows.append(row)
-        said.print(Text(line(row), style="dim"))
+        notes.print(Text(describe_row(row), style="dim"))
     console.print(_page(all_rows, found, console.width))
     if svg is not None:
-        write_whole(svg, picture("strata bench", _page(all_rows, found, PIPED_WIDTH)).encode())
+        write_whole(svg, svg_picture("strata bench", _page(all_rows, found, PIPED_WIDTH)).encode())
 
 
 def _page(all_rows: Sequence[Row], found: Row, width: int) -> RenderableType:
@@ -50,18 +48,16 @@ def _page(all_rows: Sequence[Row], found: Row, width: int) -> RenderableType:
 
 
 def _table(all_rows: Sequence[Row], width: int) -> Table:
-    made = Table(title="a round of the engine", title_justify="left", header_style="bold", padding=(0, 1))
-    titles = [title for title in TITLES if width >= WIDE or title not in ROOMY]
-    for title in titles:
-        made.add_column(title, justify="left" if title in ("model", "method") else "right", no_wrap=True)
+    titles = [title for title in TITLES if width >= WIDE or title not in ONLY_WIDE]
+    table = titled_table("a round of the engine", titles, names=("model", "method"))
     for row in all_rows:
         cells = _cells(row)
-        made.add_row(*(cells.get(title, "–") for title in titles))
-    return made
+        table.add_row(*(cells.get(title, "–") for title in titles))
+    return table
 
 
 def _cells(row: Row) -> dict[str, str]:
-    """The cells of a row by their titles; without figures where it was not measured."""
+    """The cells of a row by title; a row that was not measured has no figures."""
     named = {"model": row["model"], "method": row["method"]}
     sizes = {"N": f"{row['clients']:,}", "C": f"{row['cohort']:,}", "B": f"{row['batch']}"}
     if "refused" in row:
@@ -74,24 +70,25 @@ def _cells(row: Row) -> dict[str, str]:
 
 
 def _bars(measured: Sequence[Row]) -> list[Text]:
-    """How many times as fast as the plain loop, or without baselines how long a client's step takes."""
+    """How many times as fast as the plain loop; without baselines, how long a step of a client takes."""
+    if not measured:
+        return []
     compared = all("loop" in row["ratios"] for row in measured)
     unit = "× the plain loop" if compared else "ms per client-step"
     values = [row["ratios"]["loop"]["round"] if compared else row["engine"]["ms_per_client_step"] for row in measured]
     labels = ["{model} {method} N {clients} C {cohort} B {batch}".format_map(row) for row in measured]
-    return [
-        Text.assemble(label.ljust(max(map(len, labels))), " ", ("█" * _length(value, values), "green"), f" {value:.2f}")
-        for label, value in zip(labels, values, strict=True)
-    ] + [Text(f"bars: {unit}", style="dim")] * bool(measured)
-
-
-def _length(value: float, values: Sequence[float]) -> int:
-    return max(1, round(BAR * value / max(values)))
+    width, largest = max(map(len, labels)), max(values)
+    bars = ["█" * max(1, round(BAR * value / largest)) for value in values]
+    lines = [
+        Text.assemble(label.ljust(width), " ", (bar, "green"), f" {value:.2f}")
+        for label, bar, value in zip(labels, bars, values, strict=True)
+    ]
+    return [*lines, Text(f"bars: {unit}", style="dim")]
 
 
 def _caption(found: Row, measured: Sequence[Row]) -> str:
     rounds = len(measured[0]["engine"]["rounds"]) if measured else 0
     return (
-        f"{headline(found)}; medians of {counted(rounds, 'round')}, ratios best against best; "
+        f"{describe_machine(found)}; medians of {counted(rounds, 'round')}, ratios best against best; "
         "loop: clients one by one, loader: with a DataLoader each, both FedAvg on the same batches"
     )
