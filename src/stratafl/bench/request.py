@@ -81,8 +81,10 @@ def _workloads(options: BenchOptions, model: str) -> Iterator[Workload]:
     for value in _swept(options, model, samples):
         if options.sweep == "clients":
             yield replace(usual, clients=value, cohort=min(value, options.cohort or value))
+        elif options.sweep == "cohort":
+            yield replace(usual, cohort=value)
         else:
-            yield replace(usual, **{options.sweep: value})
+            yield replace(usual, batch=value)
 
 
 def _swept(options: BenchOptions, model: str, samples: int) -> list[int]:

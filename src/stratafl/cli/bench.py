@@ -11,19 +11,18 @@ from rich.text import Text
 from stratafl.bench.measurement import MIB, ResultFile, describe_machine, describe_row, machine, rows
 from stratafl.bench.options import BenchOptions
 from stratafl.bench.request import request_of
-from stratafl.cli.console import PIPED_WIDTH, note_console, result_console, svg_picture, titled_table
+from stratafl.cli.console import PIPED_WIDTH, fitting_columns, note_console, result_console, svg_picture, titled_table
 from stratafl.errors import counted
 from stratafl.files import check_new
 from stratafl.runs.files import write_whole
 
 Row = dict[str, Any]
-WIDE = 110  # columns of the console from which on the table also shows where the time went
-BAR = 40
-ONLY_WIDE = ("C", "first, s", "train, s", "server, s")
+BAR = 40  # letters of the longest bar, at most
 TITLES = (
     *("model", "method", "N", "C", "B", "first, s", "round, s", "train, s", "server, s", "evaluate, s"),
     *("MiB", "× loop", "× loader"),
 )
+SPARE = ("C", "first, s", "train, s", "server, s", "MiB", "× loader", "evaluate, s", "B")  # first to go
 
 
 def bench(options: BenchOptions, svg: Path | None) -> None:
@@ -44,15 +43,16 @@ def bench(options: BenchOptions, svg: Path | None) -> None:
 
 def _page(all_rows: Sequence[Row], found: Row, width: int) -> RenderableType:
     measured = [row for row in all_rows if "refused" not in row]
-    return Group(_table(all_rows, width), *_bars(measured), Text(_caption(found, measured), style="dim"))
+    return Group(_table(all_rows, width), *_bars(measured, width), Text(_caption(found, measured), style="dim"))
 
 
 def _table(all_rows: Sequence[Row], width: int) -> Table:
-    titles = [title for title in TITLES if width >= WIDE or title not in ONLY_WIDE]
+    lines = [dict.fromkeys(TITLES, "–") | _cells(row) for row in all_rows]
+    widths = {title: max(len(title), *(len(line[title]) for line in lines)) for title in TITLES}
+    titles = fitting_columns(widths, SPARE, width)
     table = titled_table("a round of the engine", titles, names=("model", "method"))
-    for row in all_rows:
-        cells = _cells(row)
-        table.add_row(*(cells.get(title, "–") for title in titles))
+    for line in lines:
+        table.add_row(*(line[title] for title in titles))
     return table
 
 
@@ -69,7 +69,7 @@ def _cells(row: Row) -> dict[str, str]:
     return {**named, **sizes, "first, s": first, **seconds, "MiB": memory, **ratios}
 
 
-def _bars(measured: Sequence[Row]) -> list[Text]:
+def _bars(measured: Sequence[Row], width: int) -> list[Text]:
     """How many times as fast as the plain loop; without baselines, how long a step of a client takes."""
     if not measured:
         return []
@@ -77,10 +77,11 @@ def _bars(measured: Sequence[Row]) -> list[Text]:
     unit = "× the plain loop" if compared else "ms per client-step"
     values = [row["ratios"]["loop"]["round"] if compared else row["engine"]["ms_per_client_step"] for row in measured]
     labels = ["{model} {method} N {clients} C {cohort} B {batch}".format_map(row) for row in measured]
-    width, largest = max(map(len, labels)), max(values)
-    bars = ["█" * max(1, round(BAR * value / largest)) for value in values]
+    longest, largest = max(map(len, labels)), max(values)
+    room = min(BAR, width - longest - len(f"  {largest:.2f}"))
+    bars = ["█" * max(1, round(room * value / largest)) for value in values]
     lines = [
-        Text.assemble(label.ljust(width), " ", (bar, "green"), f" {value:.2f}")
+        Text.assemble(label.ljust(longest), " ", (bar, "green"), f" {value:.2f}")
         for label, bar, value in zip(labels, bars, values, strict=True)
     ]
     return [*lines, Text(f"bars: {unit}", style="dim")]

@@ -3,11 +3,11 @@
 import io
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleOptions, OverflowMethod, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -58,9 +58,20 @@ def titled_table(
     """A table whose columns are numbers, `names` (aligned left) or `text`, which alone is folded where it is narrow."""
     table = Table(title=title, title_justify="left", header_style="bold")
     for column in columns:
-        left = column in (*names, *text)
-        table.add_column(column, justify="left" if left else "right", no_wrap=column not in text)
+        left, folded = column in (*names, *text), column in text
+        overflow: OverflowMethod = "fold" if folded else "ellipsis"
+        table.add_column(column, justify="left" if left else "right", overflow=overflow, no_wrap=not folded)
     return table
+
+
+def fitting_columns(widths: Mapping[str, int], spare: Sequence[str], width: int) -> list[str]:
+    """The columns of a table that fit into so many letters: those in `spare` are left out, in their order."""
+    kept = dict(widths)
+    for column in spare:
+        if sum(each + 3 for each in kept.values()) + 1 <= width:  # with a space on both sides and a line
+            break
+        kept.pop(column, None)
+    return list(kept)
 
 
 def svg_picture(title: str, *parts: RenderableType) -> str:

@@ -7,44 +7,41 @@ from pathlib import Path
 from rich.cells import cell_len
 from rich.table import Table
 
-from stratafl.cli.console import titled_table
+from stratafl.cli.console import fitting_columns, titled_table
 from stratafl.errors import counted
 from stratafl.report import Outcome, Rank, Spread
 from stratafl.report.formats import NOTHING, score, spread
 from stratafl.report.ranking import has_column
 
 LABEL = 24  # letters of a method that is not folded
-KEPT = 0  # a column that is never left out
+SPARE = ("best", "converged", "new, trained", "trained", "spread", "received", "s", "MB", "worst 10%")  # first to go
 
 
 @dataclass(frozen=True)
 class Column:
-    """A number of each method; where it is narrow, the column with the highest `spare` is left out first."""
+    """A number of each method."""
 
     name: str
     title: str
     shown: Callable[[Spread], str]
-    spare: int
 
     def cell(self, rank: Rank) -> str:
         return self.shown(rank.numbers[self.name]) if self.name in rank.numbers else NOTHING
 
-    def width(self, ranks: Sequence[Rank]) -> int:
-        return max(map(cell_len, (self.title, *map(self.cell, ranks))))
-
 
 def ranking_table(ranks: Sequence[Rank], outcomes: Sequence[Outcome], width: int) -> Table:
     """The ranking in at most `width` letters."""
-    columns = _fitting(_columns(ranks, outcomes[0].regression), ranks, width)
-    with_seeds = ["seeds"] if seeds_differ(ranks) else []
-    table = titled_table(
-        _title(outcomes), ("method", *with_seeds, *(column.title for column in columns)), text=["method"]
-    )
+    columns = {column.title: column for column in _columns(ranks, outcomes[0].regression)}
+    widths = {"method": _method_width(ranks)} | ({"seeds": len("seeds")} if seeds_differ(ranks) else {})
+    widths |= {title: max(map(cell_len, (title, *map(column.cell, ranks)))) for title, column in columns.items()}
+    titles = fitting_columns(widths, SPARE, width)
+    table = titled_table(_title(outcomes), titles, text=["method"])
     first = next((rank for rank in ranks if not rank.leaks), None)
     for rank in ranks:
-        seeds = [str(len(rank.seeds))] if with_seeds else []
-        cells = [column.cell(rank) for column in columns]
-        table.add_row(rank.title, *seeds, *cells, style="bold green" if rank is first and len(ranks) > 1 else None)
+        cells = {"method": rank.title, "seeds": str(len(rank.seeds))}
+        cells |= {title: column.cell(rank) for title, column in columns.items()}
+        style = "bold green" if rank is first and len(ranks) > 1 else None
+        table.add_row(*(cells[title] for title in titles), style=style)
     return table
 
 
@@ -61,16 +58,16 @@ def _columns(ranks: Sequence[Rank], regression: bool) -> list[Column]:
         return _close(score(given.mean, regression))
 
     every = [
-        Column("received", "received", full, 4),
-        Column("trained", "trained", full, 6),
-        Column("deployed", "deployed", full, KEPT),
-        Column("spread", "spread", mean, 5),
-        Column("worst10", "worst 10%", mean, 1),
-        Column("new_trained", "new, trained", full, 7),
-        Column("bytes", "MB", lambda given: f"{given.mean / 1e6:,.1f}", 2),
-        Column("seconds", "s", lambda given: f"{given.mean:,.1f}", 3),
-        Column("converged_round", "converged", lambda given: f"{given.mean:.0f}", 8),
-        Column("best", "best", full, 9),
+        Column("received", "received", full),
+        Column("trained", "trained", full),
+        Column("deployed", "deployed", full),
+        Column("spread", "spread", mean),
+        Column("worst10", "worst 10%", mean),
+        Column("new_trained", "new, trained", full),
+        Column("bytes", "MB", lambda given: f"{given.mean / 1e6:,.1f}"),
+        Column("seconds", "s", lambda given: f"{given.mean:,.1f}"),
+        Column("converged_round", "converged", lambda given: f"{given.mean:.0f}"),
+        Column("best", "best", full),
     ]
     return [column for column in every if has_column(column.name, ranks)]
 
@@ -78,18 +75,6 @@ def _columns(ranks: Sequence[Rank], regression: bool) -> list[Column]:
 def _close(text: str) -> str:
     """Per cent without a space, since terminals are narrow."""
     return text.replace(" %", "%")
-
-
-def _fitting(columns: Sequence[Column], ranks: Sequence[Rank], width: int) -> list[Column]:
-    """The columns that fit beside the methods."""
-    seeds = [len("seeds")] if seeds_differ(ranks) else []
-    kept = list(columns)
-    while True:
-        widths = [_method_width(ranks), *seeds, *(column.width(ranks) for column in kept)]
-        least = max(kept, key=lambda column: column.spare, default=None)
-        if sum(each + 3 for each in widths) + 1 <= width or least is None or least.spare == KEPT:
-            return kept
-        kept.remove(least)
 
 
 def _method_width(ranks: Sequence[Rank]) -> int:
