@@ -13,16 +13,17 @@ from typing import Any
 import numpy as np
 import torch
 
-import stratafl
 from stratafl.bench.baselines import BASELINES, Loop
 from stratafl.bench.engine import EngineRun
 from stratafl.bench.request import Cell, Request
 from stratafl.bench.timing import Seconds, best, median, now, peak, reset_peak
 from stratafl.bench.workload import bench_model
 from stratafl.data import Federation
-from stratafl.errors import MemoryLimitError
+from stratafl.errors import MemoryLimitError, first_line
+from stratafl.files import write_atomically
 from stratafl.runtime.arithmetic import precision
 from stratafl.runtime.lockstep import plan
+from stratafl.version import VERSION
 
 Table = dict[str, Any]
 MIB = 2**20
@@ -60,7 +61,7 @@ def rows(request: Request) -> Iterator[Table]:
         try:
             row = _row(cell, request, federation, known)
         except (MemoryLimitError, MemoryError, torch.OutOfMemoryError) as error:
-            row = {**_sizes(cell), "refused": str(error).partition("\n")[0]}
+            row = {**_sizes(cell), "refused": first_line(error)}
         known = known or row.get("baselines", {})
         yield row
 
@@ -165,7 +166,7 @@ def machine(request: Request) -> Table:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
-        "stratafl": stratafl.__version__,
+        "stratafl": VERSION,
         "precision": request.speed.precision,
         "compile": request.speed.compile,
         "command": sys.argv,
@@ -188,11 +189,9 @@ class ResultFile:
 
     def add(self, row: Table) -> None:
         self._rows.append(row)
-        if self._path is None:
-            return
-        partial = self._path.with_name(f".{self._path.name}.partial")
-        partial.write_text(json.dumps({"machine": self._machine, "rows": self._rows}, indent=2), encoding="utf-8")
-        partial.replace(self._path)
+        if self._path is not None:
+            text = json.dumps({"machine": self._machine, "rows": self._rows}, indent=2)
+            write_atomically(self._path, text.encode())
 
 
 def describe_machine(machine: Table) -> str:

@@ -131,7 +131,7 @@ def reproduce(
     """Run a table of a paper, compare it with the printed numbers, and judge the claims."""
     from stratafl.cli.reproduce import reproduce
 
-    return reproduce(name, scale, settings or [], seeds, out, minutes, trust)
+    return reproduce(name, scale, settings_of(settings), seeds, out, minutes, trust)
 
 
 @app.command(epilog="Example: [bold]strata check fedper[/], or [bold]strata check my_package.my_module:my_method[/]")
@@ -179,7 +179,7 @@ def data_export(
     """Write a data set as files of at most 30 MB that numpy reads."""
     from stratafl.cli.data import export_data
 
-    export_data(name, out, path, settings or [])
+    export_data(name, out, path, settings_of(settings))
 
 
 @data_app.command(
@@ -194,7 +194,7 @@ def data_show(
     """Show which client has which samples and classes."""
     from stratafl.cli.data_show import show_data
 
-    show_data(config, settings_of([("data", data)], settings), out)
+    show_data(config, settings_of(settings, data=data), out)
 
 
 @app.callback(invoke_without_command=True)

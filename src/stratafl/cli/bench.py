@@ -13,8 +13,7 @@ from stratafl.bench.options import BenchOptions
 from stratafl.bench.request import request_of
 from stratafl.cli.console import PIPED_WIDTH, fitting_columns, note_console, result_console, svg_picture, titled_table
 from stratafl.errors import counted
-from stratafl.files import check_new
-from stratafl.runs.files import write_whole
+from stratafl.files import check_new, write_atomically
 
 Row = dict[str, Any]
 BAR = 40  # letters of the longest bar, at most
@@ -38,7 +37,7 @@ def bench(options: BenchOptions, svg: Path | None) -> None:
         notes.print(Text(describe_row(row), style="dim"))
     console.print(_page(all_rows, found, console.width))
     if svg is not None:
-        write_whole(svg, svg_picture("strata bench", _page(all_rows, found, PIPED_WIDTH)).encode())
+        write_atomically(svg, svg_picture("strata bench", _page(all_rows, found, PIPED_WIDTH)).encode())
 
 
 def _page(all_rows: Sequence[Row], found: Row, width: int) -> RenderableType:

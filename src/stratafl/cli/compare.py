@@ -22,12 +22,13 @@ from stratafl.cli.process_group import refuse_torchrun, torchrun_group
 from stratafl.cli.report import REPORT, print_ranking, write_report_if_possible
 from stratafl.cli.run import advance, base_experiment, new_folder, print_interrupted, resume_command, trust_in
 from stratafl.config.experiment import names_code, paths_in
+from stratafl.config.settings import Settings
 from stratafl.errors import BusyError, StrataError
 from stratafl.evaluation.measure import Line
 from stratafl.runs import Comparison, Member, refuse_existing
+from stratafl.runs.directory import ROUNDS
 from stratafl.runs.environment import TYPED
-from stratafl.runs.files import read_lines
-from stratafl.runs.run import ROUNDS
+from stratafl.runs.journal import read_lines
 
 Worker: TypeAlias = "subprocess.Popen[bytes]"
 _POLL = 0.2  # seconds between two looks at the journals
@@ -35,7 +36,7 @@ _POLL = 0.2  # seconds between two looks at the journals
 
 def start_comparison(
     config: Path | None,
-    settings: Sequence[str],
+    settings: Settings,
     methods: Sequence[str],
     seeds: int,
     out: Path | None,

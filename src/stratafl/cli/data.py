@@ -1,13 +1,13 @@
 """`strata data list` and `strata data export`: data sets, and copies for machines without a network."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from stratafl.cli.console import result_console, titled_table
 from stratafl.config.assemble import samples_of
-from stratafl.config.experiment import Experiment, as_typed, with_settings
+from stratafl.config.experiment import Experiment, with_values
+from stratafl.config.settings import Settings
 from stratafl.data import DATASETS, write_shards
 from stratafl.data.cache import cache_folder, entries
 from stratafl.data.loading import is_fetched
@@ -51,10 +51,9 @@ def print_data_sets(as_json: bool) -> None:
     result_console().print(f"decoded data sets are kept in '{cache_folder()}'", markup=False, soft_wrap=True)
 
 
-def export_data(name: str, out: Path, path: str | None, settings: Sequence[str]) -> None:
+def export_data(name: str, out: Path, path: str | None, settings: Settings) -> None:
     """Write a data set as shards, and print how to use them."""
-    given = {"data.name": name} | ({} if path is None else {"data.path": path})
-    experiment = with_settings(Experiment(), [*(as_typed(*each) for each in given.items()), *settings])
+    experiment = with_values(Experiment(), {"data.name": name, "data.path": path, **settings})
     samples = samples_of(experiment.data, experiment.run.seed)
     files = write_shards(samples, out)
     size = sum(file.stat().st_size for file in files)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.table import Table
@@ -11,15 +10,16 @@ from torch import Tensor
 
 from stratafl.cli.console import note_console, result_console, show_warnings, titled_table
 from stratafl.config.assemble import federation_of
-from stratafl.config.experiment import Experiment, load, with_settings
+from stratafl.config.experiment import Experiment, load, with_values
+from stratafl.config.settings import Settings
+from stratafl.core.reprs import short_number
 from stratafl.data import Federation
 from stratafl.data.federation import SPLITS
 from stratafl.data.formats.columns import numbers_or_texts
-from stratafl.data.picture import held, picture
-from stratafl.data.units import told
+from stratafl.data.outliers import outlier_warnings
+from stratafl.data.plot import plot_class_counts, total_class_counts
 from stratafl.errors import RunError, counted
-from stratafl.files import check_new
-from stratafl.runs.files import write_whole
+from stratafl.files import check_new, write_atomically
 
 ROWS = 40  # of clients; more are summed up in one
 _CLASSES_OF_CLIENT, _CLASSES, _COLUMNS = 6, 20, 8  # at most so many are named one by one
@@ -27,12 +27,12 @@ _KINDS = {torch.uint8: "byte", torch.uint16: "16-bit number"}
 _FACTOR = 100.0  # by which sizes of columns may differ before a line says so
 
 
-def show_data(config: Path | None, settings: Sequence[str], out: Path | None) -> None:
+def show_data(config: Path | None, settings: Settings, out: Path | None) -> None:
     """Print a row per client and a description of the data; write the picture if a file is given."""
     check_new([out])
     if out is not None and out.suffix.lower() != ".svg":
         raise RunError(f"'{out}' must end in .svg, the format of the picture: use '{out.with_suffix('.svg')}'")
-    experiment = with_settings(Experiment() if config is None else load(config), settings)
+    experiment = with_values(Experiment() if config is None else load(config), settings)
     with show_warnings(note_console()) as release_warnings:
         federation = federation_of(experiment)
         release_warnings()
@@ -41,13 +41,13 @@ def show_data(config: Path | None, settings: Sequence[str], out: Path | None) ->
     for line in describe_data(federation):
         console.print(line, markup=False, soft_wrap=True)
     if out is not None:
-        write_whole(out, picture(federation).encode())
+        write_atomically(out, plot_class_counts(federation).encode())
         console.print(f"picture: {out}", markup=False, soft_wrap=True)
 
 
 def client_table(federation: Federation) -> Table:
     """A row per client: samples, how they are split, and classes."""
-    counts, sizes = held(federation), {split: federation.counts(split) for split in SPLITS}
+    counts, sizes = total_class_counts(federation), {split: federation.counts(split) for split in SPLITS}
     clients, names = federation.clients, ["name"] if federation.client_names else []
     columns = ("client", *names, "samples", *SPLITS, "classes (samples)")
     table = titled_table(_title(federation), columns, text=("name", "classes (samples)"))
@@ -65,7 +65,7 @@ def client_table(federation: Federation) -> Table:
 
 
 def _title(federation: Federation) -> str:
-    sizes = held(federation).sum(1)
+    sizes = total_class_counts(federation).sum(1)
     spread = f"from {int(sizes.min()):,} to {int(sizes.max()):,} each"
     return (
         f"{federation.name}: {counted(federation.clients, 'client')}, {counted(int(sizes.sum()), 'sample')}, {spread}"
@@ -108,7 +108,7 @@ def _sample(federation: Federation) -> str:
 
 def _warnings(federation: Federation) -> list[str]:
     """Clients in other units, and numbers that are too large, or too different, to train on as they are."""
-    x, y, lines = federation.x, federation.y, told(federation)
+    x, y, lines = federation.x, federation.y, outlier_warnings(federation)
     if lines:
         lines = [
             *lines,
@@ -142,9 +142,4 @@ def _listed(first: Sequence[str], total: int) -> str:
 
 def _range(values: Tensor) -> str:
     array = values.cpu().numpy()  # torch has no minimum of 16-bit numbers
-    return f"{_short(array.min())} to {_short(array.max())}"
-
-
-def _short(value: Any) -> str:
-    number = float(value)
-    return f"{number:,.0f}" if abs(number) >= 1000 or number.is_integer() else f"{number:.3g}"
+    return f"{short_number(float(array.min()))} to {short_number(float(array.max()))}"

@@ -4,7 +4,7 @@ A record holds the options that several commands share; `with_options` turns its
 """
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
@@ -44,12 +44,12 @@ SHORT_FOR = {
 }
 
 
-def settings_of(shortcuts: Iterable[tuple[str, Any]], typed: list[str] | None) -> list[str]:
-    """The settings that options are short for, and after them those of `--set`, which go first."""
-    from stratafl.config.experiment import as_typed
+def settings_of(typed: list[str] | None, **shortcuts: Any) -> dict[str, Any]:
+    """The settings that options are short for, and those of `--set`, which override them."""
+    from stratafl.config.settings import parse_settings
 
-    given = {SHORT_FOR[name]: value for name, value in shortcuts if value is not None}
-    return [*(as_typed(*each) for each in given.items()), *(typed or [])]
+    given = {SHORT_FOR[name]: value for name, value in shortcuts.items() if value is not None}
+    return {**given, **parse_settings(typed or [])}
 
 
 def names_in(text: str) -> list[str]:
@@ -76,11 +76,11 @@ class RunOptions:
     log: Log = None
     trust: Trust = False
 
-    def settings(self, **more: str | None) -> list[str]:
+    def settings(self, **more: str | None) -> dict[str, Any]:
         """All settings that the options amount to."""
         given = {name: value for name, value in vars(self).items() if name in SHORT_FOR}
         given |= {} if self.log is None else {"log": names_in(self.log)}
-        return settings_of({**given, **more}.items(), self.set)
+        return settings_of(self.set, **given, **more)
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:

@@ -18,15 +18,13 @@ from stratafl.cli.console import (
 )
 from stratafl.cli.ranking import ranking_table, seeds_differ
 from stratafl.errors import RunError
-from stratafl.files import check_folder, check_new
-from stratafl.report import INCOMPARABLE, MARK, Outcome, Rank, gather, outcome, ranking, run_folders, to_csv
-from stratafl.report.flagging import flag_sentences, where_to_look
+from stratafl.files import check_folder, check_new, write_atomically
+from stratafl.report import INCOMPARABLE, MARK, Outcome, Rank, gather, ranking, read_outcome, run_folders, to_csv
+from stratafl.report.flagged_clients import flag_sentences, where_to_look
 from stratafl.report.formats import size
-from stratafl.report.outcomes import measure, what_counts
+from stratafl.report.outcome import measure, what_counts
 from stratafl.report.page import is_report, write_report
-from stratafl.report.study import verdicts_alone
-from stratafl.report.waiting import waiting
-from stratafl.runs.files import write_whole
+from stratafl.report.study import not_started, only_verdicts
 from stratafl.runs.summary import evaluated, reached
 
 REPORT = "report.html"
@@ -36,7 +34,7 @@ def report(folders: Sequence[Path], out: Path | None, **options: Any) -> None:
     """Print the ranking, with the `options` of `print_ranking`, and write the HTML report if a file is given."""
     if out is not None:
         _check_report_file(out)
-    ranked = [folder for folder in folders if out is None or not verdicts_alone(folder)]
+    ranked = [folder for folder in folders if out is None or not only_verdicts(folder)]
     with show_warnings(note_console()) as release_warnings:
         release_warnings()
         if ranked:
@@ -56,7 +54,7 @@ def print_ranking(
     ranks = ranking(outcomes)
     console = result_console()
     console.print(ranking_table(ranks, outcomes, console.width))
-    for text in (*(Text(said, style="yellow") for said in waiting(folders)), *_footnotes(ranks, outcomes)):
+    for text in (*(Text(said, style="yellow") for said in not_started(folders)), *_footnotes(ranks, outcomes)):
         console.print(text)
     console.print(Text(f"runs: {', '.join(map(str, folders))}", style="dim"))
     if target is not None and outcomes[0].regression:
@@ -64,11 +62,11 @@ def print_ranking(
     if target is not None:
         console.print(_target_table(outcomes, target))
     if csv is not None:
-        write_whole(csv, to_csv(ranks).encode())
+        write_atomically(csv, to_csv(ranks).encode())
         console.print(Text(f"table: {csv}"))
     if svg is not None:
         drawn = svg_picture("strata compare", ranking_table(ranks, outcomes, PIPED_WIDTH), *_footnotes(ranks, outcomes))
-        write_whole(svg, drawn.encode())
+        write_atomically(svg, drawn.encode())
         console.print(Text(f"picture: {svg}"))
 
 
@@ -96,7 +94,7 @@ def _check_report_file(path: Path) -> None:
 
 def _outcomes(folders: Sequence[Path]) -> list[Outcome]:
     """The runs that have results; each of the others is a note, or an error if there are no results at all."""
-    found = [(folder, outcome(folder)) for folder in run_folders(folders)]
+    found = [(folder, read_outcome(folder)) for folder in run_folders(folders)]
     empty = [folder for folder, one in found if not evaluated(one.lines)]
     if len(empty) == len(found):
         raise RunError(f"'{empty[0]}' has no evaluated round yet: let it run, or continue it with 'strata resume'")

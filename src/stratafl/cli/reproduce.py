@@ -15,15 +15,15 @@ from stratafl.cli.interrupt import INTERRUPTED, Interrupt, interruptible
 from stratafl.cli.report import REPORT, write_report_if_possible
 from stratafl.cli.run import RUNS, advance
 from stratafl.config.experiment import paths_in
+from stratafl.config.settings import Settings
 from stratafl.config.trust import typed
 from stratafl.errors import BusyError, DataError, RecordError, RunError, StrataError, counted, shown
 from stratafl.evaluation.measure import Line
 from stratafl.recipes import Cell, recipes
 from stratafl.recipes.claims import MEASURES
-from stratafl.recipes.judging import Verdict
 from stratafl.recipes.reproduction import RESULT, Reproduction
-from stratafl.recipes.writing import HERE, cells, heads, legend, write
-from stratafl.report.verdicts import tally
+from stratafl.recipes.result import HERE, cells, heads, legend, write_result
+from stratafl.report.verdict import Verdict, tally
 from stratafl.runs.comparison import SEEDS
 
 _STYLES = {True: "green", False: "red", None: "dim"}
@@ -32,7 +32,7 @@ _STYLES = {True: "green", False: "red", None: "dim"}
 def reproduce(
     name: str,
     scale: str,
-    settings: Sequence[str],
+    settings: Settings,
     seeds: int | None,
     out: Path | None,
     minutes: float | None,
@@ -46,7 +46,7 @@ def reproduce(
     root = out or RUNS / "reproduce"
     trusted = typed(paths_in(settings), trust).asked_by(name)
     with show_warnings(note_console()) as release_warnings:
-        made = [Reproduction(root, recipe, scale, tuple(settings), seeds, trusted) for recipe in recipes(name)]
+        made = [Reproduction(root, recipe, scale, settings, seeds, trusted) for recipe in recipes(name)]
         return _reproduce(made, minutes, release_warnings)
 
 
@@ -60,7 +60,7 @@ def _reproduce(made: Sequence[Reproduction], minutes: float | None, release_warn
     release_warnings()
     for each in made:
         stopped = _run(each, limit)
-        judged = write(each, shlex.join(["strata", *sys.argv[1:]]))
+        judged = write_result(each, shlex.join(["strata", *sys.argv[1:]]))
         _show(each, judged)
         if each.begun:
             write_report_if_possible([each.folder, *each.begun], each.folder / REPORT)

@@ -1,7 +1,7 @@
 """`strata run`: one run, and how any run is driven to its end or until it is interrupted."""
 
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import count
 from pathlib import Path
 
@@ -12,7 +12,8 @@ from stratafl.cli.display import Display, DisplayedRun, Watch
 from stratafl.cli.interrupt import INTERRUPTED, Interrupt, interruptible
 from stratafl.cli.process_group import torchrun_group
 from stratafl.cli.report import print_ranking
-from stratafl.config.experiment import Experiment, load, names_code, paths_in, with_settings
+from stratafl.config.experiment import Experiment, load, names_code, paths_in, with_values
+from stratafl.config.settings import Settings
 from stratafl.config.trust import Trust, typed
 from stratafl.errors import MemoryLimitError
 from stratafl.execute import ProcessGroup
@@ -21,12 +22,12 @@ from stratafl.runs import Follower, Run
 RUNS = Path("runs")
 
 
-def start_run(config: Path | None, settings: Sequence[str], out: Path | None, trust: bool = False) -> int:
+def start_run(config: Path | None, settings: Settings, out: Path | None, trust: bool = False) -> int:
     """A new run, to its end or until it is interrupted; the exit code."""
     trusted = trust_in(paths_in(settings), config, trust)
 
     def create(process_group: ProcessGroup) -> Run:
-        experiment = with_settings(base_experiment(config), settings)
+        experiment = with_values(base_experiment(config), settings)
         data = Path(experiment.data.name).stem
         folder = out or new_folder(f"{experiment.algorithm.name}-{data}-s{experiment.run.seed}")
         return Run.create(experiment, folder, process_group, trusted)
