@@ -37,7 +37,7 @@ def test_a_table_at_scale_smoke_and_again(strata, place):
 def test_rows_that_cannot_be_run_are_said_at_the_end_and_the_others_are_run(strata, place):
     result = strata(*NAME, "--set", "model.hidden=[8]")
     assert result.code == 2
-    assert result.err.startswith("strata: 2 of the rows could not be run, the first: s = 3 in CNN: ")
+    assert result.err.startswith("strata: 2 rows could not be run; the first: s = 3 in CNN: ")
     assert len(runs(place)) == 1
     assert "not run: s = 3, CNN, seed 0: 'last:3' asks for 3 layers" in " ".join(result.out.split())
 

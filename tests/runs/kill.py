@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from stratafl.cli import run as command
+from stratafl.cli import main as command
 from stratafl.core.state import flatten
 from stratafl.evaluation import trial
 from stratafl.execute import Simulation
@@ -183,7 +183,7 @@ class Driver:
     """Attempts at a run, one after the other."""
 
     def __init__(self, folder: Path, settings: list[str]) -> None:
-        for module in ("torch._dynamo", "stratafl.cli.app", "stratafl.cli.running"):
+        for module in ("torch._dynamo", "stratafl.cli.app", "stratafl.cli.run"):
             import_module(module)  # or else every child would
         torch.set_num_threads(1)
         self.folder, self.settings = folder, settings

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from test_kill import SETTINGS, finished
 
 from stratafl import load
-from stratafl.cli import run as strata
+from stratafl.cli import main as strata
 from stratafl.config.experiment import Experiment, with_settings
 from stratafl.errors import RunError
 from stratafl.runs import Run, checkpoint, read_run

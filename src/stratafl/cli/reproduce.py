@@ -1,23 +1,23 @@
-"""`reproduce`: a table of a paper from its data to its verdicts, which can be stopped and gone on with."""
+"""`strata reproduce`: a table of a paper, from its data to its verdicts; a second call continues the first."""
 
 import shlex
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
 
-from stratafl.cli import INTERRUPTED, reporting
-from stratafl.cli.consoles import remarks, results, warnings_on
-from stratafl.cli.driving import advance
-from stratafl.cli.live import Display, Interrupt, Watch, interruptible, with_notices
+from stratafl.cli.console import note_console, result_console, show_warnings
+from stratafl.cli.display import Display, DisplayedRun, Watch
+from stratafl.cli.interrupt import INTERRUPTED, Interrupt, interruptible
+from stratafl.cli.report import REPORT, write_report_if_possible
+from stratafl.cli.run import RUNS, advance
 from stratafl.config.experiment import paths_in
 from stratafl.config.settings import Settings
 from stratafl.config.trust import typed
-from stratafl.errors import BusyError, DataError, RecordError, RunError, StrataError, shown
+from stratafl.errors import BusyError, DataError, RecordError, RunError, StrataError, counted, shown
 from stratafl.evaluation.measure import Line
 from stratafl.recipes import Cell, recipes
 from stratafl.recipes.claims import MEASURES
@@ -38,34 +38,34 @@ def reproduce(
     minutes: float | None,
     trust: bool = False,
 ) -> int:
-    """All recipes of this name; what a time limit leaves out is listed, and the next call goes on with it."""
+    """Run all recipes of this name; what a time limit leaves out is listed, and the next call continues with it."""
     if minutes is not None and not 0 < minutes < float("inf"):
-        raise RecordError(f"--minutes is a time above 0, not {minutes:g}")
+        raise RecordError(f"--minutes must be above 0 and finite, not {minutes:g}")
     if seeds is not None and not 1 <= seeds <= SEEDS:
-        raise RecordError(f"--seeds is a whole number from 1 to {SEEDS:,}, not {shown(seeds)}")
-    root = out or Path("runs") / "reproduce"
+        raise RecordError(f"--seeds must be from 1 to {SEEDS:,}, not {shown(seeds)}")
+    root = out or RUNS / "reproduce"
     trusted = typed(paths_in(settings), trust).asked_by(name)
-    with warnings_on(remarks()) as settled:
+    with show_warnings(note_console()) as release_warnings:
         made = [Reproduction(root, recipe, scale, settings, seeds, trusted) for recipe in recipes(name)]
-        return _reproduce(made, minutes, settled)
+        return _reproduce(made, minutes, release_warnings)
 
 
-def _reproduce(made: Sequence[Reproduction], minutes: float | None, settled: Callable[[], None]) -> int:
-    lacking = [why for each in made if (why := each.lacks())]  # and what is wrong with a setting is said here
+def _reproduce(made: Sequence[Reproduction], minutes: float | None, release_warnings: Callable[[], None]) -> int:
+    lacking = [why for each in made if (why := each.lacks())]  # also raises if a setting is wrong
     if len(lacking) == len(made) and not any(one for each in made for _, one in each.outcomes()):
         raise RunError(lacking[0])
     for each in made:
         each.begin()
     limit = None if minutes is None else time.monotonic() + 60 * minutes
-    settled()
+    release_warnings()
     for each in made:
         stopped = _run(each, limit)
         judged = write_result(each, shlex.join(["strata", *sys.argv[1:]]))
         _show(each, judged)
         if each.begun:
-            reporting.offer([each.folder, *each.begun], each.folder / reporting.REPORT)
+            write_report_if_possible([each.folder, *each.begun], each.folder / REPORT)
         if stopped:
-            remarks().print("stopped; call it again to go on")
+            note_console().print("stopped: run the same command again to continue")
             return INTERRUPTED
     refused = [why for each in made for why in each.refused.values()]
     if refused and not any(each.begun for each in made):
@@ -74,28 +74,26 @@ def _reproduce(made: Sequence[Reproduction], minutes: float | None, settled: Cal
         raise RunError(lacking[0])
     failed = [f"{' in '.join(cell)}: {why}" for each in made for cell, why in each.failed.items()]
     if failed:
-        raise RunError(f"{len(failed)} of the rows could not be run, the first: {failed[0]}")
+        raise RunError(f"{counted(len(failed), 'row')} could not be run; the first: {failed[0]}")
     return 0
 
 
 def _run(made: Reproduction, limit: float | None) -> bool:
-    """Every cell that is not at its end; whether somebody asked to stop."""
-    console = remarks()
-    totals, before = Counter[str](), Counter[str]()
-    for each in made.cells:
-        totals[each.row] += each.experiment.run.rounds
-        before[each.row] += made.done(each)
-    counts = Counter(before)
-    with Display(console, totals, before) as display, interruptible(console) as interrupt:
-        for each in made.cells:
+    """Run every cell that is not finished; True if interrupted, and not by the time limit."""
+    console = note_console()
+    runs = [
+        DisplayedRun(
+            each.row, each.experiment.run.rounds, made.done(each), f"{each.row}, {each.column}, seed {each.seed}: "
+        )
+        for each in made.cells
+    ]
+    with Display(console, runs) as display, interruptible(console) as interrupt:
+        for each, run in zip(made.cells, runs, strict=True):
             if interrupt.asked or _over(limit):
                 break
             impossible = each.column in made.refused or (each.row, each.column) in made.failed
             if not impossible and made.outcome(each) is None and made.able(each):
-                begun = made.done(each)
-                watch = _watch(each, begun, counts, display, interrupt, limit)
-                whose = f"{each.row}, {each.column}, seed {each.seed}: "
-                _advance(made, each, interrupt, with_notices(watch, console, begun, whose))
+                _advance(made, each, interrupt, _with_limit(display.watch(run), interrupt, limit))
     return interrupt.asked and not _over(limit)
 
 
@@ -107,23 +105,18 @@ def _advance(made: Reproduction, each: Cell, interrupt: Interrupt, watch: Watch)
         with run:
             made.check(run)
             advance(run, interrupt, watch)
-    except BusyError:  # another process is at it, and its numbers will be there next time
+    except BusyError:  # another process runs it; the next call reads its numbers
         return
-    except StrataError as error:  # said at the end: the other cells have nothing to do with it
+    except StrataError as error:  # reported at the end, since other cells may still run
         made.failed[each.row, each.column] = str(error)
 
 
-def _watch(
-    each: Cell, begun: int, counts: Counter[str], display: Display, interrupt: Interrupt, limit: float | None
-) -> Watch:
-    others = counts[each.row] - begun
-
-    def watch(rounds: int, history: Sequence[Line]) -> None:
-        counts[each.row] = others + rounds
-        display.show(each.row, counts[each.row], history)
+def _with_limit(watch: Watch, interrupt: Interrupt, limit: float | None) -> Watch:
+    def watch_time(rounds: int, history: Sequence[Line]) -> None:
+        watch(rounds, history)
         interrupt.asked |= _over(limit)
 
-    return watch
+    return watch_time
 
 
 def _over(limit: float | None) -> bool:
@@ -131,7 +124,7 @@ def _over(limit: float | None) -> bool:
 
 
 def _show(made: Reproduction, judged: Sequence[Verdict]) -> None:
-    console = results()
+    console = result_console()
     console.print(Text(f"{made.recipe.name}: {made.recipe.title}", style="bold"))
     for measure in made.recipe.measures:
         console.print(_table(made, measure))

@@ -1,7 +1,6 @@
-"""Seconds and bytes, read when the device has done what it was told."""
+"""Seconds and bytes, read when the device has finished its work."""
 
 import gc
-import resource
 import statistics
 import sys
 import time
@@ -28,12 +27,11 @@ class Seconds:
         return self.train + self.server
 
     def table(self) -> dict[str, float]:
-        """For a file."""
         return asdict(self) | {"round": self.round}
 
 
 def median(rounds: Sequence[Seconds]) -> Seconds:
-    """Part by part."""
+    """The median of each part."""
     return Seconds(*(statistics.median(getattr(r, part) for r in rounds) for part in ("train", "server", "evaluate")))
 
 
@@ -44,31 +42,35 @@ def best(rounds: Sequence[Seconds]) -> Seconds:
 
 
 def now(device: torch.device) -> float:
-    """The time at which the device is done."""
+    """The time, once the device has finished."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
-def forget_peak(device: torch.device) -> None:
-    """Begin to look for the most memory anew."""
-    gc.collect()  # what was measured before is gone when its circles are
+def reset_peak(device: torch.device) -> None:
+    """Start measuring peak memory again."""
+    gc.collect()  # frees what earlier rows still hold in reference cycles
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     elif RESET.exists():
         try:
-            RESET.write_text("5")  # resets VmHWM; not allowed in every container
+            RESET.write_text("5")  # resets VmHWM; not every container allows it
         except OSError:
             return
 
 
 def peak(device: torch.device) -> int:
-    """The most bytes since then: what torch allocated on a GPU, else what the process held, data and all."""
+    """The most bytes since `reset_peak`: torch's allocations on a GPU, else the whole process with its data."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if STATUS.exists():
         line = next(line for line in STATUS.read_text().splitlines() if line.startswith("VmHWM"))
         return int(line.split()[1]) * 1024
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows
+        return 0
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024

@@ -1,25 +1,23 @@
-"""`list`: the catalogues."""
+"""`strata list`: everything that has a name."""
 
 import inspect
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rich.table import Table
-
 from stratafl.algorithms import ALGORITHMS
-from stratafl.cli.consoles import results
+from stratafl.cli.console import result_console, titled_table
 from stratafl.config.plugins import parameters
 from stratafl.config.protocols import PROTOCOLS
 from stratafl.data import DATASETS, PARTITIONS
 from stratafl.models import MODELS
-from stratafl.recipes import Recipe, recipe_names, recipes
+from stratafl.recipes import recipe_names, recipes
 
-_GIVEN = ("train", "shape", "classes")  # not for options
+_GIVEN = ("train", "shape", "classes")  # not options, since the run gives them
 
 
 def catalogue() -> dict[str, list[dict[str, Any]]]:
-    """Everything that has a name, with a sentence and its options."""
+    """Everything that has a name, by kind, with a sentence and its options."""
     return {
         "algorithms": _entries(ALGORITHMS, from_module=True),
         "models": _entries(MODELS),
@@ -29,29 +27,26 @@ def catalogue() -> dict[str, list[dict[str, Any]]]:
         ],
         "partitions": _entries(PARTITIONS),
         "protocols": [{"name": n, "description": p.says, "options": []} for n, p in PROTOCOLS.items()],
-        "recipes": [{"name": r.name, "description": r.title, "options": list(r.scales)} for r in _recipes()],
+        "recipes": [
+            {"name": recipe.name, "description": recipe.title, "options": list(recipe.scales)}
+            for name in recipe_names()
+            for recipe in recipes(name)
+        ],
     }
 
 
-def _recipes() -> list[Recipe]:
-    return [recipe for name in recipe_names() for recipe in recipes(name)]
-
-
-def show(as_json: bool) -> None:
-    """Print it."""
+def print_catalogue(as_json: bool) -> None:
+    """Print everything that has a name, as tables or as JSON."""
     found = catalogue()
-    console = results()
     if as_json:
         print(json.dumps(found, indent=2))
         return
+    console = result_console()
     for kind, entries in found.items():
-        made = Table(title=kind, title_justify="left", header_style="bold", expand=False)
-        made.add_column("name", no_wrap=True, style="bold")
-        made.add_column("what it is")
-        made.add_column("options")
+        table = titled_table(kind, ("name", "description", "options"), names=["name"], text=("description", "options"))
         for entry in entries:
-            made.add_row(entry["name"], entry["description"], ", ".join(entry["options"]))
-        console.print(made)
+            table.add_row(entry["name"], entry["description"], ", ".join(entry["options"]))
+        console.print(table)
 
 
 def _entries(known: Mapping[str, Callable[..., Any]], from_module: bool = False) -> list[dict[str, Any]]:
