@@ -223,10 +223,10 @@ def test_columns_that_are_not_there(tmp_path):
     assert "has no column 'sort'" in refusal(path, label="sort")
     assert "data.client = 'owner' is not a column of" in refusal(path, label="a", client="owner")
     assert "neither numbers nor images in the column 'who'" in refusal(path, label="kind")
-    assert "no column of features besides the labels and clients" in refusal(table(tmp_path / "b.csv", ["label"], [[1]]))
-    assert "does not say whose its samples are" in refusal(
-        table(tmp_path / "c.csv", ["a", "label"], [[1, 1]]), owners=1
+    assert "no column of features besides the labels and clients" in refusal(
+        table(tmp_path / "b.csv", ["label"], [[1]])
     )
+    assert "does not say who owns its samples" in refusal(table(tmp_path / "c.csv", ["a", "label"], [[1, 1]]), owners=1)
 
 
 def test_tables_that_are_not_tables(tmp_path):
