@@ -6,13 +6,21 @@ pipe would never answer, and a file can be larger than memory. Everybody may imp
 
 import errno
 import os
+import shutil
 import stat
-from collections.abc import Sequence
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from stratafl.errors import DamagedError, RunError
 
+PARTIAL = ".partial"  # ends the names of files that are being written
 _WRITING = os.O_WRONLY | os.O_RDWR
+# Windows lacks most of these, and only Windows has O_BINARY.
+_NOFOLLOW, _NONBLOCK, _CLOEXEC, _BINARY = (
+    getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY")
+)
 
 
 def open_plain(path: Path, flags: int = os.O_RDONLY, *, folder: int | None = None) -> int:
@@ -21,8 +29,10 @@ def open_plain(path: Path, flags: int = os.O_RDONLY, *, folder: int | None = Non
     What is there but no plain file is refused, and so is writing to a file that has a second name elsewhere.
     """
     name = path if folder is None else Path(path.name)
+    if not _NOFOLLOW and os.path.lexists(path) and not is_plain(path):  # Windows: looked at before, not while, opening
+        raise _not_plain(path)
     try:
-        handle = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=folder)
+        handle = os.open(name, flags | _NOFOLLOW | _NONBLOCK | _CLOEXEC | _BINARY, 0o666, dir_fd=folder)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
             raise _not_plain(path) from error
@@ -46,6 +56,73 @@ def read_plain(path: Path, most: int) -> bytes:
     if len(data) > most:
         raise DamagedError(f"'{path}' is too large: it may hold {most:,} bytes")
     return data
+
+
+@contextmanager
+def explained(action: str, path: Path) -> Iterator[None]:
+    """Turn what the operating system refuses into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"cannot {action} '{path}': {error.strerror or error}") from error
+
+
+@contextmanager
+def atomically(path: Path, *, folder: int | None = None) -> Iterator[Path]:
+    """A temporary name to write a file or a folder under, which becomes `path` when the block ends without an error.
+
+    With `folder`, a handle of a directory, the name is relative to that.
+    """
+    place = path.absolute() if folder is None else Path(path.name)  # "." has no name to put a dot before
+    partial = place.with_name(f".{place.name}.{uuid.uuid4().hex}{PARTIAL}")
+    try:
+        yield partial
+        if folder is None and place.is_dir() and place.samefile(Path.cwd()):
+            _fill(place, partial)
+        else:
+            os.replace(partial, place, src_dir_fd=folder, dst_dir_fd=folder)  # over a folder only if that is empty
+    finally:
+        _remove(partial, folder)
+
+
+def write_atomically(path: Path, data: bytes, *, folder: int | None = None) -> None:
+    """Write a whole file or nothing, so that it survives a power cut; with `folder`, as `atomically`."""
+    with explained("write", path):
+        with atomically(path, folder=folder) as partial:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CLOEXEC | _BINARY
+            with os.fdopen(os.open(partial, flags, 0o666, dir_fd=folder), "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        sync_folder(path.absolute().parent, folder)
+
+
+def sync_folder(path: Path, handle: int | None = None) -> None:
+    """Make sure that the names in a folder are on the disk, where the system can (Windows cannot)."""
+    if handle is not None:
+        os.fsync(handle)
+    elif os.name != "nt":
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _fill(working: Path, partial: Path) -> None:
+    """Move the files of a folder into the working directory, which a rename would replace under the process's feet."""
+    if any(working.iterdir()):
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+    for file in sorted(partial.iterdir()):
+        file.rename(working / file.name)
+
+
+def _remove(path: Path, folder: int | None) -> None:
+    with suppress(OSError):
+        if stat.S_ISDIR(os.stat(path, dir_fd=folder, follow_symlinks=False).st_mode):
+            shutil.rmtree(path, ignore_errors=True, dir_fd=folder)
+        else:
+            os.unlink(path, dir_fd=folder)
 
 
 def is_plain(path: Path) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from stratafl.algorithms import fedavg
 from stratafl.core.records import record
+from stratafl.core.steps import MergeSums
 
 NUMBER = 3  # not something that can be called
 
@@ -137,7 +138,7 @@ def words() -> str:
 
 
 @record
-class NewestWins:
+class NewestWins(MergeSums):
     """Takes the upload of whoever comes last."""
 
     reads = ("up.theta",)

@@ -11,6 +11,7 @@ from stratafl.core.layers import Select, select
 from stratafl.core.parcel import Field, LayerMask, Parcel
 from stratafl.core.records import record
 from stratafl.core.state import rows_of
+from stratafl.core.steps import MergeSums, Mix, Send, Serve, Train
 from stratafl.policies import SGD, Take
 
 
@@ -26,14 +27,14 @@ class Delegate(Algorithm):
     def enrol(self, setup, ids):
         return self.inner.enrol(setup, ids)
 
-    def download(self, rnd, server, ids):
-        return self.inner.download(rnd, server, ids)
+    def download(self, rnd, server, ids, new=False):
+        return self.inner.download(rnd, server, ids, new)
 
-    def receive(self, rnd, memory, parcel, task):
-        return self.inner.receive(rnd, memory, parcel, task)
+    def receive(self, rnd, client, parcel, task):
+        return self.inner.receive(rnd, client, parcel, task)
 
-    def work(self, rnd, memory, task):
-        return self.inner.work(rnd, memory, task)
+    def work(self, rnd, client, task):
+        return self.inner.work(rnd, client, task)
 
     def fold(self, rnd, server, total, uploads, ids):
         return self.inner.fold(rnd, server, total, uploads, ids)
@@ -43,7 +44,7 @@ class Delegate(Algorithm):
 
 
 @record
-class BroadcastDense:
+class BroadcastDense(Serve):
     """The whole model with a mask that says that only some layers are sent."""
 
     layers: Select = select("base")
@@ -55,7 +56,7 @@ class BroadcastDense:
 
 
 @record
-class TakeEverything:
+class TakeEverything(Mix):
     """Reads the unsent head as well."""
 
     reads = ("down.theta",)
@@ -85,7 +86,7 @@ def reads_unsent_head():
 
 
 @record
-class Noise:
+class Noise(Train):
     """Adds noise to the model, drawn from a key per client, or per place in the cohort."""
 
     by_position: bool
@@ -103,7 +104,7 @@ def noise(*, by_position):
 
 
 @record
-class WritesIntoItsInput:
+class WritesIntoItsInput(Train):
     reads = writes = ("anchor",)
 
     def __call__(self, rnd, client, task):
@@ -113,7 +114,7 @@ class WritesIntoItsInput:
 
 
 @record
-class CopyToAnchor:
+class CopyToAnchor(Mix):
     reads = ("theta",)
     writes = ("anchor",)
 
@@ -126,7 +127,7 @@ def mutates_its_input():
 
 
 @record
-class Sneaky:
+class Sneaky(Train):
     """Uses a field that it does not declare."""
 
     reads = writes = ("theta",)
@@ -136,7 +137,7 @@ class Sneaky:
 
 
 @record
-class Generous:
+class Generous(Train):
     """Gives a field that it does not declare."""
 
     reads = writes = ("theta",)
@@ -157,7 +158,7 @@ class ThinField(Field):
 
 
 @record
-class UploadThin:
+class UploadThin(Send):
     reads = ("theta",)
     writes = ("up.theta", "up.samples")
 
@@ -177,12 +178,12 @@ class SendsWhatNobodyReads(Delegate):
         super().__init__(inner)
         self.way = way
 
-    def download(self, rnd, server, ids):
-        down = self.inner.download(rnd, server, ids)
+    def download(self, rnd, server, ids, new=False):
+        down = self.inner.download(rnd, server, ids, new)
         return Parcel({**down, "round": Field(torch.tensor(rnd.t), common=True)}) if self.way == "down" else down
 
-    def work(self, rnd, memory, task):
-        work = self.inner.work(rnd, memory, task)
+    def work(self, rnd, client, task):
+        work = self.inner.work(rnd, client, task)
         extra = Field(task.sizes("train").double())
         return work._replace(upload=Parcel({**work.upload, "extra": extra})) if self.way == "up" else work
 
@@ -190,8 +191,8 @@ class SendsWhatNobodyReads(Delegate):
 class SendsTypesOfItsOwn(Delegate):
     """One client sends its number of samples as another type than the others."""
 
-    def work(self, rnd, memory, task):
-        work = self.inner.work(rnd, memory, task)
+    def work(self, rnd, client, task):
+        work = self.inner.work(rnd, client, task)
         samples = task.sizes("train")
         if int(task.ids[0]) == 3:
             samples = samples.double()
@@ -201,17 +202,17 @@ class SendsTypesOfItsOwn(Delegate):
 class StoresAnUndeclaredLayer(Delegate):
     """Declares the head, keeps the whole model."""
 
-    def work(self, rnd, memory, task):
-        kept, upload, trained = self.inner.work(rnd, memory, task)
-        return Work({**kept, "theta": memory["theta"]}, upload, trained)
+    def work(self, rnd, client, task):
+        kept, upload, trained = self.inner.work(rnd, client, task)
+        return Work({**kept, "theta": client["theta"]}, upload, trained)
 
 
 class AmbientRandomness(Delegate):
     """Draws from torch's own generator."""
 
-    def work(self, rnd, memory, task):
-        theta = {n: x + 1e-3 * torch.randn_like(x) for n, x in memory["theta"].items()}
-        return self.inner.work(rnd, {**memory, "theta": theta}, task)
+    def work(self, rnd, client, task):
+        theta = {n: x + 1e-3 * torch.randn_like(x) for n, x in client["theta"].items()}
+        return self.inner.work(rnd, {**client, "theta": theta}, task)
 
 
 @record
@@ -230,7 +231,7 @@ def ignores_padding():
 
 
 @record
-class StepThatReads:
+class StepThatReads(Train):
     reads = writes = ("theta",)
 
     def __call__(self, rnd, client, task):
@@ -247,7 +248,7 @@ def reads_the_host():
 
 
 @record
-class LastOneWins:
+class LastOneWins(MergeSums):
     """Takes the upload of whoever comes last."""
 
     reads = ("up.theta",)
@@ -261,7 +262,7 @@ class LastOneWins:
 
 
 @record
-class MeanOfChunkMeans:
+class MeanOfChunkMeans(MergeSums):
     """Averages what each chunk averages to."""
 
     reads = ("up.theta",)
@@ -297,10 +298,10 @@ class HidesState(Delegate):
 
 
 class TouchesOutsiders(Delegate):
-    """Writes into the memory it is shown for evaluation."""
+    """Writes into the state it is shown for evaluation."""
 
-    def deploy(self, rnd, memory, task):
-        rows = memory["theta"]
+    def deploy(self, rnd, client, task):
+        rows = client["theta"]
         for name in self.inner.client["theta"].names(rnd.layout, "client"):
             rows[name].add_(1.0)
         return rows

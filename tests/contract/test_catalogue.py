@@ -17,10 +17,10 @@ from stratafl.algorithms import (
     pfedla,
     simmix,
 )
-from stratafl.algorithms.laws import LAWS
+from stratafl.algorithms.special_cases import SPECIAL_CASES
 from stratafl.evaluation.evaluate import received
 from stratafl.execute import Matrix, Messages, simulation
-from stratafl.testing import CLASSES, SETTINGS, Case, check_algorithm, check_law, difference, tiny_federation
+from stratafl.testing import CLASSES, SETTINGS, Case, check_algorithm, check_special_case, difference, tiny_federation
 
 # Methods whose mechanism needs some rounds, or a shorter warm-up, before it does anything.
 ACTING = {
@@ -119,13 +119,13 @@ def test_contract_of_fedper_variants(name):
 
 
 def test_every_algorithm_has_a_degenerate_law():
-    assert set(LAWS) == set(ALGORITHMS)
-    assert all(LAWS.values())
+    assert set(SPECIAL_CASES) == set(ALGORITHMS)
+    assert all(SPECIAL_CASES.values())
 
 
 CASES = [
     pytest.param(law, participation, buffers, id=f"{law.says} ({participation}, {buffers})")
-    for laws in LAWS.values()
+    for laws in SPECIAL_CASES.values()
     for law in laws
     for participation in (1.0, 0.5)
     for buffers in ("follow", "local")
@@ -135,4 +135,4 @@ CASES = [
 
 @pytest.mark.parametrize(("law", "participation", "buffers"), CASES)
 def test_degenerate_laws(law, participation, buffers):
-    check_law(law, rounds=2, participation=participation, buffers=buffers)
+    check_special_case(law, rounds=2, participation=participation, buffers=buffers)

@@ -57,6 +57,6 @@ def test_check_algorithm_stops_at_a_mutant():
 
 
 def test_a_wrong_degenerate_law_is_caught():
-    law = testing.Law("FedPer is FedAvg", fedper(), fedavg())
+    law = testing.SpecialCase("FedPer is FedAvg", fedper(), fedavg())
     with pytest.raises(ContractError, match="FedPer is FedAvg, but models differ"):
-        testing.check_law(law)
+        testing.check_special_case(law)

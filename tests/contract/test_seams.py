@@ -16,6 +16,7 @@ from stratafl.core.phased import Phase, Phased
 from stratafl.core.records import record
 from stratafl.core.round import Plan
 from stratafl.core.state import rows_of
+from stratafl.core.steps import MergeRows, Mix, Send, Serve, Train
 from stratafl.errors import MemoryLimitError
 from stratafl.evaluation.evaluate import deployed, received
 from stratafl.execute import Matrix, Messages, simulation
@@ -55,7 +56,7 @@ class FeaturePull:
 
 
 @record
-class Anchor:
+class Anchor(Mix):
     reads = ("theta",)
     writes = ("anchor", "bias")
 
@@ -161,11 +162,11 @@ def probed():
 def test_phases_change_who_takes_part_and_carry_fields_over():
     sim = simulation(probed(), tiny_federation(), tiny_model(), rounds=4, participation=0.5, dtype=torch.float64)
     progress, cohorts = sim.start(), []
-    for _ in range(sim.algorithm.rounds(4)):
+    for _ in range(sim.rounds):
         progress, report = sim.round(progress, Matrix())
         cohorts.append(len(report.cohort))
     assert cohorts == [3, 6, 3, 3, 6]
-    assert [sim.at(t).plan for t in (1, 4)] == [Plan(1, "all", False), Plan(3, "all", True, clock=(0, 1))]
+    assert [sim.at(t).plan for t in (1, 4)] == [Plan(1, "all", False), Plan(3, "all", True, schedule=(0, 1))]
     assert report.up.total == 0  # the finish is local
     assert set(progress.clients) == set(range(N))
 
@@ -187,7 +188,7 @@ def test_phased_keeps_the_contract():
 
 
 @record
-class KeepRows:
+class KeepRows(MergeRows):
     """Each upload replaces the row of who sent it."""
 
     reads = ("up.theta", "models")
@@ -202,7 +203,7 @@ class KeepRows:
 
 
 @record
-class DeliverMix:
+class DeliverMix(Serve):
     """To each client the mean of its own row and the mean of all rows."""
 
     reads = ("models",)
@@ -295,7 +296,7 @@ def test_tuned_keeps_the_contract():
 
 
 @record
-class MetaStep:
+class MetaStep(Train):
     """First-order MAML: θ̃ = θ − α∇L(θ; D), θ ← θ − β∇L(θ̃; D′), with D and D′ drawn independently."""
 
     alpha: float = 0.05
@@ -322,7 +323,7 @@ def test_independent_batches_are_independent():
     seen = []
 
     @record
-    class Look:
+    class Look(Train):
         reads = writes = ("theta",)
 
         def __call__(self, rnd, client, task):
@@ -338,7 +339,7 @@ def test_independent_batches_are_independent():
 
 
 @record
-class TwoRows:
+class TwoRows(Train):
     """Two models on the same batch: one shared, one personal that is pulled to it (Ditto in one loop)."""
 
     pull: float = 0.5
@@ -375,7 +376,7 @@ def test_without_a_pull_the_second_row_is_local_training():
 
 
 @record
-class BroadcastAlternating:
+class BroadcastAlternating(Serve):
     """Even clients get the base, odd ones the head: a layer mask per client."""
 
     reads = ("theta",)
@@ -389,7 +390,7 @@ class BroadcastAlternating:
 
 
 @record
-class UploadLargest:
+class UploadLargest(Send):
     """The larger half of each tensor's values: a column mask."""
 
     reads = ("theta",)

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from stratafl.algorithms import fedavg
 from stratafl.core.records import record
+from stratafl.core.steps import Train
 from stratafl.errors import DataError
 
 
 @record
-class Failing:
+class Failing(Train):
     """Fails as it is told."""
 
     how: str

@@ -13,13 +13,13 @@ from stratafl.algorithms import fedavg, fedper
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.layout import Rows
 from stratafl.core.records import record
-from stratafl.core.task import Task
 from stratafl.data import Federation, from_splits
 from stratafl.errors import DataError, MemoryLimitError
 from stratafl.evaluation.evaluate import accuracy, deployed, received, score
 from stratafl.execute import Matrix, Progress, Simulation, simulation
 from stratafl.models import build
 from stratafl.policies import SGD
+from stratafl.runtime.task import CohortTask
 
 pytestmark = pytest.mark.usefixtures("untraced")
 
@@ -56,7 +56,7 @@ def sim(request: pytest.FixtureRequest, federation: Federation) -> Simulation:
     )
 
 
-def _task(sim: Simulation, ids: Tensor = IDS) -> Task:
+def _task(sim: Simulation, ids: Tensor = IDS) -> CohortTask:
     return sim.runtime.task(ids, sim.at(0), ("train", "validation", "test"))
 
 

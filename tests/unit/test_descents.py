@@ -10,6 +10,7 @@ from stratafl.algorithms import fedavg, fedrep
 from stratafl.core.fields import Number
 from stratafl.core.records import record
 from stratafl.core.state import rows_of, tensor_of
+from stratafl.core.steps import Train
 from stratafl.data import from_clients
 from stratafl.errors import RecordError
 from stratafl.execute import Matrix, simulation
@@ -48,7 +49,7 @@ def test_a_rate_is_as_exact_as_the_run():
 
 
 @record
-class ReadSteps:
+class ReadSteps(Train):
     """Keeps how many steps a client took."""
 
     reads = ("steps",)

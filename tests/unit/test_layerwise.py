@@ -15,6 +15,7 @@ from stratafl.core.layerwise import Layerwise
 from stratafl.core.parcel import Field, Parcel
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, clone, flatten, tensor_of
+from stratafl.core.steps import MergeRows, MergeSums, Mix, Send, Serve, Train
 from stratafl.errors import RecordError
 from stratafl.policies import SGD, Broadcast, Mean, Pull, Remember, Take, TakeNumber, Upload
 from stratafl.testing import Case
@@ -25,16 +26,17 @@ ROUND = Round(Setup(LAYOUT, START, lambda ids: {}, 4, 1), 0)
 
 
 @dataclass(frozen=True)
-class Noop:
-    """A step that only says what it reads and writes."""
+class Noop(Serve, Mix, Train, Send, MergeSums):
+    """A step of any slot that only says what it reads and writes."""
 
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     splits: tuple[str, ...] = ()
+    __call__ = fold = finish = lambda *_: {}
 
 
 @dataclass(frozen=True)
-class Affine:
+class Affine(Serve, Mix, Train, Send):
     """A train or mix step: into ← factor·field + shift."""
 
     field: str
@@ -68,7 +70,7 @@ class Give(Affine):
 
 
 @dataclass(frozen=True)
-class Sum:
+class Sum(MergeSums):
     """A merge through sums: field ← field + factor·Σ uploads."""
 
     field: str
@@ -87,7 +89,7 @@ class Sum:
 
 
 @dataclass(frozen=True)
-class Largest:
+class Largest(MergeRows):
     """A merge that needs all rows: field ← the largest upload times a server field."""
 
     field: str
@@ -125,7 +127,7 @@ def numbers(**slots: object) -> Layerwise:
 REFUSED = {
     "a serve that reads what the server has not": (
         {"serve": (Broadcast(field="phi"),)},
-        ("serve", "Broadcast", "'phi'", "there is: theta"),
+        ("serve", "Broadcast", "'phi'", "choose one of: theta"),
     ),
     "a mix that reads what nobody serves": ({"mix": (Take(), TakeNumber("mu"))}, ("mix", "TakeNumber", "'down.mu'")),
     "a mix without a download": ({"serve": ()}, ("mix", "Take", "'down.theta'")),
@@ -139,6 +141,12 @@ REFUSED = {
         ("merge", "Noop", "writes 'phi'", "declares only: theta"),
     ),
     "a tune that reads an unknown field": ({"tune": (SGD(row="phi"),)}, ("tune", "SGD", "'phi'")),
+    "a step of another slot": (
+        {"mix": (Upload(),)},
+        ("Layerwise.mix must be a Mix, not Upload",),
+    ),
+    "a merge that only calls": ({"merge": (Take(),)}, ("Layerwise.merge must be a MergeSums",)),
+    "what is no step at all": ({"train": (print,)}, ("Layerwise.train must be a Train, not <built-in",)),
     "a row nobody has": ({"row": "phi"}, ("the model is field 'phi'", "clients have only", "theta")),
 }
 
@@ -156,7 +164,7 @@ def test_a_record_that_does_not_fit_together_is_refused(case):
 def test_a_refusal_says_slot_step_field_and_what_there_is():
     with pytest.raises(RecordError) as refusal:
         replace(fedavg(), send=())
-    expected = "merge: Mean reads 'up.theta', which nobody gives; there is: theta"
+    expected = "merge: Mean reads 'up.theta', which nobody gives; choose one of: theta"
     assert str(refusal.value) == expected
 
 
@@ -205,9 +213,10 @@ def test_a_single_step_needs_no_tuple():
 
 
 def test_splits_are_those_of_the_steps():
-    assert fedavg().splits == ("train",)
+    assert fedavg().requires.splits == ("train",)
     asking = Noop(splits=("validation", "train")), Noop(splits=("extra", "validation"))
-    assert replace(fedavg(), train=(SGD(), asking[0]), tune=asking[1:]).splits == ("train", "validation", "extra")
+    made = replace(fedavg(), train=(SGD(), asking[0]), tune=asking[1:])
+    assert made.requires.splits == ("train", "validation", "extra")
 
 
 def upload(*values: float) -> Parcel:
@@ -219,10 +228,10 @@ def test_rows_are_kept_if_some_merge_needs_them():
     for merge, kept in (((Sum("y"),), False), ((Sum("y"), Largest("z", "y")), True)):
         made = numbers(merge=merge, server={"y": Number(1.0), "z": Number()})
         total = made.fold(ROUND, {}, made.fold(ROUND, {}, Total(), uploads[0], ids[0]), uploads[1], ids[1])
-        assert made.keeps_rows == kept
+        assert made.requires.rows == kept
         assert total.rows == (uploads if kept else ())
         assert total.ids == (ids if kept else ())
-        assert tensor_of(total.sums, "0:sum").item() == 12.0
+        assert tensor_of(total.sums[0], "sum").item() == 12.0
 
 
 @pytest.mark.parametrize(
@@ -235,7 +244,7 @@ def test_a_client_sends_what_some_merge_reads_and_nothing_more(merge, sent):
 
 
 @dataclass(frozen=True)
-class Who:
+class Who(MergeSums):
     """A merge that writes down who sent what, through sums or from rows."""
 
     reads: tuple[str, ...] = ("up.x",)
@@ -250,7 +259,7 @@ class Who:
 
 
 @dataclass(frozen=True)
-class WhoInRows:
+class WhoInRows(MergeRows):
     reads: tuple[str, ...] = ("up.x",)
     writes: tuple[str, ...] = ("y",)
 

@@ -19,6 +19,7 @@ from stratafl.core.phased import Phase, Phased
 from stratafl.core.records import record
 from stratafl.core.round import Plan, Round, Setup
 from stratafl.core.state import rows_of
+from stratafl.core.steps import MergeRows, MergeSums, Mix, Send, Serve, Train
 from stratafl.errors import ContractError, RecordError
 from stratafl.execute import Matrix, simulation
 from stratafl.policies import SGD
@@ -32,7 +33,7 @@ THREE = Phased(
 
 
 def phases(alg: Phased, rounds: int) -> list[int]:
-    return [alg.plan(t, rounds).phase for t in range(alg.rounds(rounds))]
+    return [alg.plan(t, rounds).phase for t in range(rounds + alg.requires.extra_rounds)]
 
 
 def test_rounds_fall_into_their_phases():
@@ -56,9 +57,9 @@ def test_a_plan_says_who_takes_part_and_whether_it_is_evaluated():
 @pytest.mark.parametrize("requested", [1, 3, 6])
 def test_a_finish_is_one_more_round(requested):
     alg = replace(THREE, finish=Phase(fedavg(), participation="all"))
-    assert (THREE.rounds(requested), alg.rounds(requested)) == (requested, requested + 1)
+    assert (THREE.requires.extra_rounds, alg.requires.extra_rounds) == (0, 1)
     assert phases(alg, requested) == [*phases(THREE, requested), 3]
-    assert alg.plan(requested, requested) == Plan(3, "all", True, clock=(0, 1))
+    assert alg.plan(requested, requested) == Plan(3, "all", True, schedule=(0, 1))
 
 
 def test_a_whole_cohort_takes_part_where_the_phase_says_so():
@@ -107,7 +108,7 @@ def test_an_early_phase_keeps_up_what_a_later_one_needs():
 
 
 @dataclass(frozen=True)
-class Mark:
+class Mark(Serve, Mix, Train, Send, MergeSums):
     """A step of any slot that leaves the number of its phase."""
 
     phase: float
@@ -175,16 +176,16 @@ def test_splits_rows_and_extensions_are_those_of_some_phase():
     class Asking(Mark):
         splits: tuple[str, ...] = ("validation",)
 
-    class Rows(Mark):
+    class Rows(Mark, MergeRows):
         def absorb(self, rnd: Round, server: object, up: Parcel, ids: torch.Tensor) -> dict:
             return {}
 
     asking = replace(fedavg(), train=(SGD(), Asking(0.0)))
     extended = replace(fedavg(), extension=lambda module, example, classes: "extended")
-    assert Phased((Phase(fedavg(), rounds=1), Phase(asking))).splits == ("train", "validation")
-    assert Phased((Phase(fedavg()),), finish=Phase(asking)).splits == ("train", "validation")
-    assert not THREE.keeps_rows
-    assert Phased((Phase(fedavg(), rounds=1), Phase(replace(fedavg(), merge=(Rows(0.0, writes=()),))))).keeps_rows
+    assert Phased((Phase(fedavg(), rounds=1), Phase(asking))).requires.splits == ("train", "validation")
+    assert Phased((Phase(fedavg()),), finish=Phase(asking)).requires.splits == ("train", "validation")
+    assert not THREE.requires.rows
+    assert Phased((Phase(fedavg(), rounds=1), Phase(replace(fedavg(), merge=(Rows(0.0, writes=()),))))).requires.rows
     assert Phased((Phase(fedavg(), rounds=1), Phase(extended))).extend(None, None, 2) == "extended"
     assert THREE.extend("as given", None, 2) == "as given"
     assert THREE.row == "theta"
@@ -211,7 +212,7 @@ def test_no_phase_at_all_is_refused():
 
 
 def test_a_phase_of_phases_is_refused():
-    with pytest.raises(RecordError, match="phase 0 is a Phased: a phase is one record of slots"):
+    with pytest.raises(RecordError, match=r"Phase\.algorithm must be a Layerwise"):
         Phased((Phase(local()),))
 
 
@@ -266,7 +267,7 @@ def broken_after(rounds: int) -> Phased:
 
 
 @record
-class ReadsBack:
+class ReadsBack(Train):
     """Reads a value back to the host in every step."""
 
     reads = writes = ("theta",)

@@ -12,6 +12,7 @@ from stratafl.algorithms import algorithm, fedavg, fedper, fedprox
 from stratafl.core.layers import select
 from stratafl.core.records import record
 from stratafl.core.state import rows_of
+from stratafl.core.steps import MergeSums, Train
 from stratafl.data import digits, federate, from_clients
 from stratafl.errors import DataError, MemoryLimitError, ModelError, RecordError, StrataError, UnknownNameError
 from stratafl.evaluation.evaluate import accuracy, received, score
@@ -102,7 +103,7 @@ def test_unknown_algorithm_answers_with_the_nearest():
 
 
 @record
-class AskForTest:
+class AskForTest(Train):
     """A step that declares the test split."""
 
     splits = ("test",)
@@ -123,7 +124,7 @@ def test_the_test_split_is_never_given_to_an_algorithm():
 
 def test_a_declared_split_must_exist():
     @record
-    class AskForValidation:
+    class AskForValidation(Train):
         splits = ("validation",)
         reads = writes = ("theta",)
 
@@ -258,7 +259,7 @@ def test_a_batch_wider_than_all_data_takes_what_the_data_take():
 
 def test_debug_names_stage_client_and_layer():
     @record
-    class Explode:
+    class Explode(Train):
         reads = writes = ("theta",)
 
         def __call__(self, rnd, client, task):
@@ -274,7 +275,7 @@ def test_debug_names_stage_client_and_layer():
 
 def test_debug_names_the_stage_of_any_error():
     @record
-    class Fail:
+    class Fail(MergeSums):
         reads = writes = ("theta",)
 
         def fold(self, rnd, server, sums, up, ids):

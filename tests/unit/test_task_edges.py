@@ -19,12 +19,13 @@ from stratafl.core.phased import Phase, Phased
 from stratafl.core.records import record
 from stratafl.core.reduce import add_rows
 from stratafl.core.state import rows_of
-from stratafl.core.task import Task
+from stratafl.core.steps import Serve
 from stratafl.errors import DataError, ModelError, RecordError, UnknownNameError
-from stratafl.evaluation.evaluate import received, score, scoreboard, state_dict
+from stratafl.evaluation.evaluate import received, score, score_stages, state_dict
 from stratafl.execute import Matrix, simulation
 from stratafl.policies import SGD, Cosine, Mean, Take
 from stratafl.runtime import replay
+from stratafl.runtime.task import CohortTask
 from stratafl.testing import SIZES, difference, everything, tiny_federation, tiny_model
 
 
@@ -329,18 +330,18 @@ def test_a_share_of_the_clients_is_not_lost_to_rounding():
 
 def test_evaluation_keeps_to_the_memory_limit(monkeypatch):
     sizes = []
-    scores = Task.scores
+    scores = CohortTask.scores
 
     def counting(self, rows, split):
         sizes.append(len(self))
         return scores(self, rows, split)
 
-    monkeypatch.setattr(Task, "scores", counting)
+    monkeypatch.setattr(CohortTask, "scores", counting)
     sim = tiny()
     limited = replace(sim, round_limit=sim.needs(len(SIZES)).evaluating(2))
     ids = torch.arange(len(SIZES))
-    cut = scoreboard(limited, limited.start(), ids, ["test"])["test.deployed"]
-    whole = scoreboard(sim, sim.start(), ids, ["test"])["test.deployed"]
+    cut = score_stages(limited, limited.start(), ids, ["test"])["test.deployed"]
+    whole = score_stages(sim, sim.start(), ids, ["test"])["test.deployed"]
     assert sizes == [2, 2, 2, 6]
     assert torch.equal(cut.loss, whole.loss)
 
@@ -373,7 +374,7 @@ def test_kinds_of_numbers_are_checked(given, says):
 
 def test_a_masked_download_needs_the_clients_own_row():
     @record
-    class Masked:
+    class Masked(Serve):
         reads = ("theta",)
         writes = ("down.theta",)
 

@@ -39,7 +39,6 @@ ALGORITHMS = {builder.__name__: builder for builder in _BUILDERS}
 
 
 def algorithm(name: str, **options: Any) -> Algorithm:
-    """An algorithm by its name."""
     if name not in ALGORITHMS:
         raise unknown("algorithm", name, sorted(ALGORITHMS))
     return ALGORITHMS[name](**options)

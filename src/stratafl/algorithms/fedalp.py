@@ -7,34 +7,37 @@ weights Ψ_m from how much each of its layers moves (Eq. 5–8). From there on a
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.grouping import shares, ward, without_overflow
+from stratafl.core.annotations import Range
 from stratafl.core.fields import FieldSpec, Number, Start
 from stratafl.core.footprint import Footprint
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.parcel import Field, Parcel
 from stratafl.core.phased import Phase, Phased
-from stratafl.core.records import record, whole_number
+from stratafl.core.records import record, validated
 from stratafl.core.reduce import add_rows, add_rows_by_group, add_weights, cosines, mean_or_hold, pieces
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import Computed, State, rows_of, tensor_of
-from stratafl.errors import RecordError, unknown
+from stratafl.core.steps import MergeRows, MergeSums, Serve
+from stratafl.errors import RecordError
 from stratafl.policies import SGD, Broadcast
 
 Base = Literal["received", "group"]
 Gamma = Literal["group", "all"]
 
 
+@validated
 def fedalp(
     *,
-    beta: float = 0.6,
-    groups: int = 4,
-    warmup: int = 10,
+    beta: Annotated[float, Range(least=0, most=1)] = 0.6,
+    groups: Annotated[int, Range(least=1)] = 4,
+    warmup: Annotated[int, Range(least=1)] = 10,  # the last of its rounds forms the groups
     base: Base = "received",
     gamma: Gamma = "group",
     features: Literal["cosine", "angle"] = "cosine",
@@ -45,17 +48,6 @@ def fedalp(
     `base` is what the group's step is added to: the model its clients received, or the group's old model (line 10 to
     the letter); `gamma` is normalised in the group, or over all clients; `features` are what Ward's method sees.
     """
-    if not 0 <= beta <= 1:
-        raise RecordError(f"fedalp: beta must be from 0 to 1, not {beta}")
-    whole_number("fedalp: groups", groups, least=1)
-    whole_number("fedalp: warmup", warmup, least=1)  # the last of its rounds forms the groups
-    for key, given, allowed in (
-        ("base", base, ("received", "group")),
-        ("gamma", gamma, ("group", "all")),
-        ("features", features, ("cosine", "angle")),
-    ):
-        if given not in allowed:
-            raise unknown(f"{key} of fedalp", str(given), allowed)
     server: dict[str, FieldSpec] = {
         "theta": Start(),
         "group": Start(copies=groups),
@@ -78,7 +70,6 @@ class LayerWeights:
     groups: int
 
     def names(self, layout: Layout, side: str) -> None:
-        """It keeps no layer of the model."""
         return
 
     def create(self, setup: Setup, ids: Tensor | None, side: str) -> Tensor:
@@ -87,7 +78,7 @@ class LayerWeights:
 
 
 @record
-class FormGroups:
+class FormGroups(MergeRows):
     """FedAvg's mean, and from the updates of all clients the groups and their layer weights (Algorithm 2).
 
     Everybody is asked once, but the mean is over those whom the round would have sampled. Groups are numbered by the
@@ -101,7 +92,6 @@ class FormGroups:
     writes = ("theta", "group", "member", "psi", "active")
 
     def check(self, setup: Setup) -> None:
-        """Refuse more groups than clients."""
         if self.groups > setup.clients:
             raise RecordError(f"fedalp: groups is from 1 to {setup.clients}, the clients, not {self.groups}")
 
@@ -138,7 +128,7 @@ def _mean_of_sampled(rnd: Round, trained: Mapping[str, Tensor], samples: Tensor,
 
 
 @record
-class MixGroups:
+class MixGroups(Serve):
     """W_new^(l) = Ψ_m^(l)·w_m^(l) + (1 − Ψ_m^(l))·w_g^(l) of each client's group (Eq. 9–10); statistics are w_g's."""
 
     groups: int = 4
@@ -150,7 +140,6 @@ class MixGroups:
         return Footprint(client=setup.row_bytes(), served=3 * self.groups * setup.block_bytes())
 
     def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
-        """A row per client."""
         m = tensor_of(server, "member")[ids].long()
         rows = group_models(server, rnd.layout)
         return {"theta": Field({name: x[m] for name, x in rows.items()})}
@@ -169,7 +158,7 @@ def group_models(server: State, layout: Layout) -> Mapping[str, Tensor]:
 
 
 @record
-class LearnGroups:
+class LearnGroups(MergeSums):
     """w_m ← base + Σ_{k∈G_m} γ_k·Δw_k (line 10), w_g ← Σ_m (Σ_{k∈G_m} γ_k)·w_m (line 11), over those who took part.
 
     A group of whom nobody did keeps its model and has no weight.
@@ -199,7 +188,6 @@ class LearnGroups:
         }
 
     def finish(self, rnd: Round, server: State, sums: State) -> State:
-        """The groups' models and the global one."""
         layout, weight, group = rnd.layout, tensor_of(sums, "weight"), rows_of(server, "group")
         W_new = group_models(server, layout)  # Eq. 9–10
         share = weight / weight.sum()  # Γ_m = Σ_{k∈G_m} γ_k
@@ -228,7 +216,7 @@ class LearnGroups:
         """Ψ of every group, layer by layer."""
         return {"psi": tensor_of(server, "psi").T}
 
-    def costs(self, rnd: Round, server: State) -> dict[str, float]:
+    def communication(self, rnd: Round, server: State) -> dict[str, float]:
         """The bytes between the servers: a model each way for each group that took part."""
         model = sum(x.numel() * x.element_size() for x in rows_of(server, "theta").values())
         return {"bytes.between": float(tensor_of(server, "active")) * 2 * model}

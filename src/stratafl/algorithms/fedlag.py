@@ -6,31 +6,34 @@ k worst layers stay with the clients, the others are averaged.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.core.annotations import Range
 from stratafl.core.fields import Number, Start
 from stratafl.core.footprint import Footprint
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import Layout
 from stratafl.core.parcel import Field, LayerMask, Parcel
 from stratafl.core.phased import Phase, Phased
-from stratafl.core.records import record, whole_number
+from stratafl.core.records import record, validated
 from stratafl.core.reduce import add_rows, add_weights, conflicting_pairs, mean_or_hold
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import Computed, State, expand, rows_of, tensor_of
-from stratafl.errors import RecordError, unknown
+from stratafl.core.steps import MergeRows, Serve
+from stratafl.errors import RecordError
 from stratafl.policies import SGD, Broadcast, Take
 
 
+@validated
 def fedlag(
     *,
-    k: int | None = None,
-    xi: float = -0.1,
-    warmup: int = 30,
+    k: Annotated[int, Range(least=0)] | None = None,
+    xi: Annotated[float, Range(above=-1, most=0)] = -0.1,
+    warmup: Annotated[int, Range(least=0)] = 30,
     weights: Literal["samples", "uniform"] = "samples",
     bn: Literal["follow", "averaged"] = "follow",
     train: SGD = SGD(),
@@ -41,13 +44,6 @@ def fedlag(
     than ten. `weights="uniform"` is Eq. 4; `bn` says whether a BatchNorm follows the layer that it normalises or is
     always averaged.
     """
-    if k is not None:
-        whole_number("fedlag: k", k, least=0)
-    if not -1 < xi <= 0:
-        raise RecordError(f"fedlag: xi must be above -1 and at most 0, not {xi}")
-    whole_number("fedlag: warmup", warmup, least=0)
-    if bn not in ("follow", "averaged"):
-        raise unknown("bn of fedlag", str(bn), ("follow", "averaged"))
     merge = PersonaliseConflicts(k, xi, weights, bn)
     method = _lag(merge, train)
     # The warm-up personalises nothing, but the server already keeps what each client uploads: in the first round after
@@ -77,7 +73,7 @@ def _lag(merge: "PersonaliseConflicts", train: SGD) -> Layerwise:
 
 
 @record
-class BroadcastShared:
+class BroadcastShared(Serve):
     """The averaged layers, those of L_g (Eq. 4); of L_p nothing is sent, and `Take` leaves a client's own (Eq. 5)."""
 
     reads = ("theta", "personal")
@@ -88,13 +84,12 @@ class BroadcastShared:
         return Footprint(client=setup.row_bytes())
 
     def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
-        """One common field with a mask of layers."""
         shared = tensor_of(server, "personal") == 0  # L_g
         return {"theta": Field(rows_of(server, "theta"), common=True, mask=LayerMask(shared))}
 
 
 @record
-class PersonaliseConflicts:
+class PersonaliseConflicts(MergeRows):
     """w_g ← the mean of all layers; L_p ← the k layers with the most conflicting pairs (Eq. 1–4, Algorithm 2)."""
 
     k: int | None = None
@@ -103,18 +98,12 @@ class PersonaliseConflicts:
     bn: Literal["follow", "averaged"] = "follow"
     writes = ("theta", "rows", "personal", "conflicts")
 
-    def __post_init__(self) -> None:
-        if self.weights not in ("samples", "uniform"):
-            raise unknown("weights of fedlag", str(self.weights), ("samples", "uniform"))
-
     @property
     def reads(self) -> tuple[str, ...]:
-        """Uploads, with n_k where it is a weight, and the server's own fields."""
         counts = ("up.samples",) if self.weights == "samples" else ()
         return ("up.theta", *counts, *self.writes)
 
     def check(self, setup: Setup) -> None:
-        """Refuse more personal layers than there are."""
         most = len(setup.layout.computing)
         if self.k is not None and self.k > most:
             raise RecordError(f"fedlag: k is from 0 to {most}, the layers of this model that are scored, not {self.k}")
@@ -151,8 +140,7 @@ class PersonaliseConflicts:
         personal = torch.zeros(len(layout.layers), dtype=torch.bool, device=conflicts.device)
         personal[scored.flip(0)[order]] = found[order] > 0
         if self.bn == "follow":
-            follows = torch.tensor(_normalised(layout), device=conflicts.device)
-            personal = personal | ((follows >= 0) & personal[follows.clamp(min=0)])
+            personal = personal[torch.tensor(layout.leaders, device=conflicts.device)]
         return personal
 
     def _most(self, scored: int) -> int:
@@ -166,8 +154,3 @@ def started(server: State, ids: Tensor, layout: Layout) -> Mapping[str, Tensor]:
     personal = layout.spread(tensor_of(server, "personal") > 0, rows)  # l ∈ L_p
     # Eq. 5: θ_{l,u}^(r−1,E), which they uploaded last; Eq. 4 for all other layers.
     return Computed(rows, lambda name: torch.where(personal[name], rows[name][ids], held[name]))
-
-
-def _normalised(layout: Layout) -> list[int]:
-    """For each layer the one that it normalises, or -1."""
-    return [-1 if layer.normalises is None else layout.index[layer.normalises] for layer in layout.layers]

@@ -6,32 +6,37 @@ Client i is sent θ̄_i^l = Σ_j α_i^{l,j}·θ_j^l (Eq. 6); what it learned fro
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from stratafl.algorithms.fedavg import fedavg
-from stratafl.algorithms.hypernetwork import Hypernetwork
+from stratafl.algorithms.hypernetwork import Hypernetwork, Width
+from stratafl.core.annotations import Range
 from stratafl.core.fields import FieldSpec, Start
 from stratafl.core.footprint import Footprint
 from stratafl.core.layers import Select, select
-from stratafl.core.layerwise import Layerwise, MergeRows
+from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.parcel import Field, LayerMask, Parcel
-from stratafl.core.records import finite_number, record, whole_number
+from stratafl.core.records import record, validated
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import Computed, State, rows_of
-from stratafl.errors import RecordError, unknown
+from stratafl.core.steps import MergeRows, Serve
+from stratafl.errors import RecordError
 from stratafl.policies import SGD
 
+Rate = Annotated[float, Range(least=0)]
 
+
+@validated
 def pfedla(
     *,
-    hyper_lr: float = 0.005,
-    embedding: int = 100,
-    width: int = 100,
-    depth: int = 3,
+    hyper_lr: Rate = 0.005,
+    embedding: Width = 100,
+    width: Width = 100,
+    depth: Width = 3,
     unit: Literal["layer", "model"] = "layer",
     normalise: Literal["softmax", "relu"] = "softmax",
     initial: Literal["drawn", "uniform"] = "drawn",
@@ -43,27 +48,24 @@ def pfedla(
     `normalise="relu"` and `sign="public"` are what public code does (the second moves away from the trained model);
     `initial="uniform"` starts from equal weights; `embedding`, `width` and `depth` are sizes of the hypernetworks.
     """
-    if sign not in ("descent", "public"):
-        raise unknown("sign of pfedla", sign, ("descent", "public"))
-    finite_number("pfedla: hyper_lr", hyper_lr, least=0)
     hyper = Hypernetwork(embedding, width, depth, unit, normalise, initial)
     return _learned(hyper, Retain(), hyper_lr, -1 if sign == "public" else 1, train)
 
 
+@validated
 def heurpfedla(
     *,
-    k: int | None = None,
+    k: Annotated[int, Range(least=0)] | None = None,
     retained: str | Select = "none",
-    hyper_lr: float = 0.005,
-    embedding: int = 100,
-    width: int = 100,
-    depth: int = 3,
+    hyper_lr: Rate = 0.005,
+    embedding: Width = 100,
+    width: Width = 100,
+    depth: Width = 3,
     normalise: Literal["softmax", "relu"] = "softmax",
     initial: Literal["drawn", "uniform"] = "drawn",
     train: SGD = SGD(),
 ) -> Layerwise:
     """Algorithm 2: the `k` layers (1) with the largest self weight are not sent; or instead the `retained` ones."""
-    finite_number("heurpfedla: hyper_lr", hyper_lr, least=0)
     hyper = Hypernetwork(embedding, width, depth, "layer", normalise, initial)
     retain = _retain(k, select(retained))
     method = _learned(hyper, retain, hyper_lr, 1, train)
@@ -75,7 +77,7 @@ def _retain(k: int | None, named: Select) -> "Retain":
         raise RecordError(f"heurpfedla: the retained layers are named ('{named}') or chosen (k={k}), not both")
     if named != select("none"):
         return Retain(0, named)
-    return Retain(whole_number("heurpfedla: k", 1 if k is None else k, least=0))
+    return Retain(1 if k is None else k)
 
 
 def _learned(hyper: Hypernetwork, retain: "Retain", lr: float, sign: int, train: SGD) -> Layerwise:
@@ -123,12 +125,8 @@ class Retain:
     k: int = 0
     named: Select = select("none")
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "named", select(self.named))
-
     @property
     def anything(self) -> bool:
-        """Whether any layer is kept at all."""
         return self.k > 0 or self._by_name
 
     @property
@@ -146,14 +144,13 @@ class Retain:
         return chosen.scatter_(1, eligible.flip(0)[order], True)
 
     def check(self, setup: Setup) -> None:
-        """Refuse more layers than there are."""
         most = len(setup.layout.computing)
         if self.k > most:
             raise RecordError(f"heurpfedla: k is from 0 to {most}, the layers of this model, not {self.k}")
 
 
 @record
-class MixLayers:
+class MixLayers(Serve):
     """θ̄_i^l = Σ_j α_i^{l,j}·θ_j^l (Eq. 5–6), without the layers that are retained."""
 
     given: Weights
@@ -162,7 +159,6 @@ class MixLayers:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The models of all clients, and what the weights come from."""
         return ("rows", *self.given.names)
 
     def footprint(self, setup: Setup) -> Footprint:
@@ -172,7 +168,6 @@ class MixLayers:
         return replace(given, client=given.client + rows)
 
     def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
-        """A row per client."""
         alpha = self.given.weights(rnd, server, ids)
         rows = mixed(alpha, rows_of(server, "rows"), rnd.layout)
         if not self.retain.anything:
@@ -185,17 +180,15 @@ class MixLayers:
         return {"alpha": self.given.weights(rnd, server, everybody).transpose(0, 1)}
 
     def check(self, setup: Setup) -> None:
-        """See `Retain`."""
         self.retain.check(setup)
 
 
 def mixed(alpha: Tensor, rows: Rows, layout: Layout) -> Rows:
-    """Rows mixed by weights `[C, L, N]`."""
     return layout.blend(alpha.transpose(0, 1), rows)
 
 
 @record
-class LearnWeights:
+class LearnWeights(MergeRows):
     """v_i and ψ_i ← + lr·(∂θ̄_i/∂(v_i, ψ_i))ᵀ·Δθ_i (Eq. 10–11), for the whole cohort at once.
 
     Δθ_i points downhill, so adding is descent: θ̄_i moves towards the trained model. A retained layer was not mixed, so
@@ -208,12 +201,10 @@ class LearnWeights:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Uploads, the models of all clients, and the hypernetworks."""
         return ("up.theta", "rows", *self.hyper.names)
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """The hypernetworks."""
         return self.hyper.names
 
     def footprint(self, setup: Setup) -> Footprint:
@@ -221,7 +212,6 @@ class LearnWeights:
         return Footprint(absorbed=max(3 * setup.block_bytes(), 6 * self.hyper.client_bytes(setup)))
 
     def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
-        """The hypernetworks of these clients."""
         rows, trained, layout = rows_of(server, "rows"), up["theta"].rows, rnd.layout
         alpha = self.hyper.weights(rnd, server, ids)
         # Δθ_i, from θ̄_i, of the models that were mixed: those before line 7; tensor by tensor, for the sake of memory.
@@ -234,7 +224,7 @@ class LearnWeights:
 
 
 @record
-class StoreRows:
+class StoreRows(MergeRows):
     """θ_i ← what client i trained (Algorithm 1 line 7); everybody else's model stays as it was."""
 
     reads = ("up.theta", "rows")
@@ -245,18 +235,16 @@ class StoreRows:
         return Footprint(absorbed=setup.block_bytes())
 
     def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
-        """The models, with those of these clients replaced."""
         new = up["theta"].rows
         return {"rows": {n: x.index_copy(0, ids.to(x.device), new[n]) for n, x in rows_of(server, "rows").items()}}
 
 
 @record
-class MeanOfRows:
+class MeanOfRows(Serve):
     """The mean of all clients' models, for somebody who has no hypernetwork yet."""
 
     reads = ("rows",)
     writes = ("down.theta",)
 
     def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
-        """One common field."""
         return {"theta": Field({name: x.mean(0) for name, x in rows_of(server, "rows").items()}, common=True)}

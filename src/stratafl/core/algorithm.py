@@ -1,12 +1,12 @@
 """The narrow waist: all that an executor knows of an algorithm.
 
-Pure functions over explicit state. The server never sees a client's memory, clients never see the server's state, only
-parcels cross. Client-side functions always have a leading client axis C: the simulator calls them with a whole cohort,
-a deployed client calls the very same functions with C = 1.
+Pure functions over explicit state. The server never sees a client's state, clients never see the server's, only parcels
+cross. Client-side functions always have a leading client axis C: the simulator calls them with a whole cohort, a
+deployed client calls the very same functions with C = 1.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from stratafl.core.parcel import Parcel
 from stratafl.core.reprs import short_repr
 from stratafl.core.round import Participation, Plan, Round, Setup
 from stratafl.core.state import State, rows_of
+from stratafl.core.steps import Batching, Names
 from stratafl.core.task import Task
 
 
@@ -26,7 +27,7 @@ from stratafl.core.task import Task
 class Total:
     """What the uploads of a round come to: sums that add up, and rows that are kept side by side."""
 
-    sums: State = field(default_factory=dict)
+    sums: tuple[State, ...] = ()  # one for each merge; () while there is no upload
     rows: tuple[Parcel, ...] = ()
     ids: tuple[Tensor, ...] = ()  # whose rows they are
 
@@ -40,17 +41,30 @@ class Work(NamedTuple):
     trained: Rows  # the model right after training, for whoever evaluates it
 
 
+@dataclass(frozen=True)
+class Requirements:
+    """What an algorithm needs of whoever runs it."""
+
+    splits: Names = ("train",)  # `test` is given only to an algorithm that says what it leaks
+    batchings: tuple[Batching, ...] = ()  # of its training steps
+    scores: bool = False  # whether it evaluates models as it trains
+    participation: Participation = "sampled"  # in its largest round
+    rows: bool = False  # whether `absorb` needs every upload side by side, not only their sums
+    extra_rounds: int = 0  # after those that were asked for
+
+    @property
+    def batch(self) -> int:
+        """The largest batch it trains on, from which memory is estimated."""
+        return max((each.size for each in self.batchings), default=1)
+
+
 class Algorithm(ABC):
     """A federated algorithm, as executors see it."""
 
-    row: str = "theta"  # the field of a client's memory that is its model
+    row: str = "theta"  # the field of a client's state that is its model
     global_model: str | None = None  # the server's field that is a whole model for everybody, if there is one
-    leaks: str | None = None  # what it is given that it should not be, such as test accuracy; said aloud
-    splits: tuple[str, ...] = ("train",)  # the splits it needs; `test` is never given
-    batch: int = 10  # the largest batch it trains on, from which memory is estimated
-    steps: tuple[object, ...] = ()  # the steps it is made of, for whoever asks what they need
-    participation: Participation = "sampled"  # in its largest round
-    keeps_rows: bool = False  # True if `absorb` needs every upload side by side, not only their sums
+    leaks: str | None = None  # what it is given that it should not be, such as test accuracy; always reported
+    requires: Requirements = Requirements(batchings=(Batching(10),))
 
     def extend(self, module: nn.Module, example: Tensor, classes: int | None) -> nn.Module:
         """The model it trains, from the model it was given; `example` is a batch of zeros of the data's shape."""
@@ -66,13 +80,9 @@ class Algorithm(ABC):
         Where uploads are kept side by side, those and as much again to compute with them.
         """
         row, sums = setup.row_bytes(), 2 * setup.row_bytes(dtype=torch.float64)
-        if self.keeps_rows:
+        if self.requires.rows:
             return Footprint(client=row, sums=sums, upload=row, absorbed=row)
         return Footprint(client=row, sums=sums)
-
-    def rounds(self, requested: int) -> int:
-        """The number of rounds it takes when asked for so many."""
-        return requested
 
     def plan(self, t: int, rounds: int) -> Plan:
         """The phase of round t, who takes part, whether it is evaluated."""
@@ -84,15 +94,15 @@ class Algorithm(ABC):
 
     @abstractmethod
     def enrol(self, setup: Setup, ids: Tensor) -> State:
-        """Client: its memory before its first round, a function of (seed, id) alone."""
+        """Client: its state before its first round, a function of (seed, id) alone."""
 
     @abstractmethod
-    def download(self, rnd: Round, server: State, ids: Tensor) -> Parcel:
-        """Server: the parcel for these clients; may be asked for any client."""
+    def download(self, rnd: Round, server: State, ids: Tensor, new: bool = False) -> Parcel:
+        """Server: the parcel for these clients, any of them; `new` ones never took part and have no row here."""
 
     @abstractmethod
     def receive(self, rnd: Round, client: State, parcel: Parcel, task: Task) -> State:
-        """Client: mixing; the memory, with in it the model that training would start from."""
+        """Client: mixing; the state, with in it the model that training would start from."""
 
     @abstractmethod
     def work(self, rnd: Round, client: State, task: Task) -> Work:
@@ -111,13 +121,9 @@ class Algorithm(ABC):
         return rows_of(client, self.row)
 
     def tell(self, rnd: Round, server: State) -> dict[str, Tensor]:
-        """Server: what is worth looking at, each `[L, …]`; asked by the laboratory only."""
+        """Server: what layer diagnostics show of it, each `[L, …]`; nothing may depend on it."""
         return {}
 
-    def costs(self, rnd: Round, server: State) -> dict[str, float]:
-        """Server: costs besides those between clients and server, such as `bytes.between` servers; recorded always."""
+    def communication(self, rnd: Round, server: State) -> dict[str, float]:
+        """Server: what is sent beside downloads and uploads, such as `bytes.between` servers; recorded every round."""
         return {}
-
-    def admit(self, rnd: Round, server: State, ids: Tensor) -> Parcel:
-        """Server: what a new client gets; differs from `download` where the server keeps a row per client."""
-        return self.download(rnd, server, ids)

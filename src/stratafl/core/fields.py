@@ -25,8 +25,7 @@ class FieldSpec(Protocol):
     def create(self, setup: Setup, ids: Tensor | None, side: Side) -> Value:
         """The field's first value: one row per id, or a single one without ids."""
 
-    def names(self, layout: Layout, side: Side) -> Names | None:
-        """The tensors it keeps."""
+    def names(self, layout: Layout, side: Side) -> Names | None: ...
 
 
 @record
@@ -41,15 +40,10 @@ class Start:
     per_client: bool = False
     copies: int | None = None
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", select(self.layers))
-
     def names(self, layout: Layout, side: Side) -> Names:
-        """What a client keeps, or what the server can know of these layers."""
         return layout.staying(self.layers) if side == "client" else layout.travelling(self.layers)
 
     def create(self, setup: Setup, ids: Tensor | None, side: Side) -> Rows:
-        """The initial rows."""
         if self.per_client and side == "client":
             raise RecordError("Start(per_client=True) is for the server: a client keeps its own row only")
         if self.per_client:
@@ -76,15 +70,10 @@ class Zeros:
     layers: Select = select("all")
     per_client: bool = False
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", select(self.layers))
-
     def names(self, layout: Layout, side: Side) -> Names:
-        """The trainable tensors of the layers."""
         return layout.trainable(self.layers)
 
     def create(self, setup: Setup, ids: Tensor | None, side: Side) -> Rows:
-        """The zero rows."""
         count = setup.clients if self.per_client else None if ids is None else len(ids)
         lead = () if count is None else (count,)
         start = {name: setup.start[name] for name in self.names(setup.layout, side)}
@@ -103,11 +92,9 @@ class Number:
     per_client: bool = False
 
     def names(self, layout: Layout, side: Side) -> None:
-        """It keeps no layer."""
         return
 
     def create(self, setup: Setup, ids: Tensor | None, side: Side) -> Tensor:
-        """The number, in the model's precision and on its device."""
         count = setup.clients if self.per_client else None if ids is None else len(ids)
         shape = [n for n in (count, self._width(setup)) if n is not None]
         like = next(iter(setup.start.values()))
@@ -130,13 +117,12 @@ class Together:
     parts: tuple[FieldSpec, ...]
 
     def names(self, layout: Layout, side: Side) -> Names | None:
-        """The tensors of all parts, in the layout's order."""
         parts = [part.names(layout, side) for part in self.parts]
         known = {name for part in parts if part is not None for name in part}
         return None if None in parts else tuple(name for name in layout.specs if name in known)
 
     def create(self, setup: Setup, ids: Tensor | None, side: Side) -> Value:
-        """The first part that has a tensor decides what it starts as."""
+        # The first part that has a tensor decides what it starts as.
         values = [part.create(setup, ids, side) for part in self.parts]
         rows: Rows = {}
         for value in reversed(values):

@@ -13,7 +13,7 @@ A `Select` is a short text, the same in Python, TOML and on the command line:
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stratafl.core.records import textual
+from stratafl.core.annotations import textual
 from stratafl.errors import RecordError, unknown
 
 KINDS = ("convolution", "linear", "embedding", "batchnorm")

@@ -7,82 +7,28 @@ is refused when it is made, not when it runs.
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from stratafl.core.algorithm import Algorithm, Total, Work
+from stratafl.core.algorithm import Algorithm, Requirements, Total, Work
 from stratafl.core.fields import FieldSpec, Side
 from stratafl.core.footprint import Footprint, together
 from stratafl.core.layers import Select, select
 from stratafl.core.layout import Layout, Rows
-from stratafl.core.parcel import Field, Parcel, join
+from stratafl.core.parcel import Parcel, join
 from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, Value, rows_of
+from stratafl.core.steps import MergeRows, MergeSums, Mix, Send, Serve, Step, Train
 from stratafl.core.task import Task
 from stratafl.errors import RecordError
 
-
-class Step(Protocol):
-    """A step of any slot: the fields it reads (`down.x` and `up.x` are fields of parcels) and writes."""
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The fields it needs."""
-
-    @property
-    def writes(self) -> tuple[str, ...]:
-        """The fields it gives."""
-
-
-class Serve(Step, Protocol):
-    """Server → download."""
-
-    def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
-        """The fields for these clients."""
-
-
-class Mix(Step, Protocol):
-    """Download and memory → where training starts."""
-
-    def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
-        """The fields that change."""
-
-
-class Train(Step, Protocol):
-    """A phase of local training."""
-
-    def __call__(self, rnd: Round, client: State, task: Task) -> State:
-        """The fields that change."""
-
-
-class Send(Step, Protocol):
-    """Memory → upload."""
-
-    def __call__(self, rnd: Round, client: State, task: Task) -> Mapping[str, Field]:
-        """The fields to send."""
-
-
-class MergeSums(Step, Protocol):
-    """Uploads → server, through sums that add up chunk by chunk and rank by rank."""
-
-    def fold(self, rnd: Round, server: State, sums: State, up: Parcel, ids: Tensor) -> State:
-        """The sums with the uploads of these clients in them; `{}` is nothing yet."""
-
-    def finish(self, rnd: Round, server: State, sums: State) -> State:
-        """The server's fields that change."""
-
-
-@runtime_checkable
-class MergeRows(Step, Protocol):
-    """Uploads → server, where all uploads are needed side by side."""
-
-    def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
-        """The server's fields that change, from the uploads of these clients."""
+log = logging.getLogger("stratafl")
+SLOTS = ("serve", "mix", "train", "send", "merge", "tune", "welcome")
 
 
 class Extension(Protocol):
@@ -90,11 +36,6 @@ class Extension(Protocol):
 
     def __call__(self, module: nn.Module, example: Tensor, classes: int | None) -> nn.Module:
         """The extended model; `example` is a batch of zeros of the data's shape."""
-
-
-log = logging.getLogger("stratafl")
-MOMENTUM = 4  # rows more of a client whose velocity of one step becomes that of the next; measured
-SLOTS = ("serve", "mix", "train", "send", "merge", "tune", "welcome")
 
 
 @record
@@ -116,73 +57,55 @@ class Layerwise(Algorithm):
     extension: Extension | None = None
 
     def __post_init__(self) -> None:
-        for name in SLOTS:
-            value = getattr(self, name)
-            object.__setattr__(self, name, tuple(value) if isinstance(value, tuple | list) else (value,))
         _check_flow(self)
 
     @property
-    def steps(self) -> tuple[Step, ...]:  # type: ignore[override]
+    def steps(self) -> tuple[Step, ...]:
         """The steps of all slots, in the order of a round."""
         return tuple(step for slot in SLOTS for step in getattr(self, slot))
 
     @property
-    def splits(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The splits that some step needs."""
-        return tuple(dict.fromkeys(["train", *(s for step in self.steps for s in getattr(step, "splits", ()))]))
-
-    @property
-    def batch(self) -> int:  # type: ignore[override]
-        """The largest batch of its steps."""
-        return max((getattr(step, "batch", 1) for step in self.steps), default=1)
+    def requires(self) -> Requirements:  # type: ignore[override]
+        """What its steps declare, together."""
+        return Requirements(
+            splits=tuple(dict.fromkeys(["train", *(split for step in self.steps for split in step.splits)])),
+            batchings=tuple(step.batching for step in self.steps if step.batching is not None),
+            scores=any(step.scores for step in self.steps),
+            rows=any(isinstance(step, MergeRows) for step in self.merge),
+        )
 
     def check(self, setup: Setup) -> None:
-        """Resolve every selection of layers, in steps and declared fields; ask the steps that check for themselves."""
+        """Resolve every selection of layers, in steps and declared fields; then each step checks for itself."""
         _resolve((*self.steps, *self.server.values(), *self.client.values(), self.extension), setup.layout)
         for step in self.steps:
-            own = getattr(step, "check", None)
-            if own is not None:
-                own(setup)
+            step.check(setup)
 
     def footprint(self, setup: Setup) -> Footprint:
-        """What its steps say that they take, or where one says nothing, what is usual for its slot."""
-        parts = [_footprint(step, slot, setup) for slot in SLOTS for step in getattr(self, slot)]
-        return together([*parts, Footprint(upload=setup.row_bytes() if self.keeps_rows else 0)])
-
-    @property
-    def keeps_rows(self) -> bool:  # type: ignore[override]
-        """Whether some merge needs all uploads side by side."""
-        return any(isinstance(step, MergeRows) for step in self.merge)
+        """What its steps take, and the uploads where they are kept side by side."""
+        kept = Footprint(upload=setup.row_bytes() if self.requires.rows else 0)
+        return together([*(step.footprint(setup) for step in self.steps), kept])
 
     def extend(self, module: nn.Module, example: Tensor, classes: int | None) -> nn.Module:
-        """The model with the extension's layers."""
         return module if self.extension is None else self.extension(module, example, classes)
 
     def init(self, setup: Setup) -> State:
-        """The declared server fields at their start."""
         return {name: spec.create(setup, None, "server") for name, spec in self.server.items()}
 
     def enrol(self, setup: Setup, ids: Tensor) -> State:
-        """The declared client fields at their start."""
         return {name: spec.create(setup, ids, "client") for name, spec in self.client.items()}
 
-    def download(self, rnd: Round, server: State, ids: Tensor) -> Parcel:
-        """What the serve steps give, together."""
-        return Parcel({k: f for step in self.serve for k, f in step(rnd, server, ids).items()})
-
-    def admit(self, rnd: Round, server: State, ids: Tensor) -> Parcel:
-        """What the welcome steps give, or else what is served."""
-        return Parcel({k: f for step in self.welcome or self.serve for k, f in step(rnd, server, ids).items()})
+    def download(self, rnd: Round, server: State, ids: Tensor, new: bool = False) -> Parcel:
+        steps = self.welcome if new and self.welcome else self.serve
+        return Parcel({k: f for step in steps for k, f in step(rnd, server, ids).items()})
 
     def receive(self, rnd: Round, client: State, parcel: Parcel, task: Task) -> State:
-        """The memory after the mix steps."""
         client = dict(client)
         for step in self.mix:
             client |= step(rnd, client, parcel, task)
         return client
 
     def work(self, rnd: Round, client: State, task: Task) -> Work:
-        """The memory after the train steps, cut down to what is declared, and what of the send steps a merge reads."""
+        """The client's state after training, cut down to what is declared, and what of the send steps a merge reads."""
         client = _after(self.train, rnd, client, task)
         asked = {name for step in self.merge for name in step.reads}
         upload = Parcel({k: f for step in self.send for k, f in step(rnd, client, task).items() if f"up.{k}" in asked})
@@ -190,35 +113,31 @@ class Layerwise(Algorithm):
         return Work(kept, upload, cast(Rows, client[self.row]))
 
     def fold(self, rnd: Round, server: State, total: Total, uploads: Parcel, ids: Tensor) -> Total:
-        """Each sums-step adds to its own sums; uploads are kept only if some step needs rows."""
-        sums: State = dict(total.sums)
-        for i, step in enumerate(self.merge):
-            if not isinstance(step, MergeRows):
-                own = step.fold(rnd, server, _own(sums, i), uploads, ids)
-                sums |= {f"{i}:{name}": value for name, value in own.items()}
-        if not self.keeps_rows:
+        """Each merge adds to its own sums; uploads are kept only if some merge needs rows."""
+        before = total.sums or ({},) * len(self.merge)
+        sums = tuple(
+            own if isinstance(step, MergeRows) else step.fold(rnd, server, own, uploads, ids)
+            for step, own in zip(self.merge, before, strict=True)
+        )
+        if not self.requires.rows:
             return Total(sums)
         return Total(sums, (*total.rows, uploads), (*total.ids, ids))
 
     def absorb(self, rnd: Round, server: State, total: Total) -> State:
         """The merge steps in their order; each sees what the ones before it changed."""
         state = dict(server)
-        for i, step in enumerate(self.merge):
+        for step, own in zip(self.merge, total.sums, strict=True):
             if isinstance(step, MergeRows):
                 state |= step.absorb(rnd, state, join(total.rows, lazily=True), torch.cat(total.ids))
             else:
-                state |= step.finish(rnd, state, _own(total.sums, i))
+                state |= step.finish(rnd, state, own)
         return {name: _kept(state[name], spec, rnd.layout, "server") for name, spec in self.server.items()}
 
     def tell(self, rnd: Round, server: State) -> dict[str, Tensor]:
-        """What the steps that tell something tell."""
-        told = (step.tell(rnd, server) for step in self.steps if hasattr(step, "tell"))
-        return {name: value for each in told for name, value in each.items()}
+        return {name: value for step in self.steps for name, value in step.tell(rnd, server).items()}
 
-    def costs(self, rnd: Round, server: State) -> dict[str, float]:
-        """What the steps that cost something else cost."""
-        each = (step.costs(rnd, server) for step in self.steps if hasattr(step, "costs"))
-        return {name: value for costs in each for name, value in costs.items()}
+    def communication(self, rnd: Round, server: State) -> dict[str, float]:
+        return {name: value for step in self.steps for name, value in step.communication(rnd, server).items()}
 
     def deploy(self, rnd: Round, client: State, task: Task) -> Rows:
         """The row after the tune steps, on a copy."""
@@ -229,7 +148,7 @@ def _resolve(part: object, layout: Layout) -> None:
     """Resolve the selections in a record and in the records it holds."""
     if isinstance(part, Select):
         if not layout.resolve(part) and not part.inverted and part != select("none"):
-            log.warning("'%s' chooses no layer of this model", part)
+            log.warning("'%s' matches no layer of this model", part)
     elif isinstance(part, tuple):
         for value in part:
             _resolve(value, layout)
@@ -242,24 +161,6 @@ def _after(steps: tuple[Train, ...], rnd: Round, client: State, task: Task) -> S
     for step in steps:
         client |= step(rnd, client, task)
     return client
-
-
-def _footprint(step: object, slot: str, setup: Setup) -> Footprint:
-    """A step may have a function `footprint(setup)`; a merge without one adds up rows and weights in float64."""
-    own = getattr(step, "footprint", None)
-    if own is not None:
-        return cast(Footprint, own(setup))
-    row = setup.row_bytes()
-    if slot == "merge":
-        rows = isinstance(step, MergeRows)
-        return Footprint(absorbed=row) if rows else Footprint(sums=2 * setup.row_bytes(dtype=torch.float64))
-    if slot in ("serve", "welcome"):
-        return Footprint(client=row)
-    return Footprint(client=MOMENTUM * row if getattr(step, "momentum", 0) else 0)
-
-
-def _own(sums: State, step: int) -> State:
-    return {name.partition(":")[2]: value for name, value in sums.items() if name.startswith(f"{step}:")}
 
 
 def _kept(value: Value, spec: FieldSpec, layout: Layout, side: Side) -> Value:
@@ -291,7 +192,7 @@ def _check_flow(alg: Layerwise) -> None:
 
 def _check_counts(alg: Layerwise) -> None:
     """Refuse to read what two descents of a round count under one name: the second one's would be read."""
-    counted = Counter(name for step in alg.train for name in getattr(step, "counts", ()))
+    counted = Counter(name for step in alg.train for name in step.counts)
     readers = [(name, _name(step)) for step in (*alg.train, *alg.send) for name in step.reads]
     for name, reader in [*readers, *((name, "the client's state") for name in alg.client)]:
         if counted[name] > 1:
@@ -306,9 +207,8 @@ def _walk(
     for step in getattr(alg, slot):
         for name in step.reads:
             if name not in known | parcel:
-                raise RecordError(
-                    f"{slot}: {_name(step)} reads '{name}', which nobody gives; there is: {_listed(known | parcel)}"
-                )
+                there = _listed(known | parcel)
+                raise RecordError(f"{slot}: {_name(step)} reads '{name}', which nobody gives; choose one of: {there}")
         written |= set(step.writes)
 
 
@@ -316,5 +216,5 @@ def _name(step: object) -> str:
     return type(step).__name__
 
 
-def _listed(names: Any) -> str:
+def _listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "nothing"

@@ -9,6 +9,7 @@ Axis letters, everywhere: N clients, C cohort, P columns, L layers, B batch.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Literal
 
@@ -34,7 +35,6 @@ class Spec:
 
     @property
     def size(self) -> int:
-        """The number of columns."""
         return prod(self.shape)
 
 
@@ -54,7 +54,6 @@ class Layout:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the layers, in forward order."""
         return tuple(self.index)
 
     @property
@@ -73,14 +72,26 @@ class Layout:
         trained = {self.specs[name].layer for name in self.trainable()}
         return tuple(i for i, layer in enumerate(self.layers) if i in trained and layer.computes)
 
+    @cached_property
+    def leaders(self) -> tuple[int, ...]:
+        """For each layer the place of the one it belongs to: of a normalisation what it normalises, else itself."""
+        return tuple(self.index[layer.normalises or layer.name] for layer in self.layers)
+
+    @cached_property
+    def units(self) -> tuple[int, ...]:
+        """For each layer the unit it is part of, from 0 in forward order: a layer with its normalisations is one unit.
+
+        `first:2` and `last:2` count units.
+        """
+        order = sorted(set(self.leaders))
+        return tuple(order.index(leader) for leader in self.leaders)
+
     def layer(self, name: str) -> Layer:
-        """The layer of that name."""
         if name not in self.index:
             raise unknown("layer", name, self.index)
         return self.layers[self.index[name]]
 
     def resolve(self, layers: str | Select) -> tuple[str, ...]:
-        """The names of the layers that a selection chooses in this model."""
         return select(layers).resolve(self.layers)
 
     def trainable(self, layers: str | Select = "all") -> tuple[str, ...]:
@@ -114,6 +125,13 @@ class Layout:
         """`[…, L]` values, one per layer, to the tensors of the layers: `[…, 1, …, 1]`, ready to broadcast."""
         # A tuple: a parameter without axes and values without a client axis leave no sizes to name.
         return {n: values[..., s.layer].reshape((*values.shape[:-1], *(1,) * len(s.shape))) for n, s in self._of(names)}
+
+    def per_unit(self, values: Tensor) -> Tensor:
+        """`[C, L]` values, one per layer, summed over the layers of each unit."""
+        sums: dict[int, Tensor] = {}
+        for unit, column in zip(self.units, values.unbind(1), strict=True):
+            sums[unit] = sums[unit] + column if unit in sums else column
+        return torch.stack([sums[unit] for unit in sorted(sums)], 1)
 
     def dot(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
         """`[C, L]`: the inner product of the trainable columns of each layer, row by row."""

@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from stratafl.core.algorithm import Algorithm, Total, Work
+from stratafl.core.algorithm import Algorithm, Requirements, Total, Work
+from stratafl.core.annotations import Range
 from stratafl.core.fields import FieldSpec, Together
 from stratafl.core.footprint import Footprint, largest
 from stratafl.core.layerwise import Layerwise
@@ -33,7 +35,7 @@ class Phase:
     """A record, for how many rounds (None: for the rest), and who takes part."""
 
     algorithm: Layerwise
-    rounds: int | None = None
+    rounds: Annotated[int, Range(least=0)] | None = None
     participation: Participation = "sampled"
     evaluated: bool = True
     only_sampled_learn: bool = False  # of all who take part, whoever was not sampled keeps what it received
@@ -47,14 +49,8 @@ class Phased(Algorithm):
     finish: Phase | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "phases", tuple(self.phases))
         if not self.phases:
             raise RecordError("Phased needs at least one phase")
-        for i, phase in enumerate(self._all):
-            if not isinstance(phase.algorithm, Layerwise):
-                raise RecordError(f"phase {i} is a {type(phase.algorithm).__name__}: a phase is one record of slots")
-            if phase.rounds is not None and phase.rounds < 0:
-                raise RecordError(f"phase {i} cannot take {phase.rounds} rounds")
         for i, phase in enumerate(self.phases[:-1]):
             if phase.rounds is None:
                 raise RecordError(f"phase {i} has no number of rounds, so phase {i + 1} would never begin")
@@ -74,23 +70,19 @@ class Phased(Algorithm):
 
     @property
     def row(self) -> str:  # type: ignore[override]
-        """The field that is a client's model, the same in all phases."""
         return self.phases[0].algorithm.row
 
     @property
-    def steps(self) -> tuple[object, ...]:  # type: ignore[override]
-        """The steps of all phases."""
-        return tuple(step for phase in self._all for step in phase.algorithm.steps)
-
-    @property
-    def splits(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The splits that some phase needs."""
-        return tuple(dict.fromkeys(split for phase in self._all for split in phase.algorithm.splits))
-
-    @property
-    def batch(self) -> int:  # type: ignore[override]
-        """The largest batch of all phases."""
-        return max(phase.algorithm.batch for phase in self._all)
+    def requires(self) -> Requirements:  # type: ignore[override]
+        each = [phase.algorithm.requires for phase in self._all]
+        return Requirements(
+            splits=tuple(dict.fromkeys(split for one in each for split in one.splits)),
+            batchings=tuple(batching for one in each for batching in one.batchings),
+            scores=any(one.scores for one in each),
+            participation="all" if any(phase.participation == "all" for phase in self._all) else "sampled",
+            rows=any(one.rows for one in each),
+            extra_rounds=int(self.finish is not None),
+        )
 
     @property
     def global_model(self) -> str | None:  # type: ignore[override]
@@ -99,7 +91,6 @@ class Phased(Algorithm):
 
     @property
     def leaks(self) -> str | None:  # type: ignore[override]
-        """What any phase leaks."""
         return next((phase.algorithm.leaks for phase in self._all if phase.algorithm.leaks), None)
 
     def check(self, setup: Setup) -> None:
@@ -115,18 +106,7 @@ class Phased(Algorithm):
         return sum(phase.rounds or 0 for phase in self.phases[:-1])
 
     def footprint(self, setup: Setup) -> Footprint:
-        """The most that any phase takes."""
         return largest(record.footprint(setup) for record in self.records)
-
-    @property
-    def participation(self) -> Participation:  # type: ignore[override]
-        """Who takes part in its largest round."""
-        return "all" if any(phase.participation == "all" for phase in self._all) else "sampled"
-
-    @property
-    def keeps_rows(self) -> bool:  # type: ignore[override]
-        """Whether some phase needs all uploads side by side."""
-        return any(phase.algorithm.keeps_rows for phase in self._all)
 
     def extend(self, module: nn.Module, example: Tensor, classes: int | None) -> nn.Module:
         """The model with the extension of the first phase that has one."""
@@ -135,66 +115,53 @@ class Phased(Algorithm):
                 return phase.algorithm.extend(module, example, classes)
         return module
 
-    def rounds(self, requested: int) -> int:
-        """One more than asked for if there is a finish."""
-        return requested + (self.finish is not None)
-
     def plan(self, t: int, rounds: int) -> Plan:
         """The phase that round t falls into."""
         ends = accumulate(rounds if phase.rounds is None else phase.rounds for phase in self.phases)
         index = next((i for i, end in enumerate(ends) if t < end), len(self.phases) - 1)
         if self.finish is not None and t >= rounds:
             index = len(self.phases)
-        clock = (0, 1) if index == len(self.phases) else None  # the finish has a clock of its own
-        return Plan(index, self._all[index].participation, self._all[index].evaluated, clock)
+        schedule = (0, 1) if index == len(self.phases) else None  # the finish is a run of its own
+        return Plan(index, self._all[index].participation, self._all[index].evaluated, schedule)
 
     def init(self, setup: Setup) -> State:
-        """The fields of all phases."""
         return self.records[0].init(setup)
 
     def enrol(self, setup: Setup, ids: Tensor) -> State:
-        """The fields of all phases."""
         return self.records[0].enrol(setup, ids)
 
-    def download(self, rnd: Round, server: State, ids: Tensor) -> Parcel:
-        """What the round's phase serves."""
-        return self.records[rnd.plan.phase].download(rnd, server, ids)
-
-    def admit(self, rnd: Round, server: State, ids: Tensor) -> Parcel:
-        """What the round's phase gives a new client."""
-        return self.records[rnd.plan.phase].admit(rnd, server, ids)
+    def download(self, rnd: Round, server: State, ids: Tensor, new: bool = False) -> Parcel:
+        return self._of(rnd).download(rnd, server, ids, new)
 
     def receive(self, rnd: Round, client: State, parcel: Parcel, task: Task) -> State:
-        """How the round's phase mixes."""
-        return self.records[rnd.plan.phase].receive(rnd, client, parcel, task)
+        return self._of(rnd).receive(rnd, client, parcel, task)
 
     def work(self, rnd: Round, client: State, task: Task) -> Work:
         """How the round's phase trains and what it sends."""
-        work = self.records[rnd.plan.phase].work(rnd, client, task)
+        work = self._of(rnd).work(rnd, client, task)
         if not self._all[rnd.plan.phase].only_sampled_learn:
             return work
         return work._replace(client=_where(rnd.sampled(task.ids), work.client, client))
 
     def fold(self, rnd: Round, server: State, total: Total, uploads: Parcel, ids: Tensor) -> Total:
-        """How the round's phase sums up."""
-        return self.records[rnd.plan.phase].fold(rnd, server, total, uploads, ids)
+        return self._of(rnd).fold(rnd, server, total, uploads, ids)
 
     def absorb(self, rnd: Round, server: State, total: Total) -> State:
-        """How the round's phase merges."""
-        return self.records[rnd.plan.phase].absorb(rnd, server, total)
+        return self._of(rnd).absorb(rnd, server, total)
 
     def tell(self, rnd: Round, server: State) -> dict[str, Tensor]:
-        """What the round's phase tells."""
-        return self.records[rnd.plan.phase].tell(rnd, server)
+        return self._of(rnd).tell(rnd, server)
 
-    def costs(self, rnd: Round, server: State) -> dict[str, float]:
-        """What the round's phase costs besides; 0 of what only others cost, so that every round has the same keys."""
-        known = {name: 0.0 for record in self.records for name in record.costs(rnd, server)}
-        return {**known, **self.records[rnd.plan.phase].costs(rnd, server)}
+    def communication(self, rnd: Round, server: State) -> dict[str, float]:
+        """That of the round's phase; 0 of what only other phases send, so that every round has the same keys."""
+        known = {name: 0.0 for record in self.records for name in record.communication(rnd, server)}
+        return {**known, **self._of(rnd).communication(rnd, server)}
 
     def deploy(self, rnd: Round, client: State, task: Task) -> Rows:
-        """What the round's phase deploys."""
-        return self.records[rnd.plan.phase].deploy(rnd, client, task)
+        return self._of(rnd).deploy(rnd, client, task)
+
+    def _of(self, rnd: Round) -> Layerwise:
+        return self.records[rnd.plan.phase]
 
 
 def _where(chosen: Tensor, a: State, b: State) -> State:

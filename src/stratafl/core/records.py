@@ -1,27 +1,50 @@
-"""Records: frozen dataclasses that print, compare, and go to TOML and back.
+"""Records: frozen dataclasses that check their fields when they are made, and go to TOML and back.
 
-Everything a person configures (steps, objectives, edits, partitions, algorithms) is a record. A record only stores its
-keyword arguments, so `repr`, equality, `dataclasses.replace` and the TOML round-trip need no code of its own.
+Everything a person configures (steps, objectives, partitions, algorithms, tables of settings) is a record. The
+annotations of its fields say what is allowed (`stratafl.core.annotations`), and a text among them what a field means:
+
+    @record
+    class Trim:
+        weights: Literal["samples", "uniform"] = "samples"
+        share: Annotated[float, Range(least=0, below=0.5), "share of the clients left out at each end"] = 0.1
+
+A record only stores its arguments, so `repr`, equality, `dataclasses.replace` and TOML need no code of its own. In a
+table it names its type; a table of settings, whose class is known, has the keys that say what they mean instead.
 """
 
 import dataclasses
+import functools
+import inspect
 import tomllib
-import types
 import typing
-from collections.abc import Callable
-from typing import Any, TypeVar, dataclass_transform
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass
+from typing import Any, ParamSpec, TypeVar, dataclass_transform
 
-from stratafl.errors import RecordError, unknown
+from stratafl.core.annotations import TEXTUAL, check_plain, checked, parts, said
+from stratafl.errors import RecordError, shown, unknown
 
 T = TypeVar("T")
+P = ParamSpec("P")
+DEEPEST = 16  # lists within lists
+OPTIONS = "options"  # the field of a table of settings that takes the keys it does not know itself
 _CLASSES: dict[str, type[Any]] = {}
-_TEXTUAL: dict[type[Any], Callable[[str], Any]] = {}
+_HINTS: dict[type[Any], dict[str, Any]] = {}
 
 
 @dataclass_transform(frozen_default=True)
 def record(cls: type[T]) -> type[T]:
-    """Make a class a frozen dataclass that `from_table` can rebuild by its class name."""
-    made = dataclasses.dataclass(frozen=True)(cls)
+    """Make a class a frozen dataclass that checks its fields and that `from_table` can rebuild by its class name."""
+    own = getattr(cls, "__post_init__", None)
+
+    def check_fields(self: T, *given: Any) -> None:
+        for name, hint in _hints(type(self)).items():
+            object.__setattr__(self, name, checked(f"{type(self).__name__}.{name}", hint, getattr(self, name)))
+        if own is not None:
+            own(self, *given)
+
+    cls.__post_init__ = check_fields  # type: ignore[attr-defined]
+    made = dataclass(frozen=True)(cls)
     known = _CLASSES.get(made.__name__)
     if known is not None and (known.__module__, known.__qualname__) != (made.__module__, made.__qualname__):
         raise RecordError(f"two records are called '{made.__name__}': in {known.__module__} and in {made.__module__}")
@@ -29,24 +52,44 @@ def record(cls: type[T]) -> type[T]:
     return made
 
 
-def textual(cls: type[T], parse: Callable[[str], T]) -> None:
-    """Declare that instances of `cls` are written as `str(value)` and read back with `parse`."""
-    _TEXTUAL[cls] = parse
+def validated(function: Callable[P, T]) -> Callable[P, T]:
+    """Check the arguments of a function as a record checks its fields."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def checking(*args: P.args, **kwargs: P.kwargs) -> T:
+        bound, hints = signature.bind(*args, **kwargs), typing.get_type_hints(function, include_extras=True)
+        for name in bound.arguments.keys() & hints.keys():
+            bound.arguments[name] = checked(f"{function.__name__}.{name}", hints[name], bound.arguments[name])
+        return function(*bound.args, **bound.kwargs)
+
+    return checking
+
+
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    """The annotations of the fields; none where they name what cannot be found, such as a class within a function."""
+    if cls not in _HINTS:
+        try:
+            hints = typing.get_type_hints(cls, include_extras=True)
+        except NameError:
+            hints = {}
+        _HINTS[cls] = {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init and f.name in hints}
+    return _HINTS[cls]
 
 
 def to_table(value: Any) -> Any:
-    """A record as plain tables, lists, numbers and strings; fields at `None` are left out."""
-    if type(value) in _TEXTUAL:
+    """A record as plain tables, lists, numbers and texts, with its type; fields at None are left out."""
+    if type(value) in TEXTUAL:
         return str(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         if _CLASSES.get(type(value).__name__) is not type(value):
             raise RecordError(f"{type(value).__name__} is not a record: decorate it with @record")
-        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         return {"type": type(value).__name__} | {k: to_table(v) for k, v in fields.items() if v is not None}
     if isinstance(value, tuple | list):
-        return [to_table(v) for v in value]
-    if isinstance(value, dict):
-        return {k: to_table(v) for k, v in value.items()}
+        return [to_table(each) for each in value]
+    if isinstance(value, Mapping):
+        return {key: to_table(each) for key, each in value.items()}
     if isinstance(value, bool | int | float | str):
         return value
     raise RecordError(f"a record cannot hold {type(value).__name__}: {value!r}")
@@ -55,37 +98,19 @@ def to_table(value: Any) -> Any:
 def from_table(table: Any) -> Any:
     """The record that `to_table` wrote; unknown types and keys are refused with the nearest match."""
     if isinstance(table, list):
-        return tuple(from_table(v) for v in table)
-    if not isinstance(table, dict):
+        return tuple(from_table(each) for each in table)
+    if not isinstance(table, Mapping):
         return table
+    values = {key: from_table(each) for key, each in table.items() if key != "type"}
     if "type" not in table:
-        return {k: from_table(v) for k, v in table.items()}
+        return values
     name = table["type"]
     if not isinstance(name, str):
         raise RecordError(f"the type of a record is a name, not {name!r}")
     if name not in _CLASSES:
         raise unknown("record type", name, _CLASSES)
-    cls = _CLASSES[name]
-    hints = typing.get_type_hints(cls)
-    fields = {f.name for f in dataclasses.fields(cls)}
-    given = {k: v for k, v in table.items() if k != "type"}
-    for key in given:
-        if key not in fields:
-            raise unknown(f"key of {name}", key, sorted(fields))
-    try:
-        return cls(**{k: _read(hints[k], v) for k, v in given.items()})
-    except TypeError as error:
-        raise RecordError(f"{name}: {error}") from error
-
-
-def _read(hint: Any, value: Any) -> Any:
-    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    for option in options:
-        if option in _TEXTUAL and isinstance(value, str):
-            return _TEXTUAL[option](value)
-    if isinstance(value, int) and not isinstance(value, bool) and float in options and int not in options:
-        return float(value)
-    return from_table(value)
+    _check_keys(name, values, {f.name: f.default is f.default_factory for f in dataclasses.fields(_CLASSES[name])})
+    return _CLASSES[name](**values)
 
 
 def to_toml(value: Any) -> str:
@@ -101,6 +126,93 @@ def from_toml(text: str) -> Any:
         return from_table(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise RecordError(f"not TOML: {error}") from error
+
+
+# Tables of settings
+
+
+@dataclass(frozen=True)
+class Written:
+    """A marker: in a table of settings, a field has this key and a plain value, which `read` and `write` convert."""
+
+    key: str
+    hint: Any
+    read: Callable[[Any], Any]
+    write: Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of a table of settings: what it may be, what it means, its default, and the field that it sets."""
+
+    hint: Any
+    meaning: str
+    default: Any
+    field: str
+    written: Written | None = None
+
+
+def keys_of(cls: type[Any]) -> dict[str, Key]:
+    """The keys of a table of this class: the fields that say what they mean, or all if none does."""
+    keys: dict[str, Key] = {}
+    for field in dataclasses.fields(cls):
+        hint = _hints(cls)[field.name]
+        markers = parts(hint)[1]
+        meaning = " ".join(marker for marker in markers if isinstance(marker, str))
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        written = next((marker for marker in markers if isinstance(marker, Written)), None)
+        if written is not None:
+            keys[written.key] = Key(written.hint, meaning, written.write(default), field.name, written)
+        elif field.name != OPTIONS:
+            keys[field.name] = Key(hint, meaning, default, field.name)
+    return {name: key for name, key in keys.items() if key.meaning} or keys
+
+
+def to_settings(value: Any) -> dict[str, Any]:
+    """A record as a table of settings, its options among its keys; keys at None are left out."""
+    held = {name: (key.written, getattr(value, key.field)) for name, key in keys_of(type(value)).items()}
+    plain = {name: written.write(each) if written else each for name, (written, each) in held.items()}
+    table = {name: to_table(each) for name, each in plain.items() if each is not None}
+    return {**table, **vars(value).get(OPTIONS, {})}
+
+
+def from_settings(name: str, cls: type[T], table: Mapping[str, Any]) -> T:
+    """The record of a table of settings, called `name` in refusals; keys that it does not know may be options."""
+    if not isinstance(table, Mapping):
+        raise RecordError(f"[{name}] must be a table, not {said(table)}")
+    keys, takes_options = keys_of(cls), OPTIONS in _hints(cls)
+    options = {k: v for k, v in table.items() if takes_options and k not in keys and v is not None}
+    for key, value in options.items():
+        _check_option(f"{name}.{key}", value)
+    given = {k: v for k, v in table.items() if k in keys or not takes_options}
+    _check_keys(f"[{name}]", given, {known: key.default is MISSING for known, key in keys.items()})
+    values: dict[str, Any] = {OPTIONS: options} if takes_options else {}
+    for key, value in given.items():
+        allowed, written = checked(f"{name}.{key}", keys[key].hint, value), keys[key].written
+        values[keys[key].field] = written.read(allowed) if written else allowed
+    return cls(**values)
+
+
+def _check_keys(label: str, given: Mapping[str, Any], needed: Mapping[str, bool]) -> None:
+    for key in given:
+        if key not in needed:
+            raise unknown(f"key of {label}", key, needed)
+    for key, is_needed in needed.items():
+        if is_needed and key not in given:
+            raise RecordError(f"{label} needs '{key}'")
+
+
+def _check_option(key: str, value: Any, depth: int = 0) -> None:
+    """Refuse what cannot be written down again: dates, numbers that are not finite, lists without end."""
+    if depth > DEEPEST:
+        raise RecordError(f"{shown(key)} holds lists within lists, more than {DEEPEST} deep: make it simpler")
+    for part in value if isinstance(value, list) else [*value, *value.values()] if isinstance(value, dict) else ():
+        _check_option(key, part, depth + 1)
+    if not isinstance(value, bool | int | float | str | list | dict):
+        allowed = "a finite number, a text, true or false, or a list of them"
+        raise RecordError(f"{shown(key)} must be {allowed}, not {shown(value)}")
+    check_plain(key, key)
+    check_plain(key, value)
 
 
 def whole_number(name: str, value: Any, least: int) -> int:

@@ -21,7 +21,7 @@ class Plan:
     phase: int = 0
     participation: Participation = "sampled"
     evaluated: bool = True
-    clock: tuple[int, int] | None = None  # (t, T) for schedules, where it is not that of the run
+    schedule: tuple[int, int] | None = None  # (t, T) for schedules, where it is not that of the run
 
 
 @short_repr
@@ -41,7 +41,6 @@ class Setup:
 
     @property
     def cohort(self) -> int:
-        """How many clients a round samples."""
         return min(self.clients, max(1, int(self.participation * self.clients + 1e-9)))  # 0.29 of 100 is 29
 
     def sampled(self, t: int) -> Tensor:
@@ -70,13 +69,12 @@ class Round:
 
     @property
     def layout(self) -> Layout:
-        """Names ↔ columns."""
         return self.setup.layout
 
     @property
-    def clock(self) -> tuple[int, int]:
+    def schedule(self) -> tuple[int, int]:
         """(t, T) for schedules: never past the last round."""
-        t, rounds = self.plan.clock or (self.t, self.setup.rounds)
+        t, rounds = self.plan.schedule or (self.t, self.setup.rounds)
         return max(min(t, rounds - 1), 0), max(rounds, 1)
 
     def sampled(self, ids: Tensor) -> Tensor:

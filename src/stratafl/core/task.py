@@ -14,7 +14,7 @@ from stratafl.core.objectives import Objective
 from stratafl.core.reprs import short_repr
 from stratafl.core.state import State
 
-Step = Callable[..., State]
+ScanStep = Callable[..., State]  # (carry, constants, *stacks) → carry
 
 
 @short_repr
@@ -90,7 +90,7 @@ class Task(Protocol):
 
     def scan(
         self,
-        step: Step,
+        step: ScanStep,
         carry: State,
         *,
         batch: int,

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import shutil
-import uuid
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
 from stratafl.data.samples import Samples, arrays, facts, samples_from
 from stratafl.errors import DataError
+from stratafl.files import atomically
 
 _ENTRY = "entry.json"
 _AT_ONCE = 1 << 24
@@ -87,17 +87,13 @@ def read_entry(entry: Path, limit: MemoryLimit | None = None) -> Samples | None:
 
 
 def _write(entry: Path, samples: Samples) -> None:
-    partial = entry.with_name(f".{entry.name}.{uuid.uuid4().hex}.partial")
-    try:
+    with atomically(entry) as partial:
         partial.mkdir(parents=True)
         held = arrays(samples)
         for name, array in held.items():
             np.save(partial / f"{name}.npy", array, allow_pickle=False)
         known = facts(samples) | {"checksums": {name: _checksum(array) for name, array in held.items()}}
         (partial / _ENTRY).write_text(json.dumps(known), encoding="utf-8")
-        partial.rename(entry)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _checksum(array: NDArray[Any]) -> int:

@@ -19,7 +19,7 @@ from stratafl.data.reading import Reading
 from stratafl.data.samples import Samples
 from stratafl.data.shards import is_sharded, read_shards
 from stratafl.data.user_files import npz_samples, user_samples
-from stratafl.errors import DataError, shown, unknown
+from stratafl.errors import DataError, first_line, shown, unknown
 
 _DECODING = 2  # raised when images or tables are decoded differently, so that old cache entries are not used
 _DECODED = ["normalise", "owners", "fewest", "most"]  # settings with an effect on samples that are decoded already
@@ -150,7 +150,7 @@ def _download(hub: str, files: str) -> Path:
     try:
         return Path(package.snapshot_download(hub, repo_type="dataset", allow_patterns=[files, f"**/{files}"]))
     except Exception as error:  # no network, no such name, a full disk: all raise errors of their own
-        reason = (str(error).strip().splitlines() or [""])[0]
+        reason = first_line(error)
         raise DataError(f"the download failed ({type(error).__name__}: {reason[:120]})") from error
 
 

@@ -7,7 +7,6 @@ import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 from zipfile import BadZipFile
 
 import numpy as np
@@ -17,6 +16,7 @@ from stratafl.core.records import to_table
 from stratafl.data.cache import cache_folder
 from stratafl.data.partitions.base import Assignment, Indices, Partition
 from stratafl.errors import RecordError
+from stratafl.files import atomically
 
 VERSION = 1  # raised when a partition draws something else from the same random numbers
 WORTH_KEEPING = 0.5  # seconds
@@ -81,11 +81,7 @@ def _write(entry: Path, assignment: list[Indices] | Assignment) -> None:
             arrays |= {name: np.concatenate(held), f"{name}_cuts": np.cumsum([len(mine) for mine in held])[:-1]}
     if isinstance(assignment, Assignment):
         arrays["overlap"] = np.array(assignment.overlap)
-    partial = entry.with_name(f".{uuid4().hex}.partial")
     with suppress(OSError):  # if it cannot be written, it is drawn again next time
         entry.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
+        with atomically(entry) as partial, partial.open("wb") as file:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-        partial.replace(entry)
-    with suppress(OSError):
-        partial.unlink(missing_ok=True)

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import shutil
-import uuid
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -15,6 +13,7 @@ from stratafl.data.formats.npz_files import npz_arrays, npz_headers
 from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
 from stratafl.data.samples import FORMAT, Samples, arrays, facts, samples_from
 from stratafl.errors import DataError
+from stratafl.files import atomically
 
 MANIFEST = "stratafl-data.json"
 LARGEST = 30_000_000
@@ -30,17 +29,14 @@ def write_shards(samples: Samples, folder: Path, largest: int = LARGEST) -> list
     place = folder.absolute()
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise DataError(f"'{folder}' exists and is not empty: choose another folder")
-    partial = place.with_name(f".{place.name}.{uuid.uuid4().hex}.partial")
     try:
-        partial.mkdir(parents=True)
-        shards = _write_all(samples, partial, largest)
-        manifest = facts(samples) | {"shards": shards}
-        (partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-        partial.rename(place)
+        with atomically(place) as partial:
+            partial.mkdir(parents=True)
+            shards = _write_all(samples, partial, largest)
+            manifest = facts(samples) | {"shards": shards}
+            (partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise DataError(f"cannot write '{folder}': {error.strerror}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return [folder / shard["file"] for shard in shards]
 
 

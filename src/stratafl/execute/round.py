@@ -129,7 +129,7 @@ def run_round(
     present = ids[~torch.isin(ids, torch.tensor([each.client for each in left_out], dtype=torch.int64))]
     with executor.stage("absorb", ids, layout) as watch:
         if len(present):
-            server = algorithm.absorb(rnd, server, process_group.merge(total, present, algorithm.keeps_rows))
+            server = algorithm.absorb(rnd, server, process_group.merge(total, present, algorithm.requires.rows))
         watch(server)
     served = mine + time.perf_counter() - paused
     down, up, notes = _summed(shifts, ids)
@@ -237,7 +237,7 @@ def _summed(shifts: list[Shift], ids: Tensor) -> tuple[Bytes, Bytes, State]:
 
 def _check_rows(sim: "Simulation", upload: Bytes, group: int, cohort: int) -> None:
     """Refuse to keep more uploads side by side than memory allows."""
-    if sim.round_limit is None or not sim.algorithm.keeps_rows:
+    if sim.round_limit is None or not sim.algorithm.requires.rows:
         return
     needed = upload.total // group * cohort
     if needed > sim.round_limit:

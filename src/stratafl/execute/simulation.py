@@ -80,9 +80,9 @@ class Simulation:
     @cached_property
     def client_bytes(self) -> int:
         """About what one client at work takes."""
-        runtime, scored = self.runtime, [s for s in self.algorithm.steps if getattr(s, "evaluates", False)]
-        training = client_bytes(runtime, runtime.cut(self.algorithm.batch))
-        scoring = evaluation_bytes(runtime, self.algorithm.splits) if scored else 0
+        runtime, requires = self.runtime, self.algorithm.requires
+        training = client_bytes(runtime, runtime.cut(requires.batch))
+        scoring = evaluation_bytes(runtime, requires.splits) if requires.scores else 0
         return max(training, scoring) + self.footprint.client
 
     @cached_property
@@ -96,9 +96,14 @@ class Simulation:
         return server_bytes(self.algorithm, self.setup)
 
     @property
+    def rounds(self) -> int:
+        """How many rounds it takes: those that were asked for, and those that the algorithm adds."""
+        return self.setup.rounds + self.algorithm.requires.extra_rounds
+
+    @property
     def largest_cohort(self) -> int:
         """How many clients take part in the largest round."""
-        return self.setup.clients if self.algorithm.participation == "all" else self.setup.cohort
+        return self.setup.clients if self.algorithm.requires.participation == "all" else self.setup.cohort
 
     def needs(self, cohort: int) -> Needs:
         """What a round of so many clients takes."""
@@ -188,7 +193,7 @@ class Simulation:
 
     def task(self, ids: Tensor, rnd: Round, watched: bool = False) -> CohortTask:
         """The task of these clients, with the splits that the algorithm declares."""
-        return self.runtime.task(ids, rnd, self.algorithm.splits, watched)
+        return self.runtime.task(ids, rnd, self.algorithm.requires.splits, watched)
 
     def client_states(self, clients: Mapping[int, State], ids: Tensor) -> State:
         """The memories of these clients, side by side; who has none enrols."""
@@ -222,7 +227,7 @@ class Simulation:
     def run(self, executor: Executor) -> Progress:
         """All rounds."""
         progress = self.start()
-        while progress.t < self.algorithm.rounds(self.setup.rounds):
+        while progress.t < self.rounds:
             progress, _ = self.round(progress, executor)
         return progress
 
@@ -288,7 +293,7 @@ def simulation(
 
     start = {name: tensor.clone().to(device) for name, tensor in columns(module).items()}
     runtime = build_runtime(
-        federation, module, layout, head=head, device=device, engine=engine, speed=speed, batch=algorithm.batch
+        federation, module, layout, head=head, device=device, engine=engine, speed=speed, batch=algorithm.requires.batch
     )
     clients, classes = federation.clients - new_clients, federation.classes
     setup = Setup(layout, start, fresh, clients, rounds, seed, classes, runtime.features, participation)
@@ -338,20 +343,19 @@ def client_state_format(algorithm: Algorithm, setup: Setup) -> Format:
 def _check_splits(algorithm: Algorithm, federation: Federation) -> None:
     if algorithm.leaks is not None:
         log.warning("%s: its numbers are not comparable with any other", algorithm.leaks)
-    elif "test" in algorithm.splits:
+    elif "test" in algorithm.requires.splits:
         raise DataError("the algorithm asks for the test split, which no algorithm is given")
-    for split in algorithm.splits:
+    for split in algorithm.requires.splits:
         if int(federation.counts(split).min()) == 0:
             raise DataError(f"the algorithm needs the split '{split}', which some clients do not have: make it larger")
 
 
 def _check_batches(algorithm: Algorithm, federation: Federation, new_clients: int) -> None:
     largest = int(federation.counts("train")[: federation.clients - new_clients].max())
-    for step in algorithm.steps:
-        batch = getattr(step, "batch", 1)
-        if getattr(step, "drop_last", False) and batch > largest:
+    for each in algorithm.requires.batchings:
+        if each.drop_last and each.size > largest:
             raise DataError(
-                f"drop_last with batches of {batch} leaves nothing to train on: the largest client has {largest}"
+                f"drop_last with batches of {each.size} leaves nothing to train on: the largest client has {largest}"
             )
 
 

@@ -2,8 +2,8 @@
 
 `staged.py` defines what every model is, so read it first; the other files hold one family of models each. To add a
 model, write a class or function that takes `shape` and `classes`, and name it in `MODELS`; `strata list` shows the
-first line of its docstring. This package imports torch and `stratafl.errors`; every package but `core` and `data` may import
-it.
+first line of its docstring. This package imports torch, `stratafl.errors` and `stratafl.files`; every package but
+`core` and `data` may import it.
 """
 
 import inspect

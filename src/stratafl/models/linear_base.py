@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from stratafl.errors import ModelError
+from stratafl.errors import ModelError, first_line
 from stratafl.models.staged import Stage, Staged, flat_size
 
 
@@ -79,8 +79,8 @@ def _shape_after(model: Staged, count: int, shape: Sequence[int]) -> tuple[int, 
             for stage in model.stages()[:count]:
                 x = stage.run(x)
     except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise ModelError(f"{type(model).__name__} does not take samples of shape {tuple(shape)}: {reason}") from error
+        name, reason = type(model).__name__, first_line(error)
+        raise ModelError(f"{name} does not take samples of shape {tuple(shape)}: {reason}") from error
     return tuple(x.shape[1:])
 
 

@@ -1,7 +1,6 @@
 """Weights of a module in a safetensors file."""
 
 import os
-import uuid
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from stratafl.errors import ModelError
+from stratafl.files import atomically
 
 
 def save_weights(module: nn.Module, path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
@@ -19,14 +19,11 @@ def save_weights(module: nn.Module, path: str | os.PathLike[str], metadata: Mapp
     target = Path(path)
     # Cloned because safetensors refuses tensors that share memory, as tied weights do.
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in module.state_dict().items()}
-    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.partial")
     try:
-        save_file(tensors, partial, None if metadata is None else dict(metadata))
-        partial.replace(target)
+        with atomically(target) as partial:
+            save_file(tensors, partial, None if metadata is None else dict(metadata))
     except (OSError, SafetensorError) as error:
         raise ModelError(f"cannot write the weights to '{target}': {error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def load_weights(module: nn.Module, path: str | os.PathLike[str], *, strict: bool = True) -> tuple[str, ...]:

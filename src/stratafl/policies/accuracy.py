@@ -3,22 +3,22 @@
 from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, rows_of
+from stratafl.core.steps import Train
 from stratafl.core.task import Task
 from stratafl.errors import RecordError
 
 
 @record
-class Accuracy:
+class Accuracy(Train):
     """A_k: the accuracy of the client's model on its own split; kept for its next round."""
 
     split: str = "train"
     reads = ("theta",)
     writes = ("accuracy",)
-    evaluates = True  # which takes memory as evaluation does
+    scores = True
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The split it looks at."""
         return (self.split,)
 
     def check(self, setup: Setup) -> None:

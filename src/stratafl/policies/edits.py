@@ -16,10 +16,8 @@ class Pull:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The anchor."""
         return (self.anchor,)
 
     def __call__(self, gradients: Rows, row: Rows, client: Mapping[str, Value], layout: Layout) -> Rows:
-        """Gradients with the pull."""
         anchor = rows_of(client, self.anchor)
         return {name: g + self.strength * (row[name] - anchor[name]) for name, g in gradients.items()}

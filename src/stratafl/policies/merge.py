@@ -11,11 +11,11 @@ from stratafl.core.records import record
 from stratafl.core.reduce import add_rows, add_weights, mean_or_hold
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, rows_of
-from stratafl.errors import unknown
+from stratafl.core.steps import MergeSums
 
 
 @record
-class Mean:
+class Mean(MergeSums):
     """Σ w_k·θ_k / Σ w_k, column by column over those who sent it; what nobody sent is held.
 
     With `unsent="zero"` a column that a client did not send counts as 0 in the mean over all.
@@ -25,21 +25,13 @@ class Mean:
     weights: Literal["samples", "uniform"] = "samples"
     unsent: Literal["held", "zero"] = "held"
 
-    def __post_init__(self) -> None:
-        if self.weights not in ("samples", "uniform"):
-            raise unknown("weights of Mean", str(self.weights), ("samples", "uniform"))
-        if self.unsent not in ("held", "zero"):
-            raise unknown("unsent of Mean", str(self.unsent), ("held", "zero"))
-
     @property
     def reads(self) -> tuple[str, ...]:
-        """The uploads and the server's own field."""
         counts = ("up.samples",) if self.weights == "samples" else ()
         return (f"up.{self.field}", *counts, self.field)
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """The server's field."""
         return (self.field,)
 
     def footprint(self, setup: Setup) -> Footprint:
@@ -58,5 +50,4 @@ class Mean:
         }
 
     def finish(self, rnd: Round, server: State, sums: State) -> State:
-        """The quotient."""
         return {self.field: mean_or_hold(rows_of(sums, "top"), rows_of(sums, "bottom"), rows_of(server, self.field))}

@@ -1,4 +1,4 @@
-"""Mix: where training starts, from the download and the client's own memory."""
+"""Mix: where training starts, from the download and the client's own state."""
 
 import torch
 from torch import Tensor
@@ -8,12 +8,13 @@ from stratafl.core.parcel import Field, Parcel
 from stratafl.core.records import record
 from stratafl.core.round import Round
 from stratafl.core.state import State, expand, rows_of
+from stratafl.core.steps import Mix
 from stratafl.core.task import Task
 from stratafl.errors import RecordError
 
 
 @record
-class Take:
+class Take(Mix):
     """What was sent replaces what the client has; the rest of the row is the client's own."""
 
     field: str = "theta"
@@ -21,16 +22,13 @@ class Take:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The field of the download."""
         return (f"down.{self.field}",)
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """The client's row."""
         return (self.into,)
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
-        """A complete row for each client."""
         own = rows_of(client, self.into) if self.into in client else {}
         row = {**own, **received(down[self.field], own, rnd, len(task))}
         _refuse([name for name in rnd.layout.specs if name not in row], rnd)
@@ -51,11 +49,11 @@ def _refuse(missing: list[str], rnd: Round) -> None:
     if missing:
         layers = dict.fromkeys(rnd.layout.layers[rnd.layout.specs[name].layer].name for name in missing)
         named = ", ".join(map(repr, layers))
-        raise RecordError(f"mix: Take finds nobody who has all of {named}: neither the download nor the memory")
+        raise RecordError(f"mix: Take finds nobody who has all of {named}: neither the download nor the client's state")
 
 
 @record
-class Remember:
+class Remember(Mix):
     """Keep what was mixed under another name for the rest of the round, as an anchor."""
 
     field: str = "theta"
@@ -63,37 +61,31 @@ class Remember:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The client's row."""
         return (self.field,)
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """The anchor."""
         return (self.name,)
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
-        """The same tensors: nobody writes into them."""
         return {self.name: client[self.field]}
 
 
 @record
-class TakeNumber:
+class TakeNumber(Mix):
     """A tensor of the download, one row per client."""
 
     field: str
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The field of the download."""
         return (f"down.{self.field}",)
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """The client's field."""
         return (self.field,)
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
-        """Expanded if it is common."""
         field = down[self.field]
         value: Tensor = field.tensor.expand(len(task), *field.tensor.shape) if field.common else field.tensor
         return {self.field: value}

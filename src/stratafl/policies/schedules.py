@@ -9,8 +9,7 @@ from stratafl.core.records import record
 class Schedule(Protocol):
     """A factor on the learning rate of round t of T."""
 
-    def __call__(self, t: int, rounds: int) -> float:
-        """The factor."""
+    def __call__(self, t: int, rounds: int) -> float: ...
 
 
 @record
@@ -18,7 +17,6 @@ class Constant:
     """The same rate in every round."""
 
     def __call__(self, t: int, rounds: int) -> float:
-        """1."""
         return 1.0
 
 
@@ -29,7 +27,6 @@ class Exponential:
     factor: float = 0.99
 
     def __call__(self, t: int, rounds: int) -> float:
-        """factor^t."""
         return self.factor**t
 
 
@@ -40,5 +37,4 @@ class Cosine:
     floor: float = 0.0
 
     def __call__(self, t: int, rounds: int) -> float:
-        """floor + (1 − floor)·(1 + cos(πt/T))/2."""
         return self.floor + (1 - self.floor) * (1 + cos(pi * t / rounds)) / 2

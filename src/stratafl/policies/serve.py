@@ -5,21 +5,27 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from stratafl.core.footprint import Footprint
-from stratafl.core.layers import Select
+from stratafl.core.layers import Select, select
 from stratafl.core.parcel import Field
 from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, Value
-from stratafl.policies.travelling import Travelling
+from stratafl.core.steps import Serve
 
 
 @record
-class Download(Travelling):
+class Download(Serve):
     """Layers of a server field."""
+
+    layers: Select = select("all")
+    field: str = "theta"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.field,)
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """The field of the download."""
         return (f"down.{self.field}",)
 
 
@@ -32,7 +38,6 @@ class Broadcast(Download):
         return Footprint()
 
     def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
-        """One common field."""
         return {self.field: Field(_layers(server[self.field], rnd, self.layers), common=True)}
 
 
@@ -41,7 +46,6 @@ class Deliver(Download):
     """To each client its own row of a server field that keeps a row per client."""
 
     def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
-        """One row per client."""
         rows = _layers(server[self.field], rnd, self.layers)
         return {self.field: Field(rows[ids] if isinstance(rows, Tensor) else {n: x[ids] for n, x in rows.items()})}
 

@@ -16,7 +16,7 @@ from stratafl.core.objectives import Objective, default_objective, sample_hits, 
 from stratafl.core.reprs import short_repr
 from stratafl.core.round import Round
 from stratafl.core.state import State, join, pick, rows_of, stored_elements, tensor_of
-from stratafl.core.task import Gradients, Inputs, Scores, Stack, Step
+from stratafl.core.task import Gradients, Inputs, ScanStep, Scores, Stack
 from stratafl.data import Federation
 from stratafl.data.scaling import numbers, samples_at
 from stratafl.errors import DataError, ModelError
@@ -130,7 +130,7 @@ class CohortTask:
 
     def scan(
         self,
-        step: Step,
+        step: ScanStep,
         carry: State,
         *,
         batch: int,
@@ -180,7 +180,7 @@ class CohortTask:
             step, carry, held, lock, [self._reel(lock, each, shuffle, list(lock.order)) for each in names]
         )
 
-    def _in_lanes(self, step: Step, carry: State, held: State, lock: Lockstep, reels: list[Reel]) -> State:
+    def _in_lanes(self, step: ScanStep, carry: State, held: State, lock: Lockstep, reels: list[Reel]) -> State:
         """All steps in lockstep, the clients dealt to lanes; the reels are in the order of falling numbers of steps."""
         lanes = self._lanes(carry)
         if not in_a_lane():
@@ -200,7 +200,9 @@ class CohortTask:
         order = torch.tensor([client for lane in dealt for client in lane], device=self._runtime.device)
         return pick(join(in_lanes(run, lanes)), order.argsort())
 
-    def _evenly(self, step: Step, carry: State, held: State, lock: Lockstep, reels: list[Reel], lanes: int) -> State:
+    def _evenly(
+        self, step: ScanStep, carry: State, held: State, lock: Lockstep, reels: list[Reel], lanes: int
+    ) -> State:
         """Clients with the same number of steps: lanes take slices of them, so that no row is copied to be dealt."""
 
         def run(lane: int) -> State:
@@ -217,7 +219,7 @@ class CohortTask:
             else 1
         )
 
-    def _lockstep(self, step: Step, carry: State, held: State, steps: list[int], reels: list[Reel]) -> State:
+    def _lockstep(self, step: ScanStep, carry: State, held: State, steps: list[int], reels: list[Reel]) -> State:
         """All steps of clients with so many steps each, a falling list."""
         done: list[State] = []
         width = len(steps)
@@ -349,7 +351,7 @@ class CohortTask:
             yield here, outputs, features, y, weight
 
 
-def _scoring(engine: Engine, classes: int | None) -> Step:
+def _scoring(engine: Engine, classes: int | None) -> ScanStep:
     def step(carry: State, held: State, stack: Stack) -> State:
         outputs, _ = engine.outputs(rows_of(held, "row"), stack.x, stack.weight, stack.sizes)
         return {"total": tensor_of(carry, "total") + _summed(outputs, stack.y, stack.weight, classes)}

@@ -12,7 +12,7 @@ from stratafl.core.form import Form, form_of
 from stratafl.core.layout import Rows
 from stratafl.core.parcel import Parcel, count_bytes
 from stratafl.core.state import State, clone, flatten
-from stratafl.errors import ContractError, StrataError
+from stratafl.errors import ContractError, StrataError, first_line
 from stratafl.evaluation.evaluate import deployed, received
 from stratafl.execute import Debug, Matrix, Messages, Progress, Simulation
 from stratafl.testing.case import Case, difference, everything, furthest, outcome
@@ -49,7 +49,7 @@ def order(case: Case) -> None:
     """The order of clients within the cohort does not matter."""
     sim = case.plain
     progress = sim.start()
-    while progress.t < sim.algorithm.rounds(case.rounds):
+    while progress.t < sim.rounds:
         ids = sim.cohort(sim.at(progress.t))
         progress, _ = sim.round(progress, Matrix(), ids.flip(0))
     _same("order", case, everything(sim, progress), "a cohort in another order")
@@ -182,7 +182,7 @@ def left_out(case: Case) -> None:
     sim, everybody, bad = case.plain, torch.arange(case.plain.setup.clients), torch.tensor([1, 3])
     tampered = replace(sim, algorithm=Tampered(case.algorithm, {1: not_finite(), 3: claiming(10**12)}))
     before = sim.start()
-    while before.t < sim.algorithm.rounds(case.rounds) - 1:
+    while before.t < sim.rounds - 1:
         before, _ = sim.round(before, Matrix())
     after, report = tampered.round(before, Matrix(), everybody)
     alone, _ = tampered.round(before, Matrix(), bad)
@@ -204,7 +204,7 @@ def resume(case: Case) -> None:
     """State saved and restored between rounds changes nothing, not a bit."""
     sim = case.plain
     progress = sim.start()
-    while progress.t < sim.algorithm.rounds(case.rounds):
+    while progress.t < sim.rounds:
         progress, _ = sim.round(progress, Matrix())
         progress = Progress.of(load(save({k: x.contiguous() for k, x in progress.tensors().items()})))
     _same("resume", case, everything(sim, progress), "a run that was saved and restored", tolerance=0.0)
@@ -236,7 +236,7 @@ def _check_trace(case: Case, progress: Progress) -> None:
     try:
         alg.work(rnd, alg.receive(rnd, sim.client_states(progress.clients, ids), parcel, task), task)
     except Exception as error:
-        raise ContractError("trace", f"{type(error).__name__}: {str(error).splitlines()[0]} ({case})") from error
+        raise ContractError("trace", f"{first_line(error, typed=True)} ({case})") from error
 
 
 def declared(case: Case) -> None:

@@ -24,7 +24,6 @@ class Tampered(Watched):
         self.changes = changes
 
     def work(self, rnd: Round, client: State, task: Task) -> Work:
-        """As it works, with some uploads changed."""
         done = super().work(rnd, client, task)
         upload = done.upload
         for place, number in enumerate(task.ids.tolist()):

@@ -15,7 +15,8 @@ from stratafl.core.parcel import Field, Parcel
 from stratafl.core.phased import Phased
 from stratafl.core.round import Plan, Round, Setup
 from stratafl.core.state import State, Value, clone, flatten, pick
-from stratafl.core.task import Stack, Step, Task
+from stratafl.core.steps import Mix, Names, Send, Step, Train
+from stratafl.core.task import ScanStep, Stack, Task
 from stratafl.errors import ContractError
 from stratafl.execute import Simulation
 from stratafl.runtime.task import CohortTask
@@ -27,10 +28,7 @@ class Watched(Algorithm):
 
     def __init__(self, inner: Algorithm) -> None:
         self.inner = inner
-        self.row, self.splits, self.keeps_rows = inner.row, inner.splits, inner.keeps_rows
-
-    def rounds(self, requested: int) -> int:
-        return self.inner.rounds(requested)
+        self.row, self.requires = inner.row, inner.requires
 
     def plan(self, t: int, rounds: int) -> Plan:
         return self.inner.plan(t, rounds)
@@ -43,9 +41,9 @@ class Watched(Algorithm):
         with unchanged("enrol", {"start": setup.start, "ids": ids}):
             return self.inner.enrol(setup, ids)
 
-    def download(self, rnd: Round, server: State, ids: Tensor) -> Parcel:
+    def download(self, rnd: Round, server: State, ids: Tensor, new: bool = False) -> Parcel:
         with unchanged("download", server, {"ids": ids}):
-            return self.inner.download(rnd, server, ids)
+            return self.inner.download(rnd, server, ids, new)
 
     def receive(self, rnd: Round, client: State, parcel: Parcel, task: Task) -> State:
         with unchanged("receive", client, _values(parcel)):
@@ -56,11 +54,11 @@ class Watched(Algorithm):
             return self.inner.work(rnd, client, task)
 
     def fold(self, rnd: Round, server: State, total: Total, uploads: Parcel, ids: Tensor) -> Total:
-        with unchanged("fold", server, total.sums, _values(uploads)):
+        with unchanged("fold", server, *total.sums, _values(uploads)):
             return self.inner.fold(rnd, server, total, uploads, ids)
 
     def absorb(self, rnd: Round, server: State, total: Total) -> State:
-        with unchanged("absorb", server, total.sums):
+        with unchanged("absorb", server, *total.sums):
             return self.inner.absorb(rnd, server, total)
 
     def deploy(self, rnd: Round, client: State, task: Task) -> Rows:
@@ -109,28 +107,52 @@ def with_declared_steps(algorithm: Algorithm) -> Algorithm:
         return replace(algorithm, phases=phases, finish=finish)
     if not isinstance(algorithm, Layerwise):
         return algorithm
-    slots = {slot: tuple(map(Shut, getattr(algorithm, slot))) for slot in ("mix", "train", "tune", "send")}
+    kinds = {"mix": DeclaredMix, "train": DeclaredTrain, "tune": DeclaredTrain, "send": DeclaredSend}
+    slots = {slot: tuple(map(kind, getattr(algorithm, slot))) for slot, kind in kinds.items()}
     return replace(algorithm, **slots)  # type: ignore[arg-type]
 
 
-class Shut:
+class _Declared(Step):
     """A step that sees only the fields it declares, and may give only those it declares."""
 
     def __init__(self, step: Any) -> None:
-        self.step, self.reads, self.writes = step, step.reads, step.writes
-        self.splits: tuple[str, ...] = getattr(step, "splits", ())
+        self.step = step
+
+    @property
+    def reads(self) -> Names:
+        return self.step.reads  # type: ignore[no-any-return]
+
+    @property
+    def writes(self) -> Names:
+        return self.step.writes  # type: ignore[no-any-return]
+
+    @property
+    def splits(self) -> Names:
+        return self.step.splits  # type: ignore[no-any-return]
 
     def __call__(self, rnd: Round, client: State, *rest: Any) -> Any:
         """The step on its own fields; a field it writes it may also look at."""
         known = {*self.reads, *self.writes}
-        given = self.step(rnd, _Desk(self.step, {k: v for k, v in client.items() if k in known}), *rest)
+        given = self.step(rnd, _Fields(self.step, {k: v for k, v in client.items() if k in known}), *rest)
         extra = [name for name in given if not {name, f"up.{name}"} & set(self.writes)]
         if extra:
             raise ContractError("declared", f"{type(self.step).__name__} gives '{extra[0]}', which it does not declare")
         return given
 
 
-class _Desk(dict[str, Value]):
+class DeclaredMix(_Declared, Mix):
+    """A mix step on its declared fields."""
+
+
+class DeclaredTrain(_Declared, Train):
+    """A train step on its declared fields."""
+
+
+class DeclaredSend(_Declared, Send):
+    """A send step on its declared fields."""
+
+
+class _Fields(dict[str, Value]):
     """The fields that a step declares."""
 
     def __init__(self, step: object, fields: State) -> None:
@@ -145,12 +167,12 @@ class TracingTask(CohortTask):
     """A task that traces the first step of every scan before it runs."""
 
     def __init__(self, sim: Simulation, ids: Tensor, rnd: Round) -> None:
-        super().__init__(sim.runtime, ids, rnd, sim.algorithm.splits)
+        super().__init__(sim.runtime, ids, rnd, sim.algorithm.requires.splits)
 
     def _lanes(self, carry: State) -> int:
         return 1  # tracing patches torch for all threads
 
-    def _lockstep(self, step: Step, carry: State, held: State, steps: list[int], reels: list) -> State:  # type: ignore[type-arg]
+    def _lockstep(self, step: ScanStep, carry: State, held: State, steps: list[int], reels: list) -> State:  # type: ignore[type-arg]
         if steps[0] > 0:
             active = sum(count > 0 for count in steps)
             stacks = [self._stack(reel, 0, active) for reel in reels]

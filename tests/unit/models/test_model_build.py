@@ -43,9 +43,9 @@ def test_unknown_option() -> None:
         build("embedding", shape=(8,), classes=2, vocabluary=9)
     assert str(caught.value) == (
         "unknown option of model 'embedding', 'vocabluary'; did you mean 'vocabulary'? "
-        "(there is: vocabulary, width, padding)"
+        "Choose one of: vocabulary, width, padding"
     )
-    with pytest.raises(ModelError, match="there is: none"):
+    with pytest.raises(ModelError, match="there is none"):
         build("cnn", shape=(1, 8, 8), classes=2, hidden=3)
 
 
@@ -82,7 +82,7 @@ def test_a_maker_that_takes_anything_is_given_anything(monkeypatch: pytest.Monke
             "mobilenet",
             (1, 8, 8),
             {"stem": "imagnet"},
-            "unknown stem 'imagnet'; did you mean 'imagenet'? (there is: cifar, imagenet)",
+            "unknown stem 'imagnet'; did you mean 'imagenet'? Choose one of: cifar, imagenet",
         ),
         ("mnistnn", (3,), {"width": 0}, "MLP needs a positive whole number as hidden[0], got 0"),
         ("convnorm", (1, 8, 1), {}, "ConvNorm needs images of at least 2×2, got 8×1"),
@@ -103,7 +103,7 @@ def test_a_maker_that_takes_anything_is_given_anything(monkeypatch: pytest.Monke
             "resnet18",
             (3, 8, 8),
             {"stem": "cifra"},
-            "unknown stem 'cifra'; did you mean 'cifar'? (there is: torchvision, cifar)",
+            "unknown stem 'cifra'; did you mean 'cifar'? Choose one of: torchvision, cifar",
         ),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from stratafl.data.formats.columns import Column, Columns, Request, joined, needed, picked, with_images
-from stratafl.errors import DataError, StrataError
+from stratafl.errors import DataError, StrataError, first_line
 
 _ROWS, _FEW_ROWS = 16_384, 64  # of a batch of numbers, and of a batch with texts or images, which may be large
 _COPIES = 2  # of numbers, as a table and as an array
@@ -52,7 +52,7 @@ def _read(place: Path, load: Any, request: Request) -> Columns:
     except StrataError:
         raise
     except Exception as error:  # every package raises its own errors for a damaged file
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise DataError(f"'{place}' cannot be read: {reason}") from error
     names = [name for name in table.column_names if not request.only or name in request.names()]
     request.limit.check(sum(_bytes(table.column(name)) for name in names), f"'{place}'")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from stratafl.data.formats.columns import Columns, Request, joined, picked
 from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
-from stratafl.errors import DataError
+from stratafl.errors import DataError, first_line
 
 _BROKEN = (OSError, ValueError, TypeError, EOFError, BadZipFile, AttributeError, RuntimeError, zlib.error)
 _MAGIC, _START = b"\x93NUMPY", 12  # the start of every array; bytes of magic, version and length of the header
@@ -73,7 +73,7 @@ def npz_arrays(path: Path, limit: MemoryLimit = USUAL_LIMIT) -> dict[str, NDArra
 
 
 def _not_npz(path: Path, error: Exception) -> DataError:
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    reason = first_line(error)
     return DataError(f"'{path}' is not an npz file of plain arrays: {reason}")
 
 

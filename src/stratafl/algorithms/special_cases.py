@@ -1,0 +1,94 @@
+"""Special cases: for each algorithm, settings in which it must equal a simpler one (a degenerate law)."""
+
+from dataclasses import dataclass, replace
+
+from stratafl.algorithms.fedalp import fedalp
+from stratafl.algorithms.fedavg import fedavg
+from stratafl.algorithms.fedavg30local import fedavg30local
+from stratafl.algorithms.fedbn import fedbn
+from stratafl.algorithms.fedlag import fedlag
+from stratafl.algorithms.fedper import fedper
+from stratafl.algorithms.fedprox import fedprox
+from stratafl.algorithms.fedrep import fedrep
+from stratafl.algorithms.flayer import flayer
+from stratafl.algorithms.lgfedavg import lgfedavg
+from stratafl.algorithms.local import local
+from stratafl.algorithms.pfedla import heurpfedla, pfedla
+from stratafl.algorithms.simmix import simmix
+from stratafl.core.algorithm import Algorithm
+from stratafl.core.phased import Phased
+from stratafl.policies import Mean
+
+
+@dataclass(frozen=True)
+class SpecialCase:
+    """`special` gives every client the same model as `simple`, on the contract's model or on one without BatchNorm."""
+
+    says: str
+    special: Algorithm
+    simple: Algorithm
+    batchnorm: bool = True
+    full_participation_only: bool = False
+    clients: int | None = None  # only so many clients
+
+
+UNIFORM = replace(fedavg(), merge=(Mean(weights="uniform"),))
+SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
+    "fedalp": (SpecialCase("FedALP with β = 0 is FedAvg", fedalp(beta=0.0, groups=2, warmup=1), fedavg()),),
+    "fedavg30local": (
+        SpecialCase("without a warm-up it is Local", fedavg30local(warmup=0), local(), full_participation_only=True),
+        SpecialCase("as long as it warms up it is FedAvg", Phased(fedavg30local(warmup=2).phases[:-1]), fedavg()),
+    ),
+    "fedlag": (SpecialCase("FedLAG that personalises nothing is FedAvg", fedlag(k=0, warmup=0), fedavg()),),
+    "flayer": (
+        SpecialCase(
+            "FLAYER with rates off, full masks and A = 0 is FedAvg",
+            flayer(rates=False, least=1.0, accuracy=0.0),
+            fedavg(),
+        ),
+        SpecialCase(
+            "FLAYER with A = 1, without rates and masks, is FedPer",
+            flayer(rates=False, mask=False, accuracy=1.0),
+            fedper(),
+        ),
+    ),
+    "heurpfedla": (SpecialCase("HeurpFedLA that retains nothing is pFedLA", heurpfedla(k=0), pfedla()),),
+    "pfedla": (
+        SpecialCase(
+            "pFedLA with fixed uniform weights is FedAvg with uniform weights",
+            pfedla(initial="uniform", hyper_lr=0.0),
+            UNIFORM,
+            full_participation_only=True,
+        ),
+    ),
+    "simmix": (
+        SpecialCase(
+            "similarity that does not count is FedAvg with uniform weights",
+            simmix(sharpness=0.0),
+            UNIFORM,
+            full_participation_only=True,
+        ),
+    ),
+    "fedavg": (SpecialCase("with one client, FedAvg is Local", fedavg(), local(), clients=1),),
+    "fedbn": (SpecialCase("without BatchNorm, FedBN is FedAvg", fedbn(), fedavg(), batchnorm=False),),
+    "fedper": (
+        SpecialCase("with one client, FedPer is Local", fedper(), local(), clients=1),
+        SpecialCase(
+            "FedPer with every layer personal is Local", fedper(personal="all"), local(), full_participation_only=True
+        ),
+        SpecialCase("FedPer with every layer shared is FedAvg", fedper(personal="not head+base"), fedavg()),
+    ),
+    "fedprox": (SpecialCase("FedProx without a pull is FedAvg", fedprox(strength=0.0), fedavg()),),
+    "fedrep": (SpecialCase("FedRep without personal layers is FedAvg", fedrep(personal="none"), fedavg()),),
+    "lgfedavg": (
+        SpecialCase("LG-FedAvg with every layer shared is FedAvg", lgfedavg(shared="head+base"), fedavg()),
+        SpecialCase(
+            "LG-FedAvg that shares nothing is Local", lgfedavg(shared="none"), local(), full_participation_only=True
+        ),
+    ),
+    "local": (
+        SpecialCase(
+            "Local is FedPer that shares nothing", local(), fedper(personal="all"), full_participation_only=True
+        ),
+    ),
+}

@@ -1,0 +1,221 @@
+"""What the annotation of a field or an argument allows: a value is checked, and made what was declared.
+
+Plain types, `Literal`, unions, tuples, lists, mappings, classes and the markers `Range`, `Named` and `Size` within
+`Annotated` are checked; protocols, callables and `Any` are not. A whole number passes for a number, a list for a tuple,
+a single step for a tuple of steps, and a text for what its class parses (`textual`). Numbers are finite, `true` is not
+1. A refusal is one line that begins with the key.
+"""
+
+import dataclasses
+import operator
+import re
+import types
+import typing
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Annotated, Any, Literal, TypeVar
+
+from stratafl.errors import RecordError, shown, unknown
+
+T = TypeVar("T")
+WHOLE = 2**63 - 1  # the largest whole number that a file, a seed or a tensor holds
+LONGEST = 4096  # letters of a text
+TEXTUAL: dict[type[Any], Callable[[str], Any]] = {}
+_LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "least": ("at least", operator.ge),
+    "most": ("at most", operator.le),
+    "above": ("above", operator.gt),
+    "below": ("below", operator.lt),
+}
+_WORDS: dict[Any, str] = {
+    float: "a number",
+    int: "a whole number",
+    str: "a text",
+    bool: "true or false",
+    tuple: "a list",
+    list: "a list",
+    Mapping: "a table",
+}
+_UNITS = {"": 1, "b": 1} | {
+    f"{letter}{i}b": base**power for power, letter in enumerate("kmgt", 1) for i, base in (("", 1000), ("i", 1024))
+}
+_SIZE = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})\s*", re.IGNORECASE)
+
+
+def textual(cls: type[T], parse: Callable[[str], T]) -> None:
+    """Declare that instances of `cls` are written as `str(value)` and read back with `parse`."""
+    TEXTUAL[cls] = parse
+
+
+@dataclass(frozen=True)
+class Range:
+    """Limits of a number."""
+
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    def __str__(self) -> str:
+        limits = {word: getattr(self, limit) for limit, (word, _) in _LIMITS.items()}
+        return ", ".join(f"{word} {_number(limit)}" for word, limit in limits.items() if limit is not None)
+
+    def check(self, key: str, value: Any) -> None:
+        """Raise for a number beyond a limit."""
+        for name, (word, fits) in _LIMITS.items():
+            limit = getattr(self, name)
+            if limit is not None and not fits(value, limit):
+                raise RecordError(f"{key} must be {word} {_number(limit)}, not {said(value)}")
+
+
+@dataclass(frozen=True)
+class Named:
+    """A text that is one of these names; with `paths` also `package.module:name`."""
+
+    names: Collection[str]
+    paths: bool = False
+
+    def __str__(self) -> str:
+        return "" if self.paths else "one of " + ", ".join(f"`{name}`" for name in self.names)
+
+    def check(self, key: str, value: str) -> None:
+        """Raise for another name, with the nearest match."""
+        if value not in self.names and not (self.paths and ":" in value):
+            raise unknown(key, value, sorted(self.names))
+
+
+class Size:
+    """A number of bytes, which may be written with its unit, such as 8GB or 1.5GiB."""
+
+    def read(self, key: str, value: Any) -> int:
+        """The number of bytes."""
+        plain = isinstance(value, str | int) and not isinstance(value, bool)
+        if plain:
+            check_plain(key, value)
+        found = _SIZE.fullmatch(str(value)) if plain else None
+        size = float(found[1]) * _UNITS[found[2].lower()] if found else 0
+        if not 1 <= size <= WHOLE:
+            allowed = "a size such as 8GB, 500MB, 1.5GiB or a number of bytes"
+            raise RecordError(f"{key} must be {allowed}, not {said(value)}")
+        return value if isinstance(value, int) else int(size)
+
+
+def checked(key: str, hint: Any, value: Any) -> Any:
+    """The value as its hint declares it; anything else is refused in one line that begins with the key."""
+    hint, markers = parts(hint)
+    if value is None and _fits(hint, None):
+        return None
+    for marker in markers:
+        value = marker.read(key, value) if isinstance(marker, Size) else value
+    if not _fits(hint, value):
+        raise RecordError(f"{key} must be {_wanted(hint, markers)}, not {said(value)}")
+    check_plain(key, value)
+    value = _converted(key, hint, value)
+    for marker in markers:
+        if isinstance(marker, Range | Named):
+            marker.check(key, value)
+    return value
+
+
+def parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """A hint without its markers, and the markers."""
+    if typing.get_origin(hint) is Annotated:
+        return hint.__origin__, hint.__metadata__
+    return hint, ()
+
+
+def union(hint: Any) -> tuple[Any, ...]:
+    """The hints that a union consists of."""
+    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else ()
+
+
+def _fits(hint: Any, value: Any) -> bool:
+    """Whether a value is of the kind of a hint, or passes for it; its limits, and what it holds, aside."""
+    hint, _ = parts(hint)
+    if union(hint):
+        return any(_fits(each, value) for each in union(hint))
+    if typing.get_origin(hint) is Literal:
+        return type(value) in map(type, typing.get_args(hint))
+    kind = types.NoneType if hint is None else typing.get_origin(hint) or hint
+    if not isinstance(kind, type) or kind in (object, Any, Callable) or getattr(kind, "_is_protocol", False):
+        return True
+    if isinstance(value, bool) or (isinstance(value, str) and kind not in TEXTUAL):
+        return kind is type(value)
+    if kind is tuple and (dataclasses.is_dataclass(value) or callable(value)):
+        return True
+    passing = {float: int, tuple: list, **dict.fromkeys(TEXTUAL, str)}
+    return isinstance(value, (kind, passing.get(kind, kind)))
+
+
+def _converted(key: str, hint: Any, value: Any) -> Any:
+    """A value that fits its hint, as the hint declares it, with everything inside checked."""
+    if union(hint):
+        fitting = [each for each in union(hint) if _fits(each, value)]
+        return checked(key, min(fitting, key=lambda each: parts(each)[0] is not type(value)), value)
+    kind, inside = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind is Literal and value not in inside:
+        raise unknown(key, str(value), sorted(map(str, inside)))
+    if kind is float:
+        return float(value)
+    if kind is tuple:
+        return _tuple(key, inside, value)
+    if kind in TEXTUAL and isinstance(value, str):
+        return TEXTUAL[kind](value)
+    if inside and isinstance(value, list):
+        return [checked(key, inside[0], each) for each in value]
+    if len(inside) == 2 and isinstance(value, dict):
+        return {name: checked(f"{key}.{name}", inside[1], each) for name, each in value.items()}
+    return value
+
+
+def _tuple(key: str, inside: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
+    values = tuple(value) if isinstance(value, tuple | list) else (value,)
+    hints = inside[:1] * len(values) if inside[-1:] == (...,) else inside or (Any,) * len(values)
+    if len(hints) != len(values):
+        raise RecordError(f"{key} must be a list of {len(hints)}, not of {len(values)}: {said(value)}")
+    return tuple(checked(key, hint, each) for hint, each in zip(hints, values, strict=True))
+
+
+def _wanted(hint: Any, markers: Sequence[Any]) -> str:
+    """What a hint asks for, in words; of a union, its first part."""
+    if union(hint):
+        return _wanted(*parts(union(hint)[0]))
+    names = [*typing.get_args(hint)] if typing.get_origin(hint) is Literal else []
+    names += [name for marker in markers if isinstance(marker, Named) and not marker.paths for name in marker.names]
+    kind = typing.get_origin(hint) or hint
+    return f"one of {', '.join(sorted(map(str, names)))}" if names else _WORDS.get(kind) or f"a {kind.__name__}"
+
+
+def check_plain(key: str, value: Any) -> None:
+    """Refuse numbers and texts that no field can need, and that files and tensors do not hold."""
+    if isinstance(value, float) and not isfinite(value):
+        raise RecordError(f"{shown(key)} must be a finite number, not {value}")
+    if isinstance(value, int) and abs(value) > WHOLE:
+        bound = f"at most {WHOLE:,}" if value > 0 else f"at least {-WHOLE:,}"
+        raise RecordError(f"{shown(key)} must be {bound}, not {said(value)}")
+    if not isinstance(value, str):
+        return
+    if len(value) > LONGEST:
+        raise RecordError(f"{shown(key)} must have at most {LONGEST:,} letters, not {len(value):,}: '{shown(value)}'")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:  # such as a file's name that is not in the encoding of the system
+        raise RecordError(f"{shown(key)} must be a text in UTF-8, not '{shown(value)}'") from error
+
+
+def said(value: Any) -> str:
+    """A value in an error: short, and never an error of its own."""
+    if dataclasses.is_dataclass(value):
+        return type(value).__name__
+    try:
+        return shown(repr(value), 200)
+    except ValueError:  # a whole number with more digits than Python writes down
+        return f"a number of about {value.bit_length() * 3 // 10:,} digits" if isinstance(value, int) else "a number"
+    except RecursionError:
+        return "lists within lists"
+
+
+def _number(value: float) -> str:
+    """A limit: large ones with commas, since nobody counts noughts."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"

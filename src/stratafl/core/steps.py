@@ -1,0 +1,143 @@
+"""Steps: what fills the slots of a method, and what a step declares about itself.
+
+A round happens in the order serve · mix · train · send · merge; a class here says how a step of each slot is called.
+A step is a record that derives from one of them. It declares the fields that it reads and writes (`down.x` and `up.x`
+are fields of parcels) and, where the default is not true, what else it needs or offers.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stratafl.core.footprint import Footprint
+from stratafl.core.parcel import Field, Parcel
+from stratafl.core.round import Round, Setup
+from stratafl.core.state import State
+from stratafl.core.task import Task
+
+Names = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Batching:
+    """The batches that a step trains on."""
+
+    size: int
+    drop_last: bool = False
+
+
+class Step:
+    """A step of any slot."""
+
+    @property
+    def reads(self) -> Names:
+        """The fields it needs."""
+        return ()
+
+    @property
+    def writes(self) -> Names:
+        """The fields it gives."""
+        return ()
+
+    @property
+    def counts(self) -> Names:
+        """The fields among them that are counted during training; two steps must not count under one name."""
+        return ()
+
+    @property
+    def splits(self) -> Names:
+        """The splits that it looks at, beside the one it trains on."""
+        return ()
+
+    @property
+    def batching(self) -> Batching | None:
+        """The batches it trains on, if it does."""
+        return None
+
+    @property
+    def scores(self) -> bool:
+        """Whether it evaluates models, which takes memory as evaluation does."""
+        return False
+
+    def check(self, setup: Setup) -> None:
+        """Raise if it does not fit the model or the federation; selections of layers are checked without it."""
+        return
+
+    def footprint(self, setup: Setup) -> Footprint:
+        """What it takes of memory beside states and what training always takes."""
+        return Footprint()
+
+    def tell(self, rnd: Round, server: State) -> dict[str, Tensor]:
+        """What layer diagnostics show of it, each `[L, …]`."""
+        return {}
+
+    def communication(self, rnd: Round, server: State) -> dict[str, float]:
+        """What it sends that is neither download nor upload, such as `bytes.between` servers."""
+        return {}
+
+
+class Serve(Step, ABC):
+    """Server → download."""
+
+    def footprint(self, setup: Setup) -> Footprint:
+        """A row for each client, unless it says otherwise."""
+        return Footprint(client=setup.row_bytes())
+
+    @abstractmethod
+    def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
+        """The fields for these clients."""
+
+
+class Mix(Step, ABC):
+    """Download and client state → where training starts."""
+
+    @abstractmethod
+    def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
+        """The fields that change."""
+
+
+class Train(Step, ABC):
+    """A phase of local training."""
+
+    @abstractmethod
+    def __call__(self, rnd: Round, client: State, task: Task) -> State:
+        """The fields that change."""
+
+
+class Send(Step, ABC):
+    """Client state → upload."""
+
+    @abstractmethod
+    def __call__(self, rnd: Round, client: State, task: Task) -> Mapping[str, Field]:
+        """The fields to send."""
+
+
+class MergeSums(Step, ABC):
+    """Uploads → server, through sums that add up chunk by chunk and rank by rank."""
+
+    def footprint(self, setup: Setup) -> Footprint:
+        """Rows and weights in float64, unless it says otherwise."""
+        return Footprint(sums=2 * setup.row_bytes(dtype=torch.float64))
+
+    @abstractmethod
+    def fold(self, rnd: Round, server: State, sums: State, up: Parcel, ids: Tensor) -> State:
+        """The sums with the uploads of these clients in them; `{}` is nothing yet."""
+
+    @abstractmethod
+    def finish(self, rnd: Round, server: State, sums: State) -> State:
+        """The server's fields that change."""
+
+
+class MergeRows(Step, ABC):
+    """Uploads → server, where all uploads are needed side by side."""
+
+    def footprint(self, setup: Setup) -> Footprint:
+        """As much again as the uploads to compute with them, unless it says otherwise."""
+        return Footprint(absorbed=setup.row_bytes())
+
+    @abstractmethod
+    def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
+        """The server's fields that change, from the uploads of these clients."""
