@@ -154,10 +154,10 @@ def test_a_regression_of_nobody_is_divided_evenly(strata, refused, place):
     ("arguments", "says"),
     [
         (("data", "export", "minst", "out/"), "unknown data.name 'minst'; did you mean 'mnist'?"),
-        (("data", "export", "cifar10", "out/", "--path", "none"), "cifar10 is not at data.path = 'none'"),
+        (("data", "export", "cifar10", "out/", "--path", "none"), "cifar10 cannot be read from data.path = 'none'"),
         (("data", "export", "cifar10", "cifar", "--path", "cifar"), "'cifar' exists and is not empty"),
         (("data", "export", "cifar10", "out/", "--set", "data.sise=1"), "unknown key of [data] 'sise'"),
-        (("run", "--data", "cifar10"), ("cifar10 is not here", "strata data export cifar10 OUT/")),
+        (("run", "--data", "cifar10"), ("cifar10 is not on this machine", "strata data export cifar10 OUT/")),
         (("run", "--data", "cifar10"), "ConnectionError: tests have no network"),
         (("run", "--data", "nowhere/"), "there is no data file or folder"),
         (("run", "--data", "digits", "--set", "data.size=4"), "data.size has no effect with 'digits'"),
