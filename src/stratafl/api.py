@@ -23,7 +23,7 @@ from stratafl.data import Federation, from_clients
 from stratafl.data.arrays import Array, plain_tensor
 from stratafl.errors import DataError, ModelError, RecordError, RunError
 from stratafl.evaluation.evaluate import state_dict
-from stratafl.evaluation.flagged import Notices
+from stratafl.evaluation.flags import Notices
 from stratafl.evaluation.measure import Line
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Progress, Simulation, simulation

@@ -426,7 +426,7 @@ def test_a_method_that_leaks_is_marked_wherever_it_is_written(strata, place):
     methods = ("--algorithms", "fedavg,flayer", "--seeds", 1, "--rounds", 1)
     result = strata("compare", *methods, *SMALL, *batches, *official, "--out", "both")
     assert result.code == 0, result
-    footnote = "† test data steers its training: not comparable"
+    footnote = "† test data influences its training: not comparable"
     assert {row[0] for row in cells(result.out)} == {"fedavg", "flayer †"}
     assert footnote in result.out
     assert "steers its training" in json.loads(Path("both/flayer/seed-0/environment.json").read_text())["leaks"]
@@ -436,7 +436,7 @@ def test_a_method_that_leaks_is_marked_wherever_it_is_written(strata, place):
     assert footnote in again.out
     written = Path("table.csv").read_text(encoding="utf-8").splitlines()
     table = {row["method"]: row["leaks"] for row in csv.DictReader(written)}
-    assert table == {"fedavg": "", "flayer †": "test data steers its training: not comparable"}
+    assert table == {"fedavg": "", "flayer †": "test data influences its training: not comparable"}
     assert "†" in Path("table.svg").read_text(encoding="utf-8")
     assert footnote not in strata("report", "both/fedavg").out
 

@@ -11,9 +11,8 @@ from rich.text import Text
 
 from stratafl.cli.consoles import picture, results
 from stratafl.errors import DataError, UnknownNameError, printable, shown, unknown
-from stratafl.report.escaping import escape
 from stratafl.report.page import in_script
-from stratafl.report.tables import as_csv
+from stratafl.report.tables import as_csv, escape
 
 EVIL = "a\x1b[31m\x07b\x9b2Jc\u202ed\ne\r\x00"
 PLAIN = "a\\x1b[31m\\x07b\\x9b2Jc\\u202ed\\x0ae\\x0d\\x00"

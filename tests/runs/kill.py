@@ -31,7 +31,7 @@ from stratafl.runs.journal import Journal
 PATIENCE = 900  # seconds until a child that nobody killed ends: one that hangs
 MOMENTS: dict[str, tuple[Any, str]] = {
     "training": (Simulation, "round"),
-    "evaluation": (trial, "scoreboard"),
+    "evaluation": (trial, "score_stages"),
     "saving": (checkpoint, "save"),
     "creating": (Run, "create"),
     "opening": (Run, "open"),

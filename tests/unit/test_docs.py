@@ -1,5 +1,6 @@
 """What the documents show runs as it is printed, and what they list is what there is."""
 
+import ast
 import importlib
 import re
 import shlex
@@ -39,6 +40,54 @@ def blocks(name, kind="python"):
 def run(block, **space):
     exec(compile(block, "document", "exec"), space)  # our own text
     return space
+
+
+def defined(file):
+    """The names that a module defines at its top level, and `Class.method` of its classes."""
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        if isinstance(node, ast.ClassDef):
+            yield from (f"{node.name}.{each.name}" for each in node.body if isinstance(each, ast.FunctionDef))
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        yield from (target.id for target in targets if isinstance(target, ast.Name))
+
+
+DOCUMENTS = [p.relative_to(ROOT).as_posix() for p in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])]
+PLACES = r"`((?:\w+/)+\w+\.py)(?::([\w.]+))?`"
+
+
+@pytest.mark.parametrize("document", ["ARCHITECTURE.md", "docs/glossary.md"])
+def test_what_the_tables_name_is_there(document):
+    places = re.findall(PLACES, text(document))
+    assert len(places) > 20
+    for path, name in places:
+        file = ROOT / "src/stratafl" / path
+        assert file.exists(), f"{document}: there is no {path}"
+        assert not name or name in defined(file), f"{document}: {path} does not define {name}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_somewhere(document):
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text(document)):
+        if not target.startswith(("http:", "https:")):
+            assert (ROOT / document).parent.joinpath(target).exists(), f"{document} links to {target}"
+
+
+@pytest.mark.parametrize("document", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_packages_are_called_by_their_names(document):
+    there = {p.parent.name for p in (ROOT / "src/stratafl").glob("*/__init__.py")}
+    told = set(re.findall(r"src/stratafl/(\w+)(?=[/)])", text(document)))
+    assert told <= there
+    if document == "ARCHITECTURE.md":
+        assert all(re.search(rf"\b{name}\b", text(document)) for name in there)
+
+
+def test_the_index_of_decisions_is_complete():
+    files = {p.name for p in (ROOT / "docs/decisions").glob("[0-9]*.md")}
+    assert set(re.findall(r"\((\d{3}-[\w-]+\.md)\)", text("docs/decisions/README.md"))) == files
+    for file in files:
+        assert all(part in text(f"docs/decisions/{file}") for part in ("# ", "**Why.**", "**What it costs.**"))
 
 
 def test_the_five_lines_run(capsys):

@@ -143,10 +143,10 @@ REFUSED = {
     "a tune that reads an unknown field": ({"tune": (SGD(row="phi"),)}, ("tune", "SGD", "'phi'")),
     "a step of another slot": (
         {"mix": (Upload(),)},
-        ("mix: Upload is not a mix step", "core.steps.Mix"),
+        ("Layerwise.mix must be a Mix, not Upload",),
     ),
-    "a merge that only calls": ({"merge": (Take(),)}, ("steps.MergeSums or stratafl.core.steps.MergeRows",)),
-    "what is no step at all": ({"train": (print,)}, ("derive it from stratafl.core.steps.Train",)),
+    "a merge that only calls": ({"merge": (Take(),)}, ("Layerwise.merge must be a MergeSums",)),
+    "what is no step at all": ({"train": (print,)}, ("Layerwise.train must be a Train, not <built-in",)),
     "a row nobody has": ({"row": "phi"}, ("the model is field 'phi'", "clients have only", "theta")),
 }
 

@@ -4,6 +4,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from stratafl.errors import StrataError, TrustError, shown
 
@@ -24,13 +25,15 @@ def run(arguments: Sequence[str]) -> int:
         from stratafl.cli.app import app
     except ModuleNotFoundError as error:
         return _fail(f"the command needs '{error.name}', which is not installed: pip install {error.name}")
+    # The root of typer's own exceptions: click's ClickException up to 0.25, TyperException in 0.29.
+    usage_error: type[Any] = typer.BadParameter.__mro__[-4]
     try:
         result = app(list(arguments), standalone_mode=False, prog_name="strata")
     except TrustError as error:
         return _fail(f"{error}: {shlex.join(['strata', *arguments, '--trust'])}")
     except StrataError as error:
         return _fail(str(error), error.exit_code)
-    except typer.TyperException as error:
+    except usage_error as error:
         message = error.format_message()
         return _fail(message) if message else 0  # without a command, help was shown
     except SystemExit as end:

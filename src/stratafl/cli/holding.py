@@ -12,7 +12,7 @@ from stratafl.config.experiment import Experiment, load, with_values
 from stratafl.config.settings import Settings
 from stratafl.data import Federation
 from stratafl.data.federation import SPLITS
-from stratafl.data.picture import held, picture
+from stratafl.data.plot import plot_class_counts, total_class_counts
 from stratafl.errors import RunError, counted
 from stratafl.files import check_new, write_atomically
 
@@ -33,13 +33,13 @@ def show(config: Path | None, settings: Settings, out: Path | None) -> None:
     for line in understood(federation):
         results().print(line, markup=False, soft_wrap=True)
     if out is not None:
-        write_atomically(out, picture(federation).encode())
+        write_atomically(out, plot_class_counts(federation).encode())
         results().print(f"picture: {out}", markup=False, soft_wrap=True)
 
 
 def table(federation: Federation) -> Table:
     """A row per client: samples, classes, and how many are for what."""
-    counts, sizes = held(federation), {split: federation.counts(split) for split in SPLITS}
+    counts, sizes = total_class_counts(federation), {split: federation.counts(split) for split in SPLITS}
     clients = federation.clients
     made = Table(title=_title(federation), title_justify="left", header_style="bold", expand=False)
     named = bool(federation.client_names)
@@ -63,7 +63,7 @@ def table(federation: Federation) -> Table:
 
 
 def _title(federation: Federation) -> str:
-    sizes = held(federation).sum(1)
+    sizes = total_class_counts(federation).sum(1)
     spread = f"from {int(sizes.min()):,} to {int(sizes.max()):,} each"
     return (
         f"{federation.name}: {counted(federation.clients, 'client')}, {counted(int(sizes.sum()), 'sample')}, {spread}"

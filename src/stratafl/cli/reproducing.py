@@ -21,10 +21,9 @@ from stratafl.errors import BusyError, DataError, RecordError, RunError, StrataE
 from stratafl.evaluation.measure import Line
 from stratafl.recipes import Cell, recipes
 from stratafl.recipes.claims import MEASURES
-from stratafl.recipes.judging import Verdict
 from stratafl.recipes.reproduction import RESULT, Reproduction
-from stratafl.recipes.writing import HERE, cells, heads, legend, write
-from stratafl.report.verdicts import tally
+from stratafl.recipes.result import HERE, cells, heads, legend, write_result
+from stratafl.report.verdict import Verdict, tally
 from stratafl.runs.comparison import SEEDS
 
 _STYLES = {True: "green", False: "red", None: "dim"}
@@ -61,7 +60,7 @@ def _reproduce(made: Sequence[Reproduction], minutes: float | None, settled: Cal
     settled()
     for each in made:
         stopped = _run(each, limit)
-        judged = write(each, shlex.join(["strata", *sys.argv[1:]]))
+        judged = write_result(each, shlex.join(["strata", *sys.argv[1:]]))
         _show(each, judged)
         if each.begun:
             reporting.offer([each.folder, *each.begun], each.folder / reporting.REPORT)

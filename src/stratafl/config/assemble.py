@@ -18,10 +18,10 @@ from stratafl.core.algorithm import Algorithm
 from stratafl.core.annotations import checked
 from stratafl.core.layers import Select
 from stratafl.core.records import to_settings
-from stratafl.data import IID, Federation, Partition, Reading, Samples, divided, load_samples
+from stratafl.data import IID, Federation, Partition, Reading, Samples, from_samples, load_samples
 from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
 from stratafl.errors import DataError, ModelError, PhaseError, RecordError, counted
-from stratafl.evaluation.lab import Lab
+from stratafl.evaluation.diagnostics import LayerDiagnostics
 from stratafl.execute import Simulation, simulation
 from stratafl.execute.devices import device_of
 from stratafl.models import MODELS
@@ -90,7 +90,7 @@ def federation_of(experiment: Experiment) -> Federation:
     data = experiment.data
     seed = experiment.run.seed if data.seed is None else data.seed
     samples = samples_of(data, seed, _reading_limit(experiment.run))
-    return divided(
+    return from_samples(
         samples,
         clients=data.clients,
         partition=None if data.partition == "auto" else partition_of(data),
@@ -217,6 +217,6 @@ def _simulation(experiment: Experiment, tuning: Mapping[str, Any], trust: Trust 
         store=typing.cast(Any, run.store),
         saved=True,
         new_clients=experiment.data.new_clients,
-        looked_at=Lab().clients if experiment.evaluate.lab else 0,
+        looked_at=LayerDiagnostics().clients if experiment.evaluate.lab else 0,
         begun=begun,
     )

@@ -95,9 +95,9 @@ def clear_partial(folder: Path) -> None:
 
 
 def check_lockable() -> None:
-    """Raise where run directories cannot be locked, so that two processes never write into one."""
+    """Raise on systems where two processes could write into the same run directory."""
     if fcntl is None:
-        raise RunError("runs in directories need Linux, macOS or WSL, where a directory can be locked: use one of them")
+        raise RunError("this system cannot lock a run directory: use Linux or macOS (on Windows, WSL)")
 
 
 def lock(folder: Path) -> int:

@@ -10,7 +10,7 @@ from stratafl.config.experiment import Experiment, from_tables, to_tables
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.reprs import short_repr
 from stratafl.errors import RunError
-from stratafl.evaluation import Lab
+from stratafl.evaluation import LayerDiagnostics
 from stratafl.evaluation.measure import Line
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Distributed, Matrix, ProcessGroup, Progress, Simulation
@@ -46,7 +46,7 @@ sendable(StartMessage, RoundMessage)
 def trial_of(experiment: Experiment, sim: Simulation, process_group: ProcessGroup) -> Trial:
     evaluate = experiment.evaluate
     executor = Matrix() if process_group.world_size == 1 else Distributed(process_group)
-    return Trial(sim, evaluate.every, evaluate.clients, Lab(evaluate.lab), executor)
+    return Trial(sim, evaluate.every, evaluate.clients, LayerDiagnostics(evaluate.lab), executor)
 
 
 def refuse_disk(process_group: ProcessGroup, sim: Simulation) -> None:
