@@ -30,14 +30,14 @@ from stratafl.data import DATASETS, PARTITIONS
 from stratafl.models import MODELS
 from stratafl.recipes import recipe_names
 from stratafl.runs import Run
-from stratafl.runs.files import Journal, read_lines
+from stratafl.runs.journal import Journal, read_lines
 from stratafl.testing import laws
 
 COMMANDS = ("list", "run", "compare", "resume", "report", "check", "bench")
 FILES = {
     "config.toml",
     "environment.json",
-    "holdings.json",
+    "class_counts.json",
     "preprocessing.json",
     "rounds.jsonl",
     "clients.jsonl",
@@ -426,7 +426,7 @@ def test_a_method_that_leaks_is_marked_wherever_it_is_written(strata, place):
     methods = ("--algorithms", "fedavg,flayer", "--seeds", 1, "--rounds", 1)
     result = strata("compare", *methods, *SMALL, *batches, *official, "--out", "both")
     assert result.code == 0, result
-    footnote = "† test data steers its training: not comparable"
+    footnote = "† test data influences its training: not comparable"
     assert {row[0] for row in cells(result.out)} == {"fedavg", "flayer †"}
     assert footnote in result.out
     assert "steers its training" in json.loads(Path("both/flayer/seed-0/environment.json").read_text())["leaks"]
@@ -436,7 +436,7 @@ def test_a_method_that_leaks_is_marked_wherever_it_is_written(strata, place):
     assert footnote in again.out
     written = Path("table.csv").read_text(encoding="utf-8").splitlines()
     table = {row["method"]: row["leaks"] for row in csv.DictReader(written)}
-    assert table == {"fedavg": "", "flayer †": "test data steers its training: not comparable"}
+    assert table == {"fedavg": "", "flayer †": "test data influences its training: not comparable"}
     assert "†" in Path("table.svg").read_text(encoding="utf-8")
     assert footnote not in strata("report", "both/fedavg").out
 
@@ -452,9 +452,7 @@ def test_a_method_of_the_catalogue_keeps_the_contract(strata):
 
 
 def test_a_method_that_breaks_a_law_is_refused_with_the_law(strata, place, monkeypatch):
-    monkeypatch.setattr(
-        "stratafl.testing.contract.LAWS", [laws.messages, laws.order, laws.seeds]
-    )
+    monkeypatch.setattr("stratafl.testing.contract.LAWS", [laws.messages, laws.order, laws.seeds])
     result = strata("check", "own_models:last_one_wins", "--quick")
     assert "own_models:last_one_wins" in checked_line(result)
     assert "law 'order'" in result.out

@@ -160,7 +160,7 @@ def test_a_regression_of_nobody_is_divided_evenly(strata, refused, place):
         (("run", "--data", "cifar10"), ("cifar10 is not here", "strata data export cifar10 OUT/")),
         (("run", "--data", "cifar10"), "ConnectionError: tests have no network"),
         (("run", "--data", "nowhere/"), "there is no data file or folder"),
-        (("run", "--data", "digits", "--set", "data.size=4"), "data.size means nothing to 'digits'"),
+        (("run", "--data", "digits", "--set", "data.size=4"), "data.size has no effect with 'digits'"),
         (("run", "--set", "data.normalise=hlaf"), "unknown data.normalise 'hlaf'; did you mean 'half'?"),
     ],
 )

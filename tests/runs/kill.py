@@ -25,13 +25,13 @@ from stratafl.core.state import flatten
 from stratafl.evaluation import trial
 from stratafl.execute import Simulation
 from stratafl.execute.records import OnDisk, RecordFile
-from stratafl.runs import Run, checkpoint, stored
-from stratafl.runs.files import Journal
+from stratafl.runs import Run, checkpoint, read_run
+from stratafl.runs.journal import Journal
 
 PATIENCE = 900  # seconds until a child that nobody killed ends: one that hangs
 MOMENTS: dict[str, tuple[Any, str]] = {
     "training": (Simulation, "round"),
-    "evaluation": (trial, "scoreboard"),
+    "evaluation": (trial, "score_stages"),
     "saving": (checkpoint, "save"),
     "creating": (Run, "create"),
     "opening": (Run, "open"),
@@ -76,7 +76,7 @@ def _state(path: Path, folder: Path, kept: str) -> dict[str, tuple[str, bytes]]:
     """The bits of a state."""
     state = load_file(path)
     if state.pop("memories/slots", None) is not None:  # what is in which slot depends on what was before
-        for client, memory in stored(folder, kept)[1].clients.items():
+        for client, memory in read_run(folder, kept)[1].clients.items():
             state |= flatten(memory, f"client/{client}/")
     return {name: (str(x.dtype), x.numpy().tobytes()) for name, x in state.items()}
 

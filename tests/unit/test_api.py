@@ -303,7 +303,7 @@ def test_files_of_another_kind_are_refused(fitted, tmp_path, name):
 
 
 def test_a_folder_that_is_not_there_is_one_sentence(fitted, tmp_path):
-    with pytest.raises(StrataError, match=r"cannot be written to '.*none/client.safetensors'") as error:
+    with pytest.raises(StrataError, match=r"cannot write the weights to '.*none/client.safetensors'") as error:
         fitted.export(0, tmp_path / "none" / "client.safetensors")
     assert one_sentence(error.value)
 

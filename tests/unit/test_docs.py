@@ -16,9 +16,10 @@ from torch import nn
 from stratafl.algorithms import fedavg
 from stratafl.algorithms.special_cases import SpecialCase
 from stratafl.cli import run as strata
-from stratafl.config.experiment import TABLES, from_tables, partition_of
+from stratafl.config.experiment import from_tables
 from stratafl.config.plugins import parameters
 from stratafl.config.settings import documented
+from stratafl.config.tables import TABLES, partition_of
 from stratafl.data import PARTITIONS, digits, federate
 from stratafl.models import MODELS
 from stratafl.recipes import read, recipe_names

@@ -20,7 +20,7 @@ from stratafl.core.layout import Layout, Spec
 from stratafl.core.parcel import Field, Parcel
 from stratafl.core.reduce import cosines
 from stratafl.core.round import Round, Setup
-from stratafl.errors import ContractError, RecordError, UnknownNameError
+from stratafl.errors import ContractError, RecordError
 from stratafl.evaluation.evaluate import received
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Matrix, Simulation, simulation
@@ -546,29 +546,6 @@ def test_bytes_between_servers_are_recorded_in_every_round_of_a_longer_warm_up()
 
 
 # Bad input
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"beta": -0.1}, "beta must be from 0 to 1, not -0.1"),
-        ({"beta": 1.01}, "beta must be from 0 to 1, not 1.01"),
-        ({"beta": float("nan")}, "beta must be from 0 to 1, not nan"),
-        ({"groups": 0}, "fedalp: groups is a whole number from 1, not 0"),
-        ({"groups": 2.5}, "fedalp: groups is a whole number from 1, not 2.5"),
-        ({"warmup": 0}, "fedalp: warmup is a whole number from 1, not 0"),
-        ({"warmup": 1.5}, "fedalp: warmup is a whole number from 1, not 1.5"),
-    ],
-)
-def test_bad_numbers_are_refused(options, message):
-    with pytest.raises(RecordError, match=message):
-        fedalp(**options)
-
-
-@pytest.mark.parametrize("option", ["base", "gamma", "features"])
-def test_bad_readings_are_refused(option):
-    with pytest.raises(UnknownNameError, match=f"{option} of fedalp"):
-        fedalp(**{option: "recieved"})
 
 
 def test_more_groups_than_clients_are_refused():

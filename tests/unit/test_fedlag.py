@@ -17,7 +17,7 @@ from stratafl.core.parcel import Field, Parcel
 from stratafl.core.phased import Phased
 from stratafl.core.reduce import conflicting_pairs, cosines
 from stratafl.core.round import Round, Setup
-from stratafl.errors import RecordError, UnknownNameError
+from stratafl.errors import RecordError
 from stratafl.evaluation.evaluate import received
 from stratafl.execute import Matrix, Simulation, simulation
 from stratafl.models import build
@@ -449,29 +449,6 @@ def test_the_control_reaches_everybody_once_and_sends_nothing_after_its_warm_up(
 # Bad input
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"xi": -1.0}, "xi must be above -1 and at most 0, not -1.0"),
-        ({"xi": 0.01}, "xi must be above -1 and at most 0, not 0.01"),
-        ({"xi": float("nan")}, "xi must be above -1 and at most 0, not nan"),
-        ({"k": -1}, "fedlag: k is a whole number from 0, not -1"),
-        ({"k": 1.5}, "fedlag: k is a whole number from 0, not 1.5"),
-        ({"warmup": -1}, "fedlag: warmup is a whole number from 0, not -1"),
-        ({"warmup": 1.5}, "fedlag: warmup is a whole number from 0, not 1.5"),
-    ],
-)
-def test_bad_numbers_are_refused(options, message):
-    with pytest.raises(RecordError, match=message):
-        fedlag(**options)
-
-
-@pytest.mark.parametrize("option", ["weights", "bn"])
-def test_bad_readings_are_refused(option):
-    with pytest.raises(UnknownNameError, match=f"{option} of fedlag"):
-        fedlag(**{option: "nobody"})
-
-
 def test_more_layers_than_there_are_is_refused():
     for batchnorm, most in ((True, 3), (False, 2)):
         with pytest.raises(
@@ -479,9 +456,3 @@ def test_more_layers_than_there_are_is_refused():
         ):
             simulation(fedlag(k=4), tiny_federation(), tiny_model(batchnorm), rounds=1)
         simulation(fedlag(k=most, warmup=0), tiny_federation(), tiny_model(batchnorm), rounds=1)
-
-
-@pytest.mark.parametrize("warmup", [-1, 1.5, True])
-def test_a_bad_warm_up_of_the_control_is_refused(warmup):
-    with pytest.raises(RecordError, match=f"fedavg30local: warmup is a whole number from 0, not {warmup}"):
-        fedavg30local(warmup=warmup)

@@ -21,7 +21,7 @@ from stratafl.core.reduce import add_rows
 from stratafl.core.state import rows_of
 from stratafl.core.steps import Serve
 from stratafl.errors import DataError, ModelError, RecordError, UnknownNameError
-from stratafl.evaluation.evaluate import received, score, scoreboard, state_dict
+from stratafl.evaluation.evaluate import received, score, score_stages, state_dict
 from stratafl.execute import Matrix, simulation
 from stratafl.policies import SGD, Cosine, Mean, Take
 from stratafl.runtime import replay
@@ -340,8 +340,8 @@ def test_evaluation_keeps_to_the_memory_limit(monkeypatch):
     sim = tiny()
     limited = replace(sim, round_limit=sim.needs(len(SIZES)).evaluating(2))
     ids = torch.arange(len(SIZES))
-    cut = scoreboard(limited, limited.start(), ids, ["test"])["test.deployed"]
-    whole = scoreboard(sim, sim.start(), ids, ["test"])["test.deployed"]
+    cut = score_stages(limited, limited.start(), ids, ["test"])["test.deployed"]
+    whole = score_stages(sim, sim.start(), ids, ["test"])["test.deployed"]
     assert sizes == [2, 2, 2, 6]
     assert torch.equal(cut.loss, whole.loss)
 

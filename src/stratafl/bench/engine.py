@@ -18,7 +18,7 @@ from stratafl.core.layout import Layout
 from stratafl.core.parcel import Parcel
 from stratafl.data import Federation
 from stratafl.errors import unknown
-from stratafl.evaluation.evaluate import scoreboard
+from stratafl.evaluation.evaluate import score_stages
 from stratafl.execute import Matrix, Simulation, simulation
 from stratafl.execute.memory import device_memory
 from stratafl.execute.process_group import InOneProcess
@@ -99,7 +99,7 @@ class EngineRun:
         begin = now(self.device)
         server = self._round()
         done = now(self.device)
-        self.board = scoreboard(self.sim, self._progress, self._everybody, ("test",), ("deployed",))
+        self.board = score_stages(self.sim, self._progress, self._everybody, ("test",), ("deployed",))
         return Seconds(done - begin - server, server, now(self.device) - done)
 
     def _round(self) -> float:

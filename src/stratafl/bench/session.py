@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-import stratafl
 from stratafl.bench.measure import (
     Table,
     baseline_tables,
@@ -26,8 +25,10 @@ from stratafl.bench.measure import (
 from stratafl.bench.request import Cell, Request
 from stratafl.bench.workload import subject
 from stratafl.data import Federation
-from stratafl.errors import MemoryLimitError
+from stratafl.errors import MemoryLimitError, first_line
+from stratafl.files import write_atomically
 from stratafl.runtime.lockstep import plan
+from stratafl.version import VERSION
 
 
 def rows(request: Request) -> Iterator[Table]:
@@ -40,7 +41,7 @@ def rows(request: Request) -> Iterator[Table]:
         try:
             row = _row(cell, request, federation, known)
         except (MemoryLimitError, MemoryError, torch.OutOfMemoryError) as error:
-            row = {**_what(cell), "refused": str(error).partition("\n")[0]}
+            row = {**_what(cell), "refused": first_line(error)}
         known = known or row.get("baselines", {})
         yield row
 
@@ -87,7 +88,7 @@ def machine(request: Request) -> Table:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
-        "stratafl": stratafl.__version__,
+        "stratafl": VERSION,
         "precision": request.speed.precision,
         "compile": request.speed.compile,
         "command": sys.argv,
@@ -113,6 +114,5 @@ class Book:
         self._rows.append(row)
         if self._path is None:
             return
-        partial = self._path.with_name(f".{self._path.name}.partial")
-        partial.write_text(json.dumps({"machine": self._machine, "rows": self._rows}, indent=2), encoding="utf-8")
-        partial.replace(self._path)
+        text = json.dumps({"machine": self._machine, "rows": self._rows}, indent=2)
+        write_atomically(self._path, text.encode())

@@ -39,19 +39,17 @@ Trusting = Annotated[bool, typer.Option("--trust", help="Import the code that th
 AsJson = Annotated[bool, typer.Option("--json", help="For programs instead of people.")]
 
 
-def _shortcuts(**values: object) -> list[str]:
-    """Options that are short for a setting."""
-    from stratafl.config.experiment import as_typed
-
+def _shortcuts(**values: object) -> dict[str, object]:
+    """The settings that options are short for."""
     keys = {"seed": "run.seed", "device": "run.device", "engine": "run.engine", "rounds": "run.rounds"}
     keys |= {"precision": "run.precision", "memory_limit": "run.memory_limit", "lab": "evaluate.lab"}
     keys |= {"protocol": "run.protocol", "model": "model.name", "data": "data.name", "algorithm": "algorithm.name"}
-    return [as_typed(keys[name], value) for name, value in values.items() if value is not None]
+    return {keys[name]: value for name, value in values.items() if value is not None}
 
 
-def _logged(names: str | None) -> list[str]:
+def _logged(names: str | None) -> dict[str, object]:
     """The setting that `--log` is short for."""
-    return [] if names is None else [f"log.to={[name.strip() for name in names.split(',') if name.strip()]}"]
+    return {} if names is None else {"log.to": [name.strip() for name in names.split(",") if name.strip()]}
 
 
 @app.command("list", epilog="Example: [bold]strata list --json[/]")
@@ -85,10 +83,11 @@ def run(
 ) -> int:
     """Run one method, in a directory that can be resumed and read."""
     from stratafl.cli import running
+    from stratafl.config.settings import parse_settings
 
     short = _shortcuts(model=model, data=data, rounds=rounds, seed=seed, device=device, engine=engine, lab=lab)
-    short += _shortcuts(algorithm=algorithm, precision=precision, memory_limit=memory_limit, protocol=protocol)
-    return running.start(config, [*short, *_logged(log), *(settings or [])], out, trust)
+    short |= _shortcuts(algorithm=algorithm, precision=precision, memory_limit=memory_limit, protocol=protocol)
+    return running.start(config, {**short, **_logged(log), **parse_settings(settings or [])}, out, trust)
 
 
 @app.command(epilog="Example: [bold]strata compare --algorithms fedavg,fedper,local --seeds 3 --rounds 20[/]")
@@ -119,11 +118,14 @@ def compare(
 ) -> int:
     """Run several methods and seeds on the same data, and rank them."""
     from stratafl.cli import running
+    from stratafl.config.settings import parse_settings
 
     short = _shortcuts(model=model, data=data, rounds=rounds, seed=seed, device=device, engine=engine, lab=lab)
-    short += _shortcuts(precision=precision, memory_limit=memory_limit, protocol=protocol)
+    short |= _shortcuts(precision=precision, memory_limit=memory_limit, protocol=protocol)
     methods = [name.strip() for name in algorithms.split(",") if name.strip()]
-    return running.compare(config, [*short, *_logged(log), *(settings or [])], methods, seeds, out, jobs, trust)
+    return running.compare(
+        config, {**short, **_logged(log), **parse_settings(settings or [])}, methods, seeds, out, jobs, trust
+    )
 
 
 @app.command(epilog="Example: [bold]strata resume runs/first[/]")
@@ -169,8 +171,9 @@ def reproduce(
 ) -> int:
     """Run a table of a paper, set it beside what is printed, and say which claims hold."""
     from stratafl.cli import reproducing
+    from stratafl.config.settings import parse_settings
 
-    return reproducing.reproduce(name, scale, settings or [], seeds, out, minutes, trust)
+    return reproducing.reproduce(name, scale, parse_settings(settings or []), seeds, out, minutes, trust)
 
 
 @app.command(epilog="Example: [bold]strata check fedper[/], or [bold]strata check my_package.my_module:my_method[/]")

@@ -13,8 +13,7 @@ from stratafl.bench.session import Book, machine, rows
 from stratafl.bench.words import MIB, headline, line
 from stratafl.cli.consoles import PIPED_WIDTH, picture, remarks, results
 from stratafl.errors import counted
-from stratafl.files import check_new
-from stratafl.runs.files import write_whole
+from stratafl.files import check_new, write_atomically
 
 Row = dict[str, Any]
 WIDE = 110  # columns from which on there is room for where the time went
@@ -41,7 +40,7 @@ def show(asked: Request, json: Path | None, svg: Path | None) -> None:
         said.print(Text(line(row), style="dim"))
     console.print(_page(all_rows, found, console.width))
     if svg is not None:
-        write_whole(svg, picture("strata bench", _page(all_rows, found, PIPED_WIDTH)).encode())
+        write_atomically(svg, picture("strata bench", _page(all_rows, found, PIPED_WIDTH)).encode())
 
 
 def _page(all_rows: Sequence[Row], found: Row, width: int) -> RenderableType:

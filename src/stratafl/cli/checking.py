@@ -7,7 +7,8 @@ from rich.text import Text
 from stratafl.algorithms.special_cases import SPECIAL_CASES
 from stratafl.cli.consoles import results
 from stratafl.config.assemble import algorithm_of
-from stratafl.config.experiment import Experiment, as_typed, with_settings
+from stratafl.config.experiment import Experiment, with_values
+from stratafl.config.settings import parse_settings
 from stratafl.config.trust import typed
 from stratafl.errors import StrataError
 from stratafl.testing import SETTINGS, law_results
@@ -15,11 +16,8 @@ from stratafl.testing import SETTINGS, law_results
 
 def check(name: str, options: Sequence[str], quick: bool) -> int:
     """Print a verdict per law; 2 if one is broken."""
-    settings = [
-        as_typed("algorithm.name", name),
-        *(f"algorithm.{option.removeprefix(f'{name}.')}" for option in options),
-    ]
-    algorithm = algorithm_of(with_settings(Experiment(), settings), typed([name]))
+    given = parse_settings(f"algorithm.{option.removeprefix(f'{name}.')}" for option in options)
+    algorithm = algorithm_of(with_values(Experiment(), {"algorithm.name": name, **given}), typed([name]))
     console, broken = results(), 0
     laws = SPECIAL_CASES.get(name, ()) if not options else ()
     with console.status(f"{name} against the contract") as status:

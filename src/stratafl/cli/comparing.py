@@ -26,9 +26,9 @@ from stratafl.config.experiment import names_code
 from stratafl.errors import BusyError, StrataError
 from stratafl.evaluation.measure import Line
 from stratafl.runs import Comparison, Member
+from stratafl.runs.directory import ROUNDS
 from stratafl.runs.environment import TYPED
-from stratafl.runs.files import read_lines
-from stratafl.runs.run import ROUNDS
+from stratafl.runs.journal import read_lines
 
 _POLL = 0.2  # seconds between two looks at the journals
 

@@ -51,6 +51,7 @@ def show(
 ) -> None:
     """Which client holds what: a table, and on request a picture."""
     from stratafl.cli import holding
-    from stratafl.config.experiment import as_typed
+    from stratafl.config.settings import parse_settings
 
-    holding.show(config, [*([] if name is None else [as_typed("data.name", name)]), *(settings or [])], out)
+    named = {} if name is None else {"data.name": name}
+    holding.show(config, {**named, **parse_settings(settings or [])}, out)

@@ -9,7 +9,8 @@ from rich.table import Table
 
 from stratafl.cli.consoles import results
 from stratafl.config.assemble import samples_of
-from stratafl.config.experiment import Experiment, as_typed, with_settings
+from stratafl.config.experiment import Experiment, with_values
+from stratafl.config.settings import parse_settings
 from stratafl.data import DATASETS, write_shards
 from stratafl.data.cache import cache_folder, entries
 from stratafl.data.loading import is_fetched
@@ -58,9 +59,7 @@ def show(as_json: bool) -> None:
 
 def export(name: str, out: Path, path: str | None, settings: Sequence[str]) -> None:
     """Write a data set into shards, and say how to use them."""
-    placed = [] if path is None else [as_typed("data.path", path)]
-    given = [as_typed("data.name", name), *placed, *settings]
-    experiment = with_settings(Experiment(), given)
+    experiment = with_values(Experiment(), {"data.name": name, "data.path": path, **parse_settings(settings)})
     samples = samples_of(experiment.data, experiment.run.seed)
     files = write_shards(samples, out)
     size = sum(file.stat().st_size for file in files)

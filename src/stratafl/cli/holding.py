@@ -1,6 +1,5 @@
 """`data show`: who holds what, as a table and as a picture."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from rich.table import Table
@@ -9,24 +8,24 @@ from rich.text import Text
 from stratafl.cli.consoles import remarks, results, warnings_on
 from stratafl.cli.understood import understood
 from stratafl.config.assemble import federation_of
-from stratafl.config.experiment import Experiment, load, with_settings
+from stratafl.config.experiment import Experiment, load, with_values
+from stratafl.config.settings import Settings
 from stratafl.data import Federation
 from stratafl.data.federation import SPLITS
-from stratafl.data.picture import held, picture
+from stratafl.data.plot import plot_class_counts, total_class_counts
 from stratafl.errors import RunError, counted
-from stratafl.files import check_new
-from stratafl.runs.files import write_whole
+from stratafl.files import check_new, write_atomically
 
 ROWS = 40  # of clients; more are summed up in one
 _FEW = 6  # classes of a client that are named one by one
 
 
-def show(config: Path | None, settings: Sequence[str], out: Path | None) -> None:
+def show(config: Path | None, settings: Settings, out: Path | None) -> None:
     """Print what each client holds; draw it where asked."""
     check_new([out])
     if out is not None and out.suffix.lower() != ".svg":
         raise RunError(f"'{out}' would be a picture in SVG: call it '{out.with_suffix('.svg')}'")
-    experiment = with_settings(Experiment() if config is None else load(config), settings)
+    experiment = with_values(Experiment() if config is None else load(config), settings)
     with warnings_on(remarks()) as settled:
         federation = federation_of(experiment)
         settled()
@@ -34,13 +33,13 @@ def show(config: Path | None, settings: Sequence[str], out: Path | None) -> None
     for line in understood(federation):
         results().print(line, markup=False, soft_wrap=True)
     if out is not None:
-        write_whole(out, picture(federation).encode())
+        write_atomically(out, plot_class_counts(federation).encode())
         results().print(f"picture: {out}", markup=False, soft_wrap=True)
 
 
 def table(federation: Federation) -> Table:
     """A row per client: samples, classes, and how many are for what."""
-    counts, sizes = held(federation), {split: federation.counts(split) for split in SPLITS}
+    counts, sizes = total_class_counts(federation), {split: federation.counts(split) for split in SPLITS}
     clients = federation.clients
     made = Table(title=_title(federation), title_justify="left", header_style="bold", expand=False)
     named = bool(federation.client_names)
@@ -64,7 +63,7 @@ def table(federation: Federation) -> Table:
 
 
 def _title(federation: Federation) -> str:
-    sizes = held(federation).sum(1)
+    sizes = total_class_counts(federation).sum(1)
     spread = f"from {int(sizes.min()):,} to {int(sizes.max()):,} each"
     return (
         f"{federation.name}: {counted(federation.clients, 'client')}, {counted(int(sizes.sum()), 'sample')}, {spread}"

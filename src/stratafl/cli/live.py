@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from stratafl.evaluation.flagged import Notices
+from stratafl.evaluation.flags import Notices
 from stratafl.evaluation.measure import Line
 from stratafl.report.formats import minus
 

@@ -10,15 +10,13 @@ from rich.text import Text
 from stratafl.cli.consoles import PIPED_WIDTH, picture, remarks, results, warnings_on
 from stratafl.cli.ranked import table, unlike_seeds
 from stratafl.errors import RunError
-from stratafl.files import check_folder, check_new
-from stratafl.report import INCOMPARABLE, MARK, Outcome, Rank, gather, outcome, ranking, run_folders, to_csv
-from stratafl.report.flagging import flag_sentences, where_to_look
+from stratafl.files import check_folder, check_new, write_atomically
+from stratafl.report import INCOMPARABLE, MARK, Outcome, Rank, gather, ranking, read_outcome, run_folders, to_csv
+from stratafl.report.flagged_clients import flag_sentences, where_to_look
 from stratafl.report.formats import size
-from stratafl.report.outcomes import measure, what_counts
+from stratafl.report.outcome import measure, what_counts
 from stratafl.report.page import is_report, write_report
-from stratafl.report.study import verdicts_alone
-from stratafl.report.waiting import waiting
-from stratafl.runs.files import write_whole
+from stratafl.report.study import not_started, only_verdicts
 from stratafl.runs.summary import evaluated, reached
 
 REPORT = "report.html"
@@ -28,7 +26,7 @@ def report(folders: Sequence[Path], out: Path | None, **options: Any) -> None:
     """Print the ranking, and write the report where one is asked for."""
     if out is not None:
         _refuse_foreign(out)
-    ranked = [folder for folder in folders if out is None or not verdicts_alone(folder)]
+    ranked = [folder for folder in folders if out is None or not only_verdicts(folder)]
     with warnings_on(remarks()) as settled:
         settled()
         if ranked:
@@ -48,7 +46,7 @@ def show(
     ranks = ranking(outcomes)
     console = results()
     console.print(table(ranks, outcomes, console.width))
-    for text in (*(Text(said, style="yellow") for said in waiting(folders)), *_explanations(ranks, outcomes)):
+    for text in (*(Text(said, style="yellow") for said in not_started(folders)), *_explanations(ranks, outcomes)):
         console.print(text)
     console.print(Text(f"runs: {', '.join(map(str, folders))}", style="dim"))
     if target is not None and outcomes[0].regression:
@@ -56,10 +54,10 @@ def show(
     if target is not None:
         console.print(_targets(outcomes, target))
     if csv is not None:
-        write_whole(csv, to_csv(ranks).encode())
+        write_atomically(csv, to_csv(ranks).encode())
         console.print(Text(f"table: {csv}"))
     if svg is not None:
-        write_whole(svg, _drawn(ranks, outcomes).encode())
+        write_atomically(svg, _drawn(ranks, outcomes).encode())
         console.print(Text(f"picture: {svg}"))
 
 
@@ -87,7 +85,7 @@ def _refuse_foreign(path: Path) -> None:
 
 def _outcomes(folders: Sequence[Path]) -> list[Outcome]:
     """What can be reported; runs that have nothing to report yet are named, and fail only if there is nothing else."""
-    found = [(folder, outcome(folder)) for folder in run_folders(folders)]
+    found = [(folder, read_outcome(folder)) for folder in run_folders(folders)]
     empty = [folder for folder, one in found if not evaluated(one.lines)]
     if len(empty) == len(found):
         raise RunError(f"'{empty[0]}' has no evaluated round yet")

@@ -15,15 +15,15 @@ from stratafl.cli.consoles import remarks, results, warnings_on
 from stratafl.cli.driving import advance
 from stratafl.cli.live import Display, Interrupt, Watch, interruptible, with_notices
 from stratafl.config.experiment import paths_in
+from stratafl.config.settings import Settings
 from stratafl.config.trust import typed
 from stratafl.errors import BusyError, DataError, RecordError, RunError, StrataError, shown
 from stratafl.evaluation.measure import Line
 from stratafl.recipes import Cell, recipes
 from stratafl.recipes.claims import MEASURES
-from stratafl.recipes.judging import Verdict
 from stratafl.recipes.reproduction import RESULT, Reproduction
-from stratafl.recipes.writing import HERE, cells, heads, legend, write
-from stratafl.report.verdicts import tally
+from stratafl.recipes.result import HERE, cells, heads, legend, write_result
+from stratafl.report.verdict import Verdict, tally
 from stratafl.runs.comparison import SEEDS
 
 _STYLES = {True: "green", False: "red", None: "dim"}
@@ -32,7 +32,7 @@ _STYLES = {True: "green", False: "red", None: "dim"}
 def reproduce(
     name: str,
     scale: str,
-    settings: Sequence[str],
+    settings: Settings,
     seeds: int | None,
     out: Path | None,
     minutes: float | None,
@@ -46,7 +46,7 @@ def reproduce(
     root = out or Path("runs") / "reproduce"
     trusted = typed(paths_in(settings), trust).asked_by(name)
     with warnings_on(remarks()) as settled:
-        made = [Reproduction(root, recipe, scale, tuple(settings), seeds, trusted) for recipe in recipes(name)]
+        made = [Reproduction(root, recipe, scale, settings, seeds, trusted) for recipe in recipes(name)]
         return _reproduce(made, minutes, settled)
 
 
@@ -60,7 +60,7 @@ def _reproduce(made: Sequence[Reproduction], minutes: float | None, settled: Cal
     settled()
     for each in made:
         stopped = _run(each, limit)
-        judged = write(each, shlex.join(["strata", *sys.argv[1:]]))
+        judged = write_result(each, shlex.join(["strata", *sys.argv[1:]]))
         _show(each, judged)
         if each.begun:
             reporting.offer([each.folder, *each.begun], each.folder / reporting.REPORT)

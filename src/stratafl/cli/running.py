@@ -11,7 +11,8 @@ from stratafl.cli.consoles import remarks, warnings_on
 from stratafl.cli.driving import advance, interrupted
 from stratafl.cli.live import Display, interruptible, with_notices
 from stratafl.cli.together import together
-from stratafl.config.experiment import Experiment, load, names_code, paths_in, with_settings
+from stratafl.config.experiment import Experiment, load, names_code, paths_in, with_values
+from stratafl.config.settings import Settings
 from stratafl.config.trust import NOTHING, Trust, typed
 from stratafl.errors import RunError
 from stratafl.execute import ProcessGroup
@@ -20,12 +21,12 @@ from stratafl.runs import Comparison, Follower, Run, is_comparison, refuse_exist
 RUNS = Path("runs")
 
 
-def start(config: Path | None, settings: Sequence[str], out: Path | None, trust: bool = False) -> int:
+def start(config: Path | None, settings: Settings, out: Path | None, trust: bool = False) -> int:
     """A new run, to its end or until it is interrupted."""
     trusted = _trusted(config, paths_in(settings), trust)
 
     def create(process_group: ProcessGroup) -> Run:
-        experiment = with_settings(_base(config), settings)
+        experiment = with_values(_base(config), settings)
         data = Path(experiment.data.name).stem
         folder = out or _free(f"{experiment.algorithm.name}-{data}-s{experiment.run.seed}")
         return Run.create(experiment, folder, process_group, trusted)
@@ -36,7 +37,7 @@ def start(config: Path | None, settings: Sequence[str], out: Path | None, trust:
 
 def compare(
     config: Path | None,
-    settings: Sequence[str],
+    settings: Settings,
     methods: Sequence[str],
     seeds: int,
     out: Path | None,

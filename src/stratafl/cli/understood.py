@@ -7,7 +7,7 @@ from torch import Tensor
 
 from stratafl.data import Federation
 from stratafl.data.formats.columns import numbers_or_texts
-from stratafl.data.units import told
+from stratafl.data.outliers import outlier_warnings
 from stratafl.errors import counted
 
 _FEW, _MANY = 8, 20  # columns and classes that are named one by one
@@ -47,7 +47,7 @@ def _short(value: Any) -> str:
 
 def _units(federation: Federation) -> list[str]:
     """Which clients are far from the others, and that one mean for all would not help."""
-    lines = told(federation)
+    lines = outlier_warnings(federation)
     advice = (
         "correct the units of the clients above first: data.normalise = 'columns' takes one mean and one deviation "
         "over all clients, and does not repair them"
@@ -58,7 +58,7 @@ def _units(federation: Federation) -> list[str]:
 def _sizes(federation: Federation) -> list[str]:
     """That numbers are too large, or too different, for a model that takes them as they are."""
     x, y, lines = federation.x, federation.y, []
-    if x.ndim == 2 and x.is_floating_point() and not told(federation):
+    if x.ndim == 2 and x.is_floating_point() and not outlier_warnings(federation):
         sizes = x.abs().amax(0)
         sizes = sizes[sizes > 0]
         if len(sizes) and sizes.max() > _APART * min(1.0, float(sizes.min())):

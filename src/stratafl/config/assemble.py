@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,23 +10,23 @@ import numpy as np
 from torch import nn
 
 from stratafl.algorithms import ALGORITHMS
-from stratafl.config.experiment import DataTable, Experiment, ModelTable, RunTable, partition_of, unheard
+from stratafl.config.experiment import Experiment
 from stratafl.config.plugins import called, imported, parameters
-from stratafl.config.settings import checked, to_table
+from stratafl.config.tables import DataTable, ModelTable, RunTable, partition_of, unheard
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.algorithm import Algorithm
+from stratafl.core.annotations import checked
 from stratafl.core.layers import Select
-from stratafl.data import IID, Federation, Partition, Reading, Samples, divided, load_samples
+from stratafl.core.records import to_settings
+from stratafl.data import IID, Federation, Partition, Reading, Samples, from_samples, load_samples
 from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
 from stratafl.errors import DataError, ModelError, PhaseError, RecordError, counted
-from stratafl.evaluation.lab import Lab
+from stratafl.evaluation.diagnostics import LayerDiagnostics
 from stratafl.execute import Simulation, simulation
 from stratafl.execute.devices import device_of
 from stratafl.models import MODELS
-from stratafl.policies import SGD, Constant, Exponential
 from stratafl.runtime.speed import Speed
 
-_PLAIN = (int, float, str, bool)
 _HELD = (int, float, str, bool, list, Select)
 log = logging.getLogger("stratafl")
 
@@ -44,28 +43,19 @@ def maker_of(name: str, trust: Trust | bool = NOTHING) -> Callable[..., Any]:
 
 def algorithm_of(experiment: Experiment, trust: Trust | bool = NOTHING) -> Algorithm:
     """The method with its options and the experiment's local descent."""
-    table, train = experiment.algorithm, experiment.train
+    table = experiment.algorithm
     builder = builder_of(table.name, trust)
-    numbers = {key: value for key, value in vars(train).items() if key != "decay"}
-    schedule = Constant() if train.decay == 1 else Exponential(train.decay)
-    options = {key: _checked_option(builder, key, value) for key, value in table.options.items()}
-    made = called(table.name, builder, options, {"train": SGD(**numbers, schedule=schedule)})
+    hints = _hints(builder)
+    options = {key: checked(f"algorithm.{key}", hints.get(key, Any), value) for key, value in table.options.items()}
+    made = called(table.name, builder, options, {"train": experiment.train})
     if not isinstance(made, Algorithm):
         raise RecordError(f"'{table.name}' gives {type(made).__name__}, not an algorithm")
     return made
 
 
-def _checked_option(builder: Callable[..., Any], key: str, value: Any) -> Any:
-    """The option, checked where its type is a plain one; the builder looks at the rest."""
-    hint = _hints(builder).get(key)
-    kinds = typing.get_args(hint) or (hint,)
-    plain = hint in _PLAIN or (isinstance(hint, types.UnionType) and kinds[0] in _PLAIN)
-    return checked(f"algorithm.{key}", hint, value) if plain else value
-
-
 def _hints(builder: Callable[..., Any]) -> dict[str, Any]:
     try:
-        return typing.get_type_hints(builder)
+        return typing.get_type_hints(builder, include_extras=True)
     except Exception:  # a person's own builder may be annotated with anything, or not be a function
         return {}
 
@@ -100,7 +90,7 @@ def federation_of(experiment: Experiment) -> Federation:
     data = experiment.data
     seed = experiment.run.seed if data.seed is None else data.seed
     samples = samples_of(data, seed, _reading_limit(experiment.run))
-    return divided(
+    return from_samples(
         samples,
         clients=data.clients,
         partition=None if data.partition == "auto" else partition_of(data),
@@ -134,7 +124,7 @@ def _fallback(data: DataTable, samples: Samples) -> Partition:
 
 
 def _refuse_set(data: DataTable, keys: Sequence[str], name: str, why: str) -> None:
-    given, usual = to_table(_completed(data)), to_table(_completed(DataTable()))
+    given, usual = to_settings(_completed(data)), to_settings(_completed(DataTable()))
     for key in keys:
         if given.get(key) != usual.get(key):
             raise DataError(f"data.{key} = {given[key]} means nothing to '{name}', {why}")
@@ -227,6 +217,6 @@ def _simulation(experiment: Experiment, tuning: Mapping[str, Any], trust: Trust 
         store=typing.cast(Any, run.store),
         saved=True,
         new_clients=experiment.data.new_clients,
-        looked_at=Lab().clients if experiment.evaluate.lab else 0,
+        looked_at=LayerDiagnostics().clients if experiment.evaluate.lab else 0,
         begun=begun,
     )

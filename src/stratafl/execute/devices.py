@@ -10,7 +10,7 @@ def device_of(name: str) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     there = "cpu, cuda" if torch.cuda.is_available() else "cpu"
-    missing = RecordError(f"there is no device '{name}' here (there is: auto, {there})")
+    missing = RecordError(f"there is no device '{name}' on this machine; choose one of: auto, {there}")
     try:
         if torch.empty(0, device=name).device.type not in ("cpu", "cuda", "mps", "xpu"):
             raise missing

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from stratafl.core.layout import Layout
+from stratafl.core.machine import in_units
 from stratafl.core.parcel import Parcel
 from stratafl.core.records import record
 from stratafl.errors import MemoryLimitError, RecordError
-from stratafl.execute.memory import Needs, device_memory, in_units
+from stratafl.execute.memory import Needs, device_memory
 from stratafl.execute.process_group import InOneProcess
 from stratafl.execute.round import Watch, unwatched
 

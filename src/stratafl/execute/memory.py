@@ -4,7 +4,6 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from math import ceil
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch import Tensor
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.footprint import Footprint
 from stratafl.core.layout import Rows
-from stratafl.core.machine import ram, resident
+from stratafl.core.machine import in_units, ram, resident
 from stratafl.core.objectives import default_objective
 from stratafl.core.round import Setup
 from stratafl.core.state import stored_bytes
@@ -74,14 +73,6 @@ class Needs:
         always = (("client states", self.states), ("the selected round and layer diagnostics", self.selected))
         found = (*zip(names, moments[self.least], strict=True), *always)
         return ", ".join(f"{name} {in_units(size)}" for name, size in found if size)
-
-
-def in_units(size: int) -> str:
-    """So many bytes, as `--memory-limit` takes them."""
-    for unit, bytes_ in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
-        if size >= bytes_:
-            return f"{ceil(size / bytes_ * 10) / 10:g}{unit}"
-    return f"{size}B"
 
 
 def server_bytes(algorithm: Algorithm, setup: Setup) -> int:

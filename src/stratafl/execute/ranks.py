@@ -24,7 +24,7 @@ from stratafl.core.algorithm import Total
 from stratafl.core.parcel import Bytes, ColumnMask, Field, LayerMask, Parcel, join
 from stratafl.core.state import State, flatten, unflatten
 from stratafl.core.task import Scores
-from stratafl.errors import RankError, RunError, StrataError, shown
+from stratafl.errors import RankError, RunError, StrataError, first_line, shown
 from stratafl.execute.packing import (
     Label,
     Spec,
@@ -99,7 +99,7 @@ class Ranks:
             backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
         except (RuntimeError, ValueError) as error:
-            raise RunError(f"the processes do not find each other: {_first_line(error)}") from error
+            raise RunError(f"the processes do not find each other: {first_line(error)}") from error
         if rank == 0:
             atexit.register(_say, store)
         process_group = cls(store, rank, size, nccl)
@@ -202,7 +202,7 @@ class Ranks:
             yield
         except RuntimeError as error:
             raise RankError(
-                f"rank {self.rank}: the exchange with the other processes failed: {_first_line(error)}", 1
+                f"rank {self.rank}: the exchange with the other processes failed: {first_line(error)}", 1
             ) from error
         self._exchanging = False
 
@@ -290,11 +290,7 @@ def _failure(error: Exception) -> Failure:
     if isinstance(error, StrataError):
         return Failure(str(error), error.exit_code)
     where = traceback.extract_tb(error.__traceback__)[-1]
-    return Failure(f"{type(error).__name__}: {_first_line(error)} ({where.filename}, line {where.lineno})", 1)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [""])[0]
+    return Failure(f"{first_line(error, typed=True)} ({where.filename}, line {where.lineno})", 1)
 
 
 def _say(store: Store) -> None:

@@ -21,8 +21,8 @@ from stratafl.core.reprs import short_repr
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, flatten, join, moved, pick, unflatten
 from stratafl.data import Federation
+from stratafl.data.outliers import outlier_warnings
 from stratafl.data.scaling import PIXELS
-from stratafl.data.units import told
 from stratafl.errors import DataError, MemoryLimitError, ModelError, PhaseError, RecordError
 from stratafl.execute.clients import Clients, InMemory
 from stratafl.execute.devices import device_of
@@ -275,7 +275,7 @@ def simulation(
         raise RecordError(f"an algorithm is a record such as fedavg(), not {algorithm!r}")
     _check_splits(algorithm, federation)
     _check_batches(algorithm, federation, new_clients)
-    for line in told(federation):
+    for line in outlier_warnings(federation):
         log.warning("%s", line)
 
     def draw(number: int, purpose: str) -> nn.Module:

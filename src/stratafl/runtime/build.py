@@ -16,7 +16,7 @@ from stratafl.core.objectives import default_objective
 from stratafl.core.state import expand
 from stratafl.core.task import Inputs, Stack
 from stratafl.data import Federation
-from stratafl.errors import ModelError, unknown
+from stratafl.errors import ModelError, first_line, unknown
 from stratafl.runtime.arithmetic import check_precision, precision
 from stratafl.runtime.engine import Engine, LoopEngine, StackedEngine
 from stratafl.runtime.model import Model
@@ -84,7 +84,7 @@ def _check_outputs(module: nn.Module, sample: Tensor, federation: Federation) ->
         with torch.no_grad():
             output = trial(sample)
     except Exception as error:  # anybody's module may fail in any way
-        raise ModelError(f"{name} does not take samples of shape {shape}: {_first_line(error)}") from error
+        raise ModelError(f"{name} does not take samples of shape {shape}: {first_line(error, typed=True)}") from error
     if not isinstance(output, Tensor):
         raise ModelError(f"{name} gives {type(output).__name__}, not a tensor of outputs")
     classes = federation.classes
@@ -148,14 +148,10 @@ def _why_not_stacked(
             _step(engine, federation, rows, Stack(x, y, weight, keys, (2, 2)), layout.trainable())
             engine.outputs(rows, x, weight, (2, 2))
     except Exception as error:  # whatever the module does that vmap cannot is a reason, not a failure
-        return _first_line(error)
+        return first_line(error, typed=True)
     return None
 
 
 def _step(engine: StackedEngine, federation: Federation, rows: Rows, stack: Stack, trained: tuple[str, ...]) -> None:
     objective = default_objective(federation.classes)
     engine.gradients(objective, rows, stack, trained, Inputs(), engine.model.modes(trained))
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"

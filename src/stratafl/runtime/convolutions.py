@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from stratafl.errors import first_line
 from stratafl.runtime.modules import MatmulConv2d, may_be_product
 from stratafl.runtime.programs import captured
 
@@ -78,7 +79,7 @@ def _faster(conv: MatmulConv2d, step: Callable[[], object]) -> bool:
     try:
         stock, product = (_milliseconds(step, as_product=p, conv=conv) for p in (False, True))
     except RuntimeError as error:
-        log.info("a convolution was not measured: %s", next(iter(str(error).splitlines()), ""))
+        log.info("a convolution was not measured: %s", first_line(error))
         return True
     return product < stock
 

@@ -24,6 +24,7 @@ from stratafl.core.layout import Rows
 from stratafl.core.reprs import short_repr
 from stratafl.core.state import State, flatten, unflatten
 from stratafl.core.task import Stack
+from stratafl.errors import first_line
 from stratafl.runtime.modules import fusing
 from stratafl.runtime.slots import Turn, duration, enough, timetable, turns
 
@@ -308,7 +309,7 @@ class Programs:
         try:
             self._prepare(program, compiles=rounds_left is not None)
         except Exception as error:  # anybody's objective may do what cannot be captured; then it goes on as it is
-            log.warning("a step is taken anew every time: %s: %s", type(error).__name__, _first_line(error))
+            log.warning("a step is taken anew every time: %s", first_line(error, typed=True))
             self._refused.add(key)
             return None
         self._kept[key] = program
@@ -338,13 +339,9 @@ class Programs:
             try:
                 once = compiled(program)
             except Exception as error:  # no compiler, or none that knows these operations
-                log.warning("steps are not compiled: %s: %s", type(error).__name__, _first_line(error))
+                log.warning("steps are not compiled: %s", first_line(error, typed=True))
                 self.compiles = False
         if self._graphs:
             program.replay = captured(once, self._pool)
         elif once != program.once:
             program.replay = once
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "")

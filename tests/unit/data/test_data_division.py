@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from stratafl.data import IID, Division, Samples, divided, federate
+from stratafl.data import IID, Assignment, Samples, federate, from_samples
 from stratafl.data.partitions import Owners
 from stratafl.errors import DataError
 
@@ -18,7 +18,7 @@ def arrays(*ranges):
 
 
 def disjoint():
-    return Division(arrays((0, 10), (10, 30)), arrays((30, 33), (33, 40)))
+    return Assignment(arrays((0, 10), (10, 30)), arrays((30, 33), (33, 40)))
 
 
 def made(division, **options):
@@ -52,7 +52,7 @@ def test_the_seed_decides_what_is_for_validation():
 
 def test_copies_of_a_sample_stay_together():
     train = [np.repeat(np.arange(10), 3)]
-    federation = made(Division(train, [np.arange(20, 25)], overlap=True), validation=0.2)
+    federation = made(Assignment(train, [np.arange(20, 25)], overlap=True), validation=0.2)
     held_out = lists(federation, "validation")[0]
     assert len(held_out) == 6
     assert len(set(held_out)) == 2
@@ -61,46 +61,46 @@ def test_copies_of_a_sample_stay_together():
 
 def test_a_division_without_tests_is_cut_as_usual():
     owners = arrays((0, 20), (20, 40))
-    plain, divided = made(owners, validation=0.1, seed=5), made(Division(owners), validation=0.1, seed=5)
+    plain, from_samples = made(owners, validation=0.1, seed=5), made(Assignment(owners), validation=0.1, seed=5)
     for split in ("train", "validation", "test"):
-        assert torch.equal(plain.split(split).indices, divided.split(split).indices)
+        assert torch.equal(plain.split(split).indices, from_samples.split(split).indices)
 
 
 def test_clients_may_share_samples_only_if_that_is_declared():
     shared = (arrays((0, 10), (5, 15)), arrays((20, 25), (20, 25)))
-    assert lists(made(Division(*shared, overlap=True)), "test") == [list(range(20, 25))] * 2
-    with pytest.raises(DataError, match="sample 5 is owned by client 0 and client 1"):
-        made(Division(*shared))
+    assert lists(made(Assignment(*shared, overlap=True)), "test") == [list(range(20, 25))] * 2
+    with pytest.raises(DataError, match="clients 0 and 1 both hold sample 5"):
+        made(Assignment(*shared))
     crossing = (arrays((0, 10), (10, 20)), arrays((10, 12), (20, 22)))  # client 0 tests on what client 1 trains on
-    assert made(Division(*crossing, overlap=True)).clients == 2
-    with pytest.raises(DataError, match="sample 10 is owned by client 0 and client 1"):
-        made(Division(*crossing))
+    assert made(Assignment(*crossing, overlap=True)).clients == 2
+    with pytest.raises(DataError, match="clients 0 and 1 both hold sample 10"):
+        made(Assignment(*crossing))
     owners = arrays((0, 20), (10, 30))
-    assert made(Division(owners, overlap=True)).clients == 2
-    with pytest.raises(DataError, match="sample 10 is owned by client 0 and client 1"):
-        made(Division(owners))
+    assert made(Assignment(owners, overlap=True)).clients == 2
+    with pytest.raises(DataError, match="clients 0 and 1 both hold sample 10"):
+        made(Assignment(owners))
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_nobody_tests_on_what_they_train_on(overlap):
     with pytest.raises(DataError, match="client 0 lists sample 9 twice"):
-        made(Division(arrays((0, 10)), arrays((9, 12)), overlap=overlap))
+        made(Assignment(arrays((0, 10)), arrays((9, 12)), overlap=overlap))
 
 
 def test_a_sample_drawn_twice_must_be_declared():
     repeated = ([np.array([1, 1, 2])], [np.array([5, 5])])
-    assert made(Division(*repeated, overlap=True)).counts("train").tolist() == [3]
+    assert made(Assignment(*repeated, overlap=True)).counts("train").tolist() == [3]
     with pytest.raises(DataError, match="client 0 lists sample 1 twice"):
-        made(Division(*repeated))
+        made(Assignment(*repeated))
 
 
 @pytest.mark.parametrize(
     ("division", "says"),
     [
-        (Division(arrays((0, 5), (5, 9)), arrays((9, 12))), "2 clients train, but 1 test"),
-        (Division([np.arange(3), np.arange(0)], arrays((9, 12), (12, 13))), "client 1 has no data"),
-        (Division(arrays((0, 5)), arrays((39, 41))), r"client 0 owns sample 40, but the samples are 0\.\.39"),
-        (Division([]), "0 clients were given"),
+        (Assignment(arrays((0, 5), (5, 9)), arrays((9, 12))), "2 arrays to train on, but 1 to test on"),
+        (Assignment([np.arange(3), np.arange(0)], arrays((9, 12), (12, 13))), "client 1 has no data"),
+        (Assignment(arrays((0, 5)), arrays((39, 41))), r"client 0 holds sample 40, but the samples are 0\.\.39"),
+        (Assignment([]), "0 clients were given"),
     ],
 )
 def test_what_is_wrong_with_a_division_is_said(division, says):
@@ -110,7 +110,7 @@ def test_what_is_wrong_with_a_division_is_said(division, says):
 
 def test_something_must_be_left_for_training():
     with pytest.raises(DataError, match="client 0 has 1 training sample, of which 1 would go to validation: none is"):
-        made(Division([np.array([3])], [np.array([4])]), validation=0.1)
+        made(Assignment([np.array([3])], [np.array([4])]), validation=0.1)
 
 
 def test_clients_with_too_little_are_called_by_their_name():
@@ -118,29 +118,29 @@ def test_clients_with_too_little_are_called_by_their_name():
     given = {"clients": 2, "partition": None, "fallback": IID(), "validation": 0.0, "test": 0.25, "seed": 0}
     few = Samples(np.zeros((4, 2)), np.arange(4) % 2, owner=owner)
     with pytest.raises(DataError, match="client 'bob' has 1 sample, of which 1 would go to test"):
-        divided(few, **given)
+        from_samples(few, **given)
     with pytest.raises(DataError, match="client 'bob' has no data"):
-        divided(replace(few, tests=np.array([True, False, False, True])), **given)
+        from_samples(replace(few, tests=np.array([True, False, False, True])), **given)
     with pytest.raises(DataError, match="client 'bob' has 1 training sample, of which 1 would go to validation"):
-        divided(replace(few, tests=np.array([True, False, False, False])), **given | {"validation": 0.5})
+        from_samples(replace(few, tests=np.array([True, False, False, False])), **given | {"validation": 0.5})
 
 
 def test_clients_are_called_as_their_owners_where_they_are_owners():
     owner = np.array(["bob", "ann", "cem"] * 4)
     made = Samples(np.zeros((12, 2)), np.arange(12) % 2, classes=2, names=("cat", "dog"), owner=owner)
     given = {"clients": 2, "fallback": IID(), "validation": 0.0, "test": 0.25, "seed": 0}
-    found = divided(made, partition=None, **given)
+    found = from_samples(made, partition=None, **given)
     assert (found.client_names, found.class_names) == (("ann", "bob", "cem"), ("cat", "dog"))
     assert (found.client_name(1), found.class_name(1)) == ("bob", "dog")
-    chosen = divided(made, partition=Owners(), **given)
+    chosen = from_samples(made, partition=Owners(), **given)
     assert [chosen.client_name(i) for i in (0, 1)] == [
         owner[int(chosen.split("train").of(i)[0])] for i in (0, 1)
     ]  # whose samples they hold
-    drawn = divided(made, partition=IID(), **given)
+    drawn = from_samples(made, partition=IID(), **given)
     assert (drawn.client_names, drawn.client_name(1), drawn.class_names) == ((), "1", ("cat", "dog"))
-    numbers = divided(replace(made, owner=np.repeat([2.0, 7.0, 30.0], 4)), partition=None, **given)
+    numbers = from_samples(replace(made, owner=np.repeat([2.0, 7.0, 30.0], 4)), partition=None, **given)
     assert numbers.client_names == ("2", "7", "30")
     tests = np.isin(owner, ["ann", "bob"]) & (np.arange(12) > 8)  # cem has none
-    assert divided(replace(made, tests=tests), partition=None, **given).client_names == ("ann", "bob", "cem")
-    with pytest.raises(DataError, match="there are 1 names of classes, but 2 classes"):
+    assert from_samples(replace(made, tests=tests), partition=None, **given).client_names == ("ann", "bob", "cem")
+    with pytest.raises(DataError, match="there are 1 names for 2 classes"):
         replace(found, class_names=("cat",))

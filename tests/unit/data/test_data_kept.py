@@ -11,7 +11,7 @@ from data_files import image_file, pictures, table
 
 import stratafl.data.loading as loading
 from stratafl.data import Reading, Samples, Scaling, load_samples, read_shards, write_shards
-from stratafl.data.cache import cache_folder, entries, kept
+from stratafl.data.cache import cache_folder, cached, entries
 from stratafl.data.shards import LARGEST, MANIFEST
 from stratafl.errors import DataError
 
@@ -54,13 +54,13 @@ class Built:
 def test_what_was_built_is_kept_as_it_was(more):
     build = Built(samples(**more))
     for _ in range(2):
-        found = kept("mine", {"a": 1}, build)
+        found = cached("mine", {"a": 1}, build)
         same(found, build.given)
         assert isinstance(found.x, np.memmap)
         found.x[0] = 0  # a private copy of the page
-    same(kept("mine", {"a": 1}, build), build.given)
+    same(cached("mine", {"a": 1}, build), build.given)
     assert build.times == 1
-    kept("mine", {"a": 2}, build)
+    cached("mine", {"a": 2}, build)
     assert build.times == 2
     assert len(entries("mine")) == 2
     assert not list(cache_folder().glob(".*"))
@@ -90,17 +90,17 @@ def _flip(entry):
 )
 def test_a_damaged_entry_is_built_again(damage):
     build = Built(samples())
-    kept("mine", 1, build)
+    cached("mine", 1, build)
     damage(next(cache_folder().glob("mine-*")))
-    same(kept("mine", 1, build), build.given)
-    same(kept("mine", 1, build), build.given)
+    same(cached("mine", 1, build), build.given)
+    same(cached("mine", 1, build), build.given)
     assert build.times == 2
 
 
 def test_without_a_place_to_keep_it_all_works(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("STRATAFL_CACHE", str(tmp_path / "file"))
-    same(kept("mine", 1, samples), samples())
+    same(cached("mine", 1, samples), samples())
 
 
 def test_the_cache_is_in_the_home_by_default(monkeypatch, tmp_path):
@@ -111,8 +111,8 @@ def test_the_cache_is_in_the_home_by_default(monkeypatch, tmp_path):
 
 def test_files_and_options_decide_what_is_read_again(tmp_path, monkeypatch):
     built = []
-    original = loading.own_samples
-    monkeypatch.setattr(loading, "own_samples", lambda *given: built.append(1) or original(*given))
+    original = loading.user_samples
+    monkeypatch.setattr(loading, "user_samples", lambda *given: built.append(1) or original(*given))
     path = table(tmp_path / "mine" / "train.csv", ["a", "b", "label"], [[1, 0, 0], [2, 1, 1]])
     place = f"{tmp_path}/mine/"
     load_samples(place)
@@ -160,9 +160,12 @@ def test_shards_pass_for_the_data_set_that_they_are(tmp_path):
     given = samples(name="cifar10", owner=None)
     write_shards(given, tmp_path / "out")
     same(load_samples("cifar10", Reading(path=str(tmp_path / "out"))), given)
-    with pytest.raises(DataError, match=r"data.size means nothing to '.*out', which listens to: normalise, owners"):
+    with pytest.raises(
+        DataError,
+        match=r"data.size has no effect with '.*out': leave it out \(settings with an effect: normalise, owners",
+    ):
         load_samples("cifar10", Reading(path=str(tmp_path / "out"), size=4))
-    with pytest.raises(DataError, match=r"out' holds cifar10, not cifar100"):
+    with pytest.raises(DataError, match=r"out' has samples of cifar10, not of cifar100"):
         load_samples("cifar100", Reading(path=str(tmp_path / "out")))
 
 
@@ -200,7 +203,7 @@ def test_shards_that_are_missing_or_damaged(tmp_path):
         with pytest.raises(DataError, match=r"stratafl-data.json' is damaged: export the data again"):
             read_shards(tmp_path / "out")
     manifest.write_text(json.dumps(told | {"format": 9}))
-    with pytest.raises(DataError, match="is written in format 9, this one reads format 1"):
+    with pytest.raises(DataError, match="has format 9, but only format 1 can be read"):
         read_shards(tmp_path / "out")
 
 
@@ -212,7 +215,7 @@ def test_shards_need_a_new_folder_and_room_for_a_sample(tmp_path):
         write_shards(samples(), tmp_path / "file")
     with pytest.raises(DataError, match="cannot write"):
         write_shards(samples(), tmp_path / "file" / "out")
-    with pytest.raises(DataError, match=r"one sample of 'mine' takes 2.. bytes, more than a shard of 100"):
+    with pytest.raises(DataError, match=r"one sample of 'mine' takes 2.. bytes: choose shards larger than 100"):
         write_shards(samples(), tmp_path / "out", largest=100)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -274,7 +277,7 @@ def test_shards_outside_of_their_folder_are_refused(tmp_path, name):
     told["shards"][0]["file"] = name.format(file.name)
     (tmp_path / "out" / MANIFEST).write_text(json.dumps(told))
     file.rename(tmp_path / file.name)
-    with pytest.raises(DataError, match="which is not in its folder"):
+    with pytest.raises(DataError, match="which is outside of its folder"):
         read_shards(tmp_path / "out")
 
 

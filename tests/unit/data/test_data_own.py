@@ -110,7 +110,7 @@ def test_a_name_that_two_images_have_is_refused(tmp_path):
     path = table(tmp_path / "mine.csv", ["photo", "label"], [["a.png", 0]])
     for folder in ("one", "two"):
         image_file(tmp_path / folder / "a.png", pictures(1)[0])
-    assert "has 2 images 'a.png', which its table names" in refusal(path)
+    assert "names the image 'a.png', but that folder has 2 images of this name" in refusal(path)
 
 
 # A folder for each client
@@ -188,7 +188,7 @@ def test_grey_and_coloured_images_together_are_coloured(tmp_path):
 def test_a_folder_that_is_called_like_a_data_set_with_a_name(tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(StrataError, match=r"'mine' is no data set with a name, but a folder here: call it './mine'"):
+    with pytest.raises(StrataError, match=r"'mine' is not in the catalogue, but it is a folder: write './mine'"):
         load_samples("mine")
 
 
@@ -212,26 +212,28 @@ def test_places_that_are_not_there(tmp_path):
     assert "there is no data file or folder" in refusal(tmp_path / "none.csv")
     assert "there is no data file" in refusal(tmp_path / "none.npz")
     (tmp_path / "mine").mkdir()
-    assert "holds nothing that can be read" in refusal(tmp_path / "mine")
+    assert "has no data that can be read" in refusal(tmp_path / "mine")
     with pytest.raises(StrataError, match=r"unknown data.name 'minst'; did you mean 'mnist'.*FILE.csv.*FOLDER/"):
         load_samples("minst")
 
 
 def test_columns_that_are_not_there(tmp_path):
     path = table(tmp_path / "mine.csv", ["who", "a", "kind"], [["ann", 1, 0]])
-    assert "has no column 'label' (there is: who, a, kind): name it with data.label" in refusal(path)
+    assert "has no column 'label', only: who, a, kind; name the column of labels with data.label" in refusal(path)
     assert "has no column 'sort'" in refusal(path, label="sort")
-    assert "has no column 'owner' (there is: who, a, kind): see data.client" in refusal(path, label="a", client="owner")
+    assert "data.client = 'owner' is not a column of" in refusal(path, label="a", client="owner")
     assert "neither numbers nor images in the column 'who'" in refusal(path, label="kind")
-    assert "no column beside the labels and clients" in refusal(table(tmp_path / "b.csv", ["label"], [[1]]))
+    assert "no column of features besides the labels and clients" in refusal(
+        table(tmp_path / "b.csv", ["label"], [[1]])
+    )
     assert "does not say whose its samples are" in refusal(
         table(tmp_path / "c.csv", ["a", "label"], [[1, 1]]), owners=1
     )
 
 
 def test_tables_that_are_not_tables(tmp_path):
-    assert "has 2 names, but 1 values in line 3" in refusal(table(tmp_path / "a.csv", ["a", "label"], [[1, 1], [2]]))
-    assert "no line of values" in refusal(table(tmp_path / "b.csv", ["a", "label"], []))
+    assert "has 1 values for 2 columns" in refusal(table(tmp_path / "a.csv", ["a", "label"], [[1, 1], [2]]))
+    assert "has no values" in refusal(table(tmp_path / "b.csv", ["a", "label"], []))
     assert "two columns of the same name" in refusal(table(tmp_path / "c.csv", ["a", "a"], [[1, 1]]))
     (tmp_path / "d.csv").write_bytes(b"\xff\xfe\x00")
     assert "is not a csv file" in refusal(tmp_path / "d.csv")
@@ -240,13 +242,13 @@ def test_tables_that_are_not_tables(tmp_path):
 def test_folders_that_do_not_fit_together(tmp_path):
     table(tmp_path / "a" / "ann" / "x.csv", ["a", "label"], [[1, 1]])
     table(tmp_path / "a" / "bob" / "x.csv", ["b", "label"], [[1, 1]])
-    assert "have different columns: a, client, label, but also b, client, label" in refusal(tmp_path / "a")
+    assert "have different columns (a, client, label; b, client, label)" in refusal(tmp_path / "a")
     table(tmp_path / "b" / "ann" / "x.csv", ["a", "label"], [[1, 1]])
     table(tmp_path / "b" / "bob" / "x.csv", ["a", "label"], [["red", 1]])
-    assert "different kinds of values in their columns 'a'" in refusal(tmp_path / "b")
+    assert "different kinds of values in the column 'a'" in refusal(tmp_path / "b")
     table(tmp_path / "c" / "ann" / "x.csv", ["client", "a", "label"], [[1, 1, 1]])
     table(tmp_path / "c" / "bob" / "x.csv", ["client", "a", "label"], [[1, 1, 1]])
-    assert "has a column 'client', but it is the folder of one client" in refusal(tmp_path / "c")
+    assert "is the folder of one client, but has a column 'client'" in refusal(tmp_path / "c")
     for at, size in enumerate((8, 10)):
         image_file(tmp_path / "d" / "cat" / f"{at}.png", pictures(1, size)[0])
     assert "differ in size (8 × 8 and 10 × 10): set data.size to resize them" in refusal(tmp_path / "d")
@@ -256,10 +258,10 @@ def test_folders_that_do_not_fit_together(tmp_path):
 def test_features_beside_images_and_scalings_of_floats(tmp_path):
     image_file(tmp_path / "0.png", pictures(1)[0])
     path = table(tmp_path / "a.csv", ["photo", "age", "label"], [["0.png", 4, 1]])
-    assert "has images in 'photo', and more: age" in refusal(path)
+    assert "has images in 'photo', so remove the other columns: age" in refusal(path)
     path = table(tmp_path / "b.csv", ["a", "label"], [[1, 1]])
     assert "scales pixels of 8 or 16 bits, but the samples of 'b' are float32" in refusal(path, normalise="unit")
-    assert "data.path means nothing to" in refusal(path, path="elsewhere")
+    assert "data.path has no effect with" in refusal(path, path="elsewhere")
     np.savez(tmp_path / "c.npz", x=np.eye(2), z=np.eye(2), label=[0, 1])
     (tmp_path / "mine").mkdir()
     (tmp_path / "c.npz").rename(tmp_path / "mine" / "c.npz")

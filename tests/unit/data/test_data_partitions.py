@@ -265,7 +265,7 @@ def test_labels_without_classes_are_refused(partition):
 
 
 def test_more_classes_per_client_than_there_are_is_refused():
-    with pytest.raises(PartitionError, match="per_client=7 was given, but the labels hold only 6 classes"):
+    with pytest.raises(PartitionError, match="per_client=7 was given, but the labels have only 6 classes"):
         Classes(per_client=7)(LABELS, 3, seed=0)
     with pytest.raises(PartitionError, match="per_client=0 was given"):
         Classes(per_client=0)
@@ -273,5 +273,5 @@ def test_more_classes_per_client_than_there_are_is_refused():
 
 def test_a_class_with_fewer_samples_than_owners_is_refused():
     labels = np.array([0] * 30 + [8] * 3)
-    with pytest.raises(PartitionError, match="class 8 has 3 samples for 5 owners"):
+    with pytest.raises(PartitionError, match="class 8 has 3 samples for 5 clients"):
         Classes(per_client=2)(labels, 5, seed=0)

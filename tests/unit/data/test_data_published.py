@@ -8,8 +8,8 @@ import pytest
 from data_files import dataset, encoded, idx, image_file, parquet, pictures, sheets, table
 
 from stratafl.data import DATASETS, Reading, digits_arrays, load_samples
+from stratafl.data.published_files import tokens
 from stratafl.data.reading import HALF
-from stratafl.data.text import tokens
 from stratafl.errors import DataError, StrataError
 
 IMAGES = [name for name, record in DATASETS.items() if not record.text and name not in ("digits", "flickr-aes")]
@@ -234,12 +234,12 @@ def test_some_of_those_who_rated(tmp_path):
     assert len(chosen) > 1
     assert all(len(names) == 2 for names in chosen)
     says = refusal("flickr-aes", folder, fewest=2, owners=3)
-    assert "has 3 owners, of which 2 have 2 to 6 samples: 3 cannot be chosen" in says
+    assert "has 2 owners with 2 to 6 samples (of 3), but 3 are asked for" in says
 
 
 def test_a_photograph_that_is_missing(tmp_path):
     (ratings(tmp_path) / "40K" / "farm2_b.jpg").unlink()
-    assert "has no image 'farm2_b.jpg', which its table names" in refusal("flickr-aes", tmp_path)
+    assert "names the image 'farm2_b.jpg', but that folder has no image of this name" in refusal("flickr-aes", tmp_path)
 
 
 # The digits, sizes and scalings
@@ -281,15 +281,15 @@ def test_bytes_as_numbers(tmp_path):
 def test_files_that_are_not_what_the_data_set_is(tmp_path):
     _, images, labels, _ = parts("mnist")
     np.savez(tmp_path / "a.npz", img=images, label=labels)
-    assert "a.npz' has no column 'image' (there is: img, label)" in refusal("mnist", tmp_path / "a.npz")
+    assert "a.npz' has no column 'image', only: img, label" in refusal("mnist", tmp_path / "a.npz")
     np.savez(tmp_path / "b.npz", image=images, label=labels + 1)
     assert "has the label 10, but its classes are 0..9" in refusal("mnist", tmp_path / "b.npz")
     np.savez(tmp_path / "c.npz", image=images, label=labels / 2)
     assert "are float64 [10], not whole numbers" in refusal("mnist", tmp_path / "c.npz")
     np.savez(tmp_path / "d.npz", image=images / 2, label=labels)
-    assert "are float64 [10, 1, 8, 8], not uint8" in refusal("mnist", tmp_path / "d.npz")
+    assert "are float64 [10, 1, 8, 8]: give uint8" in refusal("mnist", tmp_path / "d.npz")
     np.savez(tmp_path / "e.npz", image=images, label=labels[:3])
-    assert "as many values in every column, and some, not 10 of 'image', 3 of 'label'" in refusal(
+    assert "has 10 values of 'image', 3 values of 'label': every column needs the same number" in refusal(
         "mnist", tmp_path / "e.npz"
     )
     np.savez(tmp_path / "test.npz", image=images, label=labels)
@@ -306,22 +306,22 @@ def test_files_that_are_damaged(tmp_path):
     assert "saved' cannot be read: " in refusal("mnist", tmp_path / "saved")
     (tmp_path / "img" / "3").mkdir(parents=True)
     (tmp_path / "img" / "3" / "a.png").write_bytes(b"no image")
-    assert "a.png' is not an image that can be read" in refusal("mnist", tmp_path / "img")
+    assert "a.png' is not a readable image" in refusal("mnist", tmp_path / "img")
     whole = encoded(pictures(1, 32, 1)[0])
     (tmp_path / "img" / "3" / "a.png").write_bytes(whole[: len(whole) // 2])
     assert "cannot be decoded" in refusal("mnist", tmp_path / "img")
     (tmp_path / "alone").mkdir()
     (tmp_path / "alone" / "a.png").write_bytes(whole)
-    assert "is in no class folder" in refusal("mnist", tmp_path / "alone")
+    assert "is not in a class folder" in refusal("mnist", tmp_path / "alone")
     (tmp_path / "none").mkdir()
-    assert "holds nothing that can be read: there must be" in refusal("mnist", tmp_path / "none")
+    assert "has no data that can be read: give one of" in refusal("mnist", tmp_path / "none")
 
 
 @pytest.mark.parametrize(
     ("name", "data", "says"),
     [
-        ("a-idx3-ubyte", b"\0\0\x0d\x01\0\0\0\x01\0", "is not an idx file of bytes"),
-        ("a-idx3-ubyte", b"\0\0\x08\x01\0\0\0\x02\0", "ends before its last value, or after it"),
+        ("a-idx3-ubyte", b"\0\0\x0d\x01\0\0\0\x01\0", "is not an idx file of unsigned bytes"),
+        ("a-idx3-ubyte", b"\0\0\x08\x01\0\0\0\x02\0", "its length does not fit its header"),
         ("a-idx3-ubyte.gz", b"\0\0\x08\x01", "cannot be read"),
         ("a-idx3-ubyte", b"", "is not an idx file"),
     ],
@@ -339,24 +339,27 @@ def test_sheets_that_are_damaged(tmp_path):
     (tmp_path / "train_lables.json").write_text("{")
     assert "is not a JSON list of labels" in refusal("cifar10", tmp_path)
     (tmp_path / "train_lables.json").unlink()
-    assert "needs one JSON list with the labels of its train images, not 0" in refusal("cifar10", tmp_path)
+    assert "has 0 JSON lists of labels for its train images" in refusal("cifar10", tmp_path)
     image_file(tmp_path / "data_batch_1.png", pictures(1)[0])
     (tmp_path / "train_lables.json").write_text("[1]")
-    assert "is 8 pixels wide, not 1024" in refusal("cifar10", tmp_path)
+    assert "is 8 pixels wide: it needs 1024" in refusal("cifar10", tmp_path)
     (tmp_path / "data_batch_1.png").write_bytes(b"")
-    assert "is not an image" in refusal("cifar10", tmp_path)
+    assert "is not a readable image" in refusal("cifar10", tmp_path)
 
 
 def test_options_that_mean_nothing_are_refused(tmp_path):
     np.savez(tmp_path / "train.npz", image=pictures(1, channels=1), label=[1])
-    assert "data.vocabulary means nothing to 'mnist', which listens to: path, normalise, size" in refusal(
-        "mnist", tmp_path, vocabulary=9
+    assert (
+        "data.vocabulary has no effect with 'mnist': leave it out (settings with an effect: path, normalise, size)"
+        in refusal("mnist", tmp_path, vocabulary=9)
     )
-    assert "data.path means nothing to 'digits', which comes with the package as it is" in refusal("digits", tmp_path)
+    assert "data.path has no effect with 'digits': leave it out (it comes with the package as it is)" in refusal(
+        "digits", tmp_path
+    )
     with pytest.raises(StrataError, match="unknown normalise 'hlaf'; did you mean 'half'"):
         Reading(normalise="hlaf")
     table(tmp_path / "train.csv", ["text", "label"], [["b", 0]])
-    assert "data.normalise means nothing to 'ag-news'" in refusal("ag-news", tmp_path, normalise="unit")
+    assert "data.normalise has no effect with 'ag-news'" in refusal("ag-news", tmp_path, normalise="unit")
 
 
 # The hub
@@ -424,7 +427,7 @@ def test_what_is_missing_is_said_with_where_it_was_looked_for(own_cache, tmp_pat
     for words in (
         str(own_cache),
         "uoft-cs/cifar100",
-        "cannot be reached",
+        "the download failed",
         "strata data export cifar100 OUT/",
         "data.path",
     ):
@@ -434,7 +437,7 @@ def test_what_is_missing_is_said_with_where_it_was_looked_for(own_cache, tmp_pat
         load_samples("cifar100")
     with pytest.raises(DataError, match=r"it is not on the hub: unpack the images of FLICKR-AES"):
         load_samples("flickr-aes")
-    assert "which does not exist: where there is a network" in refusal("cifar100", tmp_path / "nowhere")
+    assert "which does not exist: on a machine with a network" in refusal("cifar100", tmp_path / "nowhere")
 
 
 def test_without_pillow_or_pyarrow_it_is_said(tmp_path, monkeypatch):
@@ -450,5 +453,5 @@ def test_without_pillow_or_pyarrow_it_is_said(tmp_path, monkeypatch):
 
 def test_a_folder_of_other_data_sets_is_not_read_as_this_one(tmp_path):
     (tmp_path / "all" / "mnist").mkdir(parents=True)
-    with pytest.raises(DataError, match=r"has no folder 'fashion-mnist' \(there is: mnist\)"):
+    with pytest.raises(DataError, match=r"has no folder 'fashion-mnist', only: mnist"):
         load_samples("fashion-mnist", Reading(path=str(tmp_path / "all")))

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from stratafl.data import IID, Reading, divided, federate, load_samples
-from stratafl.data.standard import standardised
+from stratafl.data import IID, Reading, federate, from_samples, load_samples
 from stratafl.errors import DataError
 
 
@@ -13,7 +12,7 @@ def test_mean_and_deviation_are_those_of_the_training_samples():
     x = np.array([[1.0, 7, 0.1], [3, 7, 0.1], [5, 7, 0.1], [99, 8, 0.1]], np.float32)
     whole = federate(x, np.zeros(4), [[0, 1, 2, 3]], test=0.25, seed=0)
     tested = int(whole.split("test").indices[0])
-    made = standardised(whole, ["x"])
+    made = whole.standardised(["x"])
     training = made.x[made.split("train").indices]
     kept = np.delete(x[:, 0], tested)
     assert torch.allclose(made.x[:, 0], torch.from_numpy((x[:, 0] - kept.mean()) / kept.std()))
@@ -27,7 +26,7 @@ def test_what_never_changes_in_training_is_zero_for_tests_as_well():
     x = np.array([[0.1], [0.1], [0.1], [5.0]], np.float32)
     seeds = (federate(x, np.zeros(4), [[0, 1, 2, 3]], seed=seed) for seed in range(20))
     whole = next(each for each in seeds if each.split("test").indices.tolist() == [3])
-    assert (standardised(whole, ["x"]).x == 0).all()
+    assert (whole.standardised(["x"]).x == 0).all()
 
 
 @pytest.fixture
@@ -40,13 +39,13 @@ def table(tmp_path):
 
 def test_both_are_asked_for_by_name(table):
     given = {"clients": 2, "partition": IID(), "fallback": IID(), "validation": 0.0, "test": 0.25, "seed": 0}
-    made = divided(load_samples(table, Reading(normalise="columns", targets="scaled")), **given)
+    made = from_samples(load_samples(table, Reading(normalise="columns", targets="scaled")), **given)
     for values in (made.x, made.y):
         seen = values[made.split("train").indices].double()
         assert values.dtype == torch.float32
         assert torch.allclose(seen.mean(0), torch.zeros(()).double(), atol=1e-6)
         assert torch.allclose(seen.std(0, correction=0), torch.ones(()).double(), atol=1e-6)
-    as_it_is = divided(load_samples(table, Reading(targets="numbers")), **given)
+    as_it_is = from_samples(load_samples(table, Reading(targets="numbers")), **given)
     assert (as_it_is.x.max(), as_it_is.y.max()) == (23_000, 1.1e6)
 
 

@@ -106,7 +106,7 @@ def test_a_gzipped_idx_file_is_measured_by_its_header(tmp_path):
     data = bytes([0, 0, 8, 3]) + np.array([400_000, 28, 28], ">u4").tobytes() + bytes(10**7)
     (folder / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(data))
     assert "313.6 MB" in refusal("mnist", beside(10**8), path=str(folder))
-    assert "ends before its last value" in refusal("mnist", beside(10**9), DataError, path=str(folder))
+    assert "its length does not fit its header" in refusal("mnist", beside(10**9), DataError, path=str(folder))
 
 
 def test_images_are_measured_by_their_headers(tmp_path):
@@ -152,7 +152,8 @@ def test_a_csv_grows_only_up_to_the_limit(tmp_path, monkeypatch):
     taken = iter([100, 300])  # after 10,000 lines, and after 20,000
     monkeypatch.setattr("stratafl.data.memory_limit.resident", lambda: next(taken))
     with pytest.raises(
-        MemoryLimitError, match=r"'.*a\.csv' grew beyond the memory limit .* of 250 bytes \(run.memory_limit\)"
+        MemoryLimitError,
+        match=r"'.*a\.csv' takes this process beyond the memory limit of 250 bytes \(run.memory_limit\)",
     ):
         load_samples(str(path), Reading(limit=MemoryLimit(250)))
 

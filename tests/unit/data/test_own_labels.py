@@ -103,7 +103,7 @@ def test_whole_numbers_in_a_column_are_classes_as_well(tmp_path):
 def test_classes_that_are_asked_for_are_not_numbers_in_silence(tmp_path):
     place = stored(tmp_path, "npz", [[0.0, 1.0], [2.0, 3.0]])
     assert "data.targets = 'classes', but the labels of" in (said := refusal(place, targets="classes"))
-    assert said.endswith("are arrays of shape [2]")
+    assert said.endswith("are arrays of shape [2]: use 'numbers'")
     place = stored(tmp_path, "npz", [0.0, float("nan")])
     assert refusal(place, targets="classes").endswith("are not all finite: nan")
 
@@ -142,8 +142,8 @@ def test_names_are_kept_and_exported(tmp_path):
 def test_labels_that_are_missing_or_nothing_known(tmp_path):
     assert "neither numbers nor names: None in row 2" in refusal(stored(tmp_path, "parquet", ["cat", None]))
     assert "unknown targets 'clases'; did you mean 'classes'?" in refusal("digits", targets="clases")
-    assert "data.targets means nothing to 'digits'" in refusal("digits", targets="classes")
+    assert "data.targets has no effect with 'digits'" in refusal("digits", targets="classes")
 
 
 def test_a_client_array_that_is_asked_for_must_be_there(tmp_path):
-    assert "has no array 'who' (there is: x, y)" in refusal(stored(tmp_path, "npz", [0, 1]), client="who")
+    assert "has no array 'who', only: x, y" in refusal(stored(tmp_path, "npz", [0, 1]), client="who")

@@ -18,7 +18,7 @@ def refusal(folder, text):
     return str(error.value).replace(f"'{path}'", "FILE")
 
 
-FILL = "fill it in, or leave out the line or the column"
+FILL = "fill it in, or delete the line or the column"
 
 
 @pytest.mark.parametrize(
@@ -31,20 +31,23 @@ FILL = "fill it in, or leave out the line or the column"
         ("a,label\n1.5,0\n2,inf\n", "line 3 of FILE has 'inf' in the column 'label'"),
         ("a,label\n1,0\nNA,1\n", "FILE has neither numbers nor images in the column 'a': 'NA' in line 3"),
         ("a,label\n\n1,0\n\nNA,1\n", "FILE has neither numbers nor images in the column 'a': 'NA' in line 5"),
-        ("a,Label\n1,0\n", "FILE has no column 'label' (there is: a, Label): set data.label to 'Label'"),
-        ("a,Y\n1,0\n", "FILE has no column 'label' (there is: a, Y): set data.label to 'Y'"),
-        ("a,b\n1,0\n", "FILE has no column 'label' (there is: a, b): name it with data.label"),
+        ("a,Label\n1,0\n", "FILE has no column 'label', only: a, Label; set data.label to 'Label'"),
+        ("a,Y\n1,0\n", "FILE has no column 'label', only: a, Y; set data.label to 'Y'"),
+        ("a,b\n1,0\n", "FILE has no column 'label', only: a, b; name the column of labels with data.label"),
         (
             "a,Client,label\n1,0,1\n",
-            "FILE has a column 'Client': set data.client to 'Client' if it says whose a sample is, or rename it",
+            "FILE has a column 'Client': set data.client to 'Client' if it names the clients, or rename it",
         ),
-        ("a;label\n1,5;0\n", "line 1 of FILE has no comma, but ';': save it with commas between columns and points in"),
-        ("\na\tlabel\n1\t0\n", "line 2 of FILE has no comma, but '\\t'"),
-        ("a;label\n", "line 1 of FILE has no comma"),
-        ("1,2,0\n3,4,1\n", "line 1 of FILE holds numbers: put the columns' names in a line above it"),
+        (
+            "a;label\n1,5;0\n",
+            "line 1 of FILE has ';' instead of commas: save it with commas between columns and points in",
+        ),
+        ("\na\tlabel\n1\t0\n", "line 2 of FILE has '\\t' instead of commas"),
+        ("a;label\n", "line 1 of FILE has ';' instead of commas"),
+        ("1,2,0\n3,4,1\n", "line 1 of FILE holds numbers: add a line above it with the names of the columns"),
         (",a,label\n0,1,0\n", "column 1 of FILE has no name (''): name it, or leave it out (pandas: index=False)"),
         ("a,Unnamed: 0,label\n0,1,0\n", "column 2 of FILE has no name ('Unnamed: 0')"),
-        ("a,label\n1,0\n\n1,2,3\n", "FILE has 2 names, but 3 values in line 4"),
+        ("a,label\n1,0\n\n1,2,3\n", "line 4 of FILE has 3 values for 2 columns"),
     ],
 )
 def test_a_csv_file_with_a_mistake(tmp_path, text, says):
@@ -75,17 +78,17 @@ def test_a_sample_of_nobody(tmp_path, clients):
 
     columns = {"a": [1, 2], "label": [0, 1], "client": clients}
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "mine.parquet")
-    with pytest.raises(DataError, match="has no client in row 2"):
+    with pytest.raises(DataError, match=r"row 2 of .* has no client"):
         load_samples(str(tmp_path / "mine.parquet"))
 
 
 def test_columns_that_nobody_asked_for_may_be_empty(tmp_path):
     path = table(tmp_path / "mine.csv", ["image", "label", ""], [["a.png", 0, ""]])
-    from stratafl.data.formats.columns import Asked
-    from stratafl.data.formats.tables import read_csv
+    from stratafl.data.formats.columns import Request
+    from stratafl.data.formats.csv_files import read_csv
 
     (tmp_path / "a.png").write_bytes(b"")
-    found = read_csv([path], Asked(only=True))
+    found = read_csv([path], Request(only=True))
     assert (found["image"], np.asarray(found["label"]).tolist()) == ([tmp_path / "a.png"], [0])
 
 
@@ -103,14 +106,14 @@ def test_texts_that_come_again_and_again_may_be_clients(tmp_path, lines, hinted)
     (tmp_path / "own.csv").write_text(lines.replace("|", "\n"))
     with pytest.raises(DataError, match="neither numbers nor images in the column 'city'") as caught:
         load_samples(str(tmp_path / "own.csv"))
-    assert str(caught.value).endswith("; set data.client to 'city' if it says whose a sample is") is hinted
+    assert str(caught.value).endswith("; set data.client to 'city' if it names the clients") is hinted
 
 
 def test_endings_that_are_not_read_say_which_are():
-    for name, hint in (("my.cvs", "; did you mean 'my.csv'?"), ("my.xlsx", "")):
+    for name, hint in (("my.cvs", " (did you mean 'my.csv'?)"), ("my.xlsx", "")):
         suffix = name.removeprefix("my")
         with pytest.raises(DataError) as caught:
             load_samples(name)
         assert str(caught.value) == (
-            f"data.name = '{name}': files of data end in .npz, .csv, .parquet, not {suffix}{hint}"
+            f"data.name = '{name}' ends in {suffix}{hint}: choose a file that ends in .npz, .csv, .parquet"
         )

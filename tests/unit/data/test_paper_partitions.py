@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stratafl.core.records import from_toml, to_toml
-from stratafl.data import PARTITIONS, Dirichlet, Division, PFLlibDirichlet
+from stratafl.data import PARTITIONS, Assignment, Dirichlet, PFLlibDirichlet
 from stratafl.data.partitions import (
     ClientDirichlet,
     KClasses,
@@ -16,7 +16,7 @@ from stratafl.data.partitions import (
     PFedLAClasses,
     PFedLADominant,
 )
-from stratafl.data.partitions.counts import balanced_ownership
+from stratafl.data.partitions.base import balanced_classes
 from stratafl.errors import PartitionError
 
 CIFAR = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 6000))
@@ -50,7 +50,7 @@ def small(partition, seed=0, clients=6):
 
 def parts(division):
     """The lists of a division, or the one of plain owners."""
-    if not isinstance(division, Division):
+    if not isinstance(division, Assignment):
         return [division]
     return [division.train] if division.test is None else [division.train, division.test]
 
@@ -82,7 +82,7 @@ def test_the_seed_decides(partition):
 def test_samples_are_shared_only_where_that_is_declared(partition):
     division = small(partition)
     together = np.concatenate([*chain(*parts(division))])
-    declared = isinstance(division, Division) and division.overlap
+    declared = isinstance(division, Assignment) and division.overlap
     assert declared == (partition in OVERLAPPING)
     assert declared == (len(np.unique(together)) < len(together))
 
@@ -90,7 +90,7 @@ def test_samples_are_shared_only_where_that_is_declared(partition):
 @every
 def test_nobody_tests_on_what_they_train_on(partition):
     division = small(partition)
-    if isinstance(division, Division) and division.test is not None:
+    if isinstance(division, Assignment) and division.test is not None:
         assert not any(set(a) & set(b) for a, b in zip(division.train, division.test, strict=True))
 
 
@@ -121,9 +121,9 @@ def test_impossible_numbers_of_clients_are_refused(partition):
 
 
 def test_tests_and_owners_must_tell_of_every_sample():
-    with pytest.raises(PartitionError, match="there are 200 labels, but 'tests' tells of 199 samples"):
+    with pytest.raises(PartitionError, match="there are 200 labels, but 'tests' has 199 values"):
         KClasses()(SMALL, 2, 0, tests=SMALL_TESTS[1:])
-    with pytest.raises(PartitionError, match="there are 200 labels, but 'owner' tells of 1 samples"):
+    with pytest.raises(PartitionError, match="there are 200 labels, but 'owner' has 1 values"):
         Owners()(SMALL, 2, 0, owner=OWNER[:1])
 
 
@@ -239,7 +239,7 @@ def test_kclasses_refuses_what_cannot_be_equal():
     with pytest.raises(PartitionError, match=r"3 clients with 2 classes each cannot share 4 classes equally"):
         KClasses(2)(SMALL, 3, 0)
     for shuffled in (False, True):
-        with pytest.raises(PartitionError, match="per_client=5 was given, but the labels hold only 4 classes"):
+        with pytest.raises(PartitionError, match="per_client=5 was given, but the labels have only 4 classes"):
             KClasses(5, shuffled)(SMALL, 4, 0)
 
 
@@ -257,7 +257,7 @@ def test_owners_are_drawn_and_keep_all_of_their_samples():
 
 def test_all_owners_may_be_drawn():
     assert np.concatenate(small(Owners(), clients=12)).size == 200
-    with pytest.raises(PartitionError, match="13 clients were asked for, but 12 of 12 owners fit"):
+    with pytest.raises(PartitionError, match="13 clients were asked for, but only 12 of 12 owners"):
         small(Owners(), clients=13)
 
 
@@ -272,12 +272,12 @@ def test_owners_who_do_not_fit_are_left_out():
     assert fitting(2, minimum=20, maximum=30) == [8, 9]
     assert fitting(3, per_class=4) == [7, 9, 10]  # 8 has 2 samples of class 1
     assert fitting(1, minimum=11, maximum=39, per_class=4) == [9]
-    with pytest.raises(PartitionError, match="2 clients were asked for, but 1 of 4 owners fit"):
+    with pytest.raises(PartitionError, match="2 clients were asked for, but only 1 of 4 owners"):
         fitting(2, minimum=31)
 
 
 def test_owners_need_owners():
-    with pytest.raises(PartitionError, match="needs data that says whose each sample is"):
+    with pytest.raises(PartitionError, match="needs data that says who owns each sample"):
         Owners()(SMALL, 3, 0)
     with pytest.raises(PartitionError, match="maximum=3 was given: it must be at least 5"):
         Owners(minimum=5, maximum=3)
@@ -319,7 +319,7 @@ def test_pfedla1_refuses():
         PFedLAClasses(held_out=1.0)
     with pytest.raises(PartitionError, match=r"class \d has 6000 samples, but 41 clients ask for 6150"):
         PFedLAClasses()(CIFAR, 102, 0)
-    with pytest.raises(PartitionError, match=r"held_out=0\.3 was given: clients have too few samples of a class"):
+    with pytest.raises(PartitionError, match=r"held_out=0\.3 was given: some clients have too few samples of a class"):
         PFedLAClasses(samples=4)(CIFAR, 4, 0)
 
 
@@ -353,7 +353,7 @@ def test_pfedla2_takes_another_share(share):
 
 
 def test_pfedla2_refuses():
-    with pytest.raises(PartitionError, match="dominant=4 was given, but the labels hold only 4 classes"):
+    with pytest.raises(PartitionError, match="dominant=4 was given, but the labels have only 4 classes"):
         PFedLADominant(dominant=4)(SMALL, 2, 0)
     with pytest.raises(PartitionError, match="samples=100 was given: too few for some of each of 100 classes"):
         PFedLADominant(samples=100)(CIFAR100, 10, 0)
@@ -431,5 +431,5 @@ def test_perclient_refuses():
 
 
 def test_ownership_is_balanced():
-    owned = balanced_ownership(100, 10, 4, np.random.default_rng(0))
+    owned = balanced_classes(100, 10, 4, np.random.default_rng(0))
     assert (owned.sum(axis=0) == 40).all()

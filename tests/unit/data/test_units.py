@@ -9,9 +9,9 @@ import torch
 from stratafl import fit
 from stratafl.algorithms import fedavg
 from stratafl.data import IID, Dirichlet, Federation, digits, federate, from_clients
-from stratafl.data.division import divided
+from stratafl.data.builders import from_samples
+from stratafl.data.outliers import outlier_warnings, outliers
 from stratafl.data.samples import Samples
-from stratafl.data.units import far_clients, told
 from stratafl.models import build
 
 NAMES = ("age", "creatinine", "pressure", "smoker", "always", "cost", "score", "visits", "fever")
@@ -56,21 +56,21 @@ def in_another_unit(federation: Federation, client, factor):
 def test_shares_of_the_digits_are_no_other_unit(clients, alpha):
     for seed in range(4):
         federation = digits(clients=clients, partition=Dirichlet(alpha=alpha, minimum=4), seed=seed)
-        assert far_clients(federation) == ()
-        assert far_clients(replace(federation, x=federation.x.flatten(1))) == ()
+        assert outliers(federation) == ()
+        assert outliers(replace(federation, x=federation.x.flatten(1))) == ()
 
 
 @pytest.mark.parametrize("clients", [2, 3, 6, 12, 20])
 def test_hospitals_that_differ_are_not_named(clients):
     for seed in range(6):
-        assert told(hospitals(clients, seed)) == []
+        assert outlier_warnings(hospitals(clients, seed)) == []
 
 
 @pytest.mark.parametrize("factor", [100, 1e4, 1e-2])
 @pytest.mark.parametrize(("clients", "odd"), [(3, 1), (20, 7)])
 def test_digits_in_another_unit(clients, odd, factor):
     federation = digits(clients=clients, partition=Dirichlet(alpha=0.1, minimum=10), seed=1)
-    [far] = far_clients(in_another_unit(federation, odd, factor))
+    [far] = outliers(in_another_unit(federation, odd, factor))
     assert (far.client, far.feature, far.measure) == (odd, "a sample", "size")
     assert far.own / far.others == pytest.approx(factor, rel=0.2)
 
@@ -79,19 +79,19 @@ def test_digits_in_another_unit(clients, odd, factor):
 @pytest.mark.parametrize("clients", [3, 12])
 @pytest.mark.parametrize("factor", [100, 1e4])
 def test_a_column_in_another_unit(clients, column, factor):
-    [far] = far_clients(hospitals(clients, 2, odd=1, column=column, factor=factor))
+    [far] = outliers(hospitals(clients, 2, odd=1, column=column, factor=factor))
     assert (far.client, far.feature, far.features) == (1, f"column '{NAMES[column]}'", 1)
     assert far.own / far.others == pytest.approx(factor, rel=0.5)
 
 
 def test_ten_times_is_found_in_a_narrow_column():
-    [far] = far_clients(hospitals(20, odd=4, column=2, factor=10))
+    [far] = outliers(hospitals(20, odd=4, column=2, factor=10))
     assert (far.client, far.feature) == (4, "column 'pressure'")
 
 
 def test_a_shift_is_found():
     """37 °C are 98.6 °F: less than three times as much, and far away for a temperature of the body."""
-    [far] = far_clients(hospitals(12, odd=3, column=8, factor=1.8, shift=32))
+    [far] = outliers(hospitals(12, odd=3, column=8, factor=1.8, shift=32))
     assert (far.client, far.feature, far.measure) == (3, "column 'fever'", "value")
     assert (far.own, far.others) == pytest.approx((98.6, 37), abs=0.3)
 
@@ -99,21 +99,21 @@ def test_a_shift_is_found():
 def test_two_of_them_do_not_hide_each_other():
     federation = hospitals(12, odd=3, column=2, factor=100)
     both = in_another_unit(federation, 5, 100)
-    assert [far.client for far in far_clients(both)] == [3, 5]
+    assert [far.client for far in outliers(both)] == [3, 5]
 
 
 def test_of_two_clients_both_are_named():
-    assert [far.client for far in far_clients(hospitals(2, odd=0, column=2, factor=100))] == [0, 1]
+    assert [far.client for far in outliers(hospitals(2, odd=0, column=2, factor=100))] == [0, 1]
 
 
 def test_what_is_said():
     x = np.tile(np.linspace(90, 110, 21)[:, None], (1, 2)).astype(np.float32)
     federation = from_clients([(x * (100 if i == 2 else 1), np.arange(21) % 2) for i in range(4)], split="random")
     named = replace(federation, client_names=("east", "west", "north", "south"), column_names=("glucose", "sodium"))
-    [line] = told(named)
+    [line] = outlier_warnings(named)
     assert line.startswith("client 'north': column 'glucose' has a typical size of 9,900, the others 100")
     assert line.endswith(" (and 1 more feature): is it in another unit?")
-    assert told(federation)[0].startswith("client 2: column 0 has a typical size of ")
+    assert outlier_warnings(federation)[0].startswith("client 2: column 0 has a typical size of ")
 
 
 def test_channels_of_images_are_compared_by_themselves():
@@ -123,20 +123,20 @@ def test_channels_of_images_are_compared_by_themselves():
     from stratafl.data import Scaling
 
     federation = federate(x, np.arange(80) % 2, np.split(np.arange(80), 4), scaling=Scaling((0,), (1,), 65535))
-    [far] = far_clients(federation)
+    [far] = outliers(federation)
     assert (far.client, far.feature, far.features) == (1, "channel 1", 1)
 
 
 def test_tokens_are_not_looked_at():
     tokens = np.ones((60, 5), np.int64)
     tokens[:20] = 30_000
-    assert far_clients(federate(tokens, np.arange(60) % 2, np.split(np.arange(60), 3))) == ()
+    assert outliers(federate(tokens, np.arange(60) % 2, np.split(np.arange(60), 3))) == ()
 
 
 def test_a_few_samples_say_nothing():
     x = np.ones((12, 2), np.float32)
     x[:4] *= 1e6
-    assert far_clients(federate(x, np.arange(12) % 2, np.split(np.arange(12), 3))) == ()
+    assert outliers(federate(x, np.arange(12) % 2, np.split(np.arange(12), 3))) == ()
 
 
 def test_it_is_found_before_columns_are_standardised():
@@ -147,8 +147,8 @@ def test_it_is_found_before_columns_are_standardised():
     samples = Samples(
         federation.x.numpy(), federation.y.numpy(), owner=owner.numpy(), columns=NAMES, standardise=("x",)
     )
-    made = divided(samples, clients=6, partition=None, fallback=IID(), validation=0.1, test=0.2, seed=0)
-    [far] = far_clients(made)
+    made = from_samples(samples, clients=6, partition=None, fallback=IID(), validation=0.1, test=0.2, seed=0)
+    [far] = outliers(made)
     assert (far.client, far.own > 1e6) == (2, True)
 
 
@@ -166,7 +166,7 @@ def test_a_target_in_another_unit_is_named():
     clients = [
         (rng.normal(size=(30, 2)).astype(np.float32), rng.normal(50, 5, 30).astype(np.float32)) for _ in range(3)
     ]
-    assert told(from_clients(clients)) == []
+    assert outlier_warnings(from_clients(clients)) == []
     clients[1] = (clients[1][0], clients[1][1] * 10_000)
-    [line] = told(from_clients(clients))
+    [line] = outlier_warnings(from_clients(clients))
     assert line.startswith("client 1: the target has a typical size of ")
