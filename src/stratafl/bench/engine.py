@@ -19,7 +19,8 @@ from stratafl.core.parcel import Parcel
 from stratafl.data import Federation
 from stratafl.errors import unknown
 from stratafl.evaluation.evaluate import scoreboard
-from stratafl.execute import Matrix, Simulation, simulation
+from stratafl.execute import Matrix, simulation
+from stratafl.execute.context import SimulationContext
 from stratafl.execute.memory import device_memory
 from stratafl.execute.process_group import InOneProcess
 from stratafl.execute.round import Watch, unwatched
@@ -51,7 +52,7 @@ class Clocked(InOneProcess):
         self._device, self._matrix = device, Matrix()
         self.seconds: dict[str, float] = {}
 
-    def groups(self, sim: Simulation, ids: Tensor) -> Iterator[Tensor]:
+    def groups(self, sim: SimulationContext, ids: Tensor) -> Iterator[Tensor]:
         """As many clients at once as memory allows."""
         return self._matrix.groups(sim, ids)
 

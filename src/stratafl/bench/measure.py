@@ -12,7 +12,7 @@ from stratafl.bench.engine import EngineRun
 from stratafl.bench.request import Cell, Request
 from stratafl.bench.workload import subject
 from stratafl.data import Federation
-from stratafl.runtime.arithmetic import precision
+from stratafl.runtime.precision import precision
 
 Table = dict[str, Any]
 TRIALS = 3

@@ -10,7 +10,7 @@ from stratafl.algorithms import ALGORITHMS
 from stratafl.bench.workload import PAPER_CLIENTS, Workload, subject
 from stratafl.errors import RecordError, unknown
 from stratafl.execute.devices import device_of
-from stratafl.runtime.arithmetic import check_precision
+from stratafl.runtime.precision import check_precision
 from stratafl.runtime.speed import USUAL, Speed
 
 MODELS = "mlp,cnn,resnet18,embedding"

@@ -27,7 +27,7 @@ from stratafl.bench.request import Cell, Request
 from stratafl.bench.workload import subject
 from stratafl.data import Federation
 from stratafl.errors import MemoryLimitError
-from stratafl.runtime.lockstep import plan
+from stratafl.runtime.batches import plan_batches
 
 
 def rows(request: Request) -> Iterator[Table]:
@@ -72,7 +72,7 @@ def _what(cell: Cell) -> Table:
 
 def _client_steps(cell: Cell, federation: Federation, cohort: list[int], smallest: int) -> int:
     counts = federation.counts("train")[cohort].tolist()
-    return sum(plan(counts, batch=cell.workload.batch, smallest=smallest).steps)
+    return sum(plan_batches(counts, batch=cell.workload.batch, smallest=smallest).steps)
 
 
 def machine(request: Request) -> Table:

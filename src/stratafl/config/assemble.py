@@ -227,6 +227,6 @@ def _simulation(experiment: Experiment, tuning: Mapping[str, Any], trust: Trust 
         store=typing.cast(Any, run.store),
         saved=True,
         new_clients=experiment.data.new_clients,
-        looked_at=Lab().clients if experiment.evaluate.lab else 0,
+        diagnosed_clients=Lab().clients if experiment.evaluate.lab else 0,
         begun=begun,
     )

@@ -30,7 +30,7 @@ from stratafl.data.splitting import SPLIT
 from stratafl.errors import RecordError, StrataError, UnknownNameError, shown, unknown
 from stratafl.files import read_plain
 from stratafl.models import MODELS
-from stratafl.runtime.arithmetic import PRECISIONS
+from stratafl.runtime.precision import PRECISIONS
 from stratafl.runtime.speed import CHOICES, CONVOLUTIONS
 
 Setting = tuple[str, str, Any]  # table, key, value

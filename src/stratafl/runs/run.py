@@ -39,8 +39,8 @@ from stratafl.errors import BusyError, DamagedError, RunError, unknown
 from stratafl.evaluation.measure import Line
 from stratafl.execute import SINGLE_PROCESS, ProcessGroup, Progress, Simulation
 from stratafl.execute.devices import device_or_cpu
-from stratafl.execute.records import RecordFile
-from stratafl.execute.saved import SavedForm
+from stratafl.execute.disk import StateFile
+from stratafl.execute.saved_form import SavedForm
 from stratafl.files import is_plain
 from stratafl.runs import checkpoint, environment, loggers
 from stratafl.runs.checkpoint import Checkpoint, Saved
@@ -224,8 +224,8 @@ class Run:
     def _marks(self) -> dict[str, Mark]:
         return {name: journal.mark for name, journal in self._journals.items()}
 
-    def _record_file(self) -> RecordFile:
-        return RecordFile(self.folder / MEMORIES, self.sim.format.size, folder=self._lock)
+    def _record_file(self) -> StateFile:
+        return StateFile(self.folder / MEMORIES, self.sim.state_format.size, folder=self._lock)
 
     def _check_place(self) -> None:
         """Raise if the directory is not at its path any more: whatever is there now is somebody else's."""
@@ -367,7 +367,7 @@ def stored(
         raise unknown("round", round, ROUNDS_KEPT)
     then = environment_of(folder)
     sim = _simulation(folder, then, config_of(folder), trust, device)
-    form, file = SavedForm.of(sim), RecordFile(folder / MEMORIES, sim.format.size, writable=False)
+    form, file = SavedForm.of(sim), StateFile(folder / MEMORIES, sim.state_format.size, writable=False)
     found = checkpoint.find(folder / CHECKPOINTS, lambda saved: check_saved(sim, form, saved, file))
     saved = found.checkpoint
     if saved is None:
@@ -405,7 +405,7 @@ def _asked_for(folder: Path, saved: Checkpoint, lines: list[Line], round: str) -
     return saved.selected
 
 
-def check_saved(sim: Simulation, form: SavedForm, saved: Checkpoint, file: RecordFile) -> None:
+def check_saved(sim: Simulation, form: SavedForm, saved: Checkpoint, file: StateFile) -> None:
     """Raise unless a checkpoint can be one of this simulation."""
     rounds = sim.algorithm.rounds(sim.setup.rounds)
     if not 1 <= saved.round <= rounds:
