@@ -66,7 +66,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_with_all(refused, argu
         (["bench", "--sweep", "cohorts"], "unknown sweep 'cohorts'; did you mean 'cohort'?"),
         (["bench", "--clients", "0"], "--clients must be at least 1, not 0"),
         (["bench", "--compile", "maybe"], "unknown compile 'maybe'"),
-        (["bench", "--device", "cpu", "--precision", "tf32"], "precision 'tf32' is for GPUs"),
+        (["bench", "--device", "cpu", "--precision", "tf32"], "precision 'tf32' needs a GPU"),
         (["bench", "--json", "nosuch/speed.json"], "there is no folder 'nosuch'"),
     ],
     ids=" ".join,

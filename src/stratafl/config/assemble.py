@@ -217,6 +217,6 @@ def _simulation(experiment: Experiment, tuning: Mapping[str, Any], trust: Trust 
         store=typing.cast(Any, run.store),
         saved=True,
         new_clients=experiment.data.new_clients,
-        looked_at=LayerDiagnostics().clients if experiment.evaluate.lab else 0,
+        diagnosed_clients=LayerDiagnostics().clients if experiment.evaluate.lab else 0,
         begun=begun,
     )

@@ -20,7 +20,7 @@ from stratafl.data.splitting import SPLIT
 from stratafl.errors import unknown
 from stratafl.models import MODELS
 from stratafl.policies import SGD
-from stratafl.runtime.arithmetic import PRECISIONS
+from stratafl.runtime.precision import PRECISIONS
 from stratafl.runtime.speed import CHOICES, CONVOLUTIONS
 
 MANY = 10**9  # more rounds, clients or samples than anybody can mean
