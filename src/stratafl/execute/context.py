@@ -104,7 +104,7 @@ class SimulationContext:
             raise DataError(f"there is no client {wrong[0]}: the {self.setup.clients} clients are numbered from 0")
         twice = next(((i, count) for i, count in Counter(given).items() if count > 1), None)
         if twice is not None:
-            raise DataError(f"client {twice[0]} is named {twice[1]} times: name each client of a round once")
+            raise DataError(f"client {twice[0]} comes {twice[1]} times: each client takes part in a round once")
         return torch.as_tensor(ids, dtype=torch.int64)
 
     def ordered(self, ids: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ def world_size() -> int:
         return 1
     for name, value in named.items():
         if not re.fullmatch("[0-9]{1,9}", str(value)):
-            raise RunError(f"{name} is '{shown(str(value))}', not a whole number: unset it, or start with torchrun")
+            raise RunError(f"{name} is a whole number that torchrun sets, not '{shown(str(value))}'")
     return int(str(named["WORLD_SIZE"]))
 
 

@@ -79,7 +79,7 @@ def _difference(known: Mapping[str, Kind], found: Mapping[str, Tensor]) -> str |
             return f"'{name}' is missing"
     for name, tensor in found.items():
         if name not in known:
-            return f"'{name[:60]}' is unknown"
+            return f"'{name[:60]}' does not belong to it"
         if _kind(tensor) != known[name]:
             kinds = [f"{dtype} {list(shape)}" for dtype, shape in (_kind(tensor), known[name])]
             return f"'{name}' is {kinds[0]}, not {kinds[1]}"

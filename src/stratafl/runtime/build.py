@@ -81,18 +81,16 @@ def _check_outputs(module: nn.Module, sample: Tensor, federation: Federation) ->
         with torch.no_grad():
             output = trial(sample)
     except Exception as error:  # a user's module may fail in any way
-        raise ModelError(f"{name} does not accept samples of shape {shape}: {first_line(error, typed=True)}") from error
+        raise ModelError(f"{name} does not take samples of shape {shape}: {first_line(error, typed=True)}") from error
     if not isinstance(output, Tensor):
-        raise ModelError(f"{name} returns {type(output).__name__}: it must return one tensor of outputs")
+        raise ModelError(f"{name} gives {type(output).__name__}, and must give one tensor of outputs")
     classes = federation.classes
     if classes is not None and (output.ndim != 2 or output.shape[1] < classes):
-        raise ModelError(
-            f"{name} returns outputs of shape {tuple(output.shape[1:])}, the labels need {classes} classes"
-        )
+        raise ModelError(f"{name} gives outputs of shape {tuple(output.shape[1:])}, the labels need {classes} classes")
     wanted = federation.y[0].numel()
     if classes is None and output[0].numel() != wanted:
         raise ModelError(
-            f"{name} returns {output[0].numel()} numbers for a sample, and the targets have {wanted}: "
+            f"{name} gives {output[0].numel()} numbers for a sample, and the targets have {wanted}: "
             "if they are classes, give them as whole numbers from 0"
         )
 
