@@ -151,13 +151,11 @@ def _given(layer: Settings, method: str | None) -> list[Setting]:
 
 
 def _for(method: str | None, given: Sequence[str]) -> list[str]:
-    """The settings of a command, without options of other methods."""
     tables = [each.partition(".")[0] for each in given]
     return [each for each, table in zip(given, tables, strict=True) if table not in ALGORITHMS or table == method]
 
 
 def recipe_names() -> list[str]:
-    """All shipped recipes, as paper/table."""
     return sorted(f"{paper.name}/{file.name.removesuffix('.toml')}" for paper in _papers() for file in _tables(paper))
 
 
