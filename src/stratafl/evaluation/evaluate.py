@@ -37,7 +37,6 @@ class ClientModels:
     server: State
 
     def rows(self, stage: str) -> Rows:
-        """Their models at a stage."""
         algorithm = self.sim.algorithm
         if stage == "global":
             shared = rows_of(self.server, str(algorithm.global_model))
@@ -114,7 +113,6 @@ def accuracy(sim: Simulation, progress: Progress, split: str = "test") -> float:
 
 
 def join_scores(parts: Sequence[StageScores]) -> StageScores:
-    """The scores of several groups of clients as one."""
     names = ("hits", "loss", "count")
     return {k: Scores(*(torch.cat([getattr(each[k], n) for each in parts]) for n in names)) for k in parts[0]}
 
