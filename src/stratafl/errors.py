@@ -132,13 +132,6 @@ def first_line(error: BaseException, *, typed: bool = False) -> str:
     return f"{kind}: {line}" if typed and line else line or kind
 
 
-def first_line(error: BaseException, *, typed: bool = False) -> str:
-    """The first line of what an error says; its type where it says nothing, or before the line with `typed`."""
-    kind = type(error).__name__
-    line = next(iter(str(error).strip().splitlines()), "")
-    return f"{kind}: {line}" if typed and line else line or kind
-
-
 def counted(number: int, thing: str, things: str | None = None) -> str:
     """A number of things: 1 round, 2,000 rounds, 3 classes (with `things="classes"`)."""
     return f"{number:,} {thing if number == 1 else things or f'{thing}s'}"

@@ -28,7 +28,7 @@ from stratafl.data import Federation
 from stratafl.errors import MemoryLimitError, first_line
 from stratafl.files import write_atomically
 from stratafl.runtime.lockstep import plan
-from stratafl.version import VERSION
+from stratafl.version import __version__
 
 
 def rows(request: Request) -> Iterator[Table]:
@@ -88,7 +88,7 @@ def machine(request: Request) -> Table:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
-        "stratafl": VERSION,
+        "stratafl": __version__,
         "precision": request.speed.precision,
         "compile": request.speed.compile,
         "command": sys.argv,

@@ -26,8 +26,9 @@ from stratafl.recipes.judging import Printed, Verdict, verdicts
 from stratafl.recipes.measuring import measured
 from stratafl.recipes.recipe import Cell, Recipe
 from stratafl.report.outcomes import Outcome, outcome
-from stratafl.runs import Run, is_run
+from stratafl.runs.directory import is_run
 from stratafl.runs.journal import line_bodies
+from stratafl.runs.run import Run
 
 FILE, RESULT = "reproduce.toml", "result.md"
 FEW = 10  # columns that are left out are named, unless there are more

@@ -17,7 +17,7 @@ from stratafl.report.outcomes import outcome
 from stratafl.report.places import machine, span, versions
 from stratafl.report.ranking import INCOMPARABLE, MARK
 from stratafl.report.verdicts import VERDICTS
-from stratafl.runs import environment_of
+from stratafl.runs.directory import environment_of
 
 PAPER, HERE = "paper", "here"
 

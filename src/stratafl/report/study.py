@@ -13,9 +13,8 @@ from stratafl.report.outcomes import Outcome, outcome, run_folders
 from stratafl.report.ranking import Rank, ranking
 from stratafl.report.verdicts import VERDICTS, Verdict, verdicts
 from stratafl.report.waiting import waiting
-from stratafl.runs import environment_of
 from stratafl.runs.class_counts import read_class_counts
-from stratafl.runs.directory import CONFIG, check_committed, config_of
+from stratafl.runs.directory import CONFIG, check_committed, config_of, environment_of
 from stratafl.runs.summary import evaluated
 
 

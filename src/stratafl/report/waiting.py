@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from stratafl.errors import StrataError
-from stratafl.runs import Comparison, is_run
-from stratafl.runs.directory import COMPARISON
+from stratafl.runs.comparison import Comparison
+from stratafl.runs.directory import COMPARISON, is_run
 
 
 def waiting(places: Iterable[Path]) -> list[str]:
