@@ -23,7 +23,7 @@ from stratafl.errors import MemoryLimitError, first_line
 from stratafl.files import write_atomically
 from stratafl.runtime.batches import plan_batches
 from stratafl.runtime.precision import precision
-from stratafl.version import VERSION
+from stratafl.version import __version__
 
 Table = dict[str, Any]
 MIB = 2**20
@@ -166,7 +166,7 @@ def machine(request: Request) -> Table:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
-        "stratafl": VERSION,
+        "stratafl": __version__,
         "precision": request.speed.precision,
         "compile": request.speed.compile,
         "command": sys.argv,
