@@ -27,14 +27,13 @@ from stratafl.evaluation.flags import Notices
 from stratafl.evaluation.measure import Line
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Progress, Simulation, simulation
-from stratafl.execute.simulation import ModelSource
+from stratafl.execute.build import ModelSource
 from stratafl.execute.tokens import check_given
 from stratafl.export.predictor import Predictor
 from stratafl.export.writing import to_onnx, to_safetensors
-from stratafl.runs import stored
-from stratafl.runs.run import counting_line
-from stratafl.runs.selection import Selection
-from stratafl.runs.summary import evaluated, selected
+from stratafl.runs import read_run
+from stratafl.runs.stored import selected_line
+from stratafl.runs.summary import Selection, evaluated, selected
 
 log = logging.getLogger("stratafl")
 
@@ -202,5 +201,5 @@ def load(folder: str | Path, *, round: str = "selected", device: str = "auto", t
     models are computed; `auto` is where the run did, or the CPU if this machine has no such device. If the run names a
     model or a method of your own, `package.module:name`, loading it runs that code: `trust=True`.
     """
-    sim, progress, lines = stored(Path(folder), round, device, trust)
-    return Fitted(sim, progress, lines, counting_line(Path(folder), lines))
+    sim, progress, lines = read_run(Path(folder), round, device, trust)
+    return Fitted(sim, progress, lines, selected_line(Path(folder), lines))

@@ -1,16 +1,16 @@
-"""Every error a person can cause, each one sentence: what was given, what exists, the nearest match.
+"""Every error a user can cause, each one sentence: what is wrong, what is allowed (nearest match first), what to do.
 
 StrataError                exit code 2
 ├── UnknownNameError       a layer, field, algorithm … that does not exist
 ├── RecordError            a record whose steps do not fit together, or that cannot be read
 │   └── PhaseError         … because one of its phases would never begin
-├── TrustError             code that a file asks for and that nobody has allowed
+├── TrustError             code that a file asks for and that you have not allowed
 ├── DataError              arrays, labels, splits or clients that cannot be used
-│   └── PartitionError     a division of the data that cannot be drawn
+│   └── PartitionError     a partition of the data that cannot be drawn
 ├── ModelError             a module that does not fit the data or the method
 ├── WireError              bytes or parcels that are not what was agreed
 ├── RunError               a run directory that cannot be written, read or continued
-│   ├── BusyError          … because another process is at work in it
+│   ├── BusyError          … because another process is writing to it
 │   └── DamagedError       … because it is not what was written
 ├── RankError              another process of the same run failed (exit code: its own)
 ├── MemoryLimitError       a computation that needs more memory than it was given
@@ -32,8 +32,7 @@ class StrataError(Exception):
     exit_code = 2
 
     def __str__(self) -> str:
-        """One line that can be shown: what it names may come from a file, with anything in it."""
-        return printable(super().__str__())
+        return printable(super().__str__())  # names may come from a file, with anything in them
 
 
 class UnknownNameError(StrataError):
@@ -45,17 +44,17 @@ class RecordError(StrataError):
 
 
 class PhaseError(RecordError):
-    """A phase that the rounds of a run never reach: it begins after `before` of them, and there are `rounds`."""
+    """A phase that a run never reaches: it begins after `before` rounds, and there are `rounds`."""
 
     def __init__(self, before: int, rounds: int) -> None:
         taken = f"{counted(before, 'round')} and the run has {rounds:,}"
-        more = f"ask for at least {counted(before + 1, 'round')}, or shorten the phases before it"
+        more = f"run at least {counted(before + 1, 'round')}, or shorten the phases before it"
         super().__init__(f"the phases before its last one take {taken}, so the last phase never begins: {more}")
         self.before, self.rounds = before, rounds
 
 
 class TrustError(StrataError):
-    """Code that a file asks for, and that nobody has typed or allowed."""
+    """Code that a file asks for, and that you have not typed or allowed."""
 
 
 class DataError(StrataError):
@@ -63,7 +62,7 @@ class DataError(StrataError):
 
 
 class PartitionError(DataError):
-    """A division of the data that cannot be drawn."""
+    """A partition of the data that cannot be drawn."""
 
 
 class ModelError(StrataError):
@@ -79,7 +78,7 @@ class RunError(StrataError):
 
 
 class BusyError(RunError):
-    """A run directory that another process is at work in."""
+    """A run directory that another process is writing to."""
 
 
 class DamagedError(RunError):
@@ -114,9 +113,16 @@ def unknown(kind: str, given: str, existing: Iterable[str]) -> UnknownNameError:
     """The error for a name that does not exist: what was given, the nearest match, what exists."""
     names, short = list(existing), shown(given)
     near = get_close_matches(short, names, n=1, cutoff=0.5)
-    hint = f"; did you mean '{shown(near[0])}'?" if near else ""
-    listed = ", ".join(map(shown, names[:40])) + (f", … ({len(names)} in all)" if len(names) > 40 else "")
-    return UnknownNameError(f"unknown {kind} '{short}'{hint} (there is: {listed or 'none'})")
+    allowed = choices(names)
+    hint = f"; did you mean '{shown(near[0])}'? {allowed[0].upper()}{allowed[1:]}" if near else f"; {allowed}"
+    return UnknownNameError(f"unknown {kind} '{short}'{hint}")
+
+
+def choices(names: Iterable[str]) -> str:
+    """What can be chosen, for a message: "choose one of: a, b", or "there is none"."""
+    listed = list(map(shown, names))
+    more = f", … ({len(listed)} in all)" if len(listed) > 40 else ""
+    return f"choose one of: {', '.join(listed[:40])}{more}" if listed else "there is none"
 
 
 def first_line(error: BaseException, *, typed: bool = False) -> str:
@@ -127,15 +133,15 @@ def first_line(error: BaseException, *, typed: bool = False) -> str:
 
 
 def counted(number: int, thing: str, things: str | None = None) -> str:
-    """So many of a thing: 1 round, 2,000 rounds, 3 classes (which `things` has to say)."""
+    """A number of things: 1 round, 2,000 rounds, 3 classes (with `things="classes"`)."""
     return f"{number:,} {thing if number == 1 else things or f'{thing}s'}"
 
 
 def printable(text: str, keep: str = "") -> str:
-    """The text without anything that steers a terminal: control and format characters stand there as `\\x1b`.
+    """The text without anything that steers a terminal: control and format characters are written as `\\x1b`.
 
-    These are control characters of both sets, line and paragraph separators, and those that change the direction of
-    writing or take no place (Unicode's Cc, Cf, Cs, Zl, Zp); characters in `keep` stay.
+    These are Unicode's Cc, Cf, Cs, Zl and Zp: control characters, separators of lines and paragraphs, and characters
+    that change the direction of writing or have no width. Characters in `keep` stay.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -143,7 +149,7 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def shown(value: object, most: int = SHOWN) -> str:
-    """A name or a value as one short line: printable, and cut in the middle of what is too long."""
+    """A name or a value as one short printable line; a long one is cut in the middle."""
     text = _text(value)
     if len(text) > 2 * most:  # before each letter is looked at
         text = f"{text[:most]}…{text[-most:]}"

@@ -77,7 +77,10 @@ def atomically(path: Path, *, folder: int | None = None) -> Iterator[Path]:
     partial = place.with_name(f".{place.name}.{uuid.uuid4().hex}{PARTIAL}")
     try:
         yield partial
-        os.replace(partial, place, src_dir_fd=folder, dst_dir_fd=folder)
+        if folder is None and place.is_dir() and place.samefile(Path.cwd()):
+            _fill(place, partial)
+        else:
+            os.replace(partial, place, src_dir_fd=folder, dst_dir_fd=folder)  # over a folder only if that is empty
     finally:
         _remove(partial, folder)
 
@@ -104,6 +107,14 @@ def sync_folder(path: Path, handle: int | None = None) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def _fill(working: Path, partial: Path) -> None:
+    """Move the files of a folder into the working directory, which a rename would replace under the process's feet."""
+    if any(working.iterdir()):
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+    for file in sorted(partial.iterdir()):
+        file.rename(working / file.name)
 
 
 def _remove(path: Path, folder: int | None) -> None:

@@ -10,7 +10,7 @@ from cli_helpers import SMALL, lines
 from stratafl.algorithms import fedavg
 from stratafl.api import fit
 from stratafl.models import build
-from stratafl.runs.files import Journal
+from stratafl.runs.journal import Journal
 
 NAMES = ("east", "west", "south", "centre")
 BROKEN = "zone\x1b[31m-3"  # a name that would turn the terminal red

@@ -46,7 +46,7 @@ def test_a_report_of_any_runs(strata, place):
 def test_other_files_are_not_written_over(strata, place, refused):
     assert strata("run", "-a", "local", "--rounds", 1, "--out", "one", *SMALL).code == 0
     (place / "mine.html").write_text("mine", encoding="utf-8")
-    refused("report", "one", "-o", "mine.html", says="'mine.html' exists and is no report")
+    refused("report", "one", "-o", "mine.html", says="'mine.html' exists and is not a report")
     refused("report", "one", "-o", "one", says="'one' is a folder: name a file, such as one/report.html")
 
 

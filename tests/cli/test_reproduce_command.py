@@ -37,7 +37,7 @@ def test_a_table_at_scale_smoke_and_again(strata, place):
 def test_rows_that_cannot_be_run_are_said_at_the_end_and_the_others_are_run(strata, place):
     result = strata(*NAME, "--set", "model.hidden=[8]")
     assert result.code == 2
-    assert result.err.startswith("strata: 2 of the rows could not be run, the first: s = 3 in CNN: ")
+    assert result.err.startswith("strata: 2 rows could not be run; the first: s = 3 in CNN: ")
     assert len(runs(place)) == 1
     assert "not run: s = 3, CNN, seed 0: 'last:3' asks for 3 layers" in " ".join(result.out.split())
 
@@ -58,7 +58,7 @@ def test_what_a_scale_needs_of_a_machine_is_said_once_and_nothing_is_written(ref
     line = refused(
         "reproduce", "flayer/table2", "--scale", "short", says="flayer/table2 at scale short uses tf32"
     )
-    assert line.endswith("needs a GPU, but this machine computes on a CPU; use --scale smoke or --set run.precision=fp32")
+    assert line.endswith("but this machine computes on a CPU; use --scale smoke or --set run.precision=fp32")
     refused("reproduce", "flayer", "--scale", "short", says="flayer/fig3 at scale short uses tf32")
     refused(*NAME, "--set", "run.device=cuda", says="there is no device 'cuda' here")
     line = refused(*NAME, "--set", "run.precision=tf32", says="flayer/table4 at scale smoke")

@@ -24,8 +24,8 @@ import torch
 from stratafl.config.experiment import Experiment, to_tables, with_settings
 from stratafl.errors import StrataError
 from stratafl.report.study import gather
-from stratafl.runs import Run, environment, run, stored
-from stratafl.runs.files import read_lines
+from stratafl.runs import Run, environment, read_run, run
+from stratafl.runs.journal import read_lines
 from stratafl.runs.summary import USUAL, counting
 
 SEED = 13
@@ -101,7 +101,7 @@ def snapshot(folder):
 
 def loaded(folder, whole, values):
     for kept in ("newest", "selected"):
-        _, progress, lines = stored(folder, kept)
+        _, progress, lines = read_run(folder, kept)
         assert len(lines) in SAVED
         assert same(tensors_of(progress), whole.states[progress.t])
         if values:

@@ -7,7 +7,7 @@ from typing import Any
 
 import tomli_w
 
-from stratafl.runs.files import Journal, read_lines
+from stratafl.runs.journal import Journal, read_lines
 
 EVIL = "</script><script>window.hurt=1</script><img src=x onerror=window.hurt=2>"
 ENVIRONMENT = {
@@ -78,7 +78,7 @@ def write_run(
     about = {**ENVIRONMENT, "seed": seed, "clients": clients, **(environment or {})}
     (folder / "environment.json").write_text(json.dumps(about), encoding="utf-8")
     if holdings is not None:
-        (folder / "holdings.json").write_text(json.dumps(holdings), encoding="utf-8")
+        (folder / "class_counts.json").write_text(json.dumps(holdings), encoding="utf-8")
     numbered = list(enumerate(accuracies, 1))
     journals = {
         "rounds": [round_line(number, value, 2 - value) for number, value in numbered],

@@ -11,7 +11,7 @@ import torch
 from stratafl.errors import RunError
 from stratafl.runs import checkpoint
 from stratafl.runs.checkpoint import MANIFEST, STATE, Checkpoint, find, generations, save, tidy
-from stratafl.runs.files import Mark
+from stratafl.runs.journal import Mark
 
 STATES = {
     "server/theta/fc.weight": torch.tensor([[0.1, -0.0], [float("nan"), float("inf")]]),
@@ -189,14 +189,14 @@ def test_remains_of_an_interrupted_save_are_never_read_and_removed_by_tidy(tmp_p
     assert names(tmp_path) == ["000002"]
 
 
-@pytest.mark.parametrize("step", ["save_file", "_sync_file", "_file_digest", "write_json"])
+@pytest.mark.parametrize("step", ["save_file", "fsync", "_file_digest", "write_json", "atomically"])
 def test_a_save_that_fails_at_any_step_leaves_the_old_generations(tmp_path, monkeypatch, step):
     saved(tmp_path, 1, 2)
 
-    def fail(*_):
+    def fail(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, step, fail)
+    monkeypatch.setattr(os if step == "fsync" else checkpoint, step, fail)
     with pytest.raises(RunError, match=r"cannot save the checkpoint '.*000003': No space left on device"):
         saved(tmp_path, 3)
     monkeypatch.undo()
@@ -206,7 +206,7 @@ def test_a_save_that_fails_at_any_step_leaves_the_old_generations(tmp_path, monk
 
 def test_a_generation_appears_only_when_all_of_it_is_on_the_disk(tmp_path, monkeypatch):
     saved(tmp_path, 1)
-    events, rename, sync = [], os.rename, os.fsync
+    events, rename, sync = [], os.replace, os.fsync
 
     def renamed(path, target, **handles):
         events.append(f"rename to {Path(target).name}")
@@ -216,10 +216,11 @@ def test_a_generation_appears_only_when_all_of_it_is_on_the_disk(tmp_path, monke
         events.append("sync folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "sync file")
         sync(handle)
 
-    monkeypatch.setattr(os, "rename", renamed)
+    monkeypatch.setattr(os, "replace", renamed)
     monkeypatch.setattr(os, "fsync", synced)
     saved(tmp_path, 2)
-    assert events == ["sync file", "sync file", "sync folder", "rename to 000002", *["sync folder"] * 2]
+    synced = ["sync file", "sync file", "rename to manifest.json", "sync folder"]
+    assert events == [*synced, "rename to 000002", *["sync folder"] * 2]
 
 
 def test_the_older_generation_is_not_touched_by_a_save(tmp_path):

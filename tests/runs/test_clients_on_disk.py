@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from test_kill import SETTINGS, finished
 
 from stratafl import load
-from stratafl.cli import run as strata
+from stratafl.cli import main as strata
 from stratafl.config.experiment import Experiment, with_settings
 from stratafl.errors import RunError
-from stratafl.runs import Run, checkpoint, stored
+from stratafl.runs import Run, checkpoint, read_run
 
 SMALL = ["model.hidden=[8]", "data.clients=8", "data.partition=iid", "train.batch=40", "run.participation=0.25"]
 DISK = ["run.store=disk", "run.checkpoint=1", "run.rounds=12"]
@@ -103,7 +103,7 @@ def test_a_checkpoint_is_the_server_and_an_index(tmp_path):
 
 def test_the_file_does_not_grow_over_fifty_rounds(tmp_path):
     folder = done(tmp_path / "run", "run.rounds=52")
-    assert len(stored(folder)[1].clients) == 8
+    assert len(read_run(folder)[1].clients) == 8
     newest_and_at_work, selected = (
         8 + 3 * 2,
         2 * 8,
@@ -137,7 +137,7 @@ def test_an_older_generation_is_as_true_as_it_was(tmp_path, undisturbed):
     with Run.open(folder) as run:  # the slots of both generations must be known to who resumes
         next(run.rounds())
     (newest(folder)[0] / "manifest.json").write_text("{}")
-    assert "going on from the previous checkpoint, after round 9" in resumed(folder)
+    assert "continuing from the previous checkpoint, after round 9" in resumed(folder)
     assert outcome(folder) == undisturbed
 
 
@@ -149,7 +149,7 @@ def test_who_resumes_does_not_write_over_the_older_generation(tmp_path, undistur
         pass
     os.close(run._lock)
     (newest(folder)[0] / "manifest.json").write_text("{}")
-    assert "going on from the previous checkpoint, after round 8" in resumed(folder)
+    assert "continuing from the previous checkpoint, after round 8" in resumed(folder)
     assert outcome(folder) == undisturbed
 
 
@@ -172,7 +172,7 @@ def test_rounds_after_a_checkpoint_write_over_nothing_that_it_or_the_one_before_
 def test_records_reach_the_disk_before_the_checkpoint_that_refers_to_them(tmp_path, monkeypatch):
     run = Run.create(experiment("run.checkpoint=100"), tmp_path / "run")
     next(run.rounds())
-    events, rename, sync = [], os.rename, os.fsync
+    events, rename, sync = [], os.replace, os.fsync
 
     def synced(handle):
         events.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
@@ -183,7 +183,7 @@ def test_records_reach_the_disk_before_the_checkpoint_that_refers_to_them(tmp_pa
         return rename(path, target, **handles)
 
     monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(os, "rename", renamed)
+    monkeypatch.setattr(os, "replace", renamed)
     run.close()
     assert events.index(MEMORIES) < events.index("→ 000001")
 
@@ -211,7 +211,7 @@ def test_a_damaged_record_of_the_newest_checkpoint_costs_one_generation(tmp_path
     flip(folder, only_in_the_newest(folder))
     notes = resumed(folder)
     assert "is damaged or written over" in notes[0]
-    assert notes[1:] == ["going on from the previous checkpoint, after round 8"]
+    assert notes[1:] == ["continuing from the previous checkpoint, after round 8"]
     assert outcome(folder) == undisturbed
 
 
@@ -226,7 +226,7 @@ def test_what_costs_both_generations_is_put_aside_and_done_again(tmp_path, undis
         (folder / MEMORIES).unlink()
     notes = resumed(folder)
     assert "was cut" in notes[0] or "is damaged" in notes[0]
-    assert "going on from the beginning" in notes
+    assert "continuing from the beginning" in notes
     aside = next(folder.glob("aside-*"))
     assert (aside / "rounds.jsonl").exists()
     assert (aside / MEMORIES).exists()
@@ -236,8 +236,8 @@ def test_what_costs_both_generations_is_put_aside_and_done_again(tmp_path, undis
 def test_damage_is_said_in_one_sentence_by_whoever_reads(tmp_path):
     folder = done(tmp_path / "run", rounds=3)
     os.truncate(folder / MEMORIES, 0)
-    with pytest.raises(RunError, match=r"has no checkpoint to read: .* was cut: the memory of client") as found:
-        stored(folder)
+    with pytest.raises(RunError, match=r"has no checkpoint to read: .* was cut: the state of client") as found:
+        read_run(folder)
     assert "\n" not in str(found.value)
 
 
@@ -272,13 +272,13 @@ def test_a_full_disk_stops_it_in_one_sentence_and_nothing_is_lost(tmp_path, monk
 def test_a_limit_with_its_unit_is_kept_in_bytes(tmp_path, capsys):
     given = [part for setting in [*SMALL, *DISK, "run.rounds=1"] for part in ("--set", setting)]
     assert strata(["run", *given, "--memory-limit", "8GB", "--out", str(tmp_path / "run")]) == 0
-    assert "memory = 8000000000" in (tmp_path / "run" / "config.toml").read_text()
+    assert "memory_limit = 8000000000" in (tmp_path / "run" / "config.toml").read_text()
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("8XB", "run.memory_limit is a size such as 8GB, 500MB"),
+        ("8XB", "run.memory_limit must be a size such as 8GB, 500MB"),
         ("1MB", "data, model and libraries take"),
         ("", "run.memory_limit is"),
     ],

@@ -5,7 +5,10 @@ import os
 import pytest
 
 from stratafl.errors import RunError
-from stratafl.runs.files import Journal, appearing, read_json, read_lines, write_json, write_whole
+from stratafl.files import write_atomically
+from stratafl.runs.directory import new_folder
+from stratafl.runs.journal import Journal, read_lines
+from stratafl.runs.json_files import read_json, write_json
 
 
 def fail_when_syncing(monkeypatch):
@@ -25,7 +28,7 @@ def lines(count, first=0):
 def test_a_file_is_written_and_written_again(tmp_path):
     path = tmp_path / "table.csv"
     for data in (b"first, and longer than the second", b"second"):
-        write_whole(path, data)
+        write_atomically(path, data)
         assert path.read_bytes() == data
     assert os.listdir(tmp_path) == ["table.csv"]
 
@@ -33,21 +36,21 @@ def test_a_file_is_written_and_written_again(tmp_path):
 @pytest.mark.parametrize("step", ["sync", "rename"])
 def test_a_failing_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, step):
     path = tmp_path / "environment.json"
-    write_whole(path, b"old")
+    write_atomically(path, b"old")
     if step == "sync":
         fail_when_syncing(monkeypatch)
     else:
         full = OSError(28, "No space left on device")
         monkeypatch.setattr(os, "replace", lambda *_, **__: (_ for _ in ()).throw(full))
     with pytest.raises(RunError, match=r"^cannot write '.*environment.json': No space left on device$"):
-        write_whole(path, b"new")
+        write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["environment.json"]
 
 
 def test_whoever_reads_while_a_file_is_written_sees_the_old_one(tmp_path, monkeypatch):
     path, seen = tmp_path / "environment.json", []
-    write_whole(path, b"old")
+    write_atomically(path, b"old")
     sync = os.fsync
 
     def look(handle):
@@ -55,13 +58,13 @@ def test_whoever_reads_while_a_file_is_written_sees_the_old_one(tmp_path, monkey
         sync(handle)
 
     monkeypatch.setattr(os, "fsync", look)
-    write_whole(path, b"new")
+    write_atomically(path, b"new")
     assert seen == [b"old", b"new"]  # the file, then, under its name, its folder
 
 
 def test_a_folder_that_is_not_there_is_said_in_one_sentence(tmp_path):
     with pytest.raises(RunError, match=r"^cannot write '.*nowhere/x': No such file or directory$"):
-        write_whole(tmp_path / "nowhere" / "x", b"")
+        write_atomically(tmp_path / "nowhere" / "x", b"")
 
 
 def test_json_comes_back_and_numbers_that_json_does_not_know_are_refused(tmp_path):
@@ -87,7 +90,7 @@ def test_damaged_json_is_refused(tmp_path, data):
 
 def test_a_folder_appears_when_it_is_complete(tmp_path):
     folder = tmp_path / "runs" / "first"
-    with appearing(folder) as partial:
+    with new_folder(folder) as partial:
         (partial / "config.toml").write_text("x = 1")
         assert not folder.exists()
     assert (folder / "config.toml").read_text() == "x = 1"
@@ -97,7 +100,7 @@ def test_a_folder_appears_when_it_is_complete(tmp_path):
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_a_folder_that_fails_leaves_nothing(tmp_path, error):
     def fill():
-        with appearing(tmp_path / "first") as partial:
+        with new_folder(tmp_path / "first") as partial:
             (partial / "config.toml").write_text("x = 1")
             raise error
 
@@ -110,7 +113,7 @@ def test_a_folder_that_somebody_else_made_meanwhile_is_left_alone(tmp_path):
     folder = tmp_path / "first"
 
     def fill():
-        with appearing(folder):
+        with new_folder(folder):
             folder.mkdir()
             (folder / "config.toml").write_text("theirs")
 

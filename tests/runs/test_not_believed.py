@@ -13,7 +13,7 @@ from stratafl.config.experiment import Experiment, with_settings
 from stratafl.errors import DamagedError, RunError, StrataError
 from stratafl.report.outcome import read_outcome
 from stratafl.report.study import gather
-from stratafl.runs import Comparison, Run, stored
+from stratafl.runs import Comparison, Run, read_run
 from stratafl.runs.checkpoint import _body_digest, _file_digest
 
 TINY = ("run.rounds=4", "data.clients=3", "data.partition=iid", "model.hidden=[2]", "train.batch=200")
@@ -98,7 +98,7 @@ def test_no_link_is_followed_to_a_checkpoint(folder, tmp_path, name):
     (folder / name).rename(tmp_path / "canary")
     (folder / name).symlink_to(tmp_path / "canary")
     before = sorted(os.listdir(tmp_path / "canary")) if (tmp_path / "canary").is_dir() else None
-    refusal(stored, folder)
+    refusal(read_run, folder)
     if name == "checkpoint":
         assert "is not a folder but a file or a link" in refusal(Run.open, folder)
     else:
@@ -112,7 +112,9 @@ def test_no_link_is_followed_to_a_checkpoint(folder, tmp_path, name):
 def test_a_pipe_is_one_line_and_nobody_waits(folder, name):
     (folder / name).unlink()
     os.mkfifo(folder / name)
-    for call in (stored, Run.open) if name == "rounds.jsonl" else (stored,) if "checkpoint" in name else (Run.open,):
+    for call in (
+        (read_run, Run.open) if name == "rounds.jsonl" else (read_run,) if "checkpoint" in name else (Run.open,)
+    ):
         refusal(call, folder)
     if "checkpoint" not in name:
         refusal(gather, [folder])
@@ -122,7 +124,7 @@ def test_a_file_without_end_is_not_read(folder):
     os.truncate(folder / "config.toml", 10 << 30)
     assert "config.toml' is too large" in refusal(Run.open, folder)
     os.truncate(folder / "environment.json", 10 << 30)
-    assert "environment.json' is too large" in refusal(stored, folder)
+    assert "environment.json' is too large" in refusal(read_run, folder)
 
 
 def test_values_nested_without_end_are_one_line(folder):
@@ -132,7 +134,7 @@ def test_values_nested_without_end_are_one_line(folder):
 
 def test_what_loggers_write_does_not_leave_the_run(folder, tmp_path):
     (folder / "tensorboard").symlink_to(tmp_path)
-    assert "tensorboard' is a link, and a run writes into its own directory" in refusal(Run.open, folder)
+    assert "tensorboard' is a link, and a run only writes into its own directory" in refusal(Run.open, folder)
 
 
 def test_a_comparison_does_not_leave_its_folder(tmp_path):
@@ -156,7 +158,7 @@ def test_a_run_that_is_moved_writes_to_nobody_else(tmp_path, replaced):
     if replaced:
         shutil.copytree(tmp_path / "moved", tmp_path / "run")
     there = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(RunError, match="was moved or replaced while the run was at work"), run:
+    with pytest.raises(RunError, match="was moved or replaced during the run"), run:
         next(rounds)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == there
     with Run.open(tmp_path / "moved") as again:
@@ -175,7 +177,7 @@ def test_an_edited_journal_is_neither_resumed_nor_reported(folder, name):
     for call in (Run.open, lambda folder: gather([folder])):
         assert f"{name}' was changed: the line" in refusal(call, folder)
     if name == "rounds.jsonl":
-        assert "was changed" in refusal(stored, folder)
+        assert "was changed" in refusal(read_run, folder)
 
 
 def test_a_line_that_was_edited_after_the_newest_checkpoint_is_not_reported_and_is_repeated(folder):
@@ -212,8 +214,8 @@ def test_a_run_of_the_first_format_is_read_resumed_and_said(folder):
             body.pop("checksums", None)
 
         forge(folder / "checkpoint" / "000002", as_then)
-    edit(folder / "environment.json", '"format": 2', '"format": 1')
-    assert stored(folder)[1].t == 2
+    edit(folder / "environment.json", '"format": 3', '"format": 1')
+    assert read_run(folder)[1].t == 2
     with Run.open(folder) as run:
         list(run.rounds())
     lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
@@ -229,7 +231,7 @@ def test_a_run_of_the_first_format_is_read_resumed_and_said(folder):
 
 def test_a_copied_checkpoint_is_the_one_that_its_manifest_means(folder, caplog):
     shutil.copytree(folder / "checkpoint" / "000002", folder / "checkpoint" / "000999")
-    assert stored(folder)[1].t == 2
+    assert read_run(folder)[1].t == 2
     assert "000999' is damaged: its manifest is that of round 2" in caplog.text
     run = Run.open(folder)
     os.close(run._lock)
@@ -262,7 +264,7 @@ def put(name, tensor):
 def test_a_forged_state_is_refused_in_one_line(folder, tensors, says):
     forge(folder / "checkpoint" / "000002", tensors=tensors)
     with pytest.raises(RunError, match=says):
-        stored(folder)
+        read_run(folder)
     run = Run.open(folder)
     os.close(run._lock)
     assert run.progress.t == 0
@@ -275,7 +277,7 @@ def test_a_forged_slot_is_refused_in_one_line(folder, slot):
         state["memories/slots"][:2] = slot
 
     forge(folder / "checkpoint" / "000002", tensors=change)
-    assert "has no checkpoint to read" in refusal(stored, folder)
+    assert "has no checkpoint to read" in refusal(read_run, folder)
 
 
 @pytest.mark.parametrize(
@@ -292,13 +294,13 @@ def test_a_forged_slot_is_refused_in_one_line(folder, slot):
 )
 def test_a_forged_manifest_is_refused_in_one_line(folder, key, value):
     forge(folder / "checkpoint" / "000002", lambda body: body.update({key: value}))
-    assert "has no checkpoint to read" in refusal(stored, folder)
+    assert "has no checkpoint to read" in refusal(read_run, folder)
 
 
 @pytest.mark.parametrize("length", [10**18, 0, 5])
 def test_a_forged_length_is_refused_in_one_line(folder, length):
     forge(folder / "checkpoint" / "000002", lambda body: body["journals"].update(rounds=length))
-    for call in (stored, Run.open):
+    for call in (read_run, Run.open):
         with pytest.raises(DamagedError, match=r"rounds.jsonl' was (cut|changed)"):
             call(folder)
 

@@ -20,9 +20,10 @@ from stratafl.config.experiment import TABLES, Experiment, load, with_settings
 from stratafl.core.phased import Phase, Phased
 from stratafl.errors import BusyError, RunError, StrataError, UnknownNameError
 from stratafl.models import build, save_weights
-from stratafl.runs import Run, checkpoint, is_run, stored
+from stratafl.runs import Run, checkpoint, is_run, read_run
 from stratafl.runs.comparison import Comparison
-from stratafl.runs.files import Journal, uninterrupted
+from stratafl.runs.journal import Journal
+from stratafl.runs.run import uninterrupted
 
 TINY = ("run.rounds=4", "data.clients=4", "data.partition=iid", "model.hidden=[8]", "train.batch=100")
 
@@ -92,7 +93,7 @@ def example(tmp_path_factory):
 
 
 def test_the_directory_holds_what_is_documented(example):
-    names = {"config.toml", "environment.json", "holdings.json", "preprocessing.json", "checkpoint"}
+    names = {"config.toml", "environment.json", "class_counts.json", "preprocessing.json", "checkpoint"}
     journals = {"rounds.jsonl", "clients.jsonl", "layers.jsonl"}
     assert {path.name for path in example.folder.iterdir()} == names | journals
     assert sorted(os.listdir(example.folder / "checkpoint")) == ["000003", "000004"]
@@ -111,7 +112,7 @@ def test_the_configuration_written_is_complete_and_means_the_same(example):
 
 def test_the_environment_says_what_a_reader_needs(example):
     environment = json.loads((example.folder / "environment.json").read_text())
-    assert environment["format"] == 2
+    assert environment["format"] == 3
     assert environment["torch"] == torch.__version__
     assert (environment["seed"], environment["clients"], environment["columns"]) == (0, 4, 64 * 8 + 8 + 8 * 10 + 10)
     assert environment["resumed"] == []
@@ -167,7 +168,7 @@ def test_reading_a_run_does_not_touch_it_nor_wait_for_it(tmp_path):
     with Run.create(made(), tmp_path / "run") as run:
         forward(run, 2)
         before = everything_in(run.folder)
-        _, progress, history = stored(run.folder)
+        _, progress, history = read_run(run.folder)
         assert everything_in(run.folder) == before
         assert (progress.t, history) == (2, run.history)
 
@@ -266,7 +267,7 @@ def test_a_run_goes_on_from_the_previous_checkpoint_when_the_newest_is_damaged(t
     assert run.progress.t == 2
     assert len(run.notes) == 2
     assert "000003' is damaged" in run.notes[0]
-    assert run.notes[1] == "going on from the previous checkpoint, after round 2"
+    assert run.notes[1] == "continuing from the previous checkpoint, after round 2"
     assert outcome(finish(run).folder) == outcome(example.folder)
     assert len(list((folder / "checkpoint").glob("damaged-000003-*"))) == 1
 
@@ -277,9 +278,9 @@ def test_a_run_begins_again_when_all_checkpoints_are_damaged(tmp_path, example):
         damage(folder / "checkpoint" / generation)
     run = Run.open(folder)
     assert (run.progress.t, run.history) == (0, [])
-    assert run.notes[2] == "going on from the beginning"
+    assert run.notes[2] == "continuing from the beginning"
     (aside,) = folder.glob("aside-*")
-    assert run.notes[3:] == [f"the lines that were there are kept in '{aside.name}'"]
+    assert run.notes[3:] == [f"the previous lines are kept in '{aside.name}'"]
     assert (aside / "rounds.jsonl").read_bytes().count(b"\n") == 3
     assert outcome(finish(run).folder) == outcome(example.folder)
     assert len(list((folder / "checkpoint").glob("damaged-*"))) == 2
@@ -319,7 +320,7 @@ def test_a_disk_that_refuses_is_said_and_the_run_can_go_on_later(tmp_path, monke
 def test_only_one_process_works_in_a_directory(tmp_path):
     with Run.create(made(), tmp_path / "run") as run:
         for _ in range(2):
-            with pytest.raises(BusyError, match=r"^another process is at work in '.*run'$"):
+            with pytest.raises(BusyError, match=r"^another process is writing to '.*run'"):
                 Run.open(run.folder)
         forward(run, 1)
     Run.open(run.folder).close()
@@ -353,7 +354,7 @@ def test_a_run_that_does_not_say_how_it_is_split_is_split_as_it_was(tmp_path):
     reference = whole(tmp_path / "whole", "data.split=random")
     left(tmp_path / "run", 2, "data.split=random")
     without_split(tmp_path / "run")
-    assert stored(tmp_path / "run")[1].t == 2
+    assert read_run(tmp_path / "run")[1].t == 2
     again = finish(Run.open(tmp_path / "run"))
     assert again.experiment.data.split == "random"
     assert outcome(again.folder) == outcome(reference.folder)
@@ -376,14 +377,7 @@ def test_a_comparison_that_does_not_say_how_it_is_split_is_split_as_it_was(tmp_p
     assert again.run().finished
 
 
-def test_a_newer_format_is_refused(tmp_path):
-    folder = left(tmp_path / "run", 1).folder
-    edit(folder / "environment.json", lambda _: {"format": 99, "stratafl": "7.0"})
-    with pytest.raises(RunError, match=r"written by stratafl 7.0 in format 99.*up to format 2: install a newer"):
-        Run.open(folder)
-
-
-@pytest.mark.parametrize("call", [Run.open, stored])
+@pytest.mark.parametrize("call", [Run.open, read_run])
 def test_changed_data_is_refused(tmp_path, call):
     rng = np.random.default_rng(0)
     arrays = {"x": rng.standard_normal((40, 3)), "y": rng.integers(0, 2, 40), "client": np.arange(40) % 2}
@@ -427,7 +421,7 @@ def test_what_is_not_a_run_is_not_opened(tmp_path, what):
         folder.mkdir()
     if what == "half a run":
         (folder / "config.toml").write_text("")
-    for call in (Run.open, stored):
+    for call in (Run.open, read_run):
         with pytest.raises(RunError, match=r"run' is not a run directory"):
             call(folder)
     assert not is_run(folder)
@@ -436,7 +430,7 @@ def test_what_is_not_a_run_is_not_opened(tmp_path, what):
 def test_an_existing_run_is_not_written_over(tmp_path):
     folder = left(tmp_path / "run", 1).folder
     before = everything_in(folder)
-    with pytest.raises(RunError, match=r"holds a run already: continue it with 'strata resume .*run'"):
+    with pytest.raises(RunError, match=r"already holds a run: continue it with 'strata resume .*run'"):
         Run.create(made(), folder)
     assert everything_in(folder) == before
 
@@ -539,7 +533,7 @@ def test_a_sample_of_clients_stays_the_same(tmp_path):
     ("settings", "rounds", "says"),
     [
         (("stop.target=0.01", "evaluate.every=2"), 2, "reached the target 1.0%"),
-        (("stop.patience=2", "stop.margin=1.0"), 3, "no more than 1.000 was gained in 2 evaluated rounds"),
+        (("stop.patience=2", "stop.margin=1.0"), 3, "no gain above 1.000 in 2 evaluated rounds"),
     ],
 )
 def test_a_run_that_stops_early_is_finished_and_stays_so(tmp_path, settings, rounds, says):

@@ -50,7 +50,7 @@ def test_a_block_is_the_head_only_if_all_of_it_is():
 
 @pytest.mark.parametrize("path", ["fcc", "f", "drop", "conv"])
 def test_a_head_that_does_not_exist_is_refused(path):
-    with pytest.raises(UnknownNameError, match=rf"unknown head '{path}'.*\(there is: conv1, bn1, conv2, bn2, fc\)"):
+    with pytest.raises(UnknownNameError, match=rf"unknown head '{path}'.*one of: conv1, bn1, conv2, bn2, fc"):
         describe(convnorm(), head=path)
 
 
@@ -152,9 +152,9 @@ def test_a_parameter_of_the_root_is_a_layer_of_its_own():
     [
         (
             {"granularity": "modul"},
-            r"unknown granularity 'modul'; did you mean 'module'\? \(there is: tensor, module, ",
+            r"unknown granularity 'modul'; did you mean 'module'\? Choose one of: tensor, module, ",
         ),
-        ({"buffers": "folow"}, r"unknown buffers rule 'folow'; did you mean 'follow'\? \(there is: follow, local\)"),
+        ({"buffers": "folow"}, r"unknown buffers rule 'folow'; did you mean 'follow'\? Choose one of: follow, local"),
     ],
 )
 def test_an_option_that_does_not_exist_is_refused(option, message):

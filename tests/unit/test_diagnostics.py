@@ -26,7 +26,7 @@ from stratafl.execute import Matrix, simulation
 from stratafl.models import build
 from stratafl.policies import SGD, Exponential
 from stratafl.runs import Run
-from stratafl.runs.files import read_lines
+from stratafl.runs.journal import read_lines
 from stratafl.runtime import engine
 from stratafl.testing import CLASSES, SHAPE, difference, everything, tiny_federation, tiny_model, within_reach
 

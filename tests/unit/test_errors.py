@@ -33,9 +33,9 @@ def test_a_contract_error_names_its_law():
 @pytest.mark.parametrize(
     ("given", "existing", "sentence"),
     [
-        ("conv11", ["conv1", "fc"], "unknown layer 'conv11'; did you mean 'conv1'? (there is: conv1, fc)"),
-        ("xyz", ["conv1", "fc"], "unknown layer 'xyz' (there is: conv1, fc)"),
-        ("xyz", [], "unknown layer 'xyz' (there is: none)"),
+        ("conv11", ["conv1", "fc"], "unknown layer 'conv11'; did you mean 'conv1'? Choose one of: conv1, fc"),
+        ("xyz", ["conv1", "fc"], "unknown layer 'xyz'; choose one of: conv1, fc"),
+        ("xyz", [], "unknown layer 'xyz'; there is none"),
     ],
 )
 def test_the_sentence_for_an_unknown_name(given, existing, sentence):
@@ -54,4 +54,4 @@ def test_long_lists_are_cut(count, cut):
 
 def test_names_may_come_from_any_iterable():
     assert "did you mean 'fc'?" in str(unknown("layer", "fcc", (name for name in ("fc", "conv1"))))
-    assert "(there is: b, a)" in str(unknown("field", "?", {"b": 1, "a": 2}))
+    assert "choose one of: b, a" in str(unknown("field", "?", {"b": 1, "a": 2}))

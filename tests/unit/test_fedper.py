@@ -8,7 +8,7 @@ from stratafl.core.describe import describe
 from stratafl.core.fields import Start
 from stratafl.core.layers import select
 from stratafl.core.parcel import count_bytes
-from stratafl.errors import ModelError, RecordError, StrataError
+from stratafl.errors import ModelError, RecordError
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
 from stratafl.policies import SGD, Pull
@@ -82,19 +82,6 @@ def test_a_linear_base_needs_blocks_and_stages():
 
 def test_own_heads_are_declared():
     assert fedper(initial="own").client == {"theta": Start(select("head"), own=True)}
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"finetune": -1}, "epochs from 0, not -1"),
-        ({"initial": "alike"}, "unknown initial 'alike'"),
-        ({"personal": "last:2", "linear_base": True}, "personal is 'last:2'"),
-    ],
-)
-def test_bad_options_are_refused(options, says):
-    with pytest.raises(StrataError, match=says):
-        fedper(**options)
 
 
 def test_fedprox_adds_its_pull_to_edits_that_were_there():

@@ -121,7 +121,7 @@ def test_a_count_that_is_no_number_is_refused(text):
 def test_an_unknown_rule_answers_with_the_nearest():
     with pytest.raises(UnknownNameError) as refusal:
         select("lsat:2")
-    message = "unknown layer rule 'lsat'; did you mean 'last'? (there is: first, middle, last, blocks)"
+    message = "unknown layer rule 'lsat'; did you mean 'last'? Choose one of: first, middle, last, blocks"
     assert str(refusal.value) == message
 
 
@@ -134,9 +134,7 @@ def test_an_unknown_layer_answers_with_the_names_and_the_nearest_one(text, neare
     message = str(refusal.value)
     assert message.startswith(f"unknown layer '{text.split('+')[-1]}'")
     assert f"did you mean '{nearest}" in message
-    assert (
-        f"(there is: {', '.join(EVERY)}, all, none, head, base, convolution, linear, embedding, batchnorm)" in message
-    )
+    assert f"one of: {', '.join(EVERY)}, all, none, head, base, convolution, linear, embedding, batchnorm" in message
     assert "\n" not in message
 
 

@@ -127,7 +127,7 @@ def numbers(**slots: object) -> Layerwise:
 REFUSED = {
     "a serve that reads what the server has not": (
         {"serve": (Broadcast(field="phi"),)},
-        ("serve", "Broadcast", "'phi'", "there is: theta"),
+        ("serve", "Broadcast", "'phi'", "choose one of: theta"),
     ),
     "a mix that reads what nobody serves": ({"mix": (Take(), TakeNumber("mu"))}, ("mix", "TakeNumber", "'down.mu'")),
     "a mix without a download": ({"serve": ()}, ("mix", "Take", "'down.theta'")),
@@ -143,10 +143,10 @@ REFUSED = {
     "a tune that reads an unknown field": ({"tune": (SGD(row="phi"),)}, ("tune", "SGD", "'phi'")),
     "a step of another slot": (
         {"mix": (Upload(),)},
-        ("mix: Upload is not a mix step", "core.steps.Mix"),
+        ("Layerwise.mix must be a Mix, not Upload",),
     ),
-    "a merge that only calls": ({"merge": (Take(),)}, ("steps.MergeSums or stratafl.core.steps.MergeRows",)),
-    "what is no step at all": ({"train": (print,)}, ("derive it from stratafl.core.steps.Train",)),
+    "a merge that only calls": ({"merge": (Take(),)}, ("Layerwise.merge must be a MergeSums",)),
+    "what is no step at all": ({"train": (print,)}, ("Layerwise.train must be a Train, not <built-in",)),
     "a row nobody has": ({"row": "phi"}, ("the model is field 'phi'", "clients have only", "theta")),
 }
 
@@ -164,7 +164,7 @@ def test_a_record_that_does_not_fit_together_is_refused(case):
 def test_a_refusal_says_slot_step_field_and_what_there_is():
     with pytest.raises(RecordError) as refusal:
         replace(fedavg(), send=())
-    expected = "merge: Mean reads 'up.theta', which nobody gives; there is: theta"
+    expected = "merge: Mean reads 'up.theta', which nobody gives; choose one of: theta"
     assert str(refusal.value) == expected
 
 

@@ -158,7 +158,7 @@ def test_a_module_that_needs_another_one(own):
 def test_a_name_that_is_not_in_the_module(own):
     name = own("class Network: pass\n_hidden = 1\n")
     says = refusal(UnknownNameError, trusting, "model", f"{name}:Netwrk")
-    assert says == f"unknown name in {name} 'Netwrk'; did you mean 'Network'? (there is: Network)"
+    assert says == f"unknown name in {name} 'Netwrk'; did you mean 'Network'? Choose one of: Network"
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_an_unknown_option_is_refused_with_the_nearest_of_its_own():
         return None
 
     says = refusal(UnknownNameError, called, "model own", shaped, {"widht": 5}, OFFERED)
-    assert says == "unknown option of model own 'widht'; did you mean 'width'? (there is: width, depth)"
+    assert says == "unknown option of model own 'widht'; did you mean 'width'? Choose one of: width, depth"
 
 
 def test_what_the_maker_raises_is_told_with_its_options():
@@ -276,7 +276,7 @@ def test_a_module_without_a_constructor_of_its_own_takes_nothing():
     assert accepted(Plain) == []
     assert isinstance(called("m", Plain, {}, OFFERED), Plain)
     says = refusal(UnknownNameError, called, "model own:Plain", Plain, {"width": 5}, OFFERED)
-    assert says == "unknown option of model own:Plain 'width' (there is: none)"
+    assert says == "unknown option of model own:Plain 'width'; there is none"
 
 
 def test_an_error_is_one_line():

@@ -175,10 +175,10 @@ def test_safetensors_has_the_weights_and_says_what_is_done_to_samples(regression
     [
         (
             lambda x: x / 255,
-            r"whole numbers from 0 to 255 here, not float64: give them as they were before any scaling",
+            r"x is float64, but samples are whole numbers from 0 to 255: give them unscaled",
         ),
-        (lambda x: x.astype(np.float32), "not float32"),  # perhaps scaled, perhaps not: nobody can tell
-        (lambda x: x.astype(np.int64) + 200, "but these are from 200 to"),
+        (lambda x: x.astype(np.float32), "x is float32"),  # perhaps scaled, perhaps not: nobody can tell
+        (lambda x: x.astype(np.int64) + 200, "numbers from 200 to"),
     ],
 )
 def test_bytes_are_given_as_bytes(images, change, says):
@@ -295,7 +295,7 @@ def test_a_file_that_says_something_else_is_refused(table, change, says):
 
 def test_a_standardisation_is_of_finite_numbers():
     for mean, deviation in (((), ()), ((0.0,), (-1.0,)), ((float("nan"),), (1.0,)), ((0.0,), (1.0, 1.0))):
-        with pytest.raises(DataError, match="as many finite means as deviations"):
+        with pytest.raises(DataError, match="as many of both, all finite"):
             Standardisation(mean, deviation)
-    with pytest.raises(DataError, match="as many finite"):
+    with pytest.raises(DataError, match="as many of both, all finite"):
         replace(FULL.columns, mean=(1.0,))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stratafl.cli import reproducing
+from stratafl.cli import reproduce
 from stratafl.config.assemble import algorithm_of, completed
 from stratafl.config.experiment import Experiment, to_tables, with_settings
 from stratafl.errors import BusyError, DataError, RecordError, RunError, UnknownNameError
@@ -17,7 +17,7 @@ from stratafl.recipes.reproduction import Reproduction, measured, run_name
 from stratafl.recipes.result import cells, legend, markdown, write_result
 from stratafl.report.outcome import Outcome
 from stratafl.runs import Run
-from stratafl.runs.files import Journal, read_lines
+from stratafl.runs.journal import Journal, read_lines
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TEXT = """
@@ -100,7 +100,7 @@ def test_recipes_among_the_examples_can_be_put_together(path, monkeypatch):
 def test_settings_in_their_order():
     """Recipe, column, row, scale, command: the later goes before; the protocol gives what nobody says."""
     recipe = read("a/b", TEXT)
-    first, second = recipe.cells("smoke", ("data.clients=3",))[:2]
+    first, second = recipe.cells("smoke", {"data.clients": 3})[:2]
     assert (first.row, second.row, first.column) == ("FedAvg", "Prox", "small")
     assert (first.experiment.train.lr, second.experiment.train.lr) == (0.1, 0.2)
     assert (first.experiment.run.rounds, first.experiment.data.clients) == (1, 3)
@@ -269,16 +269,16 @@ def test_a_run_that_still_improves_has_not_converged(tmp_path, best, rounds):
         ('title = "A table"', "", "needs 'title'"),
         ('title = "A table"', 'title = "A table"\nreadings = ["traind"]', "trained"),
         ('title = "A table"', 'title = ""', "'title' is empty"),
-        ('title = "A table"', "title = 3", "title is a text, not 3"),
-        ('title = "A table"', 'title = "A table"\nnotes = "one"', "notes is a list, not 'one'"),
+        ('title = "A table"', "title = 3", "title must be a text, not 3"),
+        ('title = "A table"', 'title = "A table"\nnotes = "one"', "notes must be a list, not 'one'"),
         ("seeds = 2", "seeds = 0", "seeds must be at least 1, not 0"),
         ('{ name = "large" }', '{ name = "small" }', "2 columns have the same name 'small'"),
         ('name = "Prox"', 'name = "FedAvg"', "2 rows have the same name 'FedAvg'"),
         ('{ name = "large" }', "{ settings = {} }", r"\[columns\] needs 'name'"),
-        ('{ name = "large" }', "3", r"\[columns\] is a table, not 3"),
-        ("{ small = 12.5 }", '{ small = "12.5" }', "printed.small is a number, not '12.5'"),
-        ("printed = { small = 12.5 }", "also = { spread = 3 }", "rows.spread is a table, not 3"),
-        ("printed = { small = 12.5 }", "columns = [3]", "unknown column '3'"),
+        ('{ name = "large" }', "3", r"\[columns\] must be a table, not 3"),
+        ("{ small = 12.5 }", '{ small = "12.5" }', "printed.small must be a number, not '12.5'"),
+        ("printed = { small = 12.5 }", "also = { spread = 3 }", "rows.spread must be a table, not 3"),
+        ("printed = { small = 12.5 }", "columns = [3]", "rows.columns must be a text, not 3"),
         ('than = "FedAvg"', 'than = "FedAvg"\ncolumns = ["smal"]', "small"),
     ],
 )
@@ -313,7 +313,7 @@ def test_recipes_of_one_name_in_two_files_do_not_share_a_folder(tmp_path):
 
 
 def test_an_option_of_a_method_goes_to_its_rows_alone():
-    cells = read("a/b", TEXT).cells("smoke", ("fedprox.strength=0.25",), 1)
+    cells = read("a/b", TEXT).cells("smoke", {"fedprox.strength": 0.25}, 1)
     assert [cell.experiment.algorithm.options for cell in cells] == [{}, {"strength": 0.25}]
 
 
@@ -419,7 +419,7 @@ def test_what_stands_in_is_in_the_head_of_the_column(tmp_path, monkeypatch):
     assert "| method | small: paper | digits, mlp in place of small: here |" in text
     assert "| Prox is better | digits, mlp in place of small |" in text
     assert judged[0].entry["table"] == "b: digits, mlp in place of small"
-    table = reproducing._table(made, "score")
+    table = reproduce._table(made, "score")
     assert [str(column.header) for column in table.columns][1:] == [
         "small\npaper",
         "digits, mlp\nin place of small\nhere",
@@ -431,7 +431,7 @@ def test_fewer_rounds_than_at_full_scale_are_part_of_the_reason(tmp_path, monkey
     monkeypatch.setattr(Reproduction, "numbers", lambda *_: {("FedAvg", "small"): {0: 10.0}})
     assert Reproduction(tmp_path, recipe, "smoke").shorter() == {"small": "1 round in place of 2"}
     assert Reproduction(tmp_path, recipe, "full").shorter() == {}
-    assert Reproduction(tmp_path, recipe, "full", ("run.rounds=3",)).shorter()["large"] == "3 rounds in place of 2"
+    assert Reproduction(tmp_path, recipe, "full", {"run.rounds": 3}).shorter()["large"] == "3 rounds in place of 2"
     assert Reproduction(tmp_path, standing_in(TEXT), "smoke").shorter() == {}  # no number compares as it is
     printed = Reproduction(tmp_path, recipe, "smoke").judged()[1]
     assert printed.reason == "against the paper: -2.5 (one seed); 1 round in place of 2"
@@ -439,8 +439,8 @@ def test_fewer_rounds_than_at_full_scale_are_part_of_the_reason(tmp_path, monkey
 
 def test_a_folder_made_for_something_else_is_refused(reproduced):
     reproduced.begin()
-    other = Reproduction(reproduced.root, reproduced.recipe, "smoke", ("train.lr=0.3",), seeds=1)
-    with pytest.raises(RunError, match=r"made with settings \[\], not \['train.lr=0.3'\]"):
+    other = Reproduction(reproduced.root, reproduced.recipe, "smoke", {"train.lr": 0.3}, seeds=1)
+    with pytest.raises(RunError, match=r"made with settings {}, not {'train.lr': 0.3}"):
         other.begin()
     Reproduction(reproduced.root, reproduced.recipe, "smoke", seeds=3).begin()  # more seeds go on
 
@@ -476,19 +476,19 @@ def test_what_is_at_its_end_is_not_opened_again(reproduced, monkeypatch):
         with reproduced.run(cell) as run:
             list(run.rounds())
     monkeypatch.setattr(Run, "open", None)  # its data may be gone, or its machine
-    reproducing._run(reproduced, None)
+    reproduce._run(reproduced, None)
     assert not reproduced.not_run()[0].endswith("rounds")
 
 
 def test_a_recipe_without_its_data_is_no_reason_to_stop(tmp_path, monkeypatch):
     nowhere = read("a/first", TEXT.replace('"model.hidden" = [4] }', '"data.name" = "nowhere.npz" }'))
-    monkeypatch.setattr(reproducing, "recipes", lambda _: [nowhere, read("a/second", TEXT)])
-    assert reproducing.reproduce("a", "smoke", (), 1, tmp_path, None) == 0
+    monkeypatch.setattr(reproduce, "recipes", lambda _: [nowhere, read("a/second", TEXT)])
+    assert reproduce.reproduce("a", "smoke", {}, 1, tmp_path, None) == 0
     assert "nowhere.npz" in (tmp_path / "a-first-smoke" / "result.md").read_text()
     assert "✓ holds" in (tmp_path / "a-second-smoke" / "result.md").read_text()
-    monkeypatch.setattr(reproducing, "recipes", lambda _: [nowhere])
+    monkeypatch.setattr(reproduce, "recipes", lambda _: [nowhere])
     with pytest.raises(DataError, match=r"nowhere\.npz"):
-        reproducing.reproduce("a", "smoke", (), 1, tmp_path / "again", None)
+        reproduce.reproduce("a", "smoke", {}, 1, tmp_path / "again", None)
 
 
 def test_seeds_that_were_asked_for_earlier_count(tmp_path):

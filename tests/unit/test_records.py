@@ -157,7 +157,7 @@ def test_an_unknown_type_is_refused_with_the_nearest():
 
 
 def test_an_unknown_key_is_refused_with_the_nearest():
-    expected = r"unknown key of Mean 'weight'; did you mean 'weights'\? \(there is: field, weights, unsent\)"
+    expected = r"unknown key of Mean 'weight'; did you mean 'weights'\? Choose one of: field, weights, unsent"
     with pytest.raises(UnknownNameError, match=expected):
         from_toml('type = "Mean"\nweight = "uniform"')
 
@@ -173,7 +173,7 @@ def test_a_missing_key_is_refused():
 
 
 def test_a_value_that_a_record_refuses_is_refused():
-    with pytest.raises(RecordError, match="SGD.batch must|SGD: batch must be at least 1, not 0"):
+    with pytest.raises(RecordError, match=r"SGD\.batch must be at least 1, not 0"):
         from_toml('type = "SGD"\nbatch = 0')
 
 

@@ -18,7 +18,7 @@ from stratafl.config.assemble import samples_of
 from stratafl.config.experiment import Experiment, with_settings
 from stratafl.core.records import _CLASSES
 from stratafl.core.reprs import short_repr
-from stratafl.data import Division
+from stratafl.data import Assignment
 from stratafl.runs import Run
 
 CANARIES = ("canary", "7.125", "-333.5")
@@ -92,7 +92,7 @@ def test_nothing_public_prints_data(run):
     fitted = stratafl.load(run.folder)
     samples = samples_of(run.experiment.data, 0)
     progress, entry = run.trial.round(run.sim.start())
-    found = reachable(fitted, run, samples, progress, entry, Division([np.arange(900)]))
+    found = reachable(fitted, run, samples, progress, entry, Assignment([np.arange(900)]))
     kinds = {type(value).__name__ for value in found}
     wanted = {"Fitted", "Federation", "Simulation", "Progress", "Runtime", "Setup", "Trial", "RoundLines", "Samples"}
     assert wanted <= kinds
@@ -117,7 +117,7 @@ def test_what_is_said(run):
     )
     assert repr(fitted.progress).startswith("Progress(t=1, server=dict of ")
     assert repr(run) == f"Run('{run.folder}', after round 1 of 1)"
-    assert repr(Division([np.arange(900)])) == "Division(train=list of 1, test=None, overlap=False)"
+    assert repr(Assignment([np.arange(900)])) == "Assignment(train=list of 1, test=None, overlap=False)"
 
 
 def test_a_regression_says_so():

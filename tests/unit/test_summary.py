@@ -2,7 +2,7 @@
 
 import pytest
 
-from stratafl.config.experiment import EvaluateTable, StopTable
+from stratafl.config.tables import EvaluateTable, StopTable
 from stratafl.runs.summary import Cost, best, converged, cost, evaluated, last, quality, reached, selected, stop_reason
 
 
@@ -155,13 +155,13 @@ def test_the_target_is_looked_for_on_validation_in_the_newest_round():
 )
 def test_patience_counts_rounds_without_a_margin_over_the_best_before(accuracies, stops):
     reason = stop_reason(validated(*accuracies), StopTable(patience=2, margin=0.125))
-    assert reason == ("no more than 0.125 was gained in 2 evaluated rounds" if stops else None)
+    assert reason == ("no gain above 0.125 in 2 evaluated rounds" if stops else None)
 
 
 def test_patience_counts_evaluated_rounds_only():
     lines = [line(1, 0.5, 0.5), line(2), line(3), line(4, 0.5, 0.5), line(5)]
     assert stop_reason(lines, StopTable(patience=2)) is None
-    assert stop_reason(lines, StopTable(patience=1)) == "no more than 0.005 was gained in 1 evaluated round"
+    assert stop_reason(lines, StopTable(patience=1)) == "no gain above 0.005 in 1 evaluated round"
 
 
 def test_without_a_margin_any_gain_goes_on():

@@ -7,35 +7,37 @@ weights Ψ_m from how much each of its layers moves (Eq. 5–8). From there on a
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.grouping import shares, ward, without_overflow
+from stratafl.core.annotations import Range
 from stratafl.core.fields import FieldSpec, Number, Start
 from stratafl.core.footprint import Footprint
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.parcel import Field, Parcel
 from stratafl.core.phased import Phase, Phased
-from stratafl.core.records import record, whole_number
+from stratafl.core.records import record, validated
 from stratafl.core.reduce import add_rows, add_rows_by_group, add_weights, cosines, mean_or_hold, pieces
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import Computed, State, rows_of, tensor_of
 from stratafl.core.steps import MergeRows, MergeSums, Serve
-from stratafl.errors import RecordError, unknown
+from stratafl.errors import RecordError
 from stratafl.policies import SGD, Broadcast
 
 Base = Literal["received", "group"]
 Gamma = Literal["group", "all"]
 
 
+@validated
 def fedalp(
     *,
-    beta: float = 0.6,
-    groups: int = 4,
-    warmup: int = 10,
+    beta: Annotated[float, Range(least=0, most=1)] = 0.6,
+    groups: Annotated[int, Range(least=1)] = 4,
+    warmup: Annotated[int, Range(least=1)] = 10,  # the last of its rounds forms the groups
     base: Base = "received",
     gamma: Gamma = "group",
     features: Literal["cosine", "angle"] = "cosine",
@@ -46,17 +48,6 @@ def fedalp(
     `base` is what the group's step is added to: the model its clients received, or the group's old model (line 10 to
     the letter); `gamma` is normalised in the group, or over all clients; `features` are what Ward's method sees.
     """
-    if not 0 <= beta <= 1:
-        raise RecordError(f"fedalp: beta must be from 0 to 1, not {beta}")
-    whole_number("fedalp: groups", groups, least=1)
-    whole_number("fedalp: warmup", warmup, least=1)  # the last of its rounds forms the groups
-    for key, given, allowed in (
-        ("base", base, ("received", "group")),
-        ("gamma", gamma, ("group", "all")),
-        ("features", features, ("cosine", "angle")),
-    ):
-        if given not in allowed:
-            raise unknown(f"{key} of fedalp", str(given), allowed)
     server: dict[str, FieldSpec] = {
         "theta": Start(),
         "group": Start(copies=groups),

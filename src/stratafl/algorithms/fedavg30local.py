@@ -6,12 +6,14 @@ the model to everybody, whoever trains it then; as only the last time matters la
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Annotated
 
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.local import alone
+from stratafl.core.annotations import Range
 from stratafl.core.parcel import Field, LayerMask
 from stratafl.core.phased import Phase, Phased
-from stratafl.core.records import record, whole_number
+from stratafl.core.records import record, validated
 from stratafl.core.round import Round
 from stratafl.core.state import State
 from stratafl.core.steps import Send
@@ -19,9 +21,9 @@ from stratafl.core.task import Task
 from stratafl.policies import SGD, Upload
 
 
-def fedavg30local(*, warmup: int = 30, train: SGD = SGD()) -> Phased:
+@validated
+def fedavg30local(*, warmup: Annotated[int, Range(least=0)] = 30, train: SGD = SGD()) -> Phased:
     """Clients go on from what they trained in the last round of the warm-up, or else from what they were sent in it."""
-    whole_number("fedavg30local: warmup", warmup, least=0)
     average, apart = fedavg(train=train), Phase(alone(train=train))
     if warmup == 0:
         return Phased((apart,))

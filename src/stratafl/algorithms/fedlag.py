@@ -6,32 +6,34 @@ k worst layers stay with the clients, the others are averaged.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.core.annotations import Range
 from stratafl.core.fields import Number, Start
 from stratafl.core.footprint import Footprint
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import Layout
 from stratafl.core.parcel import Field, LayerMask, Parcel
 from stratafl.core.phased import Phase, Phased
-from stratafl.core.records import record, whole_number
+from stratafl.core.records import record, validated
 from stratafl.core.reduce import add_rows, add_weights, conflicting_pairs, mean_or_hold
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import Computed, State, expand, rows_of, tensor_of
 from stratafl.core.steps import MergeRows, Serve
-from stratafl.errors import RecordError, unknown
+from stratafl.errors import RecordError
 from stratafl.policies import SGD, Broadcast, Take
 
 
+@validated
 def fedlag(
     *,
-    k: int | None = None,
-    xi: float = -0.1,
-    warmup: int = 30,
+    k: Annotated[int, Range(least=0)] | None = None,
+    xi: Annotated[float, Range(above=-1, most=0)] = -0.1,
+    warmup: Annotated[int, Range(least=0)] = 30,
     weights: Literal["samples", "uniform"] = "samples",
     bn: Literal["follow", "averaged"] = "follow",
     train: SGD = SGD(),
@@ -42,13 +44,6 @@ def fedlag(
     than ten. `weights="uniform"` is Eq. 4; `bn` says whether a BatchNorm follows the layer that it normalises or is
     always averaged.
     """
-    if k is not None:
-        whole_number("fedlag: k", k, least=0)
-    if not -1 < xi <= 0:
-        raise RecordError(f"fedlag: xi must be above -1 and at most 0, not {xi}")
-    whole_number("fedlag: warmup", warmup, least=0)
-    if bn not in ("follow", "averaged"):
-        raise unknown("bn of fedlag", str(bn), ("follow", "averaged"))
     merge = PersonaliseConflicts(k, xi, weights, bn)
     method = _lag(merge, train)
     # The warm-up personalises nothing, but the server already keeps what each client uploads: in the first round after
@@ -102,10 +97,6 @@ class PersonaliseConflicts(MergeRows):
     weights: Literal["samples", "uniform"] = "samples"
     bn: Literal["follow", "averaged"] = "follow"
     writes = ("theta", "rows", "personal", "conflicts")
-
-    def __post_init__(self) -> None:
-        if self.weights not in ("samples", "uniform"):
-            raise unknown("weights of fedlag", str(self.weights), ("samples", "uniform"))
 
     @property
     def reads(self) -> tuple[str, ...]:

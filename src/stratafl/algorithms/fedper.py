@@ -4,25 +4,27 @@ Algorithm 1 (client) and Algorithm 2 (server) of the paper; any fixed set of per
 """
 
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import Tensor, nn
 
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.core.annotations import Range
 from stratafl.core.fields import Start
 from stratafl.core.layers import Select, select
 from stratafl.core.layerwise import Layerwise
-from stratafl.core.records import record
-from stratafl.errors import ModelError, RecordError, unknown
+from stratafl.core.records import record, validated
+from stratafl.errors import ModelError, RecordError
 from stratafl.models import LinearBase, Staged
 from stratafl.policies import SGD, Broadcast, Upload
 
 
+@validated
 def fedper(
     *,
     personal: str | Select = "head",
     initial: Literal["common", "own"] = "common",
-    finetune: int = 0,
+    finetune: Annotated[int, Range(least=0)] = 0,
     linear_base: bool = False,
     train: SGD = SGD(),
 ) -> Layerwise:
@@ -31,10 +33,6 @@ def fedper(
     `initial="own"` draws W_P^(0) for each client (Algorithm 1 line 1), `finetune` trains W_P alone for so many epochs
     before the joint ones (appendix A.3), `linear_base` replaces all that is not personal by one linear layer (4.4).
     """
-    if initial not in ("common", "own"):
-        raise unknown("initial", initial, ("common", "own"))
-    if finetune < 0:
-        raise RecordError(f"fedper: finetune is a number of epochs from 0, not {finetune}")
     kept = select(personal)
     first = replace(train, layers=kept, epochs=finetune, steps=None, purpose="finetune")
     return replace(

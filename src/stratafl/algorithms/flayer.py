@@ -8,41 +8,44 @@ i = 1…L from the input on (`block` for a ResNet: stem, blocks, fc); a normalis
 import inspect
 from collections.abc import Mapping
 from dataclasses import replace
-from math import ceil, inf
-from typing import Any, Literal
+from math import ceil
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.flayer_official import IN_ORDER, official
+from stratafl.core.annotations import Range
 from stratafl.core.fields import Number, Start
 from stratafl.core.footprint import Footprint
 from stratafl.core.layers import Select, select
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.parcel import ColumnMask, Field, Parcel
-from stratafl.core.records import record
+from stratafl.core.records import record, validated
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, Value, rows_of, tensor_of
 from stratafl.core.steps import Mix, Send
 from stratafl.core.task import Task
-from stratafl.errors import RecordError, unknown
+from stratafl.errors import RecordError
 from stratafl.policies import SGD, Accuracy, Mean, Remember, Take
 
 Split = Literal["train", "validation"]
+Share = Annotated[float, Range(least=0, most=1)]
 SORTING = 8  # times what is sorted: values and places, and as much again while it is at it; measured
 
 
+@validated
 def flayer(
     *,
-    s: int = 1,
+    s: Annotated[int, Range(least=1)] = 1,
     guide: bool = True,
     rates: bool = True,
     mask: bool = True,
-    accuracy: Split | float = "train",
+    accuracy: Split | Share = "train",
     accuracy_of: Literal["trained", "initialised"] = "trained",
-    least: float = 0.1,
+    least: Share = 0.1,
     unsent: Literal["held", "zero"] = "held",
     preset: Literal["paper", "official"] = "paper",
     p: int = 2,
@@ -56,7 +59,6 @@ def flayer(
     12 says to the letter, and collapses. `preset="official"` is what the authors' code does (see `flayer_official`),
     with `p` and `middle`, which are its alone, instead of all these.
     """
-    _check("preset", preset, ("paper", "official"))
     ours: dict[str, Any] = {"s": s, "guide": guide, "rates": rates, "mask": mask, "least": least, "unsent": unsent}
     ours |= {"accuracy": accuracy, "accuracy_of": accuracy_of}
     if preset == "official":
@@ -64,7 +66,8 @@ def flayer(
         # Tables have no word for the order of batches, so that it is nobody's wish.
         return official(p=p, middle=middle, train=replace(train or IN_ORDER, shuffle=False))
     _refuse_given("p and middle are options of the preset 'official'", {"p": p, "middle": middle})
-    _check_options(ours)
+    if not isinstance(accuracy, str) and accuracy_of != "trained":
+        raise RecordError(f"flayer: accuracy={accuracy} is never measured: leave out accuracy_of={accuracy_of!r}")
     descent = train or SGD()
     descent = replace(descent, rates=(*descent.rates, LayerRate())) if rates else descent
     method = replace(
@@ -90,38 +93,6 @@ def _refuse_given(why: str, options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         if value != defaults[name].default:
             raise RecordError(f"flayer: {why}: leave out {name}={value!r}")
-
-
-def _check_options(given: Mapping[str, Any]) -> None:
-    for name in ("guide", "rates", "mask"):
-        if not isinstance(given[name], bool):
-            raise RecordError(f"flayer: {name} is true or false, not {given[name]!r}")
-    s, least = given["s"], given["least"]
-    if not isinstance(s, int) or isinstance(s, bool) or s < 1:
-        raise RecordError(f"flayer: s counts the layers of the head, a whole number of at least 1, not {s!r}")
-    if not _is_share(least):
-        raise RecordError(f"flayer: least is a share from 0 to 1, not {least!r}")
-    _check("accuracy_of", given["accuracy_of"], ("trained", "initialised"))
-    _check("unsent", given["unsent"], ("held", "zero"))
-    _check_accuracy(given["accuracy"], given["accuracy_of"])
-
-
-def _check_accuracy(accuracy: Any, moment: str) -> None:
-    if isinstance(accuracy, str):
-        _check("accuracy", accuracy, ("train", "validation"))
-    elif not _is_share(accuracy):
-        raise RecordError(f"flayer: accuracy is train, validation or a fixed number from 0 to 1, not {accuracy!r}")
-    elif moment != "trained":
-        raise RecordError(f"flayer: accuracy={accuracy} is never measured: leave out accuracy_of={moment!r}")
-
-
-def _check(key: str, given: str, allowed: tuple[str, ...]) -> None:
-    if given not in allowed:
-        raise unknown(f"{key} of flayer", str(given), allowed)
-
-
-def _is_share(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 
 @record
@@ -157,12 +128,8 @@ def _each(values: Tensor, block: Tensor) -> Tensor:
 class LayerRate:
     """η^(i) = η·(1 + ln(1 + 1/‖g^(i)‖₂)·i/L), for each client, layer and step (Eq. 4); the norm has a floor."""
 
-    floor: float = 1e-8
+    floor: Annotated[float, Range(above=0)] = 1e-8
     reads = ()
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.floor, int | float) or not 0 < self.floor < inf:
-            raise RecordError(f"LayerRate: floor is a norm above 0, not {self.floor!r}")
 
     def __call__(self, gradients: Rows, row: Rows, client: Mapping[str, Value], layout: Layout) -> Rows:
         """One factor per client and layer."""
@@ -185,9 +152,6 @@ class TopChange(Send):
     layers: Select = select("all")
     reads = ("theta", "anchor")
     writes = ("up.theta", "up.samples")
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", select(self.layers))
 
     def footprint(self, setup: Setup) -> Footprint:
         """Its mask and what changed most; one client's layer, sorted; and a weight per column on the server."""

@@ -10,25 +10,26 @@ statistics stay with clients (`buffers="local"`, which is the run's to say).
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.core.annotations import Range
 from stratafl.core.fields import Number, Start
 from stratafl.core.footprint import Footprint
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import Layout, Rows, row_dot
 from stratafl.core.parcel import ColumnMask, Field, Parcel
-from stratafl.core.records import record
+from stratafl.core.records import record, validated
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, rows_of, tensor_of
 from stratafl.core.steps import Batching, Mix, Send, Train
 from stratafl.core.task import Stack, Task
 from stratafl.errors import RecordError
 from stratafl.policies import SGD, Accuracy, Remember, Take
-from stratafl.runtime.descent import Descent, descend
+from stratafl.policies.train import descend
 
 log = logging.getLogger("stratafl")
 HEAD_RATE = 0.2
@@ -36,9 +37,12 @@ IN_ORDER = SGD(drop_last=True, shuffle=False)
 FLOOR = 1e-8  # of a norm; the authors' code divides by zero
 
 
-def official(*, p: int = 2, middle: float = 20.0, train: SGD = IN_ORDER) -> Layerwise:
+@validated
+def official(
+    *, p: Annotated[int, Range(least=1)] = 2, middle: Annotated[float, Range(above=0)] = 20.0, train: SGD = IN_ORDER
+) -> Layerwise:
     """The last `p` tensors are the head (2; 4 for ResNet-18); `middle` is 20 for the CNN and 1 for the others."""
-    _check_options(p, middle, train)
+    _check_descent(train)
     return replace(
         fedavg(),
         mix=(GuideTensors(p), HeadEpoch(p, train.lr, train.batch), Remember()),
@@ -49,11 +53,7 @@ def official(*, p: int = 2, middle: float = 20.0, train: SGD = IN_ORDER) -> Laye
     )
 
 
-def _check_options(p: Any, middle: Any, train: SGD) -> None:
-    if not isinstance(p, int) or isinstance(p, bool) or p < 1:
-        raise RecordError(f"flayer, preset official: p counts the tensors of the head, at least 1, not {p!r}")
-    if not isinstance(middle, int | float) or isinstance(middle, bool) or not middle > 0:
-        raise RecordError(f"flayer, preset official: middle is a factor above 0, not {middle!r}")
+def _check_descent(train: SGD) -> None:
     if train.shuffle or not train.drop_last:
         raise RecordError(
             "flayer, preset official: batches in order without the last that is not full: "
@@ -105,17 +105,8 @@ class HeadEpoch(Mix):
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         # What this gives is the model that is evaluated as received.
         trained = rnd.layout.trainable()[-self.p :]
-        descent = Descent(task.objective(), trained, self.lr * HEAD_RATE, frozen_modules_train=True)
-        after = descend(
-            task,
-            descent,
-            rows_of(client, "theta"),
-            client,
-            batch=self.batch,
-            shuffle=False,
-            drop_last=True,
-            purpose="head",
-        )
+        sgd = SGD(batch=self.batch, shuffle=False, drop_last=True, frozen_modules_train=True, purpose="head")
+        after = descend(task, sgd, trained, self.lr * HEAD_RATE, rows_of(client, "theta"), client)
         return {"theta": after["row"]}
 
 

@@ -2,20 +2,22 @@
 
 from itertools import pairwise
 from math import prod
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from stratafl.core import keys
+from stratafl.core.annotations import Range
 from stratafl.core.fields import FieldSpec, Side
 from stratafl.core.footprint import Footprint
 from stratafl.core.layout import Layout
-from stratafl.core.records import record, whole_number
+from stratafl.core.records import record
 from stratafl.core.reduce import PIECE
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, tensor_of
-from stratafl.errors import unknown
+
+Width = Annotated[int, Range(least=1)]
 
 
 @record
@@ -25,19 +27,12 @@ class Hypernetwork:
     The paper gives no sizes; these are those of public code.
     """
 
-    embedding: int = 100
-    width: int = 100
-    depth: int = 3
+    embedding: Width = 100
+    width: Width = 100
+    depth: Width = 3
     unit: Literal["layer", "model"] = "layer"
     normalise: Literal["softmax", "relu"] = "softmax"
     initial: Literal["drawn", "uniform"] = "drawn"
-
-    def __post_init__(self) -> None:
-        for key, allowed in (("unit", _UNITS), ("normalise", _NORMS), ("initial", _STARTS)):
-            if getattr(self, key) not in allowed:
-                raise unknown(f"{key} of a hypernetwork", str(getattr(self, key)), allowed)
-        for key in ("embedding", "width", "depth"):
-            whole_number(f"{key} of a hypernetwork", getattr(self, key), least=1)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -106,9 +101,6 @@ class Hypernetwork:
         total = raw.sum(-1, keepdim=True)
         alone = torch.nn.functional.one_hot(ids.to(z.device), z.shape[-1]).to(z.dtype)[:, None]
         return torch.where(total > 0, raw / total.clamp(min=torch.finfo(z.dtype).tiny), alone)
-
-
-_UNITS, _NORMS, _STARTS = ("layer", "model"), ("softmax", "relu"), ("drawn", "uniform")
 
 
 @record

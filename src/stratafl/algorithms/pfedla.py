@@ -6,33 +6,37 @@ Client i is sent θ̄_i^l = Σ_j α_i^{l,j}·θ_j^l (Eq. 6); what it learned fro
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from stratafl.algorithms.fedavg import fedavg
-from stratafl.algorithms.hypernetwork import Hypernetwork
+from stratafl.algorithms.hypernetwork import Hypernetwork, Width
+from stratafl.core.annotations import Range
 from stratafl.core.fields import FieldSpec, Start
 from stratafl.core.footprint import Footprint
 from stratafl.core.layers import Select, select
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.parcel import Field, LayerMask, Parcel
-from stratafl.core.records import finite_number, record, whole_number
+from stratafl.core.records import record, validated
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import Computed, State, rows_of
 from stratafl.core.steps import MergeRows, Serve
-from stratafl.errors import RecordError, unknown
+from stratafl.errors import RecordError
 from stratafl.policies import SGD
 
+Rate = Annotated[float, Range(least=0)]
 
+
+@validated
 def pfedla(
     *,
-    hyper_lr: float = 0.005,
-    embedding: int = 100,
-    width: int = 100,
-    depth: int = 3,
+    hyper_lr: Rate = 0.005,
+    embedding: Width = 100,
+    width: Width = 100,
+    depth: Width = 3,
     unit: Literal["layer", "model"] = "layer",
     normalise: Literal["softmax", "relu"] = "softmax",
     initial: Literal["drawn", "uniform"] = "drawn",
@@ -44,27 +48,24 @@ def pfedla(
     `normalise="relu"` and `sign="public"` are what public code does (the second moves away from the trained model);
     `initial="uniform"` starts from equal weights; `embedding`, `width` and `depth` are sizes of the hypernetworks.
     """
-    if sign not in ("descent", "public"):
-        raise unknown("sign of pfedla", sign, ("descent", "public"))
-    finite_number("pfedla: hyper_lr", hyper_lr, least=0)
     hyper = Hypernetwork(embedding, width, depth, unit, normalise, initial)
     return _learned(hyper, Retain(), hyper_lr, -1 if sign == "public" else 1, train)
 
 
+@validated
 def heurpfedla(
     *,
-    k: int | None = None,
+    k: Annotated[int, Range(least=0)] | None = None,
     retained: str | Select = "none",
-    hyper_lr: float = 0.005,
-    embedding: int = 100,
-    width: int = 100,
-    depth: int = 3,
+    hyper_lr: Rate = 0.005,
+    embedding: Width = 100,
+    width: Width = 100,
+    depth: Width = 3,
     normalise: Literal["softmax", "relu"] = "softmax",
     initial: Literal["drawn", "uniform"] = "drawn",
     train: SGD = SGD(),
 ) -> Layerwise:
     """Algorithm 2: the `k` layers (1) with the largest self weight are not sent; or instead the `retained` ones."""
-    finite_number("heurpfedla: hyper_lr", hyper_lr, least=0)
     hyper = Hypernetwork(embedding, width, depth, "layer", normalise, initial)
     retain = _retain(k, select(retained))
     method = _learned(hyper, retain, hyper_lr, 1, train)
@@ -76,7 +77,7 @@ def _retain(k: int | None, named: Select) -> "Retain":
         raise RecordError(f"heurpfedla: the retained layers are named ('{named}') or chosen (k={k}), not both")
     if named != select("none"):
         return Retain(0, named)
-    return Retain(whole_number("heurpfedla: k", 1 if k is None else k, least=0))
+    return Retain(1 if k is None else k)
 
 
 def _learned(hyper: Hypernetwork, retain: "Retain", lr: float, sign: int, train: SGD) -> Layerwise:
@@ -123,9 +124,6 @@ class Retain:
 
     k: int = 0
     named: Select = select("none")
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "named", select(self.named))
 
     @property
     def anything(self) -> bool:

@@ -5,23 +5,27 @@ that similarities between layers, or between models, give the weights, and not w
 weight. Our reading: the cosine of what clients have learned since the common initial model, through a softmax.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from stratafl.algorithms.pfedla import mixing
+from stratafl.core.annotations import Range
 from stratafl.core.footprint import Footprint
 from stratafl.core.layerwise import Layerwise
-from stratafl.core.records import finite_number, record
+from stratafl.core.records import record, validated
 from stratafl.core.reduce import cosines_between
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import Computed, State, rows_of
-from stratafl.errors import unknown
 from stratafl.policies import SGD
 
+Unit = Literal["layer", "model"]
+Sharpness = Annotated[float, Range(least=0)]
 
-def simmix(*, unit: Literal["layer", "model"] = "layer", sharpness: float = 5.0, train: SGD = SGD()) -> Layerwise:
+
+@validated
+def simmix(*, unit: Unit = "layer", sharpness: Sharpness = 5.0, train: SGD = SGD()) -> Layerwise:
     """θ̄_i^l = Σ_j α_i^{l,j}·θ_j^l with α from `Similarity`, per layer or one for the whole `model`."""
     return mixing(Similarity(unit, sharpness), train)
 
@@ -33,14 +37,9 @@ class Similarity:
     A client that has learned nothing yet is at cosine 0 to everybody, itself included: its weights are equal.
     """
 
-    unit: Literal["layer", "model"] = "layer"
-    sharpness: float = 5.0
+    unit: Unit = "layer"
+    sharpness: Sharpness = 5.0
     names = ()
-
-    def __post_init__(self) -> None:
-        if self.unit not in ("layer", "model"):
-            raise unknown("unit of simmix", str(self.unit), ("layer", "model"))
-        finite_number("simmix: sharpness", self.sharpness, least=0)
 
     def footprint(self, setup: Setup) -> Footprint:
         """What everybody has learned, one tensor at a time."""

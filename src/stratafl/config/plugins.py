@@ -12,7 +12,7 @@ from torch import nn
 
 from stratafl.config.trust import NOTHING, Trust, refuse_standard_library
 from stratafl.core.algorithm import Algorithm
-from stratafl.errors import RecordError, StrataError, UnknownNameError, shown, unknown
+from stratafl.errors import RecordError, StrataError, UnknownNameError, first_line, shown, unknown
 
 KINDS: dict[str, type[Any]] = {"model": nn.Module, "algorithm": Algorithm}
 
@@ -42,7 +42,7 @@ def _attribute(kind: str, path: str, module_name: str, name: str) -> Any:
     except ModuleNotFoundError as error:
         raise UnknownNameError(f"{kind} '{path}': there is no module '{error.name}' here") from error
     except (Exception, SystemExit) as error:  # a person's own file may fail in any way while it is imported
-        raise RecordError(f"{kind} '{path}' cannot be imported: {said(error)}") from error
+        raise RecordError(f"{kind} '{path}' cannot be imported: {first_line(error, typed=True)}") from error
     if not hasattr(module, name):
         raise unknown(f"name in {module_name}", name, [n for n in vars(module) if not n.startswith("_")])
     return getattr(module, name)
@@ -78,7 +78,9 @@ def called(what: str, maker: Callable[..., Any], options: Mapping[str, Any], off
         raise
     except (Exception, SystemExit) as error:  # a person's own code, or an option of a type it does not expect
         given = ", ".join(f"{name}={value!r}" for name, value in options.items())
-        raise RecordError(f"{what} cannot be made with ({shown(given, 400)}): {said(error)}") from error
+        raise RecordError(
+            f"{what} cannot be made with ({shown(given, 400)}): {first_line(error, typed=True)}"
+        ) from error
 
 
 def accepted(maker: Callable[..., Any]) -> list[str] | None:
@@ -101,9 +103,3 @@ def parameters(maker: Any) -> Mapping[str, inspect.Parameter]:
     except (ValueError, TypeError):
         return {}
     return {name: p for name, p in found.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-
-
-def said(error: BaseException) -> str:
-    """An error as one line."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

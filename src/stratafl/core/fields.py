@@ -40,9 +40,6 @@ class Start:
     per_client: bool = False
     copies: int | None = None
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", select(self.layers))
-
     def names(self, layout: Layout, side: Side) -> Names:
         return layout.staying(self.layers) if side == "client" else layout.travelling(self.layers)
 
@@ -72,9 +69,6 @@ class Zeros:
 
     layers: Select = select("all")
     per_client: bool = False
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", select(self.layers))
 
     def names(self, layout: Layout, side: Side) -> Names:
         return layout.trainable(self.layers)

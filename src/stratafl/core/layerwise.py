@@ -28,15 +28,7 @@ from stratafl.core.task import Task
 from stratafl.errors import RecordError
 
 log = logging.getLogger("stratafl")
-SLOTS: dict[str, tuple[type[Step], ...]] = {
-    "serve": (Serve,),
-    "mix": (Mix,),
-    "train": (Train,),
-    "send": (Send,),
-    "merge": (MergeSums, MergeRows),
-    "tune": (Train,),
-    "welcome": (Serve,),
-}
+SLOTS = ("serve", "mix", "train", "send", "merge", "tune", "welcome")
 
 
 class Extension(Protocol):
@@ -65,10 +57,6 @@ class Layerwise(Algorithm):
     extension: Extension | None = None
 
     def __post_init__(self) -> None:
-        for name, kinds in SLOTS.items():
-            value = getattr(self, name)
-            object.__setattr__(self, name, tuple(value) if isinstance(value, tuple | list) else (value,))
-            _check_slot(name, kinds, getattr(self, name))
         _check_flow(self)
 
     @property
@@ -156,13 +144,6 @@ class Layerwise(Algorithm):
         return rows_of(_after(self.tune, rnd, client, task), self.row)
 
 
-def _check_slot(slot: str, kinds: tuple[type[Step], ...], steps: tuple[object, ...]) -> None:
-    for step in steps:
-        if not isinstance(step, kinds):
-            wanted = " or ".join(f"stratafl.core.steps.{kind.__name__}" for kind in kinds)
-            raise RecordError(f"{slot}: {_name(step)} is not a {slot} step: derive it from {wanted}")
-
-
 def _resolve(part: object, layout: Layout) -> None:
     """Resolve the selections in a record and in the records it holds."""
     if isinstance(part, Select):
@@ -226,9 +207,8 @@ def _walk(
     for step in getattr(alg, slot):
         for name in step.reads:
             if name not in known | parcel:
-                raise RecordError(
-                    f"{slot}: {_name(step)} reads '{name}', which nobody gives; there is: {_listed(known | parcel)}"
-                )
+                there = _listed(known | parcel)
+                raise RecordError(f"{slot}: {_name(step)} reads '{name}', which nobody gives; choose one of: {there}")
         written |= set(step.writes)
 
 

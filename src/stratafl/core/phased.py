@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from stratafl.core.algorithm import Algorithm, Requirements, Total, Work
+from stratafl.core.annotations import Range
 from stratafl.core.fields import FieldSpec, Together
 from stratafl.core.footprint import Footprint, largest
 from stratafl.core.layerwise import Layerwise
@@ -33,7 +35,7 @@ class Phase:
     """A record, for how many rounds (None: for the rest), and who takes part."""
 
     algorithm: Layerwise
-    rounds: int | None = None
+    rounds: Annotated[int, Range(least=0)] | None = None
     participation: Participation = "sampled"
     evaluated: bool = True
     only_sampled_learn: bool = False  # of all who take part, whoever was not sampled keeps what it received
@@ -47,14 +49,8 @@ class Phased(Algorithm):
     finish: Phase | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "phases", tuple(self.phases))
         if not self.phases:
             raise RecordError("Phased needs at least one phase")
-        for i, phase in enumerate(self._all):
-            if not isinstance(phase.algorithm, Layerwise):
-                raise RecordError(f"phase {i} is a {type(phase.algorithm).__name__}: a phase is one record of slots")
-            if phase.rounds is not None and phase.rounds < 0:
-                raise RecordError(f"phase {i} cannot take {phase.rounds} rounds")
         for i, phase in enumerate(self.phases[:-1]):
             if phase.rounds is None:
                 raise RecordError(f"phase {i} has no number of rounds, so phase {i + 1} would never begin")

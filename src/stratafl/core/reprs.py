@@ -43,3 +43,10 @@ def _shown(value: Any) -> str:
 
 def _counted(value: Collection[Any]) -> str:
     return f"{type(value).__name__} of {len(value)}"
+
+
+def short_number(value: float) -> str:
+    """A number for people: 12,345 or 0.123, and 1.23e+12 instead of many digits."""
+    if abs(value) >= 1e9:
+        return f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 or float(value).is_integer() else f"{value:.3g}"

@@ -1,12 +1,25 @@
-"""Data: samples by name or from a person's own files, partitions that divide them, and federations of them."""
+"""Data: from a name to a federation, in three steps.
 
-from stratafl.data.cutting import Division
+1. **A name becomes files** (`loading`): a name of the `catalogue` is read from `data.path`, the `cache` or the hub; any
+   other name is a user's own file or folder, or `shards` that `strata data export` wrote.
+2. **Files become samples** (`published_files`, `user_files`): `formats` reads files into columns, `labels` and `images`
+   decode them, and `reading` has the settings. The result is `Samples` (samples.py).
+3. **Samples become a federation** (`builders`): a partition from `partitions` assigns samples to clients, `splitting`
+   splits each client's samples, and `federation` defines the result.
+
+To add a data format: see `formats/__init__.py`. A partition: `partitions/__init__.py`. A data set with a name:
+`catalogue.py`. `scaling` and `preprocessing` turn samples into a model's input, `outliers` finds clients that record in
+another unit, `plot` draws the data distribution. This package imports `core` and `stratafl.errors`; every package above
+it may import it.
+"""
+
+from stratafl.data.builders import federate, from_clients, from_samples, from_splits
+from stratafl.data.catalogue import DATASETS, Dataset
 from stratafl.data.digits import digits, digits_arrays
-from stratafl.data.division import divided
-from stratafl.data.federation import Federation, Ragged, federate, from_clients, from_splits
+from stratafl.data.federation import Federation, Ragged
 from stratafl.data.loading import load_samples
-from stratafl.data.partitions import IID, PARTITIONS, Classes, Dirichlet, Partition, PFLlibDirichlet, drawn
-from stratafl.data.published import DATASETS, Published
+from stratafl.data.partition_cache import draw_partition
+from stratafl.data.partitions import IID, PARTITIONS, Assignment, Classes, Dirichlet, Partition, PFLlibDirichlet
 from stratafl.data.reading import Reading
 from stratafl.data.samples import Samples
 from stratafl.data.scaling import Scaling
@@ -16,23 +29,23 @@ __all__ = [
     "DATASETS",
     "IID",
     "PARTITIONS",
+    "Assignment",
     "Classes",
+    "Dataset",
     "Dirichlet",
-    "Division",
     "Federation",
     "PFLlibDirichlet",
     "Partition",
-    "Published",
     "Ragged",
     "Reading",
     "Samples",
     "Scaling",
     "digits",
     "digits_arrays",
-    "divided",
-    "drawn",
+    "draw_partition",
     "federate",
     "from_clients",
+    "from_samples",
     "from_splits",
     "load_samples",
     "read_shards",

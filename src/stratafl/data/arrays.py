@@ -1,4 +1,4 @@
-"""Arrays from outside, checked and turned into CPU tensors of the few kinds a federation holds."""
+"""Arrays from users, checked and turned into the few kinds of CPU tensors that a federation holds."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,12 +12,12 @@ from stratafl.core.reprs import short_repr
 from stratafl.errors import DataError
 
 Array = NDArray[Any] | Tensor
-_CHECKED_AT_ONCE = 4096  # samples; looking for NaN in all of x at once would need a second copy of it
+_CHECKED_AT_ONCE = 4096  # samples; a search for NaN in all of x at once would need a second copy of it
 
 
 @short_repr
 class Part(NamedTuple):
-    """Some samples with their targets, and the words that tell them apart in an error (' of client 3')."""
+    """Some samples with their targets, and words for error messages that say which (' of client 3')."""
 
     where: str
     x: Array
@@ -27,13 +27,13 @@ class Part(NamedTuple):
 def join(
     parts: Sequence[Part], classes: int | None, dtype: torch.dtype, pixels: bool = False
 ) -> tuple[Tensor, Tensor, int | None]:
-    """All samples and targets in a row, checked, with the number of classes (`None`: regression).
+    """All samples and targets concatenated and checked, and the number of classes (`None`: regression).
 
-    Whole numbers of 16 bits stay what they are if they are `pixels`, and are tokens otherwise.
-    One part alone shares memory with the arrays given wherever no conversion is needed.
+    Whole numbers of 16 bits stay as they are if they are `pixels`, and are tokens otherwise. A single part shares
+    memory with the arrays given if no conversion is needed.
     """
     if not dtype.is_floating_point:
-        raise DataError(f"dtype {_named(dtype)} was asked for, but samples are only converted to floating dtypes")
+        raise DataError(f"dtype {_named(dtype)} was given: choose a floating dtype such as float32")
     xs = [_samples(part, dtype, pixels) for part in parts]
     ys = [_targets(part, dtype) for part in parts]
     for part, x, y in zip(parts, xs, ys, strict=True):
@@ -72,7 +72,7 @@ def _targets(part: Part, dtype: torch.dtype) -> Tensor:
 
 
 def plain_tensor(values: Array, what: str) -> Tensor:
-    """A CPU tensor of real numbers, or a sentence about what else it is."""
+    """A CPU tensor of real numbers; anything else is refused."""
     tensor = values.detach().cpu() if isinstance(values, Tensor) else torch.from_numpy(_numbers(values, what))
     if tensor.is_complex():
         raise DataError(f"{what} has dtype {_named(tensor.dtype)}: samples and targets must be real numbers")
@@ -126,7 +126,7 @@ def _class_count(ys: Sequence[Tensor], classes: int | None) -> int | None:
             raise DataError(f"classes={classes} was given, but y is {_named(ys[0].dtype)}: labels must be integers")
         return None
     if classes is not None and classes < 1:
-        raise DataError(f"classes={classes} was given: there must be at least one")
+        raise DataError(f"classes={classes} was given: it must be at least 1")
     return classes if classes is not None else max(1, *(int(y.max()) + 1 for y in ys))
 
 

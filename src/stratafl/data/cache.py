@@ -1,10 +1,9 @@
-"""Decoded samples, kept in `$STRATAFL_CACHE` or `~/.cache/stratafl` and mapped into memory when they are read again."""
+"""A cache of decoded samples in `$STRATAFL_CACHE` or `~/.cache/stratafl`, mapped into memory when read again."""
 
 import hashlib
 import json
 import os
 import shutil
-import uuid
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,30 +12,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stratafl.data.manifest import arrays, facts, samples_from
 from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
-from stratafl.data.samples import Samples
+from stratafl.data.samples import Samples, arrays, facts, samples_from
 from stratafl.errors import DataError
+from stratafl.files import atomically
 
 _ENTRY = "entry.json"
 _AT_ONCE = 1 << 24
 
 
 def cache_folder() -> Path:
-    """Where decoded samples are kept."""
     given = os.environ.get("STRATAFL_CACHE")
     return Path(given) if given else Path.home() / ".cache" / "stratafl"
 
 
 def fingerprint(place: Path) -> list[list[Any]]:
-    """The files of a place by name, size and time: another list means that something may have changed."""
+    """Name, size and time of every file of a place: if the list differs, something may have changed."""
     files = sorted(file for file in _below(place) if file.is_file()) if place.is_dir() else [place]
     known = [(file, file.stat()) for file in files]
     return [[str(file.absolute()), stat.st_size, stat.st_mtime_ns] for file, stat in known]
 
 
 def _below(place: Path) -> Iterator[Path]:
-    """What is below a folder, also where a link leads to another; where links go in a circle, no further."""
+    """All files below a folder, following links but no circle of links."""
     seen = set[str]()
     for folder, folders, files in os.walk(place, followlinks=True):
         real = os.path.realpath(folder)
@@ -47,13 +45,13 @@ def _below(place: Path) -> Iterator[Path]:
 
 
 def entry_of(name: str, key: Any) -> Path:
-    """The folder of what was decoded under a name from all that the key tells."""
+    """The folder of the samples with this name, keyed by everything they depend on."""
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     return cache_folder() / f"{name}-{digest[:16]}"
 
 
-def kept(name: str, key: Any, build: Callable[[], Samples], limit: MemoryLimit = USUAL_LIMIT) -> Samples:
-    """The samples that were kept, or else built and kept; without a place to keep them they are built each time."""
+def cached(name: str, key: Any, build: Callable[[], Samples], limit: MemoryLimit = USUAL_LIMIT) -> Samples:
+    """The samples in the cache, or else built and cached; built each time if the cache cannot be written."""
     entry = entry_of(name, key)
     found = read_entry(entry, limit)
     if found is not None:
@@ -66,41 +64,36 @@ def kept(name: str, key: Any, build: Callable[[], Samples], limit: MemoryLimit =
         _write(entry, built)
     except OSError:
         return built
-    return read_entry(entry) or built  # pages of the file, which the system takes back when it needs them
+    return read_entry(entry) or built  # pages of a file, which the system can drop when it needs memory
 
 
 def entries(name: str) -> list[Path]:
-    """The complete entries of a name."""
     return sorted(file.parent for file in cache_folder().glob(f"{name}-{'?' * 16}/{_ENTRY}"))
 
 
 def read_entry(entry: Path, limit: MemoryLimit | None = None) -> Samples | None:
-    """What was kept, or None if it is not there or not what was written."""
+    """The samples of an entry; None if there is no entry or it is damaged."""
     try:
-        told = json.loads((entry / _ENTRY).read_text(encoding="utf-8"))
-        # a private map: pages are shared with whoever reads the same file, and nobody writes to it
-        held = {name: np.load(entry / f"{name}.npy", mmap_mode="c", allow_pickle=False) for name in told["checksums"]}
+        known = json.loads((entry / _ENTRY).read_text(encoding="utf-8"))
+        # a private map: processes that read the same file share its pages, and writing does not change the file
+        held = {name: np.load(entry / f"{name}.npy", mmap_mode="c", allow_pickle=False) for name in known["checksums"]}
         if limit is not None:
-            limit.check(sum(array.nbytes for array in held.values()), f"'{told['name']}' in '{entry}'")
-        if any(_checksum(array) != told["checksums"][name] for name, array in held.items()):
+            limit.check(sum(array.nbytes for array in held.values()), f"'{known['name']}' in '{entry}'")
+        if any(_checksum(array) != known["checksums"][name] for name, array in held.items()):
             return None
-        return samples_from(told, held)
+        return samples_from(known, held)
     except (OSError, ValueError, LookupError, TypeError, EOFError, DataError):
         return None
 
 
 def _write(entry: Path, samples: Samples) -> None:
-    partial = entry.with_name(f".{entry.name}.{uuid.uuid4().hex}.partial")
-    try:
+    with atomically(entry) as partial:
         partial.mkdir(parents=True)
         held = arrays(samples)
         for name, array in held.items():
             np.save(partial / f"{name}.npy", array, allow_pickle=False)
-        told = facts(samples) | {"checksums": {name: _checksum(array) for name, array in held.items()}}
-        (partial / _ENTRY).write_text(json.dumps(told), encoding="utf-8")
-        partial.rename(entry)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        known = facts(samples) | {"checksums": {name: _checksum(array) for name, array in held.items()}}
+        (partial / _ENTRY).write_text(json.dumps(known), encoding="utf-8")
 
 
 def _checksum(array: NDArray[Any]) -> int:

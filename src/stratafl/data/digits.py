@@ -6,8 +6,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from stratafl.data.federation import Federation, federate
-from stratafl.data.partitions import Dirichlet, Partition, drawn
+from stratafl.data.builders import federate
+from stratafl.data.federation import Federation
+from stratafl.data.partition_cache import draw_partition
+from stratafl.data.partitions import Dirichlet, Partition
 from stratafl.data.samples import Samples
 
 _SKEWED = Dirichlet(alpha=0.1, minimum=10)
@@ -20,7 +22,6 @@ def digits_arrays() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
 
 
 def digits_samples() -> Samples:
-    """The digits, of nobody in particular."""
     x, y = digits_arrays()
     return Samples(x, y, classes=10, name="digits")
 
@@ -35,12 +36,12 @@ def digits(
     dtype: torch.dtype = torch.float32,
     split: str = "stratified",
 ) -> Federation:
-    """The digits divided among clients, each with at least two test samples where there is a test part."""
+    """The digits, partitioned among clients; each has at least two test samples if there is a test part."""
     x, y = digits_arrays()
     return federate(
         x,
         y,
-        drawn(partition, y, clients, seed),
+        draw_partition(partition, y, clients, seed),
         classes=10,
         validation=validation,
         test=test,

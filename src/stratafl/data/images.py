@@ -1,4 +1,4 @@
-"""Images as arrays [samples, channels, height, width]: bytes, 16 bits or floats, the same for all of a data set."""
+"""Images: columns of encoded images become one array [samples, channels, height, width] of one type."""
 
 import os
 from collections import Counter
@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 
 from stratafl.core.reprs import short_repr
 from stratafl.data.formats.columns import Column
-from stratafl.data.image_files import Header, header_of, pixels_of, resized_planes
+from stratafl.data.formats.image_files import ImageHeader, header_of, pixels_of, resized_planes
 from stratafl.data.memory_limit import MemoryLimit
 from stratafl.errors import DataError, counted
 
 _TYPES = {8: np.uint8, 16: np.uint16, 32: np.float32}
-_WIDER = 257  # times a byte is the same share of 16 bits: 255 becomes 65535
+_WIDER = 257  # times a byte gives the same share of 16 bits: 255 becomes 65535
 _COPIES = 8  # bytes for each pixel of one image while it is decoded, in all its copies
 
 
 @short_repr
 class Content(NamedTuple):
-    """What samples are made of; of images also their modes, and what a person has to know of how they were read."""
+    """The samples, the modes of their images, and a warning about how they were read."""
 
     x: NDArray[Any]
     mode: str = ""
@@ -30,7 +30,7 @@ class Content(NamedTuple):
 
 
 def stacked(cells: Column, *, channels: int | None, size: int | None, where: str, limit: MemoryLimit) -> Content:
-    """All images in an array, with so many channels (None: 1 if all are grey) and resized to a square of `size`."""
+    """All images in one array, resized to a square of `size`; without `channels`, one channel if all are grey."""
     if isinstance(cells, np.ndarray):
         return Content(_arranged(cells, size, where))
     names = [
@@ -65,12 +65,12 @@ def _decoded(
     return pixels, transparent
 
 
-def _modes(headers: Sequence[Header]) -> str:
+def _modes(headers: Sequence[ImageHeader]) -> str:
     return " and ".join(sorted({header.mode for header in headers}))
 
 
-def _common_bits(headers: Sequence[Header], where: str) -> int:
-    """As many bits as hold all images; floats and bytes have no range in common."""
+def _common_bits(headers: Sequence[ImageHeader], where: str) -> int:
+    """The bits that hold all images; floats and bytes have no range in common."""
     bits = {header.bits for header in headers}
     if 32 in bits and len(bits) > 1:
         raise DataError(
@@ -80,28 +80,28 @@ def _common_bits(headers: Sequence[Header], where: str) -> int:
     return max(bits)
 
 
-def _remark(headers: Sequence[Header], transparent: int) -> str:
-    counts, told = Counter(header.bits for header in headers), []
+def _remark(headers: Sequence[ImageHeader], transparent: int) -> str:
+    counts, remarks = Counter(header.bits for header in headers), []
     if len(counts) > 1:
-        told.append(
+        remarks.append(
             f"it mixes images of 8 and of 16 bits ({counts[8]:,} and {counts[16]:,}): all are read as 16 bits, bytes "
             f"times {_WIDER}, so that white is white in both"
         )
     if transparent:
-        told.append(f"{counted(transparent, 'image')} had transparent pixels, which are read as white")
-    return "; ".join(told)
+        remarks.append(f"{counted(transparent, 'image')} had transparent pixels, which are read as white")
+    return "; ".join(remarks)
 
 
-def _check_memory(headers: Sequence[Header], each: int, size: int | None, where: str, limit: MemoryLimit) -> None:
+def _check_memory(headers: Sequence[ImageHeader], each: int, size: int | None, where: str, limit: MemoryLimit) -> None:
     pixels = len(headers) * (headers[0].pixels if size is None else size * size)
     largest = max(header.pixels for header in headers)
     limit.check(pixels * each + largest * _COPIES, f"the {len(headers):,} images of '{where}'")
 
 
 def _arranged(array: NDArray[Any], size: int | None, where: str) -> NDArray[np.uint8]:
-    """An array of images with its channels in front of height and width."""
+    """An array of images with channels before height and width."""
     if array.dtype != np.uint8 or array.ndim not in (3, 4):
-        raise DataError(f"the images of '{where}' are {array.dtype} {list(array.shape)}, not uint8 [n, height, width]")
+        raise DataError(f"the images of '{where}' are {array.dtype} {list(array.shape)}: give uint8 [n, height, width]")
     if array.ndim == 3:
         array = array[:, None]
     elif array.shape[3] in (1, 3) and array.shape[1] not in (1, 3):
@@ -112,12 +112,11 @@ def _arranged(array: NDArray[Any], size: int | None, where: str) -> NDArray[np.u
 
 
 def are_images(cells: Column) -> bool:
-    """Whether these are encoded images or files of images."""
     return isinstance(cells, list) and bool(cells) and isinstance(cells[0], bytes | Path)
 
 
 def are_elsewhere(cells: Column, place: Path) -> bool:
-    """Whether these are files of images, and one of them is not in the folder that is read."""
+    """Whether one of these image files is outside of the folder that is read."""
     folder = os.path.join(os.path.abspath(place), "")
     files = [cell for cell in cells if isinstance(cell, Path)] if isinstance(cells, list) else []
     return any(not os.path.abspath(file).startswith(folder) for file in files)

@@ -1,4 +1,4 @@
-"""Labels as classes from 0 with their names, or as numbers to predict, whatever a table calls them."""
+"""Labels: the names or numbers in a table become classes from 0, or numbers to predict."""
 
 from typing import Any, NamedTuple
 
@@ -11,22 +11,24 @@ from stratafl.errors import DataError
 
 TARGETS = ("auto", "classes", "numbers", "scaled")
 _NUMBERS = ("numbers", "scaled")  # a regression, whatever the labels look like
-MANY, EACH = 100, 10  # more whole numbers than this, with fewer samples of each, may be classes or a regression
+MANY, EACH = 100, 10  # more different whole numbers, with fewer samples of each, may be classes or a regression
 
 
 @short_repr
 class Targets(NamedTuple):
-    """The class of each sample and the names of the classes in their order; or numbers, which have none."""
+    """The class of each sample and the names of the classes in order; or numbers and no names."""
 
     y: NDArray[Any]
     names: tuple[str, ...] | None
 
 
 def targets(cells: Column, wanted: str, where: str) -> Targets:
-    """Names and whole numbers (2, or 2.0) as classes in their order, fractions as numbers, or what else is wanted."""
+    """Names and whole numbers (2 or 2.0) become classes, fractions stay numbers, unless `wanted` says otherwise."""
     if not _are_numbers(cells):
         if wanted in _NUMBERS:
-            raise DataError(f"data.targets = '{wanted}', but the labels of '{where}' are names, such as '{cells[0]}'")
+            raise DataError(
+                f"data.targets = '{wanted}', but the labels of '{where}' are names such as '{cells[0]}': use 'classes'"
+            )
         return _named(cells, where)
     array = np.asarray(cells)
     if array.dtype.kind != "f" and array.shape[1:] == (1,):  # a column
@@ -46,7 +48,7 @@ def targets(cells: Column, wanted: str, where: str) -> Targets:
 
 
 def numbered(cells: Column, where: str) -> NDArray[Any]:
-    """Labels that are numbers as they are, and names numbered in their order."""
+    """Numbers unchanged, names numbered in order."""
     if not _are_numbers(cells):
         return _named(cells, where).y
     array = np.asarray(cells)
@@ -54,14 +56,14 @@ def numbered(cells: Column, where: str) -> NDArray[Any]:
 
 
 def name_of(value: object) -> str:
-    """What a class or a client is called: 2.0 is 2."""
+    """The name of a class or a client; 2.0 is called 2."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def within(labels: NDArray[Any], classes: int, where: str) -> NDArray[np.int64]:
-    """The labels of a data set with so many classes, or a sentence about the first that is not one."""
+    """The labels, refused if one is not in 0 … classes − 1."""
     if labels.ndim != 1 or labels.dtype.kind not in "biu":
         raise DataError(f"the labels of '{where}' are {labels.dtype} {list(labels.shape)}, not whole numbers [samples]")
     outside = (labels < 0) | (labels >= classes)
@@ -71,8 +73,9 @@ def within(labels: NDArray[Any], classes: int, where: str) -> NDArray[np.int64]:
 
 
 def _unfit(array: NDArray[Any]) -> str:
-    several = array.ndim > 1
-    return f"arrays of shape {list(array.shape[1:])}" if several else f"not all finite: {array[~np.isfinite(array)][0]}"
+    if array.ndim > 1:
+        return f"arrays of shape {list(array.shape[1:])}: use 'numbers'"
+    return f"not all finite: {array[~np.isfinite(array)][0]}"
 
 
 def _are_numbers(cells: Column) -> bool:

@@ -1,4 +1,7 @@
-"""Samples by name: of the catalogue, or a person's own file or folder."""
+"""Loading: from `data.name` to samples.
+
+A data set of the catalogue comes from `data.path`, the cache or the hub; any other name is a user's own file or folder.
+"""
 
 import logging
 from collections.abc import Sequence
@@ -8,40 +11,41 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.data import cache, formats
-from stratafl.data.decoding import decoded
-from stratafl.data.hub import fetched
-from stratafl.data.npz import npz_samples
-from stratafl.data.own import own_samples
-from stratafl.data.published import DATASETS, Published
+from stratafl.data.catalogue import DATASETS, Dataset
+from stratafl.data.digits import digits_samples
+from stratafl.data.formats.columns import needed
+from stratafl.data.published_files import published_samples
 from stratafl.data.reading import Reading
 from stratafl.data.samples import Samples
 from stratafl.data.shards import is_sharded, read_shards
-from stratafl.errors import DataError, shown, unknown
+from stratafl.data.user_files import npz_samples, user_samples
+from stratafl.errors import DataError, first_line, shown, unknown
 
-_DECODING = 2  # another number wherever images or tables are read otherwise, so that what was kept is not believed
-_DECODED = ["normalise", "owners", "fewest", "most"]  # what can be asked of samples that are decoded already
-_NOT_DECODED = ("path", "normalise", "targets", "limit")  # what makes no difference to what is kept
+_DECODING = 2  # raised when images or tables are decoded differently, so that old cache entries are not used
+_DECODED = ["normalise", "owners", "fewest", "most"]  # settings with an effect on samples that are decoded already
+_NOT_DECODED = ("path", "normalise", "targets", "limit")  # settings without an effect on what is cached
 _OWN = [*_DECODED, "label", "client", "group", "targets", "size"]
 log = logging.getLogger("stratafl")
 OWN = ("FILE.npz", "FILE.csv", "FILE.parquet", "FOLDER/")
 
 
 def is_place(name: str) -> bool:
-    """Whether data is named by where it is, and not by the catalogue."""
+    """Whether a name is a file or folder and not one of the catalogue."""
     return name.endswith(formats.SUFFIXES) or "/" in name
 
 
 def check_name(name: str) -> None:
-    """Refuse what is neither in the catalogue nor a file or folder."""
     if name in DATASETS or is_place(name):
         return
     if _is_folder(name):
-        raise DataError(f"data.name = '{name}' is no data set with a name, but a folder here: call it './{name}'")
+        raise DataError(f"data.name = '{name}' is not in the catalogue, but it is a folder: write './{name}'")
     if suffix := Path(name).suffix:
         near = get_close_matches(suffix.lower(), formats.SUFFIXES, n=1)
-        hint = f"; did you mean '{shown(Path(name).with_suffix(near[0]))}'?" if near else ""
+        hint = f" (did you mean '{shown(Path(name).with_suffix(near[0]))}'?)" if near else ""
         known = ", ".join(formats.SUFFIXES)
-        raise DataError(f"data.name = '{shown(name)}': files of data end in {known}, not {shown(suffix)}{hint}")
+        raise DataError(
+            f"data.name = '{shown(name)}' ends in {shown(suffix)}{hint}: choose a file that ends in {known}"
+        )
     raise unknown("data.name", name, [*DATASETS, *OWN])
 
 
@@ -53,11 +57,10 @@ def _is_folder(name: str) -> bool:
 
 
 def load_samples(name: str, reading: Reading | None = None) -> Samples:
-    """The samples of a data set of the catalogue, or of a file or folder."""
     check_name(name)
     reading = reading or Reading()
     _check_options(reading, DATASETS[name].options if name in DATASETS else _OWN, name)
-    found = _published(name, DATASETS[name], reading) if name in DATASETS else _own(Path(name), reading)
+    found = _published(name, DATASETS[name], reading) if name in DATASETS else _user(Path(name), reading)
     if found.remark:
         log.warning("'%s': %s", name, found.remark)
     return reading.scaled(found)
@@ -66,13 +69,13 @@ def load_samples(name: str, reading: Reading | None = None) -> Samples:
 def _check_options(reading: Reading, known: Sequence[str], name: str) -> None:
     for option in reading.given():
         if option not in known:
-            heard = f"which listens to: {', '.join(known)}" if known else "which comes with the package as it is"
-            raise DataError(f"data.{option} means nothing to '{name}', {heard}")
+            others = f"settings with an effect: {', '.join(known)}" if known else "it comes with the package as it is"
+            raise DataError(f"data.{option} has no effect with '{name}': leave it out ({others})")
 
 
-def _own(place: Path, reading: Reading) -> Samples:
+def _user(place: Path, reading: Reading) -> Samples:
     if place.exists() and not (place.is_file() or place.is_dir()):
-        raise DataError(f"'{place}' is neither a file nor a folder but a pipe or a device: save the data to a file")
+        raise DataError(f"'{place}' is a pipe or a device: save the data to a file or folder")
     if place.suffix == ".npz":
         return reading.of_owners(npz_samples(place, reading))
     if not place.exists():
@@ -80,25 +83,29 @@ def _own(place: Path, reading: Reading) -> Samples:
     if is_sharded(place):
         return _shards(place, reading)
     key = _key(reading, files=cache.fingerprint(place), targets=reading.targets)
-    return cache.kept(place.stem or "own", key, lambda: own_samples(place, reading), reading.limit)
+    return cache.cached(place.stem or "own", key, lambda: user_samples(place, reading), reading.limit)
 
 
-def _published(name: str, record: Published, reading: Reading) -> Samples:
-    if record.bundled is not None:
-        return record.bundled()
+def _published(name: str, dataset: Dataset, reading: Reading) -> Samples:
+    if dataset.bundled:
+        return digits_samples()
     if reading.path is None:
-        return cache.kept(name, _key(reading, hub=record.hub), lambda: _from_hub(name, record, reading), reading.limit)
+        return cache.cached(
+            name, _key(reading, hub=dataset.hub), lambda: _from_hub(name, dataset, reading), reading.limit
+        )
     whole = Path(reading.path)
     place = whole / name if (whole / name).is_dir() else whole  # a folder of several data sets
     others = [other for other in DATASETS if (whole / other).is_dir()]
     if place is whole and others:
-        raise DataError(f"data.path = '{whole}' has no folder '{name}' (there is: {', '.join(others)})")
+        raise DataError(f"data.path = '{whole}' has no folder '{name}', only: {', '.join(others)}")
     if not place.exists():
-        raise DataError(f"{name} is not at data.path = '{place}', which does not exist: {_advice(name, record)}")
+        raise DataError(
+            f"{name} cannot be read from data.path = '{place}', which does not exist: {_advice(name, dataset)}"
+        )
     if is_sharded(place):
         return _of_this_name(_shards(place, reading), name, place)
     key = _key(reading, files=cache.fingerprint(place))
-    return cache.kept(name, key, lambda: decoded(name, record, place, reading), reading.limit)
+    return cache.cached(name, key, lambda: published_samples(name, dataset, place, reading), reading.limit)
 
 
 def _shards(place: Path, reading: Reading) -> Samples:
@@ -110,42 +117,54 @@ def _key(reading: Reading, **source: Any) -> dict[str, Any]:
     options = {key: value for key, value in asdict(reading).items() if key not in _NOT_DECODED}
     options = options if reading.owners is not None else options | {"seed": 0}
     if reading.group is None:
-        del options["group"]  # what was kept before there were groups is still found
-    decoding = {"decoding": _DECODING} if "files" in source else {}  # what the hub has is read as it always was
+        del options["group"]  # so that entries of older versions are still found
+    decoding = {"decoding": _DECODING} if "files" in source else {}  # files of the hub are decoded as ever
     return {"format": 1, "options": options, **decoding, **source}
 
 
 def _of_this_name(samples: Samples, name: str, place: Path) -> Samples:
     if samples.name != name:
-        raise DataError(f"'{place}' holds {samples.name}, not {name}")
+        raise DataError(f"'{place}' has samples of {samples.name}, not of {name}")
     return samples
 
 
-def _from_hub(name: str, record: Published, reading: Reading) -> Samples:
-    looked = f"{name} is not here: data.path is not set and there is nothing of it in '{cache.cache_folder()}'"
-    if record.hub is None:
-        raise DataError(f"{looked}; it is not on the hub: {_advice(name, record)}")
+def _from_hub(name: str, dataset: Dataset, reading: Reading) -> Samples:
+    looked = f"{name} is not on this machine: data.path is not set, and it is not in '{cache.cache_folder()}'"
+    if dataset.hub is None:
+        raise DataError(f"{looked}; it is not on the hub: {_advice(name, dataset)}")
     try:
-        place = fetched(record.hub, record.files)
+        place = _download(dataset.hub, dataset.files)
     except DataError as error:
-        raise DataError(f"{looked}; from the hub ({record.hub}): {error}; {_advice(name, record)}") from error
-    samples = decoded(name, record, place, reading)
-    if len(samples.x) != record.samples:  # a download that was interrupted looks whole to the hub's cache
-        raise DataError(f"'{place}' has {len(samples.x):,} of the {record.samples:,} samples of {name}: delete it")
+        raise DataError(f"{looked}; from the hub ({dataset.hub}): {error}; {_advice(name, dataset)}") from error
+    samples = published_samples(name, dataset, place, reading)
+    if len(samples.x) != dataset.samples:  # the hub's cache does not notice an interrupted download
+        raise DataError(
+            f"'{place}' has {len(samples.x):,} of the {dataset.samples:,} samples of {name}: delete it and try again"
+        )
     return samples
+
+
+def _download(hub: str, files: str) -> Path:
+    """The folder of a data set in the hub's own cache."""
+    package = needed("huggingface_hub", "from the hub")
+    try:
+        return Path(package.snapshot_download(hub, repo_type="dataset", allow_patterns=[files, f"**/{files}"]))
+    except Exception as error:  # no network, no such name, a full disk: all raise errors of their own
+        reason = first_line(error)
+        raise DataError(f"the download failed ({type(error).__name__}: {reason[:120]})") from error
 
 
 def is_fetched(name: str) -> bool:
-    """Whether a data set of the catalogue can be had without a path and without a network."""
-    record = DATASETS[name]
-    return record.bundled is not None or cache.entry_of(name, _key(Reading(), hub=record.hub)).is_dir()
+    """Whether a data set of the catalogue can be loaded without a path and without a network."""
+    dataset = DATASETS[name]
+    return dataset.bundled or cache.entry_of(name, _key(Reading(), hub=dataset.hub)).is_dir()
 
 
-def _advice(name: str, record: Published) -> str:
-    if record.hub is None:
-        return f"{record.otherwise}, and set data.path to the folder"
-    else_ = f" ({record.otherwise})" if record.otherwise else ""
+def _advice(name: str, dataset: Dataset) -> str:
+    if dataset.hub is None:
+        return f"{dataset.otherwise}, and set data.path to the folder"
+    else_ = f" ({dataset.otherwise})" if dataset.otherwise else ""
     return (
-        f"where there is a network, run 'strata data export {name} OUT/', copy OUT/ and set data.name to 'OUT/', or "
-        f"download https://huggingface.co/datasets/{record.hub} and set data.path to it{else_}"
+        f"on a machine with a network, run 'strata data export {name} OUT/', copy OUT/ and set data.name to 'OUT/', or "
+        f"download https://huggingface.co/datasets/{dataset.hub} and set data.path to it{else_}"
     )

@@ -1,14 +1,14 @@
-"""What was done to samples and targets before training: it belongs to the model, so that you can give it raw samples.
+"""Preprocessing: what was done to samples and targets before training, so that you can give a model raw samples.
 
-A federation carries it, a run directory stores it (`preprocessing.json`), `Fitted.predict` and exported models apply
-it. Numbers are exact: JSON holds the shortest text that reads back as the same float.
+A federation has it, a run directory stores it (`preprocessing.json`), `Fitted.predict` and exported models apply it.
+Numbers are exact: JSON holds the shortest text that reads back as the same float.
 """
 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -33,9 +33,17 @@ class Standardisation:
         fits = len(self.mean) == len(self.deviation) > 0 and all(map(isfinite, (*self.mean, *self.deviation)))
         if not fits or min(self.deviation) < 0:
             raise DataError(
-                f"a standardisation has as many finite means as deviations from 0, not {len(self.mean)} and "
-                f"{len(self.deviation)}"
+                f"a standardisation has {len(self.mean)} means and {len(self.deviation)} deviations: give as many of "
+                "both, all finite, and no deviation below 0"
             )
+
+    @classmethod
+    def of(cls, values: Tensor, rows: Tensor) -> Self:
+        """Mean and deviation of every column in these rows."""
+        seen = values[rows].double()
+        differs = seen.amax(0) > seen.amin(0)  # the deviation of equal numbers may be a rounding error instead of 0
+        deviation = torch.where(differs, seen.std(0, correction=0), 0.0)
+        return cls(*(tuple(each.reshape(-1).tolist()) for each in (seen.mean(0), deviation)))
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         """Mean, deviation and factor (1 / deviation, or 0) of every column, in float64."""
@@ -43,7 +51,6 @@ class Standardisation:
         return mean, deviation, torch.where(deviation > 0, 1 / deviation, 0.0)
 
     def applied(self, values: Tensor, dtype: torch.dtype) -> Tensor:
-        """The values, standardised."""
         mean, _, factor = (each.to(values.device) for each in self.tensors())
         return ((values.double() - mean) * factor).to(dtype)
 
@@ -51,7 +58,7 @@ class Standardisation:
 @short_repr
 @dataclass(frozen=True)
 class Preprocessing:
-    """The type and shape of a raw sample, how it becomes a model's input, and what a model's output stands for."""
+    """The type and shape of a raw sample, how it becomes a model's input, and what a model's output means."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -62,28 +69,27 @@ class Preprocessing:
 
     @property
     def kind(self) -> torch.dtype:
-        """The type of a raw sample."""
         found: torch.dtype = getattr(torch, self.dtype)
         return found
 
     def raw(self, x: Tensor) -> Tensor:
-        """The samples in the type that the data has; refused if they are not such samples as they were read."""
+        """The samples in the type of the data; refused if shape or values are not those of raw samples."""
         if tuple(x.shape[1:]) != self.shape:
             raise DataError(
-                f"samples of shape {self.shape} are expected, [n, {', '.join(map(str, self.shape))}] in all, "
-                f"not an array of shape {tuple(x.shape)}"
+                f"x has shape {tuple(x.shape)}: give an array of shape [n, {', '.join(map(str, self.shape))}], "
+                f"n samples of shape {self.shape}"
             )
         if x.is_floating_point() and not bool(x.isfinite().all()):
             wrong = int((~x.isfinite()).flatten(1).any(1).nonzero()[0])
-            raise DataError(f"sample {wrong} holds NaN or infinity: leave it out, or put a number there")
+            raise DataError(f"sample {wrong} holds NaN or infinity: leave it out, or replace the value by a number")
         if self.kind.is_floating_point:
             return x.to(self.kind)
         if self.scaling is not None:
             self._check_bytes(x)
         elif x.is_floating_point() and (self.columns is not None or self.kind == torch.uint8):
-            return x  # they become numbers in any case
+            return x  # these become floats in any case
         elif x.is_floating_point() and (x % 1 != 0).any():
-            raise DataError(f"samples are whole numbers ({self.dtype}) here, not fractions of {_named(x)}")
+            raise DataError(f"x holds fractions ({_named(x)}), but samples are whole numbers: give {self.dtype}")
         return x.to(self.kind)
 
     def _check_bytes(self, x: Tensor) -> None:
@@ -92,21 +98,20 @@ class Preprocessing:
             raise DataError(f"x is {_named(x)}, but the clients' samples are {self.dtype}: give pixels of that type")
         if x.is_floating_point():
             raise DataError(
-                f"samples are whole numbers from 0 to {most} here, not {_named(x)}: give them as they were before any "
-                f"scaling (x.astype('{self.dtype}')), or call model(client), which takes numbers that are scaled"
+                f"x is {_named(x)}, but samples are whole numbers from 0 to {most}: give them unscaled "
+                f"(x.astype('{self.dtype}')), or call model(client), which takes scaled numbers"
             )
         if x.numel() and (x.long().min() < 0 or x.long().max() > most):
             raise DataError(
-                f"samples are whole numbers from 0 to {most} here, but these are from {int(x.min())} to {int(x.max())}"
+                f"x holds numbers from {int(x.min())} to {int(x.max())}, but samples are whole numbers from 0 to {most}"
             )
 
     def to_table(self) -> dict[str, Any]:
-        """As JSON can hold it."""
         return {"format": FORMAT, **dataclasses.asdict(self)}
 
 
 def preprocessing_from(table: Mapping[str, Any]) -> Preprocessing:
-    """What `to_table` gave; a ValueError that says what is wrong if this is not it."""
+    """The opposite of `to_table`; a ValueError says what is wrong with the table."""
     if set(table) != set(_KEYS) or table["format"] != FORMAT:
         raise ValueError(f"it has the keys {', '.join(_KEYS)}, in format {FORMAT}")
     shape, classes = table["shape"], table["classes"]

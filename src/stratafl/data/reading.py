@@ -1,4 +1,4 @@
-"""How samples are read: which columns, at what size, of whom, and what pixels are as numbers."""
+"""Reading: how samples are read. Which columns, at what size, of which owners, and how they are scaled."""
 
 from dataclasses import fields, replace
 from pathlib import Path
@@ -24,9 +24,9 @@ _AT_ONCE = 4096  # images; all of them as numbers would take eight times their b
 
 @record
 class Reading:
-    """Where to look and what to make of it; what is None is as the data set or the table has it.
+    """The settings of reading; None leaves a setting to the data set or the table.
 
-    Of samples that belong to somebody, `owners` draws so many by `seed` among those who have from `fewest` to `most`.
+    If samples have owners, `owners` of them are drawn by `seed` among those with `fewest` to `most` samples.
     """
 
     path: str | None = None
@@ -50,25 +50,27 @@ class Reading:
             raise unknown("targets", self.targets, TARGETS)
 
     def given(self) -> list[str]:
-        """The options that are not left at their default."""
+        """The settings that are not at their default."""
         options = [f for f in fields(self) if f.name not in _NOT_OPTIONS]
         return [f.name for f in options if getattr(self, f.name) != f.default]
 
-    def chooses(self) -> bool:
-        """Whether only some owners are wanted."""
+    def _chooses_owners(self) -> bool:
         return any(limit is not None for limit in (self.owners, self.fewest, self.most))
 
-    def chosen(self, owner: Column | None, where: str) -> NDArray[np.int64]:
-        """The rows of the owners that are wanted, in their order."""
+    def _rows(self, owner: Column | None, where: str) -> NDArray[np.int64]:
+        """The rows of the owners that are wanted, in order."""
         if owner is None:
-            raise DataError(f"'{where}' does not say whose its samples are, so that no owners can be chosen")
+            raise DataError(
+                f"'{where}' does not say who owns its samples, so data.owners, data.fewest and data.most have no "
+                "effect: leave them out"
+            )
         names, ids, counts = np.unique(np.asarray(owner), return_inverse=True, return_counts=True)
         least, most = self.fewest or 0, self.most or len(ids)
         fitting = np.flatnonzero((counts >= least) & (counts <= most))
         if len(fitting) < (self.owners or 1):
             raise DataError(
-                f"'{where}' has {len(names)} owners, of which {len(fitting)} have {least} to {most} samples: "
-                f"{self.owners or 1} cannot be chosen"
+                f"'{where}' has {len(fitting)} owners with {least} to {most} samples (of {len(names)}), but "
+                f"{self.owners or 1} are asked for: change data.owners, data.fewest or data.most"
             )
         if self.owners is not None:
             fitting = np.random.default_rng(self.seed).permutation(fitting)[: self.owners]
@@ -77,23 +79,23 @@ class Reading:
     def rows_of_owners(
         self, columns: Columns, tests: NDArray[np.bool_], owner: str | None, where: Path
     ) -> tuple[Columns, NDArray[np.bool_]]:
-        """The rows of the owners that are wanted, before anything is decoded."""
-        if not self.chooses():
+        """Only the rows of the owners that are wanted, before anything is decoded."""
+        if not self._chooses_owners():
             return columns, tests
-        rows = self.chosen(None if owner is None else columns[owner], str(where))
+        rows = self._rows(None if owner is None else columns[owner], str(where))
         return {name: taken(cells, rows) for name, cells in columns.items()}, tests[rows]
 
     def of_owners(self, samples: Samples) -> Samples:
-        """The samples of the owners that are wanted."""
-        if not self.chooses():
+        """Only the samples of the owners that are wanted."""
+        if not self._chooses_owners():
             return samples
-        rows = self.chosen(samples.owner, samples.name)
+        rows = self._rows(samples.owner, samples.name)
         there: dict[str, Any] = {name: getattr(samples, name) for name in ("x", "y", "tests", "owner", "group")}
         kept: dict[str, Any] = {name: held[rows] for name, held in there.items() if held is not None}
         return replace(samples, **kept)
 
     def scaled(self, samples: Samples) -> Samples:
-        """The samples with the scaling that was asked for; `auto` leaves them as they came."""
+        """The samples with the scaling of `normalise`; `auto` leaves them unchanged."""
         if self.targets == "scaled":
             samples = replace(samples, standardise=(*samples.standardise, "y"))
         if self.normalise == "auto":
@@ -110,7 +112,7 @@ class Reading:
 
 
 def check_group(group: str | None, label: str, client: str | None) -> None:
-    """Refuse a column of groups that says something else already."""
+    """Refuse a column of groups that has another role already."""
     for what, taken_by in (("label", label), ("client", client)):
         if group is not None and group == taken_by:
             raise DataError(
@@ -129,7 +131,7 @@ def _by_columns(samples: Samples) -> Samples:
 
 
 def half(dtype: np.dtype[Any]) -> Scaling | None:
-    """Pixels of this type from −1 to 1; floats have no range that is known."""
+    """The scaling of pixels of this type to −1 … 1; None for floats, whose range is unknown."""
     return replace(HALF, maximum=_LARGEST[dtype]) if dtype in _LARGEST else None
 
 
@@ -142,13 +144,13 @@ def _scaling(normalise: str, samples: Samples) -> Scaling | None:
 
 
 def _unscaled(samples: Samples) -> Scaling | None:
-    """Pixels as they are; 16 bits need a scaling that says so, because whole numbers without one are tokens."""
+    """Unscaled pixels; those of 16 bits need a scaling that says so, because whole numbers without one are tokens."""
     pixels = samples.x.dtype == np.uint16 and samples.x.ndim > 2
     return Scaling((0.0,), (1 / 65535,), 65535) if pixels else None
 
 
 def channel_scaling(samples: Samples) -> Scaling:
-    """Mean and deviation of each channel over what is not the publishers' test set."""
+    """Mean and deviation of each channel over the samples that are not in the publishers' test set."""
     rows = np.arange(len(samples.x)) if samples.tests is None else np.flatnonzero(~samples.tests)
     largest = _LARGEST[samples.x.dtype]
     counts = np.zeros((samples.x.shape[1], largest + 1))

@@ -1,4 +1,4 @@
-"""Pixels as numbers: images stay bytes or 16 bits wherever they are kept, and become numbers when a batch is read."""
+"""Scaling: images are kept as bytes or 16 bits, and become numbers only when a batch is read."""
 
 from dataclasses import dataclass, field
 
@@ -23,20 +23,23 @@ class Scaling:
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.deviation) or not self.mean or min(self.deviation) <= 0:
-            raise DataError(f"a scaling has as many means as positive deviations, not {self.mean}, {self.deviation}")
+            raise DataError(
+                f"mean={self.mean} and deviation={self.deviation} were given: give as many positive deviations as means"
+            )
         if self.maximum not in PIXELS.values():
-            raise DataError(f"the largest pixel is {' or '.join(map(str, PIXELS.values()))}, not {self.maximum}")
+            raise DataError(f"maximum={self.maximum} was given: choose {' or '.join(map(str, PIXELS.values()))}")
 
     def check(self, x: Tensor) -> None:
-        """Refuse samples that it does not fit."""
         if PIXELS.get(x.dtype) != self.maximum:
             kind = "bytes" if self.maximum == 255 else "16-bit pixels"
-            raise DataError(f"only {kind} are scaled like this, not {str(x.dtype).removeprefix('torch.')}")
+            raise DataError(f"the samples are {str(x.dtype).removeprefix('torch.')}, but this scaling is for {kind}")
         if len(self.mean) > 1 and (x.ndim < 2 or x.shape[1] != len(self.mean)):
-            raise DataError(f"there are {len(self.mean)} means for samples of shape {tuple(x.shape[1:])}")
+            raise DataError(
+                f"there are {len(self.mean)} means for samples of shape {tuple(x.shape[1:])}: give one per channel"
+            )
 
     def tensors(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Factor and shift of a pixel, as they meet a batch of samples such as `x`."""
+        """Factor and shift of a pixel, shaped for a batch of samples such as `x`."""
         wide = (-1, *(1,) * (x.ndim - 2)) if len(self.mean) > 1 else ()
         mean, deviation = (torch.tensor(v, dtype=torch.float64).reshape(wide) for v in (self.mean, self.deviation))
         pair = (1 / (self.maximum * deviation), -mean / deviation)
@@ -44,14 +47,14 @@ class Scaling:
 
 
 def samples_at(x: Tensor, places: Tensor) -> Tensor:
-    """The samples at these places; torch picks no unsigned 16 bits on a GPU, but signed ones, which are as wide."""
+    """The samples at these places; torch cannot index unsigned 16 bits on a GPU, so they are viewed as signed."""
     if x.dtype == torch.uint16:
         return x.view(torch.int16)[places].view(torch.uint16)
     return x[places]
 
 
 def numbers(x: Tensor, dtype: torch.dtype, scale: tuple[Tensor, ...] = ()) -> Tensor:
-    """Samples as a model takes them: floats and pixels in its type, pixels scaled; tokens as they are."""
+    """Samples as a model takes them: floats and pixels as `dtype`, pixels scaled; tokens unchanged."""
     if not x.is_floating_point() and x.dtype not in PIXELS:
         return x
     x = x.to(dtype)

@@ -1,9 +1,7 @@
-"""Samples in npz files of limited size with a JSON manifest, for a machine that has numpy and no network."""
+"""Shards: samples in npz files of limited size with a JSON manifest, for a machine without a network."""
 
 import hashlib
 import json
-import shutil
-import uuid
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -11,38 +9,34 @@ from typing import Any
 
 import numpy as np
 
-from stratafl.data.formats.tables import headers_of, npz_arrays
-from stratafl.data.manifest import FORMAT, arrays, facts, samples_from
+from stratafl.data.formats.npz_files import npz_arrays, npz_headers
 from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
-from stratafl.data.samples import Samples
+from stratafl.data.samples import FORMAT, Samples, arrays, facts, samples_from
 from stratafl.errors import DataError
+from stratafl.files import atomically
 
 MANIFEST = "stratafl-data.json"
 LARGEST = 30_000_000
-_HEADERS, _SPARE = 2048, 0.99  # bytes of names and shapes; what cannot be compressed grows a little
+_HEADERS, _SPARE = 2048, 0.99  # bytes of names and shapes; data that cannot be compressed grows a little
 
 
 def is_sharded(place: Path) -> bool:
-    """Whether a folder holds shards and their manifest."""
     return (place / MANIFEST).is_file()
 
 
 def write_shards(samples: Samples, folder: Path, largest: int = LARGEST) -> list[Path]:
-    """Write the samples into a new folder, in files of at most `largest` bytes; the files."""
+    """Write the samples into a new folder, in files of at most `largest` bytes, and return the files."""
     place = folder.absolute()
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise DataError(f"'{folder}' exists and is not empty: choose another folder")
-    partial = place.with_name(f".{place.name}.{uuid.uuid4().hex}.partial")
     try:
-        partial.mkdir(parents=True)
-        shards = _write_all(samples, partial, largest)
-        told = facts(samples) | {"shards": shards}
-        (partial / MANIFEST).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
-        partial.rename(place)
+        with atomically(place) as partial:
+            partial.mkdir(parents=True)
+            shards = _write_all(samples, partial, largest)
+            manifest = facts(samples) | {"shards": shards}
+            (partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise DataError(f"cannot write '{folder}': {error.strerror}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return [folder / shard["file"] for shard in shards]
 
 
@@ -51,7 +45,9 @@ def _write_all(samples: Samples, folder: Path, largest: int) -> list[dict[str, A
     each = sum(array.nbytes for array in held.values()) / max(1, len(samples.x))
     rows = int((largest - _HEADERS) * _SPARE / each)
     if rows < 1:
-        raise DataError(f"one sample of '{samples.name}' takes {each:,.0f} bytes, more than a shard of {largest:,}")
+        raise DataError(
+            f"one sample of '{samples.name}' takes {each:,.0f} bytes: choose shards larger than {largest:,} bytes"
+        )
     starts = range(0, len(samples.x), rows)
     shards = []
     for number, start in enumerate(starts):
@@ -65,12 +61,12 @@ def _write_all(samples: Samples, folder: Path, largest: int) -> list[dict[str, A
 
 
 def read_shards(folder: Path, limit: MemoryLimit = USUAL_LIMIT) -> Samples:
-    """The samples of all shards, if every one is there and what was written."""
+    """The samples of all shards; refused if one is missing or damaged."""
     try:
-        told = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        if told["format"] != FORMAT:
-            raise DataError(f"'{folder}' is written in format {told['format']}, this one reads format {FORMAT}")
-        return samples_from(told, _joined(folder, told["shards"], limit))
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if manifest["format"] != FORMAT:
+            raise DataError(f"'{folder}' has format {manifest['format']}, but only format {FORMAT} can be read")
+        return samples_from(manifest, _joined(folder, manifest["shards"], limit))
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise DataError(f"'{folder / MANIFEST}' is damaged: export the data again") from error
 
@@ -78,26 +74,26 @@ def read_shards(folder: Path, limit: MemoryLimit = USUAL_LIMIT) -> Samples:
 def _joined(folder: Path, shards: Sequence[Mapping[str, Any]], limit: MemoryLimit) -> dict[str, Any]:
     for shard in shards:
         if shard["file"] == ".." or Path(shard["file"]).name != shard["file"]:
-            raise DataError(f"'{folder / MANIFEST}' names the shard '{shard['file']}', which is not in its folder")
+            raise DataError(f"'{folder / MANIFEST}' names the shard '{shard['file']}', which is outside of its folder")
         file = folder / shard["file"]
         if not file.is_file():
             raise DataError(f"'{folder}' lacks the shard '{file.name}', one of {len(shards)}: copy it there as well")
         if hashlib.sha256(file.read_bytes()).hexdigest() != shard["sha256"]:
             raise DataError(f"'{file}' is damaged: copy it again")
-    announced = [headers_of(folder / shard["file"]) for shard in shards]
-    sizes = [sum(each.bytes for each in arrays.values()) for arrays in announced]
+    headers = [npz_headers(folder / shard["file"]) for shard in shards]
+    sizes = [sum(each.bytes for each in arrays.values()) for arrays in headers]
     limit.check(sum(sizes) + max(sizes), f"'{folder}'")
     whole = {
-        name: np.empty((sum(each[name].shape[0] for each in announced), *first.shape[1:]), first.dtype)
-        for name, first in announced[0].items()
+        name: np.empty((sum(each[name].shape[0] for each in headers), *first.shape[1:]), first.dtype)
+        for name, first in headers[0].items()
     }
     start = 0
-    for shard in shards:  # one after the other into the whole, which is never there twice
+    for shard in shards:  # copied one by one, so that the whole is never in memory twice
         part = npz_arrays(folder / shard["file"])
         rows = slice(start, start + len(part["x"]))
         for name, array in part.items():
             if array.dtype != whole[name].dtype or len(array) != len(part["x"]):
-                raise ValueError(f"'{name}' is not what was written")
+                raise ValueError(f"'{name}' does not fit the first shard")
             whole[name][rows] = array
         start = rows.stop
     return whole

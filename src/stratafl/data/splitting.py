@@ -1,15 +1,21 @@
-"""Splitting: which of a client's samples are for testing, which for validation, and which for training.
+"""Splitting: which of a client's samples are for training, which for validation, and which for testing.
 
-Stratified: of each class, the share that a part has of all samples, by largest remainders, so that the parts have the
-sizes that were asked for. The targets of a regression are split by quantiles. A class keeps at least one sample for
-training; only where there are not enough others is the single sample of a class held out. Samples of one group stay
-together: see `by_group`. `Cutter` (cutting.py) asks for it, client by client.
+`Splitter` splits the samples of every client, each with random numbers of its own. A stratified split takes the same
+share of every class, by largest remainders, so that the parts have the sizes that were asked for; the targets of a
+regression are split by quantiles. A class keeps at least one sample for training, unless there are too few others to
+hold out. Samples of one group stay in one part (`_parts_of_groups`).
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from stratafl.data.partitions.base import Assignment, Indices
+from stratafl.errors import DataError, counted, unknown
 
 SPLIT = ("stratified", "random")
 TEST, VALIDATION, TRAIN = 0, 1, 2  # the parts, as a sample's part is numbered
@@ -27,15 +33,118 @@ class Sizes(NamedTuple):
 
     @property
     def both(self) -> int:
-        """All that are held out."""
         return self.test + self.validation
 
 
-def strata(labels: NDArray[Any], sizes: Sizes, split: str) -> NDArray[np.int64]:
-    """The stratum of each sample: its class, or the quantile of its number; all have one where there is neither.
+@dataclass(frozen=True)
+class Splitter:
+    """Splits each client's samples into train, validation and test; error messages use `names` for clients.
 
-    There are at most as many quantiles as the smallest held-out part has samples, so that each of them is in every
-    part.
+    `split` is `stratified` (by class) or `random`.
+    """
+
+    validation: float
+    test: float
+    minimum_test: int
+    seed: int
+    names: tuple[str, ...] = ()
+    split: str = "stratified"
+
+    def __post_init__(self) -> None:
+        if self.split not in SPLIT:
+            raise unknown("split", self.split, SPLIT)
+        if not (self.validation >= 0 and self.test >= 0 and self.validation + self.test < 1):
+            raise DataError(
+                f"validation={self.validation} and test={self.test} leave no share for training: "
+                "give shares of at least 0 that sum to less than 1"
+            )
+        if self.minimum_test < 0 or self.seed < 0:
+            raise DataError(
+                f"minimum_test={self.minimum_test} and seed={self.seed} were given: both must be at least 0"
+            )
+
+    def split_assignment(
+        self, assignment: Assignment, labels: NDArray[Any], group: NDArray[Any] | None = None
+    ) -> dict[str, list[Indices]]:
+        """The three splits of the samples that an assignment gives to the clients.
+
+        If the assignment says who tests on what, only the validation part is split off from the training samples.
+        """
+        for client, mine in enumerate(assignment.train):
+            check_some_samples(np.size(mine), self._named(client))
+        if assignment.test is None:
+            return self.split_clients(_checked(assignment.train, len(labels), assignment.overlap), labels, group)
+        _check_both(assignment.train, assignment.test, len(labels), assignment.overlap)
+        if group is not None:
+            self._check_groups(assignment.train, assignment.test, group)
+        held_out = [self._validation_of(mine, client, labels, group) for client, mine in enumerate(assignment.train)]
+        pairs = list(zip(assignment.train, held_out, strict=True))
+        train, validation = [mine[~out] for mine, out in pairs], [mine[out] for mine, out in pairs]
+        return {"train": train, "validation": validation, "test": assignment.test}
+
+    def split_clients(
+        self, clients: Sequence[Indices], labels: NDArray[Any], group: NDArray[Any] | None = None
+    ) -> dict[str, list[Indices]]:
+        """The three splits of clients that hold these samples."""
+        made = [self._split_one(mine, client, labels, group) for client, mine in enumerate(clients)]
+        return {split: [each[split] for each in made] for split in ("train", "validation", "test")}
+
+    def _split_one(
+        self, mine: Indices, client: int, labels: NDArray[Any], group: NDArray[Any] | None
+    ) -> dict[str, Indices]:
+        tests = max(self.minimum_test, _rounded_up(self.test * len(mine))) if self.test > 0 else 0
+        sizes = Sizes(tests, _rounded_up(self.validation * len(mine)))
+        if sizes.both >= len(mine):
+            raise DataError(
+                f"{self._named(client)} has {counted(len(mine), 'sample')}, of which {tests} would go to test and "
+                f"{sizes.validation} to validation: none is left for training"
+            )
+        mixed, parts = self._parts(mine, client, sizes, labels, group)
+        return {"test": mixed[parts == TEST], "validation": mixed[parts == VALIDATION], "train": mixed[parts == TRAIN]}
+
+    def _validation_of(
+        self, mine: Indices, client: int, labels: NDArray[Any], group: NDArray[Any] | None
+    ) -> NDArray[np.bool_]:
+        """Which of a client's training samples are for validation; copies of a sample stay together."""
+        distinct = np.unique(mine)
+        sizes = Sizes(0, _rounded_up(self.validation * len(distinct)))
+        if sizes.both == len(distinct):
+            raise DataError(
+                f"{self._named(client)} has {counted(len(distinct), 'training sample')}, of which {sizes.both} "
+                "would go to validation: none is left for training"
+            )
+        mixed, parts = self._parts(distinct, client, sizes, labels, group)
+        return np.isin(mine, mixed[parts == VALIDATION])
+
+    def _parts(
+        self, mine: Indices, client: int, sizes: Sizes, labels: NDArray[Any], group: NDArray[Any] | None
+    ) -> tuple[Indices, Parts]:
+        """A client's samples in random order, and the part of each."""
+        # a stream of the client's own, so that its split does not change with the other clients
+        rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(client,)))
+        mixed = rng.permutation(mine)
+        stratum = _strata(labels[mixed], sizes, self.split)
+        if group is not None:
+            return mixed, _parts_of_groups(group[mixed], stratum, sizes, rng)
+        return mixed, parts_of_strata(stratum, sizes, rng)
+
+    def _check_groups(self, train: Sequence[Indices], test: Sequence[Indices], group: NDArray[Any]) -> None:
+        for client, (mine, other) in enumerate(zip(train, test, strict=True)):
+            both = np.intersect1d(group[mine], group[other])
+            if len(both):
+                raise DataError(
+                    f"group '{both[0]}' of {self._named(client)} is in both the training and the test part of the "
+                    "data: move its samples to one of them, or leave out data.group"
+                )
+
+    def _named(self, client: int) -> str:
+        return f"client '{self.names[client]}'" if self.names else f"client {client}"
+
+
+def _strata(labels: NDArray[Any], sizes: Sizes, split: str) -> NDArray[np.int64]:
+    """The stratum of each sample: its class, or the quantile of its number; 0 for all where there is neither.
+
+    There are at most as many quantiles as the smallest held-out part has samples, so that every part has each of them.
     """
     count = len(labels)
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
@@ -49,12 +158,12 @@ def strata(labels: NDArray[Any], sizes: Sizes, split: str) -> NDArray[np.int64]:
     return rank * bins // count
 
 
-def by_stratum(stratum: NDArray[np.int64], sizes: Sizes, rng: np.random.Generator) -> Parts:
-    """The part of each sample, of samples in random order: the first of a stratum are for testing."""
+def parts_of_strata(stratum: NDArray[np.int64], sizes: Sizes, rng: np.random.Generator) -> Parts:
+    """The part of each sample, given in random order: the first samples of a stratum are for testing."""
     if (stratum == stratum[0]).all():  # the same as below, in a fifth of the time
         return np.repeat([TEST, VALIDATION, TRAIN], [*sizes, len(stratum) - sizes.both])
     _, ids, counts = np.unique(stratum, return_inverse=True, return_counts=True)
-    order = rng.permutation(len(counts))  # decides between strata that could have one more by the same right
+    order = rng.permutation(len(counts))  # decides between strata with equal remainders
     held = _apportioned(sizes.both, counts, _room(sizes.both, counts, order), order)
     tests = _apportioned(sizes.test, held, held, order)
     rank = np.empty(len(ids), np.int64)
@@ -73,7 +182,7 @@ def _room(held: int, counts: Parts, order: Parts) -> Parts:
 
 
 def _apportioned(total: int, counts: Parts, room: Parts, order: Parts) -> Parts:
-    """So many seats among strata in proportion to their counts, by largest remainders, nobody above their room."""
+    """`total` samples over strata in proportion to their counts, by largest remainders, at most `room` of each."""
     whole = max(1, int(counts.sum()))
     given = np.minimum(total * counts // whole, room)
     while (left := total - int(given.sum())) > 0:
@@ -83,12 +192,12 @@ def _apportioned(total: int, counts: Parts, room: Parts, order: Parts) -> Parts:
     return given
 
 
-def by_group(group: NDArray[Any], stratum: NDArray[np.int64], sizes: Sizes, rng: np.random.Generator) -> Parts:
+def _parts_of_groups(group: NDArray[Any], stratum: NDArray[np.int64], sizes: Sizes, rng: np.random.Generator) -> Parts:
     """The part of each sample, where those of a group stay together.
 
-    Groups come in a random order, and each goes to the part that lacks most of what it holds; of several orders, the
-    one whose parts come nearest to what was asked for is kept. Training has a group first, then testing, then
-    validation: a single group is trained on.
+    Groups come in a random order, and each goes to the part that lacks most of what it holds. Of several orders, the
+    one whose parts are closest to the sizes asked for is kept. Training gets a group first, then testing, then
+    validation: a client with a single group trains on it.
     """
     _, ids = np.unique(group, return_inverse=True)
     _, kinds = np.unique(stratum, return_inverse=True)
@@ -96,13 +205,13 @@ def by_group(group: NDArray[Any], stratum: NDArray[np.int64], sizes: Sizes, rng:
     np.add.at(counts, (ids, kinds), 1)
     shares = np.array([sizes.test, sizes.validation, len(ids) - sizes.both]) / len(ids)
     wanted = shares[:, None] * counts.sum(0)
-    tries = [_dealt(counts, wanted, rng.permutation(len(counts))) for _ in range(ORDERS)]
+    tries = [_fitted(counts, wanted, rng.permutation(len(counts))) for _ in range(ORDERS)]
     best, _ = min(tries, key=lambda each: each[1])
     return best[ids]
 
 
-def _dealt(counts: NDArray[np.float64], wanted: NDArray[np.float64], order: Parts) -> tuple[Parts, float]:
-    """The part of each group, and how far the parts are from what is wanted."""
+def _fitted(counts: NDArray[np.float64], wanted: NDArray[np.float64], order: Parts) -> tuple[Parts, float]:
+    """The part of each group, and the squared distance of the parts from the sizes wanted."""
     lacking, parts = wanted.copy(), np.empty(len(counts), np.int64)
     asked_for = [part for part in (TRAIN, TEST, VALIDATION) if wanted[part].sum() > 0]
     empty = asked_for
@@ -113,3 +222,61 @@ def _dealt(counts: NDArray[np.float64], wanted: NDArray[np.float64], order: Part
         parts[each] = part
         empty = [other for other in empty if other != part]
     return parts, float((lacking**2).sum())
+
+
+def check_some_clients(clients: Sequence[Any]) -> None:
+    if len(clients) == 0:
+        raise DataError("0 clients were given: a federation needs at least one")
+
+
+def check_some_samples(count: int, who: str) -> None:
+    if count == 0:
+        raise DataError(f"{who} has no data to train on: every client needs at least one sample")
+
+
+def _checked(clients: Sequence[Any], total: int, overlap: bool) -> list[Indices]:
+    check_some_clients(clients)
+    held = [_checked_indices(np.asarray(given), client, total) for client, given in enumerate(clients)]
+    if not overlap:
+        _check_disjoint(held, total)
+    return held
+
+
+def _check_both(train: Sequence[Indices], test: Sequence[Indices], total: int, overlap: bool) -> None:
+    if len(train) != len(test):
+        raise DataError(
+            f"there are {len(train)} arrays to train on, but {len(test)} to test on: give one of each per client"
+        )
+    once = np.unique if overlap else np.asarray  # a sample may appear twice only if it was drawn twice
+    both = [np.concatenate([once(mine), once(other)]) for mine, other in zip(train, test, strict=True)]
+    _checked(both, total, overlap)
+
+
+def _checked_indices(given: NDArray[Any], client: int, total: int) -> Indices:
+    if given.ndim != 1 or given.dtype.kind not in "iu":
+        raise DataError(
+            f"client {client} was given a {given.dtype} array of shape {given.shape}: "
+            "give one array of sample indices per client"
+        )
+    held: Indices = np.sort(given.astype(np.int64))
+    if held[0] < 0 or held[-1] >= total:
+        outside = held[0] if held[0] < 0 else held[-1]
+        raise DataError(f"client {client} holds sample {outside}, but the samples are 0..{total - 1}")
+    repeated = held[1:][np.diff(held) == 0]
+    if len(repeated):  # it could land in both the training and the test part
+        raise DataError(f"client {client} lists sample {repeated[0]} twice")
+    return held
+
+
+def _check_disjoint(held: Sequence[Indices], total: int) -> None:
+    shared = np.flatnonzero(np.bincount(np.concatenate(held), minlength=total) > 1)
+    if len(shared):
+        first, second = [client for client, mine in enumerate(held) if shared[0] in mine][:2]
+        raise DataError(
+            f"clients {first} and {second} both hold sample {shared[0]} ({len(shared)} samples are shared): "
+            "pass overlap=True to allow it"
+        )
+
+
+def _rounded_up(size: float) -> int:
+    return ceil(round(size, 6))  # 0.14 × 50 is a little more than 7

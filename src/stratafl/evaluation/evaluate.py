@@ -152,7 +152,7 @@ def _client_models(sim: Simulation, progress: Progress, ids: Tensor, new: bool =
 
 def _score(sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, split: str) -> Scores:
     with sim.arithmetic():
-        return sim.runtime.task(ids, rnd, (split,)).scores(rows, split)
+        return sim.task(ids, rnd, splits=(split,)).scores(rows, split)
 
 
 def _same(a: Rows, b: Rows) -> bool:

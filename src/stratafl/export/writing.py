@@ -2,7 +2,6 @@
 
 import json
 import logging
-import uuid
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,10 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from stratafl.config.plugins import said
 from stratafl.data.preprocessing import Preprocessing
-from stratafl.errors import ModelError, RunError
+from stratafl.errors import ModelError, RunError, first_line
 from stratafl.export.predictor import Predictor
+from stratafl.files import atomically
 from stratafl.models import save_weights
 
 
@@ -30,19 +29,17 @@ def to_onnx(model: Predictor, samples: Tensor, path: Path) -> None:
     except ModuleNotFoundError as error:
         raise ModelError("ONNX needs 'onnxscript', which is not installed: pip install 'stratafl[onnx]'") from error
     batch = torch.export.Dim("batch")
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
     try:
-        with _quiet():
+        with _quiet(), atomically(path) as partial:
             program = torch.onnx.export(model, (samples,), dynamo=True, dynamic_shapes=({0: batch},), verbose=False)
-            assert program is not None  # it is, when no file is named
+            assert program is not None  # it is if no file is named
             program.save(partial)
-        partial.replace(path)
     except OSError as error:
         raise RunError(f"cannot write '{path}': {error.strerror}") from error
     except Exception as error:  # torch cannot export every module, and says so in many ways
-        raise ModelError(f"{type(model.module).__name__} cannot be exported to ONNX: {said(error)}") from error
-    finally:
-        partial.unlink(missing_ok=True)
+        raise ModelError(
+            f"{type(model.module).__name__} cannot be exported to ONNX: {first_line(error, typed=True)}"
+        ) from error
 
 
 @contextmanager

@@ -1,4 +1,10 @@
-"""The models: chains of named stages, built by name from a catalogue."""
+"""Models: chains of named stages, built by name with `build`.
+
+`staged.py` defines what every model is, so read it first; the other files hold one family of models each. To add a
+model, write a class or function that takes `shape` and `classes`, and name it in `MODELS`; `strata list` shows the
+first line of its docstring. This package imports torch, `stratafl.errors` and `stratafl.files`; every package but
+`core` and `data` may import it.
+"""
 
 import inspect
 from collections.abc import Callable
@@ -7,19 +13,13 @@ from typing import Any
 from torch import nn
 
 from stratafl.errors import ModelError, unknown
-from stratafl.models.alexnet import AlexNet
-from stratafl.models.cnn import CNN
-from stratafl.models.cnn20 import CNN20
-from stratafl.models.convnet import Conv, ConvNet
+from stratafl.models.convnet import CNN, CNN20, AlexNet, Conv, ConvNet, ConvNorm, LeNet, ThreeConv
 from stratafl.models.embedding import EmbeddingClassifier, fasttext
-from stratafl.models.lenet import LeNet
 from stratafl.models.linear_base import LinearBase
 from stratafl.models.mlp import MLP, mnistnn
 from stratafl.models.mobilenet import MobileNet
 from stratafl.models.resnet import ResNet, resnet9, resnet18, resnet18cifar, resnet20, resnet34, resnet34cifar
-from stratafl.models.small import ConvNorm
 from stratafl.models.staged import Stage, Staged
-from stratafl.models.threeconv import ThreeConv
 from stratafl.models.weights import load_weights, save_weights
 
 __all__ = [
@@ -73,7 +73,6 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def build(name: str, *, shape: tuple[int, ...], classes: int, **options: Any) -> nn.Module:
-    """The model of this name for samples of this shape and so many classes."""
     if name not in MODELS:
         raise unknown("model", name, MODELS)
     maker = MODELS[name]

@@ -35,7 +35,6 @@ class EmbeddingClassifier(Staged):
         self.fc = nn.Linear(width, classes)
 
     def stages(self) -> tuple[Stage, ...]:
-        """The averaged embedding, fc1 and the head."""
         embedding = Stage("embedding", ("embedding",), self._embed)
         return (embedding, Stage("fc1", ("fc1",), lambda x: self._apply_module("fc1", x)), self._head_stage())
 

@@ -9,12 +9,12 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from stratafl.errors import ModelError
+from stratafl.errors import ModelError, first_line
 from stratafl.models.staged import Stage, Staged, flat_size
 
 
 class LinearBase(Staged):
-    """A model whose stages but the last `personal` are one Linear, without activation, called `base`.
+    """A model in which one Linear without activation, called `base`, replaces all but the last `personal` stages.
 
     The personal sub-modules are those of the given model, not copies, and keep their names.
     """
@@ -37,12 +37,10 @@ class LinearBase(Staged):
         self.training = self.base.training = model.training
 
     def stages(self) -> tuple[Stage, ...]:
-        """The linear base, then the personal stages of the model."""
         return (Stage("base", ("base",), self._base), *self._model().stages()[-self.personal :])
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode of every sub-module, and of the model whose stages are run."""
-        self._model().training = mode
+        self._model().training = mode  # its stages read it
         return super().train(mode)
 
     def _model(self) -> Staged:
@@ -54,8 +52,8 @@ class LinearBase(Staged):
 
 
 def _hosted(model: Staged, owner: nn.Module) -> Staged:
-    # The personal stages look their modules up in the model they came from. This shallow copy of it has the very
-    # tables of the owner, so that a module swapped there is seen by the stages, also in deep copies of the owner.
+    # The personal stages look up their modules in the model they came from. This shallow copy of it shares the tables
+    # of the owner, so the stages see a module that is swapped there, also in deep copies of the owner.
     host = copy.copy(model)
     for table in ("_modules", "_parameters", "_buffers"):
         host.__dict__[table] = owner.__dict__[table]
@@ -69,7 +67,7 @@ def _adopt(owner: nn.Module, name: str, module: nn.Module) -> None:
             owner.add_module(step, nn.Module())
         owner = owner.get_submodule(step)
     if last in owner._modules:
-        raise ModelError(f"the linear base cannot adopt the sub-module '{name}': it has one of that name already")
+        raise ModelError(f"the linear base has a sub-module '{name}' already: rename the one of the model")
     owner.add_module(last, module)
 
 
@@ -81,8 +79,8 @@ def _shape_after(model: Staged, count: int, shape: Sequence[int]) -> tuple[int, 
             for stage in model.stages()[:count]:
                 x = stage.run(x)
     except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise ModelError(f"{type(model).__name__} does not take samples of shape {tuple(shape)}: {reason}") from error
+        name, reason = type(model).__name__, first_line(error)
+        raise ModelError(f"{name} does not take samples of shape {tuple(shape)}: {reason}") from error
     return tuple(x.shape[1:])
 
 

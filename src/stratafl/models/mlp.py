@@ -25,8 +25,7 @@ class MLP(Staged):
         self.fc = nn.Linear(widths[-1], classes)
 
     def stages(self) -> tuple[Stage, ...]:
-        """One stage per hidden layer, fc1 first, then the head; a parameterless `flatten` if none is hidden."""
-        if self.depth == 0:
+        if self.depth == 0:  # a chain has at least two stages
             return (Stage("flatten", (), _flatten), self._head_stage())
         names = [(f"fc{i + 1}", f"bn{i + 1}") if self.norm else (f"fc{i + 1}",) for i in range(self.depth)]
         return (*(self._hidden_stage(*each) for each in names), self._head_stage())

@@ -23,7 +23,6 @@ class SeparableBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The two convolutions with what follows them."""
         x = relu(self.bn1(self.depthwise(x)))
         return relu(self.bn2(self.pointwise(x)))
 
@@ -31,8 +30,8 @@ class SeparableBlock(nn.Module):
 class MobileNet(Staged):
     """A 3×3 stem of 32 kernels, 13 or 11 separable blocks up to 1024 channels, an average and a linear head.
 
-    The 11-block network has three instead of five blocks of 512 channels that keep their side. The stem `cifar` has
-    stride 1, `imagenet`, for images of 224 × 224, stride 2.
+    The 11-block network has three instead of five blocks of 512 channels that keep their side. The stem has stride 1
+    for `cifar` and stride 2 for `imagenet` (images of 224 × 224).
     """
 
     def __init__(self, *, shape: tuple[int, ...], classes: int, blocks: int = 13, stem: str = "cifar") -> None:
@@ -53,7 +52,6 @@ class MobileNet(Staged):
         self.fc = nn.Linear(inputs, classes)
 
     def stages(self) -> tuple[Stage, ...]:
-        """The stem, every block, the last of which pools, then the head."""
         names = [f"block{i}" for i in range(1, self.blocks + 1)]
         early = (Stage(name, (name,), partial(self._apply_module, name)) for name in names[:-1])
         last = Stage(names[-1], (names[-1],), partial(self._block_and_pool, names[-1]))

@@ -24,7 +24,6 @@ class BasicBlock(nn.Module):
         self.downsample = _projection(inputs, outputs, stride) if stride > 1 or inputs != outputs else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """The rectified sum of the shortcut and the two convolutions."""
         shortcut = x if self.downsample is None else self.downsample(x)
         hidden = relu(self.bn1(self.conv1(x)))
         return relu(self.bn2(self.conv2(hidden)) + shortcut)
@@ -34,7 +33,7 @@ class ResNet(Staged):
     """A stem, groups of basic blocks that double the channels and halve the sides, and a linear head.
 
     The stem `torchvision` is a 7×7 convolution and a max-pool, both of stride 2; `cifar` is 3×3 of stride 1 alone.
-    `width` is the number of channels of the stem and the first group; `hidden` linear layers may stand before the head.
+    `width` is the number of channels of the stem and the first group; `hidden` adds linear layers before the head.
     """
 
     def __init__(
@@ -62,7 +61,6 @@ class ResNet(Staged):
         _initialise(self)
 
     def stages(self) -> tuple[Stage, ...]:
-        """The stem, every basic block, the last of which pools, hidden linear layers if any, then the head."""
         names = [f"layer{group + 1}.{i}" for group, depth in enumerate(self.blocks) for i in range(depth)]
         early = (Stage(name, (name,), partial(self._apply_module, name)) for name in names[:-1])
         last = Stage(names[-1], (names[-1],), partial(self._block_and_pool, names[-1]))

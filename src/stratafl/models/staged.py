@@ -1,4 +1,4 @@
-"""A model as a chain of named stages, and the checks every model makes of its sizes."""
+"""A model as a chain of named stages, and the checks that every model makes of its sizes."""
 
 import math
 from abc import ABC, abstractmethod
@@ -16,7 +16,7 @@ from stratafl.errors import ModelError
 
 @dataclass(frozen=True)
 class Stage:
-    """One link of the chain: its name, the sub-modules that belong to it, and what it does to a batch."""
+    """One part of the chain: its name, the sub-modules that belong to it, and what it does to a batch."""
 
     name: str
     modules: tuple[str, ...]
@@ -43,7 +43,6 @@ class Staged(nn.Module, ABC):
         return x
 
     def forward(self, x: Tensor) -> Tensor:
-        """The head applied to the features."""
         return self.stages()[-1].run(self.features(x))
 
     def _apply_module(self, name: str, x: Tensor) -> Tensor:
@@ -52,7 +51,7 @@ class Staged(nn.Module, ABC):
         return out
 
     def _add_linear(self, inputs: int, hidden: Sequence[int], classes: int) -> None:
-        """Make fc1, fc2 … of these widths, and the head."""
+        """Add fc1, fc2 … of these widths, and the head."""
         widths = (inputs, *hidden)
         for i, (before, after) in enumerate(pairwise(widths)):
             self.add_module(f"fc{i + 1}", nn.Linear(before, after))
@@ -73,14 +72,12 @@ class Staged(nn.Module, ABC):
 
 
 def require_positive(model: str, **sizes: object) -> None:
-    """Refuse any size that is not a positive whole number."""
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, Integral) or int(size) < 1:
             raise ModelError(f"{model} needs a positive whole number as {name}, got {size!r}")
 
 
 def require_sizes(model: str, name: str, sizes: object, such_as: str) -> tuple[int, ...]:
-    """The sizes as a tuple, or a refusal of anything but a sequence of positive whole numbers."""
     if isinstance(sizes, str) or not isinstance(sizes, Sequence):
         raise ModelError(f"{model} needs {name} as a sequence of {such_as}, got {sizes!r}")
     require_positive(model, **{f"{name}[{i}]": size for i, size in enumerate(sizes)})
@@ -88,13 +85,11 @@ def require_sizes(model: str, name: str, sizes: object, such_as: str) -> tuple[i
 
 
 def require_share(model: str, name: str, share: object) -> None:
-    """Refuse what is not a number from 0 to below 1."""
     if not isinstance(share, int | float) or not 0 <= share < 1:
-        raise ModelError(f"{model} needs {name} from 0 to below 1, got {share!r}")
+        raise ModelError(f"{model} needs {name} of at least 0 and below 1, got {share!r}")
 
 
 def flat_size(model: str, shape: Sequence[int]) -> int:
-    """How many numbers one sample of this shape holds."""
     if not shape:
         raise ModelError(f"{model} needs samples with at least one axis, got shape ()")
     for size in shape:
@@ -103,7 +98,6 @@ def flat_size(model: str, shape: Sequence[int]) -> int:
 
 
 def image_shape(model: str, shape: Sequence[int], smallest_side: int = 1) -> tuple[int, int, int]:
-    """The shape as (channels, height, width), or a refusal when it is not an image or too small a one."""
     if len(shape) != 3:
         raise ModelError(f"{model} needs samples of shape (channels, height, width), got {tuple(shape)}")
     flat_size(model, shape)

@@ -1,7 +1,6 @@
 """Weights of a module in a safetensors file."""
 
 import os
-import uuid
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -9,30 +8,28 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from stratafl.errors import ModelError
+from stratafl.files import atomically
 
 
 def save_weights(module: nn.Module, path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
     """Write all parameters and buffers to `path`, which appears complete or not at all."""
-    from safetensors import SafetensorError  # only whoever reads or writes files needs it
+    from safetensors import SafetensorError  # imported here, because models work without it
     from safetensors.torch import save_file
 
     target = Path(path)
     # Cloned because safetensors refuses tensors that share memory, as tied weights do.
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in module.state_dict().items()}
-    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.partial")
     try:
-        save_file(tensors, partial, None if metadata is None else dict(metadata))
-        partial.replace(target)
+        with atomically(target) as partial:
+            save_file(tensors, partial, None if metadata is None else dict(metadata))
     except (OSError, SafetensorError) as error:
-        raise ModelError(f"the weights cannot be written to '{target}': {error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
+        raise ModelError(f"cannot write the weights to '{target}': {error}") from error
 
 
 def load_weights(module: nn.Module, path: str | os.PathLike[str], *, strict: bool = True) -> tuple[str, ...]:
     """Read weights from `path` and return the names loaded; nothing is changed if anything is refused.
 
-    Unless `strict`, names that only the file or only the module has are left alone.
+    Unless `strict`, names that are only in the file or only in the module are ignored.
     """
     stored = _read(Path(path))
     current: dict[str, Tensor] = module.state_dict()
@@ -64,7 +61,7 @@ def _check_names(path: str | os.PathLike[str], stored: Collection[str], current:
         faults.append(f"lacks {len(missing)} of the module's {len(current)} names{_first(missing, stored)}")
     if unexpected:
         names = "name" if len(unexpected) == 1 else "names"
-        faults.append(f"has {len(unexpected)} {names} that the module has not{_first(unexpected, current)}")
+        faults.append(f"has {len(unexpected)} {names} that the module does not have{_first(unexpected, current)}")
     if faults:
         raise ModelError(f"the weights file '{os.fspath(path)}' {' and '.join(faults)}")
 

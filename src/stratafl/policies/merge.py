@@ -12,7 +12,6 @@ from stratafl.core.reduce import add_rows, add_weights, mean_or_hold
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, rows_of
 from stratafl.core.steps import MergeSums
-from stratafl.errors import unknown
 
 
 @record
@@ -25,12 +24,6 @@ class Mean(MergeSums):
     field: str = "theta"
     weights: Literal["samples", "uniform"] = "samples"
     unsent: Literal["held", "zero"] = "held"
-
-    def __post_init__(self) -> None:
-        if self.weights not in ("samples", "uniform"):
-            raise unknown("weights of Mean", str(self.weights), ("samples", "uniform"))
-        if self.unsent not in ("held", "zero"):
-            raise unknown("unsent of Mean", str(self.unsent), ("held", "zero"))
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -2,18 +2,25 @@
 
 from collections.abc import Mapping
 
+from stratafl.core.layers import Select, select
 from stratafl.core.parcel import Field
 from stratafl.core.records import record
 from stratafl.core.round import Round
 from stratafl.core.state import State, rows_of
 from stratafl.core.steps import Send
 from stratafl.core.task import Task
-from stratafl.policies.travelling import Travelling
 
 
 @record
-class Upload(Travelling, Send):
+class Upload(Send):
     """Layers of the client's row, and its number of training samples n_k, which is sent only if a merge reads it."""
+
+    layers: Select = select("all")
+    field: str = "theta"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.field,)
 
     @property
     def writes(self) -> tuple[str, ...]:

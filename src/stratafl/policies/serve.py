@@ -5,18 +5,24 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from stratafl.core.footprint import Footprint
-from stratafl.core.layers import Select
+from stratafl.core.layers import Select, select
 from stratafl.core.parcel import Field
 from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, Value
 from stratafl.core.steps import Serve
-from stratafl.policies.travelling import Travelling
 
 
 @record
-class Download(Travelling, Serve):
+class Download(Serve):
     """Layers of a server field."""
+
+    layers: Select = select("all")
+    field: str = "theta"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.field,)
 
     @property
     def writes(self) -> tuple[str, ...]:

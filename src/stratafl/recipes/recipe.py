@@ -15,22 +15,23 @@ option of that method only. Another model or partition drops the options of the 
 
 import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Annotated, Any
 
 from stratafl.algorithms import ALGORITHMS
-from stratafl.config import settings
-from stratafl.config.experiment import Experiment, Setting, with_settings, with_values
-from stratafl.config.settings import setting
+from stratafl.config.experiment import Experiment, with_values
+from stratafl.config.settings import Settings
+from stratafl.core.annotations import Range, checked
+from stratafl.core.records import from_settings
 from stratafl.errors import RecordError, StrataError, unknown
 from stratafl.recipes.claims import MEASURES, Claim
 
 SCALES = ("smoke", "short", "full")
-Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Row:
 class Scale:
     """How many seeds and columns are run, and with which settings."""
 
-    seeds: int = setting(1, "number of runs of each cell", least=1, most=10_000)
+    seeds: Annotated[int, Range(least=1, most=10_000)] = 1  # number of runs of each cell
     settings: Settings = field(default_factory=dict)
     columns: list[str] | None = None  # None: all
     stand_in: str | None = None  # what replaces the paper's data and model; its numbers do not compare
@@ -116,11 +117,11 @@ class Recipe:
     def columns_at(self, scale: str) -> list[str]:
         return self.at(scale).columns or [column.name for column in self.columns]
 
-    def cells(self, scale: str, more: tuple[str, ...] = (), seeds: int | None = None) -> list[Cell]:
+    def cells(self, scale: str, more: Settings = MappingProxyType({}), seeds: int | None = None) -> list[Cell]:
         """The cells of a scale, seed by seed, so that an early stop leaves numbers for every row and column."""
         run = set(self.columns_at(scale))
         return [
-            Cell(row.name, column.name, seed, self._experiment(row, column, scale, (*more, f"run.seed={seed}")))
+            Cell(row.name, column.name, seed, self._experiment(row, column, scale, {**more, "run.seed": seed}))
             for seed in range(seeds or self.at(scale).seeds)
             for column in self.columns
             if column.name in run
@@ -128,31 +129,21 @@ class Recipe:
             if row.runs(column.name)
         ]
 
-    def _experiment(self, row: Row, column: Column, scale: str, more: tuple[str, ...]) -> Experiment:
+    def _experiment(self, row: Row, column: Column, scale: str, more: Settings) -> Experiment:
         stand_in = column.smoke if scale == "smoke" else {}
         layers = (self.settings, column.settings, stand_in, row.settings, self.at(scale).settings)
         method = {key: value for each in layers for key, value in each.items()}.get("algorithm.name")
-        first = [("run", "protocol", self.protocol), *([("algorithm", "name", method)] if method else [])]
-        made = Experiment()
-        for given in (first, *(_given(layer, method) for layer in layers)):
-            made = with_values(made, given)
-        return with_settings(made, _for(method, more))
+        first = {"run.protocol": self.protocol} | ({"algorithm.name": method} if method else {})
+        made = with_values(Experiment(), first)
+        for layer in layers:
+            made = with_values(made, {k: v for k, v in _for(method, layer).items() if k != "algorithm.name"})
+        return with_values(made, _for(method, more))
 
 
-def _given(layer: Settings, method: str | None) -> list[Setting]:
-    """The settings, without options of other methods."""
-    given = list[Setting]()
-    for key in layer:
-        table, _, option = key.partition(".")
-        if key == "algorithm.name" or (table in ALGORITHMS and table != method):
-            continue
-        given.append(("algorithm" if table in ALGORITHMS else table, option, layer[key]))
-    return given
-
-
-def _for(method: str | None, given: Sequence[str]) -> list[str]:
-    tables = [each.partition(".")[0] for each in given]
-    return [each for each, table in zip(given, tables, strict=True) if table not in ALGORITHMS or table == method]
+def _for(method: str | None, settings: Settings) -> Settings:
+    """The settings without options of other methods."""
+    tables = {path: path.partition(".")[0] for path in settings}
+    return {path: settings[path] for path, table in tables.items() if table not in ALGORITHMS or table == method}
 
 
 def recipe_names() -> list[str]:
@@ -204,17 +195,17 @@ class _File:
 
 
 def _recipe(name: str, table: dict[str, Any]) -> Recipe:
-    found = settings.from_table("recipe", _File, table)
+    found = from_settings("recipe", _File, table)
     for key in ("title", "columns", "rows", "scales"):
         if not table[key]:
             raise RecordError(f"'{key}' is empty; a recipe needs it (docs/recipes.md has an example)")
     made = Recipe(
         name=name,
         title=found.title,
-        columns=tuple(settings.from_table("columns", Column, each) for each in found.columns),
-        rows=tuple(settings.from_table("rows", Row, each) for each in found.rows),
-        scales={scale: settings.from_table(scale, Scale, each) for scale, each in found.scales.items()},
-        claims=tuple(settings.from_table("claims", Claim, each) for each in found.claims),
+        columns=tuple(from_settings("columns", Column, each) for each in found.columns),
+        rows=tuple(from_settings("rows", Row, each) for each in found.rows),
+        scales={scale: from_settings(scale, Scale, each) for scale, each in found.scales.items()},
+        claims=tuple(from_settings("claims", Claim, each) for each in found.claims),
         protocol=found.protocol,
         settings=found.settings,
         notes=tuple(map(str, found.notes)),
@@ -237,10 +228,10 @@ def _check(recipe: Recipe) -> None:
         _known("measure", list(row.also), list(MEASURES))
         _known("column", row.columns or [], columns)
         for measure, printed in {"printed": row.printed, **row.also}.items():
-            numbers = settings.checked(f"rows.{measure}", Mapping, printed)
+            numbers = checked(f"rows.{measure}", Mapping, printed)
             _known("column", list(numbers), columns)
             for column, number in numbers.items():
-                settings.checked(f"rows.{measure}.{column}", float, number)
+                checked(f"rows.{measure}.{column}", float, number)
     for claim in recipe.claims:
         claim.check()
         _known("row", claim.names, rows)

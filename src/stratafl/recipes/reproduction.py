@@ -19,16 +19,18 @@ import torch
 
 from stratafl.config.assemble import completed
 from stratafl.config.experiment import BEFORE, Experiment, read_toml, to_tables
+from stratafl.config.settings import Settings, parse_settings
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.errors import BusyError, DataError, RunError, counted
 from stratafl.execute.devices import device_of
+from stratafl.files import write_atomically
 from stratafl.recipes.claims import OF_CONVERGENCE
 from stratafl.recipes.recipe import Cell, Recipe
 from stratafl.recipes.verdicts import Numbers, Printed, verdicts
 from stratafl.report.outcome import Outcome, read_outcome
 from stratafl.report.verdict import Verdict
 from stratafl.runs import Run, is_run
-from stratafl.runs.files import line_bodies, write_whole
+from stratafl.runs.journal import line_bodies
 
 FILE, RESULT = "reproduce.toml", "result.md"
 FEW = 10  # with more columns left out, they are counted instead of named
@@ -42,7 +44,7 @@ class Reproduction:
     root: Path
     recipe: Recipe
     scale: str
-    settings: tuple[str, ...] = ()
+    settings: Settings = field(default_factory=dict)
     seeds: int | None = None
     trust: Trust = NOTHING
     refused: dict[str, str] = field(default_factory=dict)  # why a column could not be run
@@ -72,17 +74,19 @@ class Reproduction:
 
     def begin(self) -> None:
         """Write `reproduce.toml`, or refuse a folder that was made with other settings."""
-        asked: dict[str, Any] = {"recipe": self.recipe.name, "scale": self.scale, "settings": list(self.settings)}
+        asked: dict[str, Any] = {"recipe": self.recipe.name, "scale": self.scale, "settings": dict(self.settings)}
         asked |= {"source": self.recipe.source} if self.recipe.source else {}
         if (self.folder / FILE).exists():
             found = read_toml(self.folder / FILE)
+            if isinstance(found.get("settings"), list):  # as they were typed, in folders of older versions
+                found["settings"] = parse_settings(map(str, found["settings"]))
             for key, value in asked.items():
                 if found.get(key) != value:
                     given = f"{found.get(key)}, not {value}"
                     raise RunError(f"'{self.folder}' was made with {key} {given}; choose another --out")
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self.folder / FILE, tomli_w.dumps(asked).encode())
+        write_atomically(self.folder / FILE, tomli_w.dumps(asked).encode())
 
     def place(self, cell: Cell) -> Path:
         return self.root / "runs" / run_name(cell.experiment, self.trust)

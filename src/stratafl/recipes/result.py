@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from stratafl.files import write_atomically
 from stratafl.recipes.claims import MEASURES, OF_CONVERGENCE
 from stratafl.recipes.recipe import Column, Row
 from stratafl.recipes.reproduction import RESULT, Reproduction, seconds
@@ -14,7 +15,6 @@ from stratafl.report.outcome import read_outcome
 from stratafl.report.ranking import INCOMPARABLE
 from stratafl.report.verdict import VERDICTS, Verdict
 from stratafl.runs import environment_of
-from stratafl.runs.files import write_whole
 
 PAPER, HERE = "paper", "here"
 
@@ -23,8 +23,8 @@ def write_result(made: Reproduction, command: str) -> list[Verdict]:
     """Write `result.md` and `verdicts.json`, and return the verdicts."""
     judged = made.judged()
     text = json.dumps([verdict.entry for verdict in judged], indent=2, ensure_ascii=False)
-    write_whole(made.folder / VERDICTS, text.encode())
-    write_whole(made.folder / RESULT, markdown(made, judged, command).encode())
+    write_atomically(made.folder / VERDICTS, text.encode())
+    write_atomically(made.folder / RESULT, markdown(made, judged, command).encode())
     return judged
 
 

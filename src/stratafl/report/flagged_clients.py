@@ -9,7 +9,7 @@ from stratafl.execute.uploads import FAR
 from stratafl.report.outcome import Outcome
 from stratafl.report.ranking import Rank
 from stratafl.report.tables import Cell, Table, text
-from stratafl.runs.run import CONFIG
+from stratafl.runs.directory import CONFIG
 
 Found = list[tuple[Outcome, Flag]]  # of one client, by run
 

@@ -6,14 +6,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from stratafl.config.experiment import EvaluateTable, from_tables, to_tables
+from stratafl.config.experiment import from_tables, to_tables
+from stratafl.config.tables import EvaluateTable
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, RunError
 from stratafl.evaluation.flags import diverged, well_formed
 from stratafl.evaluation.measure import Line
 from stratafl.runs import environment_of, is_run
-from stratafl.runs.files import read_lines
-from stratafl.runs.run import CHECKED_FORMAT, CONFIG, ROUNDS, check_committed, check_config, check_history, config_of
+from stratafl.runs.directory import CONFIG, ROUNDS, check_committed, check_config, check_history, config_of
+from stratafl.runs.format import CHECKSUMS
+from stratafl.runs.journal import read_lines
 from stratafl.runs.summary import best, converged, cost, counting, last, score, scored, stop_reason
 
 SCORED = ("test.", "validation.", "new.")
@@ -102,7 +104,7 @@ def read_outcome(folder: Path) -> Outcome:
     then = environment_of(folder)
     config = to_tables(config_of(folder))
     check_config(folder / CONFIG, (then.get("identity") or {}).get("config") or config, config)
-    path, checked = folder / ROUNDS, then["format"] >= CHECKED_FORMAT
+    path, checked = folder / ROUNDS, then["format"] >= CHECKSUMS
     check_committed(folder, "rounds")
     lines = read_lines(path, summed=checked)
     if not all(isinstance(line.get(key), int | float) for line in lines for key in NEEDED):

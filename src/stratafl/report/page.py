@@ -10,8 +10,8 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-import stratafl
 from stratafl.errors import RunError, counted, printable
+from stratafl.files import write_atomically
 from stratafl.report.charts import Chart, on_dark
 from stratafl.report.class_counts import class_counts_chart
 from stratafl.report.client_scores import clients_chart, worst_table
@@ -23,7 +23,7 @@ from stratafl.report.study import Study
 from stratafl.report.summary import cautions, facts, summary
 from stratafl.report.tables import Table, escape
 from stratafl.report.verdict import verdict_table
-from stratafl.runs.files import write_whole
+from stratafl.version import VERSION
 
 GENERATOR = b'<meta name="generator" content="stratafl">'
 NO_CLASS_COUNTS = "<p>These runs record no class counts.</p>"
@@ -68,7 +68,7 @@ def _part(part: Part, title: str) -> str:
 def write_report(study: Study, path: Path) -> int:
     """Write the report of a study, and return its size in bytes."""
     data = page(study).encode()
-    write_whole(path, data)
+    write_atomically(path, data)
     return len(data)
 
 
@@ -89,7 +89,7 @@ def page(study: Study) -> str:
         style=_asset("page.css"),
         contents="".join(f'<li><a href="#{each.name}">{escape(each.title)}</a></li>' for each in made),
         sections="\n".join(map(_section_html, made)),
-        footer=f"stratafl {escape(stratafl.__version__)} · {datetime.now(UTC):%Y-%m-%d %H:%M} UTC · works offline",
+        footer=f"stratafl {escape(VERSION)} · {datetime.now(UTC):%Y-%m-%d %H:%M} UTC · works offline",
         data=in_script({"charts": [chart.plain() for chart in charts], "tables": tables, "dark": on_dark()}),
         plotly=base64.b64encode(gzip.compress(_plotly().encode(), 9, mtime=0)).decode() if charts else "",
         script=_asset("page.js"),

@@ -15,9 +15,9 @@ from stratafl.report.outcome import Outcome, read_outcome, run_folders
 from stratafl.report.ranking import Rank, ranking
 from stratafl.report.verdict import VERDICTS, Verdict, read_verdicts
 from stratafl.runs import Comparison, environment_of, is_run
-from stratafl.runs.files import line_bodies, parsed_line
-from stratafl.runs.holdings import held
-from stratafl.runs.run import COMPARISON, CONFIG, check_committed, config_of
+from stratafl.runs.class_counts import read_class_counts
+from stratafl.runs.directory import COMPARISON, CONFIG, check_committed, config_of
+from stratafl.runs.journal import line_bodies, parsed_line
 from stratafl.runs.summary import evaluated
 
 NOT_DIAGNOSTICS = ("round", "layer", "columns", "bytes.down", "bytes.up")  # keys of a layer's line
@@ -134,7 +134,7 @@ def _record(one: Outcome) -> RunRecord:
     check_committed(folder, "clients", "layers")
     clients = lines_of_round(folder / "clients.jsonl", selected, summed=one.checked)
     layers = read_layer_journal(folder / "layers.jsonl", summed=one.checked)
-    class_counts = _class_counts(held(folder, config_of(folder)), clients)
+    class_counts = _class_counts(read_class_counts(folder, config_of(folder)), clients)
     return RunRecord(one, environment_of(folder), clients, layers, class_counts)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from stratafl.errors import RunError, counted, unknown
 from stratafl.report.tables import Cell, Table, as_csv, text
-from stratafl.runs.files import parsed_json
+from stratafl.runs.json_files import read_json_value
 
 VERDICTS = "verdicts.json"
 KEYS = ("paper", "table", "claim", "predicate", "paper_value", "measured", "holds", "reason", "noise", "stand_in")
@@ -88,7 +88,7 @@ def _look(verdict: Verdict) -> str:
 
 
 def _read(path: Path) -> list[Verdict]:
-    found = parsed_json(path)
+    found = read_json_value(path)
     if not isinstance(found, list):
         raise RunError(f"'{path}' must be a list of verdicts, not {type(found).__name__}")
     return [_verdict(path, number, entry) for number, entry in enumerate(found, 1)]

@@ -1,8 +1,13 @@
-"""Runs: experiments in directories, which can be killed and resumed; comparisons: many of them."""
+"""Runs: experiments in directories that can be killed and resumed; comparisons: many runs in one directory.
+
+May be imported by report, recipes, cli and api. Start with `run.py`; `directory.py` lists the files of a run.
+"""
 
 from stratafl.runs.comparison import Comparison, Member, is_comparison
-from stratafl.runs.follower import Follower
-from stratafl.runs.run import Run, environment_of, is_run, refuse_existing, stored
+from stratafl.runs.directory import environment_of, is_run, refuse_existing
+from stratafl.runs.distributed import Follower
+from stratafl.runs.run import Run
+from stratafl.runs.stored import read_run
 
 __all__ = [
     "Comparison",
@@ -12,6 +17,6 @@ __all__ = [
     "environment_of",
     "is_comparison",
     "is_run",
+    "read_run",
     "refuse_existing",
-    "stored",
 ]

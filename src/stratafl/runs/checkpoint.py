@@ -1,11 +1,10 @@
 """Checkpoints: two generations, each a folder that appears complete or not at all and proves that it is undamaged.
 
-checkpoint/000012/state.safetensors      the server's state and every client's memory, or where in memories.bin it is
+checkpoint/000012/state.safetensors      the server's state and every client's, or where in memories.bin that is
 checkpoint/000012/selected.safetensors   the same after the round that the tables score, unless that is round 12
-checkpoint/000012/manifest.json          both rounds and checksums, where the journals ended, and its own checksum
+checkpoint/000012/manifest.json          format, both rounds and checksums, where the journals ended, its own checksum
 
-The selected state is written anew with every generation, though it rarely changes: what one of them is damaged by does
-not cost the other, and how often checkpoints are written follows from what they cost.
+Every generation holds the selected state, though it rarely changes, so that damage to one does not cost the other.
 """
 
 import hashlib
@@ -26,22 +25,23 @@ from torch import Tensor
 
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, RunError
-from stratafl.files import is_plain_folder, open_plain, read_plain
-from stratafl.runs.files import LARGEST, Mark, explained, parsed, sync_folder, write_json
+from stratafl.files import PARTIAL, atomically, explained, is_plain_folder, open_plain, read_plain, sync_folder
+from stratafl.runs.format import FORMAT, check_format
+from stratafl.runs.journal import Mark
+from stratafl.runs.json_files import LARGEST, parse_json, write_json
 
 GENERATIONS = 2
 STATE, SELECTED, MANIFEST = "state.safetensors", "selected.safetensors", "manifest.json"
 _NAME = re.compile(r"[0-9]{6,18}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _CRC32 = re.compile(r"[0-9a-f]{8}", re.ASCII)
-_PARTIAL = ".partial-"
 _DAMAGED = "damaged-"
 
 
 @short_repr
 @dataclass(frozen=True)
 class Saved:
-    """A state and the round after which it was."""
+    """The state after a round."""
 
     round: int
     tensors: Mapping[str, Tensor]
@@ -52,7 +52,7 @@ class Saved:
 class Checkpoint:
     """A state, the round after which it was saved, and where each journal ended.
 
-    `selected` is the state after the round that the tables score, which may be this one; older runs did not keep it.
+    `selected` is the state after the round that the tables score, which may be this one; early versions kept none.
     """
 
     round: int
@@ -62,7 +62,7 @@ class Checkpoint:
 
     @property
     def states(self) -> tuple[Saved, ...]:
-        """The states that it holds, each once."""
+        """The states that it holds, each once, the newest first."""
         newest = Saved(self.round, self.tensors)
         return (newest,) if self.selected is None or self.selected.round == self.round else (newest, self.selected)
 
@@ -70,23 +70,23 @@ class Checkpoint:
 @short_repr
 @dataclass(frozen=True)
 class Found:
-    """The newest checkpoint that is undamaged, if there is one, and what is wrong with those that are not."""
+    """The newest undamaged checkpoint, if there is one, and what is wrong with newer ones."""
 
     checkpoint: Checkpoint | None
     complaints: list[str] = field(default_factory=list)
 
 
 def save(folder: Path, checkpoint: Checkpoint, within: int | None = None) -> None:
-    """Write a new generation beside the old one, then let go of the one before that.
+    """Write a new generation beside the old one, then remove the one before that.
 
-    With `within`, the folder is in the directory that this handle is of. A file is named by its path only inside a
-    folder whose name nobody can know, so whoever has taken the path meanwhile is not written to.
+    With `within`, the folder is in the directory of this handle. Files are written by path only inside a folder with a
+    random name, so another run that has taken the path in the meantime is not written to.
     """
-    target, partial = f"{checkpoint.round:06d}", f"{_PARTIAL}{uuid.uuid4().hex}"
+    target = f"{checkpoint.round:06d}"
     with explained("save the checkpoint", folder / target), _opened(folder, within) as handle:
-        os.mkdir(partial, dir_fd=handle)
-        try:
-            body: dict[str, Any] = {"round": checkpoint.round}
+        with atomically(folder / target, folder=handle) as partial:
+            os.mkdir(partial, dir_fd=handle)
+            body: dict[str, Any] = {"format": FORMAT, "round": checkpoint.round}
             body["journals"] = {name: mark.size for name, mark in checkpoint.journals.items()}
             body["checksums"] = {name: mark.checksum for name, mark in checkpoint.journals.items() if mark.checksum}
             body |= _written(folder / partial / STATE, checkpoint.tensors)
@@ -95,22 +95,19 @@ def save(folder: Path, checkpoint: Checkpoint, within: int | None = None) -> Non
             for selected in checkpoint.states[1:]:
                 body["selected"] |= _written(folder / partial / SELECTED, selected.tensors)
             write_json(folder / partial / MANIFEST, {**body, "manifest_sha256": _body_digest(body)})
-            if (folder / target).exists():  # the same round saved again, after it was found damaged and repeated
+            if (folder / target).exists():  # this round was found damaged and repeated
                 shutil.rmtree(target, dir_fd=handle)
-            os.rename(partial, target, src_dir_fd=handle, dst_dir_fd=handle)
-            os.fsync(handle)
-            _sync(folder.parent, within)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True, dir_fd=handle)
+        sync_folder(folder, handle)
+        sync_folder(folder.parent, within)
         for old in generations(folder)[GENERATIONS:]:
             shutil.rmtree(old.name, ignore_errors=True, dir_fd=handle)
 
 
 @contextmanager
 def _opened(folder: Path, within: int | None) -> Iterator[int]:
-    """A handle of the folder of checkpoints, which is made if it is not there; a link is refused."""
+    """A handle of the folder of checkpoints, which is made if it is missing; a link is refused."""
     place = folder if within is None else Path(folder.name)
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC  # not on Windows, where nothing is locked
     try:
         handle = os.open(place, flags, dir_fd=within)
     except FileNotFoundError:
@@ -122,28 +119,23 @@ def _opened(folder: Path, within: int | None) -> Iterator[int]:
         os.close(handle)
 
 
-def _sync(folder: Path, handle: int | None) -> None:
-    if handle is None:
-        sync_folder(folder)
-    else:
-        os.fsync(handle)
-
-
 def _written(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Write a state; its checksum and its size."""
-    save_file(_apart(tensors), path)
-    _sync_file(path)
+    """Write a state, and return its checksum and its size."""
+    try:
+        save_file(_apart(tensors), path)
+    except SafetensorError as error:  # how safetensors says that the disk is full
+        raise OSError(str(error)) from error
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
     return {"sha256": _file_digest(path), "bytes": path.stat().st_size}
 
 
 def find(folder: Path, check: Callable[[Checkpoint], None] = lambda _: None) -> Found:
-    """The newest undamaged checkpoint, and what is wrong with newer ones; `check` raises if what it refers to is."""
+    """The newest undamaged checkpoint; `check` raises if one does not fit the run."""
     complaints: list[str] = []
     for generation in generations(folder):
         try:
-            loaded = _load(generation)
-            _checked(generation, loaded, check)
-            return Found(loaded, complaints)
+            return Found(_checked(generation, check), complaints)
         except DamagedError as error:
             complaints.append(str(error))
     return Found(None, complaints)
@@ -157,19 +149,21 @@ def older(folder: Path, than: Checkpoint) -> Iterator[Checkpoint]:
                 yield _load(generation)
 
 
-def _checked(generation: Path, loaded: Checkpoint, check: Callable[[Checkpoint], None]) -> None:
+def _checked(generation: Path, check: Callable[[Checkpoint], None]) -> Checkpoint:
+    loaded = _load(generation)
     try:
         check(loaded)
+        return loaded
     except DamagedError as error:
         raise DamagedError(f"the checkpoint '{generation}' cannot be used: {error}") from error
 
 
 def tidy(folder: Path, found: Found) -> None:
-    """Put damaged generations aside, where nothing looks for them, and remove remains of interrupted saves."""
-    for partial in folder.glob(f"{_PARTIAL}*"):
+    """Rename damaged generations, so that nothing reads them, and remove what interrupted saves left behind."""
+    for partial in (*folder.glob(f".*{PARTIAL}"), *folder.glob(f"{PARTIAL}-*")):  # the second until format 2
         shutil.rmtree(partial, ignore_errors=True)
     for generation in generations(folder)[: len(found.complaints)]:
-        with explained("put aside", generation):
+        with explained("rename", generation):
             generation.rename(generation.with_name(f"{_DAMAGED}{generation.name}-{uuid.uuid4().hex[:6]}"))
 
 
@@ -206,15 +200,16 @@ class _GenerationError(DamagedError):
 
 
 def _manifest(generation: Path) -> dict[str, Any]:
-    """What a generation says of itself, if all of it can be meant."""
+    """What a generation says of itself, if that is valid."""
     if not is_plain_folder(generation):
         raise _GenerationError("it is not a folder")
-    found = _unless_missing(generation / MANIFEST, lambda path: parsed(path, read_plain(path, LARGEST)))
+    found = _unless_missing(generation / MANIFEST, lambda path: parse_json(path, read_plain(path, LARGEST)))
     if not isinstance(found, dict):
         raise _GenerationError(f"{MANIFEST} is not an object")
     body = {key: value for key, value in found.items() if key != "manifest_sha256"}
     if found.get("manifest_sha256") != _body_digest(body):
         raise _GenerationError("its manifest was changed")
+    check_format(generation, body.get("format", 1))
     if not _is_count(body.get("round")) or f"{body['round']:06d}" != generation.name:
         raise _GenerationError(f"its manifest is that of round {body.get('round')!r}")
     journals, checksums = body.get("journals"), body.get("checksums", {})
@@ -242,7 +237,6 @@ def _selected(generation: Path, manifest: Mapping[str, Any], newest: Mapping[str
 
 
 def _state(path: Path, told: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a file, if it is what was written."""
     if not _is_text(told.get("sha256"), _SHA256):
         raise _GenerationError(f"its manifest has no checksum of {path.name}")
     if not _is_count(told.get("bytes", 0)):
@@ -253,7 +247,7 @@ def _state(path: Path, told: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _unless_missing(path: Path, read: Callable[[Path], Any]) -> Any:
-    """What is read from a file of a generation; missing and unreadable by its format is damage, the rest may pass."""
+    """What is read from a file of a generation; a missing or malformed file is damage, other failures may pass."""
     try:
         return read(path)
     except FileNotFoundError as error:
@@ -273,7 +267,7 @@ def _is_text(value: Any, form: re.Pattern[str]) -> bool:
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors on the CPU, none sharing memory with another, which safetensors refuses."""
+    """The tensors on the CPU, none sharing memory with another: safetensors refuses that."""
     apart: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():
@@ -285,7 +279,6 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _file_digest(path: Path, size: int | None = None) -> str:
-    """The checksum of a plain file; of one that has not the size that it should have, none."""
     with os.fdopen(open_plain(path), "rb") as file:
         if size is not None and os.fstat(file.fileno()).st_size != size:
             return "another size"
@@ -294,8 +287,3 @@ def _file_digest(path: Path, size: int | None = None) -> str:
 
 def _body_digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
-def _sync_file(path: Path) -> None:
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())

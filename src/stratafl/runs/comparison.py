@@ -14,15 +14,16 @@ import tomli_w
 
 from stratafl.algorithms import ALGORITHMS
 from stratafl.config.assemble import completed, simulation_of
-from stratafl.config.experiment import Experiment, from_stored, read_toml, to_tables, with_settings, with_values
-from stratafl.config.settings import WHOLE
+from stratafl.config.experiment import Experiment, from_stored, read_toml, to_tables, with_values
+from stratafl.config.settings import Settings, parse_settings
 from stratafl.config.trust import NOTHING, Trust
+from stratafl.core.annotations import WHOLE
 from stratafl.core.reprs import short_repr
 from stratafl.errors import BusyError, RecordError, RunError, counted, shown
-from stratafl.files import is_plain, is_plain_folder
-from stratafl.runs.environment import FORMAT
-from stratafl.runs.files import appearing, write_whole
-from stratafl.runs.run import COMPARISON, Run, anchored, check_config, config_of, is_run, refuse_existing
+from stratafl.files import is_plain, is_plain_folder, write_atomically
+from stratafl.runs.directory import COMPARISON, check_config, config_of, is_run, new_folder, refuse_existing
+from stratafl.runs.format import FORMAT, check_format
+from stratafl.runs.run import Run, with_absolute_paths
 
 SEEDS = 10_000  # of a comparison, at most
 
@@ -39,7 +40,7 @@ class Member:
     trust: Trust = NOTHING
 
     def run(self) -> Run:
-        """Its run, new or from where it was left."""
+        """Its run, new or resumed."""
         for place in (self.folder.parent, self.folder):
             if os.path.lexists(place) and not is_plain_folder(place):
                 raise RunError(f"'{place}' is not a folder of the comparison but a link or a file: put the folder back")
@@ -49,7 +50,7 @@ class Member:
             return Run.create(self.experiment, self.folder, trust=self.trust)
         except RunError as error:
             if is_run(self.folder):
-                raise BusyError(f"another process has just begun '{self.folder}'") from error
+                raise BusyError(f"another process has just started '{self.folder}': leave it to that") from error
             raise
 
 
@@ -62,7 +63,7 @@ class Comparison:
     base: Experiment
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
-    own: Mapping[str, tuple[str, ...]]
+    own: Mapping[str, Settings]
     trust: Trust = NOTHING
 
     @classmethod
@@ -72,10 +73,10 @@ class Comparison:
         base: Experiment,
         methods: Sequence[str],
         seeds: int,
-        settings: Sequence[str],
+        settings: Settings,
         trust: Trust = NOTHING,
     ) -> "Comparison":
-        """A new comparison; `settings` are `table.key=value`, or `method.key=value` for one method alone."""
+        """A new comparison; `settings` are of `table.key`, or of `method.key` for one method alone."""
         if not methods or len(set(methods)) < len(methods):
             raise RecordError(f"a comparison needs methods, each once, not '{','.join(methods)}'")
         if not 1 <= seeds <= SEEDS:
@@ -89,26 +90,29 @@ class Comparison:
             if table in ALGORITHMS and table not in methods:
                 raise RecordError(f"'{given}' is an option of {table}, which is not compared: {', '.join(methods)}")
         own = {
-            m: tuple(f"algorithm.{s.removeprefix(f'{m}.')}" for s in settings if s.startswith(f"{m}.")) for m in methods
+            m: {
+                f"algorithm.{path.removeprefix(f'{m}.')}": v for path, v in settings.items() if path.startswith(f"{m}.")
+            }
+            for m in methods
         }
-        common = [s for s in settings if not any(s.startswith(f"{m}.") for m in methods)]
-        base = anchored(with_settings(base, common))
+        common = {path: v for path, v in settings.items() if not any(path.startswith(f"{m}.") for m in methods)}
+        base = with_absolute_paths(with_values(base, common))
         first = base.run.seed
         if first + seeds - 1 > WHOLE:
             raise RecordError(f"the last of {counted(seeds, 'seed')} from {first} on would be above {WHOLE}")
         made = cls(folder, base, tuple(methods), tuple(range(first, first + seeds)), own, trust)
         for member in made.members():
             if member.seed == first:
-                # What is wrong with a method is said before the first one runs.
+                # Errors of any method come before the first one runs.
                 simulation_of(member.experiment, trust=trust)
         refuse_existing(folder)
-        with appearing(folder) as partial:
-            write_whole(partial / COMPARISON, tomli_w.dumps(made._tables()).encode())
+        with new_folder(folder) as partial:
+            write_atomically(partial / COMPARISON, tomli_w.dumps(made._tables()).encode())
         return made
 
     @classmethod
     def open(cls, folder: Path, trust: Trust | bool = NOTHING) -> "Comparison":
-        """A comparison that exists, to go on with: its runs are still those that it says."""
+        """A stored comparison to continue; refused if its runs are not what it says."""
         trust = Trust.of(trust).asked_by(folder / COMPARISON)
         made = replace(cls.read(folder), trust=trust)
         for member in made.members():
@@ -119,12 +123,9 @@ class Comparison:
 
     @classmethod
     def read(cls, folder: Path) -> "Comparison":
-        """A comparison as it is written down."""
         tables = read_toml(folder / COMPARISON, plain=True)
         head = tables.pop("compare", {})
-        found = head.get("format") if isinstance(head, dict) else None
-        if type(found) is not int or not 1 <= found <= FORMAT:
-            raise RunError(f"'{folder / COMPARISON}' is in format {found!r}, this stratafl reads up to {FORMAT}")
+        check_format(folder / COMPARISON, head.get("format") if isinstance(head, dict) else None)
         methods, seeds, own = (head.get(key) for key in ("methods", "seeds", "settings"))
         if not (methods and _list_of(str, methods) and seeds and _list_of(int, seeds) and isinstance(own, dict)):
             raise RunError(f"'{folder / COMPARISON}' is damaged: methods and seeds are lists, settings a table")
@@ -132,22 +133,22 @@ class Comparison:
         if wrong:
             raise RunError(f"'{folder / COMPARISON}' is damaged: a seed is from 0 to {WHOLE}, not {shown(wrong[0])}")
         for method in methods:
-            if not _list_of(str, own.get(method)):
-                raise RunError(f"'{folder / COMPARISON}' is damaged: '{method}' has no list of settings")
-        own = {method: tuple(settings) for method, settings in own.items()}
+            if _list_of(str, own.get(method)):  # as they were typed, in comparisons of older versions
+                own[method] = parse_settings(own[method])
+            if not isinstance(own.get(method), dict):
+                raise RunError(f"'{folder / COMPARISON}' is damaged: '{method}' has no table of settings")
         return cls(folder, from_stored(tables), tuple(methods), tuple(seeds), own)
 
     def members(self) -> Iterator[Member]:
-        """Seed by seed, so that a comparison that is stopped early has something of every method."""
+        """Seed by seed, so that a comparison that stops early has runs of every method."""
         for seed in self.seeds:
             for method in self.methods:
-                experiment = with_values(self.base, [("algorithm", "name", method)])
-                experiment = with_settings(experiment, self.own[method])
+                experiment = with_values(self.base, {"algorithm.name": method, **self.own[method]})
                 experiment = replace(experiment, run=replace(experiment.run, seed=seed))
                 yield Member(method, seed, experiment, self.folder / _folder_name(method) / f"seed-{seed}", self.trust)
 
     def _tables(self) -> dict[str, Any]:
-        own = {method: list(settings) for method, settings in self.own.items()}
+        own = {method: {k: v for k, v in settings.items() if v is not None} for method, settings in self.own.items()}
         head = {"format": FORMAT, "methods": list(self.methods), "seeds": list(self.seeds), "settings": own}
         return {"compare": head, **to_tables(self.base)}
 
@@ -157,7 +158,6 @@ def _list_of(kind: type, value: Any) -> bool:
 
 
 def is_comparison(folder: Path) -> bool:
-    """Whether a folder is a comparison."""
     return is_plain(folder / COMPARISON)
 
 

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 
-import stratafl
 from stratafl.config.experiment import Experiment
 from stratafl.core.layout import Rows
 from stratafl.errors import RunError, shown
 from stratafl.execute import Simulation
 from stratafl.execute.ranks import world_size
+from stratafl.runs.format import FORMAT
+from stratafl.version import VERSION
 
-FORMAT = 2  # of run directories: raised when an older version could not read them; since 2 lines have checksums
-TYPED = "STRATAFL_COMMAND"  # tells a process that works for another what was typed
+TYPED = "STRATAFL_COMMAND"  # tells a process that another one started what the user typed
 
 
 def describe(sim: Simulation) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def describe(sim: Simulation) -> dict[str, Any]:
     device = sim.runtime.device
     return {
         "format": FORMAT,
-        "stratafl": stratafl.__version__,
+        "stratafl": VERSION,
         "commit": _commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -55,7 +55,7 @@ def describe(sim: Simulation) -> dict[str, Any]:
 
 
 def _command() -> list[str]:
-    """What a person has typed; a process that works for another is told."""
+    """What the user typed; a process that another one started reads it from TYPED."""
     told = os.environ.get(TYPED, "[]")
     try:
         words = json.loads(told)
@@ -77,7 +77,7 @@ _KINDS: dict[str, type] = {
 
 
 def misstated(then: Mapping[str, Any]) -> str | None:
-    """What of a run's environment cannot be meant, if anything; older runs do not say everything."""
+    """What is invalid in a run's environment, if anything; older runs do not say everything."""
     for key, kind in _KINDS.items():
         given = then.get(key)
         if given is not None and (not isinstance(given, kind) or isinstance(given, bool)):
@@ -101,32 +101,31 @@ def _words(value: Any) -> bool:
 
 
 def now() -> str:
-    """The time, UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def differences(then: Mapping[str, Any], today: Mapping[str, Any]) -> list[str]:
-    """What of the environment decides about bits and has changed."""
+    """What has changed in the environment that can change bits."""
     decisive = ("stratafl", "commit", "code", "torch", "numpy", "machine", "ranks", "device", "device_name", "engine")
     then = {"ranks": 1, **then}  # older runs do not say
     return [f"{k} {then.get(k)} → {today.get(k)}" for k in decisive if then.get(k) != today.get(k)]
 
 
 def identity(sim: Simulation) -> dict[str, str]:
-    """What a run is made of, and must still be made of when it goes on."""
+    """Digests of what must not change before a run is resumed."""
     method = hashlib.sha256(repr(sim.algorithm).encode()).hexdigest()
     return {"algorithm": method, "data": data_digest(sim), "model": model_digest(sim)}
 
 
 def code(experiment: Experiment) -> dict[str, str]:
-    """Checksums of a person's own files that the experiment names by `package.module:name`."""
+    """Checksums of the user's own files, which the experiment names by `package.module:name`."""
     paths = [path for path in (experiment.algorithm.name, experiment.model.name) if ":" in path]
     files = {path: getattr(sys.modules.get(path.partition(":")[0]), "__file__", None) for path in paths}
     return {path: hashlib.sha256(Path(file).read_bytes()).hexdigest() for path, file in files.items() if file}
 
 
 def data_digest(sim: Simulation) -> str:
-    """A checksum of samples, targets and who holds them."""
+    """A checksum of samples, targets and their partition."""
     federation = sim.runtime.federation
     held = {
         f"{name}/{part}": getattr(s, part) for name, s in federation.splits.items() for part in ("indices", "offsets")
@@ -149,8 +148,8 @@ def _digest(tensors: Rows, words: list[str] | None = None) -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the package's own checkout, if it is one, and not of a project that it is installed in."""
-    folder = Path(stratafl.__file__).resolve().parent
+    """The commit of the package's own checkout, if it is one; not of a project that it is installed in."""
+    folder = Path(__file__).resolve().parents[1]
     command = ["git", "-C", str(folder), "rev-parse", "--show-toplevel", "HEAD"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)

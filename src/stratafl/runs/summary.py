@@ -1,12 +1,17 @@
-"""What a run came to, from its lines alone: the selected, best and last round, convergence, targets, when to stop."""
+"""What a run came to, from its lines: the selected, best and last round, convergence, targets, when to stop.
+
+The selected round is the one that tables score and whose models are delivered.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from stratafl.config.experiment import EvaluateTable, StopTable
+from stratafl.config.tables import EvaluateTable, StopTable
+from stratafl.core.reprs import short_repr
 from stratafl.errors import counted
 from stratafl.evaluation.measure import Line
+from stratafl.execute import Progress
 
 CLOSE = 0.005  # "converged": within half a point of the best
 USUAL = EvaluateTable()  # deployed models, over all samples
@@ -22,7 +27,7 @@ class Cost:
 
 
 def quality(line: Line, place: str, prefix: str = "") -> float:
-    """How good `test.deployed` or another place is in a line, higher is better: accuracy, or minus the loss."""
+    """How good `test.deployed` or another place is in a line (higher is better): accuracy, or minus the loss."""
     accuracy = line.get(f"{place}.{prefix}accuracy")
     if accuracy is not None:
         return float(accuracy)
@@ -31,7 +36,6 @@ def quality(line: Line, place: str, prefix: str = "") -> float:
 
 
 def evaluated(lines: Sequence[Line]) -> list[Line]:
-    """The rounds that were evaluated."""
     return [line for line in lines if any(key.startswith(("test.", "validation.")) for key in line)]
 
 
@@ -42,29 +46,29 @@ def selected(lines: Sequence[Line]) -> Line:
 
 
 def standing(line: Line, evaluate: EvaluateTable) -> float:
-    """How good the test accuracy of a line is, of the models and by the average that are asked for."""
+    """`quality` of a line on test samples, of the models and by the average that the settings choose."""
     return quality(line, f"test.{evaluate.stage}", _prefix(evaluate))
 
 
 def best(lines: Sequence[Line], evaluate: EvaluateTable = USUAL) -> Line:
-    """The round with the best test accuracy of the models that count: optimistic, but what many papers report."""
+    """The round with the best test accuracy: optimistic, but what many papers report."""
     return max(evaluated(lines), key=lambda line: standing(line, evaluate))
 
 
 def counting(lines: Sequence[Line], evaluate: EvaluateTable) -> Line:
-    """The round that counts."""
+    """The round that the settings select."""
     if evaluate.select == "best":
         return best(lines, evaluate)
     return selected(lines) if evaluate.select == "validation" else last(lines)
 
 
 def score(lines: Sequence[Line], evaluate: EvaluateTable) -> float | None:
-    """The number that a run is ranked by: the test accuracy (or loss) at the round, of the models, as is asked for."""
+    """The number that a run is ranked by: test accuracy (or loss) at the selected round."""
     return scored(counting(lines, evaluate), evaluate)
 
 
 def scored(line: Line, evaluate: EvaluateTable) -> float | None:
-    """The test accuracy (or loss) in a line, of the models and by the average that are asked for."""
+    """The test accuracy (or loss) in a line, of the models and by the average that the settings choose."""
     found = (line.get(f"test.{evaluate.stage}.{_prefix(evaluate)}{name}") for name in ("accuracy", "loss"))
     return next((float(value) for value in found if value is not None), None)
 
@@ -74,7 +78,6 @@ def _prefix(evaluate: EvaluateTable) -> str:
 
 
 def last(lines: Sequence[Line]) -> Line:
-    """The last evaluated round."""
     return evaluated(lines)[-1]
 
 
@@ -86,13 +89,13 @@ def cost(lines: Sequence[Line], line: Line) -> Cost:
 
 
 def converged(lines: Sequence[Line], evaluate: EvaluateTable = USUAL) -> Cost | None:
-    """The cost of the first round within half a point of the run's best test accuracy; None where there is none."""
+    """The cost of the first round within half a point of the run's best test accuracy."""
     top = standing(best(lines, evaluate), evaluate)
     return reached(lines, top - CLOSE, evaluate) if isfinite(top) else None
 
 
 def reached(lines: Sequence[Line], target: float, evaluate: EvaluateTable = USUAL) -> Cost | None:
-    """The cost of the first round in which the models that count have the target test accuracy."""
+    """The cost of the first round that reaches the target test accuracy."""
     there = (line for line in evaluated(lines) if standing(line, evaluate) >= target)
     first = next(there, None)
     return None if first is None else cost(lines, first)
@@ -111,5 +114,30 @@ def stop_reason(lines: Sequence[Line], stop: StopTable) -> str | None:
     if patience is not None and len(values) > patience:
         recent, before = max(values[-patience:]), max(values[:-patience])
         if recent <= before + stop.margin:
-            return f"no more than {stop.margin:.3f} was gained in {counted(patience, 'evaluated round')}"
+            return f"no gain above {stop.margin:.3f} in {counted(patience, 'evaluated round')}"
     return None
+
+
+@short_repr
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """The line of the selected round so far, and the state after it, which runs of early versions did not keep.
+
+    While a run goes on, the state is a version that copies nothing; the next checkpoint writes it.
+    """
+
+    line: Line | None = None
+    progress: Progress | None = None
+
+    @staticmethod
+    def of(history: Sequence[Line], evaluate: EvaluateTable, progress: Progress | None) -> "Selection":
+        """The selection after these rounds; `progress` is the state that was kept, if any."""
+        line = counting(history, evaluate) if evaluated(history) else None
+        kept = line is not None and progress is not None and progress.t == line["round"]
+        return Selection(line, progress if kept else None)
+
+    def after(self, line: Line, progress: Progress, evaluate: EvaluateTable = USUAL) -> "Selection":
+        if not evaluated([line]):
+            return self
+        better = self.line is None or counting([self.line, line], evaluate) is line
+        return Selection(line, progress) if better else self

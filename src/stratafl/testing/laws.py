@@ -12,7 +12,7 @@ from stratafl.core.form import Form, form_of
 from stratafl.core.layout import Rows
 from stratafl.core.parcel import Parcel, count_bytes
 from stratafl.core.state import State, clone, flatten
-from stratafl.errors import ContractError, StrataError
+from stratafl.errors import ContractError, StrataError, first_line
 from stratafl.evaluation.evaluate import deployed, received
 from stratafl.execute import Debug, Matrix, Messages, Progress, Simulation
 from stratafl.testing.case import Case, difference, everything, furthest, outcome
@@ -236,7 +236,7 @@ def _check_trace(case: Case, progress: Progress) -> None:
     try:
         alg.work(rnd, alg.receive(rnd, sim.client_states(progress.clients, ids), parcel, task), task)
     except Exception as error:
-        raise ContractError("trace", f"{type(error).__name__}: {str(error).splitlines()[0]} ({case})") from error
+        raise ContractError("trace", f"{first_line(error, typed=True)} ({case})") from error
 
 
 def declared(case: Case) -> None:

@@ -15,14 +15,14 @@ def pictures(count, size=8, channels=3, seed=0):
     return rng.integers(0, 256, (count, channels, size, size), dtype=np.uint8)
 
 
-def picture(pixels):
+def plot_class_counts(pixels):
     """An image of PIL from pixels [channels, height, width]."""
     return Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
 
 
 def encoded(pixels, kind="PNG"):
     buffer = io.BytesIO()
-    picture(pixels).save(buffer, kind, **({"lossless": True} if kind == "WEBP" else {}))
+    plot_class_counts(pixels).save(buffer, kind, **({"lossless": True} if kind == "WEBP" else {}))
     return buffer.getvalue()
 
 
@@ -67,7 +67,7 @@ def sheets(folder, images, labels, tests, test_labels):
 
 def image_file(path, pixels):
     path.parent.mkdir(parents=True, exist_ok=True)
-    picture(pixels).save(path)
+    plot_class_counts(pixels).save(path)
 
 
 def table(path, header, rows):

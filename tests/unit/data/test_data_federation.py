@@ -19,7 +19,7 @@ def test_ragged_holds_one_list_per_client():
     assert ragged.counts.tolist() == [2, 0, 1]
     assert len(ragged) == 3
     assert [ragged.of(client).tolist() for client in range(3)] == [[4, 2], [], [7]]
-    assert ragged.owners().tolist() == [0, 0, 2]
+    assert ragged.clients().tolist() == [0, 0, 2]
 
 
 def test_ragged_is_int64_even_when_empty():
@@ -30,14 +30,14 @@ def test_ragged_is_int64_even_when_empty():
 
 @pytest.mark.parametrize("client", [-1, 2])
 def test_ragged_refuses_a_client_that_does_not_exist(client):
-    with pytest.raises(DataError, match=rf"no client {client}: the clients are 0\.\.1"):
+    with pytest.raises(DataError, match=rf"no client {client}: choose one from 0 to 1"):
         Ragged.from_lists([[1], [2]]).of(client)
 
 
 def test_ragged_refuses_offsets_that_do_not_fit():
     with pytest.raises(DataError, match="the offsets end at 3, but there are 2 indices"):
         Ragged(torch.tensor([1, 2]), torch.tensor([0, 3]))
-    with pytest.raises(DataError, match="rise from 0"):
+    with pytest.raises(DataError, match="start at 0"):
         Ragged(torch.tensor([1, 2]), torch.tensor([0, 3, 2]))
 
 
@@ -209,9 +209,9 @@ def test_zero_clients_are_refused(build):
 
 
 def test_a_client_must_be_a_pair():
-    with pytest.raises(DataError, match=r"client 0 is a ndarray, not a pair \(x, y\)"):
+    with pytest.raises(DataError, match=r"client 0 is a ndarray: give a pair \(x, y\)"):
         from_clients((X, Y))
-    with pytest.raises(DataError, match=r"split 'train' of client 0 is a ndarray, not a pair \(x, y\)"):
+    with pytest.raises(DataError, match=r"split 'train' of client 0 is a ndarray: give a pair \(x, y\)"):
         from_splits([{"train": X}])
 
 
@@ -283,14 +283,14 @@ def test_lengths_must_agree():
 
 
 def test_owners_must_hold_samples_that_exist():
-    with pytest.raises(DataError, match=r"client 1 owns sample 60, but the samples are 0\.\.59"):
+    with pytest.raises(DataError, match=r"client 1 holds sample 60, but the samples are 0\.\.59"):
         federate(X, Y, [[0, 1], [2, 60]])
-    with pytest.raises(DataError, match="client 0 owns sample -1"):
+    with pytest.raises(DataError, match="client 0 holds sample -1"):
         federate(X, Y, [[-1, 1], [2, 3]])
 
 
 def test_owners_must_be_indices():
-    said = "owners holds one array of sample indices per client"
+    said = "give one array of sample indices per client"
     with pytest.raises(DataError, match=rf"client 0 was given a int64 array of shape \(\): {said}"):
         federate(X, Y, np.zeros(60, dtype=int))
     with pytest.raises(DataError, match="client 0 was given a bool array"):
@@ -299,7 +299,7 @@ def test_owners_must_be_indices():
 
 def test_a_sample_with_two_owners_needs_overlap():
     shared = [np.arange(10), np.arange(20, 30), np.arange(8, 18)]
-    with pytest.raises(DataError, match=r"sample 8 is owned by client 0 and client 2 \(2 samples are shared\)"):
+    with pytest.raises(DataError, match=r"clients 0 and 2 both hold sample 8 \(2 samples are shared\)"):
         federate(X, Y, shared)
     assert federate(X, Y, shared, overlap=True, test=0.5).counts("train").tolist() == [5, 5, 5]
 
@@ -348,13 +348,13 @@ def test_labels_must_be_one_per_sample():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"test": 1.0}, "validation=0.0 and test=1.0 were given"),
-        ({"validation": -0.1}, "validation=-0.1 and test=0.25 were given"),
-        ({"validation": 0.75}, "must leave something for training"),
-        ({"test": float("nan")}, "test=nan were given"),
+        ({"test": 1.0}, "validation=0.0 and test=1.0 leave no share for training"),
+        ({"validation": -0.1}, "give shares of at least 0"),
+        ({"validation": 0.75}, "sum to less than 1"),
+        ({"test": float("nan")}, "test=nan leave no share"),
         ({"minimum_test": -1}, "minimum_test=-1 and seed=0 were given"),
-        ({"seed": -1}, "seed=-1 were given: neither may be negative"),
-        ({"dtype": torch.int32}, "dtype int32 was asked for"),
+        ({"seed": -1}, "seed=-1 were given: both must be at least 0"),
+        ({"dtype": torch.int32}, "dtype int32 was given"),
     ],
 )
 @pytest.mark.parametrize(
@@ -369,7 +369,7 @@ def test_a_federation_checks_its_splits():
     full = Ragged.from_lists([range(40), range(40, 60)])
     empty = Ragged.from_lists([[], []])
     x, y = torch.from_numpy(X), torch.from_numpy(Y)
-    with pytest.raises(DataError, match="has the splits train, validation, test, but was given train, test"):
+    with pytest.raises(DataError, match="the splits train, test were given: give train, validation, test"):
         Federation(x, y, 4, {"train": full, "test": empty})
     with pytest.raises(DataError, match="the split 'test' has 1 clients, but 'train' has 2"):
         Federation(x, y, 4, {"train": full, "validation": empty, "test": Ragged.from_lists([[]])})

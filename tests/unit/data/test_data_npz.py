@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from stratafl.data import IID, Classes, Dirichlet, federate
-from stratafl.data.division import divided
-from stratafl.data.npz import npz_samples
+from stratafl.data.builders import from_samples
+from stratafl.data.user_files import npz_samples
 from stratafl.errors import DataError, PartitionError, StrataError
 
 X = np.arange(24, dtype=np.float32).reshape(12, 2)
@@ -17,7 +17,7 @@ Y = np.array([0, 1, 2] * 4)
 
 def read(path, **options):
     given = {"clients": 3, "partition": None, "fallback": IID(), "validation": 0.25, "test": 0.25, "seed": 1}
-    return divided(npz_samples(path), **given | options)
+    return from_samples(npz_samples(path), **given | options)
 
 
 def stored(folder, **arrays):
@@ -53,7 +53,11 @@ def test_clients_that_the_file_names_hold_their_samples(tmp_path):
     client = np.array([7, 7, 2, 2, 2, 7, 30, 30, 30, 30, 2, 7])
     federation = read(stored(tmp_path, x=X, y=Y, client=client))
     assert (federation.clients, federation.classes, federation.name) == (3, 3, "samples")
-    assert [held(federation, k) for k in range(3)] == [[2, 3, 4, 10], [0, 1, 5, 11], [6, 7, 8, 9]]  # 2, 7, 30
+    assert [held(federation, k) for k in range(3)] == [
+        [2, 3, 4, 10],
+        [0, 1, 5, 11],
+        [6, 7, 8, 9],
+    ]  # 2, 7, 30
     assert federation.counts("test").tolist() == federation.counts("validation").tolist() == [1, 1, 1]
     assert torch.equal(federation.x, torch.from_numpy(X))
     assert torch.equal(federation.y, torch.from_numpy(Y))
@@ -113,12 +117,12 @@ def test_a_file_that_is_not_there(tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "says"),
     [
-        ({"y": Y}, "has no array 'x' (there is: y)"),
-        ({"x": X, "labels": Y}, "has no array 'y' (there is: x, labels)"),
-        ({}, "has no array 'x' (there is: none)"),
-        ({"x": X, "y": Y[:5]}, ": x has shape (12, 2) and y (5,); both count samples along their first axis"),
-        ({"x": np.array(3.0), "y": Y}, ": x has shape () and y (12,); both"),
-        ({"x": X, "y": np.array(1)}, ": x has shape (12, 2) and y (); both"),
+        ({"y": Y}, "has no array 'x', only: y"),
+        ({"x": X, "labels": Y}, "has no array 'y', only: x, labels"),
+        ({}, "has no array 'x', only: none"),
+        ({"x": X, "y": Y[:5]}, ": x has shape (12, 2) and y (5,); the first axis of both must count the samples"),
+        ({"x": np.array(3.0), "y": Y}, ": x has shape () and y (12,); the first axis"),
+        ({"x": X, "y": np.array(1)}, ": x has shape (12, 2) and y (); the first axis"),
         ({"x": X, "y": Y, "client": Y[:5]}, ": client has shape (5,), but there are 12 samples"),
         ({"x": X, "y": Y, "client": X}, ": client has shape (12, 2), but there are 12 samples"),
     ],

@@ -67,7 +67,7 @@ def test_a_fitted_model_scales_the_bytes_that_it_is_asked_about_and_the_bare_one
     as_numbers = torch.from_numpy(x).float() / 255 * 2 - 1
     with torch.no_grad():
         torch.testing.assert_close(fitted.outputs(0, x), fitted.model(0)(as_numbers))
-    with pytest.raises(DataError, match="give them as they were before any scaling"):
+    with pytest.raises(DataError, match="give them unscaled"):
         fitted.outputs(0, as_numbers)
 
 
@@ -75,7 +75,7 @@ def test_what_does_not_fit_is_refused():
     x, y = images()
     with pytest.raises(DataError, match="3 means for samples of shape"):
         federate(x, y, OWNERS, classes=3, scaling=Scaling((0.5,) * 3, (0.5,) * 3))
-    with pytest.raises(DataError, match="only bytes are scaled"):
+    with pytest.raises(DataError, match="this scaling is for bytes"):
         federate(x.astype(np.float32), y, OWNERS, classes=3, scaling=Scaling())
     with pytest.raises(DataError, match="positive deviations"):
         Scaling((0.5,), (0.0,))

@@ -10,8 +10,8 @@ from PIL import Image
 from stratafl.config.assemble import federation_of, samples_of
 from stratafl.config.experiment import Experiment, from_stored, from_tables, with_settings
 from stratafl.config.protocols import PROTOCOLS
-from stratafl.data import Division, federate, from_clients, write_shards
-from stratafl.data.splitting import Sizes, by_stratum
+from stratafl.data import Assignment, federate, from_clients, write_shards
+from stratafl.data.splitting import Sizes, parts_of_strata
 from stratafl.errors import DataError, UnknownNameError
 
 SPLITS = ("train", "validation", "test")
@@ -133,10 +133,10 @@ def test_targets_of_several_numbers_are_split_at_random():
 def test_of_a_division_with_its_own_tests_validation_is_stratified():
     y = np.arange(40) % 2
     for seed in range(10):
-        division = Division([np.arange(20)], [np.arange(20, 40)])
+        division = Assignment([np.arange(20)], [np.arange(20, 40)])
         federation = federate(np.zeros((40, 1)), y, division, validation=0.2, seed=seed)
         assert classes_of(federation)["validation"] == [2, 2]
-        copies = Division([np.repeat(np.arange(20), 2)], [np.arange(20, 40)], overlap=True)
+        copies = Assignment([np.repeat(np.arange(20), 2)], [np.arange(20, 40)], overlap=True)
         federation = federate(np.zeros((40, 1)), y, copies, validation=0.2, seed=seed)
         assert classes_of(federation)["validation"] == [4, 4]
 
@@ -148,7 +148,7 @@ def test_a_split_that_does_not_exist_is_refused():
 
 def test_the_order_of_strata_decides_between_equals():
     stratum = np.array([0, 1] * 4)
-    found = [by_stratum(stratum, Sizes(1, 0), np.random.default_rng(seed)) for seed in range(20)]
+    found = [parts_of_strata(stratum, Sizes(1, 0), np.random.default_rng(seed)) for seed in range(20)]
     assert {int(stratum[parts == 0][0]) for parts in found} == {0, 1}
 
 
@@ -308,10 +308,10 @@ def test_a_copy_of_the_data_keeps_its_groups(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        (["data.group=patient"], "'patient' is no column of '.*my.csv'; choose one of: .*, nearest 'patient_id'"),
+        (["data.group=patient"], "'patient' is not a column of '.*my.csv'; did you mean 'patient_id'"),
         (["data.group=client"], "data.group = 'client' is the column with the clients"),
         (["data.group=label"], "data.group = 'label' is the column with the labels"),
-        (["data.group=patient_id", "data.partition=iid"], "this partition draws clients sample by sample"),
+        (["data.group=patient_id", "data.partition=iid"], "this partition assigns single samples"),
     ],
 )
 def test_groups_that_cannot_be_kept_are_refused(tmp_path, settings, says):
@@ -348,10 +348,9 @@ def test_clients_with_too_few_groups_and_shared_groups_are_named(tmp_path, caplo
     with caplog.at_level(logging.WARNING, "stratafl"):
         federation_of(experiment(path, "data.group=patient_id"))
     assert caplog.messages == [
-        "1 client ('x') with too few groups of 'patient_id' for a test part: the groups stay together, and are "
-        "trained on",
-        "1 client ('x') with too few groups of 'patient_id' for a validation part: the groups stay together, and are "
-        "trained on",
+        "1 client ('x') with too few groups of 'patient_id' for a test part: all their groups are used for training",
+        "1 client ('x') with too few groups of 'patient_id' for a validation part: all their groups are used for "
+        "training",
         "1 group of 'patient_id' with samples of several clients: one client may test on a group that another trains "
         "on",
     ]

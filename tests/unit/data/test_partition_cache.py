@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from stratafl.data import Division, digits, drawn
-from stratafl.data.partitions import ClientDirichlet, Dirichlet, Partition, PFLlibDirichlet, cache
+from stratafl.data import Assignment, digits, draw_partition
+from stratafl.data import partition_cache as cache
+from stratafl.data.partitions import ClientDirichlet, Dirichlet, Partition, PFLlibDirichlet
 
 LABELS = np.random.default_rng(0).integers(0, 5, 400)
 TESTS = np.arange(400) % 4 == 0
@@ -34,7 +35,7 @@ def counted(monkeypatch):
 
 
 def flat(division):
-    lists = [division.train, division.test or []] if isinstance(division, Division) else [division]
+    lists = [division.train, division.test or []] if isinstance(division, Assignment) else [division]
     return [[mine.tolist() for mine in each] for each in lists]
 
 
@@ -49,15 +50,15 @@ def files(folder):
 )
 def test_what_was_kept_is_what_was_drawn(folder, monkeypatch, partition):
     calls = counted(monkeypatch)
-    first, again = (drawn(partition, LABELS, 6, 1, tests=TESTS) for _ in range(2))
+    first, again = (draw_partition(partition, LABELS, 6, 1, tests=TESTS) for _ in range(2))
     assert len(calls) == len(files(folder)) == 1
     assert type(first) is type(again)
     assert flat(first) == flat(again)
-    if isinstance(first, Division):
-        assert isinstance(again, Division)
+    if isinstance(first, Assignment):
+        assert isinstance(again, Assignment)
         assert again.overlap is first.overlap is True
         assert (again.test is None) == (first.test is None)
-    assert all(a.dtype == np.int64 for a in (again.train if isinstance(again, Division) else again))
+    assert all(a.dtype == np.int64 for a in (again.train if isinstance(again, Assignment) else again))
 
 
 def test_everything_that_a_draw_depends_on_makes_another_entry(folder):
@@ -76,20 +77,20 @@ def test_everything_that_a_draw_depends_on_makes_another_entry(folder):
         (PARTITION, LABELS, 6, 1, {"owner": OWNER[::-1]}),
     ]
     for partition, labels, clients, seed, more in asked:
-        drawn(partition, labels, clients, seed, **more)
+        draw_partition(partition, labels, clients, seed, **more)
     assert len(files(folder)) == len(asked)
 
 
 def test_another_version_draws_again(folder, monkeypatch):
-    drawn(PARTITION, LABELS, 6, 1)
+    draw_partition(PARTITION, LABELS, 6, 1)
     monkeypatch.setattr(cache, "VERSION", cache.VERSION + 1)
-    drawn(PARTITION, LABELS, 6, 1)
+    draw_partition(PARTITION, LABELS, 6, 1)
     assert len(files(folder)) == 2
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "other"])
 def test_a_damaged_entry_is_noticed_and_drawn_again(folder, monkeypatch, damage):
-    expected = flat(drawn(PARTITION, LABELS, 6, 1))
+    expected = flat(draw_partition(PARTITION, LABELS, 6, 1))
     (entry,) = files(folder)
     whole = entry.read_bytes()
     middle = len(whole) // 3
@@ -101,16 +102,16 @@ def test_a_damaged_entry_is_noticed_and_drawn_again(folder, monkeypatch, damage)
     }
     entry.write_bytes(broken[damage])
     calls = counted(monkeypatch)
-    assert flat(drawn(PARTITION, LABELS, 6, 1)) == expected
+    assert flat(draw_partition(PARTITION, LABELS, 6, 1)) == expected
     assert len(calls) == 1
-    assert flat(drawn(PARTITION, LABELS, 6, 1)) == expected
+    assert flat(draw_partition(PARTITION, LABELS, 6, 1)) == expected
     assert len(calls) == 1  # it was written again
     assert files(folder) == [entry]  # and nothing else was left
 
 
 def test_quick_draws_are_not_kept(folder, monkeypatch):
     monkeypatch.setattr(cache, "WORTH_KEEPING", 60.0)
-    drawn(PARTITION, LABELS, 6, 1)
+    draw_partition(PARTITION, LABELS, 6, 1)
     assert not files(folder)
 
 
@@ -123,7 +124,7 @@ def test_without_a_place_to_keep_it_a_draw_is_made_each_time(tmp_path, monkeypat
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv("STRATAFL_CACHE", str(tmp_path / "file"))
     calls = counted(monkeypatch)
-    assert flat(drawn(PARTITION, LABELS, 6, 1)) == flat(drawn(PARTITION, LABELS, 6, 1))
+    assert flat(draw_partition(PARTITION, LABELS, 6, 1)) == flat(draw_partition(PARTITION, LABELS, 6, 1))
     assert len(calls) == 2
 
 
@@ -131,7 +132,7 @@ def test_the_cache_is_in_the_home_unless_told_otherwise(tmp_path, monkeypatch):
     monkeypatch.delenv("STRATAFL_CACHE")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(cache, "WORTH_KEEPING", 0.0)
-    drawn(PARTITION, LABELS, 6, 1)
+    draw_partition(PARTITION, LABELS, 6, 1)
     assert len(files(tmp_path / ".cache" / "stratafl" / "partitions")) == 1
 
 
@@ -141,7 +142,7 @@ def test_a_partition_that_is_no_record_is_drawn_each_time(folder):
         def draw(self, pool, clients, rng):
             return np.array_split(np.arange(len(pool.labels)), clients)
 
-    assert len(drawn(Mine(), LABELS, 6, 1)) == 6
+    assert len(draw_partition(Mine(), LABELS, 6, 1)) == 6
     assert not files(folder)
 
 

@@ -153,5 +153,5 @@ def test_a_clash_of_names_is_refused() -> None:
             self.base = self.fc
             del self.fc
 
-    with pytest.raises(ModelError, match="cannot adopt the sub-module 'base'"):
+    with pytest.raises(ModelError, match="has a sub-module 'base'"):
         LinearBase(Clash(), 1, (4,))

@@ -43,9 +43,9 @@ def test_unknown_option() -> None:
         build("embedding", shape=(8,), classes=2, vocabluary=9)
     assert str(caught.value) == (
         "unknown option of model 'embedding', 'vocabluary'; did you mean 'vocabulary'? "
-        "(there is: vocabulary, width, padding)"
+        "Choose one of: vocabulary, width, padding"
     )
-    with pytest.raises(ModelError, match="there is: none"):
+    with pytest.raises(ModelError, match="there is none"):
         build("cnn", shape=(1, 8, 8), classes=2, hidden=3)
 
 
@@ -66,7 +66,7 @@ def test_a_maker_that_takes_anything_is_given_anything(monkeypatch: pytest.Monke
         ("resnet34", (0, 8, 8), {}, "ResNet needs a positive whole number as every axis of shape (0, 8, 8), got 0"),
         ("lenet", (1, 8, 3), {}, "LeNet needs images of at least 4×4, got 8×3"),
         ("mnistcnn", (1, 3, 3), {}, "ThreeConv needs images of at least 4×4, got 3×3"),
-        ("cifar10cnn", (3, 32, 32), {"dropout": -0.1}, "ThreeConv needs dropout from 0 to below 1, got -0.1"),
+        ("cifar10cnn", (3, 32, 32), {"dropout": -0.1}, "ThreeConv needs dropout of at least 0 and below 1, got -0.1"),
         ("cnn20", (3, 32, 7), {}, "CNN20 needs images of at least 8×8, got 32×7"),
         (
             "cnn",
@@ -82,11 +82,11 @@ def test_a_maker_that_takes_anything_is_given_anything(monkeypatch: pytest.Monke
             "mobilenet",
             (1, 8, 8),
             {"stem": "imagnet"},
-            "unknown stem 'imagnet'; did you mean 'imagenet'? (there is: cifar, imagenet)",
+            "unknown stem 'imagnet'; did you mean 'imagenet'? Choose one of: cifar, imagenet",
         ),
         ("mnistnn", (3,), {"width": 0}, "MLP needs a positive whole number as hidden[0], got 0"),
         ("convnorm", (1, 8, 1), {}, "ConvNorm needs images of at least 2×2, got 8×1"),
-        ("convnorm", (1, 8, 8), {"dropout": 1.0}, "ConvNorm needs dropout from 0 to below 1, got 1.0"),
+        ("convnorm", (1, 8, 8), {"dropout": 1.0}, "ConvNorm needs dropout of at least 0 and below 1, got 1.0"),
         ("convnorm", (1, 8, 8), {"channels": 2.5}, "ConvNorm needs a positive whole number as channels, got 2.5"),
         ("mlp", (), {}, "MLP needs samples with at least one axis, got shape ()"),
         ("mlp", (3,), {"hidden": (4, 0)}, "MLP needs a positive whole number as hidden[1], got 0"),
@@ -103,7 +103,7 @@ def test_a_maker_that_takes_anything_is_given_anything(monkeypatch: pytest.Monke
             "resnet18",
             (3, 8, 8),
             {"stem": "cifra"},
-            "unknown stem 'cifra'; did you mean 'cifar'? (there is: torchvision, cifar)",
+            "unknown stem 'cifra'; did you mean 'cifar'? Choose one of: torchvision, cifar",
         ),
     ],
 )

@@ -66,7 +66,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
         raise OSError("no space left")
 
     monkeypatch.setattr("safetensors.torch.save_file", half_written)
-    with pytest.raises(ModelError, match=r"cannot be written to '.*': no space left"):
+    with pytest.raises(ModelError, match=r"cannot write the weights to '.*': no space left"):
         save_weights(other, tmp_path / "w.safetensors")
     assert [p.name for p in tmp_path.iterdir()] == ["w.safetensors"]
     load_weights(other, tmp_path / "w.safetensors")
@@ -74,7 +74,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_missing_folder_is_refused_on_saving(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="cannot be written to"):
+    with pytest.raises(ModelError, match="cannot write the weights to"):
         save_weights(net(), tmp_path / "none" / "w.safetensors")
 
 
@@ -121,7 +121,7 @@ def test_missing_and_unexpected_names(tmp_path: Path) -> None:
     save_file(weights, path)
     assert refused(net(), path) == (
         f"the weights file '{path}' lacks 1 of the module's 14 names (first 'fc.bias', nearest 'fc.bais') "
-        "and has 2 names that the module has not (first 'fc.bais', nearest 'fc.bias')"
+        "and has 2 names that the module does not have (first 'fc.bais', nearest 'fc.bias')"
     )
 
 
@@ -130,13 +130,13 @@ def test_missing_names_alone(tmp_path: Path) -> None:
     save_file({"fc.bias": torch.zeros(3)}, path)
     text = refused(MLP(shape=(2,), classes=3), path)
     assert text.startswith(f"the weights file '{path}' lacks 3 of the module's 4 names (first 'fc1.weight'")
-    assert "has not" not in text
+    assert "does not have" not in text
 
 
 def test_unexpected_names_alone(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     save_file(state(net()) | {"zzz": torch.zeros(1)}, path)
-    assert refused(net(), path) == f"the weights file '{path}' has 1 name that the module has not (first 'zzz')"
+    assert refused(net(), path) == f"the weights file '{path}' has 1 name that the module does not have (first 'zzz')"
 
 
 @pytest.mark.parametrize("strict", [True, False])

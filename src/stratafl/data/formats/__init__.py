@@ -1,20 +1,34 @@
-"""Formats: how samples lie on a disk, and one reader for each way."""
+"""Formats: how samples are stored in files. `read` finds the format of a file or folder and reads it into columns.
+
+| format                     | files                                    | reader                                     |
+|----------------------------|------------------------------------------|--------------------------------------------|
+| a folder of `save_to_disk` | state.json                               | arrow.read_saved                           |
+| parquet                    | *.parquet                                | arrow.read_parquet                         |
+| idx                        | *-idx1-ubyte*, *-idx3-ubyte*             | idx.read_idx                               |
+| sheets of images           | data_batch*.png, test_batch*.png         | image_files.read_sheets                    |
+| csv                        | *.csv                                    | csv_files.read_csv                         |
+| npz                        | *.npz                                    | npz_files.read_npz                         |
+| class folders of images    | CLASS/*.png, *.jpg …                     | image_files.read_class_folders             |
+
+To add a data format: write one file here with a function `read_NAME(files, request) -> Columns` that reads the files of
+one split, and add a line to `_FORMATS` below. Nothing else changes: labels, images, clients and splits are made from
+columns (columns.py). Add its suffix to `SUFFIXES` if a single file can be given as `data.name`.
+
+This package imports `data.memory_limit`, `core` and `stratafl.errors`; the rest of `data` imports it.
+"""
 
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from stratafl.data.formats.arrow import read_parquet, read_saved
-from stratafl.data.formats.columns import IMAGES, ORDER, Asked, Columns, Splits, split_of, top_split
-from stratafl.data.formats.folders import read_folders
+from stratafl.data.formats.columns import IMAGES, ORDER, Columns, Request, Splits, split_of, top_split
+from stratafl.data.formats.csv_files import read_csv
 from stratafl.data.formats.idx import read_idx
-from stratafl.data.formats.sheets import read_sheets
-from stratafl.data.formats.tables import read_csv, read_npz
+from stratafl.data.formats.image_files import read_class_folders, read_sheets
+from stratafl.data.formats.npz_files import read_npz
 from stratafl.errors import DataError
-
-Read = Callable[[Sequence[Path], Asked], Columns]
 
 
 class Format(NamedTuple):
@@ -22,41 +36,40 @@ class Format(NamedTuple):
 
     says: str
     patterns: tuple[str, ...]
-    read: Read
+    read: Callable[[Sequence[Path], Request], Columns]
     split: Callable[[Path, Path], str] = split_of
 
 
-_TABLES = (
+_FORMATS = (  # the first one with files in a folder is read
     Format("a folder of `save_to_disk`", ("state.json",), read_saved),
     Format("parquet", ("*.parquet",), read_parquet),
     Format("idx", ("*-idx[13]-ubyte*",), read_idx),
     Format("sheets of images", ("data_batch*.png", "test_batch*.png"), read_sheets),
     Format("csv", ("*.csv",), read_csv),
     Format("npz", ("*.npz",), read_npz),
+    Format("class folders of images", tuple(f"*{suffix}" for suffix in IMAGES), read_class_folders, top_split),
 )
-_FOLDERS = ("class folders of images", tuple(f"*{suffix}" for suffix in IMAGES))
-SAYS = ", ".join([*(each.says for each in _TABLES), _FOLDERS[0]])
 SUFFIXES = (".npz", ".csv", ".parquet")
 
 
-def read(place: Path, asked: Asked, prefer: str = "*") -> Splits:
+def read(place: Path, request: Request, prefer: str = "*") -> Splits:
     """The columns of a file, or of the files of the first format that a folder has, split by split.
 
-    Among files of several data sets in one folder, those are read whose names fit `prefer`.
+    If a folder has files of several data sets, those whose names fit `prefer` are read.
     """
     root = place if place.is_dir() else place.parent
     files = sorted(file for file in place.rglob("*") if file.is_file()) if place.is_dir() else [place]
     files = [file for file in files if not any(part.startswith(".") for part in file.relative_to(root).parts)]
-    for each in (*_TABLES, Format(*_FOLDERS, partial(read_folders, root=root), top_split)):
+    for each in _FORMATS:
         mine = [file for file in files if any(fnmatch(file.name.lower(), pattern) for pattern in each.patterns)]
         preferred = [file for file in mine if fnmatch(file.name, prefer)]
         if mine:
-            return _by_split(preferred or mine, root, each, asked)
-    raise DataError(f"'{place}' holds nothing that can be read: there must be {SAYS}")
+            return _by_split(preferred or mine, root, each, request._replace(root=root))
+    raise DataError(f"'{place}' has no data that can be read: give one of {', '.join(each.says for each in _FORMATS)}")
 
 
-def _by_split(files: Sequence[Path], root: Path, chosen: Format, asked: Asked) -> Splits:
+def _by_split(files: Sequence[Path], root: Path, chosen: Format, request: Request) -> Splits:
     splits: dict[str, list[Path]] = {}
     for file in files:
         splits.setdefault(chosen.split(file, root), []).append(file)
-    return {split: chosen.read(splits[split], asked) for split in sorted(splits, key=ORDER.index)}
+    return {split: chosen.read(splits[split], request) for split in sorted(splits, key=ORDER.index)}

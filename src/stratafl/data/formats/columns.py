@@ -1,5 +1,6 @@
-"""Columns: what every format is read into, split by split, before images, texts and labels are made of it."""
+"""Columns: what every format is read into, split by split, before images, texts and labels are decoded."""
 
+import importlib
 import os
 import re
 from collections.abc import Sequence
@@ -20,25 +21,36 @@ ORDER = ("train", "valid", "test")
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff")
 _SPLITS = {"train": "train", "test": "test", "t10k": "test", "valid": "valid", "validation": "valid", "val": "valid"}
 _WORD = re.compile(rf"(?:^|[-_.])({'|'.join(_SPLITS)})(?=[-_.]|$)")
-_INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # what pandas calls a column of row numbers
+_INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # pandas' names for a column of row numbers
 
 
-class Asked(NamedTuple):
-    """The names under which columns are wanted; `only` these, or all that a table has; and what they may take."""
+class Request(NamedTuple):
+    """Which columns to read, under which names; `only` these, or all that a table has; and how much memory to use."""
 
     content: str = "image"
     label: str = "label"
     owner: str | None = None
     only: bool = False
     limit: MemoryLimit = USUAL_LIMIT
+    root: Path = Path()  # the folder that is read, set by `formats.read`
 
     def names(self) -> list[str]:
-        """All that are named."""
         return [name for name in (self.content, self.label, self.owner) if name is not None]
 
 
+def needed(module: str, reads: str) -> Any:
+    """A module of the extra `data`, imported when it is needed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise DataError(
+            f"reading {reads} needs the package '{module.partition('.')[0]}', which is not installed: "
+            "pip install 'stratafl[data]'"
+        ) from error
+
+
 def split_of(file: Path, root: Path) -> str:
-    """The split that a file belongs to, by a word in its name or in the name of a folder above it."""
+    """The split that a word in the name of a file, or of a folder above it, stands for."""
     parts = file.relative_to(root).parts if file != root else (file.name,)
     for part in parts:
         if found := _WORD.search(part.lower()):
@@ -47,22 +59,23 @@ def split_of(file: Path, root: Path) -> str:
 
 
 def top_split(file: Path, root: Path) -> str:
-    """The split that the uppermost folder of a file is named after."""
+    """The split that the topmost folder of a file is named after."""
     return _SPLITS.get(file.relative_to(root).parts[0].lower(), "train")
 
 
 def is_split(name: str) -> bool:
-    """Whether a folder of this name holds a split."""
     return name.lower() in _SPLITS
 
 
 def joined(parts: Sequence[Columns], where: Path) -> Columns:
-    """Tables of the same columns, one after the other."""
+    """Tables of the same columns, concatenated."""
     first = parts[0]
     for part in parts[1:]:
         if set(part) != set(first):
             there, here = ", ".join(sorted(first)), ", ".join(sorted(part))
-            raise DataError(f"the tables of '{where}' have different columns: {there}, but also {here}")
+            raise DataError(
+                f"the tables of '{where}' have different columns ({there}; {here}): give all tables the same columns"
+            )
     return {name: _joined([part[name] for part in parts], name, where) for name in first}
 
 
@@ -73,28 +86,31 @@ def _joined(parts: Sequence[Column], name: str, where: Path) -> Column:
     if not arrays:
         return [cell for part in parts for cell in part]
     if len(arrays) < len(parts) or len({array.shape[1:] for array in arrays}) > 1:
-        raise DataError(f"the tables of '{where}' hold different kinds of values in their columns '{name}'")
+        raise DataError(
+            f"the tables of '{where}' have different kinds of values in the column '{name}': give all the same kind"
+        )
     return np.concatenate(arrays)
 
 
-def in_a_row(splits: Splits, where: Path) -> tuple[Columns, NDArray[np.bool_]]:
-    """All splits one after the other, and which rows are not for training."""
+def joined_splits(splits: Splits, where: Path) -> tuple[Columns, NDArray[np.bool_]]:
+    """All splits concatenated, and which rows are not for training."""
     for columns in splits.values():
         counts = {name: len(cells) for name, cells in columns.items()}
         if len(set(counts.values())) != 1 or 0 in counts.values():
-            said = ", ".join(f"{count} of '{name}'" for name, count in counts.items())
-            raise DataError(f"'{where}' must have as many values in every column, and some, not {said or 'none'}")
+            said = ", ".join(f"{count} values of '{name}'" for name, count in counts.items())
+            raise DataError(
+                f"'{where}' has {said or 'no columns'}: every column needs the same number of values, at least 1"
+            )
     sizes = [len(next(iter(columns.values()))) for columns in splits.values()]
     return joined(list(splits.values()), where), np.repeat([split != "train" for split in splits], sizes)
 
 
 def taken(cells: Column, rows: NDArray[np.int64]) -> Column:
-    """Some cells of a column."""
     return cells[rows] if isinstance(cells, np.ndarray) else [cells[row] for row in rows]
 
 
 def numbers_or_texts(cells: Sequence[str]) -> Column:
-    """Texts as whole numbers if all of them are, or else as numbers if all are, or else as they stand."""
+    """Texts as whole numbers if all of them are, or else as floats if all are, or else unchanged."""
     for kind in (np.int64, np.float64):
         try:
             return np.array(cells, dtype=kind) if len(cells) else np.empty(0, kind)
@@ -104,9 +120,9 @@ def numbers_or_texts(cells: Sequence[str]) -> Column:
 
 
 def located(names: Sequence[str], root: Path) -> list[Path]:
-    """Image files that a table names, beside it or in any folder below it; what is elsewhere is refused.
+    """Image files that a table names, in its folder or below; anything elsewhere is refused.
 
-    A table may come from anybody, and must not be able to choose what is read on this machine.
+    A table may come from anybody, so it must not choose what is read on this machine.
     """
     below: dict[str, list[Path]] = {}
     places, inside = [], os.path.join(os.path.abspath(root), "")
@@ -119,7 +135,9 @@ def located(names: Sequence[str], root: Path) -> list[Path]:
             found = below.get(place.name, [])
             if len(found) != 1:
                 many = f"{len(found)} images" if found else "no image"
-                raise DataError(f"'{root}' has {many} '{name}', which its table names")
+                raise DataError(
+                    f"a table in '{root}' names the image '{name}', but that folder has {many} of this name"
+                )
             place = found[0]
         places.append(place)
     return places
@@ -134,7 +152,7 @@ def _images_by_name(root: Path) -> dict[str, list[Path]]:
 
 
 def with_images(columns: Columns, root: Path) -> Columns:
-    """The columns, names of image files replaced by where the files are."""
+    """The columns, with names of image files replaced by their paths."""
     return {name: located(cells, root) if _names_images(cells) else cells for name, cells in columns.items()}  # type: ignore[arg-type]
 
 
@@ -146,19 +164,18 @@ def _is_image(cell: Any) -> bool:
     return isinstance(cell, str) and cell.lower().endswith(IMAGES)
 
 
-def picked(columns: Columns, asked: Asked, where: Path) -> Columns:
-    """The named columns where only those are wanted, or else all."""
-    if not asked.only:
+def picked(columns: Columns, request: Request, where: Path) -> Columns:
+    if not request.only:
         _check_named(columns, where)
         return columns
-    for name in asked.names():
+    for name in request.names():
         if name not in columns:
-            raise DataError(f"'{where}' has no column '{name}' (there is: {', '.join(columns) or 'none'})")
-    return {name: columns[name] for name in asked.names()}
+            raise DataError(f"'{where}' has no column '{name}', only: {', '.join(columns) or 'none'}")
+    return {name: columns[name] for name in request.names()}
 
 
 def _check_named(columns: Columns, where: Path) -> None:
-    """Refuse a column that numbers the rows, as pandas writes it unless told otherwise."""
+    """Refuse a column of row numbers, which pandas writes by default."""
     for at, name in enumerate(columns, start=1):
         if _INDEX.fullmatch(name):
             raise DataError(

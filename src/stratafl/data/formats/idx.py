@@ -1,4 +1,4 @@
-"""MNIST's own format: a file of images and a file of labels, plain or gzipped."""
+"""idx, MNIST's format: a file of images and a file of labels, plain or gzipped."""
 
 import gzip
 import zlib
@@ -9,25 +9,26 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from stratafl.data.formats.columns import Asked, Columns
+from stratafl.data.formats.columns import Columns, Request
 from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
 from stratafl.errors import DataError
 
 _UNSIGNED_BYTE = 8
 
 
-def read_idx(files: Sequence[Path], asked: Asked) -> Columns:
-    """Images and labels of one pair of files."""
+def read_idx(files: Sequence[Path], request: Request) -> Columns:
     found = {axes: [file for file in files if f"idx{axes}" in file.name] for axes in (1, 3)}
     if any(len(each) != 1 for each in found.values()):
         names = ", ".join(file.name for file in files)
-        raise DataError(f"'{files[0].parent}' needs one idx3 file of images and one idx1 file of labels, not {names}")
-    images, labels = (read_array(found[axes][0], asked.limit) for axes in (3, 1))
-    return {asked.content: images, asked.label: labels.astype(np.int64)}
+        raise DataError(
+            f"'{files[0].parent}' has {names}: it needs one idx3 file of images and one idx1 file of labels"
+        )
+    images, labels = (_array(found[axes][0], request.limit) for axes in (3, 1))
+    return {request.content: images, request.label: labels.astype(np.int64)}
 
 
-def read_array(file: Path, limit: MemoryLimit = USUAL_LIMIT) -> NDArray[np.uint8]:
-    """The array in one file: two zeros, its type, how many axes, their lengths, and then its values."""
+def _array(file: Path, limit: MemoryLimit = USUAL_LIMIT) -> NDArray[np.uint8]:
+    """The array in one file: two zeros, its type, the number of axes, their lengths, and then its values."""
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as opened:
             shape = _shape(opened.read, file)
@@ -37,15 +38,15 @@ def read_array(file: Path, limit: MemoryLimit = USUAL_LIMIT) -> NDArray[np.uint8
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"'{file}' cannot be read: {error}") from error
     if len(data) != count:
-        raise DataError(f"'{file}' ends before its last value, or after it")
+        raise DataError(f"'{file}' is damaged: its length does not fit its header")
     return np.frombuffer(data, np.uint8).reshape(shape)
 
 
 def _shape(read: Callable[[int], bytes], file: Path) -> tuple[int, ...]:
     start = read(4)
     if len(start) < 4 or start[:2] != b"\0\0" or start[2] != _UNSIGNED_BYTE:
-        raise DataError(f"'{file}' is not an idx file of bytes")
+        raise DataError(f"'{file}' is not an idx file of unsigned bytes")
     axes = read(4 * start[3])
     if len(axes) != 4 * start[3]:
-        raise DataError(f"'{file}' ends before its last value, or after it")
+        raise DataError(f"'{file}' is damaged: its length does not fit its header")
     return tuple(np.frombuffer(axes, ">u4").tolist())

@@ -1,18 +1,15 @@
 """Partitions: which client gets which sample, drawn from the labels, the number of clients and a seed.
 
-Every partition is a record that is called as `partition(labels, clients, seed)`. Most return one sorted array of sample
-indices per client, of which a share is then cut off for testing; some look at more than labels, or say who tests on
-what, and return a `Division`.
+To add one: write a `@record` subclass of `Partition` (base.py) with a method `draw`, and name it in `PARTITIONS`. Most
+return one sorted array of sample indices per client, from which `splitting` then splits off the test samples; some also
+decide who tests on what and return an `Assignment`. This package imports `core` and `stratafl.errors`; the
+rest of `data` imports it.
 """
 
-from stratafl.data.cutting import Division
-from stratafl.data.partitions.base import Partition, Pool
-from stratafl.data.partitions.cache import drawn
+from stratafl.data.partitions.base import IID, Assignment, Partition, Pool
 from stratafl.data.partitions.classes import Classes, KClasses, OneClass, Pathological
-from stratafl.data.partitions.dirichlet import Dirichlet, PFLlibDirichlet
-from stratafl.data.partitions.even import IID
+from stratafl.data.partitions.dirichlet import ClientDirichlet, Dirichlet, PFLlibDirichlet
 from stratafl.data.partitions.owners import Owners
-from stratafl.data.partitions.perclient import ClientDirichlet
 from stratafl.data.partitions.pfedla import PFedLAClasses, PFedLADominant
 
 PARTITIONS: dict[str, type[Partition]] = {
@@ -32,10 +29,10 @@ PARTITIONS: dict[str, type[Partition]] = {
 __all__ = [
     "IID",
     "PARTITIONS",
+    "Assignment",
     "Classes",
     "ClientDirichlet",
     "Dirichlet",
-    "Division",
     "KClasses",
     "OneClass",
     "Owners",
@@ -45,5 +42,4 @@ __all__ = [
     "Partition",
     "Pathological",
     "Pool",
-    "drawn",
 ]

@@ -1,22 +1,46 @@
-"""What every partition is: a record that draws who holds which sample."""
+"""What every partition is, what it returns, and the class counts that most of them are made of.
+
+`IID`, at the end, is the simplest partition: copy it to write your own.
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stratafl.core.annotations import Range
+from stratafl.core.records import record
 from stratafl.core.reprs import short_repr
-from stratafl.data.cutting import Division, Indices
 from stratafl.errors import PartitionError
+
+Indices = NDArray[np.int64]
+Counts = NDArray[np.int64]  # samples of each class (rows) for each client (columns)
+Some = Annotated[int, Range(least=1)]
+Share = Annotated[float, Range(above=0, below=1)]
+HasClass = NDArray[np.bool_]  # whether each client (rows) has each class (columns)
+
+
+@short_repr
+@dataclass(frozen=True, eq=False)
+class Assignment:
+    """One array of sample indices per client to train on and, if the partition decides that too, to test on.
+
+    Without `test`, a share of what each client holds is split off. With `overlap`, a sample may belong to several
+    clients, or several times to one of them; no client tests on a sample that it trains on.
+    """
+
+    train: list[Indices]
+    test: list[Indices] | None = None
+    overlap: bool = False
 
 
 @short_repr
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """What a partition may look at: labels, and perhaps which samples the publishers test on and whose each one is."""
+    """What a partition may look at: labels and, if known, the publishers' test samples and the owner of each sample."""
 
     labels: NDArray[Any]
     tests: NDArray[np.bool_] | None = None
@@ -26,11 +50,11 @@ class Pool:
         for what in ("tests", "owner"):
             given = getattr(self, what)
             if given is not None and len(given) != len(self.labels):
-                raise PartitionError(f"there are {len(self.labels)} labels, but '{what}' tells of {len(given)} samples")
+                raise PartitionError(f"there are {len(self.labels)} labels, but '{what}' has {len(given)} values")
 
     @cached_property
     def names(self) -> NDArray[Any]:
-        """The labels that there are, in order."""
+        """The different labels, in order."""
         if self.labels.ndim != 1 or self.labels.dtype.kind not in "biu":
             raise PartitionError(
                 f"labels of dtype {self.labels.dtype} and shape {self.labels.shape} have no classes: "
@@ -39,7 +63,7 @@ class Pool:
         return np.unique(self.labels)
 
     def classes(self, among: NDArray[np.bool_] | None = None) -> list[Indices]:
-        """The samples of each class, all or only those among some."""
+        """The samples of each class; only those where `among` is true."""
         kept = np.ones(len(self.labels), dtype=np.bool_) if among is None else among
         return [np.flatnonzero(kept & (self.labels == name)) for name in self.names]
 
@@ -47,16 +71,16 @@ class Pool:
         """The samples of each class in the publishers' training set and in their test set."""
         if self.tests is None:
             raise PartitionError(
-                f"the partition '{partition}' divides the publishers' training and test sets one by one, "
-                "and this data does not say which samples are for testing"
+                f"the partition '{partition}' divides the publishers' training set and test set separately, "
+                "but this data does not say which samples are for testing: choose another partition"
             )
         return self.classes(~self.tests), self.classes(self.tests)
 
 
 class Partition(ABC):
-    """A record that says who holds what, called as `partition(labels, clients, seed)`.
+    """A record that draws which client gets which sample, called as `partition(labels, clients, seed)`.
 
-    Some also look at which samples are the publishers' `tests`, or at their `owner`.
+    Some also look at which samples are the publishers' `tests`, or at the `owner` of each sample.
     """
 
     def __call__(
@@ -67,36 +91,74 @@ class Partition(ABC):
         *,
         tests: NDArray[np.bool_] | None = None,
         owner: NDArray[Any] | None = None,
-    ) -> list[Indices] | Division:
-        """One sorted array of sample indices per client, or a division into training and test parts."""
+    ) -> list[Indices] | Assignment:
         pool = Pool(np.asarray(labels), tests, owner)
-        return self.draw(pool, clients, generator(len(pool.labels), clients, seed))
+        return self.draw(pool, clients, _generator(len(pool.labels), clients, seed))
 
     @abstractmethod
-    def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> list[Indices] | Division:
-        """The division, drawn with these random numbers."""
+    def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> list[Indices] | Assignment:
+        """One sorted array of sample indices per client; or an `Assignment`, to say who tests on what."""
 
 
-def generator(samples: int, clients: int, seed: int) -> np.random.Generator:
-    """The random numbers of a seed, if so many samples can be divided among so many clients at all."""
+def _generator(samples: int, clients: int, seed: int) -> np.random.Generator:
     if clients < 1:
         raise PartitionError(f"clients={clients} was given: a partition needs at least one client")
     if clients > samples:
         raise PartitionError(f"{samples} samples cannot be divided among {clients} clients: some would have none")
     if seed < 0:
-        raise PartitionError(f"seed={seed} was given: a seed may not be negative")
+        raise PartitionError(f"seed={seed} was given: a seed must be at least 0")
     return np.random.default_rng(np.random.SeedSequence(seed))
 
 
-def require_at_least(least: int, **settings: int) -> None:
-    """Refuse settings that are too small to mean anything."""
-    for name, value in settings.items():
-        if value < least:
-            raise PartitionError(f"{name}={value} was given: it must be at least {least}")
+def pfllib_minimum(samples: int, clients: int) -> int:
+    """What PFLlib asks for each client: four batches of 10, or half the even share, whichever is less."""
+    return int(min(40, samples / clients / 2))
 
 
-def require_share(**settings: float) -> None:
-    """Refuse settings that are not a share between 0 and 1."""
-    for name, value in settings.items():
-        if not 0 < value < 1:
-            raise PartitionError(f"{name}={value} was given: it is a share, above 0 and below 1")
+def draw_counts(classes: list[Indices], counts: Counts, rng: np.random.Generator) -> list[Indices]:
+    """For each client so many samples of each class, drawn so that no two clients share a sample."""
+    held: list[list[Indices]] = [[] for _ in range(counts.shape[1])]
+    for members, row in zip(classes, counts, strict=True):
+        # no client gets what is left after the last piece
+        for mine, piece in zip(held, np.split(rng.permutation(members), np.cumsum(row)), strict=False):
+            mine.append(piece)
+    return [np.sort(np.concatenate(mine)) for mine in held]
+
+
+def require_supply(pool: Pool, classes: list[Indices], counts: Counts, what: str = "samples") -> None:
+    """Refuse counts that ask for more samples of a class than there are."""
+    for name, members, row in zip(pool.names, classes, counts, strict=True):
+        if row.sum() > len(members):
+            asking = int((row > 0).sum())
+            raise PartitionError(f"class {name} has {len(members)} {what}, but {asking} clients ask for {row.sum()}")
+
+
+def balanced_classes(clients: int, classes: int, per_client: int, rng: np.random.Generator) -> HasClass:
+    """Which classes each client has: client after client takes those that the fewest clients have."""
+    if per_client > classes:
+        raise PartitionError(f"per_client={per_client} was given, but the labels have only {classes} classes")
+    has = np.zeros((clients, classes), dtype=np.bool_)
+    for client in rng.permutation(clients):
+        fewest_first = np.lexsort((rng.random(classes), has.sum(axis=0)))
+        has[client, fewest_first[:per_client]] = True
+    return has
+
+
+def equal_counts(has: HasClass, names: NDArray[Any], classes: list[Indices], rng: np.random.Generator) -> Counts:
+    """Every class divided equally among the clients that have it; random ones of them get what does not divide."""
+    counts = np.zeros(has.T.shape, dtype=np.int64)
+    for each, members in enumerate(classes):
+        clients = rng.permutation(np.flatnonzero(has[:, each]))
+        if len(clients) > len(members):
+            raise PartitionError(f"class {names[each]} has {len(members)} samples for {len(clients)} clients")
+        for rank, client in enumerate(clients):
+            counts[each, client] = (len(members) + len(clients) - 1 - rank) // len(clients)
+    return counts
+
+
+@record
+class IID(Partition):
+    """Every client gets the same number of samples, give or take one, whatever their labels."""
+
+    def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> list[Indices]:
+        return [np.sort(part) for part in np.array_split(rng.permutation(len(pool.labels)), clients)]

@@ -1,155 +1,137 @@
-"""Clients that hold only some of the classes."""
+"""Partitions in which a client has only some of the classes."""
 
 from math import ceil
 
 import numpy as np
 
 from stratafl.core.records import record
-from stratafl.data.cutting import Division, Indices
-from stratafl.data.partitions.base import Partition, Pool, require_at_least
-from stratafl.data.partitions.counts import (
+from stratafl.data.partitions.base import (
+    Assignment,
     Counts,
-    Ownership,
-    balanced_ownership,
+    HasClass,
+    Indices,
+    Partition,
+    Pool,
+    Some,
+    balanced_classes,
+    draw_counts,
     equal_counts,
-    filled,
+    pfllib_minimum,
     require_supply,
 )
-from stratafl.data.partitions.dirichlet import least
 from stratafl.errors import PartitionError
 
 
 @record
 class Classes(Partition):
-    """Every client holds samples of exactly `per_client` classes, and every class has as many owners, give or take one.
+    """Every client has exactly `per_client` classes, and every class as many clients, give or take one.
 
-    A class is divided equally among its owners; with fewer than one owner per class, some classes stay unused.
+    A class is divided equally among its clients; with fewer than one client per class, some classes stay unused.
     """
 
-    per_client: int = 2
-
-    def __post_init__(self) -> None:
-        _require_some_classes(self.per_client)
+    per_client: Some = 2
 
     def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> list[Indices]:
-        """One sorted array of sample indices per client."""
         classes = pool.classes()
-        owned = balanced_ownership(clients, len(classes), self.per_client, rng)
-        return _divided(pool, classes, owned, rng)
+        has = balanced_classes(clients, len(classes), self.per_client, rng)
+        return _draw_equally(pool, classes, has, rng)
 
 
 @record
 class KClasses(Partition):
-    """FedPer's partition: `per_client` classes for each client, and exactly as many owners for each class.
+    """FedPer's partition: `per_client` classes for each client, and exactly as many clients for each class.
 
-    Client j has the classes from j · C/N on, or with `shuffled` any. The publishers' training and test sets are divided
-    the same way; data that does not know them is divided as a whole.
+    Client j has the classes from j · C/N on, or with `shuffled` random ones. The publishers' training and test sets are
+    divided the same way; data without these two sets is divided as a whole.
     """
 
-    per_client: int = 4
+    per_client: Some = 4
     shuffled: bool = False
 
-    def __post_init__(self) -> None:
-        _require_some_classes(self.per_client)
-
-    def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> list[Indices] | Division:
-        """A division of both sets, or one sorted array of sample indices per client."""
-        assign = balanced_ownership if self.shuffled else _rotated_ownership
-        owned = assign(clients, len(pool.names), self.per_client, rng)
-        if np.ptp(owned.sum(axis=0)):
+    def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> list[Indices] | Assignment:
+        assign = balanced_classes if self.shuffled else _rotated_classes
+        has = assign(clients, len(pool.names), self.per_client, rng)
+        if np.ptp(has.sum(axis=0)):
             C = len(pool.names)
             raise PartitionError(
                 f"{clients} clients with {self.per_client} classes each cannot share {C} classes equally: "
                 f"clients · per_client must be a multiple of {C}"
             )
         if pool.tests is None:
-            return _divided(pool, pool.classes(), owned, rng)
-        train, test = (_divided(pool, classes, owned, rng) for classes in pool.published("kclasses"))
-        return Division(train, test)
+            return _draw_equally(pool, pool.classes(), has, rng)
+        train, test = (_draw_equally(pool, classes, has, rng) for classes in pool.published("kclasses"))
+        return Assignment(train, test)
 
 
 @record
 class Pathological(Partition):
-    """PFLlib's pathological partition: class after class goes to the first clients that still need one.
+    """PFLlib's pathological partition: each class goes to the first clients that still need one.
 
-    So many of them that each could have `per_client` classes. They get equal parts with `balanced`, and else parts of
-    random size, of at least a tenth of an equal one; in both cases the last one takes the rest.
+    It goes to ceil(clients · `per_client` / classes) of them. With `balanced` they get equal parts; otherwise parts of
+    random size, at least a tenth of an equal one. In both cases the last client gets the rest.
     """
 
-    per_client: int = 2
+    per_client: Some = 2
     balanced: bool = False
 
-    def __post_init__(self) -> None:
-        _require_some_classes(self.per_client)
-
     def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> list[Indices]:
-        """One sorted array of sample indices per client."""
         classes = pool.classes()
         counts = np.zeros((len(classes), clients), dtype=np.int64)
         wanted = np.full(clients, self.per_client)
-        smallest = least(len(pool.labels), clients) / len(classes)
+        smallest = pfllib_minimum(len(pool.labels), clients) / len(classes)
         for each, members in enumerate(classes):
             chosen = np.flatnonzero(wanted > 0)[: ceil(clients * self.per_client / len(classes))]
             wanted[chosen] -= 1
-            if len(chosen):  # else everybody has their classes, and this one stays unused
+            if len(chosen):  # else every client has its classes, and this one stays unused
                 counts[each, chosen] = self._sizes(len(members), len(chosen), smallest, rng)
         without = np.flatnonzero(counts.sum(axis=0) == 0)
         if len(without):
             raise PartitionError(
-                f"client {without[0]} would get no sample: there are too many clients for these classes"
+                f"client {without[0]} would get no sample: there are too many clients for {len(classes)} classes"
             )
-        return filled(classes, counts, rng)
+        return draw_counts(classes, counts, rng)
 
-    def _sizes(self, members: int, owners: int, smallest: float, rng: np.random.Generator) -> Counts:
-        equal = members / owners
-        if self.balanced or owners == 1:
-            sizes = np.full(owners - 1, int(equal))
+    def _sizes(self, members: int, clients: int, smallest: float, rng: np.random.Generator) -> Counts:
+        equal = members / clients
+        if self.balanced or clients == 1:
+            sizes = np.full(clients - 1, int(equal))
         else:
             lowest, above = ceil(max(equal / 10, smallest)), ceil(equal)
             if lowest >= above:
-                raise PartitionError(f"{members} samples of a class cannot be divided unevenly among {owners} clients")
-            sizes = rng.integers(lowest, above, owners - 1)
+                raise PartitionError(f"{members} samples of a class cannot be divided unevenly among {clients} clients")
+            sizes = rng.integers(lowest, above, clients - 1)
         return np.append(sizes, members - sizes.sum())
 
 
 @record
 class OneClass(Partition):
-    """FedALP's one class per client: so many training and test samples of it, from the publishers' two sets.
+    """FedALP's one class per client: samples of it from the publishers' training set and test set.
 
-    Client j has class j mod C, so that every class has as many owners, give or take one.
+    Client j has class j mod C, so that every class has as many clients, give or take one.
     """
 
-    train_samples: int = 500
-    test_samples: int = 80
+    train_samples: Some = 500
+    test_samples: Some = 80
 
-    def __post_init__(self) -> None:
-        require_at_least(1, train_samples=self.train_samples, test_samples=self.test_samples)
-
-    def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> Division:
-        """A division of both sets."""
+    def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> Assignment:
         train, test = pool.published("oneclass")
-        owned = np.zeros((len(pool.names), clients), dtype=np.int64)
-        owned[np.arange(clients) % len(pool.names), np.arange(clients)] = 1
-        require_supply(pool, train, owned * self.train_samples, "training samples")
-        require_supply(pool, test, owned * self.test_samples, "test samples")
-        trained = filled(train, owned * self.train_samples, rng)
-        return Division(trained, filled(test, owned * self.test_samples, rng))
+        has = np.zeros((len(pool.names), clients), dtype=np.int64)
+        has[np.arange(clients) % len(pool.names), np.arange(clients)] = 1
+        require_supply(pool, train, has * self.train_samples, "training samples")
+        require_supply(pool, test, has * self.test_samples, "test samples")
+        trained = draw_counts(train, has * self.train_samples, rng)
+        return Assignment(trained, draw_counts(test, has * self.test_samples, rng))
 
 
-def _require_some_classes(per_client: int) -> None:
-    if per_client < 1:
-        raise PartitionError(f"per_client={per_client} was given: every client needs at least one class")
-
-
-def _rotated_ownership(clients: int, classes: int, per_client: int, _: np.random.Generator) -> Ownership:
-    """Client j owns the classes from j · C/N on, beginning again after the last."""
+def _rotated_classes(clients: int, classes: int, per_client: int, _: np.random.Generator) -> HasClass:
+    """Client j has the classes from j · C/N on, beginning again after the last."""
     if per_client > classes:
-        raise PartitionError(f"per_client={per_client} was given, but the labels hold only {classes} classes")
+        raise PartitionError(f"per_client={per_client} was given, but the labels have only {classes} classes")
     first = np.arange(clients) * classes // clients
-    owned = np.zeros((clients, classes), dtype=np.bool_)
-    owned[np.arange(clients)[:, None], (first[:, None] + np.arange(per_client)) % classes] = True
-    return owned
+    has = np.zeros((clients, classes), dtype=np.bool_)
+    has[np.arange(clients)[:, None], (first[:, None] + np.arange(per_client)) % classes] = True
+    return has
 
 
-def _divided(pool: Pool, classes: list[Indices], owned: Ownership, rng: np.random.Generator) -> list[Indices]:
-    return filled(classes, equal_counts(owned, pool.names, classes, rng), rng)
+def _draw_equally(pool: Pool, classes: list[Indices], has: HasClass, rng: np.random.Generator) -> list[Indices]:
+    return draw_counts(classes, equal_counts(has, pool.names, classes, rng), rng)

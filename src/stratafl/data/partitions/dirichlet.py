@@ -1,90 +1,103 @@
-"""Every class divided among the clients by shares from a Dirichlet distribution.
+"""Partitions with shares from a Dirichlet distribution: of clients in a class, or of classes in a client.
 
-The first random numbers decide how many samples of each class a client gets, and only the draw that is kept is filled
-with samples, so that a thousand redraws cost little.
+The first random numbers decide how many samples of each class a client gets. Samples are drawn only for the counts that
+are kept, so a thousand redraws cost little.
 """
 
 from collections.abc import Callable
-from math import isfinite
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stratafl.core.annotations import Range
 from stratafl.core.records import record
-from stratafl.data.cutting import Division, Indices
-from stratafl.data.partitions.base import Partition, Pool
-from stratafl.data.partitions.counts import Counts, filled
+from stratafl.data.partitions.base import (
+    Assignment,
+    Counts,
+    Indices,
+    Partition,
+    Pool,
+    Share,
+    Some,
+    draw_counts,
+    pfllib_minimum,
+)
 from stratafl.errors import PartitionError
 
 Shares = NDArray[np.float64]
+Alpha = Annotated[float, Range(above=0)]  # the concentration
+_SIZES = (0.1, 0.25, 0.5, 0.75, 1.0)  # of ClientDirichlet's largest client, for groups of clients one after the other
+_GROUPS = (0.1, 0.3, 0.3, 0.2, 0.1)  # and the share of the clients in each group
 
 
 @record
 class Dirichlet(Partition):
     """Each class is divided by shares from Dir(alpha · 1_N), all redrawn until every client has `minimum` samples."""
 
-    alpha: float = 0.1
-    minimum: int = 10
-    draws: int = 1000
-
-    def __post_init__(self) -> None:
-        require_alpha(self.alpha)
-        _require_draws(self.minimum, self.draws)
+    alpha: Alpha = 0.1
+    minimum: Annotated[int, Range(least=0)] = 10
+    draws: Some = 1000
 
     def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> list[Indices]:
-        """One sorted array of sample indices per client."""
         classes = pool.classes()
         counts = _first_accepted(_counts, self, self.minimum, classes, clients, rng)
-        return filled(classes, counts, rng)
+        return draw_counts(classes, counts, rng)
 
 
 @record
 class PFLlibDirichlet(Partition):
-    """PFLlib's Dirichlet partition: a client that holds its even share already gets nothing of the next class.
+    """PFLlib's Dirichlet partition: a client that already has its even share gets nothing of the next class.
 
     `minimum` is by default 40 or half the even share, whichever is less. With `replacement`, a client's samples of a
-    class are drawn from the whole class, whatever other clients hold of it.
+    class are drawn from the whole class, whatever other clients have of it.
     """
 
-    alpha: float = 0.1
-    minimum: int | None = None
-    draws: int = 100_000
+    alpha: Alpha = 0.1
+    minimum: Annotated[int | None, Range(least=0)] = None
+    draws: Some = 100_000
     replacement: bool = False
 
-    def __post_init__(self) -> None:
-        require_alpha(self.alpha)
-        _require_draws(self.minimum or 0, self.draws)
-
-    def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> list[Indices] | Division:
-        """One sorted array of sample indices per client."""
+    def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> list[Indices] | Assignment:
         classes = pool.classes()
-        minimum = least(len(pool.labels), clients) if self.minimum is None else self.minimum
+        minimum = pfllib_minimum(len(pool.labels), clients) if self.minimum is None else self.minimum
         counts = _first_accepted(_capped_counts, self, minimum, classes, clients, rng)
         if self.replacement:
-            return Division(_filled_anew(classes, counts, rng), overlap=True)
-        return filled(classes, counts, rng)
+            return Assignment(_draw_overlapping(classes, counts, rng), overlap=True)
+        return draw_counts(classes, counts, rng)
 
 
-def least(samples: int, clients: int) -> int:
-    """What PFLlib asks for each client: four batches of 10, or half the even share, whichever is less."""
-    return int(min(40, samples / clients / 2))
+@record
+class ClientDirichlet(Partition):
+    """FedALP's partition of CIFAR-10: each client draws class shares from Dir(alpha · 1_C), then samples by them.
 
+    A client has from 100 to `largest` = 1000 training samples from the publishers' training set, and `test_ratio` times
+    as many from their test set, by the same shares; what rounding leaves is of the last class. Samples are drawn with
+    replacement, so clients share them.
+    """
 
-def require_alpha(alpha: float) -> None:
-    """Refuse what is no concentration of a Dirichlet distribution."""
-    if not (isfinite(alpha) and alpha > 0):
-        raise PartitionError(f"alpha={alpha} was given: the concentration of a Dirichlet must be positive and finite")
+    alpha: Alpha = 0.1
+    largest: Annotated[int, Range(least=10)] = 1000
+    test_ratio: Share = 0.2
 
+    def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> Assignment:
+        shares = rng.dirichlet(np.full(len(pool.names), self.alpha), clients)
+        train, test = (
+            [_draw_repeated(pool, classes, _rounded_counts(q, n), rng) for q, n in zip(shares, sizes, strict=True)]
+            for classes, sizes in zip(pool.published("perclient"), self._sizes(clients), strict=True)
+        )
+        return Assignment(train, test, overlap=True)
 
-def _require_draws(minimum: int, draws: int) -> None:
-    if minimum < 0:
-        raise PartitionError(f"minimum={minimum} was given: a client cannot hold fewer than 0 samples")
-    if draws < 1:
-        raise PartitionError(f"draws={draws} was given: a partition needs at least one draw")
+    def _sizes(self, clients: int) -> tuple[list[int], list[int]]:
+        """How many samples each client trains and tests on."""
+        ends = np.rint(np.cumsum(_GROUPS) * clients).astype(np.int64)
+        shares = np.repeat(_SIZES, np.diff(ends, prepend=0))
+        train = [round(share * self.largest) for share in shares]
+        return train, [max(1, round(size * self.test_ratio)) for size in train]
 
 
 def _counts(shares: Shares, sizes: Counts) -> Counts:
-    """Samples of each class (rows) for each client: cut at floor(cumsum · size), and the last client takes the rest."""
+    """Each class is cut at floor(cumsum · size), and the last client gets the rest."""
     cuts = np.floor(np.cumsum(shares, axis=1) * sizes[:, None]).astype(np.int64)
     cuts = np.minimum(cuts, sizes[:, None])
     cuts[:, -1] = sizes
@@ -140,11 +153,27 @@ def _first_accepted(
     )
 
 
-def _filled_anew(classes: list[Indices], counts: Counts, rng: np.random.Generator) -> list[Indices]:
-    """For each client so many samples of each class, each client's from all there are; none twice for one client."""
+def _draw_overlapping(classes: list[Indices], counts: Counts, rng: np.random.Generator) -> list[Indices]:
+    """For each client so many samples of each class out of all of them; none twice for one client."""
     return [
         np.sort(
             np.concatenate([rng.choice(members, n, replace=False) for members, n in zip(classes, mine, strict=True)])
         )
         for mine in counts.T
     ]
+
+
+def _rounded_counts(shares: Shares, size: int) -> list[int]:
+    counts = [int(share * size) for share in shares]
+    counts[-1] += size - sum(counts)
+    return counts
+
+
+def _draw_repeated(pool: Pool, classes: list[Indices], counts: list[int], rng: np.random.Generator) -> Indices:
+    for name, members, n in zip(pool.names, classes, counts, strict=True):
+        if n and not len(members):
+            raise PartitionError(
+                f"class {name} is not in both of the publishers' sets, so no client can train and test on it"
+            )
+    drawn = [rng.choice(members, n) for members, n in zip(classes, counts, strict=True) if n]
+    return np.sort(np.concatenate(drawn))

@@ -1,6 +1,6 @@
-"""Loggers: the lines of rounds.jsonl, sent on to TensorBoard, MLflow or Weights & Biases as they are written.
+"""Loggers: send the lines of rounds.jsonl to TensorBoard, MLflow or Weights & Biases as they are written.
 
-Each is a file of this package with a function `opened(about, first)`, and is imported only where it is asked for.
+Each is a file of this package with a function `opened(about, first)`, and is imported only if `log.to` names it.
 """
 
 import logging
@@ -22,7 +22,7 @@ FOLDERS = ("tensorboard", "wandb")  # of a run directory, into which loggers wri
 
 @dataclass(frozen=True)
 class About:
-    """The run that is logged: its directory, a key that no other run has and that a resumed one keeps, its settings."""
+    """The run that is logged: its directory, its settings, and a unique key that a resumed run keeps."""
 
     folder: Path
     key: str
@@ -30,36 +30,32 @@ class About:
 
     @property
     def name(self) -> str:
-        """What a person calls it."""
         return f"{self.settings['algorithm.name']}, seed {self.settings['run.seed']}"
 
 
 class Logger(Protocol):
-    """Somebody who is told the numbers of each round, once."""
+    """Takes the numbers of each round, once."""
 
-    def log(self, number: int, numbers: Mapping[str, float]) -> None:
-        """Take the numbers of a round."""
+    def log(self, number: int, numbers: Mapping[str, float]) -> None: ...
 
-    def close(self) -> None:
-        """Finish what was begun."""
+    def close(self) -> None: ...
 
 
 def check(names: Sequence[str]) -> None:
-    """Raise if the package of one of them is not installed."""
+    """Raise if the package of a logger is not installed."""
     for name in names:
         if not _installed(name):
             raise RunError(f"log.to names '{name}', which is not installed: pip install 'stratafl[{name}]'")
 
 
 class Loggers:
-    """All loggers of a run; they are opened with the first round, and one that fails is left out and not the run."""
+    """All loggers of a run. They open with the first round; one that fails is left out, and the run goes on."""
 
     def __init__(self, names: Sequence[str], about: About) -> None:
         self._waiting, self._about = list(names), about
         self._open: dict[str, Logger] = {}
 
     def log(self, line: Line) -> None:
-        """Tell everybody a line."""
         number, numbers = int(line["round"]), _numbers(line)
         for name in self._waiting:
             self._attempt(name, number, lambda name=name: self._begin(name, number))
@@ -68,7 +64,6 @@ class Loggers:
             self._attempt(name, number, lambda logger=logger: logger.log(number, numbers))
 
     def close(self) -> None:
-        """Finish all of them."""
         for name, logger in list(self._open.items()):
             self._attempt(name, None, logger.close)
         self._open.clear()
@@ -79,20 +74,20 @@ class Loggers:
     def _attempt(self, name: str, number: int | None, action: Any) -> None:
         try:
             action()
-        except Exception as error:  # whatever a service or its package comes up with
+        except Exception as error:  # a service may fail in any way
             self._open.pop(name, None)
             since = "at the end" if number is None else f"from round {number} on"
             log.warning("%s is left out %s: %s", name, since, " ".join(str(error).split()) or type(error).__name__)
 
 
 def _installed(name: str) -> bool:
-    """Whether there is a package of this name; all loggers are called like theirs."""
+    """Whether the package is installed; each logger has the name of its package."""
     try:
         return find_spec(name) is not None
-    except ValueError:  # it is imported, but from no file
+    except ValueError:  # it is imported, but has no file
         return sys.modules.get(name) is not None
 
 
 def _numbers(line: Line) -> dict[str, float]:
-    """What can be drawn: numbers that are finite."""
+    """The finite numbers of a line."""
     return {k: float(v) for k, v in line.items() if k != "round" and isinstance(v, int | float) and isfinite(v)}

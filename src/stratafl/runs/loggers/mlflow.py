@@ -11,7 +11,7 @@ LONGEST = 500  # letters of a parameter
 
 
 class MLflow:
-    """Metrics by round; rounds that an interrupted run had sent are not sent again."""
+    """Metrics by round; rounds that were sent before an interruption are not sent again."""
 
     def __init__(self, about: About) -> None:
         from mlflow.entities import Metric
@@ -38,7 +38,6 @@ class MLflow:
         return run
 
     def log(self, number: int, numbers: Mapping[str, float]) -> None:
-        """Send the numbers of a round."""
         if number > self._last:
             now = int(1000 * time.time())
             metrics: list[Any] = [self._metric(k, v, now, number) for k, v in {**numbers, MARK: number}.items()]
@@ -46,10 +45,8 @@ class MLflow:
             self._last = number
 
     def close(self) -> None:
-        """Say that the run has ended."""
         self._client.set_terminated(self._run)
 
 
 def opened(about: About, first: int) -> MLflow:
-    """A logger that begins with a round."""
     return MLflow(about)

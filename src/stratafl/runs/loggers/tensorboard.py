@@ -9,7 +9,7 @@ FOLDER = "tensorboard"
 
 
 class TensorBoard:
-    """Scalars by round; steps from the first round on that an interrupted run had written are purged."""
+    """Scalars by round; steps that an interrupted run wrote after its last checkpoint are purged."""
 
     def __init__(self, about: About, first: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -24,10 +24,8 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self) -> None:
-        """Close the file."""
         self._writer.close()
 
 
 def opened(about: About, first: int) -> TensorBoard:
-    """A logger that begins with a round."""
     return TensorBoard(about, first)

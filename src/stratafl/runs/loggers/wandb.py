@@ -1,4 +1,4 @@
-"""Weights & Biases: a run in the project `stratafl`; WANDB_PROJECT and WANDB_MODE say otherwise."""
+"""Weights & Biases: a run in the project `stratafl`, unless WANDB_PROJECT or WANDB_MODE say otherwise."""
 
 import os
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ PROJECT = "stratafl"
 
 
 class WeightsAndBiases:
-    """Numbers by round; rounds that an interrupted run had sent are not sent again."""
+    """Numbers by round; rounds that were sent before an interruption are not sent again."""
 
     def __init__(self, about: About) -> None:
         import wandb
@@ -27,16 +27,13 @@ class WeightsAndBiases:
         self._next = int(self._run.step)  # 0, or of a resumed run one more than was sent
 
     def log(self, number: int, numbers: Mapping[str, float]) -> None:
-        """Send the numbers of a round."""
         if number >= self._next:
             self._run.log(dict(numbers), step=number)
             self._next = number + 1
 
     def close(self) -> None:
-        """Say that the run has ended."""
         self._run.finish()
 
 
 def opened(about: About, first: int) -> WeightsAndBiases:
-    """A logger that begins with a round."""
     return WeightsAndBiases(about)

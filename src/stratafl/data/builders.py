@@ -1,0 +1,263 @@
+"""Builders: from arrays, clients or samples to a federation.
+
+`from_samples` is what an experiment uses: it draws the partition, splits, keeps groups together and standardises.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stratafl.data.arrays import Array, Part, join
+from stratafl.data.federation import SPLITS, Federation, Ragged
+from stratafl.data.labels import name_of
+from stratafl.data.outliers import outliers
+from stratafl.data.partition_cache import draw_partition
+from stratafl.data.partitions import Assignment, Owners, Partition
+from stratafl.data.partitions.base import Indices
+from stratafl.data.samples import Samples
+from stratafl.data.scaling import Scaling
+from stratafl.data.splitting import Splitter, check_some_clients, check_some_samples
+from stratafl.errors import DataError, counted, unknown
+
+ARRAYS = "arrays"  # the name of a federation without one
+_FEW = 3  # clients that a warning names
+log = logging.getLogger("stratafl")
+
+
+def federate(
+    x: Array,
+    y: Array,
+    assignment: Sequence[Any] | Assignment,
+    *,
+    classes: int | None = None,
+    validation: float = 0.0,
+    test: float = 0.25,
+    minimum_test: int = 1,
+    seed: int = 0,
+    name: str = ARRAYS,
+    client_names: tuple[str, ...] = (),
+    overlap: bool = False,
+    dtype: torch.dtype = torch.float32,
+    scaling: Scaling | None = None,
+    split: str = "stratified",
+    group: Any = None,
+) -> Federation:
+    """A federation from arrays and, for each client, the indices of its samples.
+
+    Each client's samples are split into test, validation and train, independently of the other clients; both held-out
+    parts are rounded up. The split is stratified by class (`split="random"`: not), and samples with the same value in
+    `group` stay in one part. With `overlap=True` one client may train on a sample that another one tests on. If the
+    assignment says who tests on what, only the validation part is split off from the training samples.
+    """
+    splitter = Splitter(validation, test, minimum_test, seed, client_names, split)
+    where = "" if name == ARRAYS else f" of '{name}'"
+    x, y, classes = join([Part(where, x, y)], classes, dtype, pixels=scaling is not None)
+    whole = assignment if isinstance(assignment, Assignment) else Assignment(list(assignment), overlap=overlap)
+    splits = splitter.split_assignment(whole, _labels(y), _group(group, len(y)))
+    return Federation(x, y, classes, _ragged(splits), name, scaling, client_names)
+
+
+def from_clients(
+    clients: Sequence[tuple[Array, Array]],
+    *,
+    classes: int | None = None,
+    validation: float = 0.0,
+    test: float = 0.25,
+    minimum_test: int = 1,
+    seed: int = 0,
+    name: str = ARRAYS,
+    dtype: torch.dtype = torch.float32,
+    split: str = "stratified",
+) -> Federation:
+    """A federation from one `(x, y)` per client, each split into test, validation and train as by `federate`."""
+    splitter = Splitter(validation, test, minimum_test, seed, split=split)
+    check_some_clients(clients)
+    for client, pair in enumerate(clients):
+        _check_pair(pair, f"client {client}")
+        check_some_samples(len(pair[0]), f"client {client}")
+    parts = [Part(f" of client {client}", x, y) for client, (x, y) in enumerate(clients)]
+    x, y, classes = join(parts, classes, dtype)
+    held = _consecutive([len(part.x) for part in parts])
+    return Federation(x, y, classes, _ragged(splitter.split_clients(held, _labels(y))), name)
+
+
+def from_splits(
+    clients: Sequence[Mapping[str, tuple[Array, Array]]],
+    *,
+    classes: int | None = None,
+    name: str = ARRAYS,
+    dtype: torch.dtype = torch.float32,
+) -> Federation:
+    """A federation from clients that are split already: each has a `train` and may have a `test` and a `validation`."""
+    check_some_clients(clients)
+    for client, given in enumerate(clients):
+        _check_splits_given(client, given)
+    sizes = {split: [len(given[split][0]) if split in given else 0 for given in clients] for split in SPLITS}
+    # empty arrays are left out, because their shape and dtype may be anything
+    present = [(split, i) for split in SPLITS for i, size in enumerate(sizes[split]) if size]
+    parts = [Part(f" of client {i} ({split})", *clients[i][split]) for split, i in present]
+    x, y, classes = join(parts, classes, dtype)
+    held = _consecutive([size for split in SPLITS for size in sizes[split]])
+    N = len(clients)
+    splits = {split: Ragged.from_lists(held[i * N : (i + 1) * N]) for i, split in enumerate(SPLITS)}
+    return Federation(x, y, classes, splits, name)
+
+
+def from_samples(
+    samples: Samples,
+    *,
+    clients: int,
+    partition: Partition | None,
+    fallback: Partition,
+    validation: float,
+    test: float,
+    seed: int,
+    minimum_test: int = 1,
+    split: str = "stratified",
+) -> Federation:
+    """A federation of samples; without a partition, every owner of samples is a client, or `fallback` is drawn."""
+    _check_keeps_groups(samples, partition)
+    assignment: list[Indices] | Assignment
+    if partition is None and samples.owner is not None:
+        assignment = _with_tests(_by_owner(samples.owner), samples.tests)
+    else:
+        chosen = partition or fallback
+        assignment = draw_partition(chosen, samples.y, clients, seed, tests=samples.tests, owner=samples.owner)
+    owned = partition is None or isinstance(partition, Owners)
+    made = federate(
+        samples.x,
+        samples.y,
+        assignment,
+        classes=samples.classes,
+        validation=validation,
+        test=test,
+        minimum_test=minimum_test,
+        seed=seed,
+        name=samples.name,
+        client_names=_client_names(assignment, samples.owner) if owned else (),
+        scaling=samples.scaling,
+        split=split,
+        group=samples.group,
+    )
+    named = replace(made, class_names=samples.names or (), column_names=samples.columns, mode=samples.mode)
+    if samples.group is not None:
+        named = replace(named, group=samples.group_name, groups=_count_groups(named, samples.group))
+        shares = {"test": 0.0 if samples.tests is not None else test, "validation": validation}
+        _warn_of_groups(named, samples.group, [split for split, share in shares.items() if share > 0])
+    if samples.standardise:  # which hides that one client uses another unit
+        named = replace(named, outliers=outliers(named))
+    return named.standardised(samples.standardise)
+
+
+def _labels(y: Tensor) -> NDArray[Any]:
+    return (y.double() if y.is_floating_point() else y).numpy()
+
+
+def _group(group: Any, samples: int) -> NDArray[Any] | None:
+    given = None if group is None else np.asarray(group)
+    if given is not None and given.shape != (samples,):
+        raise DataError(f"group has shape {given.shape}, but there are {samples} samples: give one value per sample")
+    return given
+
+
+def _ragged(splits: Mapping[str, Sequence[Indices]]) -> dict[str, Ragged]:
+    return {split: Ragged.from_lists(splits[split]) for split in SPLITS}
+
+
+def _check_pair(given: Any, what: str) -> None:
+    if not (isinstance(given, tuple | list) and len(given) == 2):
+        raise DataError(f"{what} is a {type(given).__name__}: give a pair (x, y)")
+
+
+def _check_splits_given(client: int, given: Mapping[str, tuple[Array, Array]]) -> None:
+    for split in given:
+        if split not in SPLITS:
+            raise unknown(f"split of client {client}", split, SPLITS)
+        _check_pair(given[split], f"split '{split}' of client {client}")
+    if "train" not in given or len(given["train"][0]) == 0:
+        raise DataError(f"client {client} has no training sample: its splits are {', '.join(given) or 'none'}")
+    for split, (x, y) in given.items():
+        if len(x) != len(y):
+            raise DataError(f"client {client} holds {len(x)} samples, but {len(y)} targets in its split '{split}'")
+
+
+def _consecutive(sizes: Sequence[int]) -> list[Indices]:
+    ends = np.cumsum(sizes)
+    return [np.arange(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+
+
+def _with_tests(held: list[Indices], tests: NDArray[np.bool_] | None) -> list[Indices] | Assignment:
+    """The samples of each client; if the data says which are for testing, each client tests on its own of them."""
+    if tests is None:
+        return held
+    return Assignment([mine[~tests[mine]] for mine in held], [mine[tests[mine]] for mine in held])
+
+
+def _client_names(assignment: list[Indices] | Assignment, owner: NDArray[np.generic] | None) -> tuple[str, ...]:
+    """The owner of each client's samples."""
+    if owner is None:
+        return ()
+    whole = assignment if isinstance(assignment, Assignment) else Assignment(assignment)
+    held = zip(whole.train, whole.test or whole.train, strict=True)  # some clients may have only test samples
+    return tuple(map(name_of, owner[[np.append(*mine)[0] for mine in held]].tolist()))
+
+
+def _by_owner(owner: NDArray[np.generic]) -> list[Indices]:
+    """The samples of each owner, in the order of the owners' names."""
+    _, inverse, counts = np.unique(owner, return_inverse=True, return_counts=True)
+    return np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
+
+
+def _check_keeps_groups(samples: Samples, partition: Partition | None) -> None:
+    """Refuse a partition that assigns single samples, because it would give one group to several clients."""
+    kept = isinstance(partition, Owners) or (partition is None and samples.owner is not None)
+    if samples.group is not None and not kept:
+        raise DataError(
+            f"data.group = '{samples.group_name}' keeps samples together, but this partition assigns single samples: "
+            "name the clients with data.client and leave data.partition at 'auto', or leave out data.group"
+        )
+
+
+def _groups_of_clients(federation: Federation, group: NDArray[Any]) -> list[NDArray[Any]]:
+    mine = (
+        np.concatenate([federation.splits[split].of(client).numpy() for split in SPLITS])
+        for client in range(federation.clients)
+    )
+    return [np.unique(group[each]) for each in mine]
+
+
+def _count_groups(federation: Federation, group: NDArray[Any]) -> int:
+    """How many groups there are among the samples of all clients."""
+    return len(np.unique(np.concatenate(_groups_of_clients(federation, group))))
+
+
+def _warn_of_groups(federation: Federation, group: NDArray[Any], wanted: Sequence[str]) -> None:
+    """Warn of clients with too few groups for the parts that are wanted, and of groups that clients share."""
+    held = _groups_of_clients(federation, group)
+    for split in wanted:
+        counts = federation.counts(split)
+        without = [client for client in range(federation.clients) if not counts[client]]
+        if without:
+            named = ", ".join(f"'{federation.client_name(client)}'" for client in without[:_FEW])
+            more = ", …" if len(without) > _FEW else ""
+            log.warning(
+                "%s (%s%s) with too few groups of '%s' for a %s part: all their groups are used for training",
+                counted(len(without), "client"),
+                named,
+                more,
+                federation.group,
+                split,
+            )
+    _, clients = np.unique(np.concatenate(held), return_counts=True)
+    if (clients > 1).any():
+        log.warning(
+            "%s of '%s' with samples of several clients: one client may test on a group that another trains on",
+            counted(int((clients > 1).sum()), "group"),
+            federation.group,
+        )

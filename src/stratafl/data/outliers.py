@@ -1,0 +1,216 @@
+"""Outliers: clients whose features differ from the other clients' as if one site had recorded in another unit.
+
+For every client and feature, the median absolute value of the numbers that are not 0 is compared with the median over
+all clients, as a ratio. A client is an outlier if its ratio exceeds what few clients, few samples and the usual spread,
+within a client and between clients, could explain. The same is done for the typical value of a column, against its
+spread, which finds a shift.
+"""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from stratafl.core.reprs import short_number, short_repr
+from stratafl.data.federation import Federation
+from stratafl.data.scaling import PIXELS, samples_at
+from stratafl.errors import counted
+
+Array = NDArray[Any]
+_ROWS, _FEWEST = 200, 5  # samples of a client that are read at most, and that are needed for a median
+_CELLS = 1 << 22  # numbers that are read in all, if that leaves five samples for each client
+_AT_ONCE, _PIXELS = 4096, 256  # samples read at once; pixels of a channel that are read
+_CHANNELS, _COLUMNS = 16, 64  # more channels or unnamed columns than this are taken together
+_RATIO, _FEW = 4.0, 3.0  # a ratio that is usual, and how much more is usual with few clients
+_SPREADS, _SHIFT = 3.0, 10.0
+_PRESENT, _DENSE = 0.2, 0.9  # shares of numbers that are not 0, of a client and of all
+_NAMED = 5  # clients that a warning names
+
+
+class Outlier(NamedTuple):
+    """The feature in which a client differs most from the others, and in how many features it differs."""
+
+    client: int
+    feature: str
+    measure: str  # "size" or "value"
+    own: float
+    others: float
+    features: int
+
+
+@short_repr
+class _Quartiles(NamedTuple):
+    """Of each client and feature, [N, F]; NaN if there are too few samples."""
+
+    low: Array
+    middle: Array
+    high: Array
+    counts: NDArray[np.int64]
+
+
+def outliers(federation: Federation) -> tuple[Outlier, ...]:
+    """The clients that differ from the others in some feature or, in a regression, in the target."""
+    if federation.outliers is not None:
+        return federation.outliers
+    found = _in_features(federation)
+    if federation.classes is None and federation.y.is_floating_point():
+        targets = replace(federation, x=federation.y.reshape(len(federation.y), -1), column_names=(), scaling=None)
+        named = {each.client for each in found}
+        by_target = (each for each in _in_features(targets) if each.client not in named)
+        found += tuple(each._replace(feature="the target") for each in by_target)
+    return found
+
+
+def _in_features(federation: Federation) -> tuple[Outlier, ...]:
+    x = federation.x
+    if federation.clients < 2 or x.numel() == 0 or not (x.is_floating_point() or x.dtype in PIXELS):
+        return ()
+    values = _values(federation)
+    nonzero = np.where(values == 0, np.nan, np.abs(values))
+    sizes = _quartiles(np.log(nonzero), np.isfinite(values).sum(1) * _PRESENT)
+    apart = [("size", _beyond(sizes, _size_bounds(sizes)), np.exp(sizes.middle), np.exp(_usual(sizes.middle)))]
+    if _by_columns(federation):
+        dense = np.isfinite(nonzero).sum((0, 1)) >= _DENSE * np.isfinite(values).sum((0, 1))
+        places = _quartiles(np.where(dense, values, np.nan))  # with many zeros, another median is not a shift
+        others = _usual(places.middle)
+        apart.append(("value", _beyond(places, _shift_bounds(places, others)), places.middle, others))
+    return _farthest(apart, _feature_names(federation))
+
+
+def outlier_warnings(federation: Federation) -> list[str]:
+    """A line for each of the first few outliers, and one for the rest."""
+    found = outliers(federation)
+    lines = []
+    for each in found[:_NAMED]:
+        who = f"'{federation.client_names[each.client]}'" if federation.client_names else str(each.client)
+        more = f" (and {counted(each.features - 1, 'more feature')})" if each.features > 1 else ""
+        lines.append(
+            f"client {who}: {each.feature} has a typical {each.measure} of {short_number(each.own)}, the others "
+            f"{short_number(each.others)}{more}: is it in another unit?"
+        )
+    rest = len(found) - _NAMED
+    return [
+        *lines,
+        *([f"{counted(rest, 'more client')} with features that differ from the others'"] if rest > 0 else []),
+    ]
+
+
+def _values(federation: Federation) -> Array:
+    """Features of some training samples of each client, [N, rows, F]; NaN if it has fewer."""
+    held = federation.splits["train"]
+    counts, offsets = held.counts.numpy(), held.offsets.numpy()
+    each = _CELLS // (len(counts) * federation.x[0].numel())
+    taken = np.minimum(counts, min(_ROWS, max(_FEWEST, each)))
+    owner = np.repeat(np.arange(len(counts)), taken)
+    place = np.arange(len(owner)) - np.repeat(np.cumsum(taken) - taken, taken)
+    rows = held.indices[torch.from_numpy(offsets[owner] + place * counts[owner] // taken[owner])]
+    parts = [_features(federation, part) for part in rows.split(_AT_ONCE)]
+    values = np.full((len(counts), int(taken.max()), parts[0].shape[1]), np.nan, np.float32)
+    values[owner, place] = np.concatenate(parts)
+    return values
+
+
+def _features(federation: Federation, rows: torch.Tensor) -> Array:
+    """The columns of a table; the mean absolute pixel of each channel of an image."""
+    x, rows = federation.x, rows.to(federation.x.device)
+    if _by_columns(federation):
+        return samples_at(x, rows).reshape(len(rows), -1).cpu().numpy()
+    channels = x.shape[1] if x.ndim > 2 and x.shape[1] <= _CHANNELS else 1
+    pixels = x.reshape(len(x), channels, -1)
+    some = samples_at(pixels[..., :: max(1, pixels.shape[2] // _PIXELS)], rows)
+    return some.float().abs().mean(2).cpu().numpy()
+
+
+def _by_columns(federation: Federation) -> bool:
+    x = federation.x
+    return x.ndim < 3 and (bool(federation.column_names) or x[0].numel() <= _COLUMNS)
+
+
+def _feature_names(federation: Federation) -> list[str]:
+    x = federation.x
+    if _by_columns(federation):
+        return [f"column '{name}'" for name in federation.column_names] or [f"column {i}" for i in range(x[0].numel())]
+    several = x.ndim > 2 and 1 < x.shape[1] <= _CHANNELS
+    return [f"channel {i}" for i in range(x.shape[1])] if several else ["a sample"]
+
+
+def _quartiles(values: Array, fewest: Array | float = 0) -> _Quartiles:
+    counts = np.isfinite(values).sum(1)
+    ordered = np.sort(values, axis=1)  # NaN comes last
+    few = counts < np.maximum(fewest, _FEWEST)
+
+    def at(share: float) -> Array:
+        place = np.rint(share * np.maximum(counts - 1, 0)).astype(np.int64)
+        found: Array = np.where(few, np.nan, np.take_along_axis(ordered, place[:, None], 1)[:, 0])
+        return found
+
+    return _Quartiles(at(0.25), at(0.5), at(0.75), counts)
+
+
+def _usual(values: Array) -> Array:
+    """What is usual among the clients: the median over all; of two clients, the other one's value; [N, F]."""
+    two = np.isfinite(values).sum(0) == 2
+    usual: Array = np.where(two, np.nansum(values, 0) - values, _median(values))
+    return usual
+
+
+def _median(values: Array) -> Array:
+    """Over all clients with a number, [F]."""
+    ordered, there = np.sort(values, axis=0), np.isfinite(values).sum(0)
+    lower, upper = np.maximum(there - 1, 0) // 2, there // 2
+    rows = [np.take_along_axis(ordered, np.minimum(at, len(values) - 1)[None], 0)[0] for at in (lower, upper)]
+    middle: Array = (rows[0] + rows[1]) / 2
+    return middle
+
+
+def _scatter(found: _Quartiles) -> Array:
+    """The usual spread within a client or between clients, whichever is more, [N, F].
+
+    Within a client it is taken on the side on which the client differs from what is usual.
+    """
+    between = 1.4826 * _median(np.abs(found.middle - _median(found.middle)))
+    between = np.where(
+        np.isfinite(found.middle).sum(0) > 2, between, 0.0
+    )  # two clients say nothing about the usual spread
+    above, below = _median(found.high - found.middle), _median(found.middle - found.low)
+    scatter: Array = np.fmax(np.where(found.middle > _usual(found.middle), above, below), between)
+    return scatter
+
+
+def _strictness(found: _Quartiles) -> Array:
+    """Larger, the fewer clients there are to compare with."""
+    strictness: Array = 1 + _FEW / np.maximum(np.isfinite(found.middle).sum(0) - 1, 1)
+    return strictness
+
+
+def _size_bounds(found: _Quartiles) -> Array:
+    doubt = 1 + 2 / np.sqrt(np.maximum(found.counts, 1))  # the median of few samples is not certain
+    bounds: Array = np.log(_RATIO * _strictness(found)) + _SPREADS * _scatter(found) * doubt
+    return bounds
+
+
+def _shift_bounds(found: _Quartiles, others: Array) -> Array:
+    spread = 2 * _scatter(found)
+    enough = np.where(spread > 0, _SHIFT * _strictness(found) * spread, np.inf)  # without a spread there is no shift
+    bounds: Array = np.fmax(enough, np.abs(others))
+    return bounds
+
+
+def _beyond(found: _Quartiles, bounds: Array) -> Array:
+    """The difference of each client from what is usual, as a multiple of its bound, [N, F]; 0 if unknown."""
+    times: Array = np.nan_to_num(np.abs(found.middle - _usual(found.middle)) / bounds, nan=0.0)
+    return times
+
+
+def _farthest(apart: list[tuple[str, Array, Array, Array]], names: list[str]) -> tuple[Outlier, ...]:
+    """Of each outlier the feature in which it differs most: in size, or else in value."""
+    most = np.max([beyond for _, beyond, _, _ in apart], axis=0)
+    found = []
+    for client in np.flatnonzero(most.max(1) > 1).tolist():
+        measure, beyond, own, others = next(each for each in apart if each[1][client].max() > 1)
+        feature = int(beyond[client].argmax())
+        pair = float(own[client, feature]), float(others[client, feature])
+        found.append(Outlier(client, names[feature], measure, *pair, int((most[client] > 1).sum())))
+    return tuple(found)

@@ -1,0 +1,87 @@
+"""A cache of slow draws, in `$STRATAFL_CACHE` or `~/.cache/stratafl`, keyed by everything they depend on."""
+
+import hashlib
+import json
+import time
+import zlib
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratafl.core.records import to_table
+from stratafl.data.cache import cache_folder
+from stratafl.data.partitions.base import Assignment, Indices, Partition
+from stratafl.errors import RecordError
+from stratafl.files import atomically
+
+VERSION = 1  # raised when a partition draws something else from the same random numbers
+WORTH_KEEPING = 0.5  # seconds
+
+
+def draw_partition(
+    partition: Partition,
+    labels: NDArray[Any],
+    clients: int,
+    seed: int,
+    *,
+    tests: NDArray[np.bool_] | None = None,
+    owner: NDArray[Any] | None = None,
+) -> list[Indices] | Assignment:
+    """What the partition draws, from the cache if it has been drawn before."""
+    entry = _entry(partition, [labels, tests, owner], clients, seed)
+    kept = None if entry is None else _read(entry)
+    if kept is not None:
+        return kept
+    started = time.perf_counter()
+    assignment = partition(labels, clients, seed, tests=tests, owner=owner)
+    if entry is not None and time.perf_counter() - started > WORTH_KEEPING:
+        _write(entry, assignment)
+    return assignment
+
+
+def _entry(partition: Partition, arrays: list[NDArray[Any] | None], clients: int, seed: int) -> Path | None:
+    """The file of a draw; None for a partition that is not a record, whose settings are unknown."""
+    try:
+        record = to_table(partition)
+    except RecordError:
+        return None
+    known = {"version": VERSION, "numpy": np.__version__, "record": record, "clients": clients, "seed": seed}
+    total = hashlib.sha256(json.dumps(known, sort_keys=True).encode())
+    for array in arrays:
+        plain = np.ascontiguousarray([] if array is None else array)
+        plain = plain.astype(np.str_) if plain.dtype == object else plain
+        total.update(f"{array is None} {plain.dtype} {plain.shape}".encode())
+        total.update(plain.tobytes())
+    return cache_folder() / "partitions" / f"{total.hexdigest()}.npz"
+
+
+def _read(entry: Path) -> list[Indices] | Assignment | None:
+    """What was written, or None if there is no file or its checksums do not match."""
+    try:
+        with entry.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+        train = np.split(arrays["train"], arrays["train_cuts"])
+        if "overlap" not in arrays:
+            return train
+        test = np.split(arrays["test"], arrays["test_cuts"]) if "test" in arrays else None
+        return Assignment(train, test, bool(arrays["overlap"]))
+    except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile, zlib.error):
+        return None
+
+
+def _write(entry: Path, assignment: list[Indices] | Assignment) -> None:
+    whole = assignment if isinstance(assignment, Assignment) else Assignment(assignment)
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, held in (("train", whole.train), ("test", whole.test)):
+        if held is not None:
+            arrays |= {name: np.concatenate(held), f"{name}_cuts": np.cumsum([len(mine) for mine in held])[:-1]}
+    if isinstance(assignment, Assignment):
+        arrays["overlap"] = np.array(assignment.overlap)
+    with suppress(OSError):  # if it cannot be written, it is drawn again next time
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        with atomically(entry) as partial, partial.open("wb") as file:
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]

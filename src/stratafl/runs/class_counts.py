@@ -1,0 +1,100 @@
+"""Class counts: how many samples of each class each client has, stored with the run."""
+
+import json
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+from stratafl.config.assemble import federation_of
+from stratafl.config.experiment import Experiment
+from stratafl.data import Federation
+from stratafl.data.federation import SPLITS
+from stratafl.errors import DamagedError, StrataError
+from stratafl.files import write_atomically
+from stratafl.runs.json_files import read_json
+
+CLASS_COUNTS, OLD_NAME = "class_counts.json", "holdings.json"  # the old name until format 2
+CELLS = 1_000_000  # clients × classes up to which single classes are written
+REBUILT = 64 << 20  # bytes of a data file that is read again for its class counts
+
+Counts = dict[str, list[list[int]]]  # by split: one row per client, one column per class
+
+
+def class_counts(federation: Federation) -> dict[str, Any]:
+    """Counts per split, client and class, and the names of clients and classes.
+
+    There is one column of totals if there are no classes, or too many cells.
+    """
+    told = federation.classes is not None and federation.clients * federation.classes <= CELLS
+    counts: Counts = {
+        split: federation.class_counts(split).tolist() if told else federation.counts(split)[:, None].tolist()
+        for split in SPLITS
+    }
+    names = {"client_names": federation.client_names, "class_names": federation.class_names if told else ()}
+    there = {key: list(given) for key, given in names.items() if given}
+    return {"classes": federation.classes if told else None, "clients": federation.clients, "counts": counts, **there}
+
+
+def write_class_counts(folder: Path, federation: Federation) -> None:
+    found = class_counts(federation)
+    write_atomically(folder / CLASS_COUNTS, _encoded({**found, "checksum": _checksum(found)}) + b"\n")
+
+
+def _encoded(found: dict[str, Any]) -> bytes:
+    return json.dumps(found, separators=(",", ":")).encode()
+
+
+def _checksum(found: dict[str, Any]) -> str:
+    """Of everything else in the file, against damage and careless editing."""
+    return f"{zlib.crc32(_encoded(found)):08x}"
+
+
+def read_class_counts(folder: Path, experiment: Experiment) -> dict[str, Any] | None:
+    """The class counts of a run: as written, or from its data if that is quick, or else nothing."""
+    for path in (folder / CLASS_COUNTS, folder / OLD_NAME):
+        if os.path.lexists(path):
+            return _read(path)
+    if not _quick(experiment.data.name):
+        return None
+    try:
+        return class_counts(federation_of(experiment))
+    except StrataError:  # the file is not what it was
+        return None
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    found = read_json(path)
+    checksum = found.pop("checksum", None)  # runs of early versions have none
+    if checksum is not None and checksum != _checksum(found):
+        raise DamagedError(f"'{path}' was changed: put it back, or remove it")
+    return found if _sound(found) else None
+
+
+def _quick(name: str) -> bool:
+    path = Path(name)
+    return name == "digits" or (path.suffix == ".npz" and path.is_file() and path.stat().st_size <= REBUILT)
+
+
+def _sound(found: dict[str, Any]) -> bool:
+    counts = found.get("counts")
+    if not (isinstance(counts, dict) and {"train", "test"} <= set(counts)):
+        return False
+    if not all(isinstance(split, list) for split in counts.values()):
+        return False
+    rows = [row for split in counts.values() for row in split]
+    classes, clients = found.get("classes"), len(counts["train"])
+    if not (classes is None or _is_count(classes)) or not all(len(split) == clients for split in counts.values()):
+        return False
+    classes = classes or 1
+    fitting = all(isinstance(row, list) and len(row) == classes and all(map(_is_count, row)) for row in rows)
+    return bool(rows) and fitting and _names(found, "client_names", clients) and _names(found, "class_names", classes)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _names(found: dict[str, Any], key: str, count: int) -> bool:
+    given = found.get(key, [""] * count)
+    return isinstance(given, list) and len(given) == count and all(isinstance(name, str) for name in given)

@@ -1,0 +1,152 @@
+"""A run of several processes: rank 0 writes the run directory, the others follow it round by round."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Self
+
+from stratafl.config.assemble import simulation_of
+from stratafl.config.experiment import Experiment, from_tables, to_tables
+from stratafl.config.trust import NOTHING, Trust
+from stratafl.core.reprs import short_repr
+from stratafl.errors import RunError
+from stratafl.evaluation import LayerDiagnostics
+from stratafl.evaluation.measure import Line
+from stratafl.evaluation.trial import Trial
+from stratafl.execute import Distributed, Matrix, ProcessGroup, Progress, Simulation
+from stratafl.execute.client_states import InMemory
+from stratafl.execute.packing import sendable
+from stratafl.runs import environment
+from stratafl.runs.summary import Selection, stop_reason
+
+
+@short_repr
+@dataclass(frozen=True)
+class StartMessage:
+    """What rank 0 tells the others before the first round."""
+
+    tables: dict[str, dict[str, Any]]
+    identity: dict[str, str]
+    tuning: dict[str, Any]
+    history: list[Line]
+
+
+@short_repr
+@dataclass(frozen=True)
+class RoundMessage:
+    """What rank 0 tells the others after a round: its line, which decides about stopping, and whether it saves."""
+
+    line: Line
+    saved: bool
+
+
+sendable(StartMessage, RoundMessage)
+
+
+def trial_of(experiment: Experiment, sim: Simulation, process_group: ProcessGroup) -> Trial:
+    evaluate = experiment.evaluate
+    executor = Matrix() if process_group.world_size == 1 else Distributed(process_group)
+    return Trial(sim, evaluate.every, evaluate.clients, LayerDiagnostics(evaluate.lab), executor)
+
+
+def refuse_disk(process_group: ProcessGroup, sim: Simulation) -> None:
+    """Raise if several processes would keep client states on disk, which only one can."""
+    if process_group.world_size > 1 and sim.store == "disk":
+        raise RunError("several processes cannot keep client states on disk: use one process, or set run.store=ram")
+
+
+def hand_out(
+    process_group: ProcessGroup,
+    experiment: Experiment,
+    sim: Simulation,
+    progress: Progress,
+    history: list[Line],
+    selected: Progress | None = None,
+) -> tuple[Progress, Progress | None]:
+    """Tell the other ranks what they need, and return rank 0's own share of the state.
+
+    `selected` is the state after the selected round, if it was kept; it is shared in the same way.
+    """
+    if process_group.world_size == 1:
+        return progress, selected
+    refuse_disk(process_group, sim)
+    process_group.told(StartMessage(to_tables(experiment), environment.identity(sim), sim.runtime.tuning, history))
+    return _both_dealt(process_group, sim, progress, selected)
+
+
+def _both_dealt(
+    process_group: ProcessGroup, sim: Simulation, progress: Progress, selected: Progress | None
+) -> tuple[Progress, Progress | None]:
+    mine = _dealt(process_group, sim, progress)
+    t = process_group.told(None if selected is None else selected.t)
+    if t is None or t == mine.t:
+        return mine, None if t is None else mine
+    return mine, _dealt(process_group, sim, _nothing(sim) if selected is None else selected)
+
+
+def _dealt(process_group: ProcessGroup, sim: Simulation, progress: Progress) -> Progress:
+    t, server = process_group.told((progress.t, progress.server))
+    return Progress(t, server, InMemory(sim.state_device, dict(process_group.deal(sim, progress.clients))))
+
+
+def _nothing(sim: Simulation) -> Progress:
+    """What a rank has before rank 0 tells it."""
+    return Progress(0, {}, InMemory(sim.state_device, {}))
+
+
+def collected(process_group: ProcessGroup, sim: Simulation, progress: Progress) -> Progress:
+    """The progress with the states of all clients, on rank 0."""
+    if process_group.world_size == 1:
+        return progress
+    return replace(progress, clients=InMemory(sim.state_device, dict(process_group.collect(progress.clients))))
+
+
+class Follower:
+    """A run as every rank but 0 sees it: it goes on, and ends, when rank 0 does, and writes nothing."""
+
+    def __init__(self, process_group: ProcessGroup, trust: Trust | bool = NOTHING) -> None:
+        start: StartMessage = process_group.told(StartMessage({}, {}, {}, []))
+        self.process_group, self.experiment = process_group, from_tables(start.tables)
+        self.history, self.notes = list(start.history), list[str]()
+        self.sim = simulation_of(self.experiment, start.tuning, trust, begun=True)
+        for what, mine in environment.identity(self.sim).items():
+            if start.identity[what] != mine:
+                raise RunError(
+                    f"rank {process_group.rank} finds another {what} than rank 0: use the same files on all ranks"
+                )
+        self.trial = trial_of(self.experiment, self.sim, process_group)
+        self.progress, selected = _both_dealt(process_group, self.sim, _nothing(self.sim), None)
+        self._selection = Selection.of(self.history, self.experiment.evaluate, selected)
+        self._saved = self.progress.t
+
+    @property
+    def finished(self) -> bool:
+        return self.progress.t >= self.trial.rounds or stop_reason(self.history, self.experiment.stop) is not None
+
+    def rounds(self) -> Iterator[Line]:
+        while not self.finished:
+            self.progress, entry = self.trial.round(self.progress)
+            told = self.process_group.told(RoundMessage(entry.round, False))
+            self.history.append(told.line)
+            self._selection = self._selection.after(told.line, self.progress, self.experiment.evaluate)
+            if told.saved:
+                self.save()
+            yield told.line
+
+    def save(self) -> None:
+        """Send rank 0 what a checkpoint needs, unless the last one is of this round."""
+        if self._saved != self.progress.t:
+            self.process_group.collect(self.progress.clients)
+            selected = self._selection.progress
+            if selected is not None and selected.t != self.progress.t:
+                self.process_group.collect(selected.clients)
+            self._saved = self.progress.t
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.save()

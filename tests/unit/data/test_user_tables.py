@@ -1,0 +1,119 @@
+"""Tables with something missing or written otherwise: the sentence says where, and what to do."""
+
+import numpy as np
+import pytest
+from data_files import table
+
+from stratafl.data import load_samples
+from stratafl.errors import DataError
+
+
+def refusal(folder, text):
+    path = folder / "mine.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(DataError) as error:
+        load_samples(str(path))
+    assert "\n" not in str(error.value)
+    assert f"'{path}'" in str(error.value)
+    return str(error.value).replace(f"'{path}'", "FILE")
+
+
+FILL = "fill it in, or delete the line or the column"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a,label\n1,0\n,1\n", f"line 3 of FILE has an empty cell in the column 'a': {FILL}"),
+        ("a,label\n\n1,0\n2, \n", f"line 4 of FILE has an empty cell in the column 'label': {FILL}"),
+        ('client,a,label\n"an\nn",1,0\n,1,0\n', "line 4 of FILE has an empty cell in the column 'client'"),
+        ("a,label\n1.5,0\nnan,1\n", f"line 3 of FILE has 'nan' in the column 'a': {FILL}"),
+        ("a,label\n1.5,0\n2,inf\n", "line 3 of FILE has 'inf' in the column 'label'"),
+        ("a,label\n1,0\nNA,1\n", "FILE has neither numbers nor images in the column 'a': 'NA' in line 3"),
+        ("a,label\n\n1,0\n\nNA,1\n", "FILE has neither numbers nor images in the column 'a': 'NA' in line 5"),
+        ("a,Label\n1,0\n", "FILE has no column 'label', only: a, Label; set data.label to 'Label'"),
+        ("a,Y\n1,0\n", "FILE has no column 'label', only: a, Y; set data.label to 'Y'"),
+        ("a,b\n1,0\n", "FILE has no column 'label', only: a, b; name the column of labels with data.label"),
+        (
+            "a,Client,label\n1,0,1\n",
+            "FILE has a column 'Client': set data.client to 'Client' if it names the clients, or rename it",
+        ),
+        (
+            "a;label\n1,5;0\n",
+            "line 1 of FILE has ';' instead of commas: save it with commas between columns and points in",
+        ),
+        ("\na\tlabel\n1\t0\n", "line 2 of FILE has '\\t' instead of commas"),
+        ("a;label\n", "line 1 of FILE has ';' instead of commas"),
+        ("1,2,0\n3,4,1\n", "line 1 of FILE holds numbers: add a line above it with the names of the columns"),
+        (",a,label\n0,1,0\n", "column 1 of FILE has no name (''): name it, or leave it out (pandas: index=False)"),
+        ("a,Unnamed: 0,label\n0,1,0\n", "column 2 of FILE has no name ('Unnamed: 0')"),
+        ("a,label\n1,0\n\n1,2,3\n", "line 4 of FILE has 3 values for 2 columns"),
+    ],
+)
+def test_a_csv_file_with_a_mistake(tmp_path, text, says):
+    assert refusal(tmp_path, text).startswith(says)
+
+
+def test_the_file_of_a_client_is_named(tmp_path):
+    table(tmp_path / "mine" / "ann" / "data.csv", ["a", "label"], [[1, 0]])
+    path = table(tmp_path / "mine" / "bob" / "data.csv", ["a", "label"], [[1, 0], ["", 0]])
+    with pytest.raises(DataError, match=f"line 3 of '{path}' has an empty cell"):
+        load_samples(f"{tmp_path}/mine/")
+
+
+def test_an_index_of_pandas_in_a_parquet_file(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    columns = {"a": [1, 2], "label": [0, 1], "__index_level_0__": [0, 1]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "mine.parquet")
+    with pytest.raises(DataError, match=r"column 3 of '.*mine.parquet' has no name \('__index_level_0__'\)"):
+        load_samples(str(tmp_path / "mine.parquet"))
+
+
+@pytest.mark.parametrize("clients", [["ann", None], [1, None]])
+def test_a_sample_of_nobody(tmp_path, clients):
+    import pyarrow
+    import pyarrow.parquet
+
+    columns = {"a": [1, 2], "label": [0, 1], "client": clients}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "mine.parquet")
+    with pytest.raises(DataError, match=r"row 2 of .* has no client"):
+        load_samples(str(tmp_path / "mine.parquet"))
+
+
+def test_columns_that_nobody_asked_for_may_be_empty(tmp_path):
+    path = table(tmp_path / "mine.csv", ["image", "label", ""], [["a.png", 0, ""]])
+    from stratafl.data.formats.columns import Request
+    from stratafl.data.formats.csv_files import read_csv
+
+    (tmp_path / "a.png").write_bytes(b"")
+    found = read_csv([path], Request(only=True))
+    assert (found["image"], np.asarray(found["label"]).tolist()) == ([tmp_path / "a.png"], [0])
+
+
+@pytest.mark.parametrize(
+    ("lines", "hinted"),
+    [
+        ("city,label|bonn,0|ulm,1|bonn,1|ulm,0", True),
+        ("city,label|bonn,0|ulm,1|bonn,1|kiel,0", False),  # too many for owners
+        ("city,label|bonn,0|bonn,1", False),  # too few
+        ("city,label|1,0|NA,1|1,0|NA,1", False),  # numbers that are missing
+        ("city,client,label|bonn,1,0|ulm,1,1|bonn,2,1|ulm,2,0", False),  # there are clients
+    ],
+)
+def test_texts_that_come_again_and_again_may_be_clients(tmp_path, lines, hinted):
+    (tmp_path / "own.csv").write_text(lines.replace("|", "\n"))
+    with pytest.raises(DataError, match="neither numbers nor images in the column 'city'") as caught:
+        load_samples(str(tmp_path / "own.csv"))
+    assert str(caught.value).endswith("; set data.client to 'city' if it names the clients") is hinted
+
+
+def test_endings_that_are_not_read_say_which_are():
+    for name, hint in (("my.cvs", " (did you mean 'my.csv'?)"), ("my.xlsx", "")):
+        suffix = name.removeprefix("my")
+        with pytest.raises(DataError) as caught:
+            load_samples(name)
+        assert str(caught.value) == (
+            f"data.name = '{name}' ends in {suffix}{hint}: choose a file that ends in .npz, .csv, .parquet"
+        )
