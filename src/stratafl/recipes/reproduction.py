@@ -29,8 +29,9 @@ from stratafl.recipes.recipe import Cell, Recipe
 from stratafl.recipes.verdicts import Numbers, Printed, verdicts
 from stratafl.report.outcome import Outcome, read_outcome
 from stratafl.report.verdict import Verdict
-from stratafl.runs import Run, is_run
+from stratafl.runs.directory import is_run
 from stratafl.runs.journal import line_bodies
+from stratafl.runs.run import Run
 
 FILE, RESULT = "reproduce.toml", "result.md"
 FEW = 10  # with more columns left out, they are counted instead of named

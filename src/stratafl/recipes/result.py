@@ -14,7 +14,7 @@ from stratafl.report.intervals import Spread
 from stratafl.report.outcome import read_outcome
 from stratafl.report.ranking import INCOMPARABLE
 from stratafl.report.verdict import VERDICTS, Verdict
-from stratafl.runs import environment_of
+from stratafl.runs.directory import environment_of
 
 PAPER, HERE = "paper", "here"
 
