@@ -90,11 +90,11 @@ def has_column(name: str, ranks: Sequence[Rank]) -> bool:
 def to_csv(ranks: Sequence[Rank], compared: bool = False) -> str:
     """The ranking as CSV: one line per configuration, mean and standard deviation of every number.
 
-    `compared` adds the interval of the score and the paired difference from the first. If a method leaks, a last
-    column says which one.
+    `compared` adds the interval of the score and the paired difference from the first. A last column says which
+    methods leak, if there are any or if they are `compared`.
     """
     names = list(dict.fromkeys(name for rank in ranks for name in rank.numbers))
-    first, leaking = winner(ranks), any(rank.leaks for rank in ranks)
+    first, leaking = winner(ranks), compared or any(rank.leaks for rank in ranks)
     head = ["method", "seeds", *(f"{name}_{part}" for name in names for part in ("mean", "std"))]
     head += ["score_low", "score_high", "difference", "difference_low", "difference_high"] if compared else []
     rows = []

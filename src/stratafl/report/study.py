@@ -14,9 +14,9 @@ from stratafl.evaluation.measure import Line
 from stratafl.report.outcome import Outcome, read_outcome, run_folders
 from stratafl.report.ranking import Rank, ranking
 from stratafl.report.verdict import VERDICTS, Verdict, read_verdicts
-from stratafl.runs import Comparison, environment_of, is_run
 from stratafl.runs.class_counts import read_class_counts
-from stratafl.runs.directory import COMPARISON, CONFIG, check_committed, config_of
+from stratafl.runs.comparison import Comparison
+from stratafl.runs.directory import COMPARISON, CONFIG, check_committed, config_of, environment_of, is_run
 from stratafl.runs.journal import line_bodies, parsed_line
 from stratafl.runs.summary import evaluated
 
