@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 
 from stratafl.config.experiment import Experiment, with_settings
 from stratafl.data.digits import digits_arrays
-from stratafl.runs import Run, stored
+from stratafl.runs import Run, read_run
 
 COHORT, EVALUATED, SAMPLES, CLASSES = 100, 100, 20, 2
 WARM_UP = 5  # rounds in which steps are traced
@@ -65,7 +65,7 @@ def work(folder: Path, data: Path, clients: int, rounds: int, memory_limit: str,
             if run.finished:
                 break
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(json.dumps({"peak": peak, "state": run.sim.format.size, "store": run.sim.store}))
+    print(json.dumps({"peak": peak, "state": run.sim.state_format.size, "store": run.sim.store}))
 
 
 def started(folder: Path, data: Path, clients: int, given: argparse.Namespace) -> "subprocess.Popen[str]":
@@ -96,7 +96,7 @@ def show(clients: int, took: dict, folder: Path) -> float:
     size = {path.name: sum(f.stat().st_size for f in path.rglob("*") if f.is_file()) for path in folder.iterdir()}
     size |= {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
     kept = size.get("memories.bin", 0) + size["checkpoint"]
-    touched = len(stored(folder)[1].clients)
+    touched = len(read_run(folder)[1].clients)
     print(
         f"{clients:6,} clients: start {took['start']:.1f} s; a round {median:.2f} s median, {min(steady):.2f} best, "
         f"{statistics.fmean(steady):.2f} mean of {len(steady)}, "
@@ -110,7 +110,7 @@ def show(clients: int, took: dict, folder: Path) -> float:
 
 def outcome(folder: Path) -> dict:
     """All lines without their times, and the bits of the last state."""
-    _, progress, _ = stored(folder)
+    _, progress, _ = read_run(folder)
     lines = {
         name: [
             {k: v for k, v in json.loads(line).items() if not k.startswith("seconds.")}

@@ -17,7 +17,7 @@ import pytest
 from cli_helpers import SMALL, TINY, Result, checked_line, command, journals, snapshot
 
 from stratafl.algorithms import ALGORITHMS
-from stratafl.cli import run
+from stratafl.cli import main
 
 METHODS = f"one of: {', '.join(sorted(ALGORITHMS))}"
 
@@ -64,9 +64,9 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_with_all(refused, argu
         (["bench", "--models", "nosuch"], "unknown model of the bench 'nosuch'"),
         (["bench", "--methods", "fedavgg"], "unknown method 'fedavgg'; did you mean 'fedavg'?"),
         (["bench", "--sweep", "cohorts"], "unknown sweep 'cohorts'; did you mean 'cohort'?"),
-        (["bench", "--clients", "0"], "--clients is a whole number from 1, not 0"),
+        (["bench", "--clients", "0"], "--clients must be at least 1, not 0"),
         (["bench", "--compile", "maybe"], "unknown compile 'maybe'"),
-        (["bench", "--device", "cpu", "--precision", "tf32"], "precision 'tf32' is for GPUs"),
+        (["bench", "--device", "cpu", "--precision", "tf32"], "precision 'tf32' needs a GPU"),
         (["bench", "--json", "nosuch/speed.json"], "there is no folder 'nosuch'"),
     ],
     ids=" ".join,
@@ -158,7 +158,7 @@ def test_somebody_must_train(refused, new_clients):
         ),
         (["data.minimum=90"], "1797 samples cannot give each of 20 clients at least 90"),
         (["data.partition=classes", "data.per_client=11"], ("per_client=11", "only 10 classes")),
-        (["data.validation=0.5", "data.test=0.5"], ("validation=0.5 and test=0.5", "something for training")),
+        (["data.validation=0.5", "data.test=0.5"], ("validation=0.5 and test=0.5", "leave no share for training")),
         (["data.clients=1797", "data.partition=iid"], ("client 0 has 1 sample,", "none is left for training")),
         (["train.batch=1000", "train.drop_last=true"], ("drop_last with batches of 1000", "the largest client has")),
     ],
@@ -190,7 +190,10 @@ def spoilt(value, dtype=np.float32):
             ("x of 'mine' holds 1 NaN or infinite values as float32", "first in sample 7"),
         ),
         (arrays(y=np.full(60, np.nan)), "y of 'mine' holds 60 NaN or infinite values"),
-        (arrays(y=np.arange(50) % 3), ("x has shape (60, 4) and y (50,)", "samples along their first axis")),
+        (
+            arrays(y=np.arange(50) % 3),
+            ("x has shape (60, 4) and y (50,)", "the first axis of both must count the samples"),
+        ),
         (arrays(y=np.zeros((60, 2, 2))), ("y of 'mine' has shape (60, 2, 2)", "labels are [samples]")),
         (arrays(y=np.zeros((60, 2), dtype=int)), ("y of 'mine' has shape (60, 2)", "labels are [samples]")),
         (arrays(x=np.float32(3)), "x has shape ()"),
@@ -342,8 +345,8 @@ def originals(tmp_path_factory):
     folder = tmp_path_factory.mktemp("originals")
     compared = ["compare", *SMALL, "--algorithms", "local,fedavg", "--seeds", "1", "--rounds", "1"]
     with redirect_stdout(StringIO()):
-        assert run(["run", *SMALL, "--rounds", "1", "--out", str(folder / "done")]) == 0
-        assert run([*compared, "--out", str(folder / "both")]) == 0
+        assert main(["run", *SMALL, "--rounds", "1", "--out", str(folder / "done")]) == 0
+        assert main([*compared, "--out", str(folder / "both")]) == 0
     return folder
 
 
@@ -389,16 +392,16 @@ def test_a_directory_below_a_file_cannot_be(refused, place):
 
 UNPRIVILEGED = """
 import json, os, sys
-from stratafl.cli import run
+from stratafl.cli import main
 warm_up, commands = json.loads(sys.argv[1])
 for arguments in warm_up:  # everything is imported while root may read it
-    assert run(arguments) == 0
+    assert main(arguments) == 0
 if os.geteuid() == 0:
     os.seteuid(65534)
 print("-", file=sys.stderr)
 os.chdir(sys.argv[2])
 for arguments in commands:
-    print("code", run(arguments))
+    print("code", main(arguments))
     print("-", file=sys.stderr)
 """
 
