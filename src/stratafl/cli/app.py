@@ -4,7 +4,7 @@ What a command does is in the module of its name, imported when it is called, so
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -23,10 +23,8 @@ from stratafl.cli.options import (
     with_options,
 )
 
-try:
-    from typer import TyperException as UsageProblem
-except ImportError:  # older versions raise those of click
-    from click import ClickException as UsageProblem  # type: ignore[assignment]
+# The root of typer's own errors: click's up to 0.25, then a copy of click's, since 0.29 TyperException.
+UsageProblem: type[Any] = typer.BadParameter.__mro__[-4]
 
 __all__ = ["UsageProblem", "app"]
 
