@@ -127,7 +127,7 @@ def test_taken(case):
 
 
 @record
-class Oven:
+class Toaster:
     """A record with several kinds of fields, and a check of its own."""
 
     heat: Share = 0.5
@@ -141,18 +141,18 @@ class Oven:
 
 
 def test_a_record_checks_its_fields_when_it_is_made():
-    made = Oven(1, door="not head", steps=Pull(0.5))
-    assert made == Oven(1.0, 2, select("not head"), (Pull(0.5),))
+    made = Toaster(1, door="not head", steps=Pull(0.5))
+    assert made == Toaster(1.0, 2, select("not head"), (Pull(0.5),))
     assert type(made.heat) is float
-    with pytest.raises(RecordError, match=r"^Oven\.trays must be at least 1, not 0$"):
-        Oven(trays=0)
+    with pytest.raises(RecordError, match=r"^Toaster\.trays must be at least 1, not 0$"):
+        Toaster(trays=0)
     with pytest.raises(RecordError, match="three trays do not fit"):
-        Oven(trays=3)
+        Toaster(trays=3)
 
 
 def test_a_record_that_inherits_checks_all_its_fields():
     @record
-    class Stove(Oven):
+    class Stove(Toaster):
         plates: Count = 4
 
     assert Stove(plates=1).plates == 1

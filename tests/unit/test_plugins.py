@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from torch import nn
 
-from stratafl.config.plugins import accepted, called, imported, said
+from stratafl.config.plugins import accepted, called, imported
 from stratafl.config.trust import Trust, typed
-from stratafl.errors import DataError, RecordError, StrataError, TrustError, UnknownNameError
+from stratafl.errors import DataError, RecordError, StrataError, TrustError, UnknownNameError, first_line
 
 _numbers = itertools.count()
 
@@ -280,6 +280,6 @@ def test_a_module_without_a_constructor_of_its_own_takes_nothing():
 
 
 def test_an_error_is_one_line():
-    assert said(ValueError("  first\nsecond")) == "ValueError: first"
-    assert said(ValueError("\n  \n")) == "ValueError"
-    assert said(KeyError("name")) == "KeyError: 'name'"
+    assert first_line(ValueError("  first\nsecond"), typed=True) == "ValueError: first"
+    assert first_line(ValueError("\n  \n"), typed=True) == "ValueError"
+    assert first_line(KeyError("name"), typed=True) == "KeyError: 'name'"

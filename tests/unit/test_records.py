@@ -36,7 +36,7 @@ NESTED = {
     "fields of several kinds": Together((Start(select("head")), Zeros(select("last:2"), per_client=True))),
     "a number": Number(value=-1.5, width=3),
     "options of an algorithm": fedper(
-        personal="blocks:2", initial="own", finetune=2, linear_base=1, train=SGD(schedule=Exponential(0.5))
+        personal="blocks:2", initial="own", finetune=2, linear_base=True, train=SGD(schedule=Exponential(0.5))
     ),
     "phases": Phased(
         (Phase(fedavg(), rounds=3), Phase(fedrep(), participation="all", evaluated=False)),

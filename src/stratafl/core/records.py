@@ -131,47 +131,46 @@ def from_toml(text: str) -> Any:
 # Tables of settings
 
 
+def _same(value: Any) -> Any:
+    return value
+
+
 @dataclass(frozen=True)
 class Written:
     """A marker: in a table of settings, a field has this key and a plain value, which `read` and `write` convert."""
 
     key: str
     hint: Any
-    read: Callable[[Any], Any]
-    write: Callable[[Any], Any]
+    read: Callable[[Any], Any] = _same
+    write: Callable[[Any], Any] = _same
 
 
 @dataclass(frozen=True)
-class Key:
-    """A key of a table of settings: what it may be, what it means, its default, and the field that it sets."""
+class Key(Written):
+    """A key of a table of settings: with the field that it sets, what it means, and its default."""
 
-    hint: Any
-    meaning: str
-    default: Any
-    field: str
-    written: Written | None = None
+    field: str = ""
+    meaning: str = ""
+    default: Any = None
 
 
 def keys_of(cls: type[Any]) -> dict[str, Key]:
     """The keys of a table of this class: the fields that say what they mean, or all if none does."""
     keys: dict[str, Key] = {}
     for field in dataclasses.fields(cls):
-        hint = _hints(cls)[field.name]
-        markers = parts(hint)[1]
-        meaning = " ".join(marker for marker in markers if isinstance(marker, str))
+        markers = parts(_hints(cls)[field.name])[1]
+        plain = Written(field.name, _hints(cls)[field.name])
+        how = next((marker for marker in markers if isinstance(marker, Written)), plain)
         default = field.default if field.default_factory is MISSING else field.default_factory()
-        written = next((marker for marker in markers if isinstance(marker, Written)), None)
-        if written is not None:
-            keys[written.key] = Key(written.hint, meaning, written.write(default), field.name, written)
-        elif field.name != OPTIONS:
-            keys[field.name] = Key(hint, meaning, default, field.name)
+        meaning = " ".join(marker for marker in markers if isinstance(marker, str))
+        keys[how.key] = Key(how.key, how.hint, how.read, how.write, field.name, meaning, how.write(default))
+    keys.pop(OPTIONS, None)
     return {name: key for name, key in keys.items() if key.meaning} or keys
 
 
 def to_settings(value: Any) -> dict[str, Any]:
     """A record as a table of settings, its options among its keys; keys at None are left out."""
-    held = {name: (key.written, getattr(value, key.field)) for name, key in keys_of(type(value)).items()}
-    plain = {name: written.write(each) if written else each for name, (written, each) in held.items()}
+    plain = {name: key.write(getattr(value, key.field)) for name, key in keys_of(type(value)).items()}
     table = {name: to_table(each) for name, each in plain.items() if each is not None}
     return {**table, **vars(value).get(OPTIONS, {})}
 
@@ -186,11 +185,8 @@ def from_settings(name: str, cls: type[T], table: Mapping[str, Any]) -> T:
         _check_option(f"{name}.{key}", value)
     given = {k: v for k, v in table.items() if k in keys or not takes_options}
     _check_keys(f"[{name}]", given, {known: key.default is MISSING for known, key in keys.items()})
-    values: dict[str, Any] = {OPTIONS: options} if takes_options else {}
-    for key, value in given.items():
-        allowed, written = checked(f"{name}.{key}", keys[key].hint, value), keys[key].written
-        values[keys[key].field] = written.read(allowed) if written else allowed
-    return cls(**values)
+    values = {keys[k].field: keys[k].read(checked(f"{name}.{k}", keys[k].hint, v)) for k, v in given.items()}
+    return cls(**values, **({OPTIONS: options} if takes_options else {}))
 
 
 def _check_keys(label: str, given: Mapping[str, Any], needed: Mapping[str, bool]) -> None:
