@@ -1,8 +1,8 @@
-"""FedALP's Fig. 4 on the digits: accuracy of local and global models while β goes from 0 to 1.
+"""FedALP's Fig. 4 on the digits: accuracy of local and global models for β from 0 to 1.
 
     python examples/fedalp_beta.py --seeds 0 1 2
 
-`classes` is the paper's kind of data, one digit per client and as many groups as digits; `dirichlet` is milder: clients
+`classes` is the paper's kind of data: one digit per client and as many groups as digits. `dirichlet` is milder: clients
 of one group hold different digits. About a minute per seed and kind.
 """
 

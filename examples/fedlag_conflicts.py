@@ -2,8 +2,8 @@
 
     python examples/fedlag_conflicts.py --seeds 0 1 2
 
-FedAvg is trained and the layer laboratory watches (cosine of two clients' updates below 0), on IID data and on
-Dirichlet(0.1), from the same start. About a minute per seed.
+FedAvg with layer diagnostics in every round (a pair conflicts if the cosine of its updates is below 0), on IID data and
+on Dirichlet(0.1), from the same initial model. About a minute per seed.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from stratafl.models import build
 from stratafl.policies import SGD
 
 SHOWN = (1, 2, 3, 5, 10, 20, 40, 60)
-CLIENTS = 8  # 28 pairs; with many more, a client's few samples are no longer alike even on IID data
+CLIENTS = 8  # 28 pairs; with many more, the clients' few samples differ even on IID data
 DATA: dict[str, Partition] = {"iid": IID(), "dirichlet": Dirichlet(alpha=0.1)}
 
 

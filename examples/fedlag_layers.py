@@ -2,10 +2,9 @@
 
     python examples/fedlag_layers.py --seeds 0 1 2
 
-Adaptive layers against the first, the middle or the last K for good (FedPer's, where the paper takes FedBABU's, and
-K = 2, where it has 4 as well), against those that FedLAG chose most often for good, against FedAvg, and against the
-control: FedAvg for the warm-up, then everybody alone. All get the same rounds and steps. About a minute and a half per
-seed on a free core.
+Compares adaptive personal layers with the first, middle or last K layers (FedPer's; the paper has FedBABU's, and K = 4
+too), with the layers that FedLAG chose most often, with FedAvg, and with the control: FedAvg for the warm-up, then
+local training alone. All get the same rounds and steps. About a minute and a half per seed on a free core.
 """
 
 import argparse
@@ -30,13 +29,13 @@ ROUNDS, WARMUP, TRAIN = 30, 10, SGD(lr=0.1)
 
 
 def methods(k: int) -> Mapping[str, Algorithm]:
-    """What is compared, with k personal layers."""
+    """The methods with k personal layers."""
     fixed = {f"{place} {k}": fedper(personal=f"{place}:{k}", train=TRAIN) for place in ("first", "middle", "last")}
     return {f"adaptive {k}": fedlag(k=k, xi=-0.1, warmup=WARMUP, train=TRAIN), **fixed}
 
 
 def controls() -> Mapping[str, Algorithm]:
-    """No personal layer, and everybody alone after the warm-up."""
+    """No personal layer, and local training alone after the warm-up."""
     return {"FedAvg": fedavg(train=TRAIN), "then alone": fedavg30local(warmup=WARMUP, train=TRAIN)}
 
 

@@ -1,4 +1,4 @@
-"""FLAYER's Fig. 2 on the digits: how alike the same layer of different clients' models is, right after local training.
+"""FLAYER's Fig. 2 on the digits: how similar the same layer is in different clients' models after local training.
 
     python examples/flayer_cka.py
 

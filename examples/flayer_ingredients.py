@@ -1,7 +1,7 @@
 """FLAYER's equations with one ingredient of its authors' code at a time, and the code without one of them.
 
-strata reproduce examples/flayer_ingredients.toml
-strata reproduce examples/flayer_ingredients.toml --scale short --set data.path=shards/
+strata reproduce examples/flayer_ingredients.toml --trust
+strata reproduce examples/flayer_ingredients.toml --trust --scale short --set data.path=shards/
 """
 
 from dataclasses import replace

@@ -3,7 +3,7 @@
     python examples/flayer_parts.py
 
 Accuracies are those of the last round, as received (the model that Algorithm 1 returns) and right after local training;
-the round at which the mean validation accuracy first comes within half a point of its best says how fast it was.
+`round` is the first one whose mean validation accuracy is within half a point of the best.
 """
 
 from statistics import mean, stdev

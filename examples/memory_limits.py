@@ -1,10 +1,10 @@
 """Peak memory against the limit, for every algorithm of the catalogue, each in a process of its own.
 
-python examples/memory_limits.py [--limits 2GB 8GB] [--hidden 3700 3700 3700] [--rounds 4] [--algorithms fedavg …]
+    python examples/memory_limits.py [--limits 2GB 8GB] [--hidden 3700 3700 3700] [--rounds 4] [--algorithms fedavg …]
 
 Ten clients with 19 training samples each, an MLP on 784 numbers (with the hidden layers above: 30 million parameters),
-batches of 10, four rounds (an early one stays the selected one), evaluation and checkpoints. The peak is what the
-system says of the process (VmHWM).
+batches of 10, four rounds (an early one stays selected), evaluation and checkpoints. The peak is what Linux reports for
+the process (VmHWM).
 """
 
 import argparse
@@ -34,7 +34,7 @@ def write_samples(path: Path) -> None:
 
 
 def peak() -> int:
-    """The most that this process ever had in RAM."""
+    """The peak resident memory of this process, in bytes."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 

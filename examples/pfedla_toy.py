@@ -1,8 +1,8 @@
-"""Layers or whole models? Similarity mixing (Ma et al., 2022, Fig. 1), and what pFedLA keeps for itself (Fig. 7).
+"""Mixing layers or whole models by similarity (Ma et al., 2022, Fig. 1), and pFedLA's weights of own layers (Fig. 7).
 
     python examples/pfedla_toy.py [SEED]
 
-Six clients and nine classes of the digits that come with the package, three classes each, few samples; pFedHN's LeNet.
+Six clients with three of nine classes each, few samples, the digits that come with the package, and pFedHN's LeNet.
 """
 
 import sys

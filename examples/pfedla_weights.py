@@ -1,10 +1,11 @@
-"""Whom pFedLA listens to (Ma et al., 2022, Fig. 5 and 6), on the digits that come with the package.
+"""pFedLA's weights between clients (Ma et al., 2022, Fig. 5 and 6), on the digits that come with the package.
 
     python examples/pfedla_weights.py [SEED]
 
 Fig. 5: eight clients with four classes each; client 0 is the target, client 1 has the same classes, client 2 three of
-them, the others none. Fig. 6: a chain, in which neighbours share three of four classes. Shown from equal weights and,
-for Fig. 5, also from drawn ones, with which the paper's order appears far less often (docs/algorithms/pfedla.md).
+them, the others none. Fig. 6: a chain in which neighbours share three of four classes. Training starts from equal
+weights and, for Fig. 5, also from random ones, where the paper's order appears far less often
+(docs/algorithms/pfedla.md).
 """
 
 import sys
@@ -25,7 +26,7 @@ EACH = 40  # samples of each class, for every client
 
 
 def federation(classes: tuple[str, ...], seed: int) -> Federation:
-    """Clients with these classes, no sample held twice, 30 % of it for testing."""
+    """Clients with these classes; no two share a sample, and 30 % are for testing."""
     x, y = digits_arrays()
     rng = np.random.default_rng(seed)
     left = {c: list(rng.permutation(np.flatnonzero(y == int(c)))) for c in "0123456789"}

@@ -1,11 +1,11 @@
 """Ten thousand clients on two cores: seconds a round, memory, disk, and what a kill costs.
 
-python examples/ten_thousand.py [--clients 1000 10000] [--rounds 30] [--memory-limit 4GB] [--folder DIR]
+    python examples/ten_thousand.py [--clients 1000 10000] [--rounds 30] [--memory-limit 4GB] [--folder DIR]
 
-Every client holds 20 images of 28 × 28 pixels, shifted digits of two classes; 100 clients are sampled a round; FedPer
-on the CNN keeps a head per client; 100 clients, always the same, are evaluated every fifth round. Each federation runs
-in a process of its own, and they take turns, a round each, so that whatever else the machine does slows down both. The
-largest is run once more, killed with SIGKILL in the middle and resumed, to the same lines and bits.
+Every client holds 20 images of 28 × 28 pixels, shifted digits of two classes. 100 clients are sampled a round, and the
+same 100 are evaluated every fifth round. FedPer on the CNN keeps a head per client. Each federation runs in a process
+of its own. They take turns, a round each, so other jobs on the machine slow down both. The largest runs once more, is
+killed with SIGKILL in the middle, and resumes to the same lines and bits.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 
 from stratafl.config.experiment import Experiment, with_settings
 from stratafl.data.digits import digits_arrays
-from stratafl.runs import Run, stored
+from stratafl.runs import Run, read_run
 
 COHORT, EVALUATED, SAMPLES, CLASSES = 100, 100, 20, 2
 WARM_UP = 5  # rounds in which steps are traced
@@ -48,10 +48,10 @@ def write_images(path: Path, clients: int, seed: int = 0) -> None:
     np.savez(path, x=x, y=y, client=np.repeat(np.arange(clients), SAMPLES))
 
 
-def work(folder: Path, data: Path, clients: int, rounds: int, memory: str, store: str) -> None:
-    """Run, or go on with, one federation, a round for each line that comes in; print what it took."""
+def work(folder: Path, data: Path, clients: int, rounds: int, memory_limit: str, store: str) -> None:
+    """Start or resume one federation, run a round for each line on standard input, print what it took."""
     settings = [f"data.name={data}", "model.name=cnn", "algorithm.name=fedper", f"run.rounds={rounds}"]
-    settings += [f"run.participation={COHORT / clients}", f"run.memory_limit={memory}", f"run.store={store}"]
+    settings += [f"run.participation={COHORT / clients}", f"run.memory_limit={memory_limit}", f"run.store={store}"]
     settings += [f"evaluate.clients={EVALUATED}", "evaluate.every=5", "run.device=cpu"]
     begin = time.perf_counter()
     run = Run.open(folder) if folder.exists() else Run.create(with_settings(Experiment(), settings), folder)
@@ -65,18 +65,18 @@ def work(folder: Path, data: Path, clients: int, rounds: int, memory: str, store
             if run.finished:
                 break
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(json.dumps({"peak": peak, "memory": run.sim.format.size, "store": run.sim.store}))
+    print(json.dumps({"peak": peak, "state": run.sim.state_format.size, "store": run.sim.store}))
 
 
 def started(folder: Path, data: Path, clients: int, given: argparse.Namespace) -> "subprocess.Popen[str]":
     """A process that runs one federation."""
-    arguments = [str(folder), str(data), str(clients), str(given.rounds), given.memory, given.store]
+    arguments = [str(folder), str(data), str(clients), str(given.rounds), given.memory_limit, given.store]
     command = [sys.executable, __file__, "--work", *arguments]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def in_turns(processes: "list[subprocess.Popen[str]]", rounds: int) -> list[dict]:
-    """Let them do a round each, again and again; what each took."""
+    """Run the processes in turns, a round each; what each round took."""
     starts = [float(process.stdout.readline()) for process in processes]
     seconds = [[] for _ in processes]
     for _ in range(rounds):
@@ -96,12 +96,12 @@ def show(clients: int, took: dict, folder: Path) -> float:
     size = {path.name: sum(f.stat().st_size for f in path.rglob("*") if f.is_file()) for path in folder.iterdir()}
     size |= {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
     kept = size.get("memories.bin", 0) + size["checkpoint"]
-    touched = len(stored(folder)[1].clients)
+    touched = len(read_run(folder)[1].clients)
     print(
         f"{clients:6,} clients: start {took['start']:.1f} s; a round {median:.2f} s median, {min(steady):.2f} best, "
         f"{statistics.fmean(steady):.2f} mean of {len(steady)}, "
-        f"{statistics.median(busy):.2f} s of CPU; peak {took['peak'] / 1e6:,.0f} MB; memories in "
-        f"{took['store']}: {touched:,} clients × {took['memory']:,} bytes = {touched * took['memory'] / 1e6:.1f} MB, "
+        f"{statistics.median(busy):.2f} s of CPU; peak {took['peak'] / 1e6:,.0f} MB; client states in "
+        f"{took['store']}: {touched:,} clients × {took['state']:,} bytes = {touched * took['state'] / 1e6:.1f} MB, "
         f"on disk {kept / 1e6:.1f} MB"
     )
     print("        " + ", ".join(f"{name} {each / 1e6:.2f} MB" for name, each in sorted(size.items())), flush=True)
@@ -110,7 +110,7 @@ def show(clients: int, took: dict, folder: Path) -> float:
 
 def outcome(folder: Path) -> dict:
     """All lines without their times, and the bits of the last state."""
-    _, progress, _ = stored(folder)
+    _, progress, _ = read_run(folder)
     lines = {
         name: [
             {k: v for k, v in json.loads(line).items() if not k.startswith("seconds.")}
@@ -120,15 +120,15 @@ def outcome(folder: Path) -> dict:
     }
     state = load_file(max((folder / "checkpoint").glob("[0-9]*")) / "state.safetensors")
     server = {name: x.numpy().tobytes() for name, x in state.items() if name.startswith("server/")}
-    memories = {
-        client: {name: x.numpy().tobytes() for name, x in memory["theta"].items()}
-        for client, memory in progress.clients.items()
+    clients = {
+        client: {name: x.numpy().tobytes() for name, x in kept["theta"].items()}
+        for client, kept in progress.clients.items()
     }
-    return {"lines": lines, "server": server, "memories": memories}
+    return {"lines": lines, "server": server, "clients": clients}
 
 
 def killed(folder: Path, data: Path, clients: int, given: argparse.Namespace) -> int:
-    """Start it, kill it in the middle, and let it go on; how many rounds were done when it was killed."""
+    """Start a run, kill it in the middle and resume it; the number of rounds it had done when it was killed."""
     process, journal = started(folder, data, clients, given), folder / "rounds.jsonl"
     process.stdin.write("\n" * given.rounds)
     process.stdin.flush()
@@ -146,10 +146,10 @@ def killed(folder: Path, data: Path, clients: int, given: argparse.Namespace) ->
 
 
 def main() -> None:
-    """What a process that was started does, or what starts them."""
+    """Measure, or with `--work` be one of the measured processes."""
     if sys.argv[1:2] == ["--work"]:
-        folder, data, clients, rounds, memory, store = sys.argv[2:]
-        work(Path(folder), Path(data), int(clients), int(rounds), memory, store)
+        folder, data, clients, rounds, memory_limit, store = sys.argv[2:]
+        work(Path(folder), Path(data), int(clients), int(rounds), memory_limit, store)
     else:
         measure(_arguments())
 
@@ -165,8 +165,9 @@ def _arguments() -> argparse.Namespace:
 
 
 def measure(given: argparse.Namespace) -> None:
-    """All federations, and the kill."""
+    """Run all federations, then the one that is killed."""
     place = given.folder or Path(tempfile.mkdtemp())
+    place.mkdir(parents=True, exist_ok=True)
     data = {clients: place / f"{clients}.npz" for clients in given.clients}
     folders = {clients: place / f"run-{clients}" for clients in given.clients}
     for clients in given.clients:

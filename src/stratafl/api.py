@@ -1,9 +1,9 @@
-"""A few lines for a notebook: train on one's own arrays and module, and get every client's model back.
+"""stratafl in a notebook: train on your own arrays and module, and get every client's model.
 
 fitted = stratafl.fit(fedper(), [(x, y), …], model, rounds=20)
-fitted.predict(3, x)          what client 3's own model says
-fitted.model(3)               that model, an nn.Module that takes samples as training does
-fitted.predictor(3)           the same with what was done to the data: it takes raw samples, as predict does
+fitted.predict(3, x)          predictions of client 3's own model for raw samples
+fitted.model(3)               that model, an nn.Module that takes preprocessed samples
+fitted.predictor(3)           the model with its preprocessing: it takes raw samples, as predict does
 fitted.export(3, "c3.onnx")   or .safetensors
 """
 
@@ -27,12 +27,11 @@ from stratafl.evaluation.flags import Notices
 from stratafl.evaluation.measure import Line
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Progress, Simulation, simulation
-from stratafl.execute.simulation import ModelSource
+from stratafl.execute.build import ModelSource
 from stratafl.execute.tokens import check_given
 from stratafl.export.predictor import Predictor
 from stratafl.export.writing import to_onnx, to_safetensors
-from stratafl.runs import read_run
-from stratafl.runs.stored import selected_line
+from stratafl.runs.stored import read_run, selected_line
 from stratafl.runs.summary import Selection, evaluated, selected
 
 log = logging.getLogger("stratafl")
@@ -41,15 +40,15 @@ log = logging.getLogger("stratafl")
 @short_repr
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """A federation after its rounds: every client's model, and one line per round of how it went.
+    """A trained federation: every client's model, and one line of metrics per round.
 
-    The models are those after `round`, the selected one: that which tables and reports score.
+    The models are those after `round`, the selected round, which tables and reports score.
     """
 
     sim: Simulation
     progress: Progress
     history: list[Line]
-    counts: Line | None = None  # the line of the round that the run's settings select; none: by validation
+    counts: Line | None = None  # the line of the round that the run's settings select; None: by validation
 
     def _about(self) -> str:
         after = getattr(self, "round", self.progress.t)
@@ -58,23 +57,23 @@ class Fitted:
 
     @property
     def clients(self) -> int:
-        """How many clients took part."""
+        """The number of clients."""
         return self.sim.setup.clients
 
     @property
     def accuracy(self) -> float:
-        """Test accuracy of these models, over all samples."""
+        """Test accuracy of these models over all samples."""
         key = "test.deployed.accuracy"
         if self.sim.setup.classes is None:
-            raise DataError("a regression has no accuracy: selected['test.deployed.loss'] is its mean squared error")
+            raise DataError("a regression has no accuracy: use selected['test.deployed.loss'], the mean squared error")
         value = self._line.get(key)
         if value is None:
-            raise DataError(f"there is no test accuracy: round {self.round} was not evaluated on labelled test samples")
+            raise DataError(f"round {self.round} has no test accuracy: it was not evaluated on labelled test samples")
         return float(value)
 
     @property
     def round(self) -> int:
-        """The round after which these models are what they are: the selected one, unless another was asked for."""
+        """The round that these models come from: the selected one, unless you asked for the newest."""
         return self.progress.t
 
     @property
@@ -83,54 +82,54 @@ class Fitted:
 
     @property
     def selected(self) -> Line:
-        """The line of the round that counts: by validation, unless the run selects another way."""
+        """The metrics of the selected round: the best on validation samples, unless the run selects another way."""
         if not evaluated(self.history):
-            raise DataError("no round was evaluated, so none can be selected")
+            raise DataError("no round is selected, because none was evaluated")
         return self.counts or selected(self.history)
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """What the data calls its classes, or their numbers: `classes[i]` is the class that `predict` calls i."""
+        """Names of the classes, or their numbers: `classes[i]` is the class that `predict` calls i."""
         federation = self.sim.runtime.federation
         return tuple(map(federation.class_name, range(federation.classes or 0)))
 
     def model(self, client: int) -> nn.Module:
-        """A client's own model, as it would be deployed, in evaluation mode.
+        """A client's own model as it would be deployed, in evaluation mode.
 
-        It takes samples as training does: scaled and standardised. `predictor(client)` takes raw ones.
+        It takes samples as training does: scaled and standardised. `predictor(client)` takes raw samples.
         """
         if not isinstance(client, int):
-            raise DataError(f"a client is a whole number from 0 to {self.clients - 1}, not {client!r}")
-        assert self.sim.template is not None  # every simulation that was put together has one
+            raise DataError(f"client must be a whole number from 0 to {self.clients - 1}, not {client!r}")
+        assert self.sim.template is not None  # every assembled simulation has one
         module = copy.deepcopy(self.sim.template)
         module.load_state_dict(state_dict(self.sim, self.progress, client), strict=False)
         return module.eval()
 
     def predictor(self, client: int) -> Predictor:
-        """A client's own model and what was done to the data, as one module that takes raw samples.
+        """A client's own model with its preprocessing, as one module that takes raw samples.
 
-        The model is its `module`; of a regression with scaled targets it gives numbers of the data's own unit.
+        The model is its `module`. For a regression with standardised targets, outputs are in the data's own unit.
         """
         runtime = self.sim.runtime
         return Predictor(self.model(client), runtime.federation.preprocessing, runtime.dtype)
 
     def outputs(self, client: int, x: Array) -> Tensor:
-        """What a client's own model gives for these samples, which are as the data has them, before any scaling."""
+        """Outputs of a client's own model for raw samples, as they are in the data, before any scaling."""
         samples = self._samples(x)
         with torch.no_grad():
             given: Tensor = self.predictor(client)(samples)
         return given
 
     def predict(self, client: int, x: Array) -> Tensor:
-        """The class of each raw sample by a client's own model, or its output where there are no classes."""
+        """The class of each raw sample by a client's own model, or for a regression its output."""
         given = self.outputs(client, x)
         return given if self.sim.setup.classes is None else given.argmax(-1)
 
     def export(self, client: int, path: str | Path) -> Path:
-        """Write a client's own model to `NAME.onnx` or `NAME.safetensors`; an existing file is not touched.
+        """Write a client's own model to `NAME.onnx` or `NAME.safetensors`; an existing file is never overwritten.
 
-        ONNX takes raw samples, as `predict` does. Safetensors holds the weights of `model(client)` alone, and what is
-        to be done to samples and outputs as JSON in its metadata (`preprocessing`).
+        ONNX takes raw samples, as `predict` does. Safetensors holds the weights of `model(client)`; its metadata
+        describes the preprocessing of samples and outputs as JSON (`preprocessing`).
         """
         target = Path(path)
         if target.exists():
@@ -141,7 +140,7 @@ class Fitted:
         elif target.suffix == ".safetensors":
             to_safetensors(self.model(client), target, self.sim.runtime.federation.preprocessing)
         else:
-            raise RunError(f"'{target}' ends neither in .safetensors nor in .onnx")
+            raise RunError(f"cannot export to '{target}': choose a name that ends in .onnx or .safetensors")
         return target
 
     def _samples(self, x: Array) -> Tensor:
@@ -165,17 +164,17 @@ def fit(
     device: str = "auto",
     **options: Any,
 ) -> Fitted:
-    """Run an algorithm on one `(x, y)` per client (or a federation) and a module, or a function that makes one.
+    """Train with an algorithm on one `(x, y)` per client, or on a federation.
 
-    You get the models after the round with the best validation accuracy; without a validation part, after the last.
-    Each client's samples are cut into test, validation and train, by class (`split="random"`: by chance alone).
-    `device` is a GPU where there is one, as in the command, unless you say `cpu` or another; `options` are those of
-    `simulation`.
+    `model` is a module, or a function that makes one. Each client's samples are split into test, validation and
+    training samples, stratified by class (`split="random"`: at random). `device="auto"` is a GPU if there is one.
+    `options` are those of `simulation`. You get the models after the round with the best validation accuracy, or after
+    the last round if there are no validation samples.
     """
     if evaluate_every < 1:
-        raise RecordError(f"evaluate_every counts rounds, at least 1, not {evaluate_every}")
+        raise RecordError(f"evaluate_every must be a number of rounds, at least 1, not {evaluate_every}")
     if not isinstance(model, nn.Module) and not callable(model):
-        raise ModelError(f"a model is an nn.Module or a function that makes one, not {model!r}")
+        raise ModelError(f"model must be an nn.Module or a function that makes one, not {model!r}")
     federation = clients
     if not isinstance(federation, Federation):
         federation = from_clients(federation, validation=validation, test=test, seed=seed, split=split)
@@ -195,11 +194,12 @@ def fit(
 
 
 def load(folder: str | Path, *, round: str = "selected", device: str = "auto", trust: bool = False) -> Fitted:
-    """What a run directory holds: the models after its selected round, which tables score, and its lines.
+    """Load a run directory: the models after its selected round, and the metrics of all rounds.
 
-    `round="newest"` gives those after the newest checkpoint, from which `strata resume` goes on. `device` is where the
-    models are computed; `auto` is where the run did, or the CPU if this machine has no such device. If the run names a
-    model or a method of your own, `package.module:name`, loading it runs that code: `trust=True`.
+    `round="newest"` gives the models of the newest checkpoint, from which `strata resume` continues. `device="auto"` is
+    the device of the run, or the CPU if this machine does not have it. If the run uses a model or a method of your own
+    (`package.module:name`), loading it runs that code: allow it with `trust=True`. You may load a run while it is still
+    running.
     """
     sim, progress, lines = read_run(Path(folder), round, device, trust)
     return Fitted(sim, progress, lines, selected_line(Path(folder), lines))

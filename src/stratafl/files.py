@@ -1,7 +1,7 @@
-"""Files that are not believed and never lost: opened without following a link, read up to a limit, never overwritten.
+"""Files that are read without trust and written whole or not at all. Every package may import this module.
 
-A run directory may come from anywhere, so nothing in it is opened by its name alone: a link could lead out of it, a
-pipe would never answer, and a file can be larger than memory. Everybody may import this module.
+A run directory may come from anywhere: a link could lead out of it, a pipe would block, and a file could be larger
+than memory. So links are not followed, and files are read up to a limit.
 """
 
 import errno
@@ -24,12 +24,12 @@ _NOFOLLOW, _NONBLOCK, _CLOEXEC, _BINARY = (
 
 
 def open_plain(path: Path, flags: int = os.O_RDONLY, *, folder: int | None = None) -> int:
-    """A handle of a plain file; with `folder`, of the file of this name in the directory that this handle is of.
+    """A handle of a plain file; with `folder`, a handle of a directory, of the file of this name in it.
 
-    What is there but no plain file is refused, and so is writing to a file that has a second name elsewhere.
+    Anything but a plain file is refused, and so is writing to a file that has a second name (a hard link).
     """
     name = path if folder is None else Path(path.name)
-    if not _NOFOLLOW and os.path.lexists(path) and not is_plain(path):  # Windows: looked at before, not while, opening
+    if not _NOFOLLOW and os.path.lexists(path) and not is_plain(path):  # Windows
         raise _not_plain(path)
     try:
         handle = os.open(name, flags | _NOFOLLOW | _NONBLOCK | _CLOEXEC | _BINARY, 0o666, dir_fd=folder)
@@ -42,7 +42,7 @@ def open_plain(path: Path, flags: int = os.O_RDONLY, *, folder: int | None = Non
         if not stat.S_ISREG(found.st_mode):
             raise _not_plain(path)
         if flags & _WRITING and found.st_nlink > 1:
-            raise DamagedError(f"'{path}' has a second name (a hard link), which writing would change: copy the folder")
+            raise DamagedError(f"'{path}' has a second name (a hard link): copy the folder, so that only one changes")
     except BaseException:
         os.close(handle)
         raise
@@ -50,7 +50,7 @@ def open_plain(path: Path, flags: int = os.O_RDONLY, *, folder: int | None = Non
 
 
 def read_plain(path: Path, most: int) -> bytes:
-    """The bytes of a plain file of at most `most` bytes."""
+    """The bytes of a plain file, refused if it has more than `most`."""
     with os.fdopen(open_plain(path), "rb") as file:
         data = file.read(most + 1)
     if len(data) > most:
@@ -60,7 +60,7 @@ def read_plain(path: Path, most: int) -> bytes:
 
 @contextmanager
 def explained(action: str, path: Path) -> Iterator[None]:
-    """Turn what the operating system refuses into one sentence."""
+    """Turn an error of the operating system into one sentence."""
     try:
         yield
     except OSError as error:
@@ -126,12 +126,10 @@ def _remove(path: Path, folder: int | None) -> None:
 
 
 def is_plain(path: Path) -> bool:
-    """Whether there is a plain file, and not a link to one."""
     return stat.S_ISREG(_mode(path))
 
 
 def is_plain_folder(path: Path) -> bool:
-    """Whether there is a folder, and not a link to one."""
     return stat.S_ISDIR(_mode(path))
 
 
@@ -147,7 +145,7 @@ def _not_plain(path: Path) -> DamagedError:
 
 
 def check_new(paths: Sequence[Path | None]) -> None:
-    """Refuse files that exist, or whose folder does not: nothing is overwritten."""
+    """Refuse files that exist, or whose folder does not."""
     for path in paths:
         if path is not None and path.exists():
             raise RunError(f"'{path}' exists: choose another name, or remove it")
@@ -156,6 +154,5 @@ def check_new(paths: Sequence[Path | None]) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Refuse a file whose folder is not there."""
     if not path.absolute().parent.is_dir():
         raise RunError(f"cannot write '{path}': there is no folder '{path.parent}'")

@@ -1,3 +1,3 @@
-"""The version of this package; pyproject.toml has the same, and a test compares them."""
+"""The version of this package; pyproject.toml says the same."""
 
-VERSION = "0.1.0.dev0"
+__version__ = "0.1.0.dev0"

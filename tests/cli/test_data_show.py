@@ -173,7 +173,7 @@ def test_the_picture_is_called_what_it_is(strata, place):
 def test_a_pipe_is_refused_and_not_waited_for(refused, place):
     os.mkfifo(place / "pipe.csv")
     os.mkfifo(place / "pipe.toml")
-    refused("data", "show", "--data", "pipe.csv", says="'pipe.csv' is neither a file nor a folder")
+    refused("data", "show", "--data", "pipe.csv", says="'pipe.csv' is a pipe or a device")
     refused("run", "--config", "pipe.toml", says="'pipe.toml' is not a file")
 
 

@@ -260,7 +260,7 @@ def test_only_what_was_declared_can_be_sent_and_can_arrive():
         value_of('{"record": "Popen", "fields": {}}')
     with pytest.raises(WireError, match="unknown type 'load' of a tensor from another process"):
         value_of('{"dtype": "load"}')
-    with pytest.raises(WireError, match="a word holds no tensors"):
+    with pytest.raises(WireError, match="this value holds tensors"):
         words(torch.zeros(1))
 
 

@@ -1,4 +1,4 @@
-"""The layer laboratory: its numbers by hand, its lines for every method, and that looking changes and costs nothing."""
+"""Layer diagnostics: their numbers by hand, their lines for every method, and that they change and cost nothing."""
 
 import json
 import math
@@ -421,7 +421,7 @@ def test_where_all_are_left_out_there_is_nothing_to_compare():
 @pytest.mark.parametrize(
     "bad", [{"every": -1}, {"every": 1.5}, {"every": "2"}, {"clients": 0}, {"samples": 1}, {"samples": True}]
 )
-def test_a_laboratory_that_cannot_be_is_refused(bad):
+def test_impossible_settings_are_refused(bad):
     with pytest.raises(RecordError, match=f"LayerDiagnostics: {next(iter(bad))} must be a whole number of at least"):
         LayerDiagnostics(**bad)
 
@@ -442,7 +442,7 @@ def test_only_so_many_clients_are_looked_at():
 
 
 @pytest.mark.parametrize("name", ["fedlag", "flayer", "pfedla"])
-def test_the_laboratory_changes_nothing(name):
+def test_diagnostics_change_nothing(name):
     sim = made(ACTING[name])
     (plain, without), (watched, looks) = run(Trial(sim)), run(Trial(sim, lab=LayerDiagnostics(1)))
     assert difference(everything(sim, plain), everything(sim, watched)) == 0

@@ -278,7 +278,7 @@ def test_a_run_that_still_improves_has_not_converged(tmp_path, best, rounds):
         ('{ name = "large" }', "3", r"\[columns\] must be a table, not 3"),
         ("{ small = 12.5 }", '{ small = "12.5" }', "printed.small must be a number, not '12.5'"),
         ("printed = { small = 12.5 }", "also = { spread = 3 }", "rows.spread must be a table, not 3"),
-        ("printed = { small = 12.5 }", "columns = [3]", "unknown column '3'"),
+        ("printed = { small = 12.5 }", "columns = [3]", "rows.columns must be a text, not 3"),
         ('than = "FedAvg"', 'than = "FedAvg"\ncolumns = ["smal"]', "small"),
     ],
 )
@@ -440,7 +440,7 @@ def test_fewer_rounds_than_at_full_scale_are_part_of_the_reason(tmp_path, monkey
 def test_a_folder_made_for_something_else_is_refused(reproduced):
     reproduced.begin()
     other = Reproduction(reproduced.root, reproduced.recipe, "smoke", {"train.lr": 0.3}, seeds=1)
-    with pytest.raises(RunError, match=r"made with settings \[\], not \['train.lr=0.3'\]"):
+    with pytest.raises(RunError, match=r"made with settings {}, not {'train.lr': 0.3}"):
         other.begin()
     Reproduction(reproduced.root, reproduced.recipe, "smoke", seeds=3).begin()  # more seeds go on
 
@@ -483,12 +483,12 @@ def test_what_is_at_its_end_is_not_opened_again(reproduced, monkeypatch):
 def test_a_recipe_without_its_data_is_no_reason_to_stop(tmp_path, monkeypatch):
     nowhere = read("a/first", TEXT.replace('"model.hidden" = [4] }', '"data.name" = "nowhere.npz" }'))
     monkeypatch.setattr(reproduce, "recipes", lambda _: [nowhere, read("a/second", TEXT)])
-    assert reproduce.reproduce("a", "smoke", (), 1, tmp_path, None) == 0
+    assert reproduce.reproduce("a", "smoke", {}, 1, tmp_path, None) == 0
     assert "nowhere.npz" in (tmp_path / "a-first-smoke" / "result.md").read_text()
     assert "✓ holds" in (tmp_path / "a-second-smoke" / "result.md").read_text()
     monkeypatch.setattr(reproduce, "recipes", lambda _: [nowhere])
     with pytest.raises(DataError, match=r"nowhere\.npz"):
-        reproduce.reproduce("a", "smoke", (), 1, tmp_path / "again", None)
+        reproduce.reproduce("a", "smoke", {}, 1, tmp_path / "again", None)
 
 
 def test_seeds_that_were_asked_for_earlier_count(tmp_path):

@@ -18,7 +18,8 @@ from stratafl.core.layout import Layout
 from stratafl.core.parcel import Parcel
 from stratafl.data import Federation
 from stratafl.evaluation.evaluate import score_stages
-from stratafl.execute import Matrix, Simulation, simulation
+from stratafl.execute import Matrix, simulation
+from stratafl.execute.context import SimulationContext
 from stratafl.execute.memory import device_memory
 from stratafl.execute.process_group import InOneProcess
 from stratafl.execute.round import Watch, unwatched
@@ -48,7 +49,7 @@ class TimedMatrix(InOneProcess):
         self._device, self._matrix = device, Matrix()
         self.seconds: dict[str, float] = {}
 
-    def groups(self, sim: Simulation, ids: Tensor) -> Iterator[Tensor]:
+    def groups(self, sim: SimulationContext, ids: Tensor) -> Iterator[Tensor]:
         return self._matrix.groups(sim, ids)
 
     def carry(self, parcel: Parcel, layout: Layout) -> Parcel:

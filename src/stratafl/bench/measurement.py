@@ -21,9 +21,9 @@ from stratafl.bench.workload import bench_model
 from stratafl.data import Federation
 from stratafl.errors import MemoryLimitError, first_line
 from stratafl.files import write_atomically
-from stratafl.runtime.arithmetic import precision
-from stratafl.runtime.lockstep import plan
-from stratafl.version import VERSION
+from stratafl.runtime.batches import plan_batches
+from stratafl.runtime.precision import precision
+from stratafl.version import __version__
 
 Table = dict[str, Any]
 MIB = 2**20
@@ -74,7 +74,7 @@ def _row(cell: Cell, request: Request, federation: Federation, known: dict[str, 
     warm_up = {"rounds": run.warm_up(), "seconds": now(device) - begin}
     memory = peak(device)  # before the baselines add theirs
     counts = federation.counts("train")[run.cohort.tolist()].tolist()
-    steps = sum(plan(counts, batch=cell.workload.batch, smallest=run.sim.runtime.smallest_batch).steps)
+    steps = sum(plan_batches(counts, batch=cell.workload.batch, smallest=run.sim.runtime.smallest_batch).steps)
     beside = _baselines(run, cell, request, federation) if request.baselines and not known else []
     rounds = _measured(run, beside, request)
     engine = {
@@ -166,7 +166,7 @@ def machine(request: Request) -> Table:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
-        "stratafl": VERSION,
+        "stratafl": __version__,
         "precision": request.speed.precision,
         "compile": request.speed.compile,
         "command": sys.argv,

@@ -1,4 +1,4 @@
-"""A client's model on its own: with the preprocessing of its data, and in files that other programs read."""
+"""A client's model outside of stratafl: with its preprocessing, and in files that other programs read."""
 
 from stratafl.export.predictor import Predictor
 from stratafl.export.writing import to_onnx, to_safetensors

@@ -1,4 +1,4 @@
-"""A client's model together with what was done to its data: raw samples in, answers in the data's own units out."""
+"""A client's model with its preprocessing: it takes raw samples and gives outputs in the data's own unit."""
 
 import torch
 from torch import Tensor, nn
@@ -7,9 +7,9 @@ from stratafl.data.preprocessing import Preprocessing
 
 
 class Predictor(nn.Module):
-    """Samples as they were read become the model's inputs; standardised targets become numbers of their own unit.
+    """Preprocesses raw samples, applies the model, and undoes the standardisation of targets.
 
-    `module` is the model itself; its tensors are here under `module.`, and nothing else is in the state dict.
+    `module` is the model itself; the state dict holds its tensors under `module.`, and nothing else.
     """
 
     module: nn.Module
@@ -40,7 +40,6 @@ class Predictor(nn.Module):
             self.register_buffer(name, value, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the model gives for raw samples."""
         given: Tensor = self.module(self.inputs(x))
         if self.preprocessing.targets is None:
             return given
@@ -49,7 +48,7 @@ class Predictor(nn.Module):
         return (given.double() * deviation + mean).to(given.dtype)
 
     def inputs(self, x: Tensor) -> Tensor:
-        """Raw samples as the model takes them, by the arithmetic of training."""
+        """Raw samples as the model takes them, with the same arithmetic as in training."""
         kind = self.preprocessing.kind
         if self.preprocessing.columns is not None:
             x = x.to(kind) if kind.is_floating_point else x

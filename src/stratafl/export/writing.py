@@ -1,4 +1,4 @@
-"""A client's model in a file that other programs read."""
+"""Write a client's model to a file that other programs read."""
 
 import json
 import logging
@@ -18,16 +18,16 @@ from stratafl.models import save_weights
 
 
 def to_safetensors(module: nn.Module, path: Path, preprocessing: Preprocessing) -> None:
-    """All parameters and buffers by their names, and in the metadata what is to be done to samples and outputs."""
+    """Write all parameters and buffers by name, and the preprocessing as JSON in the metadata."""
     save_weights(module, path, {"preprocessing": json.dumps(preprocessing.to_table())})
 
 
 def to_onnx(model: Predictor, samples: Tensor, path: Path) -> None:
-    """The model as ONNX with what is done to raw samples, for any number of them at a time, where torch can."""
+    """Write the model with its preprocessing as ONNX, for batches of any size."""
     try:
         import onnxscript  # noqa: F401
     except ModuleNotFoundError as error:
-        raise ModelError("ONNX needs 'onnxscript', which is not installed: pip install 'stratafl[onnx]'") from error
+        raise ModelError("ONNX needs onnxscript, which is not installed: pip install 'stratafl[onnx]'") from error
     batch = torch.export.Dim("batch")
     try:
         with _quiet(), atomically(path) as partial:
@@ -36,7 +36,7 @@ def to_onnx(model: Predictor, samples: Tensor, path: Path) -> None:
             program.save(partial)
     except OSError as error:
         raise RunError(f"cannot write '{path}': {error.strerror}") from error
-    except Exception as error:  # torch cannot export every module, and says so in many ways
+    except Exception as error:  # torch refuses some modules, with many types of errors
         raise ModelError(
             f"{type(model.module).__name__} cannot be exported to ONNX: {first_line(error, typed=True)}"
         ) from error
@@ -44,7 +44,7 @@ def to_onnx(model: Predictor, samples: Tensor, path: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's remarks about packages that it would also know."""
+    """Without the exporter's remarks about optional packages."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)

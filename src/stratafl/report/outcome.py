@@ -12,8 +12,16 @@ from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, RunError
 from stratafl.evaluation.flags import diverged, well_formed
 from stratafl.evaluation.measure import Line
-from stratafl.runs import environment_of, is_run
-from stratafl.runs.directory import CONFIG, ROUNDS, check_committed, check_config, check_history, config_of
+from stratafl.runs.directory import (
+    CONFIG,
+    ROUNDS,
+    check_committed,
+    check_config,
+    check_history,
+    config_of,
+    environment_of,
+    is_run,
+)
 from stratafl.runs.format import CHECKSUMS
 from stratafl.runs.journal import read_lines
 from stratafl.runs.summary import best, converged, cost, counting, last, score, scored, stop_reason

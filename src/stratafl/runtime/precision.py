@@ -1,4 +1,4 @@
-"""With how many digits a GPU multiplies: the one place where torch's switches are set, and set back."""
+"""The precision of products on a GPU: the one place that sets torch's switches, and sets them back."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,21 +7,20 @@ from typing import Literal
 import torch
 
 from stratafl.errors import RecordError
-from stratafl.runtime.modules import rounding
+from stratafl.runtime.products import rounding
 
 Precision = Literal["fp32", "tf32", "bf16"]
 PRECISIONS = ("fp32", "tf32", "bf16")
 
 
 def check_precision(name: str, device: torch.device) -> None:
-    """Refuse fewer digits where there is no GPU that would be faster with them."""
     if name != "fp32" and device.type != "cuda":
-        raise RecordError(f"precision '{name}' is for GPUs, and this runs on '{device.type}': use fp32")
+        raise RecordError(f"precision '{name}' needs a GPU, and this runs on '{device.type}': use fp32")
 
 
 @contextmanager
 def precision(name: Precision) -> Iterator[None]:
-    """Products of float32 as they are, of 10 bits each (tf32), or of 7 bits each (bf16); sums are always float32."""
+    """Products of float32 factors: exact, rounded to 10 bits (tf32) or to 7 bits (bf16); sums are always float32."""
     matmul, convolution = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest" if name == "fp32" else "high")
     torch.backends.cudnn.allow_tf32 = name != "fp32"

@@ -1,4 +1,4 @@
-"""Programs, whose clients take turns at slots, give the bits of plain steps; what cannot be one goes on without."""
+"""Captured steps give the bits of plain steps; a step that cannot be captured runs as it is."""
 
 import logging
 from dataclasses import replace
@@ -13,7 +13,7 @@ from stratafl.core.records import record
 from stratafl.errors import RecordError, UnknownNameError
 from stratafl.execute import Matrix, simulation
 from stratafl.policies import SGD, Exponential
-from stratafl.runtime.programs import Programs
+from stratafl.runtime.captured import CapturedSteps
 from stratafl.runtime.speed import Speed
 from stratafl.testing import difference, tiny_federation, tiny_model, within_reach
 
@@ -42,10 +42,10 @@ def test_programs_are_used_and_kept():
     progress = sim.start()
     for _ in range(3):
         progress, _ = sim.round(progress, Matrix())
-    programs = sim.runtime.programs
-    assert isinstance(programs, Programs)
-    assert len(programs._kept) == 2  # the head's descent and the base's
-    assert {program.slots for program in programs._kept.values()} == {3}  # 13 steps, of which nobody takes more than 4
+    captured = sim.runtime.captured
+    assert isinstance(captured, CapturedSteps)
+    assert len(captured._kept) == 2  # the head's descent and the base's
+    assert {step.slots for step in captured._kept.values()} == {3}  # 13 steps, of which nobody takes more than 4
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_every_kind_of_descent_gives_the_same_bits(descent):
 def test_a_frozen_row_that_all_clients_share_is_kept_once():
     sim = made(fedprox(), KEPT)
     sim.run(Matrix())
-    (program,) = sim.runtime.programs._kept.values()
-    anchors = [x for name, x in program._held.items() if "/" in name]
+    (step,) = sim.runtime.captured._kept.values()
+    anchors = [x for name, x in step._held.items() if "/" in name]
     assert anchors
     assert all(x.stride(0) == 0 for x in anchors)
 
@@ -88,27 +88,29 @@ def test_a_step_that_cannot_be_named_is_taken_anew():
 
 
 def test_a_program_that_cannot_be_prepared_is_said_and_left(monkeypatch, caplog):
-    def refuse(self, program, compiles):
+    def refuse(self, step, compiles):
         raise RuntimeError("not permitted when stream is capturing\nmore")
 
-    monkeypatch.setattr(Programs, "_prepare", refuse)
+    monkeypatch.setattr(CapturedSteps, "_prepare", refuse)
     with caplog.at_level(logging.WARNING, "stratafl"):
         plain, kept = outcomes(fedavg())
     assert difference(plain, kept) == 0
     said = [line for line in caplog.messages if "anew" in line]
-    assert said == ["a step is taken anew every time: RuntimeError: not permitted when stream is capturing"]
+    assert said == [
+        "a step cannot be captured and runs more slowly: RuntimeError: not permitted when stream is capturing"
+    ]
 
 
 def test_without_a_compiler_steps_are_captured_as_they_are(monkeypatch, caplog):
-    def missing(program):
+    def missing(step):
         raise FileNotFoundError("no g++")
 
-    monkeypatch.setattr("stratafl.runtime.programs.compiled", missing)
+    monkeypatch.setattr("stratafl.runtime.captured.compiled", missing)
     plain = made(fedavg(), PLAIN).run(Matrix()).tensors()
     sim = made(fedavg(), Speed(compile="on"))
     assert difference(plain, sim.run(Matrix()).tensors()) == 0
-    assert sim.runtime.programs.compiles is False
-    assert "steps are not compiled: FileNotFoundError: no g++" in caplog.messages
+    assert sim.runtime.captured.compiles is False
+    assert "steps cannot be compiled and run more slowly: FileNotFoundError: no g++" in caplog.messages
 
 
 def test_a_program_serves_only_what_it_was_made_for():
@@ -126,7 +128,7 @@ def test_a_program_serves_only_what_it_was_made_for():
     for descent in descents:
         after = [round_of(sim, descent) for sim in (plain, kept)]
         assert difference(*after) == 0
-    assert len(kept.runtime.programs) == len(descents)
+    assert len(kept.runtime.captured) == len(descents)
 
 
 def round_of(sim, descent):
@@ -185,12 +187,12 @@ def test_a_program_for_one_client_is_not_made_to_serve_many():
     progress = sim.start()
     for cohort in ([0], [0, 1], [0, 1, 2, 3, 4, 5], [0]):
         progress, _ = sim.round(progress, Matrix(), torch.tensor(cohort))
-    by_slots = sorted(program.slots for program in sim.runtime.programs._kept.values())
+    by_slots = sorted(step.slots for step in sim.runtime.captured._kept.values())
     assert by_slots[-1] == 6
 
 
 def test_steps_are_compiled_without_being_captured_where_graphs_are_off():
-    assert not Programs(torch.device("cuda"), "on", captures=False)._graphs
+    assert not CapturedSteps(torch.device("cuda"), "on", captures=False)._graphs
     assert Speed(graphs="off", compile="on").keeps(torch.device("cuda"))
 
 
@@ -199,7 +201,7 @@ def test_bad_words_and_digits_without_a_gpu_are_refused():
         Speed(precision="fp16")
     with pytest.raises(UnknownNameError, match="unknown compile 'yes'"):
         Speed(compile="yes")
-    with pytest.raises(RecordError, match="precision 'tf32' is for GPUs, and this runs on 'cpu': use fp32"):
+    with pytest.raises(RecordError, match="precision 'tf32' needs a GPU, and this runs on 'cpu': use fp32"):
         made(fedavg(), Speed(precision="tf32"))
 
 

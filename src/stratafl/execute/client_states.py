@@ -1,4 +1,4 @@
-"""The memories of clients between rounds: a mapping that is never written to, only succeeded by its next version."""
+"""The states of clients between rounds: a mapping that is never written to; an update gives its next version."""
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,19 +13,19 @@ from stratafl.core.state import State, apply, flatten, moved, pick, unflatten
 _MERGED = 8  # layers become one when the upper one has an eighth of the lower one's clients
 
 
-class Clients(Mapping[int, State]):
-    """The memory of each client that has one."""
+class ClientStates(Mapping[int, State]):
+    """The state of each client that has one."""
 
     @abstractmethod
-    def updated(self, ids: Sequence[int], memory: State) -> Self:
-        """With other memories of these clients, given side by side; this version stays what it is."""
+    def updated(self, ids: Sequence[int], state: State) -> Self:
+        """The next version, with the rows of `state` for these clients; this version stays what it is."""
 
     @abstractmethod
     def tensors(self) -> Rows:
         """What a checkpoint has to hold, as flat names and tensors."""
 
     def settle(self) -> None:
-        """Make sure that what a checkpoint of this refers to is on the disk."""
+        """Make sure that everything a checkpoint refers to is on the disk."""
         return
 
     def check(self) -> None:
@@ -33,11 +33,11 @@ class Clients(Mapping[int, State]):
         return
 
     def lease(self) -> object:
-        """What has to be held for as long as a checkpoint of this is kept."""
+        """An object to hold for as long as a checkpoint of this version is kept."""
         return None
 
 
-class InMemory(Clients):
+class InMemory(ClientStates):
     """Kept on a device or in RAM: two layers of a dict, so that a round does not copy an entry per client."""
 
     def __init__(self, device: torch.device, below: dict[int, State], above: dict[int, State] | None = None) -> None:
@@ -54,19 +54,18 @@ class InMemory(Clients):
                 flat.setdefault(int(client), {})[name] = tensor.to(device)
         return cls(device, {client: unflatten(flat[client]) for client in sorted(flat)})
 
-    def updated(self, ids: Sequence[int], memory: State) -> "InMemory":
-        """The next version, with copies of these rows."""
-        memory = moved(memory, self._device)
-        above = self._above | {client: _row(memory, c) for c, client in enumerate(ids)}
+    def updated(self, ids: Sequence[int], state: State) -> "InMemory":
+        state = moved(state, self._device)
+        above = self._above | {client: _row(state, c) for c, client in enumerate(ids)}
         if len(above) * _MERGED > len(self._below):
             return InMemory(self._device, self._below | above)
         return InMemory(self._device, self._below, above)
 
     def tensors(self) -> Rows:
-        """All memories: a checkpoint holds them itself."""
+        """All states: the checkpoint holds them itself."""
         flat: Rows = {}
-        for client, memory in self.items():
-            flat |= flatten(memory, f"client/{client}/")
+        for client, state in self.items():
+            flat |= flatten(state, f"client/{client}/")
         return flat
 
     def __getitem__(self, client: int) -> State:
@@ -80,6 +79,6 @@ class InMemory(Clients):
         return self._count
 
 
-def _row(memory: State, index: int) -> State:
+def _row(state: State, index: int) -> State:
     # A copy: a view would keep the rows of the whole group alive.
-    return {name: apply(Tensor.clone, value) for name, value in pick(memory, index).items()}
+    return {name: apply(Tensor.clone, value) for name, value in pick(state, index).items()}

@@ -1,8 +1,8 @@
-"""Traced steps: a function of tensors as the list of plain operations that it amounts to.
+"""Traced steps: a function of tensors as the list of plain operations it consists of.
 
-Replaying them gives the same bits without differentiating and batching anew, and releases the interpreter, so that
-lanes of clients run side by side. Measured on 2 ARM cores (20 clients, batch 10): the step of a small MLP falls from
-5.8 to 2.7 ms, before lanes.
+Replaying the list gives the same bits without differentiating and batching again, and releases the interpreter, so that
+lanes of clients run in parallel. On 2 ARM cores (20 clients, batch 10) a step of a small MLP takes 2.7 ms instead of
+5.8, before lanes.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ def trace(function: Callable[..., Any], likeness: Sequence[Likeness]) -> Callabl
 
 
 def _without_idle_views(graph: Graph) -> None:
-    """Leave out views that show a tensor as it is: half of a small model's operations, a few µs each."""
+    """Remove views that change nothing: half of a small model's operations, a few µs each."""
     for node in list(graph.nodes):
         if node.target in VIEWS and isinstance(node.args[0], Node):
             before, after = node.args[0].meta["val"], node.meta["val"]
@@ -38,7 +38,7 @@ def _without_idle_views(graph: Graph) -> None:
 
 
 def patience(leaves: Sequence[Tensor]) -> int:
-    """How often a step is taken before it is traced: tracing costs seconds, and gains least where a step is long."""
+    """How often a step runs before it is traced: tracing costs seconds, and gains least where a step is long."""
     if get_proxy_mode() is not None:
-        return -1  # never: somebody else is tracing just now
+        return -1  # never, because this is itself being traced
     return PATIENCE + sum(x.numel() for x in leaves) // 2**19

@@ -226,9 +226,7 @@ def test_columns_that_are_not_there(tmp_path):
     assert "no column of features besides the labels and clients" in refusal(
         table(tmp_path / "b.csv", ["label"], [[1]])
     )
-    assert "does not say whose its samples are" in refusal(
-        table(tmp_path / "c.csv", ["a", "label"], [[1, 1]]), owners=1
-    )
+    assert "does not say who owns its samples" in refusal(table(tmp_path / "c.csv", ["a", "label"], [[1, 1]]), owners=1)
 
 
 def test_tables_that_are_not_tables(tmp_path):

@@ -295,7 +295,7 @@ def test_files_that_are_not_what_the_data_set_is(tmp_path):
     np.savez(tmp_path / "test.npz", image=images, label=labels)
     assert "has no training samples of mnist, only: test" in refusal("mnist", tmp_path / "test.npz")
     table(tmp_path / "f.csv", ["text", "label"], [["1", 1], ["2", 0]])
-    assert "something else than texts in its column 'text'" in refusal("ag-news", tmp_path / "f.csv")
+    assert "has values that are not texts in the column 'text'" in refusal("ag-news", tmp_path / "f.csv")
 
 
 def test_files_that_are_damaged(tmp_path):

@@ -1,8 +1,8 @@
-"""Slots: a fixed number of places at the device, each taken by one client after the other.
+"""A schedule: clients take turns at a fixed number of slots.
 
-A captured or compiled step has one shape, and clients have different numbers of batches. A client may give up its place
-and go on at another one later, so no slot ever waits: the time is the longest client's, or the sum of all over the
-number of slots, whichever is more (McNaughton's wrap-around rule for preemptive scheduling).
+A captured or compiled step has one shape, and clients have different numbers of batches. A client may leave its slot
+and go on at another one later, so no slot is ever idle: the scan takes as long as its longest client, or the sum of all
+steps divided by the number of slots, whichever is more (McNaughton's wrap-around rule for preemptive scheduling).
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Turn:
-    """The time during which a slot is a client's, and which of the client's steps is the first of it."""
+    """The steps `begin` to `end` of a slot belong to a client, whose own step `first` is the first of them."""
 
     client: int
     slot: int
@@ -23,11 +23,11 @@ class Turn:
     first: int = 0
 
 
-def enough(steps: Sequence[int]) -> int:
-    """As many slots as are busy all the time, or one more, if the time that it saves outweighs the places it wastes.
+def slots_for(steps: Sequence[int]) -> int:
+    """As many slots as are always busy, or one more if the time it saves outweighs the places it wastes.
 
-    A step of so many slots is taken to cost about as much as one slot more: with 44,992 samples, whose largest client
-    takes 344 steps, 13 slots take 347 steps and 14 slots 344, of which each is 7 % longer.
+    A step of n slots is taken to cost about n + 1: with 44,992 samples, whose largest client takes 344 steps, 13 slots
+    take 347 steps and 14 slots 344, each of them 7 % longer.
     """
     longest = max(steps, default=0)
     busy = max(1, sum(steps) // longest) if longest else 1
@@ -35,12 +35,11 @@ def enough(steps: Sequence[int]) -> int:
 
 
 def duration(steps: Sequence[int], slots: int) -> int:
-    """How long so many slots take."""
     return max(max(steps, default=0), -(-sum(steps) // slots))
 
 
 def turns(steps: Sequence[int], slots: int) -> list[Turn]:
-    """One slot after the other is filled; who does not fit into the rest of one begins at the next."""
+    """Slots are filled one after the other; a client that does not fit into the rest of one begins at the next."""
     length = duration(steps, slots)
     found: list[Turn] = []
     slot = at = 0
@@ -57,7 +56,7 @@ def turns(steps: Sequence[int], slots: int) -> list[Turn]:
 
 
 def timetable(plan: Sequence[Turn], slots: int, length: int) -> tuple[Tensor, Tensor]:
-    """`[slots, length]`: which client is where at each step, and at which of its own; 0 and 0 where nobody is."""
+    """`[slots, length]`: the client at each slot and step, and which of its own steps that is; 0 and 0 if idle."""
     client = torch.zeros(slots, length, dtype=torch.int64)
     step = torch.zeros(slots, length, dtype=torch.int64)
     for turn in plan:

@@ -1,4 +1,4 @@
-"""How much memory a computation has at once, found out by doing it: the bytes of the tensors it makes."""
+"""The most memory that a computation holds at once, measured by running it: the bytes of the tensors it makes."""
 
 import weakref
 from collections.abc import Callable
@@ -9,8 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class _Watch(TorchDispatchMode):
-    """Counts storages as operations make them and as they are let go of; libraries' own workspace is not seen."""
+class _StorageCounter(TorchDispatchMode):
+    """Counts storages as operations make and release them; it does not see the workspace of libraries."""
 
     def __init__(self, known: set[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -21,27 +21,27 @@ class _Watch(TorchDispatchMode):
         given = function(*args, **(kwargs or {}))
         for x in tree_leaves(given):
             if isinstance(x, Tensor):
-                self._see(x)
+                self._count(x)
         return given
 
-    def _see(self, x: Tensor) -> None:
+    def _count(self, x: Tensor) -> None:
         storage = x.untyped_storage()
-        place, size = storage._cdata, storage.nbytes()
-        if place in self._alive:
+        address, size = storage._cdata, storage.nbytes()
+        if address in self._alive:
             return
-        self._alive.add(place)
+        self._alive.add(address)
         self.now += size
         self.most = max(self.most, self.now)
-        weakref.finalize(storage, self._forget, place, size).atexit = False
+        weakref.finalize(storage, self._release, address, size).atexit = False
 
-    def _forget(self, place: int, size: int) -> None:
-        self._alive.discard(place)
+    def _release(self, address: int, size: int) -> None:
+        self._alive.discard(address)
         self.now -= size
 
 
 def peak_bytes(compute: Callable[[], object], *given: Tensor) -> int:
-    """The most that `compute` has at once beside what it is given."""
-    watch = _Watch({x.untyped_storage()._cdata for x in given})
-    with watch:
+    """The most that `compute` holds at once, beside the tensors it is given."""
+    counter = _StorageCounter({x.untyped_storage()._cdata for x in given})
+    with counter:
         compute()
-    return watch.most
+    return counter.most

@@ -1,11 +1,11 @@
-"""Client memories on disk: records of one size in one file, never written over while anybody refers to them.
+"""Client states on disk: entries of one size in one file, never overwritten while an index refers to them.
 
-A client's next version goes into a slot that is free, and an index says which slot is whose. Versions are told apart by
-their index alone, so a checkpoint is an index, and the one that a killed process left is as true as it was. A slot is
-free when no index that is alive refers to it: whoever keeps a checkpoint holds its index (`lease`).
+A client's next state goes into a free slot, and an index says which slot holds whose state. Versions differ in their
+index alone, so a checkpoint is an index, and the one that a killed process left is still valid. A slot is free when no
+living index refers to it: hold the index (`lease`) for as long as a checkpoint is kept.
 
-The file is read and written by position, not through a map: a memory is copied out whole anyway, and a map would answer
-a full disk or a cut file by killing the process, where a call says what is wrong.
+The file is read and written by position, not memory-mapped: a state is copied out whole anyway, and with a map a full
+disk or a truncated file would kill the process instead of raising an error.
 """
 
 import os
@@ -27,18 +27,18 @@ from stratafl.core.layout import Rows
 from stratafl.core.reprs import short_repr
 from stratafl.core.state import State, flatten, moved, pick, unflatten
 from stratafl.errors import DamagedError, RunError
-from stratafl.execute.clients import Clients
+from stratafl.execute.client_states import ClientStates
 from stratafl.files import open_plain
 
-NOBODY = -1  # the slot of a client that has no memory yet
+NO_SLOT = -1  # of a client that has no state yet
 SLOTS, SUMS = "memories/slots", "memories/sums"
-_VERSIONS = 16  # of every client's record: more than are ever kept
+_VERSIONS = 16  # of every client's state: more than are ever kept
 Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Part:
-    """One tensor of a record."""
+    """One tensor of a client's state."""
 
     path: str
     dtype: torch.dtype
@@ -46,30 +46,29 @@ class Part:
     bytes: int
 
 
-class Format:
-    """How a memory is laid out as bytes: its tensors end to end."""
+class StateFormat:
+    """How a client's state is laid out as bytes: its tensors end to end."""
 
-    def __init__(self, memory: State) -> None:
+    def __init__(self, state: State) -> None:
         self.parts = tuple(
-            Part(path, x.dtype, tuple(x.shape), x.numel() * x.element_size()) for path, x in flatten(memory).items()
+            Part(path, x.dtype, tuple(x.shape), x.numel() * x.element_size()) for path, x in flatten(state).items()
         )
         self.size = sum(part.bytes for part in self.parts)
         self._sum = zlib.crc32(repr(self.parts).encode())
 
     def sum(self, data: bytes) -> int:
-        """A checksum, another one where tensors are laid out in another way."""
+        """A checksum that also depends on the layout."""
         return zlib.crc32(data, self._sum)
 
-    def encode(self, memory: State) -> bytes:
-        """A memory as bytes."""
-        flat = flatten(memory)
+    def encode(self, state: State) -> bytes:
+        flat = flatten(state)
         found = tuple((path, x.dtype, tuple(x.shape)) for path, x in flat.items())
         if found != tuple((part.path, part.dtype, part.shape) for part in self.parts):
-            raise RunError("a client's memory has not the shape it enrolled with, which records on disk need: use RAM")
+            raise RunError("a client's state changed its shape, which states on disk cannot do: use run.store=ram")
         return b"".join(x.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for x in flat.values())
 
     def decode(self, data: bytes) -> State:
-        """The memory, each tensor in memory of its own."""
+        """The state, each tensor in memory of its own."""
         flat: Rows = {}
         start = 0
         for part in self.parts:
@@ -83,15 +82,14 @@ class Format:
 @short_repr
 @dataclass(frozen=True, eq=False)
 class Index:
-    """The slot and the checksum of each client's record; 16 bytes per client is what a version costs."""
+    """The slot and the checksum of each client's state: 16 bytes per client and version."""
 
     slots: Numbers
     sums: Numbers
 
     @staticmethod
     def empty(clients: int) -> "Index":
-        """Nobody has a memory."""
-        return Index(np.full(clients, NOBODY, dtype=np.int64), np.zeros(clients, dtype=np.int64))
+        return Index(np.full(clients, NO_SLOT, dtype=np.int64), np.zeros(clients, dtype=np.int64))
 
     @staticmethod
     def of(tensors: Mapping[str, Tensor]) -> "Index | None":
@@ -101,30 +99,28 @@ class Index:
         return Index(*(tensors[name].cpu().numpy().copy() for name in (SLOTS, SUMS)))
 
     def tensors(self) -> Rows:
-        """For a checkpoint."""
         return {SLOTS: torch.from_numpy(self.slots), SUMS: torch.from_numpy(self.sums)}
 
     def changed(self, ids: Sequence[int], slots: Sequence[int], sums: Sequence[int]) -> "Index":
-        """With other records of these clients."""
         after = Index(self.slots.copy(), self.sums.copy())
         after.slots[list(ids)], after.sums[list(ids)] = slots, sums
         return after
 
     @property
     def end(self) -> int:
-        """The first slot after all that it refers to."""
-        return int(self.slots.max(initial=NOBODY)) + 1
+        """The first slot after all that are used."""
+        return int(self.slots.max(initial=NO_SLOT)) + 1
 
 
-class RecordFile:
-    """A file of records, opened when it is first needed, and which of its slots are free.
+class StateFile:
+    """The file, opened when it is first needed, and which of its slots are free.
 
-    Without a path it is a file without a name, which goes with the process.
+    Without a path it is a temporary file, which ends with the process.
     """
 
     def __init__(self, path: Path | None, size: int, *, writable: bool = True, folder: int | None = None) -> None:
         self.path, self.size, self._named, self._writable = path or Path("memories"), size, path is not None, writable
-        self._folder = folder  # the handle of the directory that the file is in, wherever that is now
+        self._folder = folder  # the handle of the file's directory, which may have moved
         self._indices: weakref.WeakSet[Index] = weakref.WeakSet()
         self._free: list[int] = []
         self._end = 0
@@ -132,103 +128,97 @@ class RecordFile:
     @cached_property
     def _handle(self) -> int:
         with _explained("open", self.path):
-            handle = _opened(self.path, self._writable, self._folder) if self._named else _nameless()
+            handle = _opened(self.path, self._writable, self._folder) if self._named else _temporary()
         weakref.finalize(self, os.close, handle)
         return handle
 
     def check(self, index: Index) -> None:
-        """Raise unless the index gives everybody a slot of their own that is in the file."""
-        slots = index.slots[index.slots != NOBODY]
+        """Raise unless the index gives each client a slot of its own inside the file."""
+        slots = index.slots[index.slots != NO_SLOT]
         there = _VERSIONS * (len(index.slots) + 1)
         if self.size and len(slots):
             with _explained("read", self.path):
                 there = os.fstat(self._handle).st_size // self.size
         for client in np.flatnonzero(index.slots >= there)[:1].tolist():
-            raise DamagedError(f"'{self.path}' was cut: the memory of client {client} is not in it any more")
+            raise DamagedError(f"'{self.path}' was cut: the state of client {client} is missing")
         if (slots < 0).any() or len(np.unique(slots)) < len(slots):
-            raise DamagedError(f"two clients have the same slot in '{self.path}', or one that is not there")
+            raise DamagedError(f"the index of '{self.path}' is damaged: two clients share a slot, or one is negative")
 
     def register(self, index: Index) -> None:
-        """Keep the records that an index refers to, for as long as somebody has it."""
+        """Keep the slots of an index from being reused, for as long as the index lives."""
         self._indices.add(index)
         self._end = max(self._end, index.end)
 
-    def write(self, records: Sequence[bytes]) -> list[int]:
-        """Put records into free slots, which are theirs once an index that refers to them is registered."""
-        slots = self._taken(len(records))
+    def write(self, states: Sequence[bytes]) -> list[int]:
+        """Write states into free slots, which stay theirs once an index that refers to them is registered."""
+        slots = self._take(len(states))
         with _explained("write", self.path):
-            for slot, data in zip(slots, records, strict=True):
+            for slot, data in zip(slots, states, strict=True):
                 _write_all(self._handle, data, slot * self.size)
         return slots
 
     def read(self, slot: int) -> bytes:
-        """The bytes in a slot; fewer where the file was cut."""
+        """The bytes in a slot; fewer where the file was truncated."""
         with _explained("read", self.path):
             return os.pread(self._handle, self.size, slot * self.size)
 
     def sync(self) -> None:
-        """Make sure that all of it is on the disk."""
         with _explained("write", self.path):
             os.fsync(self._handle)
 
-    def _taken(self, count: int) -> list[int]:
-        # What was free stays free until it is taken: only when nothing is left is it worth looking again.
+    def _take(self, count: int) -> list[int]:
+        # A free slot stays free until it is used, so look for more only when none are left.
         if len(self._free) < count:
-            self._free = self._unreferred()
+            self._free = self._unused()
         fresh = max(count - len(self._free), 0)
         slots = [*self._free[: count - fresh], *range(self._end, self._end + fresh)]
         self._free, self._end = self._free[count - fresh :], self._end + fresh
         return slots
 
-    def _unreferred(self) -> list[int]:
+    def _unused(self) -> list[int]:
         free = np.ones(self._end + 1, dtype=bool)
-        free[self._end] = False  # where NOBODY points to
+        free[self._end] = False  # what NO_SLOT refers to
         for index in self._indices:
             free[index.slots] = False
         found: list[int] = np.flatnonzero(free[:-1]).tolist()
         return found
 
 
-class OnDisk(Clients):
-    """Kept in a file of records; reading a memory copies it out."""
+class OnDisk(ClientStates):
+    """Kept in a file; reading a state copies it out."""
 
-    def __init__(self, file: RecordFile, layout: Format, index: Index) -> None:
+    def __init__(self, file: StateFile, layout: StateFormat, index: Index) -> None:
         self._file, self._format, self._index = file, layout, index
         file.register(index)
 
-    def updated(self, ids: Sequence[int], memory: State) -> "OnDisk":
-        """The next version, in slots that nobody refers to."""
-        memory = moved(memory, torch.device("cpu"))
-        records = [self._format.encode(pick(memory, c)) for c in range(len(ids))]
-        sums = [self._format.sum(data) for data in records]
-        return OnDisk(self._file, self._format, self._index.changed(ids, self._file.write(records), sums))
+    def updated(self, ids: Sequence[int], state: State) -> "OnDisk":
+        state = moved(state, torch.device("cpu"))
+        states = [self._format.encode(pick(state, c)) for c in range(len(ids))]
+        sums = [self._format.sum(data) for data in states]
+        return OnDisk(self._file, self._format, self._index.changed(ids, self._file.write(states), sums))
 
     def tensors(self) -> Rows:
-        """The index: the records stay where they are."""
         return self._index.tensors()
 
     def settle(self) -> None:
-        """Records reach the disk before the checkpoint that refers to them."""
         self._file.sync()
 
     def lease(self) -> Index:
-        """The index, which keeps its records from being written over."""
         return self._index
 
     def __getitem__(self, client: int) -> State:
         return self._format.decode(self._read(client))
 
     def __contains__(self, client: object) -> bool:
-        return isinstance(client, int) and 0 <= client < len(self._index.slots) and self._index.slots[client] != NOBODY
+        return isinstance(client, int) and 0 <= client < len(self._index.slots) and self._index.slots[client] != NO_SLOT
 
     def __iter__(self) -> Iterator[int]:
-        yield from np.flatnonzero(self._index.slots != NOBODY).tolist()
+        yield from np.flatnonzero(self._index.slots != NO_SLOT).tolist()
 
     def __len__(self) -> int:
-        return int((self._index.slots != NOBODY).sum())
+        return int((self._index.slots != NO_SLOT).sum())
 
     def check(self) -> None:
-        """Read every record once."""
         for client in self:
             self._read(client)
 
@@ -237,10 +227,10 @@ class OnDisk(Clients):
             raise KeyError(client)
         data = self._file.read(int(self._index.slots[client]))
         if len(data) < self._format.size:
-            raise DamagedError(f"'{self._file.path}' was cut: the memory of client {client} is not in it any more")
+            raise DamagedError(f"'{self._file.path}' was cut: the state of client {client} is missing")
         if self._format.sum(data) != self._index.sums[client]:
             raise DamagedError(
-                f"the memory of client {client} in '{self._file.path}' is damaged or written over: wrong checksum"
+                f"the state of client {client} in '{self._file.path}' is damaged or written over: wrong checksum"
             )
         return data
 
@@ -258,7 +248,7 @@ def _opened(path: Path, writable: bool, folder: int | None) -> int:
     return handle
 
 
-def _nameless() -> int:
+def _temporary() -> int:
     handle, name = tempfile.mkstemp(prefix="memories-")
     os.unlink(name)
     return handle
@@ -277,5 +267,5 @@ def _explained(action: str, path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunError(f"cannot {action} '{path}': {error.strerror or error}") from error
-    except DamagedError as error:  # a link: no reason to begin anew, which damage would be
+    except DamagedError as error:  # a link: no reason to fall back on an older checkpoint, which damage would be
         raise RunError(str(error)) from error

@@ -14,11 +14,11 @@ from stratafl.core.machine import ram
 from stratafl.core.state import flatten
 from stratafl.data import IID, digits
 from stratafl.errors import DamagedError, MemoryLimitError, RunError, UnknownNameError
-from stratafl.execute import Matrix, Messages, records, simulation, store
-from stratafl.execute.clients import InMemory
+from stratafl.execute import Matrix, Messages, disk, simulation, storage
+from stratafl.execute.client_states import InMemory
+from stratafl.execute.disk import Index, OnDisk, StateFile, StateFormat
 from stratafl.execute.memory import device_memory
-from stratafl.execute.records import Format, Index, OnDisk, RecordFile
-from stratafl.execute.store import WHOLE, chosen
+from stratafl.execute.storage import WHOLE, choose_store
 from stratafl.models import build
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -51,8 +51,8 @@ def held(clients):
 
 
 def on_disk(path=None, clients=N):
-    layout = Format(one(0.0))
-    return OnDisk(RecordFile(path, layout.size), layout, Index.empty(clients))
+    layout = StateFormat(one(0.0))
+    return OnDisk(StateFile(path, layout.size), layout, Index.empty(clients))
 
 
 @pytest.fixture(params=["ram", "disk"])
@@ -114,7 +114,7 @@ def test_slots_that_nobody_refers_to_are_used_again(tmp_path):
     for t in range(50):
         clients = clients.updated([t % N, (t + 7) % N], rows(t, t))
     gc.collect()
-    assert path.stat().st_size <= (N + 4) * Format(one(0.0)).size
+    assert path.stat().st_size <= (N + 4) * StateFormat(one(0.0)).size
 
 
 def test_a_lease_alone_keeps_records_from_being_written_over(tmp_path):
@@ -147,19 +147,19 @@ def test_a_write_that_fails_leaves_the_version_and_no_hole(tmp_path, monkeypatch
     monkeypatch.setattr(os, "pwrite", write)
     assert held(clients) == before
     clients = clients.updated([0, 1], rows(3.0, 4.0))
-    assert path.stat().st_size == 4 * Format(one(0.0)).size
+    assert path.stat().st_size == 4 * StateFormat(one(0.0)).size
 
 
 def test_a_write_may_take_several_calls(monkeypatch):
     write = os.pwrite
-    monkeypatch.setattr(records.os, "pwrite", lambda handle, data, at: write(handle, data[:5], at))
+    monkeypatch.setattr(disk.os, "pwrite", lambda handle, data, at: write(handle, data[:5], at))
     assert held(on_disk().updated([4], rows(0.3))) == {4: bits(one(0.3))}
 
 
 def test_a_memory_of_another_shape_is_refused():
     other = rows(1.0)
     other["count"] = other["count"].int()
-    with pytest.raises(RunError, match="has not the shape it enrolled with"):
+    with pytest.raises(RunError, match="changed its shape"):
         on_disk().updated([0], other)
 
 
@@ -170,7 +170,7 @@ def test_a_record_of_another_client_is_not_taken_for_ones_own(tmp_path):
     clients = on_disk(tmp_path / "memories.bin").updated([0, 1], rows(1.0, 2.0))
     index = clients.lease()
     index.slots[[0, 1]] = index.slots[[1, 0]]
-    with pytest.raises(DamagedError, match="memory of client 0"):
+    with pytest.raises(DamagedError, match="state of client 0"):
         clients[0]
 
 
@@ -181,7 +181,7 @@ def test_a_flipped_bit_is_found(tmp_path, place):
     data = bytearray(path.read_bytes())
     data[place] ^= 1
     path.write_bytes(data)
-    with pytest.raises(DamagedError, match=r"^the memory of client 5 in '.*memories.bin' is damaged"):
+    with pytest.raises(DamagedError, match=r"^the state of client 5 in '.*memories.bin' is damaged"):
         clients[5]
 
 
@@ -190,7 +190,7 @@ def test_a_cut_file_is_found(tmp_path):
     clients = on_disk(path).updated([5, 6], rows(1.0, 2.0))
     os.truncate(path, path.stat().st_size - 1)
     assert bits(clients[5]) == bits(one(1.0))
-    with pytest.raises(DamagedError, match=r"^'.*memories.bin' was cut: the memory of client 6 is not in it any more$"):
+    with pytest.raises(DamagedError, match=r"^'.*memories.bin' was cut: the state of client 6 is missing$"):
         clients.check()
 
 
@@ -206,11 +206,13 @@ def test_of_a_gpu_there_is_what_other_processes_leave(monkeypatch):
 
 
 def test_by_size_and_by_who_takes_part(monkeypatch):
-    monkeypatch.setattr(store, "ram", lambda: 1000 * WHOLE)
-    monkeypatch.setattr(store, "device_memory", lambda device: 100 * WHOLE if device == GPU else 1000 * WHOLE)
+    monkeypatch.setattr(storage, "ram", lambda: 1000 * WHOLE)
+    monkeypatch.setattr(storage, "device_memory", lambda device: 100 * WHOLE if device == GPU else 1000 * WHOLE)
 
     def auto(size, device=CPU, limit=None, participation=1.0, saved=True):
-        return chosen("auto", size * WHOLE, device, limit and limit * WHOLE, participation=participation, saved=saved)
+        return choose_store(
+            "auto", size * WHOLE, device, limit and limit * WHOLE, participation=participation, saved=saved
+        )
 
     assert [auto(size) for size in (1, 250, 251)] == ["ram", "ram", "disk"]
     assert [auto(size, GPU) for size in (1, 25, 26, 250, 251)] == ["device", "device", "ram", "ram", "disk"]
@@ -223,12 +225,12 @@ def test_by_size_and_by_who_takes_part(monkeypatch):
 
 def test_what_is_asked_for_is_done_or_refused():
     given = {"participation": 1.0, "saved": True}
-    assert chosen("disk", 1, CPU, None, **given) == "disk"
-    assert chosen("device", 1, CPU, None, **given) == "ram"
-    with pytest.raises(MemoryLimitError, match=r"take 2,000 bytes, the limit leaves 1,000: keep them on disk"):
-        chosen("ram", 2000, CPU, 1000, **given)
+    assert choose_store("disk", 1, CPU, None, **given) == "disk"
+    assert choose_store("device", 1, CPU, None, **given) == "ram"
+    with pytest.raises(MemoryLimitError, match=r"take 2KB, and the memory limit leaves 1KB: keep them on disk"):
+        choose_store("ram", 2000, CPU, 1000, **given)
     with pytest.raises(UnknownNameError, match="unknown store 'tape'"):
-        chosen("tape", 1, CPU, None, **given)
+        choose_store("tape", 1, CPU, None, **given)
 
 
 # Simulations
@@ -257,13 +259,13 @@ def test_the_same_bits_from_disk(builder, executor):
 
 def test_a_simulation_on_disk_is_restored_from_its_index(tmp_path):
     sim = made(fedper(initial="own"), "disk")
-    file = RecordFile(tmp_path / "memories.bin", sim.format.size)
+    file = StateFile(tmp_path / "memories.bin", sim.state_format.size)
     whole = sim.run(Matrix())
     progress, _ = sim.round(sim.start(file), Matrix())
     progress, _ = sim.round(progress, Matrix())
     tensors = {name: x.clone() for name, x in progress.tensors().items()}
     assert not any(name.startswith("client/") for name in tensors)
-    progress = sim.restored(tensors, RecordFile(tmp_path / "memories.bin", sim.format.size))
+    progress = sim.restored(tensors, StateFile(tmp_path / "memories.bin", sim.state_format.size))
     for _ in range(2):
         progress, _ = sim.round(progress, Matrix())
     assert everything(progress) == everything(whole)
@@ -272,4 +274,4 @@ def test_a_simulation_on_disk_is_restored_from_its_index(tmp_path):
 def test_an_index_costs_sixteen_bytes_a_client():
     progress = replace(made(fedper(), "disk")).start()
     assert sum(x.nbytes for x in progress.clients.tensors().values()) == 16 * 6
-    assert np.all(progress.clients.lease().slots == records.NOBODY)
+    assert np.all(progress.clients.lease().slots == disk.NO_SLOT)

@@ -1,7 +1,7 @@
-"""What the tensors of a saved state must be: names, types and shapes, all known before a file is believed.
+"""The form of a saved state: the names, types and shapes of its tensors, known before a file is read.
 
-A state keeps the names, types and shapes that it starts with. So whatever a file holds, nothing of another shape gets
-into a round, and a run whose state changes shape is told before it saves what could not be read again.
+A state keeps the names, types and shapes that it starts with. So nothing of another shape gets from a file into a
+round, and a state that could not be read again is refused before it is saved.
 """
 
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ from torch import Tensor
 from stratafl.core.reprs import short_repr
 from stratafl.core.state import flatten
 from stratafl.errors import DamagedError, RunError
-from stratafl.execute.records import SLOTS, SUMS
-from stratafl.execute.simulation import Simulation
+from stratafl.execute.context import SimulationContext
+from stratafl.execute.disk import SLOTS, SUMS
 
 Kind = tuple[torch.dtype, tuple[int, ...]]
 _ROUND: Kind = (torch.int64, ())
@@ -23,32 +23,30 @@ _ROUND: Kind = (torch.int64, ())
 @short_repr
 @dataclass(frozen=True)
 class SavedForm:
-    """The tensors of the server, of one client, and of an index of records, by name."""
+    """The tensors of the server and of one client, by name, and the number of clients."""
 
     server: Mapping[str, Kind]
     client: Mapping[str, Kind]
     clients: int
 
     @staticmethod
-    def of(sim: Simulation) -> "SavedForm":
-        """What a simulation starts with."""
+    def of(sim: SimulationContext) -> "SavedForm":
         server = flatten(sim.algorithm.init(sim.setup), "server/")
-        client = {part.path: (part.dtype, part.shape) for part in sim.format.parts}
+        client = {part.path: (part.dtype, part.shape) for part in sim.state_format.parts}
         return SavedForm({name: _kind(x) for name, x in server.items()}, client, sim.setup.clients)
 
     def check(self, t: int, tensors: Mapping[str, Tensor]) -> None:
         """Raise unless this is a state after round t."""
         wrong = self._wrong(tensors)
         if wrong is not None:
-            raise DamagedError(f"the saved state is not one of this run: {wrong}")
+            raise DamagedError(f"the saved state does not belong to this run: {wrong}")
         if int(tensors["t"]) != t:
-            raise DamagedError(f"the saved state is that of round {int(tensors['t'])}, not of round {t}")
+            raise DamagedError(f"the saved state is from round {int(tensors['t'])}, not from round {t}")
 
     def check_before_saving(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raise if a state could not be read again."""
         wrong = self._wrong(tensors)
         if wrong is not None:
-            raise RunError(f"the state cannot be saved, because it must keep the shapes it starts with: {wrong}")
+            raise RunError(f"the state cannot be saved, because its shapes have changed: {wrong}")
 
     def _wrong(self, tensors: Mapping[str, Tensor]) -> str | None:
         mine = {name: x for name, x in tensors.items() if not name.startswith("client/")}
@@ -63,12 +61,12 @@ class SavedForm:
                 client, _, path = name.removeprefix("client/").partition("/")
                 found.setdefault(client, {})[path] = tensor
         if found and indexed:
-            return "it holds clients and says that they are elsewhere"
+            return "it holds client states and an index of client states on disk"
         for client, mine in found.items():
             if not (client.isascii() and client.isdecimal() and str(int(client[:18])) == client):
                 return f"there is no client {client[:40]!r}"
             if int(client) >= self.clients:
-                return f"there is no client {client}: there are {self.clients}"
+                return f"there is no client {client}: the {self.clients} clients are numbered from 0"
             wrong = _difference(self.client, mine)
             if wrong is not None:
                 return f"client {client}: {wrong}"

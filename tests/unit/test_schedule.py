@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from stratafl.runtime.slots import Turn, duration, enough, timetable, turns
+from stratafl.runtime.schedule import Turn, duration, slots_for, timetable, turns
 
 CASES = [
     ([5, 3, 2], 2),
@@ -49,14 +49,14 @@ def test_the_time_is_the_longest_clients_or_the_mean_of_the_slots(steps, slots):
 
 def test_as_many_slots_as_are_busy_or_one_more_where_that_pays():
     """344 · 13 + 36 steps: 13 slots take 347 steps of 14, 14 slots 344 of 15; 606 steps at two take 303, at one 606."""
-    assert enough([344] * 13 + [36]) == 13
-    assert enough([303, 100, 100, 100, 3]) == 2
-    assert enough([5, 5, 5]) == 3
-    assert enough([10, 9]) == 2
-    assert enough([0, 0]) == enough([]) == 1
+    assert slots_for([344] * 13 + [36]) == 13
+    assert slots_for([303, 100, 100, 100, 3]) == 2
+    assert slots_for([5, 5, 5]) == 3
+    assert slots_for([10, 9]) == 2
+    assert slots_for([0, 0]) == slots_for([]) == 1
     for steps, _ in CASES:
         best = min(duration(steps, slots) * (slots + 1) for slots in range(1, 12))
-        assert duration(steps, enough(steps)) * (enough(steps) + 1) == best
+        assert duration(steps, slots_for(steps)) * (slots_for(steps) + 1) == best
 
 
 def test_a_timetable_says_who_is_where_at_which_of_its_steps():
