@@ -59,7 +59,7 @@ def run(*, algorithm: Algorithm = None, options: RunOptions) -> int:
     """Run one method, in a directory that can be resumed and reported."""
     from stratafl.cli.run import start_run
 
-    return start_run(options.config, options.settings(algorithm=algorithm), options.out, options.trust)
+    return start_run(options, algorithm)
 
 
 @app.command(epilog="Example: [bold]strata compare --algorithms fedavg,fedper,local --seeds 3 --rounds 20[/]")
@@ -79,8 +79,7 @@ def compare(
     """
     from stratafl.cli.compare import start_comparison
 
-    settings, methods = options.settings(), names_in(algorithms)
-    return start_comparison(options.config, settings, methods, seeds, options.out, jobs, options.trust)
+    return start_comparison(options, names_in(algorithms), seeds, jobs)
 
 
 @app.command(epilog="Example: [bold]strata resume runs/first[/]")

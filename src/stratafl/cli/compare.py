@@ -18,11 +18,11 @@ from typing import TypeAlias
 from stratafl.cli.console import note_console, print_note, show_warnings
 from stratafl.cli.display import Display, DisplayedRun, Watch
 from stratafl.cli.interrupt import INTERRUPTED, Interrupt, interruptible
+from stratafl.cli.options import RunOptions
 from stratafl.cli.process_group import refuse_torchrun, torchrun_group
 from stratafl.cli.report import REPORT, print_ranking, write_report_if_possible
 from stratafl.cli.run import advance, base_experiment, new_folder, print_interrupted, resume_command, trust_in
 from stratafl.config.experiment import names_code, paths_in
-from stratafl.config.settings import Settings
 from stratafl.errors import BusyError, StrataError
 from stratafl.evaluation.measure import Line
 from stratafl.runs import Comparison, Member, refuse_existing
@@ -34,23 +34,16 @@ Worker: TypeAlias = "subprocess.Popen[bytes]"
 _POLL = 0.2  # seconds between two looks at the journals
 
 
-def start_comparison(
-    config: Path | None,
-    settings: Settings,
-    methods: Sequence[str],
-    seeds: int,
-    out: Path | None,
-    jobs: int,
-    trust: bool = False,
-) -> int:
+def start_comparison(options: RunOptions, methods: Sequence[str], seeds: int, jobs: int) -> int:
     """A new comparison, to its end or until it is interrupted; the exit code."""
-    trusted = trust_in([*methods, *paths_in(settings)], config, trust)
+    settings, base = options.settings(), base_experiment(options.config)
+    trusted = trust_in([*methods, *paths_in(settings)], options)
     with torchrun_group() as process_group, show_warnings(note_console()) as release_warnings:
         refuse_torchrun(process_group)
-        if out is not None:
-            refuse_existing(out)
-        folder = out or new_folder("compare")
-        comparison = Comparison.create(folder, base_experiment(config), methods, seeds, settings, trusted)
+        if options.out is not None:
+            refuse_existing(options.out)
+        folder = options.out or new_folder("compare")
+        comparison = Comparison.create(folder, base, methods, seeds, settings, trusted)
         release_warnings()
         return drive_comparison(comparison, jobs)
 

@@ -15,24 +15,11 @@ import typer
 from stratafl.bench.options import BenchOptions, command_line
 
 Algorithm = Annotated[str | None, typer.Option("--algorithm", "-a", metavar="NAME", help="Method, or module:builder.")]
-Model = Annotated[str | None, typer.Option("--model", "-m", metavar="NAME", help="Model, or module:Class.")]
 Data = Annotated[str | None, typer.Option("--data", "-d", metavar="NAME", help="Data set, file, or FOLDER/.")]
-Rounds = Annotated[int | None, typer.Option("--rounds", "-r", metavar="N", help="Number of rounds.")]
-Protocol = Annotated[str | None, typer.Option("--protocol", metavar="NAME", help="Defaults of a code base or paper.")]
 Config = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="Settings in TOML.")]
 Set = Annotated[
     list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Such as train.lr=0.1; repeatable.")
 ]
-Out = Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="A new directory; else one in runs/.")]
-Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of everything random.")]
-Device = Annotated[str | None, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda, cuda:1 …")]
-Engine = Annotated[str | None, typer.Option("--engine", metavar="NAME", help="auto, stacked or loop.")]
-Precision = Annotated[str | None, typer.Option("--precision", metavar="NAME", help="fp32, tf32 or bf16.")]
-MemoryLimit = Annotated[
-    str | None, typer.Option("--memory-limit", metavar="SIZE", help="Bytes a run may use, such as 8GB.")
-]
-Lab = Annotated[int | None, typer.Option("--lab", metavar="N", help="Layer diagnostics every N rounds.")]
-Log = Annotated[str | None, typer.Option("--log", metavar="NAMES", help="tensorboard, mlflow, wandb.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Import code that a file or run names.")]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Processes that share the runs.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
@@ -60,24 +47,30 @@ def names_in(text: str) -> list[str]:
 class RunOptions:
     """The options that `run` and `compare` share."""
 
-    model: Model = None
+    model: Annotated[str | None, typer.Option("--model", "-m", metavar="NAME", help="Model, or module:Class.")] = None
     data: Data = None
-    rounds: Rounds = None
-    protocol: Protocol = None
+    rounds: Annotated[int | None, typer.Option("--rounds", "-r", metavar="N", help="Number of rounds.")] = None
+    protocol: Annotated[
+        str | None, typer.Option("--protocol", metavar="NAME", help="Defaults of a code base or paper.")
+    ] = None
     config: Config = None
     set: Set = None
-    out: Out = None
-    seed: Seed = None
-    device: Device = None
-    engine: Engine = None
-    precision: Precision = None
-    memory_limit: MemoryLimit = None
-    lab: Lab = None
-    log: Log = None
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="A new directory; else one in runs/.")
+    ] = None
+    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of everything random.")] = None
+    device: Annotated[str | None, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda, cuda:1 …")] = None
+    engine: Annotated[str | None, typer.Option("--engine", metavar="NAME", help="auto, stacked or loop.")] = None
+    precision: Annotated[str | None, typer.Option("--precision", metavar="NAME", help="fp32, tf32 or bf16.")] = None
+    memory_limit: Annotated[
+        str | None, typer.Option("--memory-limit", metavar="SIZE", help="Bytes a run may use, such as 8GB.")
+    ] = None
+    lab: Annotated[int | None, typer.Option("--lab", metavar="N", help="Layer diagnostics every N rounds.")] = None
+    log: Annotated[str | None, typer.Option("--log", metavar="NAMES", help="tensorboard, mlflow, wandb.")] = None
     trust: Trust = False
 
     def settings(self, **more: str | None) -> dict[str, Any]:
-        """All settings that the options amount to."""
+        """The settings that these options and `more` of them amount to."""
         given = {name: value for name, value in vars(self).items() if name in SHORT_FOR}
         given |= {} if self.log is None else {"log": names_in(self.log)}
         return settings_of(self.set, **given, **more)

@@ -10,10 +10,10 @@ import torch
 from stratafl.cli.console import note_console, print_note, show_warnings
 from stratafl.cli.display import Display, DisplayedRun, Watch
 from stratafl.cli.interrupt import INTERRUPTED, Interrupt, interruptible
+from stratafl.cli.options import RunOptions
 from stratafl.cli.process_group import torchrun_group
 from stratafl.cli.report import print_ranking
 from stratafl.config.experiment import Experiment, load, names_code, paths_in, with_values
-from stratafl.config.settings import Settings
 from stratafl.config.trust import Trust, typed
 from stratafl.errors import MemoryLimitError
 from stratafl.execute import ProcessGroup
@@ -22,24 +22,25 @@ from stratafl.runs import Follower, Run
 RUNS = Path("runs")
 
 
-def start_run(config: Path | None, settings: Settings, out: Path | None, trust: bool = False) -> int:
+def start_run(options: RunOptions, algorithm: str | None) -> int:
     """A new run, to its end or until it is interrupted; the exit code."""
-    trusted = trust_in(paths_in(settings), config, trust)
+    settings = options.settings(algorithm=algorithm)
+    trusted = trust_in(paths_in(settings), options)
 
     def create(process_group: ProcessGroup) -> Run:
-        experiment = with_values(base_experiment(config), settings)
+        experiment = with_values(base_experiment(options.config), settings)
         data = Path(experiment.data.name).stem
-        folder = out or new_folder(f"{experiment.algorithm.name}-{data}-s{experiment.run.seed}")
+        folder = options.out or new_folder(f"{experiment.algorithm.name}-{data}-s{experiment.run.seed}")
         return Run.create(experiment, folder, process_group, trusted)
 
     with torchrun_group() as process_group:
         return drive(process_group, create, trusted)
 
 
-def trust_in(names: Iterable[str], config: Path | None, everything: bool) -> Trust:
-    """Trust in the code that was typed on the command line, or in everything that the configuration names."""
-    trust = typed(names, everything)
-    return trust if config is None else trust.asked_by(config)
+def trust_in(names: Iterable[str], options: RunOptions) -> Trust:
+    """Trust in the code that was typed on the command line, or with `--trust` in all that the configuration names."""
+    trust = typed(names, options.trust)
+    return trust if options.config is None else trust.asked_by(options.config)
 
 
 def base_experiment(config: Path | None) -> Experiment:
