@@ -1,8 +1,8 @@
 # make demo    install into .venv and compare six methods on the digits that come with the package
 # make test    install into .venv and run the tests
-# make test-slow  the mechanisms that the papers show, on data
+# make test-slow  what papers show, on data; fuzz tests; whether every extra can be installed
 # make bench   a plain loop against the engine, on this machine
-# make lint    ruff, mypy --strict, formatting
+# make lint    ruff, mypy --strict, formatting, who imports whom (import-linter)
 # make clean   remove everything that was built or installed
 
 PYTHON ?= python3
@@ -17,7 +17,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 demo: $(RUNNABLE)
 	$(BIN)/strata compare --jobs 2 $(ARGS)
 
-# Two processes of one thread each: on two cores faster than two that fight for them.
+# Two processes of one thread each: on two cores faster than two that compete for them.
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
 
@@ -31,6 +31,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
@@ -48,5 +49,5 @@ $(INSTALLED): $(RUNNABLE)
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -10,7 +10,7 @@ import argparse
 
 from stratafl.algorithms import fedavg
 from stratafl.data import IID, Dirichlet, Partition, digits
-from stratafl.evaluation import Lab
+from stratafl.evaluation import LayerDiagnostics
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import simulation
 from stratafl.models import build
@@ -30,7 +30,7 @@ def conflicts(partition: Partition, seed: int, rounds: int = SHOWN[-1]) -> dict[
         rounds=rounds,
         seed=seed,
     )
-    trial, progress = Trial(sim, every=rounds, lab=Lab(every=1, samples=10)), sim.start()
+    trial, progress = Trial(sim, every=rounds, lab=LayerDiagnostics(every=1, samples=10)), sim.start()
     found: dict[str, list[float]] = {name: [] for name in sim.setup.layout.names}
     while progress.t < rounds:
         progress, entry = trial.round(progress)

@@ -20,7 +20,7 @@ from stratafl import fit
 from stratafl.algorithms import fedavg, fedavg30local, fedlag, fedper
 from stratafl.core.algorithm import Algorithm
 from stratafl.data import Federation, digits, from_splits
-from stratafl.evaluation import Lab
+from stratafl.evaluation import LayerDiagnostics
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
@@ -94,7 +94,7 @@ def toy_conflicts(different: bool) -> list[float]:
     """The share of conflicting pairs of a linear model in each of ten rounds."""
     linear = build("mlp", shape=(2,), classes=2, hidden=())
     sim = simulation(fedavg(train=SGD(lr=0.05, batch=50)), toy(different), linear, rounds=10)
-    trial, progress, found = Trial(sim, every=10, lab=Lab(every=1, samples=2)), sim.start(), []
+    trial, progress, found = Trial(sim, every=10, lab=LayerDiagnostics(every=1, samples=2)), sim.start(), []
     while progress.t < 10:
         progress, entry = trial.round(progress)
         found += [line["conflicts"] for line in entry.layers]

@@ -9,7 +9,7 @@ from statistics import mean
 
 from stratafl.algorithms import fedavg, fedrep, flayer
 from stratafl.data import digits
-from stratafl.evaluation import Lab
+from stratafl.evaluation import LayerDiagnostics
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import simulation
 from stratafl.models import build
@@ -28,7 +28,7 @@ def similarities(algorithm, seed, rounds=ROUNDS):
         rounds=rounds,
         seed=seed,
     )
-    trial, progress, seen = Trial(sim, every=rounds, lab=Lab(rounds)), sim.start(), []
+    trial, progress, seen = Trial(sim, every=rounds, lab=LayerDiagnostics(rounds)), sim.start(), []
     while progress.t < rounds:
         progress, entry = trial.round(progress)
         if "cka" in entry.layers[0]:

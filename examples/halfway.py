@@ -1,4 +1,4 @@
-"""Halfway: FedAvg whose clients begin each round between the model they receive and the layers they kept."""
+"""Halfway: FedAvg whose clients start each round between the model they receive and the layers they kept."""
 
 from dataclasses import replace
 
@@ -17,12 +17,11 @@ class Halfway(Mix):
 
     layers: Select = select("head")
     share: float = 0.5
-    reads = ("theta", "down.theta")  # fields of the client's memory, and of the download
+    reads = ("theta", "down.theta")  # a field of the client state, and one of the download
     writes = ("theta",)
 
     def __call__(self, rnd, client, down, task):
-        """Where training starts."""
-        own = rows_of(client, "theta")  # what the client keeps: blocks [C, …] by tensor name
+        own = rows_of(client, "theta")  # what the client kept: blocks [C, …] by tensor name
         model = Take()(rnd, client, down, task)["theta"]  # what it received, complete
         kept = [name for name in rnd.layout.trainable(self.layers) if name in own]
         mixed = {name: self.share * own[name] + (1 - self.share) * model[name] for name in kept}
@@ -30,6 +29,6 @@ class Halfway(Mix):
 
 
 def halfway(*, personal="head", share: float = 0.5, train=SGD()):
-    """The method: FedAvg with another way to mix, and clients that keep these layers."""
+    """FedAvg with another `mix`, and clients that keep these layers."""
     kept = select(personal)
     return replace(fedavg(train=train), mix=(Halfway(kept, share),), client={"theta": Start(kept)})

@@ -13,7 +13,7 @@ import torch
 from stratafl.algorithms import fedavg, local, pfedla, simmix
 from stratafl.core.algorithm import Algorithm
 from stratafl.data import Classes, Federation, digits_arrays, federate
-from stratafl.evaluation.evaluate import scoreboard
+from stratafl.evaluation.evaluate import score_stages
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
 from stratafl.policies import SGD
@@ -41,7 +41,7 @@ def outcome(method: Algorithm, seed: int, rounds: int) -> tuple[list[float], dic
         seed=seed,
     )
     progress = sim.run(Matrix())
-    scores = scoreboard(sim, progress, torch.arange(CLIENTS), ("test",), ("received",))["test.received"]
+    scores = score_stages(sim, progress, torch.arange(CLIENTS), ("test",), ("received",))["test.received"]
     alpha = method.tell(sim.at(progress.t), progress.server).get("alpha")
     names = sim.setup.layout.names
     own = {} if alpha is None else {name: float(alpha[i, 0, 0]) for i, name in enumerate(names)}

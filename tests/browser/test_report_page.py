@@ -13,7 +13,7 @@ from processes import PATIENCE
 from stratafl.report import gather
 from stratafl.report.page import write_report
 
-CHARTS = ("curves", "clients", "holdings", "layers", "methods", "mixing", "bytes")
+CHARTS = ("curves", "clients", "class_counts", "layers", "methods", "mixing", "bytes")
 PHONE, DESK = 390, 1280
 
 
@@ -217,7 +217,8 @@ def test_everything_has_a_name_for_those_who_do_not_see_it(client):
 
 def test_bubbles_have_a_scale_that_is_true(page):
     page.open(DESK)
-    wide = """const box = each => each.getBoundingClientRect().width, place = document.getElementById("chart-holdings");
+    wide = """const box = each => each.getBoundingClientRect().width;
+        const place = document.getElementById("chart-class_counts");
         const points = [...place.querySelectorAll(".scatterlayer .point")].map(box);
         const items = [...place.querySelectorAll(".legend .traces")];
         const shown = items.map(each => [each.textContent, box(each.querySelector(".legendpoints path"))]);
@@ -229,7 +230,7 @@ def test_bubbles_have_a_scale_that_is_true(page):
 
 
 def test_blue_is_lighter_on_a_dark_ground(page):
-    colours = """return ["curves", "holdings"].flatMap(name => {
+    colours = """return ["curves", "class_counts"].flatMap(name => {
         const {data} = document.getElementById(`chart-${name}`);
         return data.filter(each => each.name).slice(0, 1).map(each => each.marker.color)})"""
     page.open(DESK)

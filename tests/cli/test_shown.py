@@ -9,11 +9,10 @@ from cli_helpers import SMALL, TINY, checked_line
 from rich.table import Table
 from rich.text import Text
 
-from stratafl.cli.consoles import picture, results
+from stratafl.cli.console import result_console, svg_picture
 from stratafl.errors import DataError, UnknownNameError, printable, shown, unknown
-from stratafl.report.escaping import escape
 from stratafl.report.page import in_script
-from stratafl.report.tables import as_csv
+from stratafl.report.tables import as_csv, escape
 
 EVIL = "a\x1b[31m\x07b\x9b2Jc\u202ed\ne\r\x00"
 PLAIN = "a\\x1b[31m\\x07b\\x9b2Jc\\u202ed\\x0ae\\x0d\\x00"
@@ -47,11 +46,11 @@ def test_no_console_passes_on_what_steers(capsys):
     table.add_row(EVIL)
     table.add_row(Text(EVIL))
     for printed in (table, EVIL, Text(EVIL)):
-        results().print(printed, markup=False) if isinstance(printed, str) else results().print(printed)
+        result_console().print(printed, markup=False) if isinstance(printed, str) else result_console().print(printed)
         out = capsys.readouterr().out
         assert "\\x1b" in out
         assert out.replace("\n", "").isprintable()
-    drawn = picture("p", table)
+    drawn = svg_picture("p", table)
     assert "\x1b" not in drawn
     assert "\u202e" not in drawn
 
@@ -86,12 +85,12 @@ def test_numbers_that_nobody_can_mean_are_refused(refused, setting):
         (("--set", "train.lr=1" + "0" * 400), "train.lr must be at most 1e+30, not 1000"),
         (("--set", "train.lr=1e308"), "train.lr must be at most 1e+30, not 1e+308"),
         (("--seed", 2**63), f"run.seed must be at most {2**63 - 1:,}, not {2**63}"),
-        (("--memory-limit", "9" * 400 + "GB"), "run.memory_limit is a size such as 8GB"),
-        (("--algorithm", "x" * 10_000), "algorithm.name has at most 4,096 letters, not 10,000: 'xxx"),
+        (("--memory-limit", "9" * 400 + "GB"), "run.memory_limit must be a size such as 8GB"),
+        (("--algorithm", "x" * 10_000), "algorithm.name must have at most 4,096 letters, not 10,000: 'xxx"),
         (("--model", "x" * 4000), "unknown model.name 'xxx"),
         (("--data", "x" * 4000), "unknown data.name 'xxx"),
         (("--set", "x" * 10_000), "a setting is written table.key=value, such as train.lr=0.1, not 'xxx"),
-        (("--set", "algorithm." + "k" * 10_000 + "=1"), "has at most 4,096 letters"),
+        (("--set", "algorithm." + "k" * 10_000 + "=1"), "must have at most 4,096 letters"),
     ],
 )
 def test_long_names_and_large_numbers_are_said_in_short(refused, given, says):
@@ -101,9 +100,7 @@ def test_long_names_and_large_numbers_are_said_in_short(refused, given, says):
 def test_the_number_of_seeds_has_a_bound(refused):
     for seeds in (10_001, 10**400):
         refused("compare", "--seeds", seeds, says="a comparison has from 1 to 10,000 seeds, not 10")
-        refused(
-            "reproduce", "fedper/fig11", "--seeds", seeds, says="--seeds is a whole number from 1 to 10,000, not 10"
-        )
+        refused("reproduce", "fedper/fig11", "--seeds", seeds, says="--seeds must be from 1 to 10,000, not 10")
     refused("compare", "--seed", 2**63 - 1, "--seeds", 2, says="the last of 2 seeds")
 
 

@@ -1,35 +1,44 @@
-"""Figures of run directories that were written by hand: values, sizes, and that plotly takes them."""
+"""Charts and tables of run directories that were written by hand: what a reader sees, and that plotly accepts it."""
 
 import json
 
 import plotly.graph_objects as go
 import pytest
+from seen import axis_titles, bands, colour_ranges, details, heat_map, options, series, texts
 from written_runs import EVIL, as_regression, client_line, layer_line, rewrite, write_run, write_study
 
 from stratafl.errors import RunError
-from stratafl.report import gather, mixing
-from stratafl.report.ablations import ablation_tables
-from stratafl.report.charts import Branches, figures, short_labels, thinned
+from stratafl.report import gather
+from stratafl.report import layer_charts as charts_of_layers
+from stratafl.report.charts import Chart, figures, short_labels, thinned
+from stratafl.report.class_counts import class_counts_chart
+from stratafl.report.client_scores import clients_chart, histogram, worst_table
 from stratafl.report.curves import curve, curves_chart
-from stratafl.report.distribution import clients_chart, histogram, worst_table
-from stratafl.report.journals import lines_of_round, looks
-from stratafl.report.layer_charts import layer_charts
-from stratafl.report.overview import facts, ranking_table, runs_table
-from stratafl.report.who import who_chart
+from stratafl.report.layer_charts import mixing_chart
+from stratafl.report.page import sections
+from stratafl.report.ranking_tables import ablation_tables, ranking_table, runs_table
+from stratafl.report.study import lines_of_round, read_layer_journal
+from stratafl.report.summary import facts
 
 
-def test_plotly_takes_every_figure(tmp_path):
-    study = gather([write_study(tmp_path / "s")])
-    charts = [curves_chart(study), clients_chart(study), who_chart(study), *layer_charts(study)]
-    assert [chart.name for chart in charts] == ["curves", "clients", "holdings", "layers", "methods", "mixing", "bytes"]
-    for chart in charts:
+def charts(study):
+    return {part.name: part for section in sections(study) for part in section.parts if isinstance(part, Chart)}
+
+
+def layer_charts(study):
+    return {name: chart for name, chart in charts(study).items() if name in ("layers", "methods", "mixing", "bytes")}
+
+
+def test_plotly_accepts_every_figure(tmp_path):
+    found = charts(gather([write_study(tmp_path / "s")]))
+    assert list(found) == ["curves", "clients", "class_counts", "layers", "methods", "mixing", "bytes"]
+    for chart in found.values():
         assert figures(chart.tree)
         for figure in figures(chart.tree):
             go.Figure(figure)  # refuses properties that do not exist
-            assert all(trace.get("x") or trace.get("z") for trace in figure["data"])
 
 
-def test_a_curve_is_the_mean_over_seeds_at_mean_costs(tmp_path):
+def test_a_curve_is_the_mean_over_seeds_at_mean_bytes_and_seconds(tmp_path):
     write_run(tmp_path / "0", [0.75, 0.5, 0.9], seed=0, asked=2)
     write_run(tmp_path / "1", [0.25, 0.5], seed=1)
     (rank,) = gather([tmp_path]).ranks
@@ -42,34 +51,33 @@ def test_a_curve_is_the_mean_over_seeds_at_mean_costs(tmp_path):
 
 def test_curves_can_be_seen_over_rounds_bytes_and_seconds(tmp_path):
     write_run(tmp_path / "0", [0.25, 0.5])
-    tree = curves_chart(gather([tmp_path])).tree
-    over = tree.of["test accuracy, deployed"].of
-    assert {axis: figure["data"][0]["x"] for axis, figure in over.items()} == {
-        "rounds": [1, 2],
-        "bytes": [110, 220],
-        "seconds": [2.5, 5.0],
+    chart = curves_chart(gather([tmp_path]))
+    shown = {axis: series(chart, "test accuracy, deployed", axis)["fedper"] for axis in ("rounds", "bytes", "seconds")}
+    assert shown == {
+        "rounds": [(1, 0.25), (2, 0.5)],
+        "bytes": [(110, 0.25), (220, 0.5)],
+        "seconds": [(2.5, 0.25), (5.0, 0.5)],
     }
-    assert tree.of["test loss, deployed"].of["rounds"]["data"][0]["y"] == [1.75, 1.5]
-    assert "±" not in over["rounds"]["data"][0]["hovertemplate"]  # one seed
+    assert series(chart, "test loss, deployed", "rounds")["fedper"] == [(1, 1.75), (2, 1.5)]
+    assert details(chart, "test accuracy, deployed", "rounds") == [None, None]  # one seed has no deviation
 
 
 def test_long_runs_are_thinned_out(tmp_path):
     write_run(tmp_path / "0", [i / 2000 for i in range(2000)], clients=1, layers=())
-    (line,) = curves_chart(gather([tmp_path])).tree.of["test accuracy, deployed"].of["rounds"]["data"]
-    assert len(line["x"]) == len(line["y"]) == 500
-    assert (line["x"][0], line["x"][-1]) == (1, 2000)
+    line = series(curves_chart(gather([tmp_path])), "test accuracy, deployed", "rounds")["fedper"]
+    assert len(line) == 500
+    assert (line[0][0], line[-1][0]) == (1, 2000)
     assert thinned(5, 9) == [0, 1, 2, 3, 4]
     assert thinned(5, 3) == [0, 2, 4]
 
 
 def test_few_clients_are_points_and_many_are_steps(tmp_path):
     write_run(tmp_path / "few", [0.1, 0.9], clients=3)
-    (box,) = clients_chart(gather([tmp_path / "few"])).tree["data"]
-    assert (box["type"], box["x"]) == ("box", [0.9, 0.89, 0.88])
+    assert series(clients_chart(gather([tmp_path / "few"])))["fedper"] == [(x, "fedper") for x in (0.9, 0.89, 0.88)]
     write_run(tmp_path / "many", [0.9], clients=501)
-    (steps,) = clients_chart(gather([tmp_path / "many"])).tree["data"]
-    assert (steps["type"], len(steps["y"])) == ("scatter", 20)
-    assert sum(steps["y"]) == pytest.approx(1, abs=1e-3)
+    steps = series(clients_chart(gather([tmp_path / "many"])))["fedper"]
+    assert len(steps) == 20
+    assert sum(share for _, share in steps) == pytest.approx(1, abs=1e-3)
     assert histogram([0.0, 0.04, 0.05, 1.0], 0.0, 0.05) == [0.5, 0.25, *[0] * 17, 0.25]
 
 
@@ -80,8 +88,8 @@ def test_clients_are_shown_by_the_models_that_count(tmp_path):
     rewrite(path, lambda line: line | {"test.received.accuracy": 0.2 + line["client"] / 10})
     study = gather([tmp_path])
     chart = clients_chart(study)
-    assert chart.tree["data"][0]["x"] == pytest.approx([0.2, 0.3, 0.4])
-    assert chart.says.startswith("Test accuracy client by client of models as received at the last round, all seeds")
+    assert [score for score, _ in series(chart)["fedper"]] == pytest.approx([0.2, 0.3, 0.4])
+    assert chart.caption.startswith("Test accuracy by client, of models as received at the last round, all seeds")
     assert [row[2].shown for row in worst_table(study).rows] == ["0", "1", "2"]
 
 
@@ -106,24 +114,23 @@ def test_the_journal_of_layers_in_tables(tmp_path):
     path = tmp_path / "layers.jsonl"
     lines = [layer_line(t, layer, t == 2, 2) for t in (1, 2) for layer in ("b", "a")]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    seen = looks(path)
+    seen = read_layer_journal(path)
     assert seen.bytes == {"b": 110, "a": 110}
-    assert seen.layers == ["b", "a"]
+    assert seen.names == ["b", "a"]
     assert seen.numbers["cka"] == {"b": {2: 0.8}, "a": {2: 0.8}}
     assert seen.matrices["alpha"]["a"] == {2: [[0.52, 0.02], [0.02, 0.52]]}
     path.write_text("[]\n", encoding="utf-8")
     with pytest.raises(RunError, match="damaged"):
-        looks(path)
+        read_layer_journal(path)
 
 
-def test_mixing_weights_have_a_matrix_for_each_round_that_was_looked_at(tmp_path):
+def test_mixing_weights_have_a_matrix_for_each_round_with_diagnostics(tmp_path):
     write_run(tmp_path / "0", [0.5] * 4, name="pfedla", lab=2, mixing=3)
-    chart = next(chart for chart in layer_charts(gather([tmp_path])) if chart.name == "mixing")
-    rounds = chart.tree.of["pfedla"].of["0"].of["head"].of
-    assert list(rounds) == ["1", "2", "4"]
-    assert rounds["4"]["data"][0]["z"] == [[0.54, 0.04, 0.04], [0.04, 0.54, 0.04], [0.04, 0.04, 0.54]]
-    ends = {(figure["data"][0]["zmin"], figure["data"][0]["zmax"]) for figure in rounds.values()}
-    assert ends == {(0.01, 0.54)}  # colours mean the same in all rounds
+    chart = mixing_chart(gather([tmp_path]))
+    assert options(chart, "pfedla", "0", "head") == ["1", "2", "4"]
+    _, _, values = heat_map(chart, "pfedla", "0", "head", "4")
+    assert values == [[0.54, 0.04, 0.04], [0.04, 0.54, 0.04], [0.04, 0.04, 0.54]]
+    assert colour_ranges(chart) == {(0.01, 0.54)}  # colours mean the same in all rounds
 
 
 ONE = 2 * 40 * 40  # the numbers of a round with two layers and 40 clients
@@ -134,70 +141,63 @@ ONE = 2 * 40 * 40  # the numbers of a round with two layers and 40 clients
 )
 def test_matrices_keep_to_a_budget(tmp_path, monkeypatch, cells, rounds, side):
     write_run(tmp_path / "0", [0.5] * 10, name="pfedla", lab=1, mixing=40, layers=("a", "b"))
-    monkeypatch.setattr(mixing, "CELLS", cells)
-    chart = mixing.mixing_chart(gather([tmp_path]))
-    leaves = [figure["data"][0]["z"] for figure in figures(chart.tree)]
-    assert len(leaves) == 2 * rounds
-    assert {(len(z), len(z[0])) for z in leaves} == {(side, side)}
-    assert list(chart.tree.of["pfedla"].of["0"].of["a"].of)[-1] == "10"
-    assert ("30 are shown" in chart.says) == (side == 30)
+    monkeypatch.setattr(charts_of_layers, "CELLS", cells)
+    chart = mixing_chart(gather([tmp_path]))
+    for layer in ("a", "b"):
+        offered = options(chart, "pfedla", "0", layer)
+        assert (len(offered), offered[-1]) == (rounds, "10")
+        matrices = [heat_map(chart, "pfedla", "0", layer, each)[2] for each in offered]
+        assert {(len(z), len(z[0])) for z in matrices} == {(side, side)}
+    assert ("Only 30 clients are shown" in chart.caption) == (side == 30)
 
 
 def test_heat_maps_are_layers_by_rounds(tmp_path):
     write_run(tmp_path / "0", [0.5] * 4, lab=2)
-    chart = next(chart for chart in layer_charts(gather([tmp_path])) if chart.name == "layers")
-    cka = next(tree for name, tree in chart.tree.of.items() if name.startswith("CKA"))
-    (trace,) = cka.of["fedper"].of["0"]["data"]
-    assert (trace["x"], trace["y"]) == (["1", "2", "4"], ["first", "head"])
-    assert trace["z"] == [[0.85, 0.8, 0.7]] * 2
+    chart = layer_charts(gather([tmp_path]))["layers"]
+    cka = next(name for name in options(chart) if name.startswith("CKA"))
+    assert heat_map(chart, cka, "fedper", "0") == (["1", "2", "4"], ["first", "head"], [[0.85, 0.8, 0.7]] * 2)
 
 
-def test_without_the_laboratory_there_are_bytes_alone(tmp_path):
+def test_without_layer_diagnostics_there_is_communication_alone(tmp_path):
     write_run(tmp_path / "0", [0.5] * 2)
-    (chart,) = layer_charts(gather([tmp_path]))
-    assert (chart.name, chart.tree["data"][0]["x"]) == ("bytes", [110, 110])
+    (chart,) = layer_charts(gather([tmp_path])).values()
+    assert series(chart)["fedper"] == [(110, "first"), (110, "head")]
 
 
 def test_bytes_of_many_layers_are_a_heat_map(tmp_path):
     for name in ("fedper", "local"):
         write_run(tmp_path / name, [0.5] * 2, name=name, layers=tuple(f"l{i}" for i in range(41)))
-    (chart,) = layer_charts(gather([tmp_path]))
-    (trace,) = chart.tree["data"]
-    assert (trace["type"], len(trace["z"]), trace["z"][0], trace["text"][0]) == (
-        "heatmap",
-        41,
-        [110, 110],
-        ["110 B"] * 2,
-    )
+    (chart,) = layer_charts(gather([tmp_path])).values()
+    _, layers, values = heat_map(chart)
+    assert (len(layers), values[0], details(chart)[0]) == (41, [110, 110], ["110 B"] * 2)
     go.Figure(chart.tree)
 
 
-def test_who_holds_what_is_a_bubble_for_each_count(tmp_path):
+def test_class_counts_are_bubbles(tmp_path):
     held = {"classes": 2, "clients": 2, "counts": {"train": [[3, 0], [1, 5]], "test": [[1, 0], [0, 1]]}}
     write_run(tmp_path / "0", [0.5], holdings=held)
-    train = who_chart(gather([tmp_path])).tree.of["seed 0"].of["train"]["data"][0]
-    triples = list(zip(train["y"], train["x"], train["customdata"], strict=True))
-    assert triples == [("0", "0", 3), ("1", "0", 1), ("1", "1", 5)]
+    chart = class_counts_chart(gather([tmp_path]))
+    assert series(chart, "seed 0", "train")["samples"] == [("0", "0"), ("0", "1"), ("1", "1")]  # class and client
+    assert details(chart, "seed 0", "train") == [3, 1, 5]
 
 
 def test_many_clients_are_a_heat_map_of_some_of_them(tmp_path):
     rows = [[client % 7, 1] for client in range(1000)]
     held = {"classes": 2, "clients": 1000, "counts": {"train": rows, "test": rows}}
     write_run(tmp_path / "0", [0.5], holdings=held)
-    chart = who_chart(gather([tmp_path]))
-    (trace,) = chart.tree.of["seed 0"].of["train"]["data"]
-    assert (trace["type"], len(trace["z"])) == ("heatmap", 200)
-    assert trace["z"][-1] == [999 % 7, 1]
-    assert "200 of the 1000 clients" in chart.says
+    chart = class_counts_chart(gather([tmp_path]))
+    _, clients, values = heat_map(chart, "seed 0", "train")
+    assert (len(clients), values[-1]) == (200, [999 % 7, 1])
+    assert "200 of the 1000 clients" in chart.caption
 
 
-def test_without_holdings_counts_come_from_the_clients(tmp_path):
+def test_without_class_counts_the_samples_of_clients_are_shown(tmp_path):
     write_run(tmp_path / "0", [0.5], clients=3)
-    chart = who_chart(gather([tmp_path]))
-    assert chart.tree.of["seed 0"].of["test"]["data"][0]["y"] == [4, 5, 6]
-    assert "not known" in chart.says
+    chart = class_counts_chart(gather([tmp_path]))
+    assert series(chart, "seed 0", "test")["samples"] == [("0", 4), ("1", 5), ("2", 6)]
+    assert chart.caption == "The number of samples of each client. The runs do not record its classes."
     (tmp_path / "0" / "clients.jsonl").unlink()
-    assert who_chart(gather([tmp_path])) is None
+    assert class_counts_chart(gather([tmp_path])) is None
 
 
 def test_an_ablation_shows_the_keys_that_differ(tmp_path):
@@ -240,12 +240,12 @@ def test_what_was_run_in_words(tmp_path):
 @pytest.mark.parametrize(
     ("names", "partition", "says"),
     [
-        (["ann", "bob"], "auto", "gone, 2 clients, as the data names them"),
+        (["ann", "bob"], "auto", "gone, 2 clients, clients as named in the data"),
         (["ann", "bob"], "iid", "gone, 2 clients, iid"),
         ([], "auto", "gone, 2 clients, Dirichlet shares, α = 0.1"),
     ],
 )
-def test_how_the_data_was_divided_in_words(tmp_path, names, partition, says):
+def test_the_partition_in_words(tmp_path, names, partition, says):
     rows = {split: [[1, 2], [3, 4]] for split in ("train", "test")}
     held = {"classes": 2, "clients": 2, "counts": rows} | ({"client_names": names} if names else {})
     write_run(tmp_path / "0", [0.5], clients=2, holdings=held, data={"partition": partition, "alpha": 0.1})
@@ -264,12 +264,8 @@ def test_labels_in_charts_are_short_and_all_different():
 
 
 def test_no_text_of_a_run_is_markup_in_a_figure(tmp_path):
-    study = gather([write_study(tmp_path / "s")])
-    for chart in (curves_chart(study), clients_chart(study), *layer_charts(study)):
-        for figure in figures(chart.tree):
-            texts = json.dumps([{k: v for k, v in trace.items() if k != "hovertemplate"} for trace in figure["data"]])
-            assert "<" not in texts, (chart.name, EVIL)
-    assert isinstance(curves_chart(study).tree, Branches)
+    for name, chart in charts(gather([write_study(tmp_path / "s")])).items():
+        assert not any("<" in text for text in texts(chart)), (name, EVIL)
 
 
 def named_run(folder, clients=2):
@@ -281,11 +277,10 @@ def named_run(folder, clients=2):
 
 def test_clients_and_classes_are_called_by_their_names(tmp_path):
     study = gather([named_run(tmp_path / "0")])
-    train = who_chart(study).tree.of["seed 0"].of["train"]["data"][0]
     brief = "&lt;b&gt;longlonglonglon… #1"
-    assert list(zip(train["y"], train["x"], strict=True)) == [("ann", "a"), (brief, "a"), (brief, "b")]
-    (box,) = clients_chart(study).tree["data"]
-    assert box["text"] == ["client ann, seed 0", f"client &lt;b&gt;{'long' * 10}, seed 0"]
+    held = series(class_counts_chart(study), "seed 0", "train")["samples"]
+    assert held == [("a", "ann"), ("a", brief), ("b", brief)]
+    assert details(clients_chart(study)) == ["client ann, seed 0", f"client &lt;b&gt;{'long' * 10}, seed 0"]
     table = worst_table(study)
     assert table.head[2:4] == ("client", "name")
     rows = [[cell.shown for cell in row] for row in table.rows]
@@ -293,8 +288,8 @@ def test_clients_and_classes_are_called_by_their_names(tmp_path):
 
 
 def test_many_clients_keep_their_names(tmp_path):
-    (trace,) = who_chart(gather([named_run(tmp_path / "0", 100)])).tree.of["seed 0"].of["train"]["data"]
-    assert (trace["type"], trace["x"], trace["y"][2]) == ("heatmap", ["a", "b"], "c2")
+    classes, clients, _ = heat_map(class_counts_chart(gather([named_run(tmp_path / "0", 100)])), "seed 0", "train")
+    assert (classes, clients[2]) == (["a", "b"], "c2")
 
 
 def test_bands_end_where_numbers_end(tmp_path):
@@ -302,21 +297,21 @@ def test_bands_end_where_numbers_end(tmp_path):
     for seed, (accuracy, loss) in enumerate(((0.9, 0.1), (1.0, 1.9))):
         path = write_run(tmp_path / str(seed), [accuracy], seed=seed) / "rounds.jsonl"
         rewrite(path, lambda line, loss=loss: line | {"test.deployed.loss": loss})
-    shown = curves_chart(gather([tmp_path])).tree.of
-    upper, lower = shown["test accuracy, deployed"].of["rounds"]["data"][0]["y"]
-    assert (upper, lower) == (1, pytest.approx(0.95 - 0.005**0.5, abs=1e-4))
-    upper, lower = shown["test loss, deployed"].of["rounds"]["data"][0]["y"]
-    assert (upper, lower) == (pytest.approx(1 + 1.62**0.5, abs=1e-4), 0)
+    chart = curves_chart(gather([tmp_path]))
+    ((upper, lower),) = bands(chart, "test accuracy, deployed", "rounds")
+    assert (upper, lower) == ([1], [pytest.approx(0.95 - 0.005**0.5, abs=1e-4)])
+    ((upper, lower),) = bands(chart, "test loss, deployed", "rounds")
+    assert (upper, lower) == ([pytest.approx(1 + 1.62**0.5, abs=1e-4)], [0])
 
 
-def test_divisions_are_called_by_what_they_differ_in(tmp_path):
+def test_partitions_are_called_by_what_they_differ_in(tmp_path):
     def held(count):
         return {"classes": 2, "clients": 1, "counts": {"train": [[count, 1]], "test": [[1, 1]]}}
 
     def labels(place):
-        return sorted(who_chart(gather([place])).tree.of)
+        return sorted(options(class_counts_chart(gather([place]))))
 
-    for name in ("fedavg", "local"):  # the same division for both
+    for name in ("fedavg", "local"):  # the same partition for both
         for seed in (0, 1):
             write_run(tmp_path / "seeds" / f"{name}{seed}", [0.5], name=name, seed=seed, holdings=held(seed + 2))
     assert labels(tmp_path / "seeds") == ["seed 0", "seed 1"]
@@ -333,14 +328,12 @@ def test_divisions_are_called_by_what_they_differ_in(tmp_path):
 def test_a_regression_has_no_classes_and_says_which_loss_it_is(tmp_path):
     held = {"classes": None, "clients": 2, "counts": {"train": [[3], [4]], "test": [[1], [1]]}}
     study = gather([as_regression(write_run(tmp_path / "0", [0.5], clients=2, holdings=held))])
-    assert who_chart(study).says == "How many samples each client has."
+    assert class_counts_chart(study).caption == "The number of samples of each client."
     assert worst_table(study).head == ("method", "seed", "client", "loss", "test samples", "training samples")
     assert ranking_table(study).caption.startswith("Test loss (mean squared error) of deployed models")
-    assert clients_chart(study).tree["layout"]["xaxis"]["title"]["text"] == "mean squared error"
-    titles = {
-        name: tree.of["rounds"]["layout"]["yaxis"]["title"]["text"]
-        for name, tree in curves_chart(study).tree.of.items()
-    }
+    assert axis_titles(clients_chart(study))[0] == "mean squared error"
+    curves = curves_chart(study)
+    titles = {name: axis_titles(curves, name, "rounds")[1] for name in options(curves)}
     assert titles == {"test loss, deployed": "mean squared error", "training loss": "loss"}
 
 

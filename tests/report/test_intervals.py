@@ -7,9 +7,8 @@ from written_runs import rewrite, round_line, write_run
 
 from stratafl.report import gather
 from stratafl.report.formats import difference, duration, limits, score, size, spread
-from stratafl.report.intervals import Interval, interval, paired
-from stratafl.report.ranking import Spread
-from stratafl.report.words import cautions, summary
+from stratafl.report.intervals import Interval, Spread, interval, paired_difference
+from stratafl.report.summary import cautions, summary
 
 
 def test_the_t_interval_is_that_of_a_table():
@@ -23,12 +22,12 @@ def test_the_t_interval_is_that_of_a_table():
 
 def test_one_value_has_no_interval():
     assert interval([1.0]) is None
-    assert paired({0: 1.0, 1: 2.0}, {1: 1.0, 2: 3.0}) is None
+    assert paired_difference({0: 1.0, 1: 2.0}, {1: 1.0, 2: 3.0}) is None
 
 
 def test_pairs_are_of_the_same_seed():
     first, second = {0: 0.5, 1: 0.7, 2: 0.9}, {2: 0.8, 0: 0.4, 1: 0.6, 7: 0.0}
-    found = paired(first, second)
+    found = paired_difference(first, second)
     assert (found.mean, found.low, found.high) == pytest.approx((0.1, 0.1, 0.1))
     assert found.beyond_noise
     assert not Interval(0.1, -0.1, 0.3).beyond_noise
@@ -61,14 +60,17 @@ def test_a_winner_is_named_only_beyond_noise(tmp_path):
     clear = summary(runs(tmp_path / "clear", fedavg=(0.5, 0.52, 0.51), local=(0.8, 0.83, 0.8)))
     assert clear.startswith("local comes first with 81.0 % test accuracy (mean of 3 seeds, 95 % interval ")
     assert "fedavg follows at a distance of 30.0 points, which is beyond the noise between seeds" in clear
-    assert "no winner" not in clear
+    assert "no clear winner" not in clear
     all_three = runs(tmp_path / "all", fedavg=(0.5, 0.52, 0.51), fedper=(0.6, 0.62, 0.62), local=(0.8, 0.83, 0.8))
-    assert "paired by seed). So are the distances of all others. With 3 seeds" in summary(all_three)
+    assert "paired by seed). So are all other distances. With 3 seeds" in summary(all_three)
     noisy = summary(runs(tmp_path / "noisy", fedavg=(0.5, 0.9, 0.7), local=(0.8, 0.6, 0.76)))
     assert "within the noise between seeds" in noisy
-    assert "no winner can be named" in noisy
+    assert "So there is no clear winner." in noisy
     three = runs(tmp_path / "three", fedavg=(0.1, 0.12, 0.11), local=(0.8, 0.6, 0.76), fedper=(0.81, 0.75, 0.7))
-    assert "Within noise of the first: local. Behind it beyond noise: fedavg. So no winner" in summary(three)
+    assert (
+        "Within noise of the first: local. Behind the first beyond noise: fedavg. So there is no clear winner"
+        in summary(three)
+    )
 
 
 def test_of_losses_the_lower_is_better(tmp_path):
@@ -88,7 +90,7 @@ def test_of_losses_the_lower_is_better(tmp_path):
 def test_one_seed_says_nothing_about_noise(tmp_path):
     said = summary(runs(tmp_path / "one", fedavg=(0.5,), local=(0.8,)))
     assert said.startswith("local comes first with 80.0 % test accuracy (one seed).")
-    assert "nothing can be said about noise" in said
+    assert "Without two common seeds, the noise between seeds is unknown." in said
     assert summary(runs(tmp_path / "alone", fedavg=(0.5,))) == "fedavg reaches 50.0 % test accuracy (one seed)."
 
 

@@ -1,4 +1,4 @@
-"""The file itself: complete, offline, escaped, small; and verdicts, which come from elsewhere."""
+"""The file itself: complete, offline, escaped, small; and verdicts, which come from other files."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from written_runs import EVIL, as_regression, write_run, write_study
 from stratafl.errors import RunError, UnknownNameError
 from stratafl.report import gather
 from stratafl.report.page import in_script, is_report, page, sections, write_report
-from stratafl.report.verdicts import Verdict, tally, verdicts
+from stratafl.report.verdict import Verdict, read_verdicts, tally
 
 
 class Outline(HTMLParser):
@@ -60,7 +60,7 @@ def test_every_section_is_there_with_headings_captions_and_labels(written):
         assert f'href="#{name}"' in written
     assert written.count("<table ") == written.count("<caption>")
     charts = re.findall(r'<div class="chart" id="chart-(\w+)" role="img" aria-label="[^"]+"', written)
-    assert charts == ["curves", "clients", "holdings", "layers", "methods", "mixing", "bytes"]
+    assert charts == ["curves", "clients", "class_counts", "layers", "methods", "mixing", "bytes"]
     for chart in charts:
         assert all(f'data-chart="{chart}" data-format="{kind}"' in written for kind in ("png", "svg", "csv"))
 
@@ -107,9 +107,9 @@ GIVEN = {"paper": "P", "table": "1", "claim": "a beats b", "predicate": "a > b",
 
 def test_verdicts_have_signs_words_and_colours(tmp_path):
     folder = tell(tmp_path / "v", *({**GIVEN, "holds": holds, "reason": "why"} for holds in (True, False, None)))
-    assert [verdict.words for verdict in verdicts([folder])] == ["✓ holds", "✗ does not hold", "– not run"]
+    assert [verdict.words for verdict in read_verdicts([folder])] == ["✓ holds", "✗ does not hold", "– not run"]
     text = page(gather([folder]))  # without any run
-    assert "There are verdicts, but no runs." in text
+    assert "This report has verdicts but no runs." in text
     assert "<span>1 of 3 claims holds, 1 does not, 1 was not run</span>" in text
     assert [text.count(f'class="left {look}"') for look in ("holds", "fails", "unrun")] == [1, 1, 1]
 
@@ -118,7 +118,7 @@ def test_a_verdict_within_noise_is_said_to_be_and_does_not_look_certain(tmp_path
     given = [{**GIVEN, "holds": holds, "noise": True} for holds in (True, False, None)]
     folder = tell(tmp_path / "v", *given)
     words = ["✓ holds, within noise", "✗ does not hold, within noise", "– not run"]
-    assert [verdict.words for verdict in verdicts([folder])] == words
+    assert [verdict.words for verdict in read_verdicts([folder])] == words
     text = page(gather([folder]))
     assert [text.count(f'class="left {look}"') for look in ("doubtful", "holds", "fails")] == [2, 0, 0]
     assert "1 of 3 claims holds (within noise), 1 does not (within noise), 1 was not run; within noise: other" in text
@@ -126,7 +126,7 @@ def test_a_verdict_within_noise_is_said_to_be_and_does_not_look_certain(tmp_path
 
 def test_the_tally_counts_what_there_is():
     def told(*holds, noise=0):
-        return tally([Verdict("", "", "", "", "", "", each, noise=i < noise) for i, each in enumerate(holds)])
+        return tally([Verdict("", "", "", "", each, noise=i < noise) for i, each in enumerate(holds)])
 
     assert told(*[True] * 6) == "6 of 6 claims hold"
     assert told(*[True] * 6, noise=5) == "6 of 6 claims hold (5 within noise)"
@@ -141,7 +141,7 @@ def test_the_tally_counts_what_there_is():
 def test_what_stands_in_is_no_evidence_and_no_success(tmp_path):
     write_run(tmp_path / "run", [0.5])
     folder = tell(tmp_path, {**GIVEN, "holds": True, "stand_in": True})
-    assert "1 of 1 claim holds; with other data in place of the paper" in tally(verdicts([folder]))
+    assert "1 of 1 claim holds; measured on other data than the paper's" in tally(read_verdicts([folder]))
     text = page(gather([folder]))
     assert [text.count(f'class="left {look}"') for look in ("doubtful", "holds")] == [1, 0]
 
@@ -160,18 +160,25 @@ def test_verdicts_come_right_after_the_summary_and_their_csv_has_every_key(tmp_p
 @pytest.mark.parametrize(
     ("entry", "says"),
     [
-        (3, "verdict 1 is int, not an object"),
+        ([], "verdict 1 must be an object, not list"),
+        (3, "verdict 1 must be an object, not int"),
         ({"paper": "P", "claim": "c"}, "verdict 1 lacks 'holds'"),
-        ({**GIVEN, "holds": "yes"}, "is true, false or null, not 'yes'"),
-        ({**GIVEN, "holds": 1}, "is true, false or null, not 1"),
-        ({**GIVEN, "holds": True, "noise": 1}, "noise of verdict 1 is true or false, not 1"),
+        ({**GIVEN, "holds": "yes"}, "must be true, false or null, not 'yes'"),
+        ({**GIVEN, "holds": 1}, "must be true, false or null, not 1"),
+        ({**GIVEN, "holds": True, "predicat": ""}, "did you mean 'predicate'"),
+        ({**GIVEN, "holds": True, "noise": 1}, "noise of verdict 1 must be true or false, not 1"),
     ],
 )
 def test_verdicts_that_are_none_are_refused(tmp_path, entry, says):
-    with pytest.raises(RunError, match=says):
-        verdicts([tell(tmp_path / "v", entry)])
+    with pytest.raises((RunError, UnknownNameError), match=says):
+        read_verdicts([tell(tmp_path / "v", entry)])
 
 
-def test_a_misspelt_key_of_a_verdict_is_refused(tmp_path):
-    with pytest.raises(UnknownNameError, match="did you mean 'predicate'"):
-        verdicts([tell(tmp_path / "v", {**GIVEN, "holds": True, "predicat": ""})])
+@pytest.mark.parametrize(
+    ("lab", "says"),
+    [({}, "This run has no layer diagnostics. Add <code>--lab 10</code>."), ({"lab": 1}, "Layers over rounds")],
+)
+def test_a_run_without_layer_diagnostics_says_how_to_get_them(tmp_path, lab, says):
+    text = page(gather([write_run(tmp_path / "run", [0.5], **lab)]))
+    assert says in text
+    assert ("no layer diagnostics" in text) == (not lab)

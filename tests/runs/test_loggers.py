@@ -8,7 +8,7 @@ import pytest
 
 from stratafl.config.experiment import Experiment, with_settings
 from stratafl.errors import RunError, UnknownNameError
-from stratafl.report import outcome, ranking
+from stratafl.report import ranking, read_outcome
 from stratafl.runs import Run
 
 SMALL = ("data.clients=3", "model.hidden=[4]", "run.rounds=4", "run.checkpoint=2", "algorithm.name=local")
@@ -149,5 +149,5 @@ def test_where_lines_go_makes_no_other_method(tmp_path, monkeypatch):
             with_settings(Experiment(), [*SMALL, f"run.seed={seed}", f"log.to={to}"]), tmp_path / to
         ) as run:
             list(run.rounds())
-    (rank,) = ranking([outcome(tmp_path / to) for to in ("[]", '["wandb"]')])
+    (rank,) = ranking([read_outcome(tmp_path / to) for to in ("[]", '["wandb"]')])
     assert rank.seeds == (0, 1)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from stratafl.config.experiment import Experiment, with_settings
 from stratafl.errors import DamagedError, RunError, StrataError
-from stratafl.report.outcomes import outcome
+from stratafl.report.outcome import read_outcome
 from stratafl.report.study import gather
 from stratafl.runs import Comparison, Run, read_run
 from stratafl.runs.checkpoint import _body_digest, _file_digest
@@ -182,23 +182,23 @@ def test_an_edited_journal_is_neither_resumed_nor_reported(folder, name):
 
 def test_a_line_that_was_edited_after_the_newest_checkpoint_is_not_reported_and_is_repeated(folder):
     edit(folder / "rounds.jsonl", '{"round":3,', '{"round":3,"note":1,')
-    assert 'was changed: the line \'{"round":3,' in refusal(outcome, folder)
+    assert 'was changed: the line \'{"round":3,' in refusal(read_outcome, folder)
     with Run.open(folder) as run:
         list(run.rounds())
-    assert len(outcome(folder).lines) == 4
+    assert len(read_outcome(folder).lines) == 4
 
 
 def test_lines_that_are_missing_are_said(folder):
     text = (folder / "rounds.jsonl").read_text().splitlines(keepends=True)
     (folder / "rounds.jsonl").write_text("".join(text[:1]))
-    assert "was cut" in refusal(outcome, folder)
+    assert "was cut" in refusal(read_outcome, folder)
 
 
 def test_checksums_that_are_stripped_are_said(folder):
     lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     (folder / "rounds.jsonl").write_text("".join(f"{json.dumps(line | {'checksum': None})}\n" for line in lines))
     shutil.rmtree(folder / "checkpoint")
-    assert "has no checksum" in refusal(outcome, folder)
+    assert "has no checksum" in refusal(read_outcome, folder)
 
 
 def test_a_run_of_the_first_format_is_read_resumed_and_said(folder):
@@ -220,10 +220,10 @@ def test_a_run_of_the_first_format_is_read_resumed_and_said(folder):
         list(run.rounds())
     lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     assert ["checksum" in line for line in lines] == [False, False, True, True]
-    assert len(outcome(folder).lines) == 4
-    assert not outcome(folder).checked
+    assert len(read_outcome(folder).lines) == 4
+    assert not read_outcome(folder).checked
     edit(folder / "rounds.jsonl", '{"round":3,', '{"round":3,"note":1,')
-    assert "was changed" in refusal(outcome, folder)
+    assert "was changed" in refusal(read_outcome, folder)
 
 
 # Checkpoints
@@ -313,4 +313,4 @@ def test_an_environment_that_cannot_be_meant_is_one_line(folder, key, value):
     about = json.loads((folder / "environment.json").read_text())
     (folder / "environment.json").write_text(json.dumps({**about, key: value}))
     refusal(Run.open, folder)
-    refusal(outcome, folder)
+    refusal(read_outcome, folder)

@@ -18,7 +18,7 @@ from stratafl.errors import UnknownNameError
 from stratafl.evaluation.evaluate import accuracy
 from stratafl.models import build
 from stratafl.policies import SGD
-from stratafl.report.outcomes import outcome
+from stratafl.report.outcome import read_outcome
 from stratafl.runs import Run
 from stratafl.runs.checkpoint import _body_digest
 
@@ -37,7 +37,7 @@ def seed(tmp_path_factory):
     """A seed with which a round in the middle is selected that is not as good as the last, whatever the split."""
     place = tmp_path_factory.mktemp("seeds")
     runs = ((f"run.seed={seed}", made(place / str(seed), f"run.seed={seed}", "run.checkpoint=1")) for seed in range(20))
-    return next(given for given, folder in runs if _differs(outcome(folder).numbers()))
+    return next(given for given, folder in runs if _differs(read_outcome(folder).numbers()))
 
 
 def _differs(numbers):
@@ -50,7 +50,7 @@ def example(seed, tmp_path_factory):
 
 
 def assert_delivers_what_is_reported(folder):
-    numbers, fitted = outcome(folder).numbers(), stratafl.load(folder)
+    numbers, fitted = read_outcome(folder).numbers(), stratafl.load(folder)
     assert accuracy(fitted.sim, fitted.progress) == numbers["deployed"]
     assert fitted.accuracy == numbers["deployed"]
     assert fitted.round == fitted.selected["round"] == numbers["selected_round"]

@@ -205,7 +205,7 @@ def test_a_client_that_is_not_there_is_one_sentence(fitted, client, tmp_path):
 
 @pytest.mark.parametrize("shape", [(5,), (7, 4), (7, 5, 1), (7,)])
 def test_samples_of_another_shape_are_one_sentence(fitted, shape):
-    says = rf"samples of shape \(5,\) are expected, \[n, 5\] in all, not an array of shape \({shape[0]}"
+    says = rf"x has shape \({shape[0]},.*\): give an array of shape \[n, 5\], n samples of shape \(5,\)"
     with pytest.raises(DataError, match=says) as error:
         fitted.predict(0, np.zeros(shape))
     assert one_sentence(error.value)

@@ -4,8 +4,7 @@ import pytest
 
 from stratafl.errors import RecordError, UnknownNameError
 from stratafl.recipes.claims import Claim
-from stratafl.recipes.gaps import gap
-from stratafl.recipes.judging import verdicts
+from stratafl.recipes.verdicts import PairedDifference, verdicts
 
 A, B, C = "A", "B", "C"
 NUMBERS = {
@@ -24,25 +23,25 @@ def judged(kind, where=("x",), **keys):
     return verdicts(claim, NUMBERS, PRINTED, list(where))
 
 
-def test_a_gap_by_hand():
+def test_a_paired_difference_by_hand():
     """3 and 1: mean 2, deviation √2, so that the interval is 12.7062·√2/√2."""
-    found = gap(Claim("", "above"), NUMBERS, (A, "x"), (B, "x"))
+    found = PairedDifference.between(Claim("", "above"), NUMBERS, (A, "x"), (B, "x"))
     assert (found.mean, found.seeds) == (2.0, 2)
     assert found.margin == pytest.approx(12.70620474)
     assert found.text(Claim("", "above"), noise=True) == "+2.0 (± 12.7 over 2 seeds, within noise)"
-    alone = gap(Claim("", "above"), NUMBERS, (A, "x"), (C, "x"))
+    alone = PairedDifference.between(Claim("", "above"), NUMBERS, (A, "x"), (C, "x"))
     assert alone.text(Claim("", "above"), noise=False) == "+10.0 (one seed)"  # of the seed that both have
 
 
-def test_less_is_better_for_costs():
-    assert gap(Claim("", "above", measure="seconds"), NUMBERS, (A, "x"), (B, "x")).mean == -2.0
+def test_less_is_better_for_seconds():
+    assert PairedDifference.between(Claim("", "above", measure="seconds"), NUMBERS, (A, "x"), (B, "x")).mean == -2.0
 
 
 @pytest.mark.parametrize(("by", "holds"), [(0.0, True), (1.9, True), (2.0, False)])
 def test_above(by, holds):
     (found,) = judged("above", row=A, than=B, by=by)
     assert found.holds is holds
-    assert found.paper == "+2.50"
+    assert found.paper_value == "+2.50"
 
 
 def test_best_is_against_the_best_rival_and_not_against_itself():
@@ -113,7 +112,7 @@ def test_widens_compares_two_leads_with_the_same_seed():
     assert over("widens", row=A, than=C, columns=["x", "y"]).holds is None
 
 
-def test_a_cost_is_shown_as_it_is():
+def test_where_less_is_better_the_number_is_shown_as_it_is():
     (found,) = judged("above", row=B, than=A, measure="rounds")
     assert found.holds is True
     assert found.reason.startswith("B against A: -2.0 (±")
@@ -245,15 +244,18 @@ def test_a_line_is_flat_with_the_seeds_that_all_columns_have():
     assert (found.holds, found.reason, found.measured) == (True, "they differ by +1.0 (one seed)", "50.00 → 51.00")
 
 
-def test_a_claim_that_lacks_something_is_refused():
-    with pytest.raises(RecordError, match="two 'rows' or more"):
-        Claim("it is so", "order", rows=[A]).check()
-    with pytest.raises(RecordError, match="needs 'than'"):
-        Claim("it is so", "above", row=A).check()
-    with pytest.raises(UnknownNameError, match="above"):
-        Claim("it is so", "abve", row=A).check()
-    with pytest.raises(UnknownNameError, match="seconds"):
-        Claim("it is so", "best", row=A, measure="second").check()
+@pytest.mark.parametrize(
+    ("claim", "error", "says"),
+    [
+        (Claim("it is so", "order", rows=[A]), RecordError, "needs two 'rows' or more"),
+        (Claim("it is so", "above", row=A), RecordError, "claim 'it is so' of kind above lacks 'than'; add it"),
+        (Claim("it is so", "abve", row=A), UnknownNameError, "above"),
+        (Claim("it is so", "best", row=A, measure="second"), UnknownNameError, "seconds"),
+    ],
+)
+def test_a_claim_that_lacks_something_is_refused(claim, error, says):
+    with pytest.raises(error, match=says):
+        claim.check()
 
 
 def test_the_same_difference_with_every_seed_is_no_interval():

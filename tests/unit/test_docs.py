@@ -1,5 +1,6 @@
 """What the documents show runs as it is printed, and what they list is what there is."""
 
+import ast
 import importlib
 import re
 import shlex
@@ -14,10 +15,11 @@ from torch import nn
 
 from stratafl.algorithms import fedavg
 from stratafl.algorithms.special_cases import SpecialCase
-from stratafl.cli import run as strata
-from stratafl.config.experiment import TABLES, from_tables, partition_of
+from stratafl.cli import main as strata
+from stratafl.config.experiment import from_tables
 from stratafl.config.plugins import parameters
 from stratafl.config.settings import documented
+from stratafl.config.tables import TABLES, partition_of
 from stratafl.data import PARTITIONS, digits, federate
 from stratafl.models import MODELS
 from stratafl.recipes import read, recipe_names
@@ -40,6 +42,54 @@ def run(block, **space):
     return space
 
 
+def defined(file):
+    """The names that a module defines at its top level, and `Class.method` of its classes."""
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        if isinstance(node, ast.ClassDef):
+            yield from (f"{node.name}.{each.name}" for each in node.body if isinstance(each, ast.FunctionDef))
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        yield from (target.id for target in targets if isinstance(target, ast.Name))
+
+
+DOCUMENTS = [p.relative_to(ROOT).as_posix() for p in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])]
+PLACES = r"`((?:\w+/)+\w+\.py)(?::([\w.]+))?`"
+
+
+@pytest.mark.parametrize("document", ["ARCHITECTURE.md", "docs/glossary.md"])
+def test_what_the_tables_name_is_there(document):
+    places = re.findall(PLACES, text(document))
+    assert len(places) > 20
+    for path, name in places:
+        file = ROOT / "src/stratafl" / path
+        assert file.exists(), f"{document}: there is no {path}"
+        assert not name or name in defined(file), f"{document}: {path} does not define {name}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_somewhere(document):
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text(document)):
+        if not target.startswith(("http:", "https:")):
+            assert (ROOT / document).parent.joinpath(target).exists(), f"{document} links to {target}"
+
+
+@pytest.mark.parametrize("document", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_packages_are_called_by_their_names(document):
+    there = {p.parent.name for p in (ROOT / "src/stratafl").glob("*/__init__.py")}
+    told = set(re.findall(r"src/stratafl/(\w+)(?=[/)])", text(document)))
+    assert told <= there
+    if document == "ARCHITECTURE.md":
+        assert all(re.search(rf"\b{name}\b", text(document)) for name in there)
+
+
+def test_the_index_of_decisions_is_complete():
+    files = {p.name for p in (ROOT / "docs/decisions").glob("[0-9]*.md")}
+    assert set(re.findall(r"\((\d{3}-[\w-]+\.md)\)", text("docs/decisions/README.md"))) == files
+    for file in files:
+        assert all(part in text(f"docs/decisions/{file}") for part in ("# ", "**Why.**", "**What it costs.**"))
+
+
 def test_the_five_lines_run(capsys):
     federation = digits()
     clients = [(federation.x[held], federation.y[held]) for held in map(federation.splits["train"].of, range(5))]
@@ -57,7 +107,7 @@ def test_the_example_method_is_the_file_and_keeps_the_contract(monkeypatch, caps
     assert blocks("CONTRIBUTING.md")[0] == text("examples/halfway.py")
     monkeypatch.chdir(ROOT)
     assert strata(["check", "examples.halfway:halfway", "--quick"]) == 0
-    assert "keeps the contract" in capsys.readouterr().out
+    assert "obeys the contract" in capsys.readouterr().out
 
 
 def test_without_a_share_the_example_is_fedavg(monkeypatch):

@@ -18,19 +18,19 @@ from stratafl.errors import DataError
 from stratafl.evaluation.evaluate import (
     accuracy,
     deployed,
-    joined,
-    new_clients,
+    join_scores,
     received,
     score,
+    score_new_clients,
+    score_stages,
     score_trained,
-    scoreboard,
     state_dict,
 )
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
 from stratafl.policies import SGD, Exponential
+from stratafl.runtime import CohortTask
 from stratafl.runtime.speed import Speed
-from stratafl.runtime.task import CohortTask
 
 TRAIN = SGD(lr=0.1, batch=4, shuffle=False)  # in the order of the samples, so that a plain loop needs no keys
 TUNE = SGD(lr=0.3, batch=5, epochs=2, momentum=0.9, shuffle=False, purpose="tune")
@@ -125,7 +125,7 @@ def same_bits(a, b):
 def test_received_models_score_what_stock_modules_score(split):
     sim = made()
     progress = sim.run(Matrix())
-    board = scoreboard(sim, progress, EVERYBODY, (split,))
+    board = score_stages(sim, progress, EVERYBODY, (split,))
     nets = [plain_received(sim, progress, k) for k in range(5)]
     assert list(board) == [f"{split}.received", f"{split}.deployed"]
     assert_scores(board[f"{split}.received"], plain_scores(nets, range(5), split))
@@ -136,7 +136,7 @@ def test_received_models_score_what_stock_modules_score(split):
 def test_scores_are_those_of_the_clients_asked_for_in_their_order():
     sim = made()
     progress = sim.run(Matrix())
-    board = scoreboard(sim, progress, torch.tensor([3, 0]), ("test",), ("received",))
+    board = score_stages(sim, progress, torch.tensor([3, 0]), ("test",), ("received",))
     nets = [plain_received(sim, progress, k) for k in (3, 0)]
     assert list(board) == ["test.received"]
     assert_scores(board["test.received"], plain_scores(nets, (3, 0), "test"))
@@ -154,7 +154,7 @@ def test_a_client_that_was_never_sampled_is_scored_with_its_initial_head():
     progress = sim.run(Matrix())
     assert len(progress.clients) == 2
     idle = next(k for k in range(5) if k not in progress.clients)
-    board = scoreboard(sim, progress, torch.tensor([idle]), ("test",))
+    board = score_stages(sim, progress, torch.tensor([idle]), ("test",))
     net = plain_module(progress.server["theta"])  # on the initial model
     assert_scores(board["test.received"], plain_scores([net], [idle], "test"))
 
@@ -164,7 +164,7 @@ def test_a_tuned_copy_is_deployed_and_nothing_of_it_is_kept(builder):
     sim = made(tuned(builder(train=TRAIN)))
     progress = sim.run(Matrix())
     before = copied(progress)
-    board = scoreboard(sim, progress, EVERYBODY, SPLITS)
+    board = score_stages(sim, progress, EVERYBODY, SPLITS)
     models = deployed(sim, progress, EVERYBODY)
     starts = [plain_received(sim, progress, k) for k in range(5)]
     nets = [plain_training(start, k, TUNE) for k, start in enumerate(starts)]
@@ -193,7 +193,7 @@ def test_tuning_is_never_trained_on_from():
     plain, tunes = made(), made(tuned(fedper(train=TRAIN)))
     progress = tunes.start()
     for _ in range(2):
-        scoreboard(tunes, progress, EVERYBODY, ("test",))
+        score_stages(tunes, progress, EVERYBODY, ("test",))
         progress, _ = tunes.round(progress, Matrix())
     assert same_bits(copied(progress), copied(plain.run(Matrix())))
 
@@ -235,7 +235,7 @@ def scored(monkeypatch):
 def test_the_very_same_tensors_are_scored_once(scored):
     sim = made()
     progress = sim.run(Matrix())
-    board = scoreboard(sim, progress, EVERYBODY, SPLITS)
+    board = score_stages(sim, progress, EVERYBODY, SPLITS)
     assert scored == [("validation", 5), ("test", 5)]
     for split in SPLITS:
         assert torch.equal(board[f"{split}.received"].loss, board[f"{split}.deployed"].loss)
@@ -243,14 +243,14 @@ def test_the_very_same_tensors_are_scored_once(scored):
 
 def test_tensors_that_differ_are_scored_each(scored):
     sim = made(tuned(fedper(train=TRAIN)))
-    scoreboard(sim, sim.start(), EVERYBODY, SPLITS)
+    score_stages(sim, sim.start(), EVERYBODY, SPLITS)
     assert scored == [("validation", 5)] * 2 + [("test", 5)] * 2
 
 
 def test_equal_values_in_other_tensors_are_scored_each(scored):
     """Comparing values would cost as much as it saves."""
     sim = made(replace(fedper(train=TRAIN), tune=(replace(TUNE, lr=0.0, layers="head"),)))
-    board = scoreboard(sim, sim.start(), EVERYBODY, ("test",))
+    board = score_stages(sim, sim.start(), EVERYBODY, ("test",))
     assert len(scored) == 2
     assert torch.equal(board["test.received"].loss, board["test.deployed"].loss)
 
@@ -260,7 +260,10 @@ def test_a_memory_limit_cuts_evaluation_into_groups_and_changes_no_bit(scored):
     progress = sim.run(Matrix())
     limited = replace(sim, round_limit=sim.needs(3).evaluating(2))
     ids = torch.tensor([2, 0, 1])
-    for board in (lambda s: scoreboard(s, progress, ids, SPLITS), lambda s: new_clients(s, progress, ("test",))):
+    for board in (
+        lambda s: score_stages(s, progress, ids, SPLITS),
+        lambda s: score_new_clients(s, progress, ("test",)),
+    ):
         whole, cut = board(sim), board(limited)
         assert list(whole) == list(cut)
         for place, scores in whole.items():
@@ -274,7 +277,7 @@ def test_boards_of_groups_are_joined_in_their_order():
     def board(*numbers):
         return {"test.received": Scores(*(torch.tensor([n, 10 * n]) for n in numbers))}
 
-    whole = joined([board(1, 2, 3), board(4, 5, 6)])["test.received"]
+    whole = join_scores([board(1, 2, 3), board(4, 5, 6)])["test.received"]
     assert whole.hits.tolist() == [1, 10, 4, 40]
     assert whole.loss.tolist() == [2, 20, 5, 50]
     assert whole.count.tolist() == [3, 30, 6, 60]
@@ -293,7 +296,7 @@ def test_trained_models_are_those_of_a_plain_round():
 
     _, report = sim.round(first, Matrix(chunk=2), examine=examine)
     ids = torch.cat([group for group, _ in seen]).tolist()
-    board = joined([each for _, each in seen])
+    board = join_scores([each for _, each in seen])
     assert ids == report.cohort.tolist()
     assert [len(group) for group, _ in seen] == [2, 1]
     start = normed().state_dict()
@@ -314,7 +317,7 @@ def test_new_clients_are_admitted_then_trained_once_from_there():
     sim = made(tuned(fedper(train=TRAIN)), new_clients=2)
     progress = sim.run(Matrix())
     before = copied(progress)
-    board = new_clients(sim, progress, SPLITS)
+    board = score_new_clients(sim, progress, SPLITS)
     admitted = plain_module(progress.server["theta"])  # the server's base on the initial head
     stages = {
         "received": [admitted, admitted],
@@ -334,7 +337,7 @@ def test_new_clients_with_a_head_of_their_own_draw_it():
     progress = sim.run(Matrix())
     drawn = {name: x[0] for name, x in sim.setup.fresh(torch.tensor([4])).items() if name.startswith("fc.")}
     net = plain_module(progress.server["theta"], drawn)
-    assert_scores(new_clients(sim, progress, ("test",))["test.received"], plain_scores([net], [4], "test"))
+    assert_scores(score_new_clients(sim, progress, ("test",))["test.received"], plain_scores([net], [4], "test"))
 
 
 class Welcoming(Layerwise):
@@ -350,12 +353,12 @@ class Welcoming(Layerwise):
 def test_new_clients_get_what_the_server_admits_them_with():
     sim = made(Welcoming(**vars(fedavg(train=TRAIN))), new_clients=2)
     progress = sim.run(Matrix())
-    board = new_clients(sim, progress, ("test",))
+    board = score_new_clients(sim, progress, ("test",))
     twice = plain_module({name: x * 2 for name, x in progress.server["theta"].items()})
     trained = [plain_training(twice, k, TRAIN) for k in (3, 4)]
     assert_scores(board["test.received"], plain_scores([twice, twice], (3, 4), "test"))
     assert_scores(board["test.trained"], plain_scores(trained, (3, 4), "test"))
-    known = scoreboard(sim, progress, torch.arange(3), ("test",))["test.received"]
+    known = score_stages(sim, progress, torch.arange(3), ("test",))["test.received"]
     once = plain_module(progress.server["theta"])
     assert_scores(known, plain_scores([once] * 3, range(3), "test"))
 
@@ -373,21 +376,21 @@ def test_clients_that_are_not_there_are_refused(ids, says):
         with pytest.raises(DataError, match=says):
             ask(sim, sim.start(), torch.tensor(ids))
     with pytest.raises(DataError, match=says):
-        scoreboard(sim, sim.start(), torch.tensor(ids), ("test",))
+        score_stages(sim, sim.start(), torch.tensor(ids), ("test",))
 
 
 def test_a_new_client_is_not_a_client():
     sim = made(new_clients=2)
     with pytest.raises(DataError, match="there is no client 3: the 3 clients"):
-        scoreboard(sim, sim.start(), torch.tensor([3]), ("test",))
+        score_stages(sim, sim.start(), torch.tensor([3]), ("test",))
 
 
 def test_nobody_cannot_be_scored():
     sim = made()
     with pytest.raises(DataError, match="needs at least one client"):
-        scoreboard(sim, sim.start(), torch.empty(0, dtype=torch.int64), ("test",))
+        score_stages(sim, sim.start(), torch.empty(0, dtype=torch.int64), ("test",))
     with pytest.raises(DataError, match="needs at least one client"):
-        new_clients(sim, sim.start(), ("test",))
+        score_new_clients(sim, sim.start(), ("test",))
 
 
 def test_flat_names_of_a_progress_are_all_its_tensors():
@@ -404,7 +407,7 @@ def test_flat_names_of_a_progress_are_all_its_tensors():
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_a_kept_step_scores_what_a_sweep_scores(monkeypatch, split):
     """What a GPU does: three slots for five clients, one of which has no validation samples, two samples at a time."""
-    monkeypatch.setattr("stratafl.runtime.task.EVALUATION_BATCH", 2)
+    monkeypatch.setattr("stratafl.runtime.scoring.EVALUATION_BATCH", 2)
     sim, kept = made(), made(speed=Speed(graphs="on"))
     progress = sim.run(Matrix())
     rows = received(sim, progress, EVERYBODY)
@@ -414,4 +417,4 @@ def test_a_kept_step_scores_what_a_sweep_scores(monkeypatch, split):
         found = score(kept, progress, rows, EVERYBODY, split)
         for name in ("hits", "loss", "count"):
             torch.testing.assert_close(getattr(found, name), getattr(expected, name))
-    assert len(kept.runtime.programs) == 1
+    assert len(kept.runtime.captured) == 1

@@ -8,7 +8,8 @@ import torch
 
 from stratafl.algorithms import fedper
 from stratafl.config.assemble import algorithm_of, completed, federation_of, simulation_of
-from stratafl.config.experiment import DataTable, Experiment, from_tables, load, partition_of, to_tables, with_settings
+from stratafl.config.experiment import Experiment, from_tables, load, to_tables, with_settings
+from stratafl.config.tables import DataTable, partition_of
 from stratafl.data import IID, Classes, Dirichlet, PFLlibDirichlet
 from stratafl.data.partitions import KClasses, Pathological, PFedLAClasses
 from stratafl.errors import RecordError, StrataError
@@ -39,12 +40,12 @@ def test_an_option_may_be_called_by_its_method():
         ("fedlag.warmup=1", "fedlag.warmup is an option of fedlag, the method is fedper"),
         ("train.learning=0.1", r"unknown key of \[train\] 'learning'"),
         ("train.batchs=3", "unknown key of .train. 'batchs'; did you mean 'batch'"),
-        ("train.lr=fast", "train.lr is a number, not 'fast'"),
+        ("train.lr=fast", "train.lr must be a number, not 'fast'"),
         ("train.lr=-1", "train.lr must be at least 0, not -1"),
-        ("train.epochs=1.5", "train.epochs is a whole number, not 1.5"),
-        ("train.drop_last=1", "train.drop_last is true or false, not 1"),
+        ("train.epochs=1.5", "train.epochs must be a whole number, not 1.5"),
+        ("train.drop_last=1", "train.drop_last must be true or false, not 1"),
         ("run.graphs=true", r"unknown run.graphs 'true'; choose one of: auto, off, on"),
-        ("run.rounds=true", "run.rounds is a whole number, not True"),
+        ("run.rounds=true", "run.rounds must be a whole number, not True"),
         ("run.participation=0", "run.participation must be above 0, not 0.0"),
         ("run.participation=2", "run.participation must be at most 1, not 2.0"),
         ("data.clients=0", "data.clients must be at least 1, not 0"),
@@ -101,10 +102,10 @@ def test_what_is_not_given_is_as_the_partition_says():
         ([*PFEDLA, "data.held_uot=0.25"], r"unknown key of \[data\] 'held_uot'; did you mean 'held_out'"),
         (["data.samples=40"], r"unknown key of \[data\] 'samples'.*clients, new_clients, .*, draws"),
         (["data.clinets=4"], "unknown key of .data. 'clinets'; did you mean 'clients'"),
-        ([*PFEDLA, "data.held_out=much"], "data.held_out is a number, not 'much'"),
-        ([*PFEDLA, "data.samples=40.5"], "data.samples is a whole number, not 40.5"),
+        ([*PFEDLA, "data.held_out=much"], "data.held_out must be a number, not 'much'"),
+        ([*PFEDLA, "data.samples=40.5"], "data.samples must be a whole number, not 40.5"),
         ([*PFEDLA, "data.samples=41"], "samples=41 was given: it must be a multiple of per_client=4"),
-        (["data.partition=kclasses", "data.shuffled=1"], "data.shuffled is true or false, not 1"),
+        (["data.partition=kclasses", "data.shuffled=1"], "data.shuffled must be true or false, not 1"),
     ],
 )
 def test_options_of_a_partition_are_checked(settings, says):

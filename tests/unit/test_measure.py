@@ -10,7 +10,7 @@ from stratafl.algorithms import fedavg, fedper
 from stratafl.core.describe import describe
 from stratafl.core.parcel import Bytes
 from stratafl.core.task import Scores
-from stratafl.evaluation.measure import board_line, client_lines, cost_line, digest, layer_lines
+from stratafl.evaluation.measure import client_lines, layer_lines, round_line, score_line, score_statistics
 from stratafl.execute import Matrix, Report, simulation
 from stratafl.models import build
 from stratafl.policies import SGD
@@ -31,11 +31,11 @@ def report(notes, down=(8, 8), up=(4, 5), seconds=(3.0, 0.5)):
     return Report(torch.arange(len(down)), *sides, notes, *seconds)
 
 
-# The digest of many clients
+# Statistics over many clients
 
 
 def test_per_sample_and_per_client_are_two_means():
-    numbers = digest(scores([9, 1], [2.0, 3.0], [10, 2]), classes=3)
+    numbers = score_statistics(scores([9, 1], [2.0, 3.0], [10, 2]), classes=3)
     assert numbers == {
         "accuracy": pytest.approx(10 / 12),
         "client_accuracy": pytest.approx((0.9 + 0.5) / 2),
@@ -46,7 +46,7 @@ def test_per_sample_and_per_client_are_two_means():
 
 
 def test_the_spread_is_over_clients_and_not_over_samples():
-    numbers = digest(scores([10, 0, 5], [0.0] * 3, [10, 1, 10]), classes=2)
+    numbers = score_statistics(scores([10, 0, 5], [0.0] * 3, [10, 1, 10]), classes=2)
     assert numbers["std"] == pytest.approx(sqrt((0.5**2 + 0.5**2 + 0) / 3))
 
 
@@ -55,11 +55,11 @@ def test_the_spread_is_over_clients_and_not_over_samples():
 )
 def test_the_worst_tenth_is_rounded_up(clients, worst):
     shares = [i / 100 for i in reversed(range(clients))]  # …, 0.02, 0.01, 0
-    assert digest(of_accuracies(shares), classes=2)["worst10"] == pytest.approx(worst)
+    assert score_statistics(of_accuracies(shares), classes=2)["worst10"] == pytest.approx(worst)
 
 
 def test_clients_without_samples_are_left_out():
-    numbers = digest(scores([3, 0, 1], [1.0, 0.0, 2.0], [4, 0, 4]), classes=2)
+    numbers = score_statistics(scores([3, 0, 1], [1.0, 0.0, 2.0], [4, 0, 4]), classes=2)
     assert numbers["client_accuracy"] == pytest.approx(0.5)
     assert numbers["worst10"] == pytest.approx(0.25)
     assert numbers["std"] == pytest.approx(0.25)
@@ -70,16 +70,16 @@ def test_eleven_clients_of_whom_one_has_no_samples_are_ten():
     shares = [i / 100 for i in range(1, 12)]
     given = of_accuracies(shares)
     given.count[5] = 0
-    assert digest(given, classes=2)["worst10"] == pytest.approx(0.01)
+    assert score_statistics(given, classes=2)["worst10"] == pytest.approx(0.01)
 
 
 def test_without_any_sample_there_is_nothing_to_say():
-    assert digest(scores([0, 0], [0.0, 0.0], [0, 0]), classes=2) == {}
-    assert digest(scores([], [], []), classes=2) == {}
+    assert score_statistics(scores([0, 0], [0.0, 0.0], [0, 0]), classes=2) == {}
+    assert score_statistics(scores([], [], []), classes=2) == {}
 
 
 def test_regression_speaks_of_the_loss_and_its_highest():
-    numbers = digest(scores([0, 0, 0], [6.0, 1.0, 4.0], [2, 1, 1]), classes=None)
+    numbers = score_statistics(scores([0, 0, 0], [6.0, 1.0, 4.0], [2, 1, 1]), classes=None)
     assert numbers == {
         "loss": pytest.approx(11 / 4),
         "client_loss": pytest.approx((3 + 1 + 4) / 3),
@@ -90,23 +90,23 @@ def test_regression_speaks_of_the_loss_and_its_highest():
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), float("-inf")])
 def test_a_loss_that_is_no_number_is_none(loss):
-    numbers = digest(scores([1, 2], [loss, 1.0], [2, 2]), classes=2)
+    numbers = score_statistics(scores([1, 2], [loss, 1.0], [2, 2]), classes=2)
     assert numbers["loss"] is None
     assert (numbers["accuracy"], numbers["worst10"]) == (0.75, 0.5)
     assert json.loads(json.dumps(numbers, allow_nan=False)) == numbers
-    assert set(digest(scores([0, 0], [loss, 1.0], [2, 2]), classes=None).values()) <= {None, 0.5}
+    assert set(score_statistics(scores([0, 0], [loss, 1.0], [2, 2]), classes=None).values()) <= {None, 0.5}
 
 
 def test_a_board_is_one_flat_line():
     board = {"test.received": scores([1], [2.0], [4]), "validation.received": scores([0], [0.0], [0])}
-    assert board_line(board, 2) == {
+    assert score_line(board, 2) == {
         "test.received.accuracy": 0.25,
         "test.received.client_accuracy": 0.25,
         "test.received.std": 0.0,
         "test.received.worst10": 0.25,
         "test.received.loss": 0.5,
     }
-    assert set(board_line(board, None, "new.")) == {
+    assert set(score_line(board, None, "new.")) == {
         f"new.test.received.{key}" for key in ("loss", "client_loss", "std", "worst10")
     }
 
@@ -150,7 +150,7 @@ def test_clients_of_a_regression_have_no_accuracy():
 
 def test_the_loss_of_a_round_is_weighted_by_steps():
     notes = {"train/steps": torch.tensor([1, 3]), "train/loss": torch.tensor([4.0, 2.0])}
-    assert cost_line(report(notes)) == {
+    assert round_line(report(notes)) == {
         "cohort": 2,
         "train.loss": pytest.approx((1 * 4 + 3 * 2) / 4),
         "train.steps": 4,
@@ -169,34 +169,34 @@ def test_every_descent_of_a_round_is_told_apart():
         "train/loss": torch.tensor([5.0, 0.0]),
         "other/loss": torch.tensor([9.0, 9.0]),
     }
-    line = cost_line(report(notes))
+    line = round_line(report(notes))
     assert (line["head.loss"], line["head.steps"]) == (2.0, 4)
     assert (line["train.loss"], line["train.steps"]) == (5.0, 1)
     assert not any(key.startswith("other") for key in line)
 
 
 def test_steps_without_a_loss_and_a_loss_without_steps():
-    assert cost_line(report({"train/steps": torch.tensor([2, 1])}))["train.steps"] == 3
-    idle = cost_line(report({"train/steps": torch.tensor([0, 0]), "train/loss": torch.tensor([0.0, 0.0])}))
+    assert round_line(report({"train/steps": torch.tensor([2, 1])}))["train.steps"] == 3
+    idle = round_line(report({"train/steps": torch.tensor([0, 0]), "train/loss": torch.tensor([0.0, 0.0])}))
     assert idle["train.steps"] == 0
-    for line in (cost_line(report({"train/steps": torch.tensor([2, 1])})), idle, cost_line(report({}))):
+    for line in (round_line(report({"train/steps": torch.tensor([2, 1])})), idle, round_line(report({}))):
         assert "train.loss" not in line
 
 
 def test_a_training_loss_that_is_no_number_is_none():
     notes = {"train/steps": torch.tensor([1, 1]), "train/loss": torch.tensor([float("nan"), 1.0])}
-    assert cost_line(report(notes))["train.loss"] is None
+    assert round_line(report(notes))["train.loss"] is None
 
 
 def test_dropped_samples_of_all_descents_add_up():
-    assert "dropped_samples" not in cost_line(report({}))
+    assert "dropped_samples" not in round_line(report({}))
     notes = {"head/dropped": torch.tensor([1, 0]), "train/dropped": torch.tensor([1, 2])}
-    assert cost_line(report(notes))["dropped_samples"] == 4
+    assert round_line(report(notes))["dropped_samples"] == 4
 
 
 def test_a_note_that_is_no_tensor_is_refused():
-    with pytest.raises(TypeError, match="a note is a tensor"):
-        cost_line(report({"train/steps": {"fc.weight": torch.zeros(2)}}))
+    with pytest.raises(TypeError, match="a note must be a tensor"):
+        round_line(report({"train/steps": {"fc.weight": torch.zeros(2)}}))
 
 
 def one_round(alg, federation, model, executor=None):
@@ -211,17 +211,17 @@ def normed():
 
 def test_a_batch_of_one_sample_that_batchnorm_refuses_is_counted_as_dropped():
     given, _ = one_round(fedavg(train=SGD(batch=10)), tiny_federation((21, 12, 11)), normed())
-    line = cost_line(given)
+    line = round_line(given)
     assert line["dropped_samples"] == 2  # one of the client with 21, one of the client with 11
     assert line["train.steps"] == 2 + 2 + 1
     whole, _ = one_round(fedavg(train=SGD(batch=10)), tiny_federation((21, 12, 11)), tiny_model(batchnorm=False))
-    assert "dropped_samples" not in cost_line(whole)
-    assert cost_line(whole)["train.steps"] == 3 + 2 + 2
+    assert "dropped_samples" not in round_line(whole)
+    assert round_line(whole)["train.steps"] == 3 + 2 + 2
 
 
 def test_dropped_samples_do_not_depend_on_the_chunk():
     given, _ = one_round(fedavg(train=SGD(batch=10)), tiny_federation((21, 12, 11)), normed(), Matrix(chunk=1))
-    assert cost_line(given)["dropped_samples"] == 2
+    assert round_line(given)["dropped_samples"] == 2
 
 
 # Layers
@@ -245,8 +245,8 @@ def test_what_is_personal_sends_nothing():
     assert lines["fc"] == {"layer": "fc", "columns": 8 * 3 + 3, "bytes.down": 0, "bytes.up": 0}
     sent = 8 * len(SIZES) * (36 * 8 + 8)
     assert lines["fc1"] == {"layer": "fc1", "columns": 36 * 8 + 8, "bytes.down": sent, "bytes.up": sent}
-    assert cost_line(given)["bytes.down"] == sent
-    assert cost_line(given)["bytes.up"] == sent + 8 * len(SIZES)
+    assert round_line(given)["bytes.down"] == sent
+    assert round_line(given)["bytes.up"] == sent + 8 * len(SIZES)
 
 
 def test_both_directions_of_a_layer_are_told_apart():
@@ -262,5 +262,5 @@ def test_both_directions_of_a_layer_are_told_apart():
 
 def test_lines_can_be_written_as_json():
     given, layout = one_round(fedper(), tiny_federation(), tiny_model())
-    for line in (cost_line(given), *layer_lines(given, layout)):
+    for line in (round_line(given), *layer_lines(given, layout)):
         assert json.loads(json.dumps(line, allow_nan=False)) == line

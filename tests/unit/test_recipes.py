@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from stratafl.cli import reproducing
+from stratafl.cli import reproduce
 from stratafl.config.assemble import algorithm_of, completed
 from stratafl.config.experiment import Experiment, to_tables, with_settings
 from stratafl.errors import BusyError, DataError, RecordError, RunError, UnknownNameError
 from stratafl.recipes import SCALES, read, recipe_names, recipes, reproduction
-from stratafl.recipes.measuring import measured
-from stratafl.recipes.reproduction import Reproduction, run_name
-from stratafl.recipes.writing import cells, legend, markdown, verdict_table, write
-from stratafl.report.outcomes import Outcome
+from stratafl.recipes.reproduction import Reproduction, measured, run_name
+from stratafl.recipes.result import cells, legend, markdown, write_result
+from stratafl.report.outcome import Outcome
 from stratafl.runs import Run
 from stratafl.runs.journal import Journal, read_lines
 
@@ -101,7 +100,7 @@ def test_recipes_among_the_examples_can_be_put_together(path, monkeypatch):
 def test_settings_in_their_order():
     """Recipe, column, row, scale, command: the later goes before; the protocol gives what nobody says."""
     recipe = read("a/b", TEXT)
-    first, second = recipe.cells("smoke", ("data.clients=3",))[:2]
+    first, second = recipe.cells("smoke", {"data.clients": 3})[:2]
     assert (first.row, second.row, first.column) == ("FedAvg", "Prox", "small")
     assert (first.experiment.train.lr, second.experiment.train.lr) == (0.1, 0.2)
     assert (first.experiment.run.rounds, first.experiment.data.clients) == (1, 3)
@@ -238,10 +237,10 @@ def test_seconds_per_round_are_not_those_of_compiling(tmp_path):
 
 def test_convergence_and_spread_follow_the_protocol(tmp_path):
     """pFedLA's: as received, mean over clients, last round; that is best in round 1, deployed models in round 2."""
-    costs = {"bytes.up": 0, "bytes.down": 0, "seconds.train": 1.0, "seconds.server": 0.0}
+    sent = {"bytes.up": 0, "bytes.down": 0, "seconds.train": 1.0, "seconds.server": 0.0}
     deployed = [{"test.deployed.accuracy": accuracy, "test.deployed.std": 0.5} for accuracy in (0.1, 0.9)]
     received = [{"test.received.client_accuracy": value, "test.received.std": 0.25} for value in (0.9, 0.8)]
-    lines = [{"round": i + 1, **costs, **deployed[i], **received[i]} for i in range(2)]
+    lines = [{"round": i + 1, **sent, **deployed[i], **received[i]} for i in range(2)]
     config = to_tables(with_settings(Experiment(), ["run.protocol=pfedla"]))
     one = Outcome(tmp_path, config, lines, clients=1)
     assert [measured(one, name) for name in ("score", "rounds", "time", "spread")] == [80.0, 1.0, 1.0, 25.0]
@@ -250,8 +249,8 @@ def test_convergence_and_spread_follow_the_protocol(tmp_path):
 @pytest.mark.parametrize(("best", "rounds"), [(9, 9.0), (10, None)])
 def test_a_run_that_still_improves_has_not_converged(tmp_path, best, rounds):
     """In the last tenth of its rounds it is within half a point of its best for the first time, or not."""
-    costs = {"bytes.up": 0, "bytes.down": 0, "seconds.train": 1.0, "seconds.server": 0.0}
-    lines = [{"round": i, **costs, "test.deployed.accuracy": 0.9 if i >= best else 0.5} for i in range(1, 11)]
+    sent = {"bytes.up": 0, "bytes.down": 0, "seconds.train": 1.0, "seconds.server": 0.0}
+    lines = [{"round": i, **sent, "test.deployed.accuracy": 0.9 if i >= best else 0.5} for i in range(1, 11)]
     one = Outcome(tmp_path, to_tables(Experiment()), lines, clients=1)
     assert (measured(one, "rounds"), measured(one, "time")) == (rounds, rounds)
 
@@ -269,17 +268,17 @@ def test_a_run_that_still_improves_has_not_converged(tmp_path, best, rounds):
         ('title = "A table"', "title = ", "a/b"),
         ('title = "A table"', "", "needs 'title'"),
         ('title = "A table"', 'title = "A table"\nreadings = ["traind"]', "trained"),
-        ('title = "A table"', 'title = ""', "needs some 'title'"),
-        ('title = "A table"', "title = 3", "title is a text, not 3"),
-        ('title = "A table"', 'title = "A table"\nnotes = "one"', "notes is a list, not 'one'"),
+        ('title = "A table"', 'title = ""', "'title' is empty"),
+        ('title = "A table"', "title = 3", "title must be a text, not 3"),
+        ('title = "A table"', 'title = "A table"\nnotes = "one"', "notes must be a list, not 'one'"),
         ("seeds = 2", "seeds = 0", "seeds must be at least 1, not 0"),
-        ('{ name = "large" }', '{ name = "small" }', "2 columns are called 'small'"),
-        ('name = "Prox"', 'name = "FedAvg"', "2 rows are called 'FedAvg'"),
+        ('{ name = "large" }', '{ name = "small" }', "2 columns have the same name 'small'"),
+        ('name = "Prox"', 'name = "FedAvg"', "2 rows have the same name 'FedAvg'"),
         ('{ name = "large" }', "{ settings = {} }", r"\[columns\] needs 'name'"),
-        ('{ name = "large" }', "3", r"\[columns\] is a table, not 3"),
-        ("{ small = 12.5 }", '{ small = "12.5" }', "printed.small is a number, not '12.5'"),
-        ("printed = { small = 12.5 }", "also = { spread = 3 }", "rows.spread is a table, not 3"),
-        ("printed = { small = 12.5 }", "columns = [3]", "unknown column '3'"),
+        ('{ name = "large" }', "3", r"\[columns\] must be a table, not 3"),
+        ("{ small = 12.5 }", '{ small = "12.5" }', "printed.small must be a number, not '12.5'"),
+        ("printed = { small = 12.5 }", "also = { spread = 3 }", "rows.spread must be a table, not 3"),
+        ("printed = { small = 12.5 }", "columns = [3]", "rows.columns must be a text, not 3"),
         ('than = "FedAvg"', 'than = "FedAvg"\ncolumns = ["smal"]', "small"),
     ],
 )
@@ -309,14 +308,12 @@ def test_recipes_of_one_name_in_two_files_do_not_share_a_folder(tmp_path):
 
     begun(tmp_path / "a" / "mine.toml")
     begun(tmp_path / "a" / "mine.toml")
-    with pytest.raises(
-        RunError, match=r"made with other source: .*a/mine.toml, not .*b/mine.toml; choose another --out"
-    ):
+    with pytest.raises(RunError, match=r"made with source .*a/mine.toml, not .*b/mine.toml; choose another --out"):
         begun(tmp_path / "b" / "mine.toml")
 
 
 def test_an_option_of_a_method_goes_to_its_rows_alone():
-    cells = read("a/b", TEXT).cells("smoke", ("fedprox.strength=0.25",), 1)
+    cells = read("a/b", TEXT).cells("smoke", {"fedprox.strength": 0.25}, 1)
     assert [cell.experiment.algorithm.options for cell in cells] == [{}, {"strength": 0.25}]
 
 
@@ -371,7 +368,7 @@ def test_what_was_run_is_measured_and_what_was_not_is_listed(reproduced):
 def test_the_result_says_all_of_it(reproduced):
     with reproduced.run(reproduced.cells[0]) as run:
         list(run.rounds())
-    judged = write(reproduced, "strata reproduce a/b")
+    judged = write_result(reproduced, "strata reproduce a/b")
     text = (reproduced.folder / "result.md").read_text()
     assert text == markdown(reproduced, judged, "strata reproduce a/b")
     for words in ("12.50", "missing", "not run", "– not run", "✓ holds", "strata reproduce a/b", "protocol `pfllib`"):
@@ -385,7 +382,7 @@ def test_the_result_says_all_of_it(reproduced):
 
 def test_what_the_runs_took_is_written_whoever_asks_and_however_often(reproduced, monkeypatch):
     """A repeated call runs nothing: time and machine are those of the runs."""
-    write(reproduced, "strata reproduce a/b")
+    write_result(reproduced, "strata reproduce a/b")
     assert "— nothing was run; protocol" in (reproduced.folder / "result.md").read_text()
     for cell in reproduced.cells:
         with reproduced.run(cell) as run:
@@ -400,7 +397,7 @@ def test_what_the_runs_took_is_written_whoever_asks_and_however_often(reproduced
         (place / "environment.json").write_text(json.dumps(about))
     again = Reproduction(reproduced.root, reproduced.recipe, "smoke", seeds=1)
     text = markdown(again, [], "")
-    assert "its runs took 2.5 min;" in text  # twice 75 seconds
+    assert "the runs took 2.5 min;" in text  # twice 75 seconds
     assert text.count("cuda, H200; ") == 1
 
 
@@ -421,8 +418,8 @@ def test_what_stands_in_is_in_the_head_of_the_column(tmp_path, monkeypatch):
     text = markdown(made, judged, "")
     assert "| method | small: paper | digits, mlp in place of small: here |" in text
     assert "| Prox is better | digits, mlp in place of small |" in text
-    assert verdict_table(made.recipe, judged)[0]["table"] == "b: digits, mlp in place of small"
-    table = reproducing._table(made, "score")
+    assert judged[0].entry["table"] == "b: digits, mlp in place of small"
+    table = reproduce._table(made, "score")
     assert [str(column.header) for column in table.columns][1:] == [
         "small\npaper",
         "digits, mlp\nin place of small\nhere",
@@ -434,7 +431,7 @@ def test_fewer_rounds_than_at_full_scale_are_part_of_the_reason(tmp_path, monkey
     monkeypatch.setattr(Reproduction, "numbers", lambda *_: {("FedAvg", "small"): {0: 10.0}})
     assert Reproduction(tmp_path, recipe, "smoke").shorter() == {"small": "1 round in place of 2"}
     assert Reproduction(tmp_path, recipe, "full").shorter() == {}
-    assert Reproduction(tmp_path, recipe, "full", ("run.rounds=3",)).shorter()["large"] == "3 rounds in place of 2"
+    assert Reproduction(tmp_path, recipe, "full", {"run.rounds": 3}).shorter()["large"] == "3 rounds in place of 2"
     assert Reproduction(tmp_path, standing_in(TEXT), "smoke").shorter() == {}  # no number compares as it is
     printed = Reproduction(tmp_path, recipe, "smoke").judged()[1]
     assert printed.reason == "against the paper: -2.5 (one seed); 1 round in place of 2"
@@ -442,8 +439,8 @@ def test_fewer_rounds_than_at_full_scale_are_part_of_the_reason(tmp_path, monkey
 
 def test_a_folder_made_for_something_else_is_refused(reproduced):
     reproduced.begin()
-    other = Reproduction(reproduced.root, reproduced.recipe, "smoke", ("train.lr=0.3",), seeds=1)
-    with pytest.raises(RunError, match=r"other settings: \[\], not \['train.lr=0.3'\]"):
+    other = Reproduction(reproduced.root, reproduced.recipe, "smoke", {"train.lr": 0.3}, seeds=1)
+    with pytest.raises(RunError, match=r"made with settings {}, not {'train.lr': 0.3}"):
         other.begin()
     Reproduction(reproduced.root, reproduced.recipe, "smoke", seeds=3).begin()  # more seeds go on
 
@@ -479,19 +476,19 @@ def test_what_is_at_its_end_is_not_opened_again(reproduced, monkeypatch):
         with reproduced.run(cell) as run:
             list(run.rounds())
     monkeypatch.setattr(Run, "open", None)  # its data may be gone, or its machine
-    reproducing._run(reproduced, None)
+    reproduce._run(reproduced, None)
     assert not reproduced.not_run()[0].endswith("rounds")
 
 
 def test_a_recipe_without_its_data_is_no_reason_to_stop(tmp_path, monkeypatch):
     nowhere = read("a/first", TEXT.replace('"model.hidden" = [4] }', '"data.name" = "nowhere.npz" }'))
-    monkeypatch.setattr(reproducing, "recipes", lambda _: [nowhere, read("a/second", TEXT)])
-    assert reproducing.reproduce("a", "smoke", (), 1, tmp_path, None) == 0
+    monkeypatch.setattr(reproduce, "recipes", lambda _: [nowhere, read("a/second", TEXT)])
+    assert reproduce.reproduce("a", "smoke", {}, 1, tmp_path, None) == 0
     assert "nowhere.npz" in (tmp_path / "a-first-smoke" / "result.md").read_text()
     assert "✓ holds" in (tmp_path / "a-second-smoke" / "result.md").read_text()
-    monkeypatch.setattr(reproducing, "recipes", lambda _: [nowhere])
+    monkeypatch.setattr(reproduce, "recipes", lambda _: [nowhere])
     with pytest.raises(DataError, match=r"nowhere\.npz"):
-        reproducing.reproduce("a", "smoke", (), 1, tmp_path / "again", None)
+        reproduce.reproduce("a", "smoke", {}, 1, tmp_path / "again", None)
 
 
 def test_seeds_that_were_asked_for_earlier_count(tmp_path):
@@ -507,11 +504,11 @@ def test_seeds_that_were_asked_for_earlier_count(tmp_path):
 
 
 def test_a_run_at_its_end_is_read_once(reproduced, monkeypatch):
-    read_again, whole = [], reproduction.outcome
+    read_again, whole = [], reproduction.read_outcome
     for cell in reproduced.cells:
         with reproduced.run(cell) as run:
             list(run.rounds())
-    monkeypatch.setattr(reproduction, "outcome", lambda place: read_again.append(place) or whole(place))
+    monkeypatch.setattr(reproduction, "read_outcome", lambda place: read_again.append(place) or whole(place))
     reproduced.judged()
     reproduced.numbers("bytes")
     reproduced.diverged()
@@ -525,7 +522,10 @@ def test_the_result_says_what_was_run_and_how_to_read_it(reproduced):
     assert "Columns: *small* `model.hidden=[4]`." in text
     assert "*Prox* `algorithm.name=fedprox`, `algorithm.strength=0.5`, `train.lr=0.2`." in text
     assert "Data: digits. Model: mlp." in text
-    assert "mean ± standard deviation over seeds; in verdicts ± is half of the 95 % interval of a difference." in text
+    assert (
+        "mean ± standard deviation over seeds; in verdicts ± is half of the 95 % interval of a paired difference."
+        in text
+    )
 
 
 def test_a_row_whose_method_leaks_is_marked(tmp_path):
@@ -537,4 +537,4 @@ def test_a_row_whose_method_leaks_is_marked(tmp_path):
     (leaking, fair, _) = [texts[-1] for _, texts in cells(made, "score")]
     assert leaking.endswith(" †")
     assert not fair.endswith("†")
-    assert legend(made)[-1] == "† test data steers its training: not comparable"
+    assert legend(made)[-1] == "† test data influences its training: not comparable"

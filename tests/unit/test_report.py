@@ -6,10 +6,10 @@ from math import sqrt
 import pytest
 import tomli_w
 
-from stratafl.cli import reporting
+from stratafl.cli.report import _target_table
 from stratafl.errors import RunError
-from stratafl.report import Spread, outcome, ranking, run_folders, to_csv
-from stratafl.report.places import span
+from stratafl.report import Spread, ranking, read_outcome, run_folders, to_csv
+from stratafl.report.formats import span
 from stratafl.report.ranking import has_column
 from stratafl.runs.summary import evaluated
 
@@ -41,7 +41,7 @@ def written(folder, lines, *, seed=0, rounds=3, clients=7, torn="", leaks=None, 
 def run(folder, *accuracies, **options):
     """The outcome of a run with these test accuracies, which validation repeats."""
     lines = [line(i + 1, accuracy, accuracy) for i, accuracy in enumerate(accuracies)]
-    return outcome(written(folder, lines, **options))
+    return read_outcome(written(folder, lines, **options))
 
 
 # One run
@@ -49,7 +49,7 @@ def run(folder, *accuracies, **options):
 
 def test_an_outcome_is_read_from_its_directory(tmp_path):
     folder = written(tmp_path / "run", [line(1, 0.5), line(2, 0.6)], seed=4)
-    given = outcome(folder)
+    given = read_outcome(folder)
     assert (given.folder, given.seed, given.rounds, given.clients) == (folder, 4, 2, 7)
     assert given.lines == [line(1, 0.5), line(2, 0.6)]
     assert (given.config["train"]["lr"], given.config["train"]["epochs"]) == (0.1, 1)  # the file and the defaults
@@ -71,7 +71,7 @@ def test_all_numbers_of_a_run(tmp_path):
         },
     )
     lines = [line(1, 0.898, 0.6), chosen, line(3), line(4, 0.9, 0.7), line(5, 0.8, 0.75), line(6)]
-    assert outcome(written(tmp_path / "run", lines)).numbers() == {
+    assert read_outcome(written(tmp_path / "run", lines)).numbers() == {
         "score": 0.7,
         "received": 0.4,
         "trained": 0.65,
@@ -99,7 +99,7 @@ def test_numbers_over_clients_and_over_rounds_are_of_the_models_that_count(tmp_p
     for each, accuracy in zip(lines, (0.6, 0.5), strict=True):
         each |= {"test.received.accuracy": accuracy, "test.received.std": 0.2, "test.received.worst10": 0.4}
     counts = {"select": "best", "stage": "received"}
-    numbers = outcome(written(tmp_path / "run", lines, evaluate=counts)).numbers()
+    numbers = read_outcome(written(tmp_path / "run", lines, evaluate=counts)).numbers()
     found = {name: numbers[name] for name in ("score", "best", "last", "converged_round", "spread", "worst10")}
     wanted = {"score": 0.6, "best": 0.6, "last": 0.5, "converged_round": 1.0, "spread": 0.2, "worst10": 0.4}
     assert found == wanted
@@ -114,14 +114,14 @@ def test_what_was_not_measured_is_left_out(tmp_path):
 
 def test_a_regression_is_reported_by_its_loss(tmp_path):
     lines = [line(i, 3.0 - i, 1.0 * i, metric="loss", **{"test.deployed.client_loss": 9.0}) for i in (1, 2)]
-    numbers = outcome(written(tmp_path / "run", lines)).numbers()
+    numbers = read_outcome(written(tmp_path / "run", lines)).numbers()
     assert (numbers["deployed"], numbers["best"], numbers["last"]) == (2.0, 1.0, 1.0)
     assert (numbers["selected_round"], numbers["client_mean"]) == (1.0, 9.0)
 
 
 def test_a_run_without_an_evaluated_round_has_nothing_to_report(tmp_path):
     for name, lines in (("new", []), ("young", [line(1), line(2)])):
-        assert not evaluated(outcome(written(tmp_path / name, lines)).lines)
+        assert not evaluated(read_outcome(written(tmp_path / name, lines)).lines)
 
 
 def test_the_same_configuration_and_seed_counts_once(tmp_path, caplog):
@@ -134,18 +134,18 @@ def test_the_same_configuration_and_seed_counts_once(tmp_path, caplog):
 def test_a_score_that_is_not_a_number_is_damage(tmp_path):
     folder = written(tmp_path / "run", [line(1, 0.5) | {"test.deployed.accuracy": "high"}])
     with pytest.raises(RunError, match="a score is not a number"):
-        outcome(folder)
+        read_outcome(folder)
 
 
 def test_a_line_that_is_torn_is_left_out(tmp_path):
     folder = written(tmp_path / "run", [line(1, 0.5)], torn='{"round": 2, "test.dep')
-    assert outcome(folder).rounds == 1
+    assert read_outcome(folder).rounds == 1
 
 
 def test_a_journal_that_is_damaged_is_refused(tmp_path):
     folder = written(tmp_path / "run", [line(1, 0.5)], torn='{"round": 2, "test.dep\n')
     with pytest.raises(RunError, match=r"rounds.jsonl' is damaged") as error:
-        outcome(folder)
+        read_outcome(folder)
     assert "\n" not in str(error.value)
 
 
@@ -155,14 +155,14 @@ def test_a_line_that_lacks_a_number_is_refused(tmp_path, key):
     del broken[key]
     folder = written(tmp_path / "run", [broken, line(2, 0.5)])
     with pytest.raises(RunError, match=r"rounds.jsonl' is damaged: a line lacks one of round, bytes.down,") as error:
-        outcome(folder)
+        read_outcome(folder)
     assert "\n" not in str(error.value)
 
 
 def test_an_environment_without_clients(tmp_path):
     folder = written(tmp_path / "run", [line(1, 0.5)])
     (folder / "environment.json").write_text('{"format": 1}', encoding="utf-8")
-    assert outcome(folder).clients == 0
+    assert read_outcome(folder).clients == 0
 
 
 # Where runs are
@@ -237,7 +237,7 @@ def test_the_best_comes_first_and_equals_stay_in_order(tmp_path):
 def test_of_a_regression_the_lowest_loss_comes_first(tmp_path):
     def of(name, loss):
         lines = [line(1, loss, loss, metric="loss")]
-        return outcome(written(tmp_path / name, lines, algorithm={"name": name}))
+        return read_outcome(written(tmp_path / name, lines, algorithm={"name": name}))
 
     ranks = ranking([of("fedavg", 2.0), of("fedper", 1.0), of("local", 3.0)])
     assert [rank.label for rank in ranks] == ["fedper", "fedavg", "local"]
@@ -266,7 +266,7 @@ def test_labels_tell_configurations_of_one_method_apart(tmp_path, tables, labels
 
 def test_unfinished_runs_show_how_far_they_are(tmp_path):
     done = run(tmp_path / "0", 0.5, 0.6, 0.7, seed=0)
-    behind = outcome(written(tmp_path / "1", [line(1, 0.5, 0.5), line(2)], seed=1))
+    behind = read_outcome(written(tmp_path / "1", [line(1, 0.5, 0.5), line(2)], seed=1))
     (rank,) = ranking([done, behind])
     assert rank.rounds == (2, 3)
     (whole,) = ranking([done])
@@ -274,7 +274,7 @@ def test_unfinished_runs_show_how_far_they_are(tmp_path):
 
 
 def test_numbers_that_some_seed_lacks_are_left_out(tmp_path):
-    with_new_clients = outcome(written(tmp_path / "0", [line(1, 0.5, **{"new.test.trained.accuracy": 0.4})]))
+    with_new_clients = read_outcome(written(tmp_path / "0", [line(1, 0.5, **{"new.test.trained.accuracy": 0.4})]))
     without = run(tmp_path / "1", 0.6, seed=1)
     (rank,) = ranking([with_new_clients, without])
     assert "new_trained" not in rank.numbers
@@ -286,7 +286,7 @@ def test_a_regression_that_diverged_comes_last(tmp_path):
         lines = [line(1, 1.0, 1.0) | {"test.deployed.loss": loss, "validation.deployed.loss": loss}]
         for key in ("test.deployed.accuracy", "validation.deployed.accuracy"):
             del lines[0][key]
-        return outcome(written(tmp_path / name, lines, algorithm={"name": name}))
+        return read_outcome(written(tmp_path / name, lines, algorithm={"name": name}))
 
     ranks = ranking([of("fedavg", None), of("fedper", 1.0)])
     assert [rank.label for rank in ranks] == ["fedper", "fedavg"]
@@ -295,7 +295,7 @@ def test_a_regression_that_diverged_comes_last(tmp_path):
 def diverging(folder, *, seed=0, name="fedavg", numbers=(1.0, None)):
     """A regression whose loss is no number any more from some round on."""
     lines = [line(i + 1) | {"test.deployed.loss": loss, "test.received.loss": loss} for i, loss in enumerate(numbers)]
-    return outcome(written(folder, lines, rounds=len(lines), seed=seed, algorithm={"name": name}))
+    return read_outcome(written(folder, lines, rounds=len(lines), seed=seed, algorithm={"name": name}))
 
 
 def test_what_diverged_is_shown_with_what_there_is(tmp_path):
@@ -315,7 +315,10 @@ def test_what_diverged_is_shown_with_what_there_is(tmp_path):
 
 def test_what_is_neither_finished_nor_well_says_both(tmp_path):
     lines = [line(1) | {"test.deployed.loss": None}]
-    assert ranking([outcome(written(tmp_path / "run", lines, rounds=3))])[0].title == "fedper (1 of 3 rounds, diverged)"
+    assert (
+        ranking([read_outcome(written(tmp_path / "run", lines, rounds=3))])[0].title
+        == "fedper (1 of 3 rounds, diverged)"
+    )
 
 
 # What should be
@@ -325,7 +328,7 @@ def test_a_last_round_that_was_not_evaluated_does_not_turn_the_ranking_around(tm
     outcomes = []
     for name, accuracy in (("fedavg", 0.5), ("fedper", 0.7)):
         folder = written(tmp_path / name, [line(1, accuracy), line(2)], algorithm={"name": name})
-        outcomes.append(outcome(folder))
+        outcomes.append(read_outcome(folder))
     assert [rank.label for rank in ranking(outcomes)] == ["fedper", "fedavg"]
 
 
@@ -347,7 +350,7 @@ def test_a_directory_that_was_never_completed_is_no_run(tmp_path):
 def test_the_ranking_as_csv(tmp_path):
     outcomes = [run(tmp_path / str(seed), accuracy, seed=seed) for seed, accuracy in enumerate((0.25, 0.75))]
     extra = line(1, 0.25, **{"new.test.trained.accuracy": 0.125})
-    outcomes.append(outcome(written(tmp_path / "new", [extra], algorithm={"name": "own:mine, too"})))
+    outcomes.append(read_outcome(written(tmp_path / "new", [extra], algorithm={"name": "own:mine, too"})))
     header, first, second = to_csv(ranking(outcomes)).splitlines()
     names = [
         "score",
@@ -379,7 +382,7 @@ def test_a_method_that_leaks_is_marked(tmp_path):
     header, first, second = to_csv(ranks).splitlines()
     assert header.endswith(",leaks")
     assert first.startswith("flayer †,1,0.9,")
-    assert first.endswith(",test data steers its training: not comparable")
+    assert first.endswith(",test data influences its training: not comparable")
     assert second.endswith(",")
     assert "leaks" not in to_csv(ranks[1:])
 
@@ -390,15 +393,15 @@ def test_an_empty_ranking_is_a_header():
 
 def test_a_loss_that_is_no_number_is_a_run_that_diverged(tmp_path):
     fine = run(tmp_path / "fine", 0.5)
-    lost = outcome(written(tmp_path / "lost", [line(1, 0.25, **{"test.deployed.loss": None})]))
+    lost = read_outcome(written(tmp_path / "lost", [line(1, 0.25, **{"test.deployed.loss": None})]))
     assert (fine.diverged, lost.diverged) == (False, True)
-    assert outcome(written(tmp_path / "too", [line(1, 0.25, **{"train.loss": None})])).diverged
+    assert read_outcome(written(tmp_path / "too", [line(1, 0.25, **{"train.loss": None})])).diverged
 
 
 def test_a_target_is_reached_by_the_models_that_count(tmp_path):
     lines = [line(t, 0.9, **{"test.received.accuracy": t / 10, "test.received.loss": 1.0}) for t in (1, 2, 3)]
     folder = written(tmp_path / "run", lines, evaluate={"stage": "received"})
-    table = reporting._targets([outcome(folder)], 0.2)
+    table = _target_table([read_outcome(folder)], 0.2)
     assert list(table.columns[1].cells) == ["2"]
 
 

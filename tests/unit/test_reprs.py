@@ -94,7 +94,8 @@ def test_nothing_public_prints_data(run):
     progress, entry = run.trial.round(run.sim.start())
     found = reachable(fitted, run, samples, progress, entry, Assignment([np.arange(900)]))
     kinds = {type(value).__name__ for value in found}
-    assert {"Fitted", "Federation", "Simulation", "Progress", "Runtime", "Setup", "Trial", "Entry", "Samples"} <= kinds
+    wanted = {"Fitted", "Federation", "Simulation", "Progress", "Runtime", "Setup", "Trial", "RoundLines", "Samples"}
+    assert wanted <= kinds
     for value in found:
         shown = repr(value)
         assert not [canary for canary in CANARIES if canary in shown], type(value)

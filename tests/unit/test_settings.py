@@ -1,175 +1,151 @@
-"""Tables of settings: every key known, every value of its type and in its range, refusals one line with their key."""
+"""Tables of settings: read and written by their records, typed by people, documented."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import field
+from typing import Annotated, Any, Literal
 
 import pytest
 
-from stratafl.config.settings import checked, documented, from_table, setting, to_table
+from stratafl.config.experiment import Experiment, to_tables, with_settings, with_values
+from stratafl.config.settings import documented, parse_settings
+from stratafl.core.annotations import Named, Range
+from stratafl.core.records import Written, from_settings, record, to_settings
 from stratafl.errors import RecordError, UnknownNameError
+from stratafl.policies import SGD, Cosine, Exponential
 
 
-@dataclass(frozen=True)
+@record
+class Clock:
+    """What a key may stand for."""
+
+    minutes: float = 0.0
+
+
+@record
 class Oven:
-    """A table with every kind of key."""
+    """A table with every kind of key, and a field that is none."""
 
-    heat: float = setting(180.0, "how hot", above=0, most=250)
-    trays: int = setting(2, "how many", least=1, below=5)
-    mode: str = setting("fan", "from where", among=("fan", "grill"))
-    recipe: str = setting("bread", "what", named={"bread": 1, "cake": 2})
-    timer: float | None = setting(None, "how long", least=0)
-    light: bool = setting(False, "whether one sees it")
-    note: str | None = setting(None, "what to remember")
+    heat: Annotated[float, Range(above=0, most=250), "how hot"] = 180.0
+    trays: Annotated[int, Range(least=1, below=5), "how many"] = 2
+    mode: Annotated[Literal["fan", "grill"], "from where"] = "fan"
+    recipe: Annotated[str, Named({"bread": 1, "cake": 2}, paths=True), "what"] = "bread"
+    timer: Annotated[float | None, Range(least=0), "how long"] = None
+    light: Annotated[bool, "whether one", "sees it"] = False
+    tools: Annotated[tuple[Annotated[str, Named(("knife", "spoon"))], ...], "with what"] = ()
+    clock: Annotated[Clock, Written("rest", float, Clock, lambda clock: clock.minutes), "until it is eaten"] = Clock()
+    colour: str = "white"
 
 
-@dataclass(frozen=True)
+@record
 class Cook:
-    """A table that takes further keys."""
+    """A table that takes further keys, and needs one."""
 
-    name: str = setting("anna", "who")
+    name: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def refusal(kind, function, *arguments):
-    with pytest.raises(kind) as error:
-        function(*arguments)
-    assert "\n" not in str(error.value)
-    return str(error.value)
-
-
-def oven(**table):
-    return from_table("oven", Oven, table)
-
-
-# Tables
-
-
-def test_an_empty_table_is_the_default():
-    assert oven() == Oven()
-
-
-def test_keys_are_set_and_the_others_stay():
-    made = oven(heat=200.5, trays=1, mode="grill", recipe="cake", timer=0.5, light=True, note="hot")
-    assert made == Oven(200.5, 1, "grill", "cake", 0.5, True, "hot")
-    assert oven(trays=4) == Oven(trays=4)
+TABLE = {"heat": 200.0, "trays": 2, "mode": "fan", "recipe": "bread", "light": False, "tools": ["knife"], "rest": 5.0}
 
 
 def test_a_table_goes_there_and_back():
-    made = oven(heat=200, note="hot")
-    table = to_table(made)
-    assert table == {"heat": 200.0, "trays": 2, "mode": "fan", "recipe": "bread", "light": False, "note": "hot"}
-    assert from_table("oven", Oven, table) == made
-    assert "timer" not in table  # at None, which TOML cannot write
-
-
-def test_unknown_keys_are_refused_with_the_nearest():
-    says = refusal(UnknownNameError, from_table, "oven", Oven, {"trais": 3, "lihgt": True})
-    assert says.startswith("unknown key of [oven] 'trais'; did you mean 'trays'? Choose one of: heat, trays, mode,")
+    made = from_settings("oven", Oven, {"heat": 200, "tools": ["knife"], "rest": 5})
+    assert made == Oven(heat=200.0, tools=("knife",), clock=Clock(5.0))
+    assert to_settings(made) == TABLE  # without `timer`: TOML cannot write None
+    assert from_settings("oven", Oven, TABLE) == made
+    assert from_settings("oven", Oven, {"timer": None}) == Oven()
 
 
 def test_further_keys_are_options_where_there_are_some():
-    made = from_table("cook", Cook, {"name": "bob", "knife": 3, "hat": [1, 2]})
+    made = from_settings("cook", Cook, {"name": "bob", "knife": 3, "hat": [1, 2], "apron": None})
     assert made == Cook("bob", {"knife": 3, "hat": [1, 2]})
-    assert to_table(made) == {"name": "bob", "knife": 3, "hat": [1, 2]}
-    assert from_table("cook", Cook, {}) == Cook()
-
-
-def test_options_cannot_be_set_as_a_whole():
-    assert from_table("cook", Cook, {"options": {"a": 1}}).options == {"options": {"a": 1}}
-
-
-# Types
+    assert to_settings(made) == {"name": "bob", "knife": 3, "hat": [1, 2]}
+    assert from_settings("cook", Cook, {"name": "eve", "options": {"a": 1}}).options == {"options": {"a": 1}}
 
 
 @pytest.mark.parametrize(
-    ("table", "says"),
+    ("cls", "table", "says"),
     [
-        ({"heat": "hot"}, "oven.heat is a number, not 'hot'"),
-        ({"heat": True}, "oven.heat is a number, not True"),
-        ({"heat": [1.0]}, "oven.heat is a number, not [1.0]"),
-        ({"heat": None}, "oven.heat is a number, not None"),
-        ({"trays": 2.0}, "oven.trays is a whole number, not 2.0"),
-        ({"trays": False}, "oven.trays is a whole number, not False"),
-        ({"mode": 3}, "oven.mode is one of fan, grill, not 3"),
-        ({"light": 1}, "oven.light is true or false, not 1"),
-        ({"light": "yes"}, "oven.light is true or false, not 'yes'"),
-        ({"timer": "long"}, "oven.timer is a number, not 'long'"),
-        ({"timer": True}, "oven.timer is a number, not True"),
-        ({"note": 3}, "oven.note is a text, not 3"),
+        (Oven, 3, "[t] must be a table, not 3"),
+        (Oven, {"heat": "hot"}, "t.heat must be a number, not 'hot'"),
+        (Oven, {"trays": 0}, "t.trays must be at least 1, not 0"),
+        (Oven, {"rest": "long"}, "t.rest must be a number, not 'long'"),
+        (Oven, {"trais": 3}, "unknown key of [t] 'trais'; did you mean 'trays'?"),
+        (Oven, {"colour": "red"}, "unknown key of [t] 'colour'"),
+        (Oven, {"clock": 3}, "unknown key of [t] 'clock'"),
+        (Oven, {"mode": "gril"}, "unknown t.mode 'gril'; did you mean 'grill'?"),
+        (Cook, {}, "[t] needs 'name'"),
+        (Cook, {"name": "bob", "hat": float("nan")}, "t.hat must be a finite number, not nan"),
+        (Cook, {"name": "bob", "hat": {1}}, "t.hat must be a finite number, a text, true or false, or a list of them"),
     ],
 )
-def test_values_of_another_type_are_refused(table, says):
-    assert refusal(RecordError, from_table, "oven", Oven, table) == says
+def test_what_is_refused(cls, table, says):
+    with pytest.raises((RecordError, UnknownNameError)) as error:
+        from_settings("t", cls, table)
+    assert str(error.value).startswith(says)
 
 
-def test_whole_numbers_pass_for_numbers_and_become_numbers():
-    for table in ({"heat": 200}, {"timer": 3}):
-        (value,) = (getattr(oven(**table), key) for key in table)
-        assert type(value) is float
-        assert value in table.values()
-
-
-def test_whole_numbers_stay_whole_where_both_are_allowed():
-    assert type(checked("k", int | float, 3)) is int
-    assert type(checked("k", int | float, 3.0)) is float
-
-
-def test_the_first_of_several_types_is_named():
-    assert refusal(RecordError, checked, "k", str | int, 1.5) == "k is a text, not 1.5"
-    assert checked("k", str | int, 1) == 1
-    assert checked("k", str | None, None) is None
-
-
-# Limits
+# What a person types
 
 
 @pytest.mark.parametrize(
-    ("table", "says"),
+    ("typed", "path", "value"),
     [
-        ({"heat": 0}, "oven.heat must be above 0, not 0.0"),
-        ({"heat": 250.5}, "oven.heat must be at most 250, not 250.5"),
-        ({"heat": float("nan")}, "oven.heat must be a finite number, not nan"),
-        ({"timer": float("inf")}, "oven.timer must be a finite number, not inf"),
-        ({"trays": 0}, "oven.trays must be at least 1, not 0"),
-        ({"trays": 5}, "oven.trays must be below 5, not 5"),
-        ({"timer": -1}, "oven.timer must be at least 0, not -1.0"),
+        ("train.lr=0.1", "train.lr", 0.1),
+        (" train.lr = 1", "train.lr", 1),
+        ('data.path=we"ird/', "data.path", 'we"ird/'),
+        ('data.path="quoted"', "data.path", "quoted"),
+        ("data.label=2020", "data.label", "2020"),
+        ("data.label=true", "data.label", "true"),
+        ("run.device=cuda:1", "run.device", "cuda:1"),
+        ("fedper.personal=last:2", "fedper.personal", "last:2"),
+        ("own.methods:mine.strength=2", "own.methods:mine.strength", 2),
+        ('log.to=["wandb"]', "log.to", ["wandb"]),
+        ("model.hidden=[1, 2]", "model.hidden", [1, 2]),
+        ("data.path=a\nb = 3", "data.path", "a\nb = 3"),
     ],
 )
-def test_values_out_of_range_are_refused(table, says):
-    assert refusal(RecordError, from_table, "oven", Oven, table) == says
+def test_what_is_typed_is_parsed_once(typed, path, value):
+    assert parse_settings([typed]) == {path: value}
 
 
-def test_limits_themselves_are_in_or_out():
-    assert oven(heat=250).heat == 250.0
-    assert oven(heat=1e-300).heat > 0
-    assert (oven(trays=1).trays, oven(trays=4).trays) == (1, 4)
-    assert oven(timer=0).timer == 0.0
+@pytest.mark.parametrize("typed", ["train.lr", "lr=0.1", "train.=3", "=3"])
+def test_what_is_no_setting_is_refused(typed):
+    with pytest.raises(RecordError, match=r"a setting is written table\.key=value, such as train\.lr=0\.1, not"):
+        parse_settings([typed])
 
 
-def test_values_among_others():
-    says = refusal(UnknownNameError, from_table, "oven", Oven, {"mode": "gril"})
-    assert says == "unknown oven.mode 'gril'; did you mean 'grill'? Choose one of: fan, grill"
+@pytest.mark.parametrize(
+    "path", ['we"ird/', "it's/", '"quoted"', "2020", "true", "None", "[1]", "a=b", "tab\t", "\x7f"]
+)
+def test_a_value_arrives_as_it_is(path):
+    made = with_values(Experiment(), {"data.path": path, "data.label": path, "model.weights": path})
+    assert (made.data.path, made.data.label, made.model.weights) == (path, path, path)
 
 
-def test_names_of_a_catalogue_or_a_path():
-    assert oven(recipe="cake").recipe == "cake"
-    assert oven(recipe="my.recipes:pie").recipe == "my.recipes:pie"
-    says = refusal(UnknownNameError, from_table, "oven", Oven, {"recipe": "caek"})
-    assert says == "unknown oven.recipe 'caek'; did you mean 'cake'? Choose one of: bread, cake"
+def test_none_is_none():
+    limited = with_settings(Experiment(), ["run.memory_limit=8GB", "data.path=x", "algorithm.finetune=2"])
+    free = with_values(limited, {"run.memory_limit": None, "data.path": None, "fedper.finetune": None})
+    assert (free.run.memory_limit, free.data.path, free.algorithm.options) == (None, None, {})
+    with pytest.raises(RecordError, match=r"train\.lr must be a number, not None"):
+        with_values(Experiment(), {"train.lr": None})
 
 
-def test_none_is_within_any_limit_where_it_is_allowed():
-    assert oven(timer=None).timer is None
+# [train]
 
 
-def test_lists_are_taken_where_they_are_hinted():
-    assert checked("algorithm.widths", list[int], [1, 2]) == [1, 2]
+def test_the_table_of_training_is_the_part_of_sgd_that_can_be_set():
+    made = with_settings(
+        Experiment(), ["train.lr=0.2", "train.decay=0.9", "train.clip=1", "train.drop_last=true"]
+    ).train
+    assert made == SGD(lr=0.2, schedule=Exponential(0.9), clip=1.0, drop_last=True)
+    usual = {"lr": 0.05, "epochs": 1, "batch": 10, "momentum": 0.0, "weight_decay": 0.0, "decay": 1.0}
+    assert to_tables(Experiment())["train"] == {**usual, "drop_last": False}
 
 
-def test_without_limits_only_the_type_is_looked_at():
-    assert checked("k", int, -5) == -5
-    assert checked("k", str, "") == ""
+@pytest.mark.parametrize("train", [SGD(schedule=Cosine()), SGD(layers="head"), SGD(steps=3), SGD(epochs=0)])
+def test_training_that_no_configuration_can_hold_is_refused(train):
+    with pytest.raises(RecordError, match=r"a configuration holds lr, epochs, batch|train\.epochs must be at least 1"):
+        Experiment(train=train)
 
 
 # The document
@@ -186,15 +162,10 @@ DOCUMENT = """\
 | `recipe` | `bread` | what |
 | `timer` | none | how long (at least 0) |
 | `light` | `false` | whether one sees it |
-| `note` | none | what to remember |
-
-## [cook]
-
-| key | default | meaning |
-|---|---|---|
-| `name` | `anna` | who |
+| `tools` | `[]` | with what (any of `knife`, `spoon`) |
+| `rest` | `0.0` | until it is eaten |
 """
 
 
 def test_tables_document_themselves():
-    assert documented({"oven": Oven, "cook": Cook}) == DOCUMENT
+    assert documented({"oven": Oven}) == DOCUMENT

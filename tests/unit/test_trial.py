@@ -11,10 +11,11 @@ from stratafl.core.phased import Phase, Phased
 from stratafl.core.records import record
 from stratafl.core.steps import Train
 from stratafl.data import from_splits
+from stratafl.evaluation import evaluate
 from stratafl.evaluation import trial as trial_module
-from stratafl.evaluation.evaluate import new_clients, scoreboard
-from stratafl.evaluation.measure import board_line
-from stratafl.evaluation.trial import Entry, Trial
+from stratafl.evaluation.evaluate import score_new_clients, score_stages
+from stratafl.evaluation.measure import score_line
+from stratafl.evaluation.trial import RoundLines, Trial
 from stratafl.execute import Debug, Matrix, Messages, simulation
 from stratafl.execute import round as round_module
 from stratafl.policies import SGD
@@ -129,9 +130,9 @@ def test_a_line_holds_the_scores_of_the_models_after_the_round():
     trial = Trial(sim, sample=3)
     progress, entries = run(trial)
     line = entries[-1].round
-    board = scoreboard(sim, progress, trial.ids, ("validation", "test"))
-    new = new_clients(sim, progress, ("validation", "test"))
-    for key, value in {**board_line(board, 3), **board_line(new, 3, "new.")}.items():
+    board = score_stages(sim, progress, trial.ids, ("validation", "test"))
+    new = score_new_clients(sim, progress, ("validation", "test"))
+    for key, value in {**score_line(board, 3), **score_line(new, 3, "new.")}.items():
         assert line[key] == value, key
     assert line["test.received.loss"] != line["test.deployed.loss"]
     assert {key.rpartition(".")[0] for key in line if key.startswith(("test.", "validation.", "new."))} == {
@@ -220,7 +221,7 @@ def test_splits_without_samples_are_left_out(held_out):
 
 
 def test_an_entry_may_hold_a_round_alone():
-    assert Entry({"round": 1}) == Entry({"round": 1}, [], [])
+    assert RoundLines({"round": 1}) == RoundLines({"round": 1}, [], [])
 
 
 # Looking changes nothing
@@ -290,9 +291,9 @@ class Ticking(Train):
 
 
 def test_seconds_of_training_are_without_those_of_looking(clock, monkeypatch):
-    monkeypatch.setattr(trial_module, "score_trained", clock.slow(trial_module.score_trained, 100))
-    monkeypatch.setattr(trial_module, "scoreboard", clock.slow(trial_module.scoreboard, 1000))
-    monkeypatch.setattr(trial_module, "new_clients", clock.slow(trial_module.new_clients, 10000))
+    monkeypatch.setattr(evaluate, "score_trained", clock.slow(evaluate.score_trained, 100))
+    monkeypatch.setattr(evaluate, "score_stages", clock.slow(evaluate.score_stages, 1000))
+    monkeypatch.setattr(evaluate, "score_new_clients", clock.slow(evaluate.score_new_clients, 10000))
     trial = Trial(made(replace(fedavg(), train=(Ticking(clock),)), new_clients=1), every=2, executor=Matrix(chunk=2))
     _, (first, second) = run(trial)
     assert (first.round["seconds.train"], first.round["seconds.evaluate"]) == (5.0, 0.0)

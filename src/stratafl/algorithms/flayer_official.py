@@ -29,7 +29,7 @@ from stratafl.core.steps import Batching, Mix, Send, Train
 from stratafl.core.task import Stack, Task
 from stratafl.errors import RecordError
 from stratafl.policies import SGD, Accuracy, Remember, Take
-from stratafl.runtime.descent import Descent, descend
+from stratafl.policies.train import descend
 
 log = logging.getLogger("stratafl")
 HEAD_RATE = 0.2
@@ -105,17 +105,8 @@ class HeadEpoch(Mix):
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         # What this gives is the model that is evaluated as received.
         trained = rnd.layout.trainable()[-self.p :]
-        descent = Descent(task.objective(), trained, self.lr * HEAD_RATE, frozen_modules_train=True)
-        after = descend(
-            task,
-            descent,
-            rows_of(client, "theta"),
-            client,
-            batch=self.batch,
-            shuffle=False,
-            drop_last=True,
-            purpose="head",
-        )
+        sgd = SGD(batch=self.batch, shuffle=False, drop_last=True, frozen_modules_train=True, purpose="head")
+        after = descend(task, sgd, trained, self.lr * HEAD_RATE, rows_of(client, "theta"), client)
         return {"theta": after["row"]}
 
 

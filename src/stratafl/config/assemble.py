@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,23 +10,23 @@ import numpy as np
 from torch import nn
 
 from stratafl.algorithms import ALGORITHMS
-from stratafl.config.experiment import DataTable, Experiment, ModelTable, RunTable, partition_of, unheard
+from stratafl.config.experiment import Experiment
 from stratafl.config.plugins import called, imported, parameters
-from stratafl.config.settings import checked, to_table
+from stratafl.config.tables import DataTable, ModelTable, RunTable, partition_of, without_effect
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.algorithm import Algorithm
+from stratafl.core.annotations import checked
 from stratafl.core.layers import Select
+from stratafl.core.records import to_settings
 from stratafl.data import IID, Federation, Partition, Reading, Samples, from_samples, load_samples
 from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
 from stratafl.errors import DataError, ModelError, PhaseError, RecordError, counted
-from stratafl.evaluation.lab import Lab
+from stratafl.evaluation.diagnostics import LayerDiagnostics
 from stratafl.execute import Simulation, simulation
 from stratafl.execute.devices import device_of
 from stratafl.models import MODELS
-from stratafl.policies import SGD, Constant, Exponential
 from stratafl.runtime.speed import Speed
 
-_PLAIN = (int, float, str, bool)
 _HELD = (int, float, str, bool, list, Select)
 log = logging.getLogger("stratafl")
 
@@ -44,28 +43,19 @@ def maker_of(name: str, trust: Trust | bool = NOTHING) -> Callable[..., Any]:
 
 def algorithm_of(experiment: Experiment, trust: Trust | bool = NOTHING) -> Algorithm:
     """The method with its options and the experiment's local descent."""
-    table, train = experiment.algorithm, experiment.train
+    table = experiment.algorithm
     builder = builder_of(table.name, trust)
-    numbers = {key: value for key, value in vars(train).items() if key != "decay"}
-    schedule = Constant() if train.decay == 1 else Exponential(train.decay)
-    options = {key: _checked_option(builder, key, value) for key, value in table.options.items()}
-    made = called(table.name, builder, options, {"train": SGD(**numbers, schedule=schedule)})
+    hints = _hints(builder)
+    options = {key: checked(f"algorithm.{key}", hints.get(key, Any), value) for key, value in table.options.items()}
+    made = called(table.name, builder, options, {"train": experiment.train})
     if not isinstance(made, Algorithm):
         raise RecordError(f"'{table.name}' gives {type(made).__name__}, not an algorithm")
     return made
 
 
-def _checked_option(builder: Callable[..., Any], key: str, value: Any) -> Any:
-    """The option, checked where its type is a plain one; the builder looks at the rest."""
-    hint = _hints(builder).get(key)
-    kinds = typing.get_args(hint) or (hint,)
-    plain = hint in _PLAIN or (isinstance(hint, types.UnionType) and kinds[0] in _PLAIN)
-    return checked(f"algorithm.{key}", hint, value) if plain else value
-
-
 def _hints(builder: Callable[..., Any]) -> dict[str, Any]:
     try:
-        return typing.get_type_hints(builder)
+        return typing.get_type_hints(builder, include_extras=True)
     except Exception:  # a person's own builder may be annotated with anything, or not be a function
         return {}
 
@@ -114,30 +104,31 @@ def federation_of(experiment: Experiment) -> Federation:
 
 
 def _fallback(data: DataTable, samples: Samples) -> Partition:
-    """What divides the samples where nothing is asked for; settings that it does not listen to are refused."""
+    """The partition if none is set; settings without an effect on it are refused."""
     usual = partition_of(data)
     dividing = ["per_client", *vars(usual)]
     if data.partition == "auto" and samples.owner is not None:
         clients = len(np.unique(samples.owner))
-        why = f"which names its {clients:,} clients: leave it out, or set data.partition to divide the samples anew"
+        why = f"the data names its {clients:,} clients. Leave it out, or set data.partition to divide the samples anew"
         _refuse_set(data, [*(["clients"] if data.clients != clients else []), *dividing], samples.name, why)
         if samples.tests is not None and data.test != DataTable().test:  # perhaps as the protocol has it
-            log.warning("data.test means nothing to '%s', which says what is for testing", samples.name)
+            log.warning("data.test has no effect with '%s', which says what is for testing", samples.name)
     elif data.partition == "auto" and samples.y.dtype.kind == "f":
-        _refuse_set(data, dividing, samples.name, "which has no classes and is divided evenly: leave it out")
+        _refuse_set(data, dividing, samples.name, "the data has no classes and is divided evenly. Leave it out")
         log.warning("'%s' has no classes and is divided evenly (data.partition = 'iid')", samples.name)
         return IID()
     name = "dirichlet" if data.partition == "auto" else data.partition
-    heard = ", ".join(f"data.{key}" for key in ("clients", *vars(usual)))
-    _refuse_set(data, unheard(data), name, f"a partition that listens to: {heard}; leave it out")
+    others = ", ".join(f"data.{key}" for key in ("clients", *vars(usual)))
+    _refuse_set(data, without_effect(data), name, f"leave it out (settings with an effect: {others})")
     return usual
 
 
 def _refuse_set(data: DataTable, keys: Sequence[str], name: str, why: str) -> None:
-    given, usual = to_table(_completed(data)), to_table(_completed(DataTable()))
+    """Raise if one of these keys is not at its default."""
+    given, usual = to_settings(_completed(data)), to_settings(_completed(DataTable()))
     for key in keys:
         if given.get(key) != usual.get(key):
-            raise DataError(f"data.{key} = {given[key]} means nothing to '{name}', {why}")
+            raise DataError(f"data.{key} = {given[key]} has no effect with '{name}': {why}")
 
 
 def samples_of(data: DataTable, seed: int, limit: MemoryLimit = USUAL_LIMIT) -> Samples:
@@ -172,8 +163,7 @@ def _speed(run: RunTable, tuning: Mapping[str, Any]) -> Speed:
     compile = run.compile
     if compile == "auto" and tuning.get("compiled") is not None:
         compile = "on" if tuning["compiled"] else "off"
-    words = {name: getattr(run, name) for name in ("precision", "graphs", "convolutions")}
-    return Speed(**words, compile=typing.cast(Any, compile), products=tuning.get("products"))
+    return Speed(run.precision, run.graphs, compile, run.convolutions, tuning.get("products"))
 
 
 def simulation_of(
@@ -216,17 +206,17 @@ def _simulation(experiment: Experiment, tuning: Mapping[str, Any], trust: Trust 
         rounds=run.rounds,
         participation=run.participation,
         seed=run.seed,
-        granularity=typing.cast(Any, run.granularity),
-        buffers=typing.cast(Any, run.buffers),
+        granularity=run.granularity,
+        buffers=run.buffers,
         head=model.head,
         weights=model.weights,
         device=run.device,
-        engine=typing.cast(Any, run.engine),
+        engine=run.engine,
         speed=_speed(run, tuning),
         memory_limit=run.memory_limit,
-        store=typing.cast(Any, run.store),
+        store=run.store,
         saved=True,
         new_clients=experiment.data.new_clients,
-        looked_at=Lab().clients if experiment.evaluate.lab else 0,
+        diagnosed_clients=LayerDiagnostics().clients if experiment.evaluate.lab else 0,
         begun=begun,
     )

@@ -102,7 +102,7 @@ class Size:
 
 
 def checked(key: str, hint: Any, value: Any) -> Any:
-    """The value as its hint declares it; anything else is refused."""
+    """The value as its hint declares it; anything else is refused in one line that begins with the key."""
     hint, markers = parts(hint)
     if value is None and _fits(hint, None):
         return None
@@ -169,7 +169,7 @@ def _converted(key: str, hint: Any, value: Any) -> Any:
     return value
 
 
-def _tuple(key: str, inside: Sequence[Any], value: Any) -> tuple[Any, ...]:
+def _tuple(key: str, inside: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
     values = tuple(value) if isinstance(value, tuple | list) else (value,)
     hints = inside[:1] * len(values) if inside[-1:] == (...,) else inside or (Any,) * len(values)
     if len(hints) != len(values):

@@ -15,6 +15,9 @@ from stratafl.core.layout import Rows
 from stratafl.core.records import record
 from stratafl.core.reprs import short_repr
 
+Frozen = dict[str, Rows]
+Loss = tuple[Tensor, Rows, Rows]  # the loss, the new carry, and numbers to watch
+
 
 @short_repr
 @dataclass(frozen=True, eq=False)
@@ -72,15 +75,7 @@ class Objective(Protocol):
     def carries(self) -> tuple[str, ...]:
         """Fields of the client's state that it rewrites at every step."""
 
-    def __call__(
-        self,
-        net: Net,
-        row: Rows,
-        frozen: dict[str, Rows],
-        batch: Batch,
-        constants: dict[str, Tensor],
-        carry: dict[str, Tensor],
-    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    def __call__(self, net: Net, row: Rows, frozen: Frozen, batch: Batch, constants: Rows, carry: Rows) -> Loss:
         """The loss of one client on one batch, the new carry, and numbers to watch."""
 
 
@@ -90,16 +85,7 @@ class CrossEntropy:
 
     frozen = constants = carries = ()
 
-    def __call__(
-        self,
-        net: Net,
-        row: Rows,
-        frozen: dict[str, Rows],
-        batch: Batch,
-        constants: dict[str, Tensor],
-        carry: dict[str, Tensor],
-    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        """The loss of one client on one batch."""
+    def __call__(self, net: Net, row: Rows, frozen: Frozen, batch: Batch, constants: Rows, carry: Rows) -> Loss:
         return batch.mean(cross_entropies(net(row, batch.x), batch.y)), carry, {}
 
 
@@ -109,16 +95,7 @@ class MeanSquaredError:
 
     frozen = constants = carries = ()
 
-    def __call__(
-        self,
-        net: Net,
-        row: Rows,
-        frozen: dict[str, Rows],
-        batch: Batch,
-        constants: dict[str, Tensor],
-        carry: dict[str, Tensor],
-    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        """The loss of one client on one batch."""
+    def __call__(self, net: Net, row: Rows, frozen: Frozen, batch: Batch, constants: Rows, carry: Rows) -> Loss:
         output = net(row, batch.x)
         return batch.mean((output - batch.y.reshape(output.shape).to(output.dtype)).square()), carry, {}
 

@@ -29,6 +29,7 @@ P = ParamSpec("P")
 DEEPEST = 16  # lists within lists
 OPTIONS = "options"  # the field of a table of settings that takes the keys it does not know itself
 _CLASSES: dict[str, type[Any]] = {}
+_HINTS: dict[type[Any], dict[str, Any]] = {}
 
 
 @dataclass_transform(frozen_default=True)
@@ -65,14 +66,15 @@ def validated(function: Callable[P, T]) -> Callable[P, T]:
     return checking
 
 
-@functools.cache
 def _hints(cls: type[Any]) -> dict[str, Any]:
     """The annotations of the fields; none where they name what cannot be found, such as a class within a function."""
-    try:
-        hints = typing.get_type_hints(cls, include_extras=True)
-    except NameError:
-        return {}
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
+    if cls not in _HINTS:
+        try:
+            hints = typing.get_type_hints(cls, include_extras=True)
+        except NameError:
+            hints = {}
+        _HINTS[cls] = {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init and f.name in hints}
+    return _HINTS[cls]
 
 
 def to_table(value: Any) -> Any:
@@ -170,7 +172,8 @@ def to_settings(value: Any) -> dict[str, Any]:
     """A record as a table of settings, its options among its keys; keys at None are left out."""
     held = {name: (key.written, getattr(value, key.field)) for name, key in keys_of(type(value)).items()}
     plain = {name: written.write(each) if written else each for name, (written, each) in held.items()}
-    return {name: to_table(each) for name, each in plain.items() if each is not None} | vars(value).get(OPTIONS, {})
+    table = {name: to_table(each) for name, each in plain.items() if each is not None}
+    return {**table, **vars(value).get(OPTIONS, {})}
 
 
 def from_settings(name: str, cls: type[T], table: Mapping[str, Any]) -> T:
@@ -178,10 +181,10 @@ def from_settings(name: str, cls: type[T], table: Mapping[str, Any]) -> T:
     if not isinstance(table, Mapping):
         raise RecordError(f"[{name}] must be a table, not {said(table)}")
     keys, takes_options = keys_of(cls), OPTIONS in _hints(cls)
-    options = {key: value for key, value in table.items() if takes_options and key not in keys}
+    options = {k: v for k, v in table.items() if takes_options and k not in keys and v is not None}
     for key, value in options.items():
         _check_option(f"{name}.{key}", value)
-    given = {key: value for key, value in table.items() if key not in options}
+    given = {k: v for k, v in table.items() if k in keys or not takes_options}
     _check_keys(f"[{name}]", given, {known: key.default is MISSING for known, key in keys.items()})
     values: dict[str, Any] = {OPTIONS: options} if takes_options else {}
     for key, value in given.items():
@@ -210,17 +213,3 @@ def _check_option(key: str, value: Any, depth: int = 0) -> None:
         raise RecordError(f"{shown(key)} must be {allowed}, not {shown(value)}")
     check_plain(key, key)
     check_plain(key, value)
-
-
-def whole_number(name: str, value: Any, least: int) -> int:
-    """The value, if it is a whole number from `least` on."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise RecordError(f"{name} is a whole number from {least}, not {value}")
-    return value
-
-
-def finite_number(name: str, value: Any, least: float) -> float:
-    """The value, if it is a finite number from `least` on."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value < float("inf"):
-        raise RecordError(f"{name} is a finite number from {least}, not {value}")
-    return value

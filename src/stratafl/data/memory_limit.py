@@ -1,6 +1,6 @@
 """The memory limit of reading data, compared with what a file announces before anything is allocated."""
 
-from stratafl.core.machine import ram, resident
+from stratafl.core.machine import in_units, ram, resident
 from stratafl.core.records import record
 from stratafl.errors import MemoryLimitError
 
@@ -22,7 +22,7 @@ class MemoryLimit:
         """Refuse to read `what` if it needs more bytes than are left."""
         left = self.left()
         if needed > left:
-            raise self._error(f"{what} would take about {size(needed)} of memory, but {size(left)} are left of")
+            raise self._error(f"{what} would take about {in_units(needed)} of memory, but {in_units(left)} are left of")
 
     def check_grown(self, what: str) -> None:
         """Stop reading `what` if the process exceeds the limit."""
@@ -32,18 +32,10 @@ class MemoryLimit:
     def _error(self, wrong: str) -> MemoryLimitError:
         whose = "half of this machine's" if self.most is None else "run.memory_limit"
         return MemoryLimitError(
-            f"{wrong} the memory limit of {size(self.bytes)} ({whose}): raise "
+            f"{wrong} the memory limit of {in_units(self.bytes)} ({whose}): raise "
             "run.memory_limit (--memory-limit; for a run on a GPU it limits the GPU's memory), or read less (fewer "
             "samples, or a smaller data.size)"
         )
 
 
 USUAL_LIMIT = MemoryLimit()
-
-
-def size(count: int) -> str:
-    """So many bytes in words."""
-    for unit, each in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= each:
-            return f"{count / each:,.1f} {unit}"
-    return f"{count} bytes"

@@ -76,8 +76,8 @@ class Preprocessing:
         """The samples in the type of the data; refused if shape or values are not those of raw samples."""
         if tuple(x.shape[1:]) != self.shape:
             raise DataError(
-                f"x has shape {tuple(x.shape)}, but samples have shape {self.shape}: give an array of shape "
-                f"[n, {', '.join(map(str, self.shape))}]"
+                f"x has shape {tuple(x.shape)}: give an array of shape [n, {', '.join(map(str, self.shape))}], "
+                f"n samples of shape {self.shape}"
             )
         if x.is_floating_point() and not bool(x.isfinite().all()):
             wrong = int((~x.isfinite()).flatten(1).any(1).nonzero()[0])

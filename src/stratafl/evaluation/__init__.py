@@ -1,6 +1,11 @@
-"""The layer laboratory: what happens to each layer, for any algorithm."""
+"""Evaluation: what clients' models score, round by round, and what happens in each layer of them.
+
+`evaluate` gives models at their stages and their scores, `measure` the lines that a run records of a round, `trial` a
+simulation that is evaluated as it goes, `diagnostics` and `cka` the layer diagnostics (`--lab`), and `flags` the
+clients that a run left out. It stands on `execute` and knows no settings: `config` and what is above may import it.
+"""
 
 from stratafl.evaluation.cka import cka
-from stratafl.evaluation.lab import Lab
+from stratafl.evaluation.diagnostics import LayerDiagnostics
 
-__all__ = ["Lab", "cka"]
+__all__ = ["LayerDiagnostics", "cka"]

@@ -1,8 +1,8 @@
-"""What clients have: models at their stages, and what they score on a split of the clients' own data.
+"""Models of clients at their stages, and what they score on a split of each client's own data.
 
 Stages, everywhere: `received` (where training would start), `trained` (right after local training, for those who took
-part) and `deployed` (what a client would use in production; may be tuned on its training split); `global` is the
-server's model for everybody, of methods that have one beside what they send.
+part) and `deployed` (what a client would use in production; may be tuned on its training split). `global` is the
+server's model for all clients, in methods that have one besides what they send.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,14 +20,14 @@ from stratafl.execute.matrix import evaluation_size
 from stratafl.execute.process_group import ProcessGroup, places
 from stratafl.execute.simulation import Progress, Simulation
 
-Board = dict[str, Scores]  # by "split.stage", such as "test.deployed"
+StageScores = dict[str, Scores]  # by "split.stage", such as "test.deployed"
 STAGES = ("received", "deployed")
 
 
 @short_repr
 @dataclass(frozen=True, eq=False)
-class Visit:
-    """Some clients, with what they have received for a round; nothing of it is kept."""
+class ClientModels:
+    """Some clients with what they received for a round; nothing of it is kept."""
 
     sim: Simulation
     rnd: Round
@@ -37,30 +37,26 @@ class Visit:
     server: State
 
     def rows(self, stage: str) -> Rows:
-        """Their models at a stage."""
+        algorithm = self.sim.algorithm
         if stage == "global":
-            return {
-                **self.rows("received"),
-                **expand(rows_of(self.server, str(self.sim.algorithm.global_model)), len(self.ids)),
-            }
+            shared = rows_of(self.server, str(algorithm.global_model))
+            return {**self.rows("received"), **expand(shared, len(self.ids))}
         if stage == "received":
-            return rows_of(self.client, self.sim.algorithm.row)
+            return rows_of(self.client, algorithm.row)
         if stage == "trained":
-            return self.sim.algorithm.work(self.rnd, self.client, self.task).trained
-        return self.sim.algorithm.deploy(self.rnd, self.client, self.task)
+            return algorithm.work(self.rnd, self.client, self.task).trained
+        return algorithm.deploy(self.rnd, self.client, self.task)
 
-    def board(self, splits: Iterable[str], stages: Iterable[str]) -> Board:
-        """What their models score; a stage with the very tensors of another is not scored twice."""
+    def scores(self, splits: Iterable[str], stages: Iterable[str]) -> StageScores:
+        """What their models score; a stage that has the same tensors as another one is not scored twice."""
         models = {stage: self.rows(stage) for stage in stages}
-        board: Board = {}
+        found: StageScores = {}
         for split in splits:
             for stage, rows in models.items():
-                twin = next(
-                    (s for s in models if s != stage and f"{split}.{s}" in board and _same(models[s], rows)), None
-                )
-                found = None if twin is None else board[f"{split}.{twin}"]
-                board[f"{split}.{stage}"] = found or _score(self.sim, self.rnd, rows, self.ids, split)
-        return board
+                twins = [s for s in models if s != stage and f"{split}.{s}" in found and _same(models[s], rows)]
+                known = found[f"{split}.{twins[0]}"] if twins else None
+                found[f"{split}.{stage}"] = known or _score(self.sim, self.rnd, rows, self.ids, split)
+        return found
 
 
 def received(sim: Simulation, progress: Progress, ids: Tensor) -> Rows:
@@ -69,7 +65,7 @@ def received(sim: Simulation, progress: Progress, ids: Tensor) -> Rows:
 
 
 def deployed(sim: Simulation, progress: Progress, ids: Tensor) -> Rows:
-    """The model that each of these clients would use in production; it may have been tuned on its training split."""
+    """The model that each of these clients would use in production; it may be tuned on the client's training split."""
     return _models(sim, progress, ids, "deployed")
 
 
@@ -78,81 +74,85 @@ def score(sim: Simulation, progress: Progress, rows: Rows, ids: Tensor, split: s
     return _score(sim, sim.at(progress.t), rows, ids, split)
 
 
-def scoreboard(
+def score_stages(
     sim: Simulation, progress: Progress, ids: Tensor, splits: Sequence[str], stages: Sequence[str] = STAGES
-) -> Board:
-    """Scores of these clients' models at each stage on each split, some clients at a time."""
+) -> StageScores:
+    """Scores of these clients' models at each stage on each split, as many clients at a time as memory allows."""
     with sim.arithmetic():
-        return joined([visit.board(splits, stages) for visit in _visits(sim, progress, sim.checked(ids))])
+        return join_scores([some.scores(splits, stages) for some in _client_models(sim, progress, sim.checked(ids))])
 
 
-def new_clients(sim: Simulation, progress: Progress, splits: Sequence[str], ids: Tensor | None = None) -> Board:
+def score_new_clients(
+    sim: Simulation, progress: Progress, splits: Sequence[str], ids: Tensor | None = None
+) -> StageScores:
     """Scores of clients that never took part: as admitted, after training once from there, and deployed."""
     with sim.arithmetic():
-        visits = _visits(sim, progress, sim.new_clients if ids is None else ids, new=True)
-        return joined([visit.board(splits, ("received", "trained", "deployed")) for visit in visits])
+        models = _client_models(sim, progress, sim.new_clients if ids is None else ids, new=True)
+        return join_scores([some.scores(splits, ("received", "trained", "deployed")) for some in models])
 
 
-def score_trained(sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, splits: Sequence[str]) -> Board:
+def score_trained(sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, splits: Sequence[str]) -> StageScores:
     """Scores of models right after training, as `Simulation.round(examine=…)` shows them."""
     size = evaluation_size(sim, len(ids))
     parts = [({n: x[at : at + size] for n, x in rows.items()}, ids[at : at + size]) for at in range(0, len(ids), size)]
-    return joined([{f"{split}.trained": _score(sim, rnd, some, who, split) for split in splits} for some, who in parts])
+    found = [{f"{split}.trained": _score(sim, rnd, some, who, split) for split in splits} for some, who in parts]
+    return join_scores(found)
 
 
 def state_dict(sim: Simulation, progress: Progress, client: int) -> dict[str, Tensor]:
-    """One client's deployed model, for `module.load_state_dict(…, strict=False)`: counters are not in it."""
+    """One client's deployed model, for `module.load_state_dict(…, strict=False)`: it has no counters."""
     rows = deployed(sim, progress, torch.tensor([client]))
     return {name: block[0].clone() for name, block in rows.items()}
 
 
 def accuracy(sim: Simulation, progress: Progress, split: str = "test") -> float:
     """The share of all clients' samples that their deployed models classify correctly."""
-    scores = scoreboard(sim, progress, torch.arange(sim.setup.clients), (split,), ("deployed",))[f"{split}.deployed"]
+    everybody = torch.arange(sim.setup.clients)
+    scores = score_stages(sim, progress, everybody, (split,), ("deployed",))[f"{split}.deployed"]
     return float(scores.hits.sum() / scores.count.sum())
 
 
-def joined(boards: Sequence[Board]) -> Board:
-    """The boards of several groups of clients as one."""
+def join_scores(parts: Sequence[StageScores]) -> StageScores:
     names = ("hits", "loss", "count")
-    return {k: Scores(*(torch.cat([getattr(b[k], n) for b in boards]) for n in names)) for k in boards[0]}
+    return {k: Scores(*(torch.cat([getattr(each[k], n) for each in parts]) for n in names)) for k in parts[0]}
 
 
-def shared(process_group: ProcessGroup, sim: Simulation, ids: Tensor, scored: Callable[[Tensor], Board]) -> Board:
-    """The board of these clients, where each process of a process group has those of its share `scored`."""
+def score_in_shares(
+    process_group: ProcessGroup, sim: Simulation, ids: Tensor, scored: Callable[[Tensor], StageScores]
+) -> StageScores:
+    """The scores of these clients, of which each process of a process group has its share `scored`."""
     mine = process_group.share(sim, ids)
-    return gathered(process_group, mine, scored(mine) if len(mine) else {}, ids)
+    return gather_scores(process_group, mine, scored(mine) if len(mine) else {}, ids)
 
 
-def gathered(process_group: ProcessGroup, mine: Tensor, board: Board, ids: Tensor) -> Board:
-    """The board of these clients, from what each process of a process group has of it."""
-    parts = [part for part in process_group.gather((mine, board)) if len(part[0])]
+def gather_scores(process_group: ProcessGroup, mine: Tensor, scores: StageScores, ids: Tensor) -> StageScores:
+    """The scores of these clients in their order, from what each process of a process group has of them."""
+    parts = [part for part in process_group.gather((mine, scores)) if len(part[0])]
     if not parts:
         return {}
     order = places(torch.cat([found for found, _ in parts]), ids)
-    whole = joined([board for _, board in parts])
+    whole = join_scores([found for _, found in parts])
     return {k: Scores(*(x[order.to(x.device)] for x in (s.hits, s.loss, s.count))) for k, s in whole.items()}
 
 
 def _models(sim: Simulation, progress: Progress, ids: Tensor, stage: str) -> Rows:
     with sim.arithmetic():
-        visits = _visits(sim, progress, sim.checked(ids))
-        return rows_of(join([{"rows": visit.rows(stage)} for visit in visits]), "rows")
+        models = _client_models(sim, progress, sim.checked(ids))
+        return rows_of(join([{"rows": some.rows(stage)} for some in models]), "rows")
 
 
-def _visits(sim: Simulation, progress: Progress, ids: Tensor, new: bool = False) -> Iterator[Visit]:
-    """Visits to as many clients at a time as memory allows."""
+def _client_models(sim: Simulation, progress: Progress, ids: Tensor, new: bool = False) -> Iterator[ClientModels]:
     rnd, algorithm = sim.at(progress.t), sim.algorithm
     for group in ids.split(evaluation_size(sim, len(ids))):
         task = sim.task(group, rnd)
-        memory = sim.client_states({} if new else progress.clients, group)
-        client = algorithm.receive(rnd, memory, algorithm.download(rnd, progress.server, group, new), task)
-        yield Visit(sim, rnd, group, task, client, progress.server)
+        kept = sim.client_states({} if new else progress.clients, group)
+        client = algorithm.receive(rnd, kept, algorithm.download(rnd, progress.server, group, new), task)
+        yield ClientModels(sim, rnd, group, task, client, progress.server)
 
 
 def _score(sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, split: str) -> Scores:
     with sim.arithmetic():
-        return sim.runtime.task(ids, rnd, (split,)).scores(rows, split)
+        return sim.task(ids, rnd, splits=(split,)).scores(rows, split)
 
 
 def _same(a: Rows, b: Rows) -> bool:

@@ -1,4 +1,4 @@
-"""Numbers of a round: scores of many clients in a few words, one flat line per round, client and layer."""
+"""Numbers of a round, as a run records them: one flat line per round, per client and per layer."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -9,18 +9,18 @@ from torch import Tensor
 
 from stratafl.core.layout import Layout
 from stratafl.core.task import Scores
-from stratafl.evaluation.evaluate import Board
-from stratafl.execute import Report
+from stratafl.evaluation.evaluate import StageScores
+from stratafl.execute.round import Report
 from stratafl.execute.uploads import LeftOut, Outlier
 
 Line = dict[str, Any]
-WORST = 0.1  # the share of clients that counts as the worst
+WORST = 0.1  # share of clients that counts as the worst
 
 
-def digest(scores: Scores, classes: int | None) -> dict[str, float | None]:
-    """Per sample, per client, spread over clients and the worst clients; for regression, of the loss.
+def score_statistics(scores: Scores, classes: int | None) -> dict[str, float | None]:
+    """Mean per sample and per client, deviation over clients, worst clients; without classes, all of it of the loss.
 
-    Clients without samples are left out; without any sample there is nothing to say.
+    Clients without samples do not count; without any sample the result is empty.
     """
     there = scores.count > 0
     count = scores.count[there].double()
@@ -41,19 +41,19 @@ def digest(scores: Scores, classes: int | None) -> dict[str, float | None]:
     return {key: _number(value) for key, value in numbers.items()}
 
 
-def board_line(board: Board, classes: int | None, prefix: str = "") -> Line:
-    """The digest of each entry of a board, flat: `test.deployed.accuracy` and so on."""
+def score_line(found: StageScores, classes: int | None, prefix: str = "") -> Line:
+    """The statistics of each split and stage, flat: `test.deployed.accuracy` and so on."""
     return {
         f"{prefix}{place}.{key}": value
-        for place, scores in board.items()
-        for key, value in digest(scores, classes).items()
+        for place, scores in found.items()
+        for key, value in score_statistics(scores, classes).items()
     }
 
 
-def cost_line(report: Report) -> Line:
-    """How many clients were asked, the loss of those who took part, bytes and seconds of a round.
+def round_line(report: Report) -> Line:
+    """Size of the cohort, training loss of the clients that took part, bytes and seconds of a round.
 
-    If all were left out, the loss is that of all: it says what happened.
+    If all clients were left out, the loss is that of all of them, because it shows what happened.
     """
     line: Line = {"cohort": len(report.cohort)}
     counted = report.took_part if bool(report.took_part.any()) else ~report.took_part
@@ -77,19 +77,18 @@ def _loss_line(purpose: str, taken: Any, loss: Any, counted: Tensor) -> Line:
 
 
 def upload_line(report: Report, names: Sequence[str] = ()) -> Line:
-    """Whose upload was left out, and whose update is far from the others'; nothing where there is nobody."""
+    """The clients whose upload was left out, and those with outlying updates; no key without any such client."""
 
-    def entries(found: Sequence[LeftOut | Outlier]) -> list[Line]:
-        return [{**asdict(each), **({"name": names[each.client]} if names else {})} for each in found]
+    def entries(flagged: Sequence[LeftOut | Outlier]) -> list[Line]:
+        return [{**asdict(each), **({"name": names[each.client]} if names else {})} for each in flagged]
 
     lines = {"left_out": entries(report.left_out), "outliers": entries(report.outliers)}
     return {key: found for key, found in lines.items() if found}
 
 
-def client_lines(ids: Tensor, board: Board, classes: int | None) -> list[Line]:
-    """One line per client: samples, accuracy and loss of each stage and split."""
+def client_lines(ids: Tensor, found: StageScores, classes: int | None) -> list[Line]:
     lines: list[Line] = [{"client": client} for client in ids.tolist()]
-    for place, scores in board.items():
+    for place, scores in found.items():
         split = place.partition(".")[0]
         for line, hits, loss, count in zip(lines, *map(_list, (scores.hits, scores.loss, scores.count)), strict=True):
             line[f"{split}.samples"] = int(count)
@@ -100,7 +99,6 @@ def client_lines(ids: Tensor, board: Board, classes: int | None) -> list[Line]:
 
 
 def layer_lines(report: Report, layout: Layout) -> list[Line]:
-    """One line per layer: its columns and what of it was sent."""
     sent = map(_list, (report.down.layers, report.up.layers))
     columns = zip(layout.names, layout.sizes, *sent, strict=True)
     return [{"layer": name, "columns": size, "bytes.down": down, "bytes.up": up} for name, size, down, up in columns]
@@ -113,7 +111,7 @@ def _list(tensor: Tensor) -> list[Any]:
 
 def _tensor(value: Any) -> Tensor:
     if not isinstance(value, Tensor):
-        raise TypeError("a note is a tensor")
+        raise TypeError("a note must be a tensor")
     return value
 
 
@@ -122,4 +120,4 @@ def _number(value: Tensor) -> float | None:
 
 
 def _finite(value: float) -> float | None:
-    return value if value == value and abs(value) != float("inf") else None  # JSON knows neither NaN nor infinity
+    return value if value == value and abs(value) != float("inf") else None  # JSON has neither NaN nor infinity

@@ -1,8 +1,9 @@
 """Models: chains of named stages, built by name with `build`.
 
 `staged.py` defines what every model is, so read it first; the other files hold one family of models each. To add a
-model, write a class or function that takes `shape` and `classes`, and name it in `MODELS`. This package imports torch
-and `stratafl.errors`; every other package but `core` may import it.
+model, write a class or function that takes `shape` and `classes`, and name it in `MODELS`; `strata list` shows the
+first line of its docstring. This package imports torch, `stratafl.errors` and `stratafl.files`; every package but
+`core` and `data` may import it.
 """
 
 import inspect

@@ -76,18 +76,22 @@ class ResNet(Staged):
 
 
 def resnet18(*, shape: tuple[int, ...], classes: int, stem: str = "torchvision") -> ResNet:
+    """ResNet-18, by default with torchvision's stem."""
     return ResNet(shape=shape, classes=classes, blocks=(2, 2, 2, 2), stem=stem)
 
 
 def resnet34(*, shape: tuple[int, ...], classes: int, stem: str = "torchvision") -> ResNet:
+    """ResNet-34, by default with torchvision's stem."""
     return ResNet(shape=shape, classes=classes, blocks=(3, 4, 6, 3), stem=stem)
 
 
 def resnet18cifar(*, shape: tuple[int, ...], classes: int) -> ResNet:
+    """ResNet-18 with the 3×3 stem for small images."""
     return resnet18(shape=shape, classes=classes, stem="cifar")
 
 
 def resnet34cifar(*, shape: tuple[int, ...], classes: int) -> ResNet:
+    """ResNet-34 with the 3×3 stem for small images."""
     return resnet34(shape=shape, classes=classes, stem="cifar")
 
 

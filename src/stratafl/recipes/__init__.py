@@ -1,6 +1,9 @@
-"""Recipes: tables and figures of the papers, run at a scale, and what holds of what they claim."""
+"""Recipes: tables and figures of papers, run at a scale, and which of their claims hold.
 
-from stratafl.recipes.reading import read, recipe_names, recipes
-from stratafl.recipes.recipe import SCALES, Cell, Recipe
+A `recipe` and its `claims` are TOML; a `reproduction` runs the cells, `verdicts` judges the claims, and `result` writes
+both down. It stands on `report`; only `cli` imports it.
+"""
+
+from stratafl.recipes.recipe import SCALES, Cell, Recipe, read, recipe_names, recipes
 
 __all__ = ["SCALES", "Cell", "Recipe", "read", "recipe_names", "recipes"]

@@ -1,16 +1,16 @@
-"""Claims of a paper as predicates over what was measured; `judging` says what holds.
+"""Claims of a paper as predicates on measured numbers; `verdicts` says which of them hold.
 
-kind      needs                    holds where, in every column,
-best      row                      the row is better than every other row that was run, controls aside
+kind      needs                    holds if, in every column,
+best      row                      the row is better than every other row that was run, except controls
 above     row, than, by            row is better than `than` by more than by (0)
 order     rows                     each of the rows is better than the next
 close     row, than, within        |row − than| ≤ within
-printed   row, within              |row − what the paper prints| ≤ within
-rises     row, columns, by         in the last of the columns the number is more than by (0) above that in the first
+printed   row, within              |row − the number in the paper| ≤ within
+rises     row, columns, by         the number in the last column is more than by (0) above the one in the first
 widens    row, than, columns, by   the lead of row over `than` is more than by (0) larger in the last than in the first
-flat      row, columns, within     its largest and smallest number in these columns differ by at most within
+flat      row, columns, within     its largest and smallest numbers in these columns differ by at most within
 
-Better is more accuracy, and less of everything else.
+For accuracies more is better, for everything else less.
 """
 
 from dataclasses import dataclass
@@ -29,9 +29,9 @@ MEASURES = {
 }
 MORE_IS_BETTER = ("score", "trained", "global")
 OF_CONVERGENCE = ("rounds", "time")
-PER_ROUND = ("seconds", "bytes")  # which are the same however many rounds there are
+PER_ROUND = ("seconds", "bytes")  # the number of rounds does not matter for these
 OVER_COLUMNS = ("rises", "widens", "flat")
-KINDS = {  # and what they need
+KINDS = {  # with the keys that they need
     "best": ("row",),
     "above": ("row", "than"),
     "order": ("rows",),
@@ -45,7 +45,7 @@ KINDS = {  # and what they need
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper says, and when that holds; without `columns`, in every column that was run."""
+    """A sentence of a paper and its predicate; without `columns`, for every column that was run."""
 
     says: str
     kind: str
@@ -59,30 +59,28 @@ class Claim:
 
     @property
     def names(self) -> list[str]:
-        """The rows that it speaks of."""
         return [name for name in (self.row, self.than, *(self.rows or ())) if name is not None]
 
     @property
     def sign(self) -> int:
-        """−1 where less is better."""
+        """−1 if less is better."""
         return 1 if self.measure in MORE_IS_BETTER else -1
 
     @property
     def predicate(self) -> str:
-        """In a few words."""
         parts = [self.kind, ", ".join(self.names), *([f"by {self.by:g}"] if self.by else [])]
         parts += [f"within {self.within:g}"] if self.within is not None else []
         parts += [f"({MEASURES[self.measure]})"] if self.measure != "score" else []
         return " ".join(parts)
 
     def check(self) -> None:
-        """Refuse a claim that lacks something."""
+        """Refuse unknown kinds and measures, and missing keys."""
         if self.kind not in KINDS:
             raise unknown("kind of claim", self.kind, KINDS)
         if self.measure not in MEASURES:
             raise unknown("measure", self.measure, MEASURES)
         for name in KINDS[self.kind]:
             if getattr(self, name) is None:
-                raise RecordError(f"the claim '{self.says}' is of kind {self.kind}, which needs '{name}'")
+                raise RecordError(f"claim '{self.says}' of kind {self.kind} lacks '{name}'; add it")
             if name in ("rows", "columns") and len(getattr(self, name)) < 2:
-                raise RecordError(f"the claim '{self.says}' is of kind {self.kind}, which needs two '{name}' or more")
+                raise RecordError(f"claim '{self.says}' of kind {self.kind} needs two '{name}' or more; add some")

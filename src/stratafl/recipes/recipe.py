@@ -1,35 +1,42 @@
-"""A recipe: a table or figure of a paper as rows × columns of experiments, with what is printed and what is claimed.
+"""A recipe: a table or figure of a paper as rows × columns of experiments, with its printed numbers and its claims.
 
 title = "…"                                what it is
-protocol = "flayer"                        how the paper sets up and reads its experiments
-readings = ["trained"]                     measures that the printed accuracy may be as well, where the paper is silent
+protocol = "flayer"                        how the paper sets up and evaluates its experiments
+readings = ["trained"]                     other measures that the printed accuracy may be, if the paper does not say
 [settings]                                 of all cells, as "table.key" = value
-[[columns]] name, settings                 and `smoke`, the settings that scale smoke has in addition
-[[rows]]    name, settings, printed = {column = number}; or `missing = "method"` where we have none
-[scales.smoke] seeds, settings, columns    and short, full: what is run; the settings go before all others
+[[columns]] name, settings                 and `smoke`, additional settings at scale smoke
+[[rows]]    name, settings, printed = {column = number}; or `missing = "method"` if the catalogue lacks it
+[scales.smoke] seeds, settings, columns    and short, full: what is run
 [[claims]]  says, kind, …                  written before the run, see `claims`
 
-Settings of the recipe, column, row, scale and command, in this order, the later before the earlier. `flayer.s` is the
-option of one method alone. Another model or partition leaves the options of the one before behind.
+Settings apply in the order recipe, column, row, scale, command; a later one replaces an earlier one. `flayer.s` is an
+option of that method only. Another model or partition drops the options of the one before.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import tomllib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any
 
 from stratafl.algorithms import ALGORITHMS
-from stratafl.config.experiment import Experiment, Setting, with_settings, with_values
-from stratafl.config.settings import setting
-from stratafl.errors import unknown
+from stratafl.config.experiment import Experiment, with_values
+from stratafl.config.settings import Settings
+from stratafl.core.annotations import Range, checked
+from stratafl.core.records import from_settings
+from stratafl.errors import RecordError, StrataError, unknown
 from stratafl.recipes.claims import MEASURES, Claim
 
 SCALES = ("smoke", "short", "full")
-Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Column:
-    """A setting in which all rows are run."""
+    """Settings with which all rows are run."""
 
     name: str
     settings: Settings = field(default_factory=dict)
@@ -38,33 +45,32 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """A method or variant, and the numbers that the paper prints for it, by column."""
+    """A method or variant, and the numbers in the paper for it, by column."""
 
     name: str
     settings: Settings = field(default_factory=dict)
     printed: Mapping[str, Any] = field(default_factory=dict)
-    also: Mapping[str, Any] = field(default_factory=dict)  # what is printed of other measures than the score
-    columns: list[str] | None = None  # where it is run; None: everywhere
-    control: bool = False  # not of the paper, so that it is nobody's rival
-    missing: str | None = None  # the method that it needs and that is not in the catalogue
+    also: Mapping[str, Any] = field(default_factory=dict)  # printed numbers of other measures than the score
+    columns: list[str] | None = None  # in which it is run; None: in all
+    control: bool = False  # not in the paper, so it is no rival of any row
+    missing: str | None = None  # its method, if the catalogue lacks it
 
     def prints(self, measure: str) -> Mapping[str, float]:
-        """What the paper prints of a measure, by column."""
+        """The numbers in the paper for a measure, by column."""
         return self.printed if measure == "score" else self.also.get(measure, {})
 
     def runs(self, column: str) -> bool:
-        """Whether it is run in a column."""
         return self.missing is None and (self.columns is None or column in self.columns)
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much of it is run, and how long."""
+    """How many seeds and columns are run, and with which settings."""
 
-    seeds: int = setting(1, "how many runs there are of each cell", least=1, most=10_000)
+    seeds: Annotated[int, Range(least=1, most=10_000)] = 1  # number of runs of each cell
     settings: Settings = field(default_factory=dict)
-    columns: list[str] | None = None  # None: all of them
-    stand_in: str | None = None  # what is run in place of the paper's data and model, so that no number compares
+    columns: list[str] | None = None  # None: all
+    stand_in: str | None = None  # what replaces the paper's data and model; its numbers do not compare
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A table or figure."""
+    """A table or figure of a paper."""
 
     name: str
     title: str
@@ -91,34 +97,31 @@ class Recipe:
     settings: Settings = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     readings: tuple[str, ...] = ()
-    source: str | None = None  # the file of one that does not ship
+    source: str | None = None  # the file of a recipe of your own
 
     @property
     def measures(self) -> list[str]:
-        """The score, what else the paper prints, and what else its numbers may be."""
+        """The score, the other measures in the paper, and those that its numbers may be."""
         shown = ("score", *self.readings)
         return [name for name in MEASURES if name in shown or any(row.prints(name) for row in self.rows)]
 
     @property
     def runnable(self) -> list[Row]:
-        """The rows whose methods we have."""
         return [row for row in self.rows if row.missing is None]
 
     def at(self, scale: str) -> Scale:
-        """A scale by its name."""
         if scale not in self.scales:
             raise unknown("scale", scale, [name for name in SCALES if name in self.scales])
         return self.scales[scale]
 
     def columns_at(self, scale: str) -> list[str]:
-        """The columns that are run at a scale."""
         return self.at(scale).columns or [column.name for column in self.columns]
 
-    def cells(self, scale: str, more: tuple[str, ...] = (), seeds: int | None = None) -> list[Cell]:
-        """What is run at a scale, seed by seed, so that what is stopped early has something of everything."""
+    def cells(self, scale: str, more: Settings = MappingProxyType({}), seeds: int | None = None) -> list[Cell]:
+        """The cells of a scale, seed by seed, so that an early stop leaves numbers for every row and column."""
         run = set(self.columns_at(scale))
         return [
-            Cell(row.name, column.name, seed, self._experiment(row, column, scale, (*more, f"run.seed={seed}")))
+            Cell(row.name, column.name, seed, self._experiment(row, column, scale, {**more, "run.seed": seed}))
             for seed in range(seeds or self.at(scale).seeds)
             for column in self.columns
             if column.name in run
@@ -126,29 +129,130 @@ class Recipe:
             if row.runs(column.name)
         ]
 
-    def _experiment(self, row: Row, column: Column, scale: str, more: tuple[str, ...]) -> Experiment:
+    def _experiment(self, row: Row, column: Column, scale: str, more: Settings) -> Experiment:
         stand_in = column.smoke if scale == "smoke" else {}
         layers = (self.settings, column.settings, stand_in, row.settings, self.at(scale).settings)
         method = {key: value for each in layers for key, value in each.items()}.get("algorithm.name")
-        first = [("run", "protocol", self.protocol), *([("algorithm", "name", method)] if method else [])]
-        made = Experiment()
-        for given in (first, *(_given(layer, method) for layer in layers)):
-            made = with_values(made, given)
-        return with_settings(made, _for(method, more))
+        first = {"run.protocol": self.protocol} | ({"algorithm.name": method} if method else {})
+        made = with_values(Experiment(), first)
+        for layer in layers:
+            made = with_values(made, {k: v for k, v in _for(method, layer).items() if k != "algorithm.name"})
+        return with_values(made, _for(method, more))
 
 
-def _given(layer: Settings, method: str | None) -> list[Setting]:
-    """The settings with their values as they are; options of other methods are left out."""
-    given = list[Setting]()
-    for key in layer:
-        table, _, option = key.partition(".")
-        if key == "algorithm.name" or (table in ALGORITHMS and table != method):
-            continue
-        given.append(("algorithm" if table in ALGORITHMS else table, option, layer[key]))
-    return given
+def _for(method: str | None, settings: Settings) -> Settings:
+    """The settings without options of other methods."""
+    tables = {path: path.partition(".")[0] for path in settings}
+    return {path: settings[path] for path, table in tables.items() if table not in ALGORITHMS or table == method}
 
 
-def _for(method: str | None, given: Sequence[str]) -> list[str]:
-    """Settings of a command without options of other methods."""
-    tables = [each.partition(".")[0] for each in given]
-    return [each for each, table in zip(given, tables, strict=True) if table not in ALGORITHMS or table == method]
+def recipe_names() -> list[str]:
+    return sorted(f"{paper.name}/{file.name.removesuffix('.toml')}" for paper in _papers() for file in _tables(paper))
+
+
+def recipes(name: str) -> list[Recipe]:
+    """The recipe `paper/table`, all recipes of a paper, or the recipe in a file `table.toml`."""
+    if name.endswith(".toml"):
+        return [_own(Path(name))]
+    known = recipe_names()
+    papers = sorted({each.partition("/")[0] for each in known})
+    chosen = [each for each in known if name in (each, each.partition("/")[0])]
+    if not chosen:
+        raise unknown("recipe", name, [*papers, *known])
+    return [read(each, files("stratafl.recipes").joinpath(f"{each}.toml").read_text("utf-8")) for each in chosen]
+
+
+def _own(path: Path) -> Recipe:
+    try:
+        return replace(read(f"own/{path.stem}", path.read_text("utf-8")), source=str(path.resolve()))
+    except OSError as error:
+        raise RecordError(f"the recipe '{path}' cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise RecordError(f"the recipe '{path}' cannot be read: {error}") from error
+
+
+def read(name: str, text: str) -> Recipe:
+    """A recipe from its TOML; unknown keys and names are refused."""
+    try:
+        return _recipe(name, tomllib.loads(text))
+    except (StrataError, tomllib.TOMLDecodeError) as error:
+        raise RecordError(f"recipe '{name}': {error}") from error
+
+
+@dataclass(frozen=True)
+class _File:
+    """The tables of a recipe as they stand in its file."""
+
+    title: str
+    columns: list[Any]
+    rows: list[Any]
+    scales: Mapping[str, Any]
+    protocol: str = "clean"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    claims: list[Any] = field(default_factory=list)
+    notes: list[Any] = field(default_factory=list)
+    readings: list[Any] = field(default_factory=list)
+
+
+def _recipe(name: str, table: dict[str, Any]) -> Recipe:
+    found = from_settings("recipe", _File, table)
+    for key in ("title", "columns", "rows", "scales"):
+        if not table[key]:
+            raise RecordError(f"'{key}' is empty; a recipe needs it (docs/recipes.md has an example)")
+    made = Recipe(
+        name=name,
+        title=found.title,
+        columns=tuple(from_settings("columns", Column, each) for each in found.columns),
+        rows=tuple(from_settings("rows", Row, each) for each in found.rows),
+        scales={scale: from_settings(scale, Scale, each) for scale, each in found.scales.items()},
+        claims=tuple(from_settings("claims", Claim, each) for each in found.claims),
+        protocol=found.protocol,
+        settings=found.settings,
+        notes=tuple(map(str, found.notes)),
+        readings=tuple(map(str, found.readings)),
+    )
+    _check(made)
+    return made
+
+
+def _check(recipe: Recipe) -> None:
+    columns, rows = [column.name for column in recipe.columns], [row.name for row in recipe.rows]
+    _different("columns", columns)
+    _different("rows", rows)
+    for scale, each in recipe.scales.items():
+        if scale not in SCALES:
+            raise unknown("scale", scale, SCALES)
+        _known("column", each.columns or [], columns)
+    _known("measure", list(recipe.readings), list(MEASURES))
+    for row in recipe.rows:
+        _known("measure", list(row.also), list(MEASURES))
+        _known("column", row.columns or [], columns)
+        for measure, printed in {"printed": row.printed, **row.also}.items():
+            numbers = checked(f"rows.{measure}", Mapping, printed)
+            _known("column", list(numbers), columns)
+            for column, number in numbers.items():
+                checked(f"rows.{measure}.{column}", float, number)
+    for claim in recipe.claims:
+        claim.check()
+        _known("row", claim.names, rows)
+        _known("column", claim.columns or [], columns)
+
+
+def _different(kind: str, names: list[str]) -> None:
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise RecordError(f"{count} {kind} have the same name '{name}'; give each its own")
+
+
+def _known(kind: str, names: list[str], known: list[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise unknown(kind, str(name), known)
+
+
+def _papers() -> list[Traversable]:
+    return [entry for entry in files("stratafl.recipes").iterdir() if entry.is_dir() and not entry.name.startswith("_")]
+
+
+def _tables(paper: Traversable) -> list[Traversable]:
+    return [entry for entry in paper.iterdir() if entry.name.endswith(".toml")]

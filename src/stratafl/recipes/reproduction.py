@@ -1,6 +1,6 @@
-"""A reproduction: the cells of a recipe as runs in a folder that several recipes may share, and what they came to.
+"""A reproduction: the cells of a recipe as runs in a folder that several recipes may share, and their numbers.
 
-runs/fedper-cifar100-1a2b3c4d/     a run directory; two recipes that ask for the same experiment share it
+runs/fedper-cifar100-1a2b3c4d/     a run directory; two recipes with the same experiment share it
 flayer-table2-short/               reproduce.toml, verdicts.json and result.md of one recipe at one scale
 """
 
@@ -9,7 +9,9 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import inf
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import tomli_w
@@ -17,49 +19,50 @@ import torch
 
 from stratafl.config.assemble import completed
 from stratafl.config.experiment import BEFORE, Experiment, read_toml, to_tables
+from stratafl.config.settings import Settings, parse_settings
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.errors import BusyError, DataError, RunError, counted
 from stratafl.execute.devices import device_of
 from stratafl.files import write_atomically
-from stratafl.recipes.gaps import Numbers
-from stratafl.recipes.judging import Printed, Verdict, verdicts
-from stratafl.recipes.measuring import measured
+from stratafl.recipes.claims import OF_CONVERGENCE
 from stratafl.recipes.recipe import Cell, Recipe
-from stratafl.report.outcomes import Outcome, outcome
+from stratafl.recipes.verdicts import Numbers, Printed, verdicts
+from stratafl.report.outcome import Outcome, read_outcome
+from stratafl.report.verdict import Verdict
 from stratafl.runs.directory import is_run
 from stratafl.runs.journal import line_bodies
 from stratafl.runs.run import Run
 
 FILE, RESULT = "reproduce.toml", "result.md"
-FEW = 10  # columns that are left out are named, unless there are more
+FEW = 10  # with more columns left out, they are counted instead of named
+SETTLED = 0.9  # of its rounds; a run that converges later may still be improving
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A recipe at a scale in a folder; `settings` go before those of the recipe."""
+    """A recipe at a scale in a folder; `settings` replace those of the recipe."""
 
     root: Path
     recipe: Recipe
     scale: str
-    settings: tuple[str, ...] = ()
+    settings: Settings = field(default_factory=dict)
     seeds: int | None = None
     trust: Trust = NOTHING
-    refused: dict[str, str] = field(default_factory=dict)  # why columns could not be run
+    refused: dict[str, str] = field(default_factory=dict)  # why a column could not be run
     failed: dict[tuple[str, str], str] = field(default_factory=dict)  # why a row could not be run in a column
-    ended: dict[Path, Outcome] = field(default_factory=dict)  # what runs came to, which are read once
+    ended: dict[Path, Outcome] = field(default_factory=dict)  # finished runs, each read once
 
     @property
     def folder(self) -> Path:
-        """Where its verdicts are."""
         return self.root / f"{self.recipe.name.replace('/', '-')}-{self.scale}"
 
     @property
     def stand_in(self) -> str | None:
-        """What is run in place of the paper's data and model, if it is."""
+        """What replaces the paper's data and model at this scale, if anything does."""
         return self.recipe.at(self.scale).stand_in
 
     def shown(self, columns: str) -> str:
-        """What numbers of columns are called: what stands in comes before the paper's name."""
+        """The names of columns with measured numbers, after what replaces the paper's data."""
         if not self.stand_in:
             return columns
         asked = [cell.experiment for cell in self.cells]
@@ -68,29 +71,29 @@ class Reproduction:
 
     @cached_property
     def cells(self) -> list[Cell]:
-        """What is to be run."""
         return self.recipe.cells(self.scale, self.settings, self.seeds)
 
     def begin(self) -> None:
-        """Write down what is asked for; refused if the folder was made for something else."""
-        asked: dict[str, Any] = {"recipe": self.recipe.name, "scale": self.scale, "settings": list(self.settings)}
+        """Write `reproduce.toml`, or refuse a folder that was made with other settings."""
+        asked: dict[str, Any] = {"recipe": self.recipe.name, "scale": self.scale, "settings": dict(self.settings)}
         asked |= {"source": self.recipe.source} if self.recipe.source else {}
         if (self.folder / FILE).exists():
             found = read_toml(self.folder / FILE)
+            if isinstance(found.get("settings"), list):  # as they were typed, in folders of older versions
+                found["settings"] = parse_settings(map(str, found["settings"]))
             for key, value in asked.items():
                 if found.get(key) != value:
                     given = f"{found.get(key)}, not {value}"
-                    raise RunError(f"'{self.folder}' was made with other {key}: {given}; choose another --out")
+                    raise RunError(f"'{self.folder}' was made with {key} {given}; choose another --out")
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self.folder / FILE, tomli_w.dumps(asked).encode())
 
     def place(self, cell: Cell) -> Path:
-        """The run directory of a cell, named after its experiment."""
         return self.root / "runs" / run_name(cell.experiment, self.trust)
 
     def run(self, cell: Cell) -> Run | None:
-        """Its run, new or from where it was left; None where the data cannot be had, which is remembered."""
+        """The run of a cell, new or resumed; None if its data is not available, which `refused` records."""
         place = self.place(cell)
         begun = is_run(place)
         try:
@@ -100,42 +103,41 @@ class Reproduction:
             return None
         except RunError as error:
             if not begun and is_run(place):
-                raise BusyError(f"another process has just begun '{place}'") from error
+                raise BusyError(f"another process has just started '{place}'") from error
             raise
 
     def check(self, run: Run) -> None:
-        """Refuse data without classes: all that is measured and claimed is about accuracy."""
+        """Refuse data without classes, because all measures and claims are about accuracy."""
         if run.sim.runtime.federation.classes is None:
             name = run.experiment.data.name
-            raise RunError(f"recipes compare accuracies, and '{name}' has no classes: see data.targets")
+            raise RunError(f"'{name}' has no classes, but recipes compare accuracies; see data.targets")
 
     def able(self, cell: Cell) -> bool:
-        """Whether this machine computes with the digits that a cell asks for; a device that is not here is refused."""
+        """Whether this machine has the precision of a cell; a device that is not here is refused."""
         device = torch.device(device_of(cell.experiment.run.device))
         return cell.experiment.run.precision == "fp32" or device.type == "cuda"
 
     def lacks(self) -> str | None:
-        """What this machine lacks for the cells that are not at their end, and what can be done; None: nothing."""
+        """What this machine lacks for the unfinished cells, and what to do; None if it lacks nothing."""
         unable = (cell for cell, one in self.outcomes() if one is None and not self.able(cell))
         first = next(unable, None)
         if first is None:
             return None
         ways = [*(["--scale smoke"] if self.scale != "smoke" else []), "--set run.precision=fp32"]
-        asked = f"{self.recipe.name} at scale {self.scale} computes in {first.experiment.run.precision}"
-        return f"{asked}, which needs a GPU, and this runs on a CPU: take {' or '.join(ways)}"
+        given = f"{self.recipe.name} at scale {self.scale} uses {first.experiment.run.precision}"
+        return f"{given}, which needs a GPU, but this machine computes on a CPU; use {' or '.join(ways)}"
 
     def done(self, cell: Cell) -> int:
-        """How many rounds of a cell are done."""
-        return _outcome_rounds(self.place(cell))
+        return sum(1 for _ in line_bodies(self.place(cell) / "rounds.jsonl"))
 
     def outcomes(self) -> Iterator[tuple[Cell, Outcome | None]]:
-        """Every cell with what its run came to; None where it is not at its end."""
+        """Every cell with its outcome; None if its run is not finished."""
         for cell in (*self.cells, *self.further):
             yield cell, self.outcome(cell)
 
     @cached_property
     def further(self) -> list[Cell]:
-        """Cells at their end with seeds that were asked for earlier, and not now."""
+        """Finished cells with seeds of an earlier call that this call does not include."""
         found = list[Cell]()
         seed = 1 + max((cell.seed for cell in self.cells), default=-1)
         while True:
@@ -147,16 +149,15 @@ class Reproduction:
             seed += 1
 
     def outcome(self, cell: Cell) -> Outcome | None:
-        """What the run of a cell came to; None where it is not at its end."""
+        """The outcome of a cell; None if its run is not finished."""
         place = self.place(cell)
         if place not in self.ended and is_run(place) and self.done(cell):
-            one = outcome(place)
+            one = read_outcome(place)
             if one.rounds >= cell.experiment.run.rounds or one.stopped:
                 self.ended[place] = one
         return self.ended.get(place)
 
     def numbers(self, measure: str = "score") -> Numbers:
-        """What was measured, by row and column, by seed."""
         table: dict[tuple[str, str], dict[int, float]] = {}
         for cell, one in self.outcomes():
             value = None if one is None else measured(one, measure)
@@ -165,32 +166,31 @@ class Reproduction:
         return table
 
     def leaking(self) -> set[tuple[str, str]]:
-        """Rows and columns whose numbers compare with no other's, because test data steers training."""
+        """Cells whose numbers are not comparable, because test data influences training."""
         return {(cell.row, cell.column) for cell, one in self.outcomes() if one is not None and one.leaks}
 
     def printed(self, measure: str = "score") -> Printed:
-        """What the paper prints."""
         one = "score" if measure in self.recipe.readings else measure
         return {(row.name, name): float(v) for row in self.recipe.rows for name, v in row.prints(one).items()}
 
     def judged(self) -> list[Verdict]:
-        """The verdicts on all claims."""
         columns, found, shorter = self.recipe.columns_at(self.scale), list[Verdict](), self.shorter()
         every = {measure: self.numbers(measure) for measure in {claim.measure for claim in self.recipe.claims}}
         for claim in self.recipe.claims:
             if self.stand_in and claim.kind == "printed":
-                continue  # of other data
+                continue  # the paper's numbers are of other data
             numbers, printed = every[claim.measure], self.printed(claim.measure)
             if claim.kind == "best":
                 against = verdicts(claim, self._without_controls(numbers), printed, columns, shorter)
                 found += [self._against_rivals(verdict, numbers) for verdict in against]
             else:
                 found += verdicts(claim, numbers, printed, columns, shorter)
-        named = [replace(v, column=v.column if v.holds is None else self.shown(v.column)) for v in found]
-        return [replace(v, stand_in=self.stand_in is not None) for v in named]
+        paper, _, table = self.recipe.name.partition("/")
+        found = [v if v.holds is None else replace(v, column=self.shown(v.column)) for v in found]
+        return [replace(v, paper=paper, table=table, stand_in=self.stand_in is not None) for v in found]
 
     def shorter(self) -> dict[str, str]:
-        """By column, how many rounds are run in place of those of scale full; nothing where nothing compares."""
+        """By column, how many rounds replace those of scale full; empty if the numbers do not compare."""
         if self.stand_in or "full" not in self.recipe.scales:
             return {}
         whole = {(cell.row, cell.column): cell.experiment.run.rounds for cell in self.recipe.cells("full", seeds=1)}
@@ -206,7 +206,7 @@ class Reproduction:
 
     @property
     def begun(self) -> list[Path]:
-        """The run directories that hold anything."""
+        """The run directories with at least one round."""
         return list(dict.fromkeys(self.place(cell) for cell in (*self.cells, *self.further) if self.done(cell)))
 
     def _without_controls(self, numbers: Numbers) -> Numbers:
@@ -214,7 +214,7 @@ class Reproduction:
         return {place: number for place, number in numbers.items() if place[0] not in controls}
 
     def _against_rivals(self, verdict: Verdict, numbers: Numbers) -> Verdict:
-        """The verdict, and which rivals there were not."""
+        """The verdict, with the rivals that are missing."""
         missing = sum(row.missing is not None for row in self.recipe.rows)
         said = f"; {missing} {'rival is' if missing == 1 else 'rivals are'} not in the catalogue" if missing else ""
         rivals = [row for row in self.recipe.runnable if not row.control and row.runs(verdict.column)]
@@ -223,22 +223,20 @@ class Reproduction:
         return verdict if verdict.holds is None else replace(verdict, reason=verdict.reason + said)
 
     def _why(self, cell: Cell) -> str:
-        """Why a cell has no number."""
         why = self.refused.get(cell.column) or self.failed.get((cell.row, cell.column))
         why = why or (None if self.able(cell) else f"{cell.experiment.run.precision} needs a GPU")
         return why or f"{self.done(cell)} of {counted(cell.experiment.run.rounds, 'round')}"
 
     def diverged(self) -> list[str]:
-        """The runs whose loss is no number any more."""
         ended = [(cell, one) for cell, one in self.outcomes() if one is not None]
         return [f"{cell.row}, {cell.column}, seed {cell.seed}" for cell, one in ended if one.diverged]
 
     def not_run(self) -> list[str]:
-        """What was not reached, and why."""
+        """The cells, columns and methods that were not run, and why."""
         open_cells = [cell for cell, one in self.outcomes() if one is None]
         lines = [f"{cell.row}, {cell.column}, seed {cell.seed}: {self._why(cell)}" for cell in open_cells]
         if self.stand_in:
-            lines.append(f"the paper's own data: {self.stand_in}; no number compares, and rankings are no evidence")
+            lines.append(f"the paper's own data: {self.stand_in}; numbers do not compare, and rankings are no evidence")
         left_out = [c.name for c in self.recipe.columns if c.name not in self.recipe.columns_at(self.scale)]
         missing = [row.name for row in self.recipe.rows if row.missing]
         named = "; ".join(left_out) if len(left_out) <= FEW else f"{len(left_out)} of {len(self.recipe.columns)}"
@@ -247,7 +245,7 @@ class Reproduction:
 
 
 def run_name(experiment: Experiment, trust: Trust | bool = NOTHING) -> str:
-    """The name of the directory of an experiment: method, data, and a digest of everything, defaults included."""
+    """The name of the run directory of an experiment: method, data, model, and a digest of all settings."""
     told = to_tables(completed(experiment, trust))
     told["data"] = {key: value for key, value in told["data"].items() if BEFORE.get(key) != value}  # older runs lack it
     tables = json.dumps(told, sort_keys=True)
@@ -256,5 +254,31 @@ def run_name(experiment: Experiment, trust: Trust | bool = NOTHING) -> str:
     return f"{plain}-{hashlib.sha256(tables.encode()).hexdigest()[:8]}"
 
 
-def _outcome_rounds(folder: Path) -> int:
-    return sum(1 for _ in line_bodies(folder / "rounds.jsonl"))
+def measured(one: Outcome, measure: str) -> float | None:
+    """A number of a run as papers print it; see `MEASURES`."""
+    numbers = one.numbers()
+    if measure in ("trained", "global"):
+        common = measure == "global" and one.config["algorithm"]["name"] == "fedavg"  # FedAvg sends its global model
+        return _accuracy(one, "received" if common else measure)
+    if measure in ("score", "spread"):
+        return 100 * numbers[measure] if measure in numbers else None
+    if measure in OF_CONVERGENCE:
+        settled = numbers.get("converged_round", inf) <= SETTLED * one.rounds
+        return numbers["converged_round" if measure == "rounds" else "converged_seconds"] if settled else None
+    if measure == "bytes":
+        return numbers["bytes"] / numbers["rounds"] / 2**20
+    # A mean would count the compilation in the first round.
+    return median(float(line["seconds.train"] + line["seconds.server"]) for line in one.lines)
+
+
+def _accuracy(one: Outcome, stage: str) -> float | None:
+    name = "client_accuracy" if one.config["evaluate"]["average"] == "clients" else "accuracy"
+    selected = one.numbers()["selected_round"]
+    found = next((line for line in one.lines if line["round"] == selected), {})
+    value = found.get(f"test.{stage}.{name}")
+    return None if value is None else 100 * value
+
+
+def seconds(one: Outcome) -> float:
+    """The duration of a run, with its evaluations."""
+    return sum(float(value) for line in one.lines for key, value in line.items() if key.startswith("seconds."))

@@ -1,7 +1,13 @@
-"""Reports: what a set of runs came to."""
+"""Reports: what a set of runs came to, as a ranking, as CSV and as one HTML page.
 
-from stratafl.report.outcomes import Outcome, outcome, run_folders
-from stratafl.report.ranking import INCOMPARABLE, MARK, Rank, Spread, ranking, to_csv
+Directories become records (`outcome`, `ranking`, `study`, `verdict`), records become tables, sentences and charts, and
+`page` puts them together. It reads run directories and never writes to them; `recipes` and `cli` may import it.
+"""
+
+from stratafl.report.formats import MARK
+from stratafl.report.intervals import Spread
+from stratafl.report.outcome import Outcome, read_outcome, run_folders
+from stratafl.report.ranking import INCOMPARABLE, Rank, ranking, to_csv
 from stratafl.report.study import Study, gather
 
 __all__ = [
@@ -12,8 +18,8 @@ __all__ = [
     "Spread",
     "Study",
     "gather",
-    "outcome",
     "ranking",
+    "read_outcome",
     "run_folders",
     "to_csv",
 ]

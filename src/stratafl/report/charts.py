@@ -1,6 +1,6 @@
-"""Charts: plotly figures as plain dictionaries, and the controls with which a reader chooses among them.
+"""Charts: plotly figures as plain dictionaries, and the controls to choose one of them.
 
-A chart's figures are the leaves of a tree; each control chooses a branch, and what the next one offers depends on it.
+The figures of a chart are the leaves of a tree; each control chooses a branch, and the next one offers what is in it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,31 +8,31 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal, Union
 
-from stratafl.report.ranking import MARK
+from stratafl.report.formats import MARK
 
 Figure = dict[str, Any]  # {"data": […], "layout": {…}}
 Tree = Union[Figure, "Branches"]
-DIGITS = 5  # that a number in a figure has
+DIGITS = 5  # significant digits of a number in a figure
 
-# Okabe and Ito's colours, without black and yellow, which vanish on one of the two backgrounds.
+# Okabe and Ito's colours without black and yellow, which are invisible on one of the two backgrounds.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#808080")
-ON_DARK = {"#0072B2": "#3D9CE0", "#56B4E9": "#A8DBFF"}  # the two blues, where the background is dark
+ON_DARK = {"#0072B2": "#3D9CE0", "#56B4E9": "#A8DBFF"}  # the two blues on a dark background
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star", "hexagon")
 SCALE = "Cividis"
-LONGEST = 26  # letters of a label in a chart
+LONGEST = 26  # characters of a label in a chart
 
 
 @dataclass(frozen=True)
 class Branches:
-    """What a control offers, in order."""
+    """The options of a control, in order."""
 
     of: Mapping[str, "Tree"]
 
 
 @dataclass(frozen=True)
 class Control:
-    """How a reader chooses: from a menu, by switches, or with a slider."""
+    """A menu, a row of switches, or a slider."""
 
     label: str
     kind: Literal["menu", "switch", "slider"] = "menu"
@@ -40,17 +40,17 @@ class Control:
 
 @dataclass(frozen=True)
 class Chart:
-    """A tree of figures with a title, what it shows in a sentence, and its controls from the root down."""
+    """A tree of figures with a title, a caption, and its controls from the root down."""
 
     name: str
     title: str
-    says: str
+    caption: str
     tree: Tree
     controls: tuple[Control, ...] = ()
     height: int = 420
 
     def plain(self) -> dict[str, Any]:
-        """The chart as the page's script takes it."""
+        """The chart as `page.js` reads it."""
         controls = [{"label": control.label, "kind": control.kind} for control in self.controls]
         return {"name": self.name, "controls": controls, "height": self.height, "tree": _plain(self.tree)}
 
@@ -62,26 +62,37 @@ def _plain(tree: Tree) -> dict[str, Any]:
 
 
 def figures(tree: Tree) -> list[Figure]:
-    """All figures of a tree."""
     if isinstance(tree, Branches):
         return [figure for child in tree.of.values() for figure in figures(child)]
     return [tree]
 
 
-def look(place: int) -> dict[str, Any]:
-    """Line and marker of the method at a place: colours, dashes and markers that no two of them share."""
+def line_style(place: int) -> dict[str, Any]:
+    """Line and marker of the method at a place of the ranking; no two methods look the same."""
     colour = COLOURS[place % len(COLOURS)]
     line = {"color": colour, "dash": DASHES[place % len(DASHES)], "width": 2}
     return {"line": line, "marker": {"color": colour, "symbol": MARKERS[place % len(MARKERS)], "size": 7}}
 
 
-def faint(place: int) -> str:
-    """The colour of a band around the line at a place."""
+def category_axis(title: str = "", down: bool = False) -> dict[str, Any]:
+    titled = {"title": {"text": title}} if title else {}
+    return {"type": "category", "automargin": True, **titled, **({"autorange": "reversed"} if down else {})}
+
+
+def heat_map(
+    x: Sequence[str] | None, y: Sequence[str] | None, z: Sequence[Any], hover: str, **more: Any
+) -> dict[str, Any]:
+    look = {"colorscale": SCALE, "colorbar": {"thickness": 12}, "hovertemplate": f"{hover}<extra></extra>"}
+    names = {"x": x, "y": y} if x is not None else {}
+    return {"type": "heatmap", **names, "z": z, **look, **more}
+
+
+def band_colour(place: int) -> str:
     return _faint(COLOURS[place % len(COLOURS)])
 
 
 def on_dark() -> dict[str, str]:
-    """By which colours those of lines and bands are replaced on a dark background."""
+    """The colours that replace those of lines and bands on a dark background."""
     return ON_DARK | {_faint(light): _faint(dark) for light, dark in ON_DARK.items()}
 
 
@@ -91,13 +102,13 @@ def _faint(colour: str) -> str:
     return f"rgba({red},{green},{blue},0.15)"
 
 
-def said(text: object) -> str:
-    """A text in a chart: plotly reads tags and entities, and no name of a run shall be one."""
+def plain_text(text: object) -> str:
+    """A text for plotly, which would read tags and entities in it."""
     return str(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def short_labels(labels: Sequence[str]) -> list[str]:
-    """Labels for charts, all different: without the package of a method of one's own, and cut where they are long."""
+    """Labels for charts, all different and of limited length, without the package of an imported method."""
     made: list[str] = []
     for label in labels:
         marked = f" {MARK}" if label.endswith(MARK) else ""
@@ -108,13 +119,13 @@ def short_labels(labels: Sequence[str]) -> list[str]:
     return made
 
 
-def short(value: float | None) -> float | None:
-    """A number with as many digits as a chart can show."""
+def rounded(value: float | None) -> float | None:
+    """A number with as many digits as a chart can show; None if it is not finite."""
     return None if value is None or not isfinite(value) else float(f"{value:.{DIGITS}g}")
 
 
 def thinned(count: int, most: int) -> list[int]:
-    """So many places of a sequence, evenly, the first and the last among them; of one, the last."""
+    """The indices of at most so many items, evenly spaced, with the first and the last; of one, the last."""
     if count <= most:
         return list(range(count))
     if most == 1:

@@ -1,4 +1,4 @@
-"""Curves over rounds, bytes and seconds, with a band over seeds."""
+"""Learning curves over rounds, bytes and seconds, with a band over seeds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,13 +7,24 @@ from statistics import fmean, stdev
 from typing import Any
 
 from stratafl.evaluation.measure import Line
-from stratafl.report.charts import Branches, Chart, Control, Figure, faint, look, said, short, short_labels, thinned
-from stratafl.report.outcomes import SQUARED
+from stratafl.report.charts import (
+    Branches,
+    Chart,
+    Control,
+    Figure,
+    band_colour,
+    line_style,
+    plain_text,
+    rounded,
+    short_labels,
+    thinned,
+)
+from stratafl.report.outcome import SQUARED
 from stratafl.report.ranking import Rank
 from stratafl.report.study import Study
 
-POINTS = 500  # of a curve, at most
-MARKED = 40  # points up to which each has a marker
+POINTS = 500  # of a curve at most
+MARKED = 40  # a curve with more points has no markers
 ACCURACY = "accuracy"
 AXES = {"rounds": "round", "bytes": "bytes up and down, all clients", "seconds": "seconds of training and server"}
 MEASURES = {
@@ -29,7 +40,7 @@ MEASURES = {
 
 @dataclass(frozen=True)
 class Point:
-    """A round: mean and deviation over seeds (one has none), and what it took to get there on each axis."""
+    """A round: mean and deviation over seeds (None for one seed), and its place on each axis."""
 
     mean: float
     std: float | None
@@ -37,13 +48,13 @@ class Point:
 
 
 def curve(rank: Rank, key: str) -> list[Point]:
-    """The rounds in which every seed has this number."""
-    runs = [_costs(one.lines, key) for one in rank.members]
+    """The rounds for which every seed has this number."""
+    runs = [_measured(one.lines, key) for one in rank.members]
     common = [number for number in runs[0] if all(number in run for run in runs)]
     return [_point([run[number] for run in runs]) for number in common]
 
 
-def _costs(lines: Sequence[Line], key: str) -> dict[int, tuple[float, dict[str, float]]]:
+def _measured(lines: Sequence[Line], key: str) -> dict[int, tuple[float, dict[str, float]]]:
     found, spent, seconds = {}, 0.0, 0.0
     for line in lines:
         spent += line["bytes.down"] + line["bytes.up"]
@@ -56,12 +67,11 @@ def _costs(lines: Sequence[Line], key: str) -> dict[int, tuple[float, dict[str, 
 
 def _point(seeds: Sequence[tuple[float, dict[str, float]]]) -> Point:
     values = [value for value, _ in seeds]
-    at = {axis: fmean(cost[axis] for _, cost in seeds) for axis in AXES}
+    at = {axis: fmean(where[axis] for _, where in seeds) for axis in AXES}
     return Point(fmean(values), stdev(values) if len(values) > 1 else None, at)
 
 
 def curves_chart(study: Study) -> Chart | None:
-    """All methods over rounds, bytes or seconds."""
     labels = short_labels([rank.label for rank in study.ranks])
     measures: dict[str, Any] = {}
     for title, key in MEASURES.items():
@@ -72,13 +82,13 @@ def curves_chart(study: Study) -> Chart | None:
             measures[title] = Branches({axis: _figure(kept, labels, unit, axis) for axis in AXES})
     if not measures:
         return None
-    says = "Mean over seeds; the band is one standard deviation to each side. Rounds that every seed has reached."
+    caption = "Mean ± one standard deviation (the band) over seeds, for the rounds that every seed has reached."
     controls = (Control("show"), Control("over", "switch"))
-    return Chart("curves", "Course of training", says, Branches(measures), controls, height=460)
+    return Chart("curves", "Learning curves", caption, Branches(measures), controls, height=460)
 
 
 def _unit(key: str, regression: bool) -> str:
-    """What a curve is of; methods may train by more than the squared error."""
+    """The quantity of a curve; a method may train with another loss than the squared error."""
     if not key.endswith("loss"):
         return ACCURACY
     return SQUARED if regression and not key.startswith("train.") else "loss"
@@ -86,7 +96,7 @@ def _unit(key: str, regression: bool) -> str:
 
 def _figure(found: Sequence[tuple[int, list[Point]]], labels: Sequence[str], unit: str, axis: str) -> Figure:
     share = unit == ACCURACY
-    most = 1 if share else inf  # an accuracy is from 0 to 1, a loss is at least 0
+    most = 1 if share else inf  # an accuracy is at most 1, and no value is below 0
     traces = [_band(place, points, axis, most) for place, points in found if any(point.std for point in points)]
     traces += [_line(place, labels[place], points, axis, share) for place, points in found]
     x: dict[str, Any] = {"title": {"text": AXES[axis]}, "rangemode": "tozero"}
@@ -101,27 +111,27 @@ def _line(place: int, label: str, points: Sequence[Point], axis: str, share: boo
     return {
         "type": "scatter",
         "mode": "lines+markers" if len(points) <= MARKED else "lines",
-        "name": said(label),
+        "name": plain_text(label),
         "legendgroup": str(place),
-        "x": [short(point.at[axis]) for point in points],
-        "y": [short(point.mean) for point in points],
-        "customdata": [short(point.std) for point in points],
+        "x": [rounded(point.at[axis]) for point in points],
+        "y": [rounded(point.mean) for point in points],
+        "customdata": [rounded(point.std) for point in points],
         "hovertemplate": f"{form}<extra>%{{fullData.name}}, %{{x}}</extra>",
-        **look(place),
+        **line_style(place),
     }
 
 
 def _band(place: int, points: Sequence[Point], axis: str, most: float) -> dict[str, Any]:
-    x = [short(point.at[axis]) for point in points]
-    upper = [short(min(point.mean + (point.std or 0), most)) for point in points]
-    lower = [short(max(point.mean - (point.std or 0), 0)) for point in points]
+    x = [rounded(point.at[axis]) for point in points]
+    upper = [rounded(min(point.mean + (point.std or 0), most)) for point in points]
+    lower = [rounded(max(point.mean - (point.std or 0), 0)) for point in points]
     return {
         "type": "scatter",
         "mode": "lines",
         "x": [*x, *reversed(x)],
         "y": [*upper, *reversed(lower)],
         "fill": "toself",
-        "fillcolor": faint(place),
+        "fillcolor": band_colour(place),
         "line": {"width": 0},
         "hoverinfo": "skip",
         "showlegend": False,

@@ -1,28 +1,29 @@
-"""Numbers as a person reads them."""
+"""Numbers, machines and times as people read them."""
 
+from collections.abc import Mapping, Sequence
 from math import isfinite
+from typing import Any
 
-from stratafl.report.intervals import Interval
-from stratafl.report.ranking import Spread
+from stratafl.errors import counted
+from stratafl.report.intervals import Interval, Spread
 
 NOTHING = "–"
+MARK = "†"  # follows the name of a method that leaks
+Environment = Mapping[str, Any]  # what a run's environment.json says
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def minus(text: str) -> str:
-    """A number with the sign for minus instead of a hyphen."""
     return text.replace("-", "−")
 
 
 def score(value: float | None, regression: bool = False) -> str:
-    """An accuracy in per cent with one decimal, or a loss."""
     if value is None or not isfinite(value):
         return NOTHING
     return minus(f"{value:.4g}") if regression else f"{100 * value:.1f} %"
 
 
 def spread(given: Spread | None, regression: bool = False) -> str:
-    """Mean ± standard deviation; the mean alone of one seed."""
     if given is None:
         return NOTHING
     mean = score(given.mean, regression)
@@ -32,7 +33,7 @@ def spread(given: Spread | None, regression: bool = False) -> str:
 
 
 def limits(given: Interval | None, regression: bool = False) -> str:
-    """The limits of an interval; those of an accuracy end at 0 and 100 %, those of a loss at 0."""
+    """The limits of an interval, cut off at 0 and, for an accuracy, at 100 %."""
     if given is None:
         return NOTHING
     low = max(given.low, 0)
@@ -42,7 +43,7 @@ def limits(given: Interval | None, regression: bool = False) -> str:
 
 
 def difference(given: Interval | None, regression: bool = False) -> str:
-    """A difference with its limits, in points where it is one of accuracies."""
+    """A paired difference with its limits; in percentage points for accuracies."""
     if given is None:
         return NOTHING
     if regression:
@@ -52,7 +53,6 @@ def difference(given: Interval | None, regression: bool = False) -> str:
 
 
 def size(count: float | None) -> str:
-    """Bytes with an SI unit."""
     if count is None:
         return NOTHING
     power = 0
@@ -62,7 +62,6 @@ def size(count: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds, minutes or hours."""
     if seconds is None:
         return NOTHING
     if seconds < 100:
@@ -71,5 +70,25 @@ def duration(seconds: float | None) -> str:
 
 
 def listed(words: list[str], most: int = 12) -> str:
-    """Words by comma, the last ones counted where there are too many."""
     return ", ".join(words) if len(words) <= most else f"{', '.join(words[:most])} and {len(words) - most} more"
+
+
+def machine(env: Environment) -> str:
+    parts = [env.get("machine"), counted(env["cores"], "core") if env.get("cores") else None]
+    device, name = env.get("device"), env.get("device_name")
+    return ", ".join(str(part) for part in (*parts, device, name if name != device else None) if part)
+
+
+def versions(env: Environment) -> str:
+    names = [("stratafl", "stratafl"), ("python", "Python"), ("torch", "torch"), ("numpy", "numpy")]
+    words = [f"{title} {env[key]}" for key, title in names if env.get(key)]
+    return ", ".join([*words, *([f"commit {env['commit'][:10]}"] if env.get("commit") else [])])
+
+
+def minute(time: Any) -> str:
+    return str(time)[:16].replace("T", " ") if time else NOTHING
+
+
+def span(times: Sequence[str]) -> str:
+    shown = [minute(time) for time in (min(times), max(times))] if times else []
+    return f"{' to '.join(dict.fromkeys(shown))} UTC" if shown else ""

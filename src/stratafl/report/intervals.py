@@ -1,4 +1,4 @@
-"""Intervals over seeds: of a mean, and of the difference of two methods that ran with the same seeds."""
+"""Numbers over seeds: mean, standard deviation, 95 % interval, and paired differences between methods."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +9,20 @@ LEVEL = 0.95
 
 
 @dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation of a sample; a single value has no deviation."""
+
+    mean: float
+    std: float | None
+
+    @staticmethod
+    def of(values: Sequence[float]) -> "Spread":
+        return Spread(fmean(values), stdev(values) if len(values) > 1 else None)
+
+
+@dataclass(frozen=True)
 class Interval:
-    """A mean and the limits between which it lies with a confidence of 95 %."""
+    """A mean and the limits of its 95 % confidence interval."""
 
     mean: float
     low: float
@@ -18,12 +30,12 @@ class Interval:
 
     @property
     def beyond_noise(self) -> bool:
-        """Whether 0 is outside."""
+        """Whether the interval excludes 0."""
         return self.low > 0 or self.high < 0
 
 
 def interval(values: Sequence[float]) -> Interval | None:
-    """Student's t interval of the mean: mean ± t · s / √n; one value has none."""
+    """Student's t interval of the mean, mean ± t · s / √n; None for a single value."""
     if len(values) < 2:
         return None
     mean = fmean(values)
@@ -31,8 +43,8 @@ def interval(values: Sequence[float]) -> Interval | None:
     return Interval(mean, mean - half, mean + half)
 
 
-def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Interval | None:
-    """The t interval of first − second over the seeds that both have: the same division and the same start."""
+def paired_difference(first: Mapping[int, float], second: Mapping[int, float]) -> Interval | None:
+    """The t interval of first − second over the seeds that both have: with a seed both start from the same data."""
     return interval([first[seed] - second[seed] for seed in first if seed in second])
 
 

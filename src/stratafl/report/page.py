@@ -1,4 +1,4 @@
-"""A report as one HTML file that asks nobody for anything: text, tables, charts, and plotly.js inside."""
+"""A report as one HTML file that needs no network: text, tables and charts, with plotly.js inside."""
 
 import base64
 import gzip
@@ -12,39 +12,73 @@ from typing import Any
 
 from stratafl.errors import RunError, counted, printable
 from stratafl.files import write_atomically
-from stratafl.report.ablations import ablation_tables
 from stratafl.report.charts import Chart, on_dark
+from stratafl.report.class_counts import class_counts_chart
+from stratafl.report.client_scores import clients_chart, worst_table
 from stratafl.report.curves import curves_chart
-from stratafl.report.distribution import clients_chart, worst_table
-from stratafl.report.escaping import escape
-from stratafl.report.flagging import flag_table
-from stratafl.report.layer_charts import layer_charts
-from stratafl.report.overview import facts, ranking_table, runs_table
-from stratafl.report.sections import Section, section_html
+from stratafl.report.flagged_clients import flag_table
+from stratafl.report.layer_charts import bytes_chart, methods_chart, mixing_chart, rounds_chart
+from stratafl.report.ranking_tables import ablation_tables, ranking_table, runs_table
 from stratafl.report.study import Study
-from stratafl.report.verdicts import verdict_table
-from stratafl.report.who import who_chart
-from stratafl.report.words import cautions, summary
-from stratafl.version import __version__
+from stratafl.report.summary import cautions, facts, summary
+from stratafl.report.tables import Table, escape
+from stratafl.report.verdict import verdict_table
+from stratafl.version import VERSION
 
 GENERATOR = b'<meta name="generator" content="stratafl">'
+NO_CLASS_COUNTS = "<p>These runs record no class counts.</p>"
+Part = str | Table | Chart  # a str is HTML
+
+
+class Section:
+    """A title over parts; a part that is None is left out."""
+
+    def __init__(self, name: str, title: str, parts: Sequence[Part | None]) -> None:
+        self.name, self.title = name, title
+        self.parts = [part for part in parts if part is not None]
+
+
+def _section_html(section: Section) -> str:
+    parts = "\n".join(_part(part, section.title) for part in section.parts)
+    name, title = section.name, escape(section.title)
+    heading = f'<h2 id="{name}-title">{title}</h2>'
+    return f'<section id="{name}" aria-labelledby="{name}-title">{heading}\n{parts}\n</section>'
+
+
+def _part(part: Part, title: str) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Table):
+        button = f'<button type="button" data-table="{part.name}" aria-label="Table {part.name} as CSV">CSV</button>'
+        return f'<div class="tabled">{part.markup()}<div class="downloads">{button}</div></div>'
+    heading = f"<h3>{escape(part.title)}</h3>" if part.title != title else ""
+    buttons = "".join(
+        f'<button type="button" data-chart="{part.name}" data-format="{kind}" '
+        f'aria-label="Chart {escape(part.title)} as {kind.upper()}">{kind.upper()}</button>'
+        for kind in ("png", "svg", "csv")
+    )
+    return (
+        f"<figure>{heading}<figcaption>{escape(part.caption)}</figcaption>"
+        f'<div class="controls" id="controls-{part.name}" role="group" aria-label="{escape(part.title)}"></div>'
+        f'<div class="chart" id="chart-{part.name}" role="img" aria-label="{escape(f"{part.title}. {part.caption}")}" '
+        f'style="min-height:{part.height}px"></div><div class="downloads">{buttons}</div></figure>'
+    )
 
 
 def write_report(study: Study, path: Path) -> int:
-    """Write the report of a study; how many bytes it has."""
+    """Write the report of a study, and return its size in bytes."""
     data = page(study).encode()
     write_atomically(path, data)
     return len(data)
 
 
 def is_report(path: Path) -> bool:
-    """Whether a file is a report, which another one may replace."""
+    """Whether a file is a report, so that a new one may replace it."""
     with path.open("rb") as file:
         return GENERATOR in file.read(1000)
 
 
 def page(study: Study) -> str:
-    """The whole file."""
     made = sections(study)
     charts = [part for section in made for part in section.parts if isinstance(part, Chart)]
     tables = {part.name: part.csv for section in made for part in section.parts if not isinstance(part, Chart | str)}
@@ -54,8 +88,8 @@ def page(study: Study) -> str:
         subtitle=escape(subtitle),
         style=_asset("page.css"),
         contents="".join(f'<li><a href="#{each.name}">{escape(each.title)}</a></li>' for each in made),
-        sections="\n".join(map(section_html, made)),
-        footer=f"stratafl {escape(__version__)} · {datetime.now(UTC):%Y-%m-%d %H:%M} UTC · works offline",
+        sections="\n".join(map(_section_html, made)),
+        footer=f"stratafl {escape(VERSION)} · {datetime.now(UTC):%Y-%m-%d %H:%M} UTC · works offline",
         data=in_script({"charts": [chart.plain() for chart in charts], "tables": tables, "dark": on_dark()}),
         plotly=base64.b64encode(gzip.compress(_plotly().encode(), 9, mtime=0)).decode() if charts else "",
         script=_asset("page.js"),
@@ -63,40 +97,37 @@ def page(study: Study) -> str:
 
 
 def sections(study: Study) -> list[Section]:
-    """What a reader finds, in order; what there is nothing to say about is left out."""
     warned = cautions(study)
-    caution = f'<div class="caution" role="note"><strong>To keep in mind</strong><ul>{_items(warned)}</ul></div>'
+    caution = f'<div class="caution" role="note"><strong>Please note</strong><ul>{_items(warned)}</ul></div>'
     top = [f'<p class="lead">{escape(summary(study))}</p>', *([caution] if warned else [])]
     made = [Section("summary", "Summary", top)]
     made.append(Section("reproduction", "Published claims", [verdict_table(study.verdicts)]))
     if study.ranks:
-        who = who_chart(study) or "<p>Who holds what is not known: the runs say neither classes nor counts.</p>"
-        layers = layer_charts(study)
-        looked = any(record.looks.numbers for record in study.records.values())
-        hint = [] if looked else ["<p>Nobody looked into the layers: run with <code>--lab 5</code> for more.</p>"]
+        runs = "This run has" if len(study.records) == 1 else "These runs have"
+        hint = f"<p>{runs} no layer diagnostics. Add <code>--lab 10</code>.</p>"
+        layers = (rounds_chart(study) or hint, methods_chart(study), mixing_chart(study), bytes_chart(study))
         made += [
             Section("ranked", "Ranking", [ranking_table(study)]),
-            Section("course", "Course of training", [curves_chart(study)]),
+            Section("course", "Learning curves", [curves_chart(study)]),
             Section("spread", "Clients", [clients_chart(study), worst_table(study)]),
-            Section("flagged", "Clients left out", [flag_table(study)]),
-            Section("held", "Data", [who]),
-            Section("lab", "Layers", [*hint, *layers]),
+            Section("flagged", "Clients left out", [flag_table(study.ranks)]),
+            Section("held", "Data", [class_counts_chart(study) or NO_CLASS_COUNTS]),
+            Section("lab", "Layers", layers),
             Section("ablations", "Ablations", list(ablation_tables(study))),
         ]
-    if study.ranks:
         pairs = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts(study))
         made.append(Section("made", "What was run", [f"<dl>{pairs}</dl>", runs_table(study)]))
     return [section for section in made if section.parts]
 
 
 def in_script(value: Any) -> str:
-    """JSON that can stand in a script element: nothing in it can end the element."""
+    """JSON for a script element; nothing in it can end the element."""
     text = json.dumps(_printable(value), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _printable(value: Any) -> Any:
-    """The value with all its texts printable; lines of a table in CSV stay lines."""
+    """The value with printable texts only; line breaks stay, because CSV needs them."""
     if isinstance(value, str):
         return printable(value, keep="\n")
     if isinstance(value, dict):
@@ -107,7 +138,7 @@ def _printable(value: Any) -> Any:
 def _title(study: Study) -> tuple[str, str]:
     outcomes = study.outcomes
     if not outcomes:
-        return "Published claims, repeated", counted(len(study.verdicts), "verdict")
+        return "Published claims", counted(len(study.verdicts), "verdict")
     methods = list(dict.fromkeys(str(one.config["algorithm"]["name"]).rpartition(":")[2] for one in outcomes))
     data = list(dict.fromkeys(Path(one.config["data"]["name"]).stem for one in outcomes))
     what = (

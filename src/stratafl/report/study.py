@@ -1,106 +1,197 @@
-"""All that a report needs of a set of run directories, read once."""
+"""Everything that a report needs from a set of run directories, read once."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, NamedTuple
 
 from stratafl.core.reprs import short_repr
-from stratafl.errors import RunError
+from stratafl.errors import DamagedError, RunError, StrataError
 from stratafl.evaluation.measure import Line
-from stratafl.report.journals import Looks, lines_of_round, looks
-from stratafl.report.outcomes import Outcome, outcome, run_folders
+from stratafl.report.outcome import Outcome, read_outcome, run_folders
 from stratafl.report.ranking import Rank, ranking
-from stratafl.report.verdicts import VERDICTS, Verdict, verdicts
-from stratafl.report.waiting import waiting
+from stratafl.report.verdict import VERDICTS, Verdict, read_verdicts
 from stratafl.runs.class_counts import read_class_counts
-from stratafl.runs.directory import CONFIG, check_committed, config_of, environment_of
+from stratafl.runs.comparison import Comparison
+from stratafl.runs.directory import COMPARISON, CONFIG, check_committed, config_of, environment_of, is_run
+from stratafl.runs.journal import line_bodies, parsed_line
 from stratafl.runs.summary import evaluated
+
+NOT_DIAGNOSTICS = ("round", "layer", "columns", "bytes.down", "bytes.up")  # keys of a layer's line
+_ROUND = re.compile(rb'"round":\s*(\d{1,18})')
+Matrix = list[list[float | None]]
 
 
 @short_repr
 @dataclass(frozen=True)
-class Record:
-    """A run beyond its rounds: where it was made, its clients in the selected round, its layers, who holds what."""
+class LayerJournal:
+    """What `layers.jsonl` says: bytes of the whole run by layer, and the layer diagnostics by key, layer and round."""
+
+    bytes: dict[str, int] = field(default_factory=dict)
+    numbers: dict[str, dict[str, dict[int, float | None]]] = field(default_factory=dict)
+    matrices: dict[str, dict[str, dict[int, Matrix]]] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.bytes)
+
+
+@short_repr
+class ClassCounts(NamedTuple):
+    """Samples by split, client and class, and the names of clients and classes, if there are any."""
+
+    counts: Mapping[str, Sequence[Sequence[int]]]
+    clients: Sequence[str] = ()
+    classes: Sequence[str] = ()
+
+
+@short_repr
+@dataclass(frozen=True)
+class RunRecord:
+    """A run beyond its rounds: its environment, its clients in the selected round, its layers, its class counts."""
 
     outcome: Outcome
     environment: Mapping[str, Any]
     clients: list[Line]
-    looks: Looks
-    holdings: Mapping[str, Any] | None
-
-    @property
-    def client_names(self) -> Sequence[str]:
-        """What the data calls its clients, if anything."""
-        names: Sequence[str] = (self.holdings or {}).get("client_names", ())
-        return names
-
-    @property
-    def class_names(self) -> Sequence[str]:
-        """What the data calls its classes, if anything."""
-        names: Sequence[str] = (self.holdings or {}).get("class_names", ())
-        return names
+    layers: LayerJournal
+    class_counts: ClassCounts
 
 
 @short_repr
 @dataclass(frozen=True)
 class Study:
-    """Runs, ranked and in detail; runs that have nothing to report yet, or that repeat another; verdicts on papers."""
+    """Runs, ranked and in detail; runs without an evaluated round; runs that repeat another one; verdicts on papers."""
 
     ranks: list[Rank]
-    records: Mapping[Path, Record]
+    records: Mapping[Path, RunRecord]
     empty: list[Path]
     repeated: list[Path]
     verdicts: list[Verdict]
-    waiting: Sequence[str] = ()  # what is to be said of runs that nobody has begun
+    not_started: Sequence[str] = ()  # a sentence on each comparison with runs that have not started
 
-    def of(self, rank: Rank) -> list[Record]:
-        """The records of a configuration, seed by seed."""
+    def of(self, rank: Rank) -> list[RunRecord]:
         return [self.records[one.folder] for one in rank.members]
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """The ranked runs."""
         return [one for rank in self.ranks for one in rank.members]
 
     @property
     def regression(self) -> bool:
-        """Whether everything is measured by its loss."""
         return bool(self.ranks) and self.ranks[0].members[0].regression
 
     @property
     def metric(self) -> str:
-        """What everything is measured by."""
         return "loss" if self.regression else "accuracy"
 
+    @property
+    def layer_names(self) -> list[str]:
+        """The layers of all runs, in the order of their models."""
+        return list(dict.fromkeys(name for record in self.records.values() for name in record.layers.names))
 
-def gather(places: Sequence[Path]) -> Study:
-    """The runs and verdicts at or below these places."""
-    told = verdicts(places)
-    folders = run_folders([place for place in places if not verdicts_alone(place)])
-    found = [outcome(folder) for folder in folders]
+
+def gather(folders: Sequence[Path]) -> Study:
+    """The runs and verdicts in these folders and below."""
+    verdicts = read_verdicts(folders)
+    found = [read_outcome(folder) for folder in run_folders([each for each in folders if not only_verdicts(each)])]
     scored = [one for one in found if evaluated(one.lines)]
-    if found and not scored and not told:
+    if found and not scored and not verdicts:
         raise RunError(f"'{found[0].folder}' has no evaluated round yet")
     ranks = ranking(scored) if scored else []
     records = {one.folder: _record(one) for rank in ranks for one in rank.members}
     empty = [one.folder for one in found if not evaluated(one.lines)]
     repeated = [one.folder for one in scored if one.folder not in records]
-    return Study(ranks, records, empty, repeated, told, waiting(places))
+    return Study(ranks, records, empty, repeated, verdicts, not_started(folders))
 
 
-def verdicts_alone(place: Path) -> bool:
-    """Whether a folder holds verdicts and no run."""
-    return (place / VERDICTS).is_file() and not any(place.glob(f"**/{CONFIG}"))
+def only_verdicts(folder: Path) -> bool:
+    return (folder / VERDICTS).is_file() and not any(folder.glob(f"**/{CONFIG}"))
 
 
-def _record(one: Outcome) -> Record:
-    folder, chosen = one.folder, int(one.numbers()["selected_round"])
+def not_started(folders: Iterable[Path]) -> list[str]:
+    """A sentence on each comparison in these folders and below that has runs which have not started."""
+    found = dict.fromkeys(path.parent for folder in folders for path in sorted(folder.glob(f"**/{COMPARISON}")))
+    return [sentence for folder in found for sentence in _not_started(folder)]
+
+
+def _not_started(folder: Path) -> Iterator[str]:
+    try:
+        members = [is_run(member.folder) for member in Comparison.read(folder).members()]
+    except StrataError:  # `strata resume` says what is wrong; the runs can be reported all the same
+        return
+    missing = members.count(False)
+    if missing:
+        again = f"strata resume {shlex.quote(str(folder))}"
+        have = "has" if missing == 1 else "have"
+        yield f"{missing} of the {len(members)} runs of '{folder}' {have} not started. To continue, run: {again}"
+
+
+def _record(one: Outcome) -> RunRecord:
+    folder, selected = one.folder, int(one.numbers()["selected_round"])
     check_committed(folder, "clients", "layers")
-    return Record(
-        one,
-        environment_of(folder),
-        lines_of_round(folder / "clients.jsonl", chosen, summed=one.checked),
-        looks(folder / "layers.jsonl", summed=one.checked),
-        read_class_counts(folder, config_of(folder)),
+    clients = lines_of_round(folder / "clients.jsonl", selected, summed=one.checked)
+    layers = read_layer_journal(folder / "layers.jsonl", summed=one.checked)
+    class_counts = _class_counts(read_class_counts(folder, config_of(folder)), clients)
+    return RunRecord(one, environment_of(folder), clients, layers, class_counts)
+
+
+def _class_counts(recorded: Mapping[str, Any] | None, clients: Sequence[Line]) -> ClassCounts:
+    """As the run recorded them, or else the number of samples of its evaluated clients as a single class."""
+    if recorded is not None:
+        return ClassCounts(recorded["counts"], recorded.get("client_names", ()), recorded.get("class_names", ()))
+    lines = [line for line in clients if "test.samples" in line]
+    splits = [split for split in ("validation", "test") if any(f"{split}.samples" in line for line in lines)]
+    return ClassCounts({split: [[int(line.get(f"{split}.samples", 0))] for line in lines] for split in splits})
+
+
+def lines_of_round(path: Path, number: int, *, summed: bool = False) -> list[Line]:
+    """The clients' lines of one round; other rounds are not parsed. `summed` journals have checksums."""
+    wanted = (
+        body for body in line_bodies(path, summed=summed) if (found := _ROUND.search(body)) and int(found[1]) == number
     )
+    return [_client_line(path, parsed_line(path, body)) for body in wanted]
+
+
+def _client_line(path: Path, line: Line) -> Line:
+    if not _is_number(line.get("client"), int):
+        raise DamagedError(f"'{path}' is damaged: a line lacks client")
+    scores = [value for key, value in line.items() if key.startswith(("test.", "validation."))]
+    if not all(value is None or _is_number(value, int | float) for value in scores):
+        raise DamagedError(f"'{path}' is damaged: a score is not a number")
+    return line
+
+
+def read_layer_journal(path: Path, *, summed: bool = False) -> LayerJournal:
+    """The journal of layers, read line by line because it may be long."""
+    found = LayerJournal()
+    for body in line_bodies(path, summed=summed):
+        line = parsed_line(path, body)
+        layer, number = line.get("layer"), line.get("round")
+        if not isinstance(layer, str) or not isinstance(number, int) or isinstance(number, bool):
+            raise DamagedError(f"'{path}' is damaged: a line lacks round or layer")
+        sent = [line.get(key, 0) for key in ("bytes.down", "bytes.up")]
+        if not all(_is_number(each, int) for each in sent):
+            raise DamagedError(f"'{path}' is damaged: bytes are not whole numbers")
+        found.bytes[layer] = found.bytes.get(layer, 0) + sum(sent)
+        for key, value in line.items():
+            if isinstance(value, list):
+                found.matrices.setdefault(key, {}).setdefault(layer, {})[number] = _matrix(path, value)
+            elif key not in NOT_DIAGNOSTICS and (value is None or _is_number(value, int | float)):
+                found.numbers.setdefault(key, {}).setdefault(layer, {})[number] = value
+    return found
+
+
+def _is_number(value: Any, kind: type | UnionType) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _matrix(path: Path, value: list[Any]) -> Matrix:
+    """Rows of one length; a list of numbers is a single row."""
+    rows = value if value and isinstance(value[0], list) else [value]
+    whole = all(isinstance(row, list) and len(row) == len(rows[0]) for row in rows)
+    if not whole or not all(each is None or _is_number(each, int | float) for row in rows for each in row):
+        raise DamagedError(f"'{path}' is damaged: a matrix is not rows of numbers")
+    return rows

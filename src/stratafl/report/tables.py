@@ -1,21 +1,21 @@
-"""A table of a report: cells as they are shown and as they are, for HTML and for CSV."""
+"""A table of a report, as HTML and as CSV: each cell has a text to show and a raw value."""
 
 import csv
+import html
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from stratafl.errors import printable
-from stratafl.report.escaping import escape
 
-UNFOLDED = 18  # rows up to which a table is open
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # with which a spreadsheet takes a text for a formula
+UNFOLDED = 18  # a table with more rows is folded
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet takes a text that starts so for a formula
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What is shown, and what it is; `look` is a class of the style sheet, `below` a second line that matters less."""
+    """The text to show and the raw value; `look` is a class of the style sheet, `below` a smaller second line."""
 
     shown: str
     raw: Any = None
@@ -25,9 +25,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under titles; `left` of the columns hold words and stand to the left.
+    """Rows under a head; the first `left` columns hold words and are left-aligned.
 
-    A table that is `stacked` has more words than a phone has room for: there each row is a block of its own.
+    A `stacked` table has too many words for a phone: there each row becomes a block.
     """
 
     name: str
@@ -35,18 +35,14 @@ class Table:
     head: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     left: int = 1
-    written: str | None = None  # its CSV, where that has more than what is shown
+    written: str | None = None  # its CSV, if that has more than the table shows
     stacked: bool = False
 
     @property
     def csv(self) -> str:
-        """The table as CSV, with numbers as they are."""
-        return (
-            as_csv(self.head, [[cell.raw for cell in row] for row in self.rows]) if not self.written else self.written
-        )
+        return self.written or as_csv(self.head, [[cell.raw for cell in row] for row in self.rows])
 
-    def html(self) -> str:
-        """The table as HTML, its caption included."""
+    def markup(self) -> str:
         titles = "".join(f'<th scope="col"{self._side(i)}>{escape(title)}</th>' for i, title in enumerate(self.head))
         rows = "\n".join(f"<tr>{''.join(self._cell(i, cell) for i, cell in enumerate(row))}</tr>" for row in self.rows)
         look = ' class="stacked"' if self.stacked else ""
@@ -70,13 +66,17 @@ class Table:
         return ' class="left"' if column < self.left else ""
 
 
+def escape(text: str) -> str:
+    """A text for HTML without markup and control characters: names come from files, with anything in them."""
+    return html.escape(printable(text))
+
+
 def text(value: Any, look: str = "") -> Cell:
-    """A cell that is what it shows."""
     return Cell(str(value), value, look)
 
 
 def as_csv(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """CSV in which no text is taken for a formula."""
+    """CSV in which a spreadsheet takes no text for a formula."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerows([_harmless(value) for value in row] for row in (head, *rows))

@@ -14,9 +14,10 @@ import tomli_w
 
 from stratafl.algorithms import ALGORITHMS
 from stratafl.config.assemble import completed, simulation_of
-from stratafl.config.experiment import Experiment, from_stored, read_toml, to_tables, with_settings, with_values
-from stratafl.config.settings import WHOLE
+from stratafl.config.experiment import Experiment, from_stored, read_toml, to_tables, with_values
+from stratafl.config.settings import Settings, parse_settings
 from stratafl.config.trust import NOTHING, Trust
+from stratafl.core.annotations import WHOLE
 from stratafl.core.reprs import short_repr
 from stratafl.errors import BusyError, RecordError, RunError, counted, shown
 from stratafl.files import is_plain, is_plain_folder, write_atomically
@@ -62,7 +63,7 @@ class Comparison:
     base: Experiment
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
-    own: Mapping[str, tuple[str, ...]]
+    own: Mapping[str, Settings]
     trust: Trust = NOTHING
 
     @classmethod
@@ -72,10 +73,10 @@ class Comparison:
         base: Experiment,
         methods: Sequence[str],
         seeds: int,
-        settings: Sequence[str],
+        settings: Settings,
         trust: Trust = NOTHING,
     ) -> "Comparison":
-        """A new comparison; `settings` are `table.key=value`, or `method.key=value` for one method alone."""
+        """A new comparison; `settings` are of `table.key`, or of `method.key` for one method alone."""
         if not methods or len(set(methods)) < len(methods):
             raise RecordError(f"a comparison needs methods, each once, not '{','.join(methods)}'")
         if not 1 <= seeds <= SEEDS:
@@ -89,10 +90,13 @@ class Comparison:
             if table in ALGORITHMS and table not in methods:
                 raise RecordError(f"'{given}' is an option of {table}, which is not compared: {', '.join(methods)}")
         own = {
-            m: tuple(f"algorithm.{s.removeprefix(f'{m}.')}" for s in settings if s.startswith(f"{m}.")) for m in methods
+            m: {
+                f"algorithm.{path.removeprefix(f'{m}.')}": v for path, v in settings.items() if path.startswith(f"{m}.")
+            }
+            for m in methods
         }
-        common = [s for s in settings if not any(s.startswith(f"{m}.") for m in methods)]
-        base = with_absolute_paths(with_settings(base, common))
+        common = {path: v for path, v in settings.items() if not any(path.startswith(f"{m}.") for m in methods)}
+        base = with_absolute_paths(with_values(base, common))
         first = base.run.seed
         if first + seeds - 1 > WHOLE:
             raise RecordError(f"the last of {counted(seeds, 'seed')} from {first} on would be above {WHOLE}")
@@ -129,22 +133,22 @@ class Comparison:
         if wrong:
             raise RunError(f"'{folder / COMPARISON}' is damaged: a seed is from 0 to {WHOLE}, not {shown(wrong[0])}")
         for method in methods:
-            if not _list_of(str, own.get(method)):
-                raise RunError(f"'{folder / COMPARISON}' is damaged: '{method}' has no list of settings")
-        own = {method: tuple(settings) for method, settings in own.items()}
+            if _list_of(str, own.get(method)):  # as they were typed, in comparisons of older versions
+                own[method] = parse_settings(own[method])
+            if not isinstance(own.get(method), dict):
+                raise RunError(f"'{folder / COMPARISON}' is damaged: '{method}' has no table of settings")
         return cls(folder, from_stored(tables), tuple(methods), tuple(seeds), own)
 
     def members(self) -> Iterator[Member]:
         """Seed by seed, so that a comparison that stops early has runs of every method."""
         for seed in self.seeds:
             for method in self.methods:
-                experiment = with_values(self.base, [("algorithm", "name", method)])
-                experiment = with_settings(experiment, self.own[method])
+                experiment = with_values(self.base, {"algorithm.name": method, **self.own[method]})
                 experiment = replace(experiment, run=replace(experiment.run, seed=seed))
                 yield Member(method, seed, experiment, self.folder / _folder_name(method) / f"seed-{seed}", self.trust)
 
     def _tables(self) -> dict[str, Any]:
-        own = {method: list(settings) for method, settings in self.own.items()}
+        own = {method: {k: v for k, v in settings.items() if v is not None} for method, settings in self.own.items()}
         head = {"format": FORMAT, "methods": list(self.methods), "seeds": list(self.seeds), "settings": own}
         return {"compare": head, **to_tables(self.base)}
 

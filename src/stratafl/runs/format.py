@@ -12,9 +12,9 @@ Raise FORMAT whenever an older stratafl could not read, or would misread, what t
 from pathlib import Path
 from typing import Any
 
+from stratafl.config.migrations import FORMAT as FORMAT
 from stratafl.errors import DamagedError, RunError, shown
 
-FORMAT = 3
 CHECKSUMS = 2  # since this format, all lines of journals have checksums
 METHOD_DIGEST = 3  # since this format, the digest of a method can be compared: it covers the names of its steps
 

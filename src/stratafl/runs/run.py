@@ -22,14 +22,15 @@ import tomli_w
 
 from stratafl.config.assemble import completed, simulation_of
 from stratafl.config.experiment import Experiment, to_tables
+from stratafl.config.migrations import numbered
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.reprs import short_repr
 from stratafl.data.loading import is_place
 from stratafl.errors import DamagedError, RunError
 from stratafl.evaluation.measure import Line
 from stratafl.execute import SINGLE_PROCESS, ProcessGroup, Progress, Simulation
-from stratafl.execute.records import RecordFile
-from stratafl.execute.saved import SavedForm
+from stratafl.execute.disk import StateFile
+from stratafl.execute.saved_form import SavedForm
 from stratafl.files import explained, write_atomically
 from stratafl.runs import checkpoint, environment, loggers
 from stratafl.runs.checkpoint import Checkpoint, Saved
@@ -123,7 +124,7 @@ class Run:
         identity = {"config": tables, **environment.identity(sim)}
         about = {**environment.describe(sim), "code": environment.code(experiment)}
         with new_folder(folder) as partial:
-            write_atomically(partial / CONFIG, tomli_w.dumps(tables).encode())
+            write_atomically(partial / CONFIG, tomli_w.dumps(numbered(tables)).encode())
             write_json(partial / ENVIRONMENT, {**about, "resumed": [], "identity": identity})
             write_class_counts(partial, sim.runtime.federation)
             write_json(partial / PREPROCESSING, sim.runtime.federation.preprocessing.to_table())
@@ -211,8 +212,8 @@ class Run:
     def _marks(self) -> dict[str, Mark]:
         return {name: journal.mark for name, journal in self._journals.items()}
 
-    def _record_file(self) -> RecordFile:
-        return RecordFile(self.folder / CLIENT_STATES, self.sim.format.size, folder=self._lock)
+    def _record_file(self) -> StateFile:
+        return StateFile(self.folder / CLIENT_STATES, self.sim.state_format.size, folder=self._lock)
 
     def _check_place(self) -> None:
         """Raise if the directory is no longer at its path: another run may be there now."""

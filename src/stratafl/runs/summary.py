@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from stratafl.config.experiment import EvaluateTable, StopTable
+from stratafl.config.tables import EvaluateTable, StopTable
 from stratafl.core.reprs import short_repr
 from stratafl.errors import counted
 from stratafl.evaluation.measure import Line

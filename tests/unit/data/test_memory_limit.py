@@ -10,7 +10,7 @@ from data_files import idx, table
 
 from stratafl.core.machine import resident
 from stratafl.data import Reading, load_samples, write_shards
-from stratafl.data.memory_limit import MemoryLimit, size
+from stratafl.data.memory_limit import MemoryLimit
 from stratafl.errors import DataError, MemoryLimitError
 
 LARGE = 10**12  # bytes that no test may touch
@@ -46,12 +46,8 @@ def test_half_of_the_machine_is_the_usual_limit(monkeypatch):
     monkeypatch.setattr("stratafl.data.memory_limit.ram", lambda: 1000 * 10**9)
     assert MemoryLimit().bytes == 500 * 10**9
     MemoryLimit().check(400 * 10**9, "'x'")
-    with pytest.raises(MemoryLimitError, match=r"'x' would take about 600\.0 GB of memory, .* of 500\.0 GB \(half of"):
+    with pytest.raises(MemoryLimitError, match=r"'x' would take about 600GB of memory, .* of 500GB \(half of"):
         MemoryLimit().check(600 * 10**9, "'x'")
-
-
-def test_sizes_in_words():
-    assert [size(n) for n in (999, 1000, 5_000_000, 7_700_000_000)] == ["999 bytes", "1.0 kB", "5.0 MB", "7.7 GB"]
 
 
 def test_an_npz_is_measured_before_it_is_unpacked(tmp_path):
@@ -67,7 +63,7 @@ def test_an_npz_is_measured_before_it_is_unpacked(tmp_path):
         file.writestr("y.npy", buffer.getvalue())
     assert path.stat().st_size < 10**5
     said = refusal(path, beside(30 * 10**6))
-    assert "60.1 MB" in said
+    assert "60.2MB" in said
     assert "bomb.npz" in said
     assert "--memory-limit" in said
 
@@ -97,7 +93,7 @@ def test_a_member_that_is_no_array_is_not_unpacked(tmp_path):
 def test_numbers_that_are_converted_count_twice(tmp_path):
     """Whole numbers of 16 bits become tokens of 64."""
     np.savez_compressed(tmp_path / "a.npz", x=np.zeros((1000, 10_000), np.uint16), y=np.zeros(1000, np.int64))
-    assert "100.0 MB" in refusal(tmp_path / "a.npz", beside(60 * 10**6))
+    assert "100.1MB" in refusal(tmp_path / "a.npz", beside(60 * 10**6))
 
 
 def test_a_gzipped_idx_file_is_measured_by_its_header(tmp_path):
@@ -105,7 +101,7 @@ def test_a_gzipped_idx_file_is_measured_by_its_header(tmp_path):
     idx(folder / "train-labels-idx1-ubyte", np.zeros(4, np.uint8))
     data = bytes([0, 0, 8, 3]) + np.array([400_000, 28, 28], ">u4").tobytes() + bytes(10**7)
     (folder / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(data))
-    assert "313.6 MB" in refusal("mnist", beside(10**8), path=str(folder))
+    assert "313.6MB" in refusal("mnist", beside(10**8), path=str(folder))
     assert "its length does not fit its header" in refusal("mnist", beside(10**9), DataError, path=str(folder))
 
 
@@ -153,7 +149,7 @@ def test_a_csv_grows_only_up_to_the_limit(tmp_path, monkeypatch):
     monkeypatch.setattr("stratafl.data.memory_limit.resident", lambda: next(taken))
     with pytest.raises(
         MemoryLimitError,
-        match=r"'.*a\.csv' takes this process beyond the memory limit of 250 bytes \(run.memory_limit\)",
+        match=r"'.*a\.csv' takes this process beyond the memory limit of 250B \(run.memory_limit\)",
     ):
         load_samples(str(path), Reading(limit=MemoryLimit(250)))
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stratafl.core.records import from_toml, to_toml
-from stratafl.data import PARTITIONS, Assignment, Dirichlet, PFLlibDirichlet
+from stratafl.data import PARTITIONS, Assignment, Classes, Dirichlet, PFLlibDirichlet
 from stratafl.data.partitions import (
     ClientDirichlet,
     KClasses,
@@ -17,7 +17,7 @@ from stratafl.data.partitions import (
     PFedLADominant,
 )
 from stratafl.data.partitions.base import balanced_classes
-from stratafl.errors import PartitionError
+from stratafl.errors import PartitionError, StrataError
 
 CIFAR = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 6000))
 CIFAR_TESTS = np.zeros(60_000, dtype=bool)
@@ -194,13 +194,6 @@ def test_pathological_classes_that_nobody_needs_stay_unused():
     assert (held > 0).tolist() == [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]]
 
 
-def test_pathological_refuses_what_cannot_be_divided():
-    with pytest.raises(PartitionError, match="3 samples of a class cannot be divided unevenly among 3 clients"):
-        Pathological(per_client=1)(np.repeat([0, 1], 3), 6, 0)
-    with pytest.raises(PartitionError, match="per_client=0 was given"):
-        Pathological(per_client=0)
-
-
 # D3: FedPer's k classes
 
 
@@ -233,14 +226,6 @@ def test_kclasses_rotation_is_regular_whenever_that_is_possible():
                 if clients * k % classes == 0 and clients <= len(labels):
                     held = table(KClasses(k)(labels, clients, 0), labels)
                     assert ((held > 0).sum(axis=0) == clients * k // classes).all(), (classes, clients, k)
-
-
-def test_kclasses_refuses_what_cannot_be_equal():
-    with pytest.raises(PartitionError, match=r"3 clients with 2 classes each cannot share 4 classes equally"):
-        KClasses(2)(SMALL, 3, 0)
-    for shuffled in (False, True):
-        with pytest.raises(PartitionError, match="per_client=5 was given, but the labels have only 4 classes"):
-            KClasses(5, shuffled)(SMALL, 4, 0)
 
 
 # D4: by owner
@@ -276,13 +261,6 @@ def test_owners_who_do_not_fit_are_left_out():
         fitting(2, minimum=31)
 
 
-def test_owners_need_owners():
-    with pytest.raises(PartitionError, match="needs data that says who owns each sample"):
-        Owners()(SMALL, 3, 0)
-    with pytest.raises(PartitionError, match="maximum=3 was given: it must be at least 5"):
-        Owners(minimum=5, maximum=3)
-
-
 # D5: pFedLA's non-IID_1
 
 
@@ -310,17 +288,6 @@ def test_pfedla1_draws_classes_at_random():
 def test_pfedla1_takes_another_size():
     division = PFedLAClasses(samples=200)(CIFAR, 10, 0)
     assert [len(mine) for mine in division.train + division.test] == [140] * 10 + [60] * 10
-
-
-def test_pfedla1_refuses():
-    with pytest.raises(PartitionError, match="samples=601 was given: it must be a multiple of per_client=4"):
-        PFedLAClasses(samples=601)
-    with pytest.raises(PartitionError, match=r"held_out=1\.0 was given"):
-        PFedLAClasses(held_out=1.0)
-    with pytest.raises(PartitionError, match=r"class \d has 6000 samples, but 41 clients ask for 6150"):
-        PFedLAClasses()(CIFAR, 102, 0)
-    with pytest.raises(PartitionError, match=r"held_out=0\.3 was given: some clients have too few samples of a class"):
-        PFedLAClasses(samples=4)(CIFAR, 4, 0)
 
 
 # D6: pFedLA's non-IID_2
@@ -352,17 +319,6 @@ def test_pfedla2_takes_another_share(share):
     assert (held[:, -2:].sum(axis=1) == share * 600).all()
 
 
-def test_pfedla2_refuses():
-    with pytest.raises(PartitionError, match="dominant=4 was given, but the labels have only 4 classes"):
-        PFedLADominant(dominant=4)(SMALL, 2, 0)
-    with pytest.raises(PartitionError, match="samples=100 was given: too few for some of each of 100 classes"):
-        PFedLADominant(samples=100)(CIFAR100, 10, 0)
-    with pytest.raises(PartitionError, match="60000 samples cannot give each of 101 clients 600"):
-        PFedLADominant()(CIFAR, 101, 0)
-    with pytest.raises(PartitionError, match="share=0 was given"):
-        PFedLADominant(share=0)
-
-
 # D7: one class per client
 
 
@@ -377,14 +333,12 @@ def test_oneclass_of_mnist(tested):
     assert ((train > 0).sum(axis=0) == 10).all()
 
 
-def test_oneclass_refuses_more_test_samples_than_there_are():
+def test_oneclass_takes_as_many_test_samples_as_there_are():
     tests = CIFAR_TESTS.copy()
     tests[np.flatnonzero(CIFAR_TESTS & (CIFAR == 5))[:108]] = False  # 892 of the digit 5, as in MNIST
     assert OneClass(test_samples=80)(CIFAR, 100, 0, tests=tests)
     with pytest.raises(PartitionError, match="class 5 has 892 test samples, but 10 clients ask for 1000"):
         OneClass(test_samples=100)(CIFAR, 100, 0, tests=tests)
-    with pytest.raises(PartitionError, match="class 0 has 5000 training samples, but 11 clients ask for 5500"):
-        OneClass()(CIFAR, 101, 0, tests=CIFAR_TESTS)
 
 
 # D8: FedALP's Dirichlet
@@ -420,16 +374,68 @@ def test_perclient_groups_of_other_numbers_of_clients():
     assert [len(mine) for mine in division.train] == [10] * 2 + [25] * 6 + [50] * 6 + [75] * 4 + [100] * 2
 
 
-def test_perclient_refuses():
-    with pytest.raises(PartitionError, match="largest=9 was given"):
-        ClientDirichlet(largest=9)
-    with pytest.raises(PartitionError, match="alpha=0 was given"):
-        ClientDirichlet(alpha=0)
-    only = np.repeat([0, 1], 50)
-    with pytest.raises(PartitionError, match="class 1 is not in both of the publishers' sets"):
-        ClientDirichlet(alpha=100.0)(only, 3, 0, tests=np.arange(100) < 20)
-
-
 def test_ownership_is_balanced():
     owned = balanced_classes(100, 10, 4, np.random.default_rng(0))
     assert (owned.sum(axis=0) == 40).all()
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "says"),
+    [
+        (Dirichlet, {"alpha": 0}, "Dirichlet.alpha must be above 0, not 0.0"),
+        (Dirichlet, {"alpha": -0.5}, "Dirichlet.alpha must be above 0, not -0.5"),
+        (Dirichlet, {"alpha": float("nan")}, "Dirichlet.alpha must be a finite number, not nan"),
+        (Dirichlet, {"minimum": -1}, "Dirichlet.minimum must be at least 0, not -1"),
+        (Dirichlet, {"draws": 0}, "Dirichlet.draws must be at least 1, not 0"),
+        (PFLlibDirichlet, {"alpha": float("inf")}, "PFLlibDirichlet.alpha must be a finite number, not inf"),
+        (PFLlibDirichlet, {"minimum": -1}, "PFLlibDirichlet.minimum must be at least 0, not -1"),
+        (PFLlibDirichlet, {"draws": 0}, "PFLlibDirichlet.draws must be at least 1, not 0"),
+        (ClientDirichlet, {"largest": 9}, "ClientDirichlet.largest must be at least 10, not 9"),
+        (ClientDirichlet, {"alpha": 0}, "ClientDirichlet.alpha must be above 0, not 0.0"),
+        (Classes, {"per_client": 0}, "Classes.per_client must be at least 1, not 0"),
+        (Pathological, {"per_client": 0}, "Pathological.per_client must be at least 1, not 0"),
+        (OneClass, {"test_samples": 0}, "OneClass.test_samples must be at least 1, not 0"),
+        (PFedLAClasses, {"samples": 601}, "samples=601 was given: it must be a multiple of per_client=4"),
+        (PFedLAClasses, {"held_out": 1.0}, "PFedLAClasses.held_out must be below 1, not 1.0"),
+        (PFedLADominant, {"share": 0}, "PFedLADominant.share must be above 0, not 0.0"),
+        (Owners, {"per_class": -1}, "Owners.per_class must be at least 0, not -1"),
+        (Owners, {"minimum": 5, "maximum": 3}, "maximum=3 was given: it must be at least minimum=5"),
+    ],
+)
+def test_settings_that_no_data_allows(kind, settings, says):
+    with pytest.raises(StrataError) as refused:
+        kind(**settings)
+    assert str(refused.value) == says
+
+
+@pytest.mark.parametrize(
+    ("partition", "labels", "clients", "says"),
+    [
+        (Pathological(1), np.repeat([0, 1], 3), 6, "3 samples of a class cannot be divided unevenly among 3 clients"),
+        (KClasses(2), SMALL, 3, "3 clients with 2 classes each cannot share 4 classes equally"),
+        (KClasses(5), SMALL, 4, "per_client=5 was given, but the labels have only 4 classes"),
+        (KClasses(5, shuffled=True), SMALL, 4, "per_client=5 was given, but the labels have only 4 classes"),
+        (Owners(), SMALL, 3, "the partition 'owners' needs data that says who owns each sample"),
+        (PFedLAClasses(), CIFAR, 102, "has 6000 samples, but 41 clients ask for 6150"),
+        (PFedLAClasses(samples=4), CIFAR, 4, "held_out=0.3 was given: some clients have too few samples of a class"),
+        (PFedLADominant(dominant=4), SMALL, 2, "dominant=4 was given, but the labels have only 4 classes"),
+        (PFedLADominant(samples=100), CIFAR100, 10, "samples=100 was given: too few for some of each of 100 classes"),
+        (PFedLADominant(), CIFAR, 101, "60000 samples cannot give each of 101 clients 600"),
+        (Classes(7), SMALL, 3, "per_client=7 was given, but the labels have only 4 classes"),
+        (Classes(1), np.repeat([0, 1], [3, 97]), 10, "class 0 has 3 samples for 5 clients"),
+    ],
+)
+def test_draws_that_the_data_does_not_allow(partition, labels, clients, says):
+    with pytest.raises(PartitionError) as refused:
+        partition(labels, clients, 0)
+    assert says in str(refused.value)
+
+
+def test_draws_that_the_published_sets_do_not_allow():
+    with pytest.raises(PartitionError, match="class 0 has 5000 training samples, but 11 clients ask for 5500"):
+        OneClass()(CIFAR, 101, 0, tests=CIFAR_TESTS)
+    with pytest.raises(PartitionError, match="class 1 is not in both of the publishers' sets"):
+        ClientDirichlet(alpha=100.0)(np.repeat([0, 1], 50), 3, 0, tests=np.arange(100) < 20)

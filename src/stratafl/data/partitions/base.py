@@ -6,17 +6,20 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stratafl.core.annotations import Range
 from stratafl.core.records import record
 from stratafl.core.reprs import short_repr
 from stratafl.errors import PartitionError
 
 Indices = NDArray[np.int64]
 Counts = NDArray[np.int64]  # samples of each class (rows) for each client (columns)
+Some = Annotated[int, Range(least=1)]
+Share = Annotated[float, Range(above=0, below=1)]
 HasClass = NDArray[np.bool_]  # whether each client (rows) has each class (columns)
 
 
@@ -105,18 +108,6 @@ def _generator(samples: int, clients: int, seed: int) -> np.random.Generator:
     if seed < 0:
         raise PartitionError(f"seed={seed} was given: a seed must be at least 0")
     return np.random.default_rng(np.random.SeedSequence(seed))
-
-
-def require_at_least(least: float, **settings: float) -> None:
-    for name, value in settings.items():
-        if value < least:
-            raise PartitionError(f"{name}={value} was given: it must be at least {least}")
-
-
-def require_share(**settings: float) -> None:
-    for name, value in settings.items():
-        if not 0 < value < 1:
-            raise PartitionError(f"{name}={value} was given: it is a share, above 0 and below 1")
 
 
 def pfllib_minimum(samples: int, clients: int) -> int:

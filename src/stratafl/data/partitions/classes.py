@@ -12,11 +12,11 @@ from stratafl.data.partitions.base import (
     Indices,
     Partition,
     Pool,
+    Some,
     balanced_classes,
     draw_counts,
     equal_counts,
     pfllib_minimum,
-    require_at_least,
     require_supply,
 )
 from stratafl.errors import PartitionError
@@ -29,10 +29,7 @@ class Classes(Partition):
     A class is divided equally among its clients; with fewer than one client per class, some classes stay unused.
     """
 
-    per_client: int = 2
-
-    def __post_init__(self) -> None:
-        _require_some_classes(self.per_client)
+    per_client: Some = 2
 
     def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> list[Indices]:
         classes = pool.classes()
@@ -48,11 +45,8 @@ class KClasses(Partition):
     divided the same way; data without these two sets is divided as a whole.
     """
 
-    per_client: int = 4
+    per_client: Some = 4
     shuffled: bool = False
-
-    def __post_init__(self) -> None:
-        _require_some_classes(self.per_client)
 
     def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> list[Indices] | Assignment:
         assign = balanced_classes if self.shuffled else _rotated_classes
@@ -77,11 +71,8 @@ class Pathological(Partition):
     random size, at least a tenth of an equal one. In both cases the last client gets the rest.
     """
 
-    per_client: int = 2
+    per_client: Some = 2
     balanced: bool = False
-
-    def __post_init__(self) -> None:
-        _require_some_classes(self.per_client)
 
     def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> list[Indices]:
         classes = pool.classes()
@@ -119,11 +110,8 @@ class OneClass(Partition):
     Client j has class j mod C, so that every class has as many clients, give or take one.
     """
 
-    train_samples: int = 500
-    test_samples: int = 80
-
-    def __post_init__(self) -> None:
-        require_at_least(1, train_samples=self.train_samples, test_samples=self.test_samples)
+    train_samples: Some = 500
+    test_samples: Some = 80
 
     def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> Assignment:
         train, test = pool.published("oneclass")
@@ -133,11 +121,6 @@ class OneClass(Partition):
         require_supply(pool, test, has * self.test_samples, "test samples")
         trained = draw_counts(train, has * self.train_samples, rng)
         return Assignment(trained, draw_counts(test, has * self.test_samples, rng))
-
-
-def _require_some_classes(per_client: int) -> None:
-    if per_client < 1:
-        raise PartitionError(f"per_client={per_client} was given: every client needs at least one class")
 
 
 def _rotated_classes(clients: int, classes: int, per_client: int, _: np.random.Generator) -> HasClass:

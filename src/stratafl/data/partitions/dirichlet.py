@@ -5,11 +5,12 @@ are kept, so a thousand redraws cost little.
 """
 
 from collections.abc import Callable
-from math import isfinite
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stratafl.core.annotations import Range
 from stratafl.core.records import record
 from stratafl.data.partitions.base import (
     Assignment,
@@ -17,14 +18,15 @@ from stratafl.data.partitions.base import (
     Indices,
     Partition,
     Pool,
+    Share,
+    Some,
     draw_counts,
     pfllib_minimum,
-    require_at_least,
-    require_share,
 )
 from stratafl.errors import PartitionError
 
 Shares = NDArray[np.float64]
+Alpha = Annotated[float, Range(above=0)]  # the concentration
 _SIZES = (0.1, 0.25, 0.5, 0.75, 1.0)  # of ClientDirichlet's largest client, for groups of clients one after the other
 _GROUPS = (0.1, 0.3, 0.3, 0.2, 0.1)  # and the share of the clients in each group
 
@@ -33,13 +35,9 @@ _GROUPS = (0.1, 0.3, 0.3, 0.2, 0.1)  # and the share of the clients in each grou
 class Dirichlet(Partition):
     """Each class is divided by shares from Dir(alpha · 1_N), all redrawn until every client has `minimum` samples."""
 
-    alpha: float = 0.1
-    minimum: int = 10
-    draws: int = 1000
-
-    def __post_init__(self) -> None:
-        _require_alpha(self.alpha)
-        _require_draws(self.minimum, self.draws)
+    alpha: Alpha = 0.1
+    minimum: Annotated[int, Range(least=0)] = 10
+    draws: Some = 1000
 
     def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> list[Indices]:
         classes = pool.classes()
@@ -55,14 +53,10 @@ class PFLlibDirichlet(Partition):
     class are drawn from the whole class, whatever other clients have of it.
     """
 
-    alpha: float = 0.1
-    minimum: int | None = None
-    draws: int = 100_000
+    alpha: Alpha = 0.1
+    minimum: Annotated[int | None, Range(least=0)] = None
+    draws: Some = 100_000
     replacement: bool = False
-
-    def __post_init__(self) -> None:
-        _require_alpha(self.alpha)
-        _require_draws(self.minimum or 0, self.draws)
 
     def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> list[Indices] | Assignment:
         classes = pool.classes()
@@ -82,14 +76,9 @@ class ClientDirichlet(Partition):
     replacement, so clients share them.
     """
 
-    alpha: float = 0.1
-    largest: int = 1000
-    test_ratio: float = 0.2
-
-    def __post_init__(self) -> None:
-        _require_alpha(self.alpha)
-        require_at_least(10, largest=self.largest)
-        require_share(test_ratio=self.test_ratio)
+    alpha: Alpha = 0.1
+    largest: Annotated[int, Range(least=10)] = 1000
+    test_ratio: Share = 0.2
 
     def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> Assignment:
         shares = rng.dirichlet(np.full(len(pool.names), self.alpha), clients)
@@ -105,18 +94,6 @@ class ClientDirichlet(Partition):
         shares = np.repeat(_SIZES, np.diff(ends, prepend=0))
         train = [round(share * self.largest) for share in shares]
         return train, [max(1, round(size * self.test_ratio)) for size in train]
-
-
-def _require_alpha(alpha: float) -> None:
-    if not (isfinite(alpha) and alpha > 0):
-        raise PartitionError(f"alpha={alpha} was given: the concentration of a Dirichlet must be positive and finite")
-
-
-def _require_draws(minimum: int, draws: int) -> None:
-    if minimum < 0:
-        raise PartitionError(f"minimum={minimum} was given: a client cannot hold fewer than 0 samples")
-    if draws < 1:
-        raise PartitionError(f"draws={draws} was given: a partition needs at least one draw")
 
 
 def _counts(shares: Shares, sizes: Counts) -> Counts:

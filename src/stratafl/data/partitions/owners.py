@@ -1,10 +1,13 @@
 """The partition of data that says which person or site owns each sample."""
 
+from typing import Annotated
+
 import numpy as np
 from numpy.typing import NDArray
 
+from stratafl.core.annotations import Range
 from stratafl.core.records import record
-from stratafl.data.partitions.base import Indices, Partition, Pool, require_at_least
+from stratafl.data.partitions.base import Indices, Partition, Pool, Some
 from stratafl.errors import PartitionError
 
 
@@ -16,15 +19,13 @@ class Owners(Partition):
     out.
     """
 
-    minimum: int = 1
+    minimum: Some = 1
     maximum: int | None = None
-    per_class: int = 0
+    per_class: Annotated[int, Range(least=0)] = 0
 
     def __post_init__(self) -> None:
-        require_at_least(1, minimum=self.minimum)
-        require_at_least(0, per_class=self.per_class)
-        if self.maximum is not None:
-            require_at_least(self.minimum, maximum=self.maximum)
+        if self.maximum is not None and self.maximum < self.minimum:
+            raise PartitionError(f"maximum={self.maximum} was given: it must be at least minimum={self.minimum}")
 
     def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> list[Indices]:
         if pool.owner is None:

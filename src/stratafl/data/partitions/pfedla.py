@@ -10,10 +10,10 @@ from stratafl.data.partitions.base import (
     Indices,
     Partition,
     Pool,
+    Share,
+    Some,
     balanced_classes,
     draw_counts,
-    require_at_least,
-    require_share,
     require_supply,
 )
 from stratafl.errors import PartitionError
@@ -28,13 +28,11 @@ class PFedLAClasses(Partition):
     Every class has as many clients, give or take one. A client tests on the share `held_out` of each of its classes.
     """
 
-    per_client: int = 4
-    samples: int = 600
-    held_out: float = 0.3
+    per_client: Some = 4
+    samples: Some = 600
+    held_out: Share = 0.3
 
     def __post_init__(self) -> None:
-        require_at_least(1, per_client=self.per_client, samples=self.samples)
-        require_share(held_out=self.held_out)
         if self.samples % self.per_client:
             raise PartitionError(
                 f"samples={self.samples} was given: it must be a multiple of per_client={self.per_client}"
@@ -52,14 +50,10 @@ class PFedLADominant(Partition):
     The others divide the rest equally. A client tests on the share `held_out` of each class.
     """
 
-    dominant: int = 2
-    share: float = 0.5
-    samples: int = 600
-    held_out: float = 0.3
-
-    def __post_init__(self) -> None:
-        require_at_least(1, dominant=self.dominant, samples=self.samples)
-        require_share(share=self.share, held_out=self.held_out)
+    dominant: Some = 2
+    share: Share = 0.5
+    samples: Some = 600
+    held_out: Share = 0.3
 
     def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> Assignment:
         classes = pool.classes()

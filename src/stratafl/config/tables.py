@@ -1,0 +1,214 @@
+"""The tables of a configuration: what can be set, its default, what is allowed and what it means.
+
+`docs/settings.md` is made of these. Further keys of `[algorithm]`, `[model]` and `[data]` are options of the method,
+the model and the partition. `[train]` is the part of `SGD` that says what it means (`stratafl.policies.train`).
+"""
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from stratafl.algorithms import ALGORITHMS
+from stratafl.config.protocols import PROTOCOLS
+from stratafl.core.annotations import WHOLE, Named, Range, Size, checked
+from stratafl.core.layout import Buffers, Granularity
+from stratafl.core.records import keys_of, record
+from stratafl.data import PARTITIONS, Partition
+from stratafl.data.labels import TARGETS
+from stratafl.data.reading import NORMALISED
+from stratafl.data.splitting import SPLIT
+from stratafl.errors import unknown
+from stratafl.execute.storage import Store
+from stratafl.models import MODELS
+from stratafl.policies import SGD
+from stratafl.runtime.build import EngineName
+from stratafl.runtime.precision import Precision
+from stratafl.runtime.speed import Choice, Convolutions
+
+MANY = 10**9  # more rounds, clients or samples than anybody can mean
+LOGGERS = ("tensorboard", "mlflow", "wandb")
+DIVIDING = ("alpha", "minimum", "per_client")  # keys of [data] that only some partitions have
+
+Some = Range(least=1, most=MANY)
+SomeOrNone = Range(least=0, most=MANY)
+Seed = Range(least=0, most=WHOLE)
+Options = Mapping[str, Any]
+
+
+@record
+class AlgorithmTable:
+    """Which method, and its options."""
+
+    name: Annotated[
+        str, Named(ALGORITHMS, paths=True), "the method: a name of `strata list`, or `package.module:builder`"
+    ] = "fedper"
+    options: Options = dataclasses.field(default_factory=dict)
+
+
+@record
+class ModelTable:
+    """Which model, its head where that cannot be guessed, a file with initial weights, and its options."""
+
+    name: Annotated[str, Named(MODELS, paths=True), "the model: a name of `strata list`, or `package.module:Class`"] = (
+        "mlp"
+    )
+    head: Annotated[str | None, "the module that is the head, where it cannot be found out"] = None
+    weights: Annotated[str | None, "a safetensors file with the initial weights"] = None
+    options: Options = dataclasses.field(default_factory=dict)
+
+
+@record
+class DataTable:
+    """Which data, over how many clients, divided how, and the options of the partition."""
+
+    name: Annotated[str, "the data: a name of `strata data list`, or a file or folder, see [data](data.md)"] = "digits"
+    path: Annotated[
+        str | None, "a file or folder with the data set of that name, or with a folder of its name; none: from the hub"
+    ] = None
+    label: Annotated[str | None, "the column with the labels of your own table; none: `label` or `y`"] = None
+    client: Annotated[str | None, "the column that says whose a sample of your own table is; none: `client`"] = None
+    group: Annotated[
+        str | None,
+        "a column of your own table, such as `patient_id`: samples with the same value stay on one side of the split;",
+        "the data must name its clients",
+    ] = None
+    targets: Annotated[
+        str,
+        Named(TARGETS),
+        "what is predicted of your own data; `auto`: classes where labels are names or whole numbers, else numbers;",
+        "`scaled`: numbers with mean 0 and deviation 1 over what is trained on",
+    ] = "auto"
+    normalise: Annotated[
+        str,
+        Named(NORMALISED),
+        "pixels of 8 or 16 bits as numbers: from −1 to 1, from 0 to 1, by each channel's mean and deviation, or as",
+        "they are; a table of numbers by each column's mean and deviation over what is trained on; `auto`: `half` for",
+        "images, else none",
+    ] = "auto"
+    size: Annotated[int | None, Range(least=1, most=10_000), "images are resized to a square of so many pixels"] = None
+    vocabulary: Annotated[
+        int | None, Range(least=4, most=MANY), "texts: so many tokens at most, the most frequent ones"
+    ] = None
+    owners: Annotated[int | None, Some, "only so many of those whose samples they are, drawn by the seed"] = None
+    fewest: Annotated[int | None, Some, "… of those with so many samples at least"] = None
+    most: Annotated[int | None, Some, "… and so many at most"] = None
+    clients: Annotated[int, Some, "how many clients share the data"] = 20
+    new_clients: Annotated[int, SomeOrNone, "the last so many clients never take part in training"] = 0
+    partition: Annotated[
+        str,
+        Named(("auto", *PARTITIONS)),
+        "how data is divided; `auto`: as a file says, or else `dirichlet`, or `iid` where there are no classes",
+    ] = "auto"
+    alpha: Annotated[float, Range(above=0, most=1e9), "concentration of Dirichlet shares; small is uneven"] = 0.1
+    minimum: Annotated[int | None, Some, "samples that each client has at least; none: as the partition says"] = None
+    per_client: Annotated[int | None, Some, "classes per client; none: as the partition says"] = None
+    validation: Annotated[float, Range(least=0, most=0.9), "share of each client's samples held out for validation"] = (
+        0.1
+    )
+    test: Annotated[
+        float,
+        Range(above=0, most=0.9),
+        "share of each client's samples held out for testing, unless the partition says who tests on what",
+    ] = 0.25
+    split: Annotated[
+        str,
+        Named(SPLIT),
+        "how each client's samples are split: `stratified` by class (numbers by quantile), or at `random`",
+    ] = "stratified"
+    seed: Annotated[int | None, Seed, "seed of the division, where it is to stay while `run.seed` changes"] = None
+    options: Options = dataclasses.field(default_factory=dict)
+
+
+@record
+class RunTable:
+    """How long, with which share of the clients, on what device, with what speed and memory."""
+
+    protocol: Annotated[str, Named(PROTOCOLS), "defaults of other settings, as a code base or a paper has them"] = (
+        "clean"
+    )
+    rounds: Annotated[int, Some, "how many rounds"] = 20
+    participation: Annotated[float, Range(above=0, most=1), "share of the clients that take part in a round"] = 1.0
+    seed: Annotated[int, Seed, "seed of everything random"] = 0
+    buffers: Annotated[Buffers, "BatchNorm statistics follow their layer or stay with the client"] = "follow"
+    granularity: Annotated[Granularity, "what counts as a layer"] = "module"
+    device: Annotated[str, "`auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1` …"] = "auto"
+    engine: Annotated[EngineName, "all clients in one step, or client by client"] = "auto"
+    precision: Annotated[Precision, "digits of products on a GPU: 24, 11 or 8 bits"] = "fp32"
+    compile: Annotated[Choice, "compile steps; `auto`: on a GPU, if the run is long enough to pay"] = "auto"
+    graphs: Annotated[Choice, "capture steps and replay them; `auto`: on a GPU"] = "auto"
+    convolutions: Annotated[Convolutions, "as products of shifted slices, or stock; `auto`: on a GPU as measured"] = (
+        "auto"
+    )
+    memory_limit: Annotated[int | None, Size(), "what the run may take: bytes, or a size such as `8GB` or `500MiB`"] = (
+        None
+    )
+    store: Annotated[Store, "where client states are kept between rounds; `auto`: by size"] = "auto"
+    checkpoint: Annotated[int, SomeOrNone, "rounds between checkpoints; 0: as often as takes 5 % of the time"] = 0
+
+
+@record
+class EvaluateTable:
+    """When and on which clients, and which of all the numbers is the score of a run."""
+
+    every: Annotated[int, Some, "rounds between evaluations; the last round always is"] = 1
+    clients: Annotated[int, SomeOrNone, "evaluate so many clients, always the same ones; 0: all"] = 0
+    select: Annotated[
+        Literal["validation", "best", "last"],
+        "the round that counts: by validation, by test accuracy (as many papers do), or the last",
+    ] = "validation"
+    stage: Annotated[
+        Literal["received", "trained", "deployed", "global"],
+        "the models that count: as received, right after training, deployed, or the global one",
+    ] = "deployed"
+    average: Annotated[Literal["samples", "clients"], "accuracy over all samples, or its mean over clients"] = "samples"
+    lab: Annotated[int, SomeOrNone, "rounds between looks at every layer (conflicts, CKA, weights …); 0: never"] = 0
+
+
+@record
+class StopTable:
+    """When to stop early, by the validation accuracy of deployed models."""
+
+    target: Annotated[float | None, Range(above=0, most=1), "stop when this validation accuracy is reached"] = None
+    patience: Annotated[int | None, Some, "stop when so many evaluated rounds have brought no more than `margin`"] = (
+        None
+    )
+    margin: Annotated[float, Range(least=0, most=1e12), "what counts as progress"] = 0.005
+
+
+@record
+class LogTable:
+    """Where the lines of the rounds go besides the run directory."""
+
+    to: Annotated[tuple[Annotated[str, Named(LOGGERS)], ...], "services that are told every round, as a list"] = ()
+
+
+TABLES: dict[str, type[Any]] = {
+    "algorithm": AlgorithmTable,
+    "train": SGD,
+    "model": ModelTable,
+    "data": DataTable,
+    "run": RunTable,
+    "evaluate": EvaluateTable,
+    "stop": StopTable,
+    "log": LogTable,
+}
+
+
+def partition_of(data: DataTable) -> Partition:
+    """The partition with its options, of which `alpha`, `minimum` and `per_client` are keys of the table itself."""
+    partition = PARTITIONS["dirichlet" if data.partition == "auto" else data.partition]
+    hints = typing.get_type_hints(partition.__init__, include_extras=True)
+    hints.pop("return", None)
+    own = {key: getattr(data, key) for key in keys_of(DataTable)}
+    for key in data.options:
+        if key not in hints:
+            raise unknown("key of [data]", key, [*own, *(name for name in hints if name not in own)])
+    given = {key: value for key, value in own.items() if key in hints and value is not None} | {**data.options}
+    return partition(**{key: checked(f"data.{key}", hints[key], value) for key, value in given.items()})
+
+
+def without_effect(data: DataTable) -> list[str]:
+    """Keys that are set, but that only other partitions have."""
+    own, usual = vars(partition_of(data)), DataTable()
+    return [key for key in DIVIDING if key not in own and getattr(data, key) != getattr(usual, key)]

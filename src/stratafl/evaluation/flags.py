@@ -1,0 +1,124 @@
+"""Flagged clients: those that rounds left out, and those with outlying updates, from the lines of a run.
+
+`stratafl.execute.uploads` decides which clients these are; this module says it, during a run and at its end.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stratafl.errors import counted, shown
+from stratafl.evaluation.measure import Line
+from stratafl.execute.uploads import FAR, NOT_FINITE
+
+MOST = 3  # clients that are named one by one
+LEFT_OUT, OUTLIERS = "left_out", "outliers"  # keys of a line
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A client: in how many rounds it was left out (and why the last time), in how many its update was an outlier."""
+
+    client: int
+    name: str  # such as: client 3, client 'north'
+    left_out: int = 0
+    reason: str = ""
+    far: int = 0
+    ratio: float | None = 0.0  # the largest; None: more than a float can hold
+
+    @property
+    def times(self) -> str:
+        """The largest ratio to the median, in words."""
+        if self.ratio is None:
+            return f"far more than {FAR:g}"
+        return f"{self.ratio:,.0f}" if self.ratio < 1e9 else f"{self.ratio:.0e}".replace("e+", "e")
+
+
+def flags(lines: Sequence[Line]) -> list[Flag]:
+    """The flagged clients of a run; the one that was left out most often comes first."""
+    found: dict[int, Flag] = {}
+    for line in lines:
+        for entry in line.get(LEFT_OUT, ()):
+            was = found.get(entry["client"], Flag(entry["client"], client_title(entry)))
+            found[was.client] = Flag(was.client, was.name, was.left_out + 1, entry["reason"], was.far, was.ratio)
+        for entry in line.get(OUTLIERS, ()):
+            was = found.get(entry["client"], Flag(entry["client"], client_title(entry)))
+            ratio = None if None in (was.ratio, entry["ratio"]) else max(was.ratio or 0, entry["ratio"])
+            found[was.client] = Flag(was.client, was.name, was.left_out, was.reason, was.far + 1, ratio)
+    return sorted(found.values(), key=lambda flag: (-flag.left_out, -flag.far, flag.client))
+
+
+def all_left_out(line: Line) -> bool:
+    """Whether every client of the round was left out, so that no model changed."""
+    return len(line.get(LEFT_OUT, ())) > 0 and len(line[LEFT_OUT]) == line.get("cohort")
+
+
+def diverged(line: Line) -> bool:
+    """Whether every client of the round was left out because uploads are not finite."""
+    return all_left_out(line) and any(each["reason"] == NOT_FINITE for each in line[LEFT_OUT])
+
+
+def well_formed(line: Line) -> bool:
+    """Whether what a line says about flagged clients can be read."""
+    return all(
+        isinstance(line.get(key, []), list) and all(_entry(each, value, kind) for each in line.get(key, []))
+        for key, value, kind in ((LEFT_OUT, "reason", str), (OUTLIERS, "ratio", int | float | None))
+    )
+
+
+def _entry(each: Any, value: str, kind: Any) -> bool:
+    if not isinstance(each, dict) or not isinstance(each.get("client"), int) or value not in each:
+        return False
+    return isinstance(each[value], kind) and isinstance(each.get("name", ""), str)
+
+
+def client_title(entry: Line) -> str:
+    return f"client '{shown(entry['name'])}'" if "name" in entry else f"client {entry['client']}"
+
+
+class Notices:
+    """Messages during a run: for each client one when it is left out first, and one for its first outlying update."""
+
+    def __init__(self, begun: int = 0) -> None:
+        self._seen = begun  # lines from before
+        self._said: set[tuple[str, int]] = set()
+
+    def of(self, lines: Sequence[Line]) -> Iterator[str]:
+        """The messages on lines that were not seen yet."""
+        for line in lines[self._seen :]:
+            yield from self._round(line)
+        self._seen = max(self._seen, len(lines))
+
+    def _round(self, line: Line) -> Iterator[str]:
+        where = f"round {line.get('round')}"
+        if all_left_out(line):
+            if ("nobody", -1) not in self._said:
+                first = line[LEFT_OUT][0]
+                yield (
+                    f"{where}: all {counted(line['cohort'], 'client')} are left out, so no model changes "
+                    f"({client_title(first)}: {shown(first['reason'])})"
+                )
+            self._said |= {("nobody", -1), *((LEFT_OUT, each["client"]) for each in line[LEFT_OUT])}
+        told = [f"{client_title(each)} is left out: {shown(each['reason'])}" for each in self._new(line, LEFT_OUT)]
+        yield from _few(where, told, "are left out")
+        far = [
+            f"the update of {client_title(each)} is {_times(each['ratio'])} times as long as the cohort's median"
+            for each in self._new(line, OUTLIERS)
+        ]
+        yield from _few(where, far, "sent an outlying update")
+
+    def _new(self, line: Line, key: str) -> list[Line]:
+        new = [each for each in line.get(key, ()) if (key, each["client"]) not in self._said]
+        self._said |= {(key, each["client"]) for each in new}
+        return new
+
+
+def _few(where: str, told: Sequence[str], what: str) -> Iterator[str]:
+    yield from (f"{where}: {each}" for each in told[:MOST])
+    if len(told) > MOST:
+        more = len(told) - MOST
+        yield f"{where}: {counted(more, 'more client')} {what.replace('are ', 'is ', 1) if more == 1 else what}"
+
+
+def _times(ratio: float | None) -> str:
+    return Flag(0, "", ratio=ratio).times

@@ -1,0 +1,116 @@
+"""The result of a reproduction: `result.md` with paper and measurement side by side, and `verdicts.json`."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from stratafl.files import write_atomically
+from stratafl.recipes.claims import MEASURES, OF_CONVERGENCE
+from stratafl.recipes.recipe import Column, Row
+from stratafl.recipes.reproduction import RESULT, Reproduction, seconds
+from stratafl.recipes.verdicts import Numbers, Place
+from stratafl.report.formats import MARK, duration, machine, span, versions
+from stratafl.report.intervals import Spread
+from stratafl.report.outcome import read_outcome
+from stratafl.report.ranking import INCOMPARABLE
+from stratafl.report.verdict import VERDICTS, Verdict
+from stratafl.runs.directory import environment_of
+
+PAPER, HERE = "paper", "here"
+
+
+def write_result(made: Reproduction, command: str) -> list[Verdict]:
+    """Write `result.md` and `verdicts.json`, and return the verdicts."""
+    judged = made.judged()
+    text = json.dumps([verdict.entry for verdict in judged], indent=2, ensure_ascii=False)
+    write_atomically(made.folder / VERDICTS, text.encode())
+    write_atomically(made.folder / RESULT, markdown(made, judged, command).encode())
+    return judged
+
+
+def markdown(made: Reproduction, judged: Sequence[Verdict], command: str) -> str:
+    recipe, scale = made.recipe, made.recipe.at(made.scale)
+    lines = [f"## {recipe.name}, scale {made.scale}: {recipe.title}", ""]
+    lines += [f"`{command}` — {_made(made)}; protocol `{recipe.protocol}`."]
+    settings = {**recipe.settings, **scale.settings}
+    lines += ["", f"Settings: {_settings(settings)}."]
+    for kind, some in (("Columns", _columns(made)), ("Rows", recipe.runnable)):
+        lines += ["", f"{kind}: " + "; ".join(f"*{each.name}* {_settings(each.settings)}" for each in some) + "."]
+    lines += ["", f"Data: {_names(made, 'data')}. Model: {_names(made, 'model')}.", ""]
+    lines += [f"- {note}" for note in recipe.notes]
+    for measure in recipe.measures:
+        lines += ["", f"**{MEASURES[measure]}**", "", *table(made, measure)]
+    lines += ["", "; ".join(legend(made)) + ".", ""]
+    lines += ["| claim | where | predicate | paper | measured | verdict | why |", "|---|---|---|---|---|---|---|"]
+    lines += [
+        f"| {v.claim} | {v.column} | {v.predicate} | {v.paper_value} | {v.measured} | **{v.words}** | {v.reason} |"
+        for v in judged
+    ]
+    left, lost = made.not_run(), made.diverged()
+    lines += ["", "Diverged, so their numbers mean little:", "", *(f"- {each}" for each in lost)] if lost else []
+    lines += ["", "Not run:" if left else "Everything was run.", "", *(f"- {each}" for each in left), ""]
+    return "\n".join(lines)
+
+
+def _settings(given: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{key}={value}`" for key, value in given.items()) or "as they are"
+
+
+def _columns(made: Reproduction) -> list[Column]:
+    return [column for column in made.recipe.columns if column.name in made.recipe.columns_at(made.scale)]
+
+
+def _names(made: Reproduction, table: str) -> str:
+    return ", ".join(dict.fromkeys(getattr(cell.experiment, table).name for cell in made.cells))
+
+
+def _made(made: Reproduction) -> str:
+    """Where and when the runs were made, and how long they took; they may come from several calls and machines."""
+    if not made.begun:
+        return "nothing was run"
+    about = [environment_of(place) for place in made.begun]
+    where = [f"{machine(env)}; {versions(env)}" for env in about]
+    when = span([str(env["started"]) for env in about if env.get("started")])
+    spent = sum(seconds(read_outcome(place)) for place in made.begun)
+    return "; ".join([*dict.fromkeys(where), *filter(None, [when]), f"the runs took {duration(spent)}"])
+
+
+def table(made: Reproduction, measure: str) -> list[str]:
+    head = [f"{made.shown(name) if what == HERE else name}: {what}" for name, what in heads(made, measure)]
+    lines = ["| method | " + " | ".join(head) + " |", "|---" * (len(head) + 1) + "|"]
+    return lines + ["| " + " | ".join([row.name, *texts]) + " |" for row, texts in cells(made, measure)]
+
+
+def heads(made: Reproduction, measure: str) -> list[tuple[str, str]]:
+    """Each column as "paper", if the paper has numbers in it, and as "here"."""
+    printed = {column for _, column in made.printed(measure)}
+    both = [(name, what) for name in made.recipe.columns_at(made.scale) for what in (PAPER, HERE)]
+    return [(name, what) for name, what in both if what == HERE or name in printed]
+
+
+def cells(made: Reproduction, measure: str) -> Iterator[tuple[Row, list[str]]]:
+    """Each row with its cells: the number in the paper, or mean and deviation over seeds."""
+    printed, numbers, columns = made.printed(measure), made.numbers(measure), heads(made, measure)
+    leaking = made.leaking()
+    improving = made.numbers().keys() - numbers.keys() if measure in OF_CONVERGENCE else set[Place]()
+    for row in made.recipe.rows:
+        paper = {name: f"{value:.2f}" for (owner, name), value in printed.items() if owner == row.name}
+        here = {name: _here(row, name, numbers) for name, _ in columns}
+        here |= dict.fromkeys((name for name in here if (row.name, name) in improving), "improving")
+        here |= {name: f"{here[name]} {MARK}" for name in here if (row.name, name) in leaking}
+        yield row, [paper.get(name, "") if what == PAPER else here[name] for name, what in columns]
+
+
+def legend(made: Reproduction) -> list[str]:
+    said = ["mean ± standard deviation over seeds; in verdicts ± is half of the 95 % interval of a paired difference"]
+    return said + ([f"{MARK} {INCOMPARABLE}"] if made.leaking() else [])
+
+
+def _here(row: Row, column: str, numbers: Numbers) -> str:
+    if row.missing or (row.columns is not None and column not in row.columns):
+        return "missing" if row.missing else ""
+    values = list(numbers.get((row.name, column), {}).values())
+    if not values:
+        return "not run"
+    spread = Spread.of(values)
+    return f"{spread.mean:.2f}" + ("" if spread.std is None else f" ± {spread.std:.2f}")

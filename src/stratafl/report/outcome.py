@@ -1,0 +1,176 @@
+"""The outcome of one run, read from its directory."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from stratafl.config.experiment import from_tables, to_tables
+from stratafl.config.tables import EvaluateTable
+from stratafl.core.reprs import short_repr
+from stratafl.errors import DamagedError, RunError
+from stratafl.evaluation.flags import diverged, well_formed
+from stratafl.evaluation.measure import Line
+from stratafl.runs.directory import (
+    CONFIG,
+    ROUNDS,
+    check_committed,
+    check_config,
+    check_history,
+    config_of,
+    environment_of,
+    is_run,
+)
+from stratafl.runs.format import CHECKSUMS
+from stratafl.runs.journal import read_lines
+from stratafl.runs.summary import best, converged, cost, counting, last, score, scored, stop_reason
+
+SCORED = ("test.", "validation.", "new.")
+NEEDED = ("round", "bytes.down", "bytes.up", "seconds.train", "seconds.server")
+
+
+@short_repr
+@dataclass(frozen=True)
+class Outcome:
+    """A run's configuration and its lines."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    lines: list[Line]
+    clients: int  # those that took part
+    leaks: str | None = None  # which test data its method sees in training
+    checked: bool = True  # whether its lines have checksums; older runs have none
+
+    @property
+    def seed(self) -> int:
+        return int(self.config["run"]["seed"])
+
+    @property
+    def regression(self) -> bool:
+        """Whether it is scored by its loss, because the data has no classes."""
+        return "test.deployed.accuracy" not in last(self.lines)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether its stop rule ended it early."""
+        return stop_reason(self.lines, from_tables({"stop": self.config["stop"]}).stop) is not None
+
+    @property
+    def diverged(self) -> bool:
+        """Whether its loss in training or testing, or the upload of every client, became NaN or infinite."""
+        line = last(self.lines)
+        lost = any(key in line and line[key] is None for key in ("train.loss", "test.deployed.loss"))
+        return lost or diverged(line)
+
+    @property
+    def rounds(self) -> int:
+        return int(self.lines[-1]["round"])
+
+    @property
+    def evaluate(self) -> EvaluateTable:
+        """Which round, stage and average are its score."""
+        return from_tables({"evaluate": self.config["evaluate"]}).evaluate
+
+    def numbers(self) -> dict[str, float]:
+        """All reported numbers: shares from 0 to 1, bytes and seconds up to the last round.
+
+        Best and last round, convergence and numbers over clients are those of the stage that is the score.
+        """
+        return dict(self._numbers)
+
+    @cached_property
+    def _numbers(self) -> dict[str, float]:
+        evaluate, place = self.evaluate, f"test.{self.evaluate.stage}"
+        chosen, total = counting(self.lines, evaluate), cost(self.lines, self.lines[-1])
+        there = converged(self.lines, evaluate)
+        numbers = {
+            "score": score(self.lines, evaluate),
+            "received": _metric(chosen, "test.received"),
+            "trained": _metric(chosen, "test.trained"),
+            "deployed": _metric(chosen, "test.deployed"),
+            "client_mean": _number(chosen, f"{place}.client_accuracy", f"{place}.client_loss"),
+            "spread": _number(chosen, f"{place}.std"),
+            "worst10": _number(chosen, f"{place}.worst10"),
+            "new_received": _metric(chosen, "new.test.received"),
+            "new_trained": _metric(chosen, "new.test.trained"),
+            "new_deployed": _metric(chosen, "new.test.deployed"),
+            "best": scored(best(self.lines, evaluate), evaluate),
+            "last": scored(last(self.lines), evaluate),
+            "selected_round": chosen["round"],
+            "converged_round": there and there.round,
+            "converged_seconds": there and there.seconds,
+            "converged_bytes": there and there.bytes,
+            "bytes": total.bytes,
+            "seconds": total.seconds,
+            "rounds": self.rounds,
+        }
+        return {name: float(value) for name, value in numbers.items() if value is not None}
+
+
+def read_outcome(folder: Path) -> Outcome:
+    then = environment_of(folder)
+    config = to_tables(config_of(folder))
+    check_config(folder / CONFIG, (then.get("identity") or {}).get("config") or config, config)
+    path, checked = folder / ROUNDS, then["format"] >= CHECKSUMS
+    check_committed(folder, "rounds")
+    lines = read_lines(path, summed=checked)
+    if not all(isinstance(line.get(key), int | float) for line in lines for key in NEEDED):
+        raise DamagedError(f"'{path}' is damaged: a line lacks one of {', '.join(NEEDED)}")
+    if not all(isinstance(v, int | float | None) for line in lines for k, v in line.items() if k.startswith(SCORED)):
+        raise DamagedError(f"'{path}' is damaged: a score is not a number")
+    if not all(map(well_formed, lines)):
+        raise DamagedError(f"'{path}' is damaged: its list of clients that were left out cannot be read")
+    check_history(path, lines, len(lines))
+    return Outcome(folder, config, lines, int(then.get("clients") or 0), then.get("leaks"), checked)
+
+
+SQUARED = "mean squared error"  # the score of a regression, whatever it is trained with
+
+
+def measure(regression: bool) -> str:
+    """The score of runs in words."""
+    return f"loss ({SQUARED})" if regression else "accuracy"
+
+
+_MODELS = {
+    "received": "models as received",
+    "trained": "models right after training",
+    "deployed": "deployed models",
+    "global": "the global model",
+}
+
+
+def what_counts(outcomes: Sequence[Outcome], one_by_one: bool = False) -> str:
+    """The stage, average and round of the scores of these runs, in words; without the average for single clients."""
+    metric = "loss" if outcomes[0].regression else "accuracy"
+    ways = {tuple(one.config["evaluate"][key] for key in ("select", "stage", "average")) for one in outcomes}
+    if len(ways) > 1:
+        return "of the models and at the round that the protocol of each run selects"
+    ((select, stage, average),) = ways
+    validated = all("validation.deployed.loss" in last(one.lines) for one in outcomes)
+    where = f"at the round with the best validation {metric}" if validated else "at the last round"
+    if select != "validation":
+        where = "at the round where it is best" if select == "best" else "at the last round"
+    mean = ", mean over clients," if average == "clients" and not one_by_one else ""
+    return f"of {_MODELS[stage]}{mean} {where}"
+
+
+def run_folders(places: Iterable[Path]) -> list[Path]:
+    """All run directories in these folders and below, each once."""
+    found: list[Path] = []
+    for place in places:
+        below = (path.parent for path in place.glob("**/config.toml") if not path.parent.name.startswith("."))
+        here = [place] if is_run(place) else sorted(path for path in below if is_run(path))
+        if not here:
+            raise RunError(f"there is no run in '{place}'" if place.exists() else f"there is no folder '{place}'")
+        found += [folder for folder in here if folder not in found]
+    return found
+
+
+def _metric(line: Line, place: str) -> float | None:
+    return _number(line, f"{place}.accuracy", f"{place}.loss")
+
+
+def _number(line: Line, *keys: str) -> float | None:
+    return next((float(line[key]) for key in keys if line.get(key) is not None), None)

@@ -1,0 +1,117 @@
+"""Verdicts on published claims: a list in `verdicts.json` that `strata reproduce`, or anybody, writes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stratafl.errors import RunError, counted, unknown
+from stratafl.report.tables import Cell, Table, as_csv, text
+from stratafl.runs.json_files import read_json_value
+
+VERDICTS = "verdicts.json"
+KEYS = ("paper", "table", "claim", "predicate", "paper_value", "measured", "holds", "reason", "noise", "stand_in")
+NOISE = "within noise: other seeds may change the verdict"
+STAND_IN = "measured on other data than the paper's, so this is no evidence"
+WORDS = {True: "✓ holds", False: "✗ does not hold", None: "– not run"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a claim of a paper holds here; `holds` is None if it was not run."""
+
+    claim: str
+    predicate: str
+    paper_value: str
+    measured: str
+    holds: bool | None
+    reason: str = ""
+    noise: bool = False  # the deciding difference is within the noise between seeds
+    stand_in: bool = False  # from other data and models than the paper's, so no evidence
+    paper: str = ""
+    table: str = ""
+    column: str = ""  # of the table; in `verdicts.json` a part of `table`
+
+    @property
+    def words(self) -> str:
+        return f"{WORDS[self.holds]}, within noise" if self.noise and self.holds is not None else WORDS[self.holds]
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """The verdict as an entry of `verdicts.json`."""
+        where = ": ".join(filter(None, (self.table, self.column)))
+        return {key: where if key == "table" else getattr(self, key) for key in KEYS}
+
+
+def tally(verdicts: Sequence[Verdict]) -> str:
+    claims = counted(len(verdicts), "claim")
+    verbs = ((True, f"of {claims} holds", f"of {claims} hold"), (False, "does not", "do not"))
+    said = []
+    for sign, one, several in (*verbs, (None, "was not run", "were not run")):
+        found = [each for each in verdicts if each.holds is sign]
+        noisy = sum(each.noise for each in found if sign is not None)
+        share = "" if not noisy else " (within noise)" if noisy == len(found) == 1 else f" ({noisy} within noise)"
+        if found or sign:
+            said.append(f"{len(found)} {one if len(found) == 1 else several}{share}")
+    return ", ".join(said) + (f"; {STAND_IN}" if any(each.stand_in for each in verdicts) else "")
+
+
+def read_verdicts(folders: Sequence[Path]) -> list[Verdict]:
+    paths = [folder / VERDICTS for folder in folders if (folder / VERDICTS).is_file()]
+    return [verdict for path in paths for verdict in _read(path)]
+
+
+def verdict_table(verdicts: Sequence[Verdict]) -> Table | None:
+    if not verdicts:
+        return None
+    rows = tuple(
+        (
+            Cell(verdict.claim, below=verdict.predicate),
+            text(verdict.words, _look(verdict)),
+            text(", ".join(filter(None, (verdict.paper, verdict.entry["table"])))),
+            text(verdict.paper_value),
+            text(verdict.measured),
+            text(verdict.reason),
+        )
+        for verdict in verdicts
+    )
+    head = ("claim", "verdict", "where", "in the paper", "here", "why")
+    written = as_csv(KEYS, [list(verdict.entry.values()) for verdict in verdicts])
+    caption = "; ".join([tally(verdicts), *([NOISE] if any(verdict.noise for verdict in verdicts) else [])])
+    return Table("verdicts", caption, head, rows, left=len(head), written=written, stacked=True)
+
+
+def _look(verdict: Verdict) -> str:
+    if verdict.holds is None:
+        return "unrun"
+    return "doubtful" if verdict.noise or verdict.stand_in else "holds" if verdict.holds else "fails"
+
+
+def _read(path: Path) -> list[Verdict]:
+    found = read_json_value(path)
+    if not isinstance(found, list):
+        raise RunError(f"'{path}' must be a list of verdicts, not {type(found).__name__}")
+    return [_verdict(path, number, entry) for number, entry in enumerate(found, 1)]
+
+
+def _verdict(path: Path, number: int, entry: Any) -> Verdict:
+    if not isinstance(entry, dict):
+        raise RunError(f"'{path}': verdict {number} must be an object, not {type(entry).__name__}")
+    for key in entry:
+        if key not in KEYS:
+            raise unknown(f"key of verdict {number} in '{path}'", key, KEYS)
+    for key in ("paper", "claim", "holds"):
+        if key not in entry:
+            raise RunError(f"'{path}': verdict {number} lacks '{key}'")
+    if entry["holds"] not in (True, False, None) or isinstance(entry["holds"], int) != isinstance(entry["holds"], bool):
+        raise RunError(f"'{path}': holds of verdict {number} must be true, false or null, not {entry['holds']!r}")
+    signs = {key: entry.get(key, False) for key in ("noise", "stand_in")}
+    for key, sign in signs.items():
+        if not isinstance(sign, bool):
+            raise RunError(f"'{path}': {key} of verdict {number} must be true or false, not {sign!r}")
+    texts: dict[str, Any] = {name: _text(entry.get(name)) for name in KEYS if name not in ("holds", *signs)}
+    return Verdict(**texts, holds=entry["holds"], **signs)
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
