@@ -6,11 +6,12 @@ A federation is a matrix: rows are clients, columns are parameters, and columns 
 
 from typing import TYPE_CHECKING, Any
 
-from stratafl.version import __version__
+from stratafl.version import VERSION
 
 if TYPE_CHECKING:
     from stratafl.api import Fitted, fit, load
 
+__version__ = VERSION
 __all__ = ["Fitted", "__version__", "fit", "load"]
 
 

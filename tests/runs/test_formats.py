@@ -105,7 +105,7 @@ def test_a_newer_format_is_refused_in_one_line(tmp_path, future):
 
 
 def test_a_comparison_of_a_newer_format_is_refused_in_one_line(tmp_path):
-    Comparison.create(tmp_path / "both", with_settings(Experiment(), TINY), ["fedavg", "local"], 1, [])
+    Comparison.create(tmp_path / "both", with_settings(Experiment(), TINY), ["fedavg", "local"], 1, {})
     file = tmp_path / "both" / "compare.toml"
     file.write_text(file.read_text().replace(f"format = {FORMAT}", "format = 99"))
     with pytest.raises(RunError, match=r"compare.toml' was written by a newer version of stratafl \(format 99; "):

@@ -25,7 +25,7 @@ for package in (stratafl.runs, stratafl.runs.loggers, stratafl.export):
     "load, predict and export": """
 import stratafl
 fitted = stratafl.load("run")
-assert fitted.predict(0, torch.zeros(2, 8, 8)).shape == (2,)
+assert fitted.predict(0, torch.zeros(2, 1, 8, 8)).shape == (2,)
 fitted.export(0, "model.safetensors")
 """,
     "a link is not followed": """

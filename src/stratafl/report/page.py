@@ -23,7 +23,7 @@ from stratafl.report.study import Study
 from stratafl.report.summary import cautions, facts, summary
 from stratafl.report.tables import Table, escape
 from stratafl.report.verdict import verdict_table
-from stratafl.version import __version__
+from stratafl.version import VERSION
 
 GENERATOR = b'<meta name="generator" content="stratafl">'
 NO_CLASS_COUNTS = "<p>These runs record no class counts.</p>"
@@ -89,7 +89,7 @@ def page(study: Study) -> str:
         style=_asset("page.css"),
         contents="".join(f'<li><a href="#{each.name}">{escape(each.title)}</a></li>' for each in made),
         sections="\n".join(map(_section_html, made)),
-        footer=f"stratafl {escape(__version__)} · {datetime.now(UTC):%Y-%m-%d %H:%M} UTC · works offline",
+        footer=f"stratafl {escape(VERSION)} · {datetime.now(UTC):%Y-%m-%d %H:%M} UTC · works offline",
         data=in_script({"charts": [chart.plain() for chart in charts], "tables": tables, "dark": on_dark()}),
         plotly=base64.b64encode(gzip.compress(_plotly().encode(), 9, mtime=0)).decode() if charts else "",
         script=_asset("page.js"),

@@ -20,7 +20,7 @@ from stratafl.errors import RunError, shown
 from stratafl.execute import Simulation
 from stratafl.execute.ranks import world_size
 from stratafl.runs.format import FORMAT
-from stratafl.version import __version__
+from stratafl.version import VERSION
 
 TYPED = "STRATAFL_COMMAND"  # tells a process that another one started what the user typed
 
@@ -30,7 +30,7 @@ def describe(sim: Simulation) -> dict[str, Any]:
     device = sim.runtime.device
     return {
         "format": FORMAT,
-        "stratafl": __version__,
+        "stratafl": VERSION,
         "commit": _commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
