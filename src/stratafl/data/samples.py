@@ -59,12 +59,12 @@ def arrays(samples: Samples) -> dict[str, NDArray[Any]]:
     return {name: np.asarray(array) for name, array in found.items() if array is not None}
 
 
-def samples_from(known: Mapping[str, Any], held: Mapping[str, NDArray[Any]]) -> Samples:
+def samples_from(known: Mapping[str, Any], held: Mapping[str, Any]) -> Samples:
     """The samples that were written; a LookupError, TypeError or ValueError if the facts or arrays do not fit."""
     scaling = known["scaling"]
     made = scaling and Scaling(tuple(scaling["mean"]), tuple(scaling["deviation"]), scaling.get("maximum", 255))
     if known["format"] != FORMAT or set(held) - set(ARRAYS) or len(held["x"]) != known["samples"]:
         raise ValueError("the arrays do not fit the manifest")
     there = {name: known[name] for name in _FACTS if known.get(name) is not None}  # older versions wrote fewer
-    plain = {name: tuple(value) if isinstance(value, list) else value for name, value in there.items()}
+    plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in there.items()}
     return Samples(**held, **plain, scaling=made or None, group_name=known.get("group"))
