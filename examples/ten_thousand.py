@@ -65,7 +65,7 @@ def work(folder: Path, data: Path, clients: int, rounds: int, memory: str, store
             if run.finished:
                 break
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(json.dumps({"peak": peak, "memory": run.sim.format.size, "store": run.sim.store}))
+    print(json.dumps({"peak": peak, "memory": run.sim.state_format.size, "store": run.sim.store}))
 
 
 def started(folder: Path, data: Path, clients: int, given: argparse.Namespace) -> "subprocess.Popen[str]":

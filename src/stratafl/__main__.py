@@ -1,6 +1,8 @@
 """`python -m stratafl` is `strata`."""
 
+import sys
+
 from stratafl.cli import main
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

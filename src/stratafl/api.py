@@ -27,7 +27,7 @@ from stratafl.evaluation.flags import Notices
 from stratafl.evaluation.measure import Line
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Progress, Simulation, simulation
-from stratafl.execute.simulation import ModelSource
+from stratafl.execute.build import ModelSource
 from stratafl.execute.tokens import check_given
 from stratafl.export.predictor import Predictor
 from stratafl.export.writing import to_onnx, to_safetensors

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cli_helpers import HERE, SOURCE, Result, Strata, checked_line, command, snapshot
 
-from stratafl.cli import run
+from stratafl.cli import main
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def strata(place, capsys) -> Strata:
 
     def call(*arguments: object) -> Result:
         capsys.readouterr()
-        code = run([str(each) for each in arguments])
+        code = main([str(each) for each in arguments])
         return Result(code, *capsys.readouterr())
 
     return call

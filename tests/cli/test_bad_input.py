@@ -17,7 +17,7 @@ import pytest
 from cli_helpers import SMALL, TINY, Result, checked_line, command, journals, snapshot
 
 from stratafl.algorithms import ALGORITHMS
-from stratafl.cli import run
+from stratafl.cli import main
 
 METHODS = f"one of: {', '.join(sorted(ALGORITHMS))}"
 
@@ -64,9 +64,9 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_with_all(refused, argu
         (["bench", "--models", "nosuch"], "unknown model of the bench 'nosuch'"),
         (["bench", "--methods", "fedavgg"], "unknown method 'fedavgg'; did you mean 'fedavg'?"),
         (["bench", "--sweep", "cohorts"], "unknown sweep 'cohorts'; did you mean 'cohort'?"),
-        (["bench", "--clients", "0"], "--clients is a whole number from 1, not 0"),
+        (["bench", "--clients", "0"], "--clients must be at least 1, not 0"),
         (["bench", "--compile", "maybe"], "unknown compile 'maybe'"),
-        (["bench", "--device", "cpu", "--precision", "tf32"], "precision 'tf32' is for GPUs"),
+        (["bench", "--device", "cpu", "--precision", "tf32"], "precision 'tf32' needs a GPU"),
         (["bench", "--json", "nosuch/speed.json"], "there is no folder 'nosuch'"),
     ],
     ids=" ".join,
@@ -345,8 +345,8 @@ def originals(tmp_path_factory):
     folder = tmp_path_factory.mktemp("originals")
     compared = ["compare", *SMALL, "--algorithms", "local,fedavg", "--seeds", "1", "--rounds", "1"]
     with redirect_stdout(StringIO()):
-        assert run(["run", *SMALL, "--rounds", "1", "--out", str(folder / "done")]) == 0
-        assert run([*compared, "--out", str(folder / "both")]) == 0
+        assert main(["run", *SMALL, "--rounds", "1", "--out", str(folder / "done")]) == 0
+        assert main([*compared, "--out", str(folder / "both")]) == 0
     return folder
 
 
@@ -392,16 +392,16 @@ def test_a_directory_below_a_file_cannot_be(refused, place):
 
 UNPRIVILEGED = """
 import json, os, sys
-from stratafl.cli import run
+from stratafl.cli import main
 warm_up, commands = json.loads(sys.argv[1])
 for arguments in warm_up:  # everything is imported while root may read it
-    assert run(arguments) == 0
+    assert main(arguments) == 0
 if os.geteuid() == 0:
     os.seteuid(65534)
 print("-", file=sys.stderr)
 os.chdir(sys.argv[2])
 for arguments in commands:
-    print("code", run(arguments))
+    print("code", main(arguments))
     print("-", file=sys.stderr)
 """
 

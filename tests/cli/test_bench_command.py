@@ -5,8 +5,8 @@ import json
 import pytest
 from cli_helpers import checked_line
 
-from stratafl.bench.request import METHODS, MODELS
-from stratafl.cli.app import bench
+from stratafl.bench.__main__ import main as bench
+from stratafl.bench.options import command_line
 
 QUICK = ("bench", "--models", "mlp", "--clients", 2, "--steps", 8, "--repeats", 1, "--device", "cpu")
 
@@ -29,7 +29,7 @@ def test_a_table_a_chart_and_two_files(strata, place):
 
 @pytest.mark.parametrize("processor", ["", "Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz, a name that takes a line"])
 def test_without_baselines_bars_are_times(strata, monkeypatch, processor):
-    monkeypatch.setattr("stratafl.bench.session._processor", lambda: processor)
+    monkeypatch.setattr("stratafl.bench.measurement._processor", lambda: processor)
     result = strata(*QUICK, "--methods", "fedavg", "--no-baselines")
     words = " ".join(result.out.split())  # wherever the name of a processor has broken the line
     assert result.code == 0
@@ -46,5 +46,13 @@ def test_a_size_that_does_not_fit_has_no_figures(strata, monkeypatch):
     assert "not measured" in result.err
 
 
-def test_the_command_has_the_defaults_of_the_bench():
-    assert bench.__defaults__[:2] == (MODELS, METHODS)
+def test_both_commands_have_the_same_options_and_help_texts(strata, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit, match="0"):
+        bench(["--help"])
+    plain, typed = capsys.readouterr().out, strata("bench", "--help").out
+    for option in command_line():
+        assert f"--{option.name}" in plain
+        assert f"--{option.name}" in typed
+        assert option.help in plain
+        assert option.help in typed

@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 
 from processes import outputs, wait_until
 from stratafl.algorithms import ALGORITHMS
-from stratafl.cli import run
+from stratafl.cli import main
 from stratafl.config.protocols import PROTOCOLS
 from stratafl.data import DATASETS, PARTITIONS
 from stratafl.models import MODELS
@@ -186,7 +186,7 @@ def test_a_regression_that_diverges_is_reported_all_the_same(strata, place):
     assert strata("report", "done", "--csv", "table.csv").code == 0
 
 
-def test_a_full_gpu_is_one_line_and_what_was_done_is_kept(strata, place, monkeypatch):
+def test_running_out_of_gpu_memory_prints_one_line_and_the_run_can_be_resumed(strata, place, monkeypatch):
     whole = Run.rounds
 
     def full(run):
@@ -197,8 +197,8 @@ def test_a_full_gpu_is_one_line_and_what_was_done_is_kept(strata, place, monkeyp
         patched.setattr(Run, "rounds", full)
         stopped = strata("run", *SMALL, "--rounds", 2, "--out", "full")
     assert checked_line(stopped) == (
-        "the GPU's memory is full after round 1: if other processes hold some of it, resume when they have "
-        "ended, or begin anew with --memory"
+        "the GPU ran out of memory after round 1: if other processes use this GPU, resume the run when they have "
+        "ended; otherwise start a new run with --memory-limit"
     )
     assert strata("resume", "full").code == 0
     assert len(lines(place / "full" / "rounds.jsonl")) == 2
@@ -330,7 +330,7 @@ def compared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compared") / "both"
     arguments = ["--algorithms", "local,fedper", "--seeds", "2", "--rounds", "3", "--out", str(folder)]
     with redirect_stdout(StringIO()):
-        assert run(["compare", *SMALL, "--set", "train.lr=0.3", *arguments]) == 0
+        assert main(["compare", *SMALL, "--set", "train.lr=0.3", *arguments]) == 0
     swap_scores(folder / "local" / "seed-0" / "rounds.jsonl")
     swap_scores(folder / "fedper" / "seed-1" / "rounds.jsonl")
     return folder
@@ -444,10 +444,10 @@ def test_a_method_that_leaks_is_marked_wherever_it_is_written(strata, place):
 # --- check
 
 
-def test_a_method_of_the_catalogue_keeps_the_contract(strata):
+def test_a_method_of_the_catalogue_obeys_the_contract(strata):
     result = strata("check", "fedavg", "--quick")
     assert (result.code, result.err) == (0, "")
-    assert "'fedavg' keeps the contract" in result.out
+    assert "'fedavg' obeys the contract" in result.out
     assert "✗" not in result.out
 
 

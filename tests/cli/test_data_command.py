@@ -97,7 +97,7 @@ def clients(place):
 )
 @pytest.mark.usefixtures("clients")
 def test_how_to_divide_means_nothing_where_the_data_names_its_clients(refused, strata, setting, said):
-    words = f"{said} means nothing to 'mine', which names its 2 clients: leave it out, or set data.partition"
+    words = f"{said} has no effect with 'mine': the data names its 2 clients. Leave it out, or set data.partition"
     refused("data", "show", "--data", "mine.csv", "--set", setting, says=words)
     assert strata("data", "show", "--data", "mine.csv").code == 0
     if setting == "data.clients=5":
@@ -108,11 +108,19 @@ def test_how_to_divide_means_nothing_where_the_data_names_its_clients(refused, s
 @pytest.mark.parametrize(
     ("partition", "setting", "says"),
     [
-        ("iid", "alpha=0.5", "data.alpha = 0.5 means nothing to 'iid', a partition that listens to: data.clients;"),
-        ("dirichlet", "per_client=5", "'dirichlet', a partition that listens to: data.clients, data.alpha, data.min"),
-        ("pathological", "alpha=0.5", "data.clients, data.per_client, data.balanced; leave it out"),
-        ("auto", "per_client=5", "data.per_client = 5 means nothing to 'dirichlet'"),
-        ("classes", "minimum=3", "data.minimum = 3 means nothing to 'classes'"),
+        (
+            "iid",
+            "alpha=0.5",
+            "data.alpha = 0.5 has no effect with 'iid': leave it out (settings with an effect: data.clients)",
+        ),
+        (
+            "dirichlet",
+            "per_client=5",
+            "'dirichlet': leave it out (settings with an effect: data.clients, data.alpha, data.min",
+        ),
+        ("pathological", "alpha=0.5", "data.clients, data.per_client, data.balanced)"),
+        ("auto", "per_client=5", "data.per_client = 5 has no effect with 'dirichlet'"),
+        ("classes", "minimum=3", "data.minimum = 3 has no effect with 'classes'"),
     ],
 )
 def test_what_the_partition_does_not_listen_to_is_refused(refused, strata, partition, setting, says):
@@ -133,7 +141,7 @@ def test_the_share_of_tests_is_said_to_mean_nothing_where_the_data_has_tests(str
     (place / "own").mkdir()
     for name in ("train.csv", "test.csv"):
         (place / "own" / name).write_text((place / "mine.csv").read_text())
-    note = "data.test means nothing to 'own', which says what is for testing"
+    note = "data.test has no effect with 'own', which says what is for testing"
     assert note in strata("data", "show", "--data", "own/", "--set", "run.protocol=pfedla").err
     assert strata("data", "show", "--data", "own/").err == ""
     assert strata("data", "show", "--data", "mine.csv", "--set", "data.test=0.3").err == ""  # which has none
@@ -146,7 +154,7 @@ def test_a_regression_of_nobody_is_divided_evenly(strata, refused, place):
     assert result.code == 0
     assert "note: 'mine' has no classes and is divided evenly (data.partition = 'iid')" in result.err
     assert result.out.count("│       5 │") == 4
-    refused(*given, "--set", "data.alpha=1", says="data.alpha = 1.0 means nothing to 'mine', which has no classes")
+    refused(*given, "--set", "data.alpha=1", says="data.alpha = 1.0 has no effect with 'mine': the data has no classes")
     refused(*given, "--set", "data.partition=classes", says="divide them (data.partition = 'iid')")
 
 

@@ -84,7 +84,7 @@ def test_what_is_predicted_is_said(strata, place):
 
     years = "3 classes: 2000, 2010, 2020 (data.targets = 'numbers' makes it a regression)"
     assert said(2000.0 + 10 * (np.arange(60) % 3)) == years
-    assert said(np.linspace(0, 1, 60)).startswith("a regression: the labels are numbers from 0 to 1 (data.targets")
+    assert said(np.linspace(0, 1, 60)).startswith("a regression: labels are numbers from 0 to 1 (data.targets")
     assert said(np.arange(60)).startswith("60 classes: 0, 1, 2, 3,")
     assert "18, 19, …" in said(np.arange(60))
     assert strata("data", "show").out.splitlines()[-1] == "10 classes"
@@ -139,7 +139,7 @@ def test_a_client_in_another_unit_is_named_and_columns_are_not_recommended(strat
         told = strata("data", "show", "--data", "own.npz", *settings).out
         assert "client 'north': column" in told
         assert "is it in another unit?" in told
-        assert "see data.normalise" not in told
+        assert "set data.normalise" not in told
         assert "does not repair them" in told
 
 
@@ -153,20 +153,20 @@ def test_groups_are_counted(strata, place):
 def test_large_targets_are_pointed_out(strata, place):
     np.savez(place / "own.npz", x=np.zeros((40, 1)), y=np.linspace(100_000, 900_000.5, 40), client=np.arange(40) % 2)
     told = strata("data", "show", "--data", "own.npz").out
-    assert "see data.targets = 'scaled'" in told
+    assert "set data.targets = 'scaled'" in told
     assert "numbers from 100,000 to 900,000" in told
-    assert "see data.targets" not in strata("data", "show", "--data", "own.npz", "--set", "data.targets=scaled").out
+    assert "set data.targets" not in strata("data", "show", "--data", "own.npz", "--set", "data.targets=scaled").out
 
 
 def test_one_class_is_said_to_be_trivial(strata, place):
     np.savez(place / "own.npz", x=np.zeros((40, 1)), y=np.array(["cat"] * 40), client=np.arange(40) % 2)
     told = strata("data", "show", "--data", "own.npz").out.splitlines()
-    assert told[-2:] == ["1 class: cat", "all labels are the same, so that every answer is right"]
+    assert told[-2:] == ["1 class: cat", "all labels are the same, so every prediction is right"]
 
 
 def test_the_picture_is_called_what_it_is(strata, place):
     line = checked_line(strata("data", "show", "-o", "held.pdf"))
-    assert line.endswith("'held.pdf' would be a picture in SVG: call it 'held.svg'")
+    assert line.endswith("'held.pdf' must end in .svg, the format of the picture: use 'held.svg'")
     assert list(place.iterdir()) == []
 
 

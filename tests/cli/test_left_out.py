@@ -75,7 +75,7 @@ def test_a_client_in_another_unit_is_named_and_takes_part(strata, place):
     assert ratio > 100
     said = rf"note: round 1: the update of client 'zone\x1b[31m-3' is {ratio:,.0f} times as long as the cohort's median"
     assert notes(result)[0] == said
-    assert "client 'zone\\x1b[31m-3' sent updates that are up to " in " ".join(result.out.split())
+    assert "client 'zone\\x1b[31m-3' sent updates of up to " in " ".join(result.out.split())
 
 
 def test_a_run_that_is_resumed_does_not_say_it_again(strata, place):
@@ -112,7 +112,7 @@ def test_a_model_that_diverges_for_all_is_one_line_and_keeps_its_last_finite_sta
     words = " ".join(result.out.split())
     assert "fedavg (diverged)" in words
     assert "diverged (the loss, or the upload of every client, became NaN or infinite): done" in words
-    assert "all clients were left out of 2 of 2 rounds: try a smaller train.lr" in words
+    assert "all clients were left out of 2 of 2 rounds; try a smaller train.lr" in words
     assert "look at" not in words  # it is not the data of one of them
     first, second = lines(place / "done" / "rounds.jsonl")
     assert first["test.deployed.loss"] == second["test.deployed.loss"] < 3  # as it began
@@ -127,7 +127,7 @@ def test_a_journal_whose_clients_cannot_be_read_is_refused(strata, place):
         Journal(journal).append([{**line, **bad, "seconds.train": 0.0, "seconds.server": 0.0}])
         result = strata("report", "done")
         assert result.code == 2
-        assert "rounds.jsonl' is damaged: what it says of clients that were left out cannot be read" in result.err
+        assert "rounds.jsonl' is damaged: its list of clients that were left out cannot be read" in result.err
 
 
 def test_in_a_notebook_it_is_a_warning(caplog):

@@ -14,7 +14,7 @@ def test_a_comparison_ends_with_its_report(strata, place):
     assert result.code == 0
     assert "report: two/report.html (" in result.out
     text = (place / "two" / "report.html").read_text(encoding="utf-8")
-    assert all(f'id="chart-{name}"' in text for name in ("curves", "clients", "holdings", "layers", "bytes"))
+    assert all(f'id="chart-{name}"' in text for name in ("curves", "clients", "class_counts", "layers", "bytes"))
     again = strata("resume", "two")  # writes it once more
     assert (again.code, "report: two/report.html" in again.out) == (0, True)
 
@@ -22,10 +22,10 @@ def test_a_comparison_ends_with_its_report(strata, place):
 def test_a_comparison_that_was_left_says_which_runs_have_not_begun_and_how_to_go_on(strata, place, refused):
     asked = ("compare", "-a", "local,fedper", "--seeds", 2, "--rounds", 1, "--out", "left", *SMALL)
     assert strata(*asked).code == 0
-    assert "not begun" not in strata("report", "left").out
+    assert "not started" not in strata("report", "left").out
     shutil.rmtree(place / "left" / "fedper" / "seed-1")
     result = strata("report", "left", "-o", "left.html")
-    says = "1 of the 4 runs of 'left' has not begun: 'strata resume left' goes on."
+    says = "1 of the 4 runs of 'left' has not started. To continue, run: strata resume left"
     assert says in " ".join(result.out.split())
     assert escape(says) in (place / "left.html").read_text(encoding="utf-8")
     assert "over the seeds that each row has" in " ".join(result.out.split())
@@ -46,7 +46,7 @@ def test_a_report_of_any_runs(strata, place):
 def test_other_files_are_not_written_over(strata, place, refused):
     assert strata("run", "-a", "local", "--rounds", 1, "--out", "one", *SMALL).code == 0
     (place / "mine.html").write_text("mine", encoding="utf-8")
-    refused("report", "one", "-o", "mine.html", says="'mine.html' exists and is no report")
+    refused("report", "one", "-o", "mine.html", says="'mine.html' exists and is not a report")
     refused("report", "one", "-o", "one", says="'one' is a folder: name a file, such as one/report.html")
 
 

@@ -23,7 +23,7 @@ def test_a_table_at_scale_smoke_and_again(strata, place):
     told = json.loads((folder / "verdicts.json").read_text())
     assert all(set(verdict) >= {"claim", "holds", "reason"} for verdict in told)
     assert all(verdict["stand_in"] for verdict in told)
-    assert "no number compares" in " ".join(first.out.split())
+    assert "numbers do not compare" in " ".join(first.out.split())
     assert "which is no evidence; written to" in " ".join(first.out.split())
     before = runs(place)
     assert before
@@ -37,7 +37,7 @@ def test_a_table_at_scale_smoke_and_again(strata, place):
 def test_rows_that_cannot_be_run_are_said_at_the_end_and_the_others_are_run(strata, place):
     result = strata(*NAME, "--set", "model.hidden=[8]")
     assert result.code == 2
-    assert result.err.startswith("strata: 2 of the rows could not be run, the first: s = 3 in CNN: ")
+    assert result.err.startswith("strata: 2 rows could not be run; the first: s = 3 in CNN: ")
     assert len(runs(place)) == 1
     assert "not run: s = 3, CNN, seed 0: 'last:3' asks for 3 layers" in " ".join(result.out.split())
 
@@ -55,11 +55,9 @@ def without_gpu(monkeypatch):
 
 def test_what_a_scale_needs_of_a_machine_is_said_once_and_nothing_is_written(refused, monkeypatch):
     without_gpu(monkeypatch)
-    line = refused(
-        "reproduce", "flayer/table2", "--scale", "short", says="flayer/table2 at scale short computes in tf32"
-    )
+    line = refused("reproduce", "flayer/table2", "--scale", "short", says="flayer/table2 at scale short uses tf32")
     assert line.endswith("needs a GPU, and this runs on a CPU: take --scale smoke or --set run.precision=fp32")
-    refused("reproduce", "flayer", "--scale", "short", says="flayer/fig3 at scale short computes in tf32")
+    refused("reproduce", "flayer", "--scale", "short", says="flayer/fig3 at scale short uses tf32")
     refused(*NAME, "--set", "run.device=cuda", says="there is no device 'cuda' here")
     line = refused(*NAME, "--set", "run.precision=tf32", says="flayer/table4 at scale smoke")
     assert line.endswith("take --set run.precision=fp32")
@@ -100,14 +98,14 @@ def test_data_without_classes_is_refused_as_nothing_of_it_is_an_accuracy(strata,
     result = strata(*own(place, data__name="mine.npz", data__clients=3))
     assert result.code == 2
     assert "FedAvg in here: '" in result.err
-    assert "not run: FedAvg, here, seed 0: recipes compare" in " ".join(result.out.split())
+    assert "not run: FedAvg, here, seed 0: 'mine.npz' has no classes" in " ".join(result.out.split())
 
 
 def test_what_diverged_is_said_where_its_numbers_stand(strata, place):
     result = strata(*own(place, data__name="digits", data__clients=3, train__lr=1e30))
     assert result.code == 0, result.err
     assert "diverged: FedAvg, here, seed 0" in result.out
-    assert "\nDiverged, so that their numbers say little:\n\n- FedAvg, here, seed 0\n" in (
+    assert "\nDiverged, so their numbers mean little:\n\n- FedAvg, here, seed 0\n" in (
         place / "out/own-mine-smoke/result.md"
     ).read_text(encoding="utf-8")
     assert "diverged" not in strata(*own(place, data__name="digits", data__clients=3)).out

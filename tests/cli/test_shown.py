@@ -9,7 +9,7 @@ from cli_helpers import SMALL, TINY, checked_line
 from rich.table import Table
 from rich.text import Text
 
-from stratafl.cli.consoles import picture, results
+from stratafl.cli.console import result_console, svg_picture
 from stratafl.errors import DataError, UnknownNameError, printable, shown, unknown
 from stratafl.report.page import in_script
 from stratafl.report.tables import as_csv, escape
@@ -46,11 +46,11 @@ def test_no_console_passes_on_what_steers(capsys):
     table.add_row(EVIL)
     table.add_row(Text(EVIL))
     for printed in (table, EVIL, Text(EVIL)):
-        results().print(printed, markup=False) if isinstance(printed, str) else results().print(printed)
+        result_console().print(printed, markup=False) if isinstance(printed, str) else result_console().print(printed)
         out = capsys.readouterr().out
         assert "\\x1b" in out
         assert out.replace("\n", "").isprintable()
-    drawn = picture("p", table)
+    drawn = svg_picture("p", table)
     assert "\x1b" not in drawn
     assert "\u202e" not in drawn
 
@@ -100,9 +100,7 @@ def test_long_names_and_large_numbers_are_said_in_short(refused, given, says):
 def test_the_number_of_seeds_has_a_bound(refused):
     for seeds in (10_001, 10**400):
         refused("compare", "--seeds", seeds, says="a comparison has from 1 to 10,000 seeds, not 10")
-        refused(
-            "reproduce", "fedper/fig11", "--seeds", seeds, says="--seeds is a whole number from 1 to 10,000, not 10"
-        )
+        refused("reproduce", "fedper/fig11", "--seeds", seeds, says="--seeds must be from 1 to 10,000, not 10")
     refused("compare", "--seed", 2**63 - 1, "--seeds", 2, says="the last of 2 seeds")
 
 

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 from processes import wait_until
 from stratafl.algorithms import fedavg
-from stratafl.cli import run as strata
-from stratafl.cli import running
+from stratafl.cli import compare, resume
+from stratafl.cli import main as strata
 from stratafl.core.parcel import ColumnMask, Field, LayerMask, Parcel
 from stratafl.errors import RunError, WireError
 from stratafl.execute import Matrix
@@ -154,12 +154,14 @@ def test_under_torchrun_one_line_says_what_failed(tmp_path):
 
 def test_a_comparison_is_refused(tmp_path, monkeypatch, capsys):
     process_group = Ranks(None, 0, 2, False)
-    monkeypatch.setattr(running, "together", lambda: nullcontext(process_group))
+    for module in (compare, resume):
+        monkeypatch.setattr(module, "torchrun_group", lambda: nullcontext(process_group))
     for arguments in (["compare"], ["resume", str(tmp_path)]):
         (tmp_path / "compare.toml").touch()
         assert strata(arguments) == 2
         assert capsys.readouterr().err == (
-            "strata: a comparison is not for 2 ranks of torchrun: start it without, with --jobs\n"
+            "strata: a comparison cannot run in 2 processes of torchrun: start it without torchrun and choose the "
+            "number of processes with --jobs\n"
         )
 
 
@@ -258,7 +260,7 @@ def test_only_what_was_declared_can_be_sent_and_can_arrive():
         value_of('{"record": "Popen", "fields": {}}')
     with pytest.raises(WireError, match="unknown type 'load' of a tensor from another process"):
         value_of('{"dtype": "load"}')
-    with pytest.raises(WireError, match="a word holds no tensors"):
+    with pytest.raises(WireError, match="this value holds tensors"):
         words(torch.zeros(1))
 
 

@@ -8,14 +8,14 @@ import torch
 import stratafl
 from stratafl.algorithms import fedper
 from stratafl.runtime import Runtime
-from stratafl.runtime.programs import Program
+from stratafl.runtime.captured_step import CapturedStep
 from stratafl.runtime.speed import Speed
 from stratafl.testing import tiny_federation, tiny_model
 
 
 @pytest.fixture
 def no_collector():
-    """Captured graphs belong to programs, and a GPU is full long before cycles are looked for."""
+    """Captured steps hold GPU memory, and a GPU is full long before Python collects cycles."""
     gc.collect()
     gc.disable()
     yield
@@ -41,18 +41,18 @@ def fitted(speed):
 @pytest.mark.parametrize("graphs", ["on", "off"])
 def test_a_run_that_is_dropped_leaves_nothing(graphs):
     speed = Speed(graphs=graphs, compile="off")
-    before, programs, shops = tensor_bytes(), alive(Program), alive(Runtime)
+    before, steps, runtimes = tensor_bytes(), alive(CapturedStep), alive(Runtime)
     done = fitted(speed)
-    assert alive(Program) == programs  # as soon as it is done, although its models can still be asked for
+    assert alive(CapturedStep) == steps  # as soon as it is done, although its models can still be asked for
     assert done.model(0) is not None
     del done
     gc.collect()
-    assert alive(Runtime) == shops
+    assert alive(Runtime) == runtimes
     assert tensor_bytes() - before < 2**20
 
 
 def test_a_run_goes_on_after_its_steps_were_let_go_of():
-    """Programs and traces are made anew, and give the same bits."""
+    """CapturedSteps and traces are made anew, and give the same bits."""
     outcomes = []
     for closes in (False, True):
         sim = fitted(Speed(graphs="on", compile="off")).sim

@@ -10,7 +10,7 @@ from stratafl.data import digits
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
 from stratafl.policies import SGD
-from stratafl.runtime import lanes, replay
+from stratafl.runtime import lanes, tracing
 from stratafl.testing import difference, everything
 
 LARGER = pytest.param("convnorm", marks=pytest.mark.slow)
@@ -29,10 +29,10 @@ def run(model, steps=None, **options):
 
 @pytest.mark.parametrize("model", ["mlp", LARGER])
 def test_traced_steps_give_the_same_bits(model, monkeypatch):
-    monkeypatch.setattr(replay, "PATIENCE", 10**9)
+    monkeypatch.setattr(tracing, "PATIENCE", 10**9)
     eager, sim = run(model)
     assert not sim.runtime.engine._traced
-    monkeypatch.setattr(replay, "PATIENCE", 1)
+    monkeypatch.setattr(tracing, "PATIENCE", 1)
     traced, sim = run(model)
     assert sim.runtime.engine._traced
     assert difference(eager, traced) == 0
@@ -44,7 +44,7 @@ def test_lanes_give_the_same_bits(model, steps, monkeypatch):
     one, _ = run(model, steps)
     monkeypatch.setattr(lanes.torch, "get_num_threads", lambda: 3)
     monkeypatch.setattr(lanes, "WORTHWHILE", 0)
-    monkeypatch.setattr(replay, "PATIENCE", 1)
+    monkeypatch.setattr(tracing, "PATIENCE", 1)
     three, sim = run(model, steps)
     assert len(sim.runtime.engine._traced) > (steps is None)  # equal lanes share their trace
     assert difference(one, three) == 0

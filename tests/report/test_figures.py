@@ -89,7 +89,7 @@ def test_clients_are_shown_by_the_models_that_count(tmp_path):
     study = gather([tmp_path])
     chart = clients_chart(study)
     assert [score for score, _ in series(chart)["fedper"]] == pytest.approx([0.2, 0.3, 0.4])
-    assert chart.caption.startswith("Test accuracy client by client of models as received at the last round, all seeds")
+    assert chart.caption.startswith("Test accuracy by client, of models as received at the last round, all seeds")
     assert [row[2].shown for row in worst_table(study).rows] == ["0", "1", "2"]
 
 

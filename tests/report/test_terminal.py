@@ -1,4 +1,4 @@
-"""The ranking on the terminal: whole numbers and whole names at every width."""
+"""The ranking on the console: whole numbers and whole names at every width."""
 
 import io
 import re
@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 from written_runs import as_regression, write_run
 
-from stratafl.cli.consoles import PIPED_WIDTH, results
-from stratafl.cli.live import course, sparkline
-from stratafl.cli.ranked import table
+from stratafl.cli.console import PIPED_WIDTH, result_console
+from stratafl.cli.display import scores_so_far, sparkline
+from stratafl.cli.ranking import ranking_table
 from stratafl.report import gather
 
 
@@ -17,7 +17,7 @@ def printed(place, width):
     """The lines of the table, as a terminal of this width has them."""
     study = gather([place])
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    console.print(table(study.ranks, study.outcomes, width))
+    console.print(ranking_table(study.ranks, study.outcomes, width))
     return console.file.getvalue().splitlines()
 
 
@@ -76,15 +76,17 @@ def test_seeds_have_no_column_where_all_rows_have_as_many(price):
 
 def test_a_table_that_nobody_watches_is_as_wide_as_columns_say(monkeypatch):
     monkeypatch.setenv("COLUMNS", "90")
-    assert results().width == 90
+    assert result_console().width == 90
     monkeypatch.delenv("COLUMNS")
-    assert results().width == PIPED_WIDTH
+    assert result_console().width == PIPED_WIDTH
 
 
 def test_the_course_of_a_loss_falls_as_the_loss_does():
     numbers = (0.8, 0.4, 0.2, 0.0)
-    score, values = course([{"test.deployed.loss": value} for value in numbers])
+    score, values = scores_so_far([{"test.deployed.loss": value} for value in numbers])
     assert (score, sparkline(values)) == ("0", "█▅▃▁")
-    score, values = course([{"test.deployed.loss": 1 - x, "test.deployed.accuracy": x} for x in reversed(numbers)])
+    score, values = scores_so_far(
+        [{"test.deployed.loss": 1 - x, "test.deployed.accuracy": x} for x in reversed(numbers)]
+    )
     assert (score, sparkline(values)) == ("80.0%", "▁▃▅█")
-    assert course([{"round": 1}]) == ("", [])
+    assert scores_so_far([{"round": 1}]) == ("", [])

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from stratafl.cli import run as command
+from stratafl.cli import main as command
 from stratafl.core.state import flatten
 from stratafl.evaluation import trial
 from stratafl.execute import Simulation
-from stratafl.execute.records import OnDisk, RecordFile
+from stratafl.execute.disk import OnDisk, StateFile
 from stratafl.runs import Run, checkpoint, read_run
 from stratafl.runs.journal import Journal
 
@@ -36,7 +36,7 @@ MOMENTS: dict[str, tuple[Any, str]] = {
     "creating": (Run, "create"),
     "opening": (Run, "open"),
     "keeping": (OnDisk, "updated"),
-    "settling": (RecordFile, "sync"),
+    "settling": (StateFile, "sync"),
 }
 EACH = 6  # kills inside each kind of moment
 DELAYS = {"training": 0.04, "evaluation": 0.01, "saving": 0.004}  # up to so many seconds after the moment began
@@ -183,7 +183,7 @@ class Driver:
     """Attempts at a run, one after the other."""
 
     def __init__(self, folder: Path, settings: list[str]) -> None:
-        for module in ("torch._dynamo", "stratafl.cli.app", "stratafl.cli.running"):
+        for module in ("torch._dynamo", "stratafl.cli.app", "stratafl.cli.run"):
             import_module(module)  # or else every child would
         torch.set_num_threads(1)
         self.folder, self.settings = folder, settings

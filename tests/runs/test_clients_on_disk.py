@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from test_kill import SETTINGS, finished
 
 from stratafl import load
-from stratafl.cli import run as strata
+from stratafl.cli import main as strata
 from stratafl.config.experiment import Experiment, with_settings
 from stratafl.errors import RunError
 from stratafl.runs import Run, checkpoint, read_run
@@ -236,7 +236,7 @@ def test_what_costs_both_generations_is_put_aside_and_done_again(tmp_path, undis
 def test_damage_is_said_in_one_sentence_by_whoever_reads(tmp_path):
     folder = done(tmp_path / "run", rounds=3)
     os.truncate(folder / MEMORIES, 0)
-    with pytest.raises(RunError, match=r"has no checkpoint to read: .* was cut: the memory of client") as found:
+    with pytest.raises(RunError, match=r"has no checkpoint to read: .* was cut: the state of client") as found:
         read_run(folder)
     assert "\n" not in str(found.value)
 

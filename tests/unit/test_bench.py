@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,18 +11,17 @@ import torch
 from stratafl.bench import engine as engine_file
 from stratafl.bench.__main__ import main
 from stratafl.bench.baselines import BASELINES
-from stratafl.bench.clocks import Seconds, best, forget_peak, median, peak
 from stratafl.bench.engine import EngineRun
-from stratafl.bench.measure import MOST
-from stratafl.bench.request import METHODS, SWEEPS, Request, listed
-from stratafl.bench.session import Book, rows
-from stratafl.bench.words import line
-from stratafl.bench.workload import Subject, Workload, subject
+from stratafl.bench.measurement import MOST, ResultFile, describe_row, rows
+from stratafl.bench.options import BenchOptions, command_line
+from stratafl.bench.request import SWEEPS, request_of
+from stratafl.bench.timing import Seconds, best, median, peak, reset_peak
+from stratafl.bench.workload import BenchModel, Workload, bench_model
 from stratafl.errors import StrataError
 from stratafl.runtime.speed import USUAL
 
 CPU = torch.device("cpu")
-SMALL = Subject("mlp", (1, 2, 2), 3, 2, {"hidden": (4,)})
+SMALL = BenchModel("mlp", (1, 2, 2), 3, 2, {"hidden": (4,)})
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ def test_the_paper_has_20_clients_and_45_000_training_samples():
 
 
 def test_a_model_with_a_vocabulary_gets_tokens():
-    federation = Workload(clients=2, cohort=2, batch=4, samples=8).federation(subject("embedding"))
+    federation = Workload(clients=2, cohort=2, batch=4, samples=8).federation(bench_model("embedding"))
     assert federation.x.dtype == torch.int64
     assert int(federation.x.min()) > 0
     assert int(federation.x.max()) < 98_635
@@ -86,7 +86,7 @@ def test_only_a_cohort_is_trained_and_everybody_evaluated():
     assert len(run.board["test.deployed"].hits) == 6
 
 
-@pytest.mark.parametrize("name", METHODS.split(","))
+@pytest.mark.parametrize("name", BenchOptions().methods.split(","))
 def test_methods_are_timed_in_their_main_phase(name):
     work = Workload(clients=5, cohort=5, batch=4, samples=8)
     run = EngineRun(name, SMALL, work, work.federation(SMALL), "cpu", USUAL)
@@ -114,7 +114,7 @@ def test_best_and_median_of_rounds():
 
 
 def test_the_peak_is_of_what_came_since():
-    forget_peak(CPU)
+    reset_peak(CPU)
     before = peak(CPU)
     block = torch.ones(64 * 2**20 // 4)
     assert peak(CPU) >= before + 50 * 2**20
@@ -122,11 +122,11 @@ def test_the_peak_is_of_what_came_since():
 
 
 def request(**options):
-    return Request(**{"models": ("mlp",), "methods": ("fedavg",), "repeats": 1, "steps": 1, **options})
+    return request_of(BenchOptions(**{"models": "mlp", "methods": "fedavg", "repeats": 1, "steps": 1, **options}))
 
 
 def test_a_row_says_everything():
-    first, second = rows(request(methods=("fedavg", "fedper"), clients=3))
+    first, second = rows(request(methods="fedavg,fedper", clients=3))
     for row in (first, second):
         assert set(row["engine"]["best"]) == {"train", "server", "evaluate", "round"}
         assert row["engine"]["first_round"] > 0
@@ -135,7 +135,9 @@ def test_a_row_says_everything():
         assert row["client_steps"] == 3
     assert (first["baselines_beside"], second["baselines_beside"]) == (True, False)
     assert first["baselines"] == second["baselines"]
-    assert all(word in line(first) for word in ("mlp", "fedavg", "first", "train", "server", "evaluate", "loop"))
+    assert all(
+        word in describe_row(first) for word in ("mlp", "fedavg", "first", "train", "server", "evaluate", "loop")
+    )
     json.dumps([first, second])
 
 
@@ -145,7 +147,7 @@ def test_without_baselines_there_is_nothing_to_compare_with():
 
 
 def test_of_many_clients_a_baseline_times_some(monkeypatch):
-    monkeypatch.setattr("stratafl.bench.measure.MOST", 2)
+    monkeypatch.setattr("stratafl.bench.measurement.MOST", 2)
     (row,) = rows(request(clients=8))
     loop = row["baselines"]["loop"]
     assert loop["clients_timed"] == 2 < MOST
@@ -156,11 +158,11 @@ def test_what_does_not_fit_into_memory_is_said_and_the_rest_goes_on(monkeypatch)
     monkeypatch.setattr(engine_file, "device_memory", lambda device: 2)
     (row,) = rows(request(clients=2))
     assert "memory limit" in row["refused"]
-    assert "not measured" in line(row)
+    assert "not measured" in describe_row(row)
 
 
 def sizes(**options):
-    return [(c.workload.clients, c.workload.cohort, c.workload.batch) for c in request(**options).cells()]
+    return [(c.workload.clients, c.workload.cohort, c.workload.batch) for c in request(**options).cells]
 
 
 def test_sweeps():
@@ -174,14 +176,18 @@ def test_sweeps():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"models": ("mpl",)}, "unknown model of the bench 'mpl'; did you mean 'mlp'?"),
-        ({"methods": ("fedavgg",)}, "unknown method 'fedavgg'; did you mean 'fedavg'?"),
+        ({"models": "mpl"}, "unknown model of the bench 'mpl'; did you mean 'mlp'?"),
+        ({"models": ","}, "--models must be names separated by commas, not ','"),
+        ({"methods": "fedavgg"}, "unknown method 'fedavgg'; did you mean 'fedavg'?"),
         ({"sweep": "client"}, "unknown sweep 'client'; did you mean 'clients'?"),
-        ({"sweep": "clients", "largest": 3}, "--largest 3 leaves nothing of the sweep over clients"),
-        ({"sweep": "batch", "batch": 1}, "no batch of the sweep is within the 1 samples of a client of mlp"),
-        ({"clients": 0}, "--clients is a whole number from 1, not 0"),
-        ({"cohort": 21}, "--cohort is from 1 to 20, the clients, not 21"),
-        ({"paper": True}, "leave out --steps 1"),
+        ({"sweep": "clients", "largest": 3}, "--largest must be at least 20 for this sweep, not 3"),
+        (
+            {"sweep": "batch", "batch": 1},
+            "the batches of the sweep begin at 5, but a client of mlp has only 1 sample: raise --steps or --batch",
+        ),
+        ({"clients": 0}, "--clients must be at least 1, not 0"),
+        ({"cohort": 21}, "--cohort must be at most 20, the number of clients, not 21"),
+        ({"paper": True}, "--steps 1 has no effect with --paper, which fixes the samples: leave it out"),
     ],
 )
 def test_what_cannot_be_asked_for(options, says):
@@ -189,15 +195,19 @@ def test_what_cannot_be_asked_for(options, says):
         request(**options)
 
 
-def test_names_by_comma():
-    assert listed(" a, b,,a ", "models") == ("a", "b")
-    with pytest.raises(StrataError, match="--models is a list of names by comma, not ','"):
-        listed(",", "models")
+def test_names_are_measured_once_each():
+    cells = request(methods=" fedavg, fedper,,fedavg ").cells
+    assert [cell.method for cell in cells] == ["fedavg", "fedper"]
+
+
+def test_every_option_has_a_help_text_and_a_kind():
+    assert {option.kind for option in command_line()} == {str, int, bool, Path}
+    assert all(option.help.endswith((".", "…")) for option in command_line())
 
 
 def test_the_file_is_complete_after_every_row(tmp_path):
-    book = Book(tmp_path / "speed.json", {"torch": "2"})
-    book.add({"model": "mlp"})
+    file = ResultFile(tmp_path / "speed.json", {"torch": "2"})
+    file.add({"model": "mlp"})
     assert json.loads((tmp_path / "speed.json").read_text()) == {"machine": {"torch": "2"}, "rows": [{"model": "mlp"}]}
     assert [path.name for path in tmp_path.iterdir()] == ["speed.json"]
 

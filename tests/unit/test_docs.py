@@ -15,7 +15,7 @@ from torch import nn
 
 from stratafl.algorithms import fedavg
 from stratafl.algorithms.special_cases import SpecialCase
-from stratafl.cli import run as strata
+from stratafl.cli import main as strata
 from stratafl.config.experiment import from_tables
 from stratafl.config.plugins import parameters
 from stratafl.config.settings import documented
@@ -107,7 +107,7 @@ def test_the_example_method_is_the_file_and_keeps_the_contract(monkeypatch, caps
     assert blocks("CONTRIBUTING.md")[0] == text("examples/halfway.py")
     monkeypatch.chdir(ROOT)
     assert strata(["check", "examples.halfway:halfway", "--quick"]) == 0
-    assert "keeps the contract" in capsys.readouterr().out
+    assert "obeys the contract" in capsys.readouterr().out
 
 
 def test_without_a_share_the_example_is_fedavg(monkeypatch):

@@ -1,12 +1,13 @@
 """FedALP as in its paper: every equation by hand or by a plain loop, both readings of what it leaves open."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
 import pytest
 import torch
-from plain_clients import LAYERS, Clients, Model, assert_same, clients, flat, is_statistic, layer_of, state
+from plain_clients import assert_same, clients
+from plain_fedalp import PlainFedALP
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist
 from torch import Tensor
@@ -337,79 +338,7 @@ def test_to_the_letter_every_group_ends_at_its_own_optimum(psi):
 # Whole runs against a plain loop
 
 
-@dataclass
-class Plain:
-    """FedALP in a plain loop: the last warm-up round asks everybody."""
-
-    clients: Clients
-    groups: int = 2
-    beta: float = 0.8
-    warmup: int = 1
-    base: str = "received"
-    gamma: str = "group"
-
-    def __post_init__(self) -> None:
-        self.global_model = state(self.clients.module)
-        self.group: list[Model] = []
-        self.member: list[int] = []
-        self.psi: list[dict[str, float]] = []
-
-    def run(self, rounds: int) -> "Plain":
-        for t in range(rounds):
-            if t < self.warmup:
-                self.warm(t)
-            else:
-                self.main(t)
-        return self
-
-    def warm(self, t: int) -> None:
-        asked = self.clients.everybody if t == self.warmup - 1 else self.clients.sampled(t)
-        trained = {k: self.clients.trained(self.global_model, k, t) for k in asked}
-        if t == self.warmup - 1:
-            self.form({k: {n: x - self.global_model[n] for n, x in model.items()} for k, model in trained.items()})
-        self.global_model = self.clients.mean({k: trained[k] for k in self.clients.sampled(t)})
-        self.group = [dict(self.global_model) for _ in range(self.groups)]
-
-    def form(self, updates: dict[int, Model]) -> None:
-        vectors = torch.stack([flat(updates[k]) for k in self.clients.everybody])
-        rho = torch.corrcoef(torch.cat([vectors, -vectors], 1))  # symmetric about 0: a correlation is a cosine
-        self.member = [int(x) for x in fcluster(linkage(rho.numpy(), "ward"), t=self.groups, criterion="maxclust") - 1]
-        for m in range(self.groups):
-            mine = [k for k in self.clients.everybody if self.member[k] == m]
-            D_m = {n: sum(self.clients.samples(k) * updates[k][n] for k in mine) for n in self.global_model}
-            length = {layer: float(flat(D_m, layer).norm()) for layer in LAYERS}
-            self.psi.append({layer: self.beta * x / max(length.values()) for layer, x in length.items()})
-
-    def sent(self, m: int) -> Model:
-        def mix(n: str) -> Tensor:
-            psi = 0.0 if is_statistic(n) else self.psi[m][layer_of(n)]
-            return psi * self.group[m][n] + (1 - psi) * self.global_model[n]
-
-        return {n: mix(n) for n in self.global_model}
-
-    def main(self, t: int) -> None:
-        cohort = self.clients.sampled(t)
-        total = sum(self.clients.samples(k) for k in cohort)
-        received = [self.sent(m) for m in range(self.groups)]
-        global_model = {n: torch.zeros_like(x) for n, x in self.global_model.items()}
-        for m in range(self.groups):
-            mine = [k for k in cohort if self.member[k] == m]
-            if not mine:
-                continue
-            mean = self.clients.mean({k: self.clients.trained(received[m], k, t) for k in mine})
-            mass = sum(self.clients.samples(k) for k in mine) / total
-            for n, x in mean.items():
-                base = received[m] if self.base == "received" else self.group[m]
-                step = (x - received[m][n]) * (1 if self.gamma == "group" else mass)
-                self.group[m][n] = x if is_statistic(n) else base[n] + step
-                global_model[n] += mass * self.group[m][n]
-        self.global_model = global_model
-
-    def models(self) -> list[Model]:
-        return [self.sent(self.member[k]) for k in self.clients.everybody]
-
-
-def together(plain: Plain, rounds: int = 4) -> Simulation:
+def together(plain: PlainFedALP, rounds: int = 4) -> Simulation:
     method = fedalp(
         beta=plain.beta,
         groups=plain.groups,
@@ -430,7 +359,7 @@ def together(plain: Plain, rounds: int = 4) -> Simulation:
 
 @pytest.mark.parametrize(("base", "gamma"), BY_HAND)
 def test_four_rounds_against_a_plain_loop(base, gamma):
-    plain = Plain(clients(), base=base, gamma=gamma)
+    plain = PlainFedALP(clients(), base=base, gamma=gamma)
     sim = together(plain)
     progress = sim.run(Matrix())
     assert_same(sim, progress, plain.run(4).models(), tolerance=1e-13)
@@ -442,14 +371,14 @@ def test_four_rounds_against_a_plain_loop(base, gamma):
 
 def test_a_third_of_the_clients_and_a_longer_warm_up_against_a_plain_loop():
     """Two clients take part: every main round, some group has nobody."""
-    plain = Plain(clients(participation=1 / 3), groups=3, warmup=2)
+    plain = PlainFedALP(clients(participation=1 / 3), groups=3, warmup=2)
     sim = together(plain, rounds=6)
     assert_same(sim, sim.run(Matrix()), plain.run(6).models(), tolerance=1e-13)
     assert len(set(plain.member)) == 3
 
 
 def test_the_probing_round_asks_everybody_and_averages_the_sampled():
-    sim = together(Plain(clients(participation=0.5), warmup=2))
+    sim = together(PlainFedALP(clients(participation=0.5), warmup=2))
     progress, first = sim.round(sim.start(), Matrix())
     progress, probing = sim.round(progress, Matrix())
     _, main = sim.round(progress, Matrix())

@@ -1,10 +1,9 @@
 """FedLAG as in its paper: every equation by hand or by a plain loop; and its control, FedAvg and then nothing."""
 
-from dataclasses import dataclass, field
-
 import pytest
 import torch
-from plain_clients import UNITS, Clients, Model, assert_same, clients, flat, layer_of, state
+from plain_clients import UNITS, assert_same, clients, state
+from plain_fedlag import PlainFedLAG
 from torch import Tensor, nn
 
 from stratafl.algorithms import fedavg, fedavg30local, fedlag
@@ -202,53 +201,7 @@ def test_left_open_k_is_five_or_half_of_a_small_models_layers():
 # Whole runs against a plain loop
 
 
-@dataclass
-class Plain:
-    """FedLAG in a plain loop over whole models."""
-
-    clients: Clients
-    k: int = 1
-    xi: float = 0.0
-    warmup: int = 0
-    weights: str = "samples"
-    bn: str = "follow"
-    personal: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self.world_size = state(self.clients.module)
-        self.own: list[Model] = [dict(self.world_size) for _ in self.clients.everybody]
-        self.sets: list[set[str]] = []
-        self.scores: dict[str, int] = {}
-
-    def start(self, client: int) -> Model:
-        return {n: self.own[client][n] if layer_of(n) in self.personal else x for n, x in self.world_size.items()}
-
-    def run(self, rounds: int) -> "Plain":
-        for t in range(rounds):
-            self.round(t)
-        return self
-
-    def round(self, t: int) -> None:
-        cohort = self.clients.sampled(t)
-        starts = {k: self.start(k) for k in cohort}
-        trained = {k: self.clients.trained(starts[k], k, t) for k in cohort}
-        h = {k: {n: trained[k][n] - starts[k][n] for n in self.world_size} for k in cohort}
-        scores = self.scores = {layer: self.conflicts([flat(h[k], layer) for k in cohort]) for layer in UNITS}
-        ranked = sorted(UNITS, key=lambda layer: (scores[layer], UNITS.index(layer)), reverse=True)
-        chosen = [layer for layer in ranked[: self.k] if scores[layer] > 0] if t >= self.warmup else []
-        follow = {"conv1": "bn1", "conv2": "bn2"} if self.bn == "follow" else {}
-        self.personal = {*chosen, *(follow[layer] for layer in chosen if layer in follow)}
-        self.sets.append(self.personal)
-        self.world_size = self.clients.mean(trained, uniform=self.weights == "uniform")
-        for client, model in trained.items():
-            self.own[client] = model
-
-    def conflicts(self, h: list[torch.Tensor]) -> int:
-        pairs = [(h[u], h[v]) for u in range(len(h)) for v in range(u)]
-        return sum(bool(torch.cosine_similarity(a, b, dim=0) < self.xi) for a, b in pairs)
-
-
-def together(plain: Plain, rounds: int = 5) -> Simulation:
+def together(plain: PlainFedLAG, rounds: int = 5) -> Simulation:
     options = {name: getattr(plain, name) for name in ("k", "xi", "warmup", "weights", "bn")}
     return simulation(
         fedlag(**options, train=plain.clients.train),
@@ -271,7 +224,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
 def test_five_rounds_with_half_of_the_clients_against_a_plain_loop(options):
-    plain = Plain(clients(participation=0.5), **options)
+    plain = PlainFedLAG(clients(participation=0.5), **options)
     sim = together(plain)
     progress = sim.start()
     for t in range(5):
@@ -290,7 +243,7 @@ def test_five_rounds_with_half_of_the_clients_against_a_plain_loop(options):
 def test_a_warm_up_counts_conflicts_with_the_methods_own_threshold():
     told = []
     for xi in (0.0, -0.1, -0.4):
-        plain = Plain(clients(), xi=xi, warmup=3)
+        plain = PlainFedLAG(clients(), xi=xi, warmup=3)
         sim = together(plain, rounds=4)
         progress = sim.start()
         for _ in range(2):
@@ -303,7 +256,7 @@ def test_a_warm_up_counts_conflicts_with_the_methods_own_threshold():
 
 
 def test_everybody_against_a_plain_loop():
-    plain = Plain(clients(), k=2, xi=-0.1)
+    plain = PlainFedLAG(clients(), k=2, xi=-0.1)
     sim = together(plain)
     assert_same(sim, sim.run(Matrix()), plain.run(5) and [plain.start(k) for k in plain.clients.everybody])
     assert any(plain.sets)

@@ -68,20 +68,3 @@ sys.stdout = sys.__stdout__
 found = [str(code)]
 """
     assert in_a_new_process(program) == ["0"]
-
-
-def test_the_core_imports_where_linux_modules_are_missing():
-    """As on Windows: what needs file locks or a terminal says so when it is used, not when it is imported."""
-    program = """
-sys.modules.update(dict.fromkeys(("fcntl", "resource", "termios")))  # as if they were not installed
-import importlib, pkgutil, stratafl
-skipped = ("stratafl.__main__", "stratafl.bench.__main__")
-found = []
-for module in pkgutil.walk_packages(stratafl.__path__, "stratafl."):
-    if module.name not in skipped:
-        try:
-            importlib.import_module(module.name)
-        except ImportError as error:
-            found.append(f"{module.name}: {error}")
-"""
-    assert in_a_new_process(program) == []

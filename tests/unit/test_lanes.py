@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from stratafl.runtime import lanes
-from stratafl.runtime.replay import VIEWS, trace
+from stratafl.runtime.tracing import VIEWS, trace
 
 CPU = torch.device("cpu")
 

@@ -1,13 +1,12 @@
 """pFedLA, HeurpFedLA and mixing by similarity: each equation by hand, whole runs against a plain loop in float64."""
 
-import copy
 from math import exp
 
 import numpy as np
 import pytest
 import torch
+from plain_pfedla import LAYERS, TRAIN, PlainPFedLA
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from stratafl.algorithms import fedavg, heurpfedla, pfedla, simmix
 from stratafl.algorithms.hypernetwork import Drawn, Hypernetwork
@@ -26,8 +25,6 @@ from stratafl.runtime import engine
 from stratafl.testing import CLASSES, SHAPE, difference, tiny_federation
 
 SIZES = (14, 11, 7, 20)
-TRAIN = SGD(lr=0.3, epochs=2, batch=32)  # batches that hold everything: their order is no concern here
-LAYERS = ("conv1", "bn1", "conv2", "bn2", "fc")
 QUICK = {"hyper_lr": 0.5, "embedding": 6, "width": 5, "depth": 2, "train": TRAIN}
 EAGER = {**QUICK, "hyper_lr": 5.0}
 IDS = torch.arange(4)
@@ -162,73 +159,6 @@ def test_no_normalisation_of_any_kind_is_retained():
 # Whole runs
 
 
-class Plain:
-    """Both algorithms with a stock module, a dictionary and an autograd graph for each client."""
-
-    def __init__(self, sim, *, lr, depth=2, normalise="softmax", unit="layer", k=0, retained=(), buffers="follow"):
-        self.sim, self.lr, self.depth, self.normalise, self.unit = sim, lr, depth, normalise, unit
-        self.k, self.retained, self.buffers = k, retained, buffers
-        server = sim.algorithm.init(sim.setup)
-        self.hyper = [{n: x[i].clone() for n, x in server.items() if n != "rows"} for i in range(4)]
-        self.models = [copy.deepcopy(sim.template) for _ in range(4)]
-
-    def alpha(self, i, hyper):
-        x = hyper["v"]
-        for d in range(self.depth):
-            x = torch.relu(hyper[f"psi{d}.weight"] @ x + hyper[f"psi{d}.bias"])
-        z = torch.stack([hyper["out.weight"][j] @ x + hyper["out.bias"][j] for j in range(4)])  # [N, L or 1]
-        if self.normalise == "softmax":
-            found = z.softmax(0)
-        else:
-            positive = z.relu()
-            found = positive / positive.sum(0)
-        return {layer: found[:, n if self.unit == "layer" else 0] for n, layer in enumerate(LAYERS)}
-
-    def mixture(self, i, hyper):
-        """Parameters and statistics of θ̄_i, differentiable in the hypernetwork, and the retained layers."""
-        alpha = self.alpha(i, hyper)
-        ranked = sorted(("conv1", "conv2", "fc"), key=lambda n: (-float(alpha[n][i].detach()), -LAYERS.index(n)))
-        kept = self.retained or tuple(ranked[: self.k])
-        state = {}
-        for name, own in self.models[i].state_dict().items():
-            layer, statistic = name.split(".")[0], "running" in name
-            if layer in kept or (statistic and self.buffers == "local") or not own.is_floating_point():
-                state[name] = own.clone()
-            else:
-                state[name] = sum(alpha[layer][j] * self.models[j].state_dict()[name] for j in range(4))
-        return state, kept
-
-    def received(self, i):
-        net = copy.deepcopy(self.models[i])
-        net.load_state_dict({n: x.detach() for n, x in self.mixture(i, self.hyper[i])[0].items()})
-        return net
-
-    def round(self, t):
-        cohort = self.sim.setup.sampled(t).tolist()
-        work = {i: self._client(i) for i in cohort}
-        for i, (net, hyper) in work.items():
-            self.models[i], self.hyper[i] = net, hyper
-
-    def _client(self, i):
-        hyper = {n: x.clone().requires_grad_() for n, x in self.hyper[i].items()}
-        state, kept = self.mixture(i, hyper)
-        net = self.trained(i)
-        taught = [n for n, _ in net.named_parameters() if n.split(".")[0] not in kept]
-        delta = [net.get_parameter(n).detach() - state[n].detach() for n in taught]
-        steps = torch.autograd.grad([state[n] for n in taught], list(hyper.values()), delta)  # Eq. 10 and 11
-        return net, {n: (x + self.lr * s).detach() for (n, x), s in zip(hyper.items(), steps, strict=True)}
-
-    def trained(self, i):
-        net, data = self.received(i), self.sim.runtime.federation
-        x, y = (part[data.split("train").of(i)] for part in (data.x, data.y))
-        optimiser = torch.optim.SGD(net.train().parameters(), TRAIN.lr)
-        for _ in range(TRAIN.epochs):
-            optimiser.zero_grad()
-            cross_entropy(net(x), y).backward()
-            optimiser.step()
-        return net
-
-
 CASES = {
     "pfedla": (pfedla(**QUICK), {}),
     "local statistics": (pfedla(**QUICK), {"buffers": "local"}),
@@ -246,7 +176,7 @@ def test_three_rounds_are_those_of_a_plain_loop(name):
     method, options = CASES[name]
     buffers = options.get("buffers", "follow")
     sim, progress = run_of(method, participation=0.75, buffers=buffers)
-    plain = Plain(sim, **{"lr": 0.5, **options})
+    plain = PlainPFedLA(sim, **{"lr": 0.5, **options})
     for t in range(3):
         plain.round(t)
     rows = received(sim, progress, IDS)
@@ -519,7 +449,7 @@ def test_similarities_of_a_few_clients_are_computed_for_these_alone(unit, monkey
 
 @pytest.mark.parametrize("unit", ["layer", "model"])
 def test_three_rounds_by_similarity_are_those_of_a_plain_loop(unit):
-    class Similar(Plain):
+    class Similar(PlainPFedLA):
         def alpha(self, i, hyper):
             start = dict(self.sim.template.named_parameters())
             updates = [{n: (p - start[n]).detach() for n, p in net.named_parameters()} for net in self.models]

@@ -8,7 +8,7 @@ import torch
 from stratafl.algorithms import ALGORITHMS, algorithm, fedalp, fedavg30local, fedlag, flayer, pfedla
 from stratafl.errors import DamagedError, RunError
 from stratafl.execute import Matrix
-from stratafl.execute.saved import SavedForm
+from stratafl.execute.saved_form import SavedForm
 from stratafl.testing import Case
 
 ACTING = {
@@ -34,7 +34,7 @@ def test_a_state_that_changes_its_shape_is_told_before_it_is_saved():
     sim = Case(algorithm("fedper"), "local", 1.0, rounds=1).plain
     form, progress = SavedForm.of(sim), sim.start()
     grown = replace(progress, server={**progress.server, "more": torch.zeros(3)})
-    with pytest.raises(RunError, match="because it must keep the shapes it starts with: 'server/more' does not"):
+    with pytest.raises(RunError, match="because its shapes have changed: 'server/more' does not"):
         form.check_before_saving(grown.tensors())
     with pytest.raises(DamagedError, match="'server/more' does not belong to it"):
         form.check(0, grown.tensors())

@@ -118,7 +118,7 @@ def test_the_test_split_is_never_given_to_an_algorithm():
         tiny(replace(fedavg(), train=(AskForTest(),)))
     sim = tiny()
     task = sim.task(torch.tensor([0]), sim.at(0))
-    with pytest.raises(DataError, match="split 'test' is not open"):
+    with pytest.raises(DataError, match="may not read the split 'test'"):
         task.scores(received(sim, sim.start(), torch.tensor([0])), "test")
 
 
@@ -248,7 +248,7 @@ def test_a_limit_leaves_what_data_and_memories_do_not_take(monkeypatch):
     assert tiny(fedavg(), memory_limit=limit).round_limit == 10**6
     kept = tiny(fedper(), memory_limit=limit)
     assert kept.store == "ram"
-    assert kept.round_limit == 10**6 - kept.format.size * len(SIZES) < 10**6
+    assert kept.round_limit == 10**6 - kept.state_format.size * len(SIZES) < 10**6
     assert tiny(fedper(), memory_limit=limit, store="disk").round_limit == 10**6
 
 
@@ -315,5 +315,5 @@ def test_a_module_that_branches_on_values_runs_client_by_client_and_says_so(capl
 
 def test_float_targets_that_the_model_does_not_give_are_refused():
     x, y = np.zeros((8, 4), np.float32), np.eye(3, dtype=np.float32)[np.arange(8) % 3]
-    with pytest.raises(ModelError, match="gives 2 numbers for a sample, and the targets are 3 numbers: if they are cl"):
+    with pytest.raises(ModelError, match="gives 2 numbers for a sample, and the targets have 3: if they are cl"):
         simulation(fedavg(), from_clients([(x, y)] * 2), nn.Linear(4, 2), rounds=1)

@@ -24,7 +24,7 @@ from stratafl.errors import DataError, ModelError, RecordError, UnknownNameError
 from stratafl.evaluation.evaluate import received, score, score_stages, state_dict
 from stratafl.execute import Matrix, simulation
 from stratafl.policies import SGD, Cosine, Mean, Take
-from stratafl.runtime import replay
+from stratafl.runtime import tracing
 from stratafl.runtime.task import CohortTask
 from stratafl.testing import SIZES, difference, everything, tiny_federation, tiny_model
 
@@ -59,7 +59,7 @@ def test_a_trace_belongs_to_its_objective_not_to_its_name(monkeypatch):
     both = replace(fedavg(), train=tuple(SGD(objective=scaled_objective(f), purpose=f"p{f}") for f in (1.0, -1.0)))
     outcomes = []
     for patience in (10**9, 1):
-        monkeypatch.setattr(replay, "PATIENCE", patience)
+        monkeypatch.setattr(tracing, "PATIENCE", patience)
         sim = tiny(both, rounds=3)
         outcomes.append(everything(sim, sim.run(Matrix())))
     assert sim.runtime.engine._traced
@@ -81,7 +81,7 @@ class LooksAtAConstant:
 
 
 def test_a_step_that_cannot_be_traced_goes_on_as_it_is(monkeypatch):
-    monkeypatch.setattr(replay, "PATIENCE", 1)
+    monkeypatch.setattr(tracing, "PATIENCE", 1)
     sim = tiny(fedavg(train=SGD(objective=LooksAtAConstant())), rounds=3)
     plain = tiny(rounds=3)
     assert difference(everything(sim, sim.run(Matrix())), everything(plain, plain.run(Matrix()))) == 0
@@ -392,7 +392,7 @@ def test_small_clients_do_not_wait_for_large_ones_in_an_evaluation(monkeypatch, 
     sim = tiny(engine=engine)
     task, rows = sim.task(torch.arange(6), sim.at(0)), received(sim, sim.start(), torch.arange(6))
     whole = [task.scores(rows, "train").loss, task.scores(rows, "train").hits, *task.features(rows, "train")]
-    monkeypatch.setattr("stratafl.runtime.task.EVALUATION_BATCH", 3)
+    monkeypatch.setattr("stratafl.runtime.scoring.EVALUATION_BATCH", 3)
     parts = [task.scores(rows, "train").loss, task.scores(rows, "train").hits, *task.features(rows, "train")]
     assert [len(here) for here, *_ in task.sweep(rows, "train")] == [6, 6, 5, 4, 3, 2, 2, 2, 1, 1, 1]
     weight = whole[-1]

@@ -11,6 +11,7 @@ from stratafl.core.phased import Phase, Phased
 from stratafl.core.records import record
 from stratafl.core.steps import Train
 from stratafl.data import from_splits
+from stratafl.evaluation import evaluate
 from stratafl.evaluation import trial as trial_module
 from stratafl.evaluation.evaluate import score_new_clients, score_stages
 from stratafl.evaluation.measure import score_line
@@ -290,9 +291,9 @@ class Ticking(Train):
 
 
 def test_seconds_of_training_are_without_those_of_looking(clock, monkeypatch):
-    monkeypatch.setattr(trial_module, "score_trained", clock.slow(trial_module.score_trained, 100))
-    monkeypatch.setattr(trial_module, "score_stages", clock.slow(trial_module.score_stages, 1000))
-    monkeypatch.setattr(trial_module, "score_new_clients", clock.slow(trial_module.score_new_clients, 10000))
+    monkeypatch.setattr(evaluate, "score_trained", clock.slow(evaluate.score_trained, 100))
+    monkeypatch.setattr(evaluate, "score_stages", clock.slow(evaluate.score_stages, 1000))
+    monkeypatch.setattr(evaluate, "score_new_clients", clock.slow(evaluate.score_new_clients, 10000))
     trial = Trial(made(replace(fedavg(), train=(Ticking(clock),)), new_clients=1), every=2, executor=Matrix(chunk=2))
     _, (first, second) = run(trial)
     assert (first.round["seconds.train"], first.round["seconds.evaluate"]) == (5.0, 0.0)

@@ -3,15 +3,13 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from stratafl.bench.request import METHODS, MODELS, SWEEPS, Request, requested
-from stratafl.bench.session import Book, machine, rows
-from stratafl.bench.words import headline, line
+from stratafl.bench.measurement import ResultFile, describe_machine, describe_row, machine, rows
+from stratafl.bench.options import BenchOptions, command_line
+from stratafl.bench.request import request_of
 from stratafl.errors import StrataError
 from stratafl.files import check_new
-from stratafl.runtime.speed import CHOICES
 
 
 class _Parser(argparse.ArgumentParser):
@@ -20,46 +18,28 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"strata bench: {message}\n")
 
 
-def parser() -> argparse.ArgumentParser:
-    """The options, the same as of the command."""
-    made = _Parser(prog="python -m stratafl.bench", description="Rounds of the engine against loops written by hand.")
-    made.add_argument("--models", default=MODELS, help="by comma")
-    made.add_argument("--methods", default=METHODS, help="by comma")
-    made.add_argument("--clients", type=int, default=20)
-    made.add_argument("--cohort", type=int, help="clients that take part in a round; all, if left out")
-    made.add_argument("--batch", type=int, default=10)
-    made.add_argument("--steps", type=int, help="per client and round")
-    made.add_argument("--paper", action="store_true", help="FLAYER's workload: Dirichlet shares of 60,000 samples")
-    made.add_argument("--device", default="auto")
-    made.add_argument("--precision", default="fp32", help="fp32, tf32 or bf16")
-    made.add_argument("--compile", default="auto", help=", ".join(CHOICES))
-    made.add_argument("--repeats", type=int, default=3, help="timed rounds")
-    made.add_argument("--baselines", action=argparse.BooleanOptionalAction, default=True)
-    made.add_argument("--sweep", help=", ".join(SWEEPS))
-    made.add_argument("--largest", type=int, default=10_000, help="of a sweep")
-    made.add_argument("--json", type=Path)
+def _parser() -> argparse.ArgumentParser:
+    made = _Parser(prog="python -m stratafl.bench", description="Compare the engine with plain PyTorch loops.")
+    for option in command_line():
+        how: dict[str, Any] = {"type": option.kind}
+        if option.kind is bool:
+            how = {"action": argparse.BooleanOptionalAction}
+        made.add_argument(f"--{option.name}", default=option.default, help=option.help, **how)
     return made
 
 
-def request_of(given: argparse.Namespace) -> Request:
-    """The options, checked."""
-    plain = ("clients", "cohort", "batch", "steps", "paper", "repeats", "baselines", "sweep", "largest")
-    words = (given.models, given.methods, given.device, given.precision, given.compile)
-    return requested(*words, **{name: getattr(given, name) for name in plain})
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print."""
-    given = parser().parse_args(arguments)
+    """Measure and print; the exit code."""
+    given = _parser().parse_args(arguments)
     try:
-        request = request_of(given)
+        request = request_of(BenchOptions(**vars(given)))
         check_new([given.json])
         found = machine(request)
-        print(headline(found), flush=True)
-        book = Book(given.json, found)
+        print(describe_machine(found), flush=True)
+        file = ResultFile(given.json, found)
         for row in rows(request):
-            book.add(row)
-            print(line(row), flush=True)
+            file.add(row)
+            print(describe_row(row), flush=True)
     except StrataError as error:
         print(f"strata bench: {error}", file=sys.stderr)
         return error.exit_code

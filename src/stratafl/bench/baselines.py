@@ -1,6 +1,6 @@
-"""What one writes without a library: FedAvg client after client, a model and torch's SGD for each.
+"""FedAvg as one writes it without a library: client after client, with a model and torch's SGD for each.
 
-Neither baseline shuffles, and nor does the engine here, so that all see the same batches.
+Neither the baselines nor the engine shuffle here, so all see the same batches.
 """
 
 import copy
@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from stratafl.bench.clocks import Seconds, now
+from stratafl.bench.timing import Seconds, now
 from stratafl.data import Federation
 
-RATE = 0.01
+LEARNING_RATE = 0.01
 EVALUATED_AT_ONCE = 256
 Pair = tuple[Tensor, Tensor]
 
@@ -36,7 +36,7 @@ class Loop:
         self._weights: list[float] = (counts / counts.sum()).tolist()
 
     def _sources(self, federation: Federation, split: str) -> list[Any]:
-        """What each client's batches come from."""
+        """Where the batches of each client come from."""
         return [tuple(x.to(self.device) for x in _own(federation, split, client)) for client in self.ids]
 
     def _batches(self, source: Any, size: int) -> Iterable[Pair]:
@@ -44,7 +44,7 @@ class Loop:
         return zip(x.split(size), y.split(size), strict=True)
 
     def once(self, clients: int | None = None) -> Seconds:
-        """One round of the first so many clients, with its evaluation."""
+        """One round with its evaluation, of the first so many `clients` or of all."""
         begin = now(self.device)
         self._descend(clients)
         trained = now(self.device)
@@ -55,15 +55,15 @@ class Loop:
 
     def _descend(self, clients: int | None) -> None:
         for model, source in zip(self.models[:clients], self._train[:clients], strict=True):
-            optimiser = torch.optim.SGD(model.parameters(), lr=RATE)
+            optimiser = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
             for x, y in self._batches(source, self._batch):
-                if len(y) >= self._smallest:  # a BatchNorm may refuse a single sample, which the engine leaves out too
+                if len(y) >= self._smallest:  # BatchNorm may refuse a single sample; the engine skips it too
                     optimiser.zero_grad()
                     F.cross_entropy(model(x), y).backward()
                     optimiser.step()
 
     def _average(self) -> None:
-        """Parameters and statistics, by numbers of samples, into all models."""
+        """Parameters and statistics, weighted by samples, into all models."""
         states = [model.state_dict() for model in self.models]
         with torch.no_grad():
             mean = {
@@ -76,7 +76,7 @@ class Loop:
 
     @torch.no_grad()
     def _evaluate(self, clients: int | None) -> int:
-        """Hits of every client's model on its own test samples, and their loss, which nobody reads here."""
+        """Hits of every model on its client's test samples; the loss is computed as the engine does, and dropped."""
         hits, loss = (torch.zeros((), device=self.device) for _ in range(2))
         for model, source in zip(self.models[:clients], self._test[:clients], strict=True):
             model.eval()

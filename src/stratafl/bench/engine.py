@@ -1,4 +1,4 @@
-"""The engine on the clock: a simulation with its default settings, round by round."""
+"""The engine, timed round by round: a simulation with its default settings."""
 
 import time
 from collections.abc import Iterator
@@ -10,70 +10,65 @@ import torch
 from torch import Tensor
 
 from stratafl.algorithms import ALGORITHMS
-from stratafl.bench.baselines import RATE
-from stratafl.bench.clocks import Seconds, now
-from stratafl.bench.workload import Subject, Workload
+from stratafl.bench.baselines import LEARNING_RATE
+from stratafl.bench.timing import Seconds, now
+from stratafl.bench.workload import BenchModel, Workload
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.layout import Layout
 from stratafl.core.parcel import Parcel
 from stratafl.data import Federation
-from stratafl.errors import unknown
 from stratafl.evaluation.evaluate import score_stages
-from stratafl.execute import Matrix, Simulation, simulation
+from stratafl.execute import Matrix, simulation
+from stratafl.execute.context import SimulationContext
 from stratafl.execute.memory import device_memory
 from stratafl.execute.process_group import InOneProcess
 from stratafl.execute.round import Watch, unwatched
 from stratafl.policies import SGD
 from stratafl.runtime.speed import Speed
 
-ROUNDS = 1000  # of the run that is timed a few rounds of; decides whether compiling pays
-STEADY = 2  # rounds without a new program or trace, after which the clock may run
+ROUNDS = 1000  # of a run of which a few rounds are timed; decides whether compiling pays
+STEADY = 2  # rounds without a new compiled step or trace, after which timing may begin
 PATIENT = 15.0  # seconds to wait for a first trace, which comes late where steps are long and gain little from it
 SERVER = ("download", "fold", "absorb")
 
 
 def method(name: str, batch: int, clients: int) -> Algorithm:
-    """The method with batches in their order; warm-up phases are as short as they may be."""
-    if name not in ALGORITHMS:
-        raise unknown("method", name, sorted(ALGORITHMS))
+    """The method without shuffling, its warm-up phases as short as possible."""
     options: dict[str, dict[str, Any]] = {
         "fedlag": {"warmup": 0},
         "fedalp": {"warmup": 1, "groups": min(4, clients)},
         "fedavg30local": {"warmup": 1},
     }
-    return ALGORITHMS[name](train=SGD(lr=RATE, batch=batch, shuffle=False), **options.get(name, {}))
+    return ALGORITHMS[name](train=SGD(lr=LEARNING_RATE, batch=batch, shuffle=False), **options.get(name, {}))
 
 
-class Clocked(InOneProcess):
-    """The matrix executor, with the seconds of every stage."""
+class TimedMatrix(InOneProcess):
+    """The matrix executor, which also adds up the seconds of every stage."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._matrix = device, Matrix()
         self.seconds: dict[str, float] = {}
 
-    def groups(self, sim: Simulation, ids: Tensor) -> Iterator[Tensor]:
-        """As many clients at once as memory allows."""
+    def groups(self, sim: SimulationContext, ids: Tensor) -> Iterator[Tensor]:
         return self._matrix.groups(sim, ids)
 
     def carry(self, parcel: Parcel, layout: Layout) -> Parcel:
-        """As it is."""
         return parcel
 
     @contextmanager
     def stage(self, name: str, ids: Tensor, layout: Layout) -> Iterator[Watch]:
-        """Add what it takes."""
         begin = now(self._device)
         yield unwatched
         self.seconds[name] = self.seconds.get(name, 0.0) + now(self._device) - begin
 
 
 class EngineRun:
-    """A method on a workload; `first` is the time from nothing to the end of the first round."""
+    """A method on a workload; `first` is the time from building it to the end of the first round."""
 
     name = "engine"
 
     def __init__(
-        self, name: str, subject: Subject, workload: Workload, federation: Federation, device: str, speed: Speed
+        self, name: str, model: BenchModel, workload: Workload, federation: Federation, device: str, speed: Speed
     ) -> None:
         begin = time.perf_counter()
         self.device = torch.device(device)
@@ -81,7 +76,7 @@ class EngineRun:
         self.sim = simulation(
             made,
             federation,
-            partial(Subject.module, subject),
+            partial(BenchModel.module, model),
             rounds=ROUNDS,
             participation=workload.cohort / workload.clients,
             device=device,
@@ -95,7 +90,7 @@ class EngineRun:
         self.first = now(self.device) - begin
 
     def once(self) -> Seconds:
-        """One round of the same cohort as ever, and the evaluation of everybody's deployed model."""
+        """One round, always of the same cohort, and the evaluation of all deployed models."""
         begin = now(self.device)
         server = self._round()
         done = now(self.device)
@@ -103,14 +98,14 @@ class EngineRun:
         return Seconds(done - begin - server, server, now(self.device) - done)
 
     def _round(self) -> float:
-        """One round; how long the server took."""
-        clocked = Clocked(self.device)
+        """One round; the seconds of the server."""
+        timed = TimedMatrix(self.device)
         everybody = self.sim.at(self._progress.t).plan.participation == "all"
-        self._progress, _ = self.sim.round(self._progress, clocked, None if everybody else self.cohort)
-        return sum(clocked.seconds[stage] for stage in SERVER)
+        self._progress, _ = self.sim.round(self._progress, timed, None if everybody else self.cohort)
+        return sum(timed.seconds[stage] for stage in SERVER)
 
     def warm_up(self) -> int:
-        """Rounds until its main phase has begun and nothing is captured, compiled or traced any more; how many."""
+        """Run rounds until the main phase has begun and no step is captured, compiled or traced any more; how many."""
         begin, done, steady = time.perf_counter(), 0, 0
         while not self._in_main_phase or steady < STEADY or (not self.kept and time.perf_counter() - begin < PATIENT):
             before = self.kept, self.compiled
@@ -125,10 +120,10 @@ class EngineRun:
 
     @property
     def kept(self) -> int:
-        """How many steps are kept, captured or traced."""
+        """How many captured or traced steps are kept."""
         return self.sim.runtime.kept
 
     @property
     def compiled(self) -> object:
-        """Whether they are compiled; None while nobody has decided it."""
+        """Whether they are compiled; None until that is decided."""
         return self.sim.runtime.tuning["compiled"]

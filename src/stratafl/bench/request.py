@@ -1,20 +1,19 @@
-"""What is asked of the bench, checked, and the rows that it comes to."""
+"""From options to the rows to measure; what cannot be measured is refused before the first row."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from stratafl.algorithms import ALGORITHMS
-from stratafl.bench.workload import PAPER_CLIENTS, Workload, subject
-from stratafl.errors import RecordError, unknown
+from stratafl.bench.options import BenchOptions
+from stratafl.bench.workload import Workload, bench_model
+from stratafl.errors import RecordError, counted, unknown
 from stratafl.execute.devices import device_of
-from stratafl.runtime.arithmetic import check_precision
-from stratafl.runtime.speed import USUAL, Speed
+from stratafl.runtime.precision import check_precision
+from stratafl.runtime.speed import Speed
 
-MODELS = "mlp,cnn,resnet18,embedding"
-METHODS = "fedavg,fedper,flayer,pfedla,fedlag,fedalp"
 SWEEPS = {
     "clients": (20, 100, 1_000, 10_000),
     "cohort": (1, 5, 20, 100, 500, 1_000, 10_000),
@@ -22,9 +21,8 @@ SWEEPS = {
 }
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One row to be measured."""
+class Cell(NamedTuple):
+    """One row to measure."""
 
     model: str
     method: str
@@ -33,88 +31,73 @@ class Cell:
 
 @dataclass(frozen=True)
 class Request:
-    """Options of the command; `steps` are per client and round, None is as many as a model usually takes here."""
+    """All rows, and how to measure each; methods on the same model and size follow each other."""
 
-    models: tuple[str, ...]
-    methods: tuple[str, ...]
-    clients: int = PAPER_CLIENTS
-    cohort: int | None = None
-    batch: int = 10
-    steps: int | None = None
-    paper: bool = False
-    device: str = "cpu"
-    speed: Speed = USUAL
-    repeats: int = 3
-    baselines: bool = True
-    sweep: str | None = None
-    largest: int = 10_000
-
-    def __post_init__(self) -> None:
-        for name in self.models:
-            subject(name)
-        for name in self.methods:
-            if name not in ALGORITHMS:
-                raise unknown("method", name, sorted(ALGORITHMS))
-        for name in ("clients", "batch", "repeats", "largest", "steps", "cohort"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise RecordError(f"--{name} is a whole number from 1, not {value}")
-        if self.cohort is not None and self.cohort > self.clients and self.sweep != "clients":
-            raise RecordError(f"--cohort is from 1 to {self.clients}, the clients, not {self.cohort}")
-        if self.sweep is not None and self.sweep not in SWEEPS:
-            raise unknown("sweep", self.sweep, SWEEPS)
-        if self.paper and self.steps is not None:
-            raise RecordError(f"--paper says how many samples clients have: leave out --steps {self.steps}")
-        check_precision(self.speed.precision, torch.device(device_of(self.device)))
-        if self.sweep is not None and not self._values:
-            raise RecordError(f"--largest {self.largest} leaves nothing of the sweep over {self.sweep}")
-        for model in self.models:
-            if not self._workloads(model):
-                raise RecordError(
-                    f"no batch of the sweep is within the {self._samples(model)} samples of a client of {model}"
-                )
-
-    def cells(self) -> Iterator[Cell]:
-        """The rows: for each model and size, all methods one after the other, on the same data."""
-        for model in self.models:
-            for workload in self._workloads(model):
-                yield from (Cell(model, method, workload) for method in self.methods)
-
-    @property
-    def _values(self) -> list[int]:
-        most = min(self.largest, self.clients) if self.sweep == "cohort" else self.largest
-        return [value for value in SWEEPS[self.sweep or ""] if value <= most]
-
-    def _samples(self, model: str) -> int:
-        return (self.steps or subject(model).steps) * self.batch
-
-    def _workloads(self, model: str) -> list[Workload]:
-        samples = self._samples(model)
-        cohort = self.clients if self.cohort is None else self.cohort
-        usual = Workload(self.clients, cohort, self.batch, samples, self.paper)
-        if self.sweep == "clients":
-            return [replace(usual, clients=n, cohort=min(n, self.cohort or n)) for n in self._values]
-        if self.sweep is None:
-            return [usual]
-        if self.sweep == "cohort":
-            return [replace(usual, cohort=value) for value in self._values]
-        return [replace(usual, batch=value) for value in self._values if value <= samples]
+    cells: tuple[Cell, ...]
+    device: str
+    speed: Speed
+    repeats: int
+    baselines: bool
 
 
-def requested(models: str, methods: str, device: str, precision: Any, compile: Any, **options: Any) -> Request:
-    """The request from the words of a command line; `options` are those of `Request`."""
-    return Request(
-        listed(models, "models"),
-        listed(methods, "methods"),
-        device=device_of(device),
-        speed=Speed(precision=precision, compile=compile),
-        **options,
-    )
+def request_of(options: BenchOptions) -> Request:
+    """The options, checked."""
+    models, methods = _names("models", options.models), _names("methods", options.methods)
+    for name in models:
+        bench_model(name)  # raises if there is none
+    for name in methods:
+        if name not in ALGORITHMS:
+            raise unknown("method", name, sorted(ALGORITHMS))
+    for name in ("clients", "batch", "repeats", "largest", "steps", "cohort"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise RecordError(f"--{name} must be at least 1, not {value}")
+    if options.cohort is not None and options.cohort > options.clients and options.sweep != "clients":
+        raise RecordError(f"--cohort must be at most {options.clients}, the number of clients, not {options.cohort}")
+    if options.paper and options.steps is not None:
+        raise RecordError(f"--steps {options.steps} has no effect with --paper, which fixes the samples: leave it out")
+    device = device_of(options.device)
+    speed = Speed(precision=cast(Any, options.precision), compile=cast(Any, options.compile))
+    check_precision(speed.precision, torch.device(device))
+    sizes = {model: list(_workloads(options, model)) for model in models}
+    cells = (Cell(model, method, workload) for model in models for workload in sizes[model] for method in methods)
+    return Request(tuple(cells), device, speed, options.repeats, options.baselines)
 
 
-def listed(text: str, option: str) -> tuple[str, ...]:
-    """Names by comma, each once."""
+def _names(option: str, text: str) -> tuple[str, ...]:
+    """Each name once."""
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not names:
-        raise RecordError(f"--{option} is a list of names by comma, not '{text}'")
+        raise RecordError(f"--{option} must be names separated by commas, not '{text}'")
     return names
+
+
+def _workloads(options: BenchOptions, model: str) -> Iterator[Workload]:
+    samples = (options.steps or bench_model(model).steps) * options.batch
+    usual = Workload(options.clients, options.cohort or options.clients, options.batch, samples, options.paper)
+    if options.sweep is None:
+        yield usual
+        return
+    for value in _swept(options, model, samples):
+        if options.sweep == "clients":
+            yield replace(usual, clients=value, cohort=min(value, options.cohort or value))
+        elif options.sweep == "cohort":
+            yield replace(usual, cohort=value)
+        else:
+            yield replace(usual, batch=value)
+
+
+def _swept(options: BenchOptions, model: str, samples: int) -> list[int]:
+    sweep = options.sweep or ""
+    if sweep not in SWEEPS:
+        raise unknown("sweep", sweep, SWEEPS)
+    values = [value for value in SWEEPS[sweep] if value <= options.largest]
+    if not values:
+        raise RecordError(f"--largest must be at least {SWEEPS[sweep][0]} for this sweep, not {options.largest}")
+    if sweep == "batch" and values[0] > samples:
+        raise RecordError(
+            f"the batches of the sweep begin at {values[0]}, but a client of {model} has only "
+            f"{counted(samples, 'sample')}: raise --steps or --batch"
+        )
+    most = {"cohort": options.clients, "batch": samples}.get(sweep, options.largest)
+    return [value for value in values if value <= most]

@@ -1,4 +1,4 @@
-"""What is computed: models of the bench, and random samples for them, whose content changes no time."""
+"""What is computed: the models of the bench and random samples for them, since content does not change speed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,16 +13,16 @@ from stratafl.data.partitions import Dirichlet
 from stratafl.errors import unknown
 from stratafl.models import MODELS, build
 
-HELD_OUT = 4  # of so many samples one is a test sample
-POOL = 60_000  # different samples at most: beyond it, clients share them instead of filling the memory
-PAPER_SAMPLES, PAPER_CLIENTS, PAPER_ALPHA = 60_000, 20, 0.1  # FLAYER's CIFAR-100 and Tiny-ImageNet setting
+HELD_OUT = 4  # one in so many samples is a test sample
+POOL = 60_000  # at most so many different samples; more clients share them, to save memory
+PAPER_SAMPLES, PAPER_ALPHA = 60_000, 0.1  # FLAYER's CIFAR-100 and Tiny-ImageNet setting
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A model of the bench, its samples, and how many steps a client takes in a round unless told otherwise."""
+class BenchModel:
+    """A model of the bench, its samples, and how many steps a client takes per round by default."""
 
-    model: str
+    name: str
     shape: tuple[int, ...]
     classes: int
     steps: int
@@ -30,70 +30,68 @@ class Subject:
 
     @property
     def scaling(self) -> Scaling | None:
-        """Bytes become numbers from −1 to 1; tokens are none."""
+        """Bytes become numbers from −1 to 1; tokens stay as they are."""
         return None if "vocabulary" in self.options else Scaling((0.5,), (0.5,))
 
     def module(self) -> nn.Module:
-        """The model, freshly drawn."""
-        return build(self.model, shape=self.shape, classes=self.classes, **self.options)
+        return build(self.name, shape=self.shape, classes=self.classes, **self.options)
 
 
 IMAGE = (3, 32, 32)
-SUBJECTS = {name: Subject(name, IMAGE, 100, 4) for name in MODELS} | {
-    "mlp": Subject("mlp", (1, 8, 8), 10, 40),
-    "mlp784": Subject("mlp", (1, 28, 28), 10, 40),
-    "cnn": Subject("cnn", IMAGE, 100, 20),
+BENCH_MODELS = {name: BenchModel(name, IMAGE, 100, 4) for name in MODELS} | {
+    "mlp": BenchModel("mlp", (1, 8, 8), 10, 40),
+    "mlp784": BenchModel("mlp", (1, 28, 28), 10, 40),
+    "cnn": BenchModel("cnn", IMAGE, 100, 20),
     # fastText as in PFLlib's AG News: 200 tokens of 98,635, 32 numbers each, 4 classes
-    **{name: Subject(name, (200,), 4, 20, {"vocabulary": 98_635}) for name in ("embedding", "fasttext")},
+    **{name: BenchModel(name, (200,), 4, 20, {"vocabulary": 98_635}) for name in ("embedding", "fasttext")},
 }
 
 
-def subject(name: str) -> Subject:
-    """The model of this name."""
-    if name not in SUBJECTS:
-        raise unknown("model of the bench", name, sorted(SUBJECTS))
-    return SUBJECTS[name]
+def bench_model(name: str) -> BenchModel:
+    if name not in BENCH_MODELS:
+        raise unknown("model of the bench", name, sorted(BENCH_MODELS))
+    return BENCH_MODELS[name]
 
 
 @dataclass(frozen=True)
 class Workload:
-    """How many clients there are, how many of them take part, and what each one has."""
+    """How many clients there are, how many take part in a round, and what each one has."""
 
     clients: int
     cohort: int
     batch: int
-    samples: int  # of a client for training, where all have the same number
+    samples: int  # for training, the same for every client
     paper: bool = False  # Dirichlet shares of 60,000 samples instead
 
-    def federation(self, subject: Subject, seed: int = 0) -> Federation:
-        """Random samples and who holds them."""
+    def federation(self, model: BenchModel, seed: int = 0) -> Federation:
+        """Random samples, divided among the clients."""
         rng = np.random.default_rng(seed)
         if self.paper:
-            labels = rng.integers(0, subject.classes, PAPER_SAMPLES)
+            labels = rng.integers(0, model.classes, PAPER_SAMPLES)
             owners = Dirichlet(PAPER_ALPHA)(labels, self.clients, seed)
-            x = _drawn(subject, len(labels), rng)
-            return federate(x, labels, owners, classes=subject.classes, seed=seed, scaling=subject.scaling)
+            x = _drawn(model, len(labels), rng)
+            return federate(x, labels, owners, classes=model.classes, seed=seed, scaling=model.scaling)
         tests = max(1, self.samples // (HELD_OUT - 1))
         each = self.samples + tests
-        there = min(self.clients * each, max(POOL, each))
-        labels = rng.integers(0, subject.classes, there)
-        owners = [np.arange(c * each, (c + 1) * each) % there for c in range(self.clients)]
-        x = _drawn(subject, there, rng)
+        total = min(self.clients * each, max(POOL, each))
+        labels = rng.integers(0, model.classes, total)
+        owners = [np.arange(c * each, (c + 1) * each) % total for c in range(self.clients)]
+        x = _drawn(model, total, rng)
         return federate(
             x,
             labels,
             owners,
-            classes=subject.classes,
+            classes=model.classes,
             test=tests / each,
             seed=seed,
             overlap=True,
-            scaling=subject.scaling,
+            scaling=model.scaling,
         )
 
 
-def _drawn(subject: Subject, count: int, rng: np.random.Generator) -> NDArray[Any]:
-    """Images of noise in bytes, or sequences of tokens for a model that has a vocabulary."""
-    shape = (count, *subject.shape)
-    if "vocabulary" in subject.options:
-        return rng.integers(1, subject.options["vocabulary"], shape)
+def _drawn(model: BenchModel, count: int, rng: np.random.Generator) -> NDArray[Any]:
+    """Images of noise as bytes, or sequences of tokens for a model with a vocabulary."""
+    shape = (count, *model.shape)
+    if "vocabulary" in model.options:
+        return rng.integers(1, model.options["vocabulary"], shape)
     return rng.integers(0, 256, shape, dtype=np.uint8)

@@ -1,45 +1,43 @@
-"""The command `strata`: one line for every mistake, exit code 2, and nothing lost."""
+"""The command `strata`: every mistake ends with one line and exit code 2, and nothing is lost.
+
+`app.py` declares commands and options; a module per command, named as you type it, does the work. `console.py` is
+where all of them print. Only this package imports typer and rich.
+"""
 
 import os
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import Any
 
+from stratafl.cli.interrupt import INTERRUPTED
 from stratafl.errors import StrataError, TrustError, shown
 
-INTERRUPTED = 130
 LONGEST = 4000  # letters of an error, whatever it names
+# `list`, `run` … are modules of this package: here they are not the functions of these names.
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command and exit."""
-    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
-
-
-def run(arguments: Sequence[str]) -> int:
-    """Run the command; its exit code."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command with these arguments, or those of this process; the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
         import typer
 
-        from stratafl.cli.app import app
+        from stratafl.cli.app import UsageProblem, app
     except ModuleNotFoundError as error:
         return _fail(f"the command needs '{error.name}', which is not installed: pip install {error.name}")
-    # The root of typer's own exceptions: click's ClickException up to 0.25, TyperException in 0.29.
-    usage_error: type[Any] = typer.BadParameter.__mro__[-4]
     try:
-        result = app(list(arguments), standalone_mode=False, prog_name="strata")
+        result = app([*arguments], standalone_mode=False, prog_name="strata")
     except TrustError as error:
         return _fail(f"{error}: {shlex.join(['strata', *arguments, '--trust'])}")
     except StrataError as error:
         return _fail(str(error), error.exit_code)
-    except usage_error as error:
+    except UsageProblem as error:
         message = error.format_message()
         return _fail(message) if message else 0  # without a command, help was shown
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):
             return _reader_gone()
-        return _fail(f"code that ran here has called sys.exit({end.code!r}), and the command did not get to its end")
+        return _fail(f"imported code called sys.exit({end.code!r}), so the command did not finish: remove that call")
     except typer.Exit as end:
         return end.exit_code
     except (KeyboardInterrupt, typer.Abort):
@@ -53,7 +51,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _reader_gone() -> int:
-    """Whoever was reading has gone, as `head` does: no reason to complain, now or at exit."""
+    """The reader of a pipe has ended, as `head` does; that is no error, now or when Python exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 

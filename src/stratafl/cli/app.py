@@ -1,11 +1,34 @@
-"""The commands and their options; what they do is imported when they are called, so that help is quick."""
+"""The commands.
+
+What a command does is in the module of its name, imported when it is called, so that help is quick.
+"""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from stratafl.cli.data import data_app
+from stratafl.bench.options import BenchOptions
+from stratafl.cli.options import (
+    Algorithm,
+    AsJson,
+    Config,
+    Data,
+    Jobs,
+    RunOptions,
+    Set,
+    Trust,
+    names_in,
+    settings_of,
+    with_options,
+)
+
+try:
+    from typer import TyperException as UsageProblem
+except ImportError:  # older versions raise those of click
+    from click import ClickException as UsageProblem  # type: ignore[assignment]
+
+__all__ = ["UsageProblem", "app"]
 
 app = typer.Typer(
     help="Personalised federated learning, layer by layer.",
@@ -15,224 +38,167 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-
+data_app = typer.Typer(
+    name="data",
+    help="List data sets, show which client has what, export copies for machines without a network.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
 app.add_typer(data_app)
-
-Config = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="Settings in TOML.")]
-Set = Annotated[list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="As train.lr=0.1; repeatable.")]
-Out = Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="By default a new one in runs/.")]
-Rounds = Annotated[int | None, typer.Option("--rounds", "-r", metavar="N", help="How many rounds.")]
-Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of everything random.")]
-Device = Annotated[str | None, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda, cuda:1 …")]
-Engine = Annotated[str | None, typer.Option("--engine", metavar="NAME", help="auto, stacked or loop.")]
-Precision = Annotated[str | None, typer.Option("--precision", metavar="NAME", help="fp32, tf32 or bf16.")]
-MemoryLimit = Annotated[
-    str | None, typer.Option("--memory-limit", metavar="SIZE", help="What a run may take, as 8GB or 500MB.")
-]
-Model = Annotated[str | None, typer.Option("--model", "-m", metavar="NAME", help="Of the list, or module:Class.")]
-Data = Annotated[str | None, typer.Option("--data", "-d", metavar="NAME", help="Of the list, a file, or FOLDER/.")]
-Protocol = Annotated[str | None, typer.Option("--protocol", metavar="NAME", help="Defaults as pfllib … have them.")]
-Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Processes that share the runs.")]
-Look = Annotated[int | None, typer.Option("--lab", metavar="N", help="Look at every layer each N rounds.")]
-Log = Annotated[str | None, typer.Option("--log", metavar="NAMES", help="tensorboard, mlflow, wandb.")]
-Trusting = Annotated[bool, typer.Option("--trust", help="Import the code that the file or run names.")]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs instead of people.")]
-
-
-def _shortcuts(**values: object) -> dict[str, object]:
-    """The settings that options are short for."""
-    keys = {"seed": "run.seed", "device": "run.device", "engine": "run.engine", "rounds": "run.rounds"}
-    keys |= {"precision": "run.precision", "memory_limit": "run.memory_limit", "lab": "evaluate.lab"}
-    keys |= {"protocol": "run.protocol", "model": "model.name", "data": "data.name", "algorithm": "algorithm.name"}
-    return {keys[name]: value for name, value in values.items() if value is not None}
-
-
-def _logged(names: str | None) -> dict[str, object]:
-    """The setting that `--log` is short for."""
-    return {} if names is None else {"log.to": [name.strip() for name in names.split(",") if name.strip()]}
 
 
 @app.command("list", epilog="Example: [bold]strata list --json[/]")
 def list_(as_json: AsJson = False) -> None:
-    """What there is: algorithms, models, data sets, partitions."""
-    from stratafl.cli import listing
+    """List algorithms, models, data sets, partitions, protocols and recipes."""
+    from stratafl.cli.list import print_catalogue
 
-    listing.show(as_json)
+    print_catalogue(as_json)
 
 
 @app.command(epilog="Example: [bold]strata run --algorithm fedper --rounds 30 --set train.lr=0.1 --out runs/first[/]")
-def run(
-    algorithm: Annotated[
-        str | None, typer.Option("--algorithm", "-a", metavar="NAME", help="Of the list, or module:builder.")
-    ] = None,
-    model: Model = None,
-    data: Data = None,
-    rounds: Rounds = None,
-    protocol: Protocol = None,
-    config: Config = None,
-    settings: Set = None,
-    out: Out = None,
-    seed: Seed = None,
-    device: Device = None,
-    engine: Engine = None,
-    precision: Precision = None,
-    memory_limit: MemoryLimit = None,
-    lab: Look = None,
-    log: Log = None,
-    trust: Trusting = False,
-) -> int:
-    """Run one method, in a directory that can be resumed and read."""
-    from stratafl.cli import running
-    from stratafl.config.settings import parse_settings
+@with_options
+def run(*, algorithm: Algorithm = None, options: RunOptions) -> int:
+    """Run one method, in a directory that can be resumed and reported."""
+    from stratafl.cli.run import start_run
 
-    short = _shortcuts(model=model, data=data, rounds=rounds, seed=seed, device=device, engine=engine, lab=lab)
-    short |= _shortcuts(algorithm=algorithm, precision=precision, memory_limit=memory_limit, protocol=protocol)
-    return running.start(config, {**short, **_logged(log), **parse_settings(settings or [])}, out, trust)
+    return start_run(options.config, options.settings(algorithm=algorithm), options.out, options.trust)
 
 
 @app.command(epilog="Example: [bold]strata compare --algorithms fedavg,fedper,local --seeds 3 --rounds 20[/]")
+@with_options
 def compare(
+    *,
     algorithms: Annotated[
-        str, typer.Option("--algorithms", "-a", metavar="NAMES", help="By comma.", show_default=False)
+        str, typer.Option("--algorithms", "-a", metavar="NAMES", help="Separated by commas.", show_default=False)
     ] = "local,fedavg,fedper,fedrep,fedbn,lgfedavg",
-    seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="So many, from --seed on.")] = 3,
-    model: Model = None,
-    data: Data = None,
-    rounds: Rounds = None,
-    protocol: Protocol = None,
-    config: Config = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", "-s", metavar="KEY=VALUE", help="Or METHOD.option=value for one."),
-    ] = None,
-    out: Out = None,
-    seed: Seed = None,
-    device: Device = None,
-    engine: Engine = None,
-    precision: Precision = None,
-    memory_limit: MemoryLimit = None,
-    lab: Look = None,
-    log: Log = None,
+    seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="Number of seeds, from --seed on.")] = 3,
     jobs: Jobs = 1,
-    trust: Trusting = False,
+    options: RunOptions,
 ) -> int:
-    """Run several methods and seeds on the same data, and rank them."""
-    from stratafl.cli import running
-    from stratafl.config.settings import parse_settings
+    """Run several methods and seeds on the same data, and rank them.
 
-    short = _shortcuts(model=model, data=data, rounds=rounds, seed=seed, device=device, engine=engine, lab=lab)
-    short |= _shortcuts(precision=precision, memory_limit=memory_limit, protocol=protocol)
-    methods = [name.strip() for name in algorithms.split(",") if name.strip()]
-    return running.compare(
-        config, {**short, **_logged(log), **parse_settings(settings or [])}, methods, seeds, out, jobs, trust
-    )
+    --set METHOD.option=value is a setting of one method.
+    """
+    from stratafl.cli.compare import start_comparison
+
+    settings, methods = options.settings(), names_in(algorithms)
+    return start_comparison(options.config, settings, methods, seeds, options.out, jobs, options.trust)
 
 
 @app.command(epilog="Example: [bold]strata resume runs/first[/]")
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The directory of a run or a comparison.")],
     jobs: Jobs = 1,
-    trust: Trusting = False,
+    trust: Trust = False,
     worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
     typed: Annotated[list[str] | None, typer.Option("--typed", hidden=True)] = None,
 ) -> int:
-    """Go on where a run or comparison was left, to the same end."""
-    from stratafl.cli import running
-    from stratafl.config.trust import typed as trusted
+    """Continue a run or comparison where it stopped; the result is the same."""
+    from stratafl.cli.resume import resume
+    from stratafl.config.trust import typed as trust_in
 
-    return running.resume(folder, jobs, worker, trusted(typed or [], trust))
+    return resume(folder, jobs, worker, trust_in(typed or [], trust))
 
 
 @app.command(epilog="Example: [bold]strata report runs/demo -o report.html[/]")
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Runs, or folders that hold runs.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write all of it as HTML.")] = None,
-    csv: Annotated[Path | None, typer.Option("--csv", help="Write the table to this file.")] = None,
-    svg: Annotated[Path | None, typer.Option("--svg", help="Draw the table into this file.")] = None,
-    target: Annotated[float | None, typer.Option("--target", help="Rounds and bytes to this accuracy, 0 to 1.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the HTML report.")] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the table as CSV.")] = None,
+    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Draw the table as a picture.")] = None,
+    target: Annotated[
+        float | None, typer.Option("--target", metavar="A", help="Show the cost to reach this accuracy, 0 to 1.")
+    ] = None,
 ) -> None:
-    """Rank runs: a table, or one HTML file with curves, clients, layers and more."""
-    from stratafl.cli import reporting
+    """Rank runs in a table, or write one HTML file with curves, clients, layers and more."""
+    from stratafl.cli.report import report
 
-    reporting.report(folders, out, csv=csv, svg=svg, target=target)
+    report(folders, out, csv=csv, svg=svg, target=target)
 
 
 @app.command(epilog="Example: [bold]strata reproduce flayer/table2 --scale smoke[/]")
 def reproduce(
     name: Annotated[
-        str, typer.Argument(metavar="PAPER[/TABLE]", help="A recipe of the list, all of a paper, or a TOML file.")
+        str, typer.Argument(metavar="PAPER[/TABLE]", help="A recipe, all recipes of a paper, or a TOML file.")
     ],
     scale: Annotated[str, typer.Option("--scale", metavar="NAME", help="smoke, short or full.")] = "smoke",
     settings: Set = None,
     seeds: Annotated[int | None, typer.Option("--seeds", metavar="N", help="By default the scale's.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="By default runs/reproduce.")] = None,
-    minutes: Annotated[float | None, typer.Option("--minutes", metavar="M", help="Stop after so long.")] = None,
-    trust: Trusting = False,
+    minutes: Annotated[float | None, typer.Option("--minutes", metavar="M", help="Stop after M minutes.")] = None,
+    trust: Trust = False,
 ) -> int:
-    """Run a table of a paper, set it beside what is printed, and say which claims hold."""
-    from stratafl.cli import reproducing
-    from stratafl.config.settings import parse_settings
+    """Run a table of a paper, compare it with the printed numbers, and judge the claims."""
+    from stratafl.cli.reproduce import reproduce
 
-    return reproducing.reproduce(name, scale, parse_settings(settings or []), seeds, out, minutes, trust)
+    return reproduce(name, scale, settings_of(settings), seeds, out, minutes, trust)
 
 
 @app.command(epilog="Example: [bold]strata check fedper[/], or [bold]strata check my_package.my_module:my_method[/]")
 def check(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A method of the list, or package.module:builder.")],
-    settings: Annotated[list[str] | None, typer.Option("--set", "-s", help="option=value of the method.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="One setting instead of four.")] = False,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A method, or package.module:builder.")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", "-s", metavar="OPTION=VALUE", help="An option of the method.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Check one setting instead of four.")] = False,
 ) -> int:
-    """Hold an algorithm, ours or yours, against the contract."""
-    from stratafl.cli import checking
+    """Check that an algorithm, ours or yours, obeys the contract."""
+    from stratafl.cli.check import check
 
-    return checking.check(name, settings or [], quick)
+    return check(name, settings or [], quick)
 
 
 @app.command(epilog="Example: [bold]strata bench --models mlp,cnn --methods fedavg,flayer --json speed.json[/]")
+@with_options
 def bench(
-    models: Annotated[str, typer.Option("--models", metavar="NAMES", help="By comma.")] = "mlp,cnn,resnet18,embedding",
-    methods: Annotated[
-        str, typer.Option("--methods", metavar="NAMES", help="By comma.", show_default=False)
-    ] = "fedavg,fedper,flayer,pfedla,fedlag,fedalp",
-    clients: Annotated[int, typer.Option("--clients", metavar="N", help="How many there are.")] = 20,
-    cohort: Annotated[int | None, typer.Option("--cohort", metavar="N", help="Take part in a round; or all.")] = None,
-    batch: Annotated[int, typer.Option("--batch", metavar="N", help="Samples of a step.")] = 10,
-    steps: Annotated[int | None, typer.Option("--steps", metavar="N", help="Per client and round.")] = None,
-    paper: Annotated[bool, typer.Option("--paper", help="FLAYER's shares of 60,000 samples.")] = False,
-    device: Annotated[str, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda …")] = "auto",
-    precision: Annotated[str, typer.Option("--precision", metavar="NAME", help="fp32, tf32 or bf16.")] = "fp32",
-    compile: Annotated[str, typer.Option("--compile", metavar="WHEN", help="auto, on or off.")] = "auto",
-    repeats: Annotated[int, typer.Option("--repeats", metavar="N", help="Timed rounds.")] = 3,
-    baselines: Annotated[bool, typer.Option("--baselines/--no-baselines", help="Loops by hand.")] = True,
-    sweep: Annotated[str | None, typer.Option("--sweep", metavar="NAME", help="clients, cohort or batch.")] = None,
-    largest: Annotated[int, typer.Option("--largest", metavar="N", help="Where a sweep ends.")] = 10_000,
-    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures.")] = None,
+    *,
+    options: BenchOptions,
     svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Draw table and chart.")] = None,
 ) -> None:
-    """Plain PyTorch loops against the engine, on this machine."""
-    from stratafl.cli import benching
+    """Compare the speed of the engine with plain PyTorch loops on this machine."""
+    from stratafl.cli.bench import bench
 
-    asked = benching.request(
-        models,
-        methods,
-        device,
-        precision,
-        compile,
-        clients=clients,
-        cohort=cohort,
-        batch=batch,
-        steps=steps,
-        paper=paper,
-        repeats=repeats,
-        baselines=baselines,
-        sweep=sweep,
-        largest=largest,
-    )
-    benching.show(asked, json, svg)
+    bench(options, svg)
+
+
+@data_app.command("list", epilog="Example: [bold]strata data list[/]")
+def data_list(as_json: AsJson = False) -> None:
+    """List all data sets, and whether they are on this machine."""
+    from stratafl.cli.data import print_data_sets
+
+    print_data_sets(as_json)
+
+
+@data_app.command("export", epilog="Example: [bold]strata data export cifar100 copy/[/], then [bold]--data copy/[/]")
+def data_export(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A data set, a file, or FOLDER/.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder.")],
+    settings: Set = None,
+    path: Annotated[str | None, typer.Option("--path", metavar="DIR", help="Where the data set is.")] = None,
+) -> None:
+    """Write a data set as files of at most 30 MB that numpy reads."""
+    from stratafl.cli.data import export_data
+
+    export_data(name, out, path, settings_of(settings))
+
+
+@data_app.command(
+    "show", epilog="Example: [bold]strata data show --set data.partition=classes --set data.clients=10 -o data.svg[/]"
+)
+def data_show(
+    data: Data = None,
+    config: Config = None,
+    settings: Set = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE.svg", help="Draw a picture of it.")] = None,
+) -> None:
+    """Show which client has which samples and classes."""
+    from stratafl.cli.data_show import show_data
+
+    show_data(config, settings_of(settings, data=data), out)
 
 
 @app.callback(invoke_without_command=True)
-def version(show: Annotated[bool, typer.Option("--version", help="Say which version this is.")] = False) -> None:
+def version(show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     """Personalised federated learning, layer by layer."""
     if show:
         from stratafl import __version__

@@ -1,57 +1,65 @@
-"""The commands of `strata data` and their options."""
+"""`strata data list` and `strata data export`: data sets, and copies for machines without a network."""
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-import typer
-
-data_app = typer.Typer(
-    name="data",
-    help="Data sets: what there is, what is here, who holds what, and copies for machines without a network.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-)
-
-
-@data_app.command("list", epilog="Example: [bold]strata data list[/]")
-def list_(as_json: Annotated[bool, typer.Option("--json", help="For programs instead of people.")] = False) -> None:
-    """Every data set with a name, and whether it is here."""
-    from stratafl.cli import exporting
-
-    exporting.show(as_json)
+from stratafl.cli.console import result_console, titled_table
+from stratafl.config.assemble import samples_of
+from stratafl.config.experiment import Experiment, with_values
+from stratafl.config.settings import Settings
+from stratafl.data import DATASETS, write_shards
+from stratafl.data.cache import cache_folder, entries
+from stratafl.data.loading import is_fetched
+from stratafl.errors import counted
 
 
-@data_app.command(epilog="Example: [bold]strata data export cifar100 copy/[/], and there [bold]--data copy/[/]")
-def export(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the list, a file, or FOLDER/.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder.")],
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="As data.size=32; repeatable.")
-    ] = None,
-    path: Annotated[str | None, typer.Option("--path", metavar="DIR", help="Where the data set is.")] = None,
-) -> None:
-    """Write a data set into files of at most 30 MB that numpy reads."""
-    from stratafl.cli import exporting
+def data_sets() -> list[dict[str, Any]]:
+    """Every data set with its size, its shape, and whether it is on this machine."""
+    return [
+        {
+            "name": name,
+            "samples": record.samples,
+            "classes": record.classes,
+            "shape": list(record.shape),
+            "from": "the package" if record.bundled else record.hub or "a folder (data.path)",
+            "here": _here(name),
+        }
+        for name, record in DATASETS.items()
+    ]
 
-    exporting.export(name, out, path, settings or [])
+
+def _here(name: str) -> str:
+    if is_fetched(name):
+        return "yes"
+    return "from data.path" if any(entries(name)) else "no"
 
 
-@data_app.command(
-    epilog="Example: [bold]strata data show --set data.partition=classes --set data.clients=10 -o held.svg[/]"
-)
-def show(
-    name: Annotated[
-        str | None, typer.Option("--data", "-d", metavar="NAME", help="Of the list, a file, or FOLDER/.")
-    ] = None,
-    config: Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="Settings in TOML.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="As data.alpha=0.5; repeatable.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE.svg", help="Draw it into this file.")] = None,
-) -> None:
-    """Which client holds what: a table, and on request a picture."""
-    from stratafl.cli import holding
-    from stratafl.config.settings import parse_settings
+def print_data_sets(as_json: bool) -> None:
+    """Print all data sets, as a table or as JSON."""
+    found = data_sets()
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    table = titled_table("data sets", found[0], names=["name"], text=("shape", "from", "here"))
+    for entry in found:
+        shape = " × ".join(map(str, entry["shape"]))
+        table.add_row(
+            entry["name"], f"{entry['samples']:,}", str(entry["classes"]), shape, entry["from"], entry["here"]
+        )
+    result_console().print(table)
+    result_console().print(f"decoded data sets are kept in '{cache_folder()}'", markup=False, soft_wrap=True)
 
-    named = {} if name is None else {"data.name": name}
-    holding.show(config, {**named, **parse_settings(settings or [])}, out)
+
+def export_data(name: str, out: Path, path: str | None, settings: Settings) -> None:
+    """Write a data set as shards, and print how to use them."""
+    experiment = with_values(Experiment(), {"data.name": name, "data.path": path, **settings})
+    samples = samples_of(experiment.data, experiment.run.seed)
+    files = write_shards(samples, out)
+    size = sum(file.stat().st_size for file in files)
+    result_console().print(
+        f"{counted(len(samples.x), 'sample')} of {samples.name} in {counted(len(files), 'file')}, "
+        f"{size / 1e6:,.1f} MB: copy the folder and pass it as --data FOLDER/, with a slash at the end",
+        markup=False,
+        soft_wrap=True,
+    )

@@ -12,7 +12,7 @@ from torch import nn
 from stratafl.algorithms import ALGORITHMS
 from stratafl.config.experiment import Experiment
 from stratafl.config.plugins import called, imported, parameters
-from stratafl.config.tables import DataTable, ModelTable, RunTable, partition_of, unheard
+from stratafl.config.tables import DataTable, ModelTable, RunTable, partition_of, without_effect
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.annotations import checked
@@ -104,30 +104,31 @@ def federation_of(experiment: Experiment) -> Federation:
 
 
 def _fallback(data: DataTable, samples: Samples) -> Partition:
-    """What divides the samples where nothing is asked for; settings that it does not listen to are refused."""
+    """The partition if none is set; settings without an effect on it are refused."""
     usual = partition_of(data)
     dividing = ["per_client", *vars(usual)]
     if data.partition == "auto" and samples.owner is not None:
         clients = len(np.unique(samples.owner))
-        why = f"which names its {clients:,} clients: leave it out, or set data.partition to divide the samples anew"
+        why = f"the data names its {clients:,} clients. Leave it out, or set data.partition to divide the samples anew"
         _refuse_set(data, [*(["clients"] if data.clients != clients else []), *dividing], samples.name, why)
         if samples.tests is not None and data.test != DataTable().test:  # perhaps as the protocol has it
-            log.warning("data.test means nothing to '%s', which says what is for testing", samples.name)
+            log.warning("data.test has no effect with '%s', which says what is for testing", samples.name)
     elif data.partition == "auto" and samples.y.dtype.kind == "f":
-        _refuse_set(data, dividing, samples.name, "which has no classes and is divided evenly: leave it out")
+        _refuse_set(data, dividing, samples.name, "the data has no classes and is divided evenly. Leave it out")
         log.warning("'%s' has no classes and is divided evenly (data.partition = 'iid')", samples.name)
         return IID()
     name = "dirichlet" if data.partition == "auto" else data.partition
-    heard = ", ".join(f"data.{key}" for key in ("clients", *vars(usual)))
-    _refuse_set(data, unheard(data), name, f"a partition that listens to: {heard}; leave it out")
+    others = ", ".join(f"data.{key}" for key in ("clients", *vars(usual)))
+    _refuse_set(data, without_effect(data), name, f"leave it out (settings with an effect: {others})")
     return usual
 
 
 def _refuse_set(data: DataTable, keys: Sequence[str], name: str, why: str) -> None:
+    """Raise if one of these keys is not at its default."""
     given, usual = to_settings(_completed(data)), to_settings(_completed(DataTable()))
     for key in keys:
         if given.get(key) != usual.get(key):
-            raise DataError(f"data.{key} = {given[key]} means nothing to '{name}', {why}")
+            raise DataError(f"data.{key} = {given[key]} has no effect with '{name}': {why}")
 
 
 def samples_of(data: DataTable, seed: int, limit: MemoryLimit = USUAL_LIMIT) -> Samples:
@@ -162,8 +163,7 @@ def _speed(run: RunTable, tuning: Mapping[str, Any]) -> Speed:
     compile = run.compile
     if compile == "auto" and tuning.get("compiled") is not None:
         compile = "on" if tuning["compiled"] else "off"
-    words = {name: getattr(run, name) for name in ("precision", "graphs", "convolutions")}
-    return Speed(**words, compile=typing.cast(Any, compile), products=tuning.get("products"))
+    return Speed(run.precision, run.graphs, compile, run.convolutions, tuning.get("products"))
 
 
 def simulation_of(
@@ -206,17 +206,17 @@ def _simulation(experiment: Experiment, tuning: Mapping[str, Any], trust: Trust 
         rounds=run.rounds,
         participation=run.participation,
         seed=run.seed,
-        granularity=typing.cast(Any, run.granularity),
-        buffers=typing.cast(Any, run.buffers),
+        granularity=run.granularity,
+        buffers=run.buffers,
         head=model.head,
         weights=model.weights,
         device=run.device,
-        engine=typing.cast(Any, run.engine),
+        engine=run.engine,
         speed=_speed(run, tuning),
         memory_limit=run.memory_limit,
-        store=typing.cast(Any, run.store),
+        store=run.store,
         saved=True,
         new_clients=experiment.data.new_clients,
-        looked_at=LayerDiagnostics().clients if experiment.evaluate.lab else 0,
+        diagnosed_clients=LayerDiagnostics().clients if experiment.evaluate.lab else 0,
         begun=begun,
     )

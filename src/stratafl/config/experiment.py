@@ -158,7 +158,7 @@ def with_values(experiment: Experiment, settings: Settings) -> Experiment:
         if table not in TABLES:
             raise unknown("table", table, TABLES)
         if path in _CODE and tables[table]["name"] != value:
-            tables[table] = {}  # the options of another method or model mean nothing here
+            tables[table] = {}  # without the options of another method or model
         if path == "data.partition" and tables[table]["partition"] != value:
             tables[table] = _divided_anew(tables[table], value)
         tables[table][key] = value
@@ -176,11 +176,11 @@ def paths_in(settings: Settings) -> list[str]:
 
 
 def _divided_anew(table: Mapping[str, Any], partition: Any) -> dict[str, Any]:
-    """The table of the data for another partition: what means nothing to it is left behind."""
+    """The table of the data for another partition, without the keys of the one before."""
     kind = PARTITIONS.get(str(partition), PARTITIONS["dirichlet"])
-    heard = {field.name for field in dataclasses.fields(typing.cast(Any, kind))}
+    own = {field.name for field in dataclasses.fields(typing.cast(Any, kind))}
     known = keys_of(DataTable)
-    return {key: v for key, v in table.items() if key in known and (key in heard or key not in DIVIDING)}
+    return {key: v for key, v in table.items() if key in known and (key in own or key not in DIVIDING)}
 
 
 def _open_again(experiment: Experiment, protocol: Any) -> dict[str, dict[str, Any]]:

@@ -32,8 +32,8 @@ def _parsed(typed: str) -> tuple[str, Any]:
 def _is_text(table: str, key: str) -> bool:
     """Whether a setting is a text, whatever it looks like: a column may be called 2020, or true."""
     known = keys_of(TABLES[table]) if table in TABLES else {}
-    hint = parts(known[key].hint)[0] if key in known else None
-    return {*(union(hint) or (hint,))} <= {str, type(None)} and hint is not None
+    hint = parts(known[key].hint)[0] if key in known else int
+    return all(each in (str, type(None)) or typing.get_origin(each) is Literal for each in union(hint) or (hint,))
 
 
 def _value(text: str, is_text: bool) -> Any:

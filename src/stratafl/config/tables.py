@@ -12,20 +12,23 @@ from typing import Annotated, Any, Literal
 from stratafl.algorithms import ALGORITHMS
 from stratafl.config.protocols import PROTOCOLS
 from stratafl.core.annotations import WHOLE, Named, Range, Size, checked
+from stratafl.core.layout import Buffers, Granularity
 from stratafl.core.records import keys_of, record
 from stratafl.data import PARTITIONS, Partition
 from stratafl.data.labels import TARGETS
 from stratafl.data.reading import NORMALISED
 from stratafl.data.splitting import SPLIT
 from stratafl.errors import unknown
+from stratafl.execute.storage import Store
 from stratafl.models import MODELS
 from stratafl.policies import SGD
-from stratafl.runtime.arithmetic import PRECISIONS
-from stratafl.runtime.speed import CHOICES, CONVOLUTIONS
+from stratafl.runtime.build import EngineName
+from stratafl.runtime.precision import Precision
+from stratafl.runtime.speed import Choice, Convolutions
 
 MANY = 10**9  # more rounds, clients or samples than anybody can mean
 LOGGERS = ("tensorboard", "mlflow", "wandb")
-DIVIDING = ("alpha", "minimum", "per_client")  # keys of [data] that only some partitions listen to
+DIVIDING = ("alpha", "minimum", "per_client")  # keys of [data] that only some partitions have
 
 Some = Range(least=1, most=MANY)
 SomeOrNone = Range(least=0, most=MANY)
@@ -127,26 +130,20 @@ class RunTable:
     rounds: Annotated[int, Some, "how many rounds"] = 20
     participation: Annotated[float, Range(above=0, most=1), "share of the clients that take part in a round"] = 1.0
     seed: Annotated[int, Seed, "seed of everything random"] = 0
-    buffers: Annotated[
-        Literal["follow", "local"], "BatchNorm statistics follow their layer or stay with the client"
-    ] = "follow"
-    granularity: Annotated[Literal["tensor", "module", "block"], "what counts as a layer"] = "module"
+    buffers: Annotated[Buffers, "BatchNorm statistics follow their layer or stay with the client"] = "follow"
+    granularity: Annotated[Granularity, "what counts as a layer"] = "module"
     device: Annotated[str, "`auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1` …"] = "auto"
-    engine: Annotated[Literal["auto", "stacked", "loop"], "all clients in one step, or client by client"] = "auto"
-    precision: Annotated[str, Named(PRECISIONS), "digits of products on a GPU: 24, 11 or 8 bits"] = "fp32"
-    compile: Annotated[str, Named(CHOICES), "compile steps; `auto`: on a GPU, if the run is long enough to pay"] = (
+    engine: Annotated[EngineName, "all clients in one step, or client by client"] = "auto"
+    precision: Annotated[Precision, "digits of products on a GPU: 24, 11 or 8 bits"] = "fp32"
+    compile: Annotated[Choice, "compile steps; `auto`: on a GPU, if the run is long enough to pay"] = "auto"
+    graphs: Annotated[Choice, "capture steps and replay them; `auto`: on a GPU"] = "auto"
+    convolutions: Annotated[Convolutions, "as products of shifted slices, or stock; `auto`: on a GPU as measured"] = (
         "auto"
     )
-    graphs: Annotated[str, Named(CHOICES), "capture steps and replay them; `auto`: on a GPU"] = "auto"
-    convolutions: Annotated[
-        str, Named(CONVOLUTIONS), "as products of shifted slices, or stock; `auto`: on a GPU as measured"
-    ] = "auto"
     memory_limit: Annotated[int | None, Size(), "what the run may take: bytes, or a size such as `8GB` or `500MiB`"] = (
         None
     )
-    store: Annotated[
-        Literal["auto", "device", "ram", "disk"], "where clients' states are kept between rounds; `auto`: by size"
-    ] = "auto"
+    store: Annotated[Store, "where client states are kept between rounds; `auto`: by size"] = "auto"
     checkpoint: Annotated[int, SomeOrNone, "rounds between checkpoints; 0: as often as takes 5 % of the time"] = 0
 
 
@@ -211,7 +208,7 @@ def partition_of(data: DataTable) -> Partition:
     return partition(**{key: checked(f"data.{key}", hints[key], value) for key, value in given.items()})
 
 
-def unheard(data: DataTable) -> list[str]:
-    """Keys of the table that are set, but that other partitions listen to, and not this one."""
-    heard, usual = vars(partition_of(data)), DataTable()
-    return [key for key in DIVIDING if key not in heard and getattr(data, key) != getattr(usual, key)]
+def without_effect(data: DataTable) -> list[str]:
+    """Keys that are set, but that only other partitions have."""
+    own, usual = vars(partition_of(data)), DataTable()
+    return [key for key in DIVIDING if key not in own and getattr(data, key) != getattr(usual, key)]

@@ -213,17 +213,3 @@ def _check_option(key: str, value: Any, depth: int = 0) -> None:
         raise RecordError(f"{shown(key)} must be {allowed}, not {shown(value)}")
     check_plain(key, key)
     check_plain(key, value)
-
-
-def whole_number(name: str, value: Any, least: int) -> int:
-    """The value, if it is a whole number from `least` on."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise RecordError(f"{name} is a whole number from {least}, not {value}")
-    return value
-
-
-def finite_number(name: str, value: Any, least: float) -> float:
-    """The value, if it is a finite number from `least` on."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value < float("inf"):
-        raise RecordError(f"{name} is a finite number from {least}, not {value}")
-    return value

@@ -37,7 +37,6 @@ class ClientModels:
     server: State
 
     def rows(self, stage: str) -> Rows:
-        """Their models at a stage."""
         algorithm = self.sim.algorithm
         if stage == "global":
             shared = rows_of(self.server, str(algorithm.global_model))
@@ -114,7 +113,6 @@ def accuracy(sim: Simulation, progress: Progress, split: str = "test") -> float:
 
 
 def join_scores(parts: Sequence[StageScores]) -> StageScores:
-    """The scores of several groups of clients as one."""
     names = ("hits", "loss", "count")
     return {k: Scores(*(torch.cat([getattr(each[k], n) for each in parts]) for n in names)) for k in parts[0]}
 
@@ -154,7 +152,7 @@ def _client_models(sim: Simulation, progress: Progress, ids: Tensor, new: bool =
 
 def _score(sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, split: str) -> Scores:
     with sim.arithmetic():
-        return sim.runtime.task(ids, rnd, (split,)).scores(rows, split)
+        return sim.task(ids, rnd, splits=(split,)).scores(rows, split)
 
 
 def _same(a: Rows, b: Rows) -> bool:

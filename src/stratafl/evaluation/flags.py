@@ -73,7 +73,6 @@ def _entry(each: Any, value: str, kind: Any) -> bool:
 
 
 def client_title(entry: Line) -> str:
-    """The name of a client if the data has one, else its number."""
     return f"client '{shown(entry['name'])}'" if "name" in entry else f"client {entry['client']}"
 
 

@@ -11,17 +11,8 @@ from stratafl.core import keys
 from stratafl.core.layout import Rows
 from stratafl.core.reprs import short_repr
 from stratafl.core.round import Round
+from stratafl.evaluation import evaluate
 from stratafl.evaluation.diagnostics import DiagnosticsCollector, LayerDiagnostics
-from stratafl.evaluation.evaluate import (
-    STAGES,
-    StageScores,
-    gather_scores,
-    join_scores,
-    score_in_shares,
-    score_new_clients,
-    score_stages,
-    score_trained,
-)
 from stratafl.evaluation.measure import Line, client_lines, layer_lines, round_line, score_line, upload_line
 from stratafl.execute.matrix import Matrix
 from stratafl.execute.round import Executor
@@ -56,7 +47,6 @@ class Trial:
 
     @cached_property
     def ids(self) -> Tensor:
-        """The clients that are evaluated."""
         setup = self.sim.setup
         everybody = torch.arange(setup.clients)
         if not 0 < self.sample < setup.clients:
@@ -96,19 +86,19 @@ class Trial:
 
     def _evaluation(self, progress: Progress, examiner: "_Examiner", present: Tensor) -> tuple[Line, list[Line]]:
         classes, sim, group = self.sim.setup.classes, self.sim, self.executor.process_group
-        stages = STAGES if sim.algorithm.global_model is None else (*STAGES, "global")
-        scores = score_in_shares(
-            group, sim, self.ids, lambda mine: score_stages(sim, progress, mine, self.splits, stages)
+        stages = evaluate.STAGES if sim.algorithm.global_model is None else (*evaluate.STAGES, "global")
+        scores = evaluate.score_in_shares(
+            group, sim, self.ids, lambda mine: evaluate.score_stages(sim, progress, mine, self.splits, stages)
         )
         line, lines = score_line(scores, classes), client_lines(self.ids, scores, classes)
         ids = present[torch.isin(present, self.ids)]
-        trained = gather_scores(group, *examiner.scores, ids)
+        trained = evaluate.gather_scores(group, *examiner.scores, ids)
         line |= score_line(trained, classes)
         by_client = {each["client"]: each for each in client_lines(ids, trained, classes)}
         lines = [{**each, **by_client.get(each["client"], {})} for each in lines]
         if len(sim.new_clients):
-            new = score_in_shares(
-                group, sim, sim.new_clients, lambda mine: score_new_clients(sim, progress, self.splits, mine)
+            new = evaluate.score_in_shares(
+                group, sim, sim.new_clients, lambda mine: evaluate.score_new_clients(sim, progress, self.splits, mine)
             )
             line |= score_line(new, classes, "new.")
             lines += [{"new": True, **each} for each in client_lines(sim.new_clients, new, classes)]
@@ -121,7 +111,7 @@ class _Examiner:
     def __init__(self, trial: Trial, rnd: Round, evaluated: bool, collector: DiagnosticsCollector | None) -> None:
         self._trial, self._rnd, self._evaluated, self._collector = trial, rnd, evaluated, collector
         self._ids: list[Tensor] = []
-        self._scores: list[StageScores] = []
+        self._scores: list[evaluate.StageScores] = []
         self.seconds = 0.0
 
     def __call__(self, group: Tensor, received: Rows, rows: Rows) -> None:
@@ -136,12 +126,12 @@ class _Examiner:
         mine = torch.isin(group, self._trial.ids).nonzero()[:, 0]
         if len(mine):
             rows = rows if len(mine) == len(group) else {name: x[mine.to(x.device)] for name, x in rows.items()}
+            trial = self._trial
             self._ids.append(group[mine])
-            self._scores.append(score_trained(self._trial.sim, self._rnd, rows, group[mine], self._trial.splits))
+            self._scores.append(evaluate.score_trained(trial.sim, self._rnd, rows, group[mine], trial.splits))
 
     @property
-    def scores(self) -> tuple[Tensor, StageScores]:
-        """The clients that were scored, and their scores."""
+    def scores(self) -> tuple[Tensor, evaluate.StageScores]:
         if not self._scores:
             return torch.empty(0, dtype=torch.int64), {}
-        return torch.cat(self._ids), join_scores(self._scores)
+        return torch.cat(self._ids), evaluate.join_scores(self._scores)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,23 +11,20 @@ from stratafl.core.parcel import Parcel
 from stratafl.core.records import record
 from stratafl.core.state import State, flatten
 from stratafl.errors import StageError
+from stratafl.execute.context import SimulationContext
 from stratafl.execute.process_group import InOneProcess
 from stratafl.execute.round import Watch
-
-if TYPE_CHECKING:
-    from stratafl.execute.simulation import Simulation
 
 
 @record
 class Debug(InOneProcess):
-    """Every client on its own, watched.
+    """One client at a time, every stage checked.
 
-    Other executors leave an upload that is not finite out of the round and go on; here it is an error, because whoever
-    debugs wants to know at which stage and in which layer it came about, before anything is hidden by going on.
+    Other executors leave an upload that is not finite out of the round and go on; here it is an error that names the
+    stage and the layer.
     """
 
-    def groups(self, sim: "Simulation", ids: Tensor) -> Iterator[Tensor]:
-        """One client at a time."""
+    def groups(self, sim: SimulationContext, ids: Tensor) -> Iterator[Tensor]:
         yield from ids.split(1)
 
     def carry(self, parcel: Parcel, layout: Layout) -> Parcel:
@@ -37,7 +33,7 @@ class Debug(InOneProcess):
 
     @contextmanager
     def stage(self, name: str, ids: Tensor, layout: Layout) -> Iterator[Watch]:
-        """Any error, and any value that is not finite, is reported with where it happened."""
+        """Any error, and any value that is not finite, is raised with stage, client and layer."""
         where = f"stage '{name}', client {', '.join(map(str, ids.tolist()))}"
 
         def watch(state: State | Parcel) -> None:

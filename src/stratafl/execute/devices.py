@@ -1,4 +1,4 @@
-"""Where a simulation computes."""
+"""The device that a simulation computes on, by name."""
 
 import torch
 
@@ -6,7 +6,7 @@ from stratafl.errors import RecordError
 
 
 def device_of(name: str) -> str:
-    """The device by its name; `auto` is a GPU where there is one."""
+    """The name, if the device is there; `auto` is a GPU where there is one."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     there = "cpu, cuda" if torch.cuda.is_available() else "cpu"
@@ -14,13 +14,12 @@ def device_of(name: str) -> str:
     try:
         if torch.empty(0, device=name).device.type not in ("cpu", "cuda", "mps", "xpu"):
             raise missing
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch's words for a device that is not there
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # what torch raises for a missing device
         raise missing from error
     return name
 
 
 def device_or_cpu(name: str) -> str:
-    """The device by its name if it is here, or else the CPU."""
     try:
         return device_of(name)
     except RecordError:

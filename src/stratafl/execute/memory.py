@@ -1,4 +1,4 @@
-"""How much memory there is, and how much of it one client at work takes."""
+"""How much memory a round needs, and how much a memory limit leaves for it."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -17,43 +17,43 @@ from stratafl.core.round import Setup
 from stratafl.core.state import stored_bytes
 from stratafl.core.task import Inputs, Stack
 from stratafl.errors import MemoryLimitError
-from stratafl.runtime import Runtime
-from stratafl.runtime.peak import peak_bytes
-from stratafl.runtime.task import EVALUATION_BATCH
+from stratafl.runtime.peak_memory import peak_bytes
+from stratafl.runtime.runtime import Runtime
+from stratafl.runtime.scoring import EVALUATION_BATCH
 
-HELD = 2  # rows of a client at work beside its step: as it moves, and as lanes put it together
-COPIES = 6  # of them where steps are kept: those at work, those that wait and the results
+HELD = 2  # rows of a client at work beside its step: its own, and as lanes join them
+COPIES = 6  # of them where steps are captured: those at work, those that wait and the results
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a round of a cohort takes, in bytes, beside libraries and data and what clients keep in RAM between rounds.
+    """What a round of a cohort takes, in bytes, beside libraries, data and client states kept in RAM.
 
-    Both the state before and the state after a round are there until the round counts.
+    Until a round is complete, memory holds both the state before it and the state after it.
     """
 
     cohort: int
     server: int  # the server's state
-    states: int  # what the cohort's clients keep after the round, where that is in RAM
+    states: int  # the cohort's client states after the round, where they are in RAM
     client: int  # one client at work
     evaluated: int  # one client being evaluated
     method: Footprint
-    selected: int = 0  # the state of the round that counts, and models that layer diagnostics look at
+    beside: int = 0  # the state of the selected round, and the models of layer diagnostics
 
     def working(self, clients: int) -> int:
         """While so many clients work at once, or their uploads are added to the sums."""
         m = self.method
         before = (self.cohort - clients) * m.upload
-        return self.server + self.states + self.selected + 2 * m.sums + m.served + before + clients * self.client
+        return self.server + self.states + self.beside + 2 * m.sums + m.served + before + clients * self.client
 
     def merging(self) -> int:
         """While the uploads of the cohort become the server's next state."""
         m = self.method
-        return 2 * self.server + self.states + self.selected + m.sums + m.merge + self.cohort * (m.upload + m.absorbed)
+        return 2 * self.server + self.states + self.beside + m.sums + m.merge + self.cohort * (m.upload + m.absorbed)
 
     def evaluating(self, clients: int) -> int:
-        """While so many clients are evaluated at once, before the round counts."""
-        return 2 * self.server + self.states + self.selected + self.method.served + clients * self.evaluated
+        """While so many clients are evaluated at once, before the round is complete."""
+        return 2 * self.server + self.states + self.beside + self.method.served + clients * self.evaluated
 
     @property
     def least(self) -> int:
@@ -61,7 +61,7 @@ class Needs:
         return max(self.working(1), self.merging(), self.evaluating(1))
 
     def parts(self) -> str:
-        """What takes how much at that moment, in words."""
+        """What takes how much when it takes most, in words."""
         m = self.method
         side_by_side = self.cohort * (m.upload + m.absorbed)
         moments = {
@@ -69,14 +69,14 @@ class Needs:
             self.evaluating(1): (2 * self.server, m.served, 0, self.evaluated),
             self.merging(): (2 * self.server, m.sums + m.merge, side_by_side, 0),
         }
-        names = ("the server's state", "sums on the server", "uploads side by side", "one client")
-        always = (("client states", self.states), ("the selected round and layer diagnostics", self.selected))
+        names = ("the server's state", "sums on the server", "uploads of the cohort", "one client")
+        always = (("client states", self.states), ("the selected round and layer diagnostics", self.beside))
         found = (*zip(names, moments[self.least], strict=True), *always)
         return ", ".join(f"{name} {in_units(size)}" for name, size in found if size)
 
 
 def server_bytes(algorithm: Algorithm, setup: Setup) -> int:
-    """What the server's state takes, found out without numbers in it."""
+    """What the server's state takes, without allocating it."""
     blank = {name: x.to("meta") for name, x in setup.start.items()}
 
     def fresh(ids: Tensor) -> Rows:
@@ -85,12 +85,12 @@ def server_bytes(algorithm: Algorithm, setup: Setup) -> int:
     try:
         with torch.device("meta"):
             return stored_bytes(algorithm.init(replace(setup, start=blank, fresh=fresh)))
-    except Exception:  # an own field may look at numbers, which are not there
+    except Exception:  # a field of your own may read values, which are not there
         return stored_bytes(algorithm.init(setup))
 
 
 def client_bytes(runtime: Runtime, batch: int) -> int:
-    """At work: its row in all its copies, plus what a step of `batch` samples has at once, found out by taking one."""
+    """A client at work: all copies of its row, plus what a step of `batch` samples takes, measured by running one."""
     rows, step = _blank_rows(runtime), _stack(runtime, batch)
     trained, model = runtime.layout.trainable(), runtime.engine.model
 
@@ -102,7 +102,7 @@ def client_bytes(runtime: Runtime, batch: int) -> int:
 
 
 def evaluation_bytes(runtime: Runtime, splits: Sequence[str] = ("validation", "test")) -> int:
-    """Being evaluated: its row in all its copies, plus what a forward pass has at once, found out as well."""
+    """A client being evaluated: all copies of its row, plus what a forward pass takes, measured as well."""
     held_out = max(int(runtime.federation.counts(split).max()) for split in splits)
     rows, step = _blank_rows(runtime), _stack(runtime, max(1, min(EVALUATION_BATCH, held_out)))
     real = tuple(len(x) for x in step.x)
@@ -112,55 +112,54 @@ def evaluation_bytes(runtime: Runtime, splits: Sequence[str] = ("validation", "t
 
 def _held(runtime: Runtime, step: int) -> int:
     row = sum(spec.size for spec in runtime.layout.specs.values()) * runtime.dtype.itemsize
-    if runtime.programs is not None:
+    if runtime.captured is not None:
         return COPIES * row + step
     return HELD * row + max(step, HELD * row)  # rows of lanes are joined, and sorted, after the last step
 
 
 def _blank_rows(runtime: Runtime) -> Rows:
-    """One client's row without numbers that matter."""
     blank = torch.zeros((), dtype=runtime.dtype, device=runtime.device)
     return {name: blank.new_zeros(1, *spec.shape) for name, spec in runtime.layout.specs.items()}
 
 
 def _stack(runtime: Runtime, batch: int) -> Stack:
-    """A batch of one client: the first sample, again and again."""
+    """A batch of one client: the first sample, repeated."""
     x, y = runtime.federation.inputs(runtime.federation.x[:1], runtime.dtype), runtime.federation.y[:1]
     x, y = (t.repeat(batch, *(1,) * (t.ndim - 1)).unsqueeze(0) for t in (x, y))
     weight = torch.ones(1, batch, dtype=runtime.dtype, device=runtime.device)
     return Stack(x, y, weight, torch.zeros(1, dtype=torch.int64, device=runtime.device), (batch,))
 
 
-def room(limit: int | None, device: torch.device) -> int | None:
-    """What a limit leaves, beside what is there already: libraries and data, in RAM or on the GPU."""
+def limit_left(limit: int | None, device: torch.device) -> int | None:
+    """What a limit leaves beside libraries and data."""
     if limit is None:
         return None
-    give_back()
-    there = taken(device)
-    if there >= limit:
+    release_freed_memory()
+    taken = memory_taken(device)
+    if taken >= limit:
         raise MemoryLimitError(
-            f"data, model and libraries take {in_units(there)} before a client works, and the memory limit is "
+            f"data, model and libraries take {in_units(taken)} before the first round, and the memory limit is "
             f"{in_units(limit)}: raise it"
         )
-    return limit - there
+    return limit - taken
 
 
-def taken(device: torch.device) -> int:
-    """What libraries and data have of it already."""
+def memory_taken(device: torch.device) -> int:
+    """What libraries and data take already, in RAM or on the GPU."""
     return resident() if device.type != "cuda" else torch.cuda.memory_allocated(device)
 
 
-@cache  # as others come and go, groups of clients would change their size, and programs their shape
+@cache  # else groups of clients, and the shapes of captured steps, would change with what other processes take
 def device_memory(device: torch.device) -> int:
-    """The memory of a device; of a GPU, what other processes left of it when this one began."""
+    """The memory of a device; of a GPU, what other processes had left when this was first asked."""
     if device.type != "cuda":
         return ram()
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device)
 
 
-def give_back() -> None:
-    """Let the system have what was freed: the C library keeps it, and a limit is about what a process has."""
+def release_freed_memory() -> None:
+    """Return freed memory to the system: the C library keeps it, and a limit counts what the process holds."""
     trim = _trim()
     if trim is not None:
         trim(0)

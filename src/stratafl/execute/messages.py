@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,29 +11,25 @@ from stratafl.core.layout import Layout
 from stratafl.core.parcel import Parcel
 from stratafl.core.records import record
 from stratafl.core.state import tensors
+from stratafl.execute.context import SimulationContext
 from stratafl.execute.process_group import InOneProcess
 from stratafl.execute.round import Watch, unwatched
-
-if TYPE_CHECKING:
-    from stratafl.execute.simulation import Simulation
 
 
 @record
 class Messages(InOneProcess):
-    """Every client on its own, over bytes."""
+    """One client at a time; parcels travel as bytes."""
 
-    def groups(self, sim: "Simulation", ids: Tensor) -> Iterator[Tensor]:
-        """One client at a time."""
+    def groups(self, sim: SimulationContext, ids: Tensor) -> Iterator[Tensor]:
         yield from ids.split(1)
 
     def carry(self, parcel: Parcel, layout: Layout) -> Parcel:
-        """Through bytes, and back to the device it came from."""
-        from stratafl.core import wire  # needs safetensors, which whoever sends no bytes may do without
+        """Encoded, decoded, and back on the device it came from."""
+        from stratafl.core import wire  # needs safetensors, which is not needed elsewhere
 
         arrived = wire.decode(wire.encode(parcel, layout), layout, form_of(parcel, layout))
         device = next((x.device for f in parcel.values() for x in tensors({"": f.value})), torch.device("cpu"))
         return arrived.to(device)
 
     def stage(self, name: str, ids: Tensor, layout: Layout) -> AbstractContextManager[Watch]:
-        """Unwatched."""
         return nullcontext(unwatched)

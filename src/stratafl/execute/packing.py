@@ -1,7 +1,7 @@
-"""Values as words and tensors: words are JSON of known kinds, the tensors in them travel side by side in one buffer.
+"""Values as they travel between processes: JSON of known types, and one buffer with all tensors.
 
-Nothing that arrives can make more than these: None, numbers, text, lists, tuples, dictionaries, tensors, types of
-tensors, and the records that were declared with `sendable`.
+What arrives can only become None, numbers, text, lists, tuples, dictionaries, tensors, dtypes, and the records declared
+with `sendable`: nothing else is created from received data.
 """
 
 import dataclasses
@@ -26,28 +26,26 @@ def sendable(*kinds: type[Any]) -> None:
 
 @dataclass(frozen=True)
 class Spec:
-    """A tensor without its numbers."""
+    """A tensor without its values."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    device: str  # its kind: every process has its own
+    device: str  # its type, such as cuda: every process has a device of its own
 
     @property
     def size(self) -> int:
-        """How many bytes it takes."""
         return prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class Label:
-    """What is said of a value before its tensors are sent."""
+    """A value without its tensors, sent before them."""
 
     body: str
     specs: tuple[Spec, ...]
 
     @property
     def size(self) -> int:
-        """How many bytes its tensors take."""
         return sum(spec.size for spec in self.specs)
 
 
@@ -58,23 +56,20 @@ def words(value: object) -> str:
     """A value without tensors as text."""
     text, tensors = _encoded(value)
     if tensors:
-        raise WireError("a word holds no tensors")
+        raise WireError("this value holds tensors: send it with pack")
     return text
 
 
 def value_of(text: str) -> Any:
-    """The value that `words` wrote."""
     return _decoded(text, [])
 
 
 def pack(value: object) -> tuple[Label, list[Tensor]]:
-    """A value's label and its tensors."""
     text, tensors = _encoded(value)
     return Label(text, tuple(map(spec_of, tensors))), tensors
 
 
 def unpack(label: Label, tensors: Sequence[Tensor]) -> Any:
-    """The value of a label and its tensors."""
     return _decoded(label.body, tensors)
 
 
@@ -132,12 +127,11 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def spec_of(tensor: Tensor) -> Spec:
-    """The tensor without its numbers."""
     return Spec(tuple(tensor.shape), tensor.dtype, tensor.device.type)
 
 
 def to_buffer(tensors: Sequence[Tensor], size: int, device: str) -> Tensor:
-    """The bytes of all tensors one after the other, and as many more as make it `size`."""
+    """The bytes of all tensors one after the other, padded to `size`."""
     buffer = torch.zeros(size, dtype=torch.uint8, device=device)
     start = 0
     for tensor in tensors:

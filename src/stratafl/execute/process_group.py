@@ -1,77 +1,68 @@
-"""The processes that execute a round together: all hold the server's state, each the memories of its own clients."""
+"""The processes that execute a round together: each holds the server's state and the states of its own clients."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from stratafl.core.algorithm import Total
 from stratafl.core.state import State
-
-if TYPE_CHECKING:
-    from stratafl.execute.simulation import Simulation
+from stratafl.execute.context import SimulationContext
 
 T = TypeVar("T")
 
 
 class ProcessGroup(Protocol):
-    """What processes need of each other; what is asked of it is asked by all of them, in the same order."""
+    """What processes need of each other; all processes call the same functions in the same order."""
 
     @property
     def rank(self) -> int:
-        """Which of them this process is; 0 is the first, who writes and prints."""
+        """0 is the first process, which writes and prints."""
 
     @property
-    def world_size(self) -> int:
-        """How many they are."""
+    def world_size(self) -> int: ...
 
-    def share(self, sim: "Simulation", ids: Tensor) -> Tensor:
-        """Those of the clients whom this process looks after, in their order."""
+    def share(self, sim: SimulationContext, ids: Tensor) -> Tensor:
+        """Those of the clients that belong to this process, in their order."""
 
     def gather(self, value: T) -> list[T]:
-        """What each process gives, for all of them."""
+        """The values of all processes."""
 
     def told(self, value: T) -> T:
-        """What the first process gives."""
+        """The value of the first process."""
 
     def merge(self, total: Total, ids: Tensor, rows: bool) -> Total:
-        """What the uploads of the whole cohort come to; `rows` says that some are kept side by side."""
+        """The total over all processes; `rows` says that some uploads are kept side by side."""
 
     def collect(self, clients: Mapping[int, State]) -> Mapping[int, State]:
-        """The memories of all clients for the first process, and for the others none."""
+        """All client states in the first process, and none in the others."""
 
-    def deal(self, sim: "Simulation", clients: Mapping[int, State]) -> Mapping[int, State]:
-        """Of the memories that the first process gives, those of this one's share."""
+    def deal(self, sim: SimulationContext, clients: Mapping[int, State]) -> Mapping[int, State]:
+        """From the client states of the first process, those that belong to this one."""
 
 
 class SingleProcess:
-    """One process, which has nobody to talk to."""
+    """A group of one process."""
 
     rank, world_size = 0, 1
 
-    def share(self, sim: "Simulation", ids: Tensor) -> Tensor:
-        """All of them."""
+    def share(self, sim: SimulationContext, ids: Tensor) -> Tensor:
         return ids
 
     def gather(self, value: T) -> list[T]:
-        """Its own."""
         return [value]
 
     def told(self, value: T) -> T:
-        """As it is."""
         return value
 
     def merge(self, total: Total, ids: Tensor, rows: bool) -> Total:
-        """As it is."""
         return total
 
     def collect(self, clients: Mapping[int, State]) -> Mapping[int, State]:
-        """As they are."""
         return clients
 
-    def deal(self, sim: "Simulation", clients: Mapping[int, State]) -> Mapping[int, State]:
-        """As they are."""
+    def deal(self, sim: SimulationContext, clients: Mapping[int, State]) -> Mapping[int, State]:
         return clients
 
 
@@ -79,12 +70,12 @@ SINGLE_PROCESS: ProcessGroup = SingleProcess()
 
 
 class InOneProcess:
-    """What executors of one process have in common."""
+    """An executor that runs in one process."""
 
     process_group: ClassVar[ProcessGroup] = SINGLE_PROCESS
 
 
 def places(found: Tensor, wanted: Tensor) -> Tensor:
-    """Where in `found` each of the wanted ids is; each is there once."""
+    """Where each of the wanted ids is in `found`, which holds each once."""
     where = {client: place for place, client in enumerate(found.tolist())}
     return torch.tensor([where[client] for client in wanted.tolist()], dtype=torch.int64)

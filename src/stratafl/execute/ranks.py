@@ -1,8 +1,8 @@
 """Processes that `torchrun` started, on one machine or several, as a process group.
 
-Every exchange begins with a word from everybody, which says what follows; that somebody has failed is such a word, too,
-so that nobody waits for numbers that never come. Words and memories travel over gloo; sums and rows that lie on GPUs
-travel over NCCL, where every process has a GPU of its own.
+Every exchange begins with a message from every process that says what follows. "I have failed" is such a message, so
+no process waits for numbers that never come. Messages and client states travel over gloo; sums and rows on GPUs travel
+over NCCL, where every process has a GPU of its own.
 """
 
 import atexit
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,7 @@ from stratafl.core.parcel import Bytes, ColumnMask, Field, LayerMask, Parcel, jo
 from stratafl.core.state import State, flatten, unflatten
 from stratafl.core.task import Scores
 from stratafl.errors import RankError, RunError, StrataError, first_line, shown
+from stratafl.execute.context import SimulationContext
 from stratafl.execute.packing import (
     Label,
     Spec,
@@ -38,41 +39,36 @@ from stratafl.execute.packing import (
     words,
 )
 from stratafl.execute.process_group import places
-from stratafl.execute.round import Shift
+from stratafl.execute.round import GroupReport
 from stratafl.execute.uploads import Inspection
 
-if TYPE_CHECKING:
-    from stratafl.execute.simulation import Simulation
-
 T = TypeVar("T")
-PATIENCE = timedelta(minutes=30)  # how long a process waits for one that is still there but says nothing
-LAST_WORDS = timedelta(seconds=10)  # how long others wait for the first to say what has happened
+PATIENCE = timedelta(minutes=30)  # how long a process waits for one that runs but is silent
+LAST_WORDS = timedelta(seconds=10)  # how long other processes wait until the first has printed the error
 _SAID = "stratafl/said"
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The word of a process that cannot go on."""
+    """The message of a process that cannot go on."""
 
     message: str
     code: int
 
 
-sendable(Failure, Shift, Inspection, Bytes, Scores, Field, LayerMask, ColumnMask)
+sendable(Failure, GroupReport, Inspection, Bytes, Scores, Field, LayerMask, ColumnMask)
 
 
-class Store(Protocol):
-    """Where the processes leave each other notes, as much of it as is used here."""
+class KeyValueStore(Protocol):
+    """Torch's store that all processes share, as much of it as is used here."""
 
-    def set(self, key: str, value: str) -> None:
-        """Leave a note."""
+    def set(self, key: str, value: str) -> None: ...
 
-    def wait(self, keys: list[str], timeout: timedelta) -> None:
-        """Wait for notes."""
+    def wait(self, keys: list[str], timeout: timedelta) -> None: ...
 
 
 def world_size() -> int:
-    """How many processes `torchrun` says there are; 1 without it."""
+    """The number of processes that `torchrun` started; 1 without it."""
     named = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
     if None in named.values():
         return 1
@@ -85,14 +81,14 @@ def world_size() -> int:
 class Ranks:
     """The process group of the processes that `torchrun` started."""
 
-    def __init__(self, store: Store, rank: int, world_size: int, nccl: bool) -> None:
+    def __init__(self, store: KeyValueStore, rank: int, world_size: int, nccl: bool) -> None:
         self.rank, self.world_size = rank, world_size
         self._store, self._nccl = store, nccl
         self._exchanging = False
 
     @classmethod
     def join(cls) -> "Ranks":
-        """Meet the others where the environment says; each process takes the GPU of its local rank, if there is one."""
+        """Join the processes that the environment names; each takes the GPU of its local rank, if there is one."""
         try:
             store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
             nccl = _takes_gpu()
@@ -107,31 +103,29 @@ class Ranks:
         return process_group
 
     def leave(self) -> None:
-        """The end, for all of them."""
         dist.destroy_process_group()
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """An error of one process ends all of them; the first has the last word."""
+        """An error of one process ends all of them, and the first process prints it."""
         try:
             yield
         except RankError:
-            self._hear_out()
+            self._wait_for_first()
             raise
         except Exception as error:
             failure = _failure(error)
             self._announce(failure)
-            self._hear_out()
+            self._wait_for_first()
             if isinstance(error, StrataError):
                 raise
             raise RankError(f"rank {self.rank}: {failure.message}", failure.code) from error
 
-    def share(self, sim: "Simulation", ids: Tensor) -> Tensor:
-        """Those of the clients whom this process looks after, in their order."""
+    def share(self, sim: SimulationContext, ids: Tensor) -> Tensor:
         return self._share_of(self.rank, sim, ids)
 
-    def _share_of(self, rank: int, sim: "Simulation", ids: Tensor) -> Tensor:
-        """Clients are dealt by size, there and back again, so that everybody has as much to do."""
+    def _share_of(self, rank: int, sim: SimulationContext, ids: Tensor) -> Tensor:
+        """Clients by size, assigned forwards and backwards in turn, so that every process has as much to do."""
         position = torch.empty_like(sim.by_size)
         position[sim.by_size] = torch.arange(len(position))
         turn, place = position // self.world_size, position % self.world_size
@@ -139,7 +133,6 @@ class Ranks:
         return ids[owner[ids] == rank]
 
     def gather(self, value: T) -> list[T]:
-        """What each process gives, for all of them."""
         label, tensors = pack(value)
         with self._exchange():
             labels = self._words(label)
@@ -147,7 +140,6 @@ class Ranks:
         return _unpacked(labels, buffers)
 
     def told(self, value: T) -> T:
-        """What the first process gives."""
         label, tensors = pack(value if self.rank == 0 else None)
         with self._exchange():
             first = self._words(label)[0]
@@ -158,7 +150,7 @@ class Ranks:
         return given
 
     def merge(self, total: Total, ids: Tensor, rows: bool) -> Total:
-        """Sums are added up, rows put side by side in the order of the cohort."""
+        """Sums are added up; rows are gathered in the order of the cohort."""
         sums = self._added(total.sums)
         if not rows:
             return Total(sums)
@@ -170,7 +162,6 @@ class Ranks:
         return Total(sums, (join([each[1] for each in there]).pick(places(found, ids)),), (ids,))
 
     def collect(self, clients: Mapping[int, State]) -> Mapping[int, State]:
-        """The memories of all clients for the first process, and for the others none."""
         label, tensors = pack(dict(clients))
         with self._exchange():
             labels = self._words(label)
@@ -180,10 +171,10 @@ class Ranks:
             if size:
                 dist.gather(mine, buffers, 0)
         found = [] if buffers is None else _unpacked(labels, buffers)
-        return {client: memory for each in found for client, memory in each.items()}
+        return {client: state for each in found for client, state in each.items()}
 
-    def deal(self, sim: "Simulation", clients: Mapping[int, State]) -> Mapping[int, State]:
-        """One share after the other, so that nobody ever holds more than one that is not its own."""
+    def deal(self, sim: SimulationContext, clients: Mapping[int, State]) -> Mapping[int, State]:
+        """One share after the other, so that a process holds at most one share that is not its own."""
         known = torch.tensor(list(clients), dtype=torch.int64)
         mine: Mapping[int, State] = {}
         for rank in range(self.world_size):
@@ -196,7 +187,7 @@ class Ranks:
 
     @contextmanager
     def _exchange(self) -> Iterator[None]:
-        """Whoever fails inside it cannot say so any more; that it is gone is seen by the others."""
+        """A process that fails in here cannot announce it; the others notice the lost connection."""
         self._exchanging = True
         try:
             yield
@@ -207,7 +198,7 @@ class Ranks:
         self._exchanging = False
 
     def _words(self, mine: T) -> list[T]:
-        """A word of everybody; raises if it is that somebody has failed."""
+        """A message from every process; raises if one of them has failed."""
         said: list[T] = [value_of(text) for text in self._texts(words(mine))]
         for rank, word in enumerate(said):
             if isinstance(word, Failure):
@@ -215,7 +206,7 @@ class Ranks:
         return said
 
     def _texts(self, mine: str) -> list[str]:
-        """The text of everybody: first how long each is, then all of them, padded to the longest."""
+        """The texts of all processes: first their lengths, then the texts, padded to the longest."""
         own = torch.frombuffer(bytearray(mine.encode()), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
         dist.all_gather(sizes, torch.tensor([len(own)]))
@@ -265,8 +256,8 @@ class Ranks:
             with suppress(RankError, RuntimeError):
                 self._words(failure)
 
-    def _hear_out(self) -> None:
-        # torchrun ends all processes as soon as one has failed: before the first has spoken, the others stay.
+    def _wait_for_first(self) -> None:
+        # torchrun ends all processes as soon as one has failed: wait until the first has printed the error.
         if self.rank:
             with suppress(RuntimeError):
                 self._store.wait([_SAID], LAST_WORDS)
@@ -293,6 +284,6 @@ def _failure(error: Exception) -> Failure:
     return Failure(f"{first_line(error, typed=True)} ({where.filename}, line {where.lineno})", 1)
 
 
-def _say(store: Store) -> None:
+def _say(store: KeyValueStore) -> None:
     with suppress(RuntimeError):
         store.set(_SAID, "yes")

@@ -1,4 +1,4 @@
-"""Token ids against the table of embeddings that they look up: what is not in it is said before the first round."""
+"""Token ids and the embedding table that they index: an id outside the table is an error before the first round."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from stratafl.errors import DataError, shown
 
 
 def table_size(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> int | None:
-    """How many rows the table has that all of a sample is looked up in; None if there is no such table."""
+    """The number of rows of the table that indexes all of a sample; None if there is no such table."""
     if dtype.is_floating_point or dtype in PIXELS:  # pixels become numbers before a model sees them
         return None
     example, sizes = torch.zeros(1, *shape, dtype=dtype), list[int]()
@@ -27,7 +27,7 @@ def table_size(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) ->
         if tables:
             with torch.no_grad():
                 module(example)
-    except Exception:  # a model that does not take the samples is refused elsewhere, with the reason
+    except Exception:  # a model that does not accept the samples is refused elsewhere, with the reason
         return None
     finally:
         for hook in hooks:
@@ -36,7 +36,7 @@ def table_size(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) ->
 
 
 def outside(x: Tensor, size: int | None) -> int | None:
-    """The first sample with an id that is not in a table of so many rows."""
+    """The first sample with an id outside a table of so many rows."""
     if size is None or not x.numel() or (int(x.min()) >= 0 and int(x.max()) < size):
         return None
     wrong = ((x < 0) | (x >= size)).flatten(1).any(1)
@@ -44,7 +44,7 @@ def outside(x: Tensor, size: int | None) -> int | None:
 
 
 def check_tokens(module: nn.Module, federation: Federation) -> None:
-    """Raise if a client holds an id that the model's table does not have."""
+    """Raise if a client holds an id outside the model's table."""
     x = federation.x
     size = table_size(module, tuple(x.shape[1:]), x.dtype)
     sample = outside(x, size)
@@ -53,7 +53,7 @@ def check_tokens(module: nn.Module, federation: Federation) -> None:
 
 
 def check_given(module: nn.Module, x: Tensor) -> None:
-    """Raise if samples that are to be predicted hold an id that the model's table does not have."""
+    """Raise if a sample to predict holds an id outside the model's table."""
     size = table_size(module, tuple(x.shape[1:]), x.dtype)
     sample = outside(x, size)
     if sample is not None and size is not None:
@@ -63,8 +63,8 @@ def check_given(module: nn.Module, x: Tensor) -> None:
 def _said(sample: Tensor, size: int) -> str:
     wrong = sample[(sample < 0) | (sample >= size)].flatten()[0]
     return (
-        f"the token {int(wrong)}, and the model's table of embeddings takes 0 to {size - 1}: "
-        "make the table larger (for models of the catalogue --set model.vocabulary=N), or map the tokens into it"
+        f"the token {int(wrong)}, and the model's embedding table takes 0 to {size - 1}: "
+        "make the table larger (with models of the catalogue: --set model.vocabulary=N), or map the tokens into it"
     )
 
 

@@ -1,9 +1,9 @@
-"""Uploads as the server sees them: which are left out of a round, and whose update is far from the others'.
+"""Checks of uploads: which are left out of a round, and whose update is far from the others'.
 
 An upload is left out if a value that was sent, or that the client would keep, is not finite, or if its `samples` are
-not the client's number of training samples: it would decide everybody's next model, or its own for ever. An update
-whose norm is ten times the cohort's median or more is named and takes part, because a client may well have more to
-learn than the others.
+not the client's number of training samples: it would spoil the next model of all clients, or its own for good. An
+update whose norm is at least ten times the cohort's median is reported and takes part, because a client may well have
+more to learn than the others.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Outlier:
-    """A client whose update is so many times as long as the cohort's median; None: more than a number can hold."""
+    """A client whose update is `ratio` times as long as the cohort's median; None if that overflows."""
 
     client: int
     ratio: float | None
@@ -57,7 +57,7 @@ class Inspection:
 
 
 def inspect(up: Parcel, state: State, received: Rows, row: str, samples: Tensor, layout: Layout) -> Inspection:
-    """Look at uploads as they arrive, and at the state that clients would keep.
+    """Check uploads as they arrive, and the state that clients would keep.
 
     `received` is what training started from, `samples` `[C]` what clients hold.
     """
@@ -67,7 +67,7 @@ def inspect(up: Parcel, state: State, received: Rows, row: str, samples: Tensor,
     sent = _finite([bound for field in up.values() for bound in _extremes(field, clients, layout)], held)
     kept = _finite([bound for value in state.values() for bound in _extremes(Field(value), clients, layout)], held)
     squares = _squares(up, received, row, held, layout)
-    seen = torch.stack([sent, kept, _claimed(up, held), squares]).cpu().tolist()  # the one transfer: each waits
+    seen = torch.stack([sent, kept, _reported(up, held), squares]).cpu().tolist()  # the one transfer: each waits
     reasons = [_reason(*each) for each in zip(*seen[:3], samples.tolist(), strict=True)]
     return Inspection(reasons, [square**0.5 for square in seen[3]])
 
@@ -78,7 +78,7 @@ def _finite(extremes: Sequence[Tensor], like: Tensor) -> Tensor:
 
 
 def outliers(ids: Sequence[int], norms: Sequence[float]) -> tuple[Outlier, ...]:
-    """The clients whose update is far from the cohort's median, in their order; who did not move counts for nothing."""
+    """The clients whose update is far from the cohort's median, in their order; updates of norm 0 do not count."""
     moved = [norm for norm in norms if norm > 0]
     middle = median(moved) if len(moved) >= FEW else 0.0
     if not 0 < middle < float("inf"):
@@ -91,13 +91,13 @@ def _rounded(ratio: float) -> float | None:
     return float(f"{ratio:.3g}") if isfinite(ratio) else None
 
 
-def _reason(sent: float, kept: float, claimed: float, held: int) -> str:
+def _reason(sent: float, kept: float, reported: float, held: int) -> str:
     if not sent:
         return NOT_FINITE
     if not kept:
         return STATE_NOT_FINITE
-    if claimed != held:
-        return f"it claims {claimed:.0f} training samples and holds {held}"
+    if reported != held:
+        return f"it claims {reported:.0f} training samples and holds {held}"
     return ""
 
 
@@ -115,8 +115,8 @@ def _extremes(field: Field, clients: int, layout: Layout) -> list[Tensor]:
     return found
 
 
-def _claimed(up: Parcel, held: Tensor) -> Tensor:
-    """The number of samples that each client says it has; what it has, where it says nothing."""
+def _reported(up: Parcel, held: Tensor) -> Tensor:
+    """The number of samples that each client reports; what it holds, where it reports nothing."""
     value = up[COUNT].value if COUNT in up and not up[COUNT].common else None
     return value.double() if isinstance(value, Tensor) and value.shape == held.shape else held
 

@@ -59,7 +59,6 @@ class Claim:
 
     @property
     def names(self) -> list[str]:
-        """The rows that it mentions."""
         return [name for name in (self.row, self.than, *(self.rows or ())) if name is not None]
 
     @property

@@ -147,7 +147,6 @@ def _for(method: str | None, settings: Settings) -> Settings:
 
 
 def recipe_names() -> list[str]:
-    """All shipped recipes, as paper/table."""
     return sorted(f"{paper.name}/{file.name.removesuffix('.toml')}" for paper in _papers() for file in _tables(paper))
 
 

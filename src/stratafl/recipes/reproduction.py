@@ -89,7 +89,6 @@ class Reproduction:
         write_atomically(self.folder / FILE, tomli_w.dumps(asked).encode())
 
     def place(self, cell: Cell) -> Path:
-        """The run directory of a cell."""
         return self.root / "runs" / run_name(cell.experiment, self.trust)
 
     def run(self, cell: Cell) -> Run | None:
@@ -128,7 +127,7 @@ class Reproduction:
         return f"{given}, which needs a GPU, but this machine computes on a CPU; use {' or '.join(ways)}"
 
     def done(self, cell: Cell) -> int:
-        return _outcome_rounds(self.place(cell))
+        return sum(1 for _ in line_bodies(self.place(cell) / "rounds.jsonl"))
 
     def outcomes(self) -> Iterator[tuple[Cell, Outcome | None]]:
         """Every cell with its outcome; None if its run is not finished."""
@@ -158,7 +157,6 @@ class Reproduction:
         return self.ended.get(place)
 
     def numbers(self, measure: str = "score") -> Numbers:
-        """The measured numbers, by row and column, by seed."""
         table: dict[tuple[str, str], dict[int, float]] = {}
         for cell, one in self.outcomes():
             value = None if one is None else measured(one, measure)
@@ -229,7 +227,6 @@ class Reproduction:
         return why or f"{self.done(cell)} of {counted(cell.experiment.run.rounds, 'round')}"
 
     def diverged(self) -> list[str]:
-        """The runs whose loss became NaN or infinite."""
         ended = [(cell, one) for cell, one in self.outcomes() if one is not None]
         return [f"{cell.row}, {cell.column}, seed {cell.seed}" for cell, one in ended if one.diverged]
 
@@ -256,10 +253,6 @@ def run_name(experiment: Experiment, trust: Trust | bool = NOTHING) -> str:
     return f"{plain}-{hashlib.sha256(tables.encode()).hexdigest()[:8]}"
 
 
-def _outcome_rounds(folder: Path) -> int:
-    return sum(1 for _ in line_bodies(folder / "rounds.jsonl"))
-
-
 def measured(one: Outcome, measure: str) -> float | None:
     """A number of a run as papers print it; see `MEASURES`."""
     numbers = one.numbers()
@@ -278,7 +271,6 @@ def measured(one: Outcome, measure: str) -> float | None:
 
 
 def _accuracy(one: Outcome, stage: str) -> float | None:
-    """The test accuracy of a stage in the selected round, with the average of the protocol."""
     name = "client_accuracy" if one.config["evaluate"]["average"] == "clients" else "accuracy"
     selected = one.numbers()["selected_round"]
     found = next((line for line in one.lines if line["round"] == selected), {})

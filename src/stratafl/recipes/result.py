@@ -76,7 +76,6 @@ def _made(made: Reproduction) -> str:
 
 
 def table(made: Reproduction, measure: str) -> list[str]:
-    """Rows × columns: the numbers in the paper, and the measured ones."""
     head = [f"{made.shown(name) if what == HERE else name}: {what}" for name, what in heads(made, measure)]
     lines = ["| method | " + " | ".join(head) + " |", "|---" * (len(head) + 1) + "|"]
     return lines + ["| " + " | ".join([row.name, *texts]) + " |" for row, texts in cells(made, measure)]
@@ -103,7 +102,6 @@ def cells(made: Reproduction, measure: str) -> Iterator[tuple[Row, list[str]]]:
 
 
 def legend(made: Reproduction) -> list[str]:
-    """How to read the tables."""
     said = ["mean ± standard deviation over seeds; in verdicts ± is half of the 95 % interval of a paired difference"]
     return said + ([f"{MARK} {INCOMPARABLE}"] if made.leaking() else [])
 

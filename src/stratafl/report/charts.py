@@ -75,7 +75,6 @@ def line_style(place: int) -> dict[str, Any]:
 
 
 def category_axis(title: str = "", down: bool = False) -> dict[str, Any]:
-    """An axis of names, with the first one on top if it goes down."""
     titled = {"title": {"text": title}} if title else {}
     return {"type": "category", "automargin": True, **titled, **({"autorange": "reversed"} if down else {})}
 

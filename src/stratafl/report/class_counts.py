@@ -2,58 +2,31 @@
 
 from collections.abc import Mapping, Sequence
 from math import sqrt
-from typing import Any, NamedTuple
+from typing import Any
 
-from stratafl.core.reprs import short_repr
 from stratafl.errors import counted
-from stratafl.report.charts import (
-    COLOURS,
-    LONGEST,
-    Branches,
-    Chart,
-    Control,
-    Figure,
-    category_axis,
-    heat_map,
-    plain_text,
-    thinned,
-)
+from stratafl.report import charts
+from stratafl.report.charts import COLOURS, Branches, Chart, Control, Figure, category_axis, plain_text, thinned
 from stratafl.report.outcome import Outcome
-from stratafl.report.study import RunRecord, Study
+from stratafl.report.study import ClassCounts, Study
 
 BUBBLES = 60  # with more clients or classes, a heat map replaces bubbles
 ROWS, COLUMNS = 200, 200  # clients and classes of a figure at most
 SMALLEST, LARGEST = 2, 16  # pixels of a bubble; a legend cannot show larger ones
 PARTITIONS = 6  # to choose from at most
-Counts = Mapping[str, Sequence[Sequence[int]]]
-
-
-@short_repr
-class ClassCounts(NamedTuple):
-    """Counts by split, client and class, and the names of clients and classes, if there are any."""
-
-    counts: Counts
-    clients: Sequence[str] = ()
-    classes: Sequence[str] = ()
 
 
 def class_counts_chart(study: Study) -> Chart | None:
     """The class counts of every partition that the runs use; None if the runs do not record them."""
     found: list[tuple[ClassCounts, Outcome]] = []
     for record in study.records.values():
-        held = ClassCounts(_counts(record) or {}, record.client_names, record.class_names)
-        known = any(held == other for other, _ in found)
-        if held.counts and not known and len(found) < PARTITIONS:
-            found.append((held, record.outcome))
+        known = any(record.class_counts == other for other, _ in found)
+        if record.class_counts.counts and not known and len(found) < PARTITIONS:
+            found.append((record.class_counts, record.outcome))
     if not found:
         return None
     labels = partition_labels([one for _, one in found])
-    tree = Branches(
-        {
-            label: Branches({split: _figure(rows, each) for split, rows in each.counts.items() if any(map(any, rows))})
-            for label, (each, _) in zip(labels, found, strict=True)
-        }
-    )
+    tree = Branches({label: _splits(each) for label, (each, _) in zip(labels, found, strict=True)})
     rows = max(len(split) for each, _ in found for split in each.counts.values())
     columns = max(len(row) for each, _ in found for split in each.counts.values() for row in split)
     controls = (Control("partition"), Control("split", "switch"))
@@ -72,16 +45,6 @@ def partition_labels(outcomes: Sequence[Outcome]) -> list[str]:
         label = ", ".join(f"{key}{given[key]}" for key in differing if key in given)
         made.append(label if label not in made else f"{label} #{len(made) + 1}")
     return made
-
-
-def _counts(record: RunRecord) -> Counts | None:
-    """As the run records them, or else the number of samples of its evaluated clients."""
-    if record.class_counts is not None:
-        counts: Counts = record.class_counts["counts"]
-        return counts
-    lines = [line for line in record.clients if "test.samples" in line]
-    splits = [split for split in ("validation", "test") if any(f"{split}.samples" in line for line in lines)]
-    return {split: [[int(line.get(f"{split}.samples", 0))] for line in lines] for split in splits} or None
 
 
 def _caption(clients: int, classes: int, regression: bool) -> str:
@@ -105,6 +68,10 @@ def _height(clients: int, classes: int) -> int:
     return 140 + 20 * clients if _bubbles(clients, classes) else 560
 
 
+def _splits(held: ClassCounts) -> Branches:
+    return Branches({split: _figure(rows, held) for split, rows in held.counts.items() if any(map(any, rows))})
+
+
 def _figure(rows: Sequence[Sequence[int]], held: ClassCounts) -> Figure:
     clients, classes = _names(held.clients, len(rows)), _names(held.classes, max(map(len, rows)))
     if len(classes) == 1:
@@ -116,7 +83,8 @@ def _names(given: Sequence[str], count: int) -> list[str]:
     """Names for an axis, all different and of limited length; numbers if there are no names."""
     names = given or list(map(str, range(count)))
     return [
-        plain_text(name if len(name) <= LONGEST else f"{name[: LONGEST - 8]}… #{at}") for at, name in enumerate(names)
+        plain_text(name if len(name) <= charts.LONGEST else f"{name[: charts.LONGEST - 8]}… #{at}")
+        for at, name in enumerate(names)
     ]
 
 
@@ -142,7 +110,6 @@ def _bubble(rows: Sequence[Sequence[int]], clients: Sequence[str], classes: Sequ
 
 
 def _scale(largest: int, look: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The bubbles of the legend: the largest count, a quarter and a sixteenth of it."""
     nowhere = {"type": "scatter", "mode": "markers", "x": [None], "y": [None], "hoverinfo": "skip", "showlegend": True}
     return [
         {**nowhere, "name": counted(count, "sample")} | {"marker": {**look, "size": _pixels(count, largest)}}
@@ -165,7 +132,7 @@ def _heat(rows: Sequence[Sequence[int]], clients: Sequence[str], classes: Sequen
     totals = [sum(column) for column in zip(*rows, strict=True)]
     kept = sorted(sorted(range(len(totals)), key=lambda label: -totals[label])[:COLUMNS])
     shown = thinned(len(rows), ROWS)
-    trace = heat_map(
+    trace = charts.heat_map(
         [classes[label] for label in kept],
         [clients[client] for client in shown],
         [[rows[client][label] for label in kept] for client in shown],

@@ -4,16 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stratafl.evaluation.measure import Line
-from stratafl.report.charts import (
-    COLOURS,
-    Chart,
-    Figure,
-    category_axis,
-    line_style,
-    plain_text,
-    rounded,
-    short_labels,
-)
+from stratafl.report.charts import COLOURS, Chart, Figure, category_axis, line_style, plain_text, rounded, short_labels
 from stratafl.report.formats import NOTHING, listed, score
 from stratafl.report.outcome import SQUARED, measure, what_counts
 from stratafl.report.ranking import Rank
@@ -43,13 +34,11 @@ def _who(record: RunRecord, line: Line) -> str:
 
 
 def _name(record: RunRecord, line: Line) -> str:
-    """The name of a client; empty if the data has no names."""
-    names, client = record.client_names, int(line["client"])
+    names, client = record.class_counts.clients, int(line["client"])
     return names[client] if client < len(names) else ""
 
 
 def clients_chart(study: Study) -> Chart | None:
-    """A box with points for each method; a line if there are too many clients for points."""
     labels = [plain_text(label) for label in short_labels([rank.label for rank in study.ranks])]
     scores = {
         label: client_scores(study.of(rank), study.metric) for label, rank in zip(labels, study.ranks, strict=True)
@@ -65,7 +54,7 @@ def clients_chart(study: Study) -> Chart | None:
         else "Each point is a client; the box contains the middle half of them."
     )
     counts = what_counts(study.outcomes, one_by_one=True)
-    caption = f"Test {measure(study.regression)} client by client {counts}, all seeds together. {what}"
+    caption = f"Test {measure(study.regression)} by client, {counts}, all seeds together. {what}"
     return Chart("clients", "Scores of clients", caption, figure, height=420 if many else 130 + 52 * len(there))
 
 
@@ -123,7 +112,6 @@ def _axis(loss: bool) -> dict[str, Any]:
 
 
 def worst_table(study: Study) -> Table | None:
-    """The clients of each method with the worst scores, and what data they have."""
     head = ("method", "seed", "client", NAME, study.metric, "test samples", "training samples", CLASSES)
     rows = [row for rank in study.ranks for row in _worst(rank, study)]
     empty = [title for title in (NAME, CLASSES) if all(row[head.index(title)].shown == NOTHING for row in rows)]
@@ -140,8 +128,9 @@ def _worst(rank: Rank, study: Study) -> list[tuple[Cell, ...]]:
 
 
 def _client(rank: Rank, record: RunRecord, line: Line, key: str, loss: bool) -> tuple[Cell, ...]:
-    held = _training(record, int(line["client"]))
-    names = record.class_names or list(map(str, range(len(held))))
+    client, counts = int(line["client"]), record.class_counts.counts.get("train", ())
+    held = counts[client] if client < len(counts) else ()
+    names = record.class_counts.classes or list(map(str, range(len(held))))
     classes = [name for name, count in zip(names, held, strict=True) if count] if len(held) > 1 else []
     return (
         text(rank.label),
@@ -153,8 +142,3 @@ def _client(rank: Rank, record: RunRecord, line: Line, key: str, loss: bool) -> 
         text(sum(held) if held else NOTHING),
         text(listed(classes, 8) if classes else NOTHING),
     )
-
-
-def _training(record: RunRecord, client: int) -> list[int]:
-    rows: list[list[int]] = record.class_counts["counts"]["train"] if record.class_counts else []
-    return rows[client] if client < len(rows) else []

@@ -14,19 +14,16 @@ _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def minus(text: str) -> str:
-    """A number with a minus sign instead of a hyphen."""
     return text.replace("-", "−")
 
 
 def score(value: float | None, regression: bool = False) -> str:
-    """An accuracy in per cent with one decimal, or a loss."""
     if value is None or not isfinite(value):
         return NOTHING
     return minus(f"{value:.4g}") if regression else f"{100 * value:.1f} %"
 
 
 def spread(given: Spread | None, regression: bool = False) -> str:
-    """Mean ± standard deviation; the mean alone of one seed."""
     if given is None:
         return NOTHING
     mean = score(given.mean, regression)
@@ -56,7 +53,6 @@ def difference(given: Interval | None, regression: bool = False) -> str:
 
 
 def size(count: float | None) -> str:
-    """Bytes with an SI unit."""
     if count is None:
         return NOTHING
     power = 0
@@ -74,7 +70,6 @@ def duration(seconds: float | None) -> str:
 
 
 def listed(words: list[str], most: int = 12) -> str:
-    """Words separated by commas; if there are too many, the rest is counted."""
     return ", ".join(words) if len(words) <= most else f"{', '.join(words[:most])} and {len(words) - most} more"
 
 
@@ -85,7 +80,6 @@ def machine(env: Environment) -> str:
 
 
 def versions(env: Environment) -> str:
-    """The versions of stratafl and its libraries, and the commit."""
     names = [("stratafl", "stratafl"), ("python", "Python"), ("torch", "torch"), ("numpy", "numpy")]
     words = [f"{title} {env[key]}" for key, title in names if env.get(key)]
     return ", ".join([*words, *([f"commit {env['commit'][:10]}"] if env.get("commit") else [])])

@@ -47,7 +47,6 @@ Means = Mapping[str, float]  # by layer
 
 
 def rounds_chart(study: Study) -> Chart | None:
-    """Layers × rounds of one run, as a heat map."""
     shown = {NAMES.get(key, key): by_method_and_seed(study, partial(_heat, key)) for key in _keys(study)}
     tree = Branches({name: branches for name, branches in shown.items() if branches.of})
     caption = "The diagnostics of each layer, for the rounds that have them."
@@ -58,7 +57,6 @@ def rounds_chart(study: Study) -> Chart | None:
 
 
 def methods_chart(study: Study) -> Chart | None:
-    """One line per method over the layers, for each round with diagnostics."""
     labels = short_labels([rank.label for rank in study.ranks])
     keys: dict[str, Any] = {}
     for key in _keys(study):
@@ -75,7 +73,6 @@ def methods_chart(study: Study) -> Chart | None:
 
 
 def _keys(study: Study) -> list[str]:
-    """The keys of all diagnostics, the best known first."""
     found = dict.fromkeys(key for record in study.records.values() for key in record.layers.numbers)
     return [*(key for key in NAMES if key in found), *(key for key in found if key not in NAMES)]
 
@@ -140,7 +137,6 @@ def by_method_and_seed(study: Study, make: Callable[[LayerJournal], Any]) -> Bra
 
 
 def mixing_chart(study: Study) -> Chart | None:
-    """The mixing weights of each layer as a matrix, for each round with diagnostics."""
     limits = _limits([record.layers for record in study.records.values()])
     tree = by_method_and_seed(study, partial(_weights, limits))
     some = "" if limits.side is None else f" Only {limits.side} clients are shown, evenly spaced."
@@ -221,7 +217,7 @@ def bytes_chart(study: Study) -> Chart | None:
         return None
     bars = len(found) * len(layers) <= BARS
     figure = _bars(found, labels) if bars else _bytes_heat(found, labels, layers)
-    caption = "Bytes up and down in the whole run, all clients; mean over seeds. Methods without bytes are not shown."
+    caption = "Bytes up and down in the whole run, all clients; mean over seeds. Methods that send nothing are absent."
     height = 170 + len(layers) * (14 + 11 * len(found)) if bars else min(1600, 190 + 24 * len(layers))
     return Chart("bytes", "Communication per layer", caption, figure, height=height)
 

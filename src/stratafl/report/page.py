@@ -97,7 +97,6 @@ def page(study: Study) -> str:
 
 
 def sections(study: Study) -> list[Section]:
-    """The sections of the page in order, without empty ones."""
     warned = cautions(study)
     caution = f'<div class="caution" role="note"><strong>Please note</strong><ul>{_items(warned)}</ul></div>'
     top = [f'<p class="lead">{escape(summary(study))}</p>', *([caution] if warned else [])]

@@ -1,7 +1,5 @@
 """The ranking: runs that differ only in their seed form one configuration, and configurations are ranked."""
 
-import csv
-import io
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -11,11 +9,13 @@ from typing import Any
 from stratafl.core.reprs import short_repr
 from stratafl.errors import RunError, counted
 from stratafl.report.formats import MARK
-from stratafl.report.intervals import Interval, Spread, paired_difference
+from stratafl.report.intervals import Interval, Spread, interval, paired_difference
 from stratafl.report.outcome import Outcome
+from stratafl.report.tables import as_csv
 
 log = logging.getLogger("stratafl")
 DIVERGED = "diverged"
+NONE = (None, None)
 SCORES = ("received", "trained", "deployed", "spread", "worst10", "best", "last", "converged_round")  # of every run
 INCOMPARABLE = "test data influences its training: not comparable"
 
@@ -35,7 +35,6 @@ class Rank:
 
     @property
     def diverged(self) -> int:
-        """How many of its seeds diverged."""
         return sum(one.diverged for one in self.members)
 
     @property
@@ -50,7 +49,6 @@ class Rank:
         return f"{self.label} ({', '.join(said)})" if said else self.label
 
     def by_seed(self, name: str) -> dict[int, float]:
-        """One of its numbers, for each seed that has it."""
         return {one.seed: numbers[name] for one in self.members if name in (numbers := one.numbers())}
 
     def difference_from(self, other: "Rank") -> Interval | None:
@@ -89,40 +87,37 @@ def has_column(name: str, ranks: Sequence[Rank]) -> bool:
     return any(name in rank.numbers or (rank.diverged and name in SCORES) for rank in ranks)
 
 
-def to_csv(ranks: Sequence[Rank]) -> str:
+def to_csv(ranks: Sequence[Rank], compared: bool = False) -> str:
     """The ranking as CSV: one line per configuration, mean and standard deviation of every number.
 
-    If a method leaks, a last column says which one.
+    `compared` adds the interval of the score and the paired difference from the first. If a method leaks, a last
+    column says which one.
     """
     names = list(dict.fromkeys(name for rank in ranks for name in rank.numbers))
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    leaking = any(rank.leaks for rank in ranks)
-    numbers = [f"{name}_{part}" for name in names for part in ("mean", "std")]
-    writer.writerow(["method", "seeds", *numbers, *(["leaks"] if leaking else [])])
+    first, leaking = winner(ranks), any(rank.leaks for rank in ranks)
+    head = ["method", "seeds", *(f"{name}_{part}" for name in names for part in ("mean", "std"))]
+    head += ["score_low", "score_high", "difference", "difference_low", "difference_high"] if compared else []
+    rows = []
     for rank in ranks:
-        spreads = [rank.numbers.get(name) for name in names]
-        cells = [cell for s in spreads for cell in ((None, None) if s is None else (s.mean, s.std))]
-        said = [INCOMPARABLE if rank.leaks else ""] if leaking else []
-        writer.writerow([rank.label, len(rank.seeds), *cells, *said])
-    return out.getvalue()
+        found = [rank.numbers.get(name) for name in names]
+        row = [rank.label, len(rank.seeds), *(x for each in found for x in ((each.mean, each.std) if each else NONE))]
+        if compared:
+            own = interval(list(rank.by_seed("score").values()))
+            against = rank.difference_from(first) if first and rank is not first else None
+            row += [own.low, own.high] if own else NONE
+            row += [against.mean, against.low, against.high] if against else [None, *NONE]
+        rows.append([*row, *([INCOMPARABLE if rank.leaks else ""] if leaking else [])])
+    return as_csv([*head, *(["leaks"] if leaking else [])], rows)
 
 
 def _rank(label: str, group: Sequence[Outcome]) -> Rank:
     each = [one.numbers() for one in group]
     common = [name for name in each[0] if all(name in numbers for numbers in each)]
     spreads = {name: Spread.of([numbers[name] for numbers in each]) for name in common}
-    asked = int(group[0].config["run"]["rounds"])
-    leaks = any(one.leaks for one in group)
-    return Rank(
-        f"{label} {MARK}" if leaks else label,
-        tuple(one.seed for one in group),
-        (min(one.rounds for one in group), asked),
-        all(one.stopped for one in group),
-        spreads,
-        leaks,
-        tuple(group),
-    )
+    rounds = (min(one.rounds for one in group), int(group[0].config["run"]["rounds"]))
+    stopped, leaks = all(one.stopped for one in group), any(one.leaks for one in group)
+    seeds, marked = tuple(one.seed for one in group), f"{label} {MARK}" if leaks else label
+    return Rank(marked, seeds, rounds, stopped, spreads, leaks, tuple(group))
 
 
 def _method(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from stratafl.report.formats import MARK, NOTHING, difference, duration, limits, minute, score, size, spread
 from stratafl.report.intervals import interval
 from stratafl.report.outcome import measure, what_counts
-from stratafl.report.ranking import DIVERGED, INCOMPARABLE, Rank, flat_method, has_column, winner
+from stratafl.report.ranking import DIVERGED, Rank, flat_method, has_column, to_csv, winner
 from stratafl.report.study import Study
-from stratafl.report.tables import Cell, Table, as_csv, text
+from stratafl.report.tables import Cell, Table, text
 
 ABLATION_KEYS = 6  # configurations that differ in more keys are no ablation
 
@@ -47,29 +47,13 @@ def ranking_table(study: Study) -> Table:
         "all clients."
     )
     rows = tuple(row(rank) for rank in study.ranks)
-    return Table("ranking", caption, (*head, "converged", "communication", "time"), rows, written=_csv(study))
+    written = to_csv(study.ranks, compared=True)
+    return Table("ranking", caption, (*head, "converged", "communication", "time"), rows, written=written)
 
 
 def _score(rank: Rank, loss: bool) -> str:
     lost = "score" not in rank.numbers and rank.diverged
     return DIVERGED if lost else spread(rank.numbers.get("score"), loss)
-
-
-def _csv(study: Study) -> str:
-    """Mean and deviation of every number, the interval, and the paired difference from the first."""
-    names = list(dict.fromkeys(name for rank in study.ranks for name in rank.numbers))
-    spreads = [f"{name}_{part}" for name in names for part in ("mean", "std")]
-    limits_ = ["score_low", "score_high", "difference", "difference_low", "difference_high"]
-    first, rows = winner(study.ranks), []
-    for rank in study.ranks:
-        found = [rank.numbers.get(name) for name in names]
-        own = interval(list(rank.by_seed("score").values()))
-        against = rank.difference_from(first) if first and rank is not first else None
-        cells = [cell for each in found for cell in ((each.mean, each.std) if each else (None, None))]
-        cells += [own.low, own.high] if own else [None, None]
-        cells += [against.mean, against.low, against.high] if against else [None, None, None]
-        rows.append([rank.label, len(rank.seeds), *cells, INCOMPARABLE if rank.leaks else None])
-    return as_csv(["method", "seeds", *spreads, *limits_, "leaks"], rows)
 
 
 def runs_table(study: Study) -> Table:
@@ -80,8 +64,7 @@ def runs_table(study: Study) -> Table:
             one, env, numbers = record.outcome, record.environment, record.outcome.numbers()
             rounds = f"{one.rounds} of {one.config['run']['rounds']}"
             value = numbers.get("score")
-            shown = DIVERGED if value is None and one.diverged else score(value, study.regression)
-            scored = Cell(shown, value)
+            scored = Cell(DIVERGED if value is None and one.diverged else score(value, study.regression), value)
             cells = [text(one.folder), text(rank.label), text(one.seed), Cell(rounds, one.rounds)]
             cells += [text(int(numbers["selected_round"])), scored, text(minute(env.get("started")))]
             rows.append((*cells, text(env.get("device") or NOTHING), text(str(env.get("commit") or NOTHING)[:10])))
@@ -97,7 +80,6 @@ def ablation_tables(study: Study) -> list[Table]:
 
 
 def differing(ranks: Sequence[Rank]) -> list[str]:
-    """The settings whose values differ."""
     flat = [flat_method(rank.members[0].config) for rank in ranks]
     keys = dict.fromkeys(key for config in flat for key in config)
     return [key for key in keys if len({repr(config.get(key)) for config in flat}) > 1]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
-from typing import Any
+from typing import Any, NamedTuple
 
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, RunError, StrataError
@@ -36,8 +36,16 @@ class LayerJournal:
 
     @property
     def names(self) -> list[str]:
-        """The layers in the order of the model."""
         return list(self.bytes)
+
+
+@short_repr
+class ClassCounts(NamedTuple):
+    """Samples by split, client and class, and the names of clients and classes, if there are any."""
+
+    counts: Mapping[str, Sequence[Sequence[int]]]
+    clients: Sequence[str] = ()
+    classes: Sequence[str] = ()
 
 
 @short_repr
@@ -49,19 +57,7 @@ class RunRecord:
     environment: Mapping[str, Any]
     clients: list[Line]
     layers: LayerJournal
-    class_counts: Mapping[str, Any] | None
-
-    @property
-    def client_names(self) -> Sequence[str]:
-        """The clients' names; empty if the data has none."""
-        names: Sequence[str] = (self.class_counts or {}).get("client_names", ())
-        return names
-
-    @property
-    def class_names(self) -> Sequence[str]:
-        """The classes' names; empty if the data has none."""
-        names: Sequence[str] = (self.class_counts or {}).get("class_names", ())
-        return names
+    class_counts: ClassCounts
 
 
 @short_repr
@@ -77,7 +73,6 @@ class Study:
     not_started: Sequence[str] = ()  # a sentence on each comparison with runs that have not started
 
     def of(self, rank: Rank) -> list[RunRecord]:
-        """The records of a configuration, seed by seed."""
         return [self.records[one.folder] for one in rank.members]
 
     @property
@@ -113,7 +108,6 @@ def gather(folders: Sequence[Path]) -> Study:
 
 
 def only_verdicts(folder: Path) -> bool:
-    """Whether a folder has verdicts and no run."""
     return (folder / VERDICTS).is_file() and not any(folder.glob(f"**/{CONFIG}"))
 
 
@@ -132,19 +126,25 @@ def _not_started(folder: Path) -> Iterator[str]:
     if missing:
         again = f"strata resume {shlex.quote(str(folder))}"
         have = "has" if missing == 1 else "have"
-        yield f"{missing} of the {len(members)} runs of '{folder}' {have} not started. Start with: {again}"
+        yield f"{missing} of the {len(members)} runs of '{folder}' {have} not started. To continue, run: {again}"
 
 
 def _record(one: Outcome) -> RunRecord:
     folder, selected = one.folder, int(one.numbers()["selected_round"])
     check_committed(folder, "clients", "layers")
-    return RunRecord(
-        one,
-        environment_of(folder),
-        lines_of_round(folder / "clients.jsonl", selected, summed=one.checked),
-        read_layer_journal(folder / "layers.jsonl", summed=one.checked),
-        read_class_counts(folder, config_of(folder)),
-    )
+    clients = lines_of_round(folder / "clients.jsonl", selected, summed=one.checked)
+    layers = read_layer_journal(folder / "layers.jsonl", summed=one.checked)
+    class_counts = _class_counts(read_class_counts(folder, config_of(folder)), clients)
+    return RunRecord(one, environment_of(folder), clients, layers, class_counts)
+
+
+def _class_counts(recorded: Mapping[str, Any] | None, clients: Sequence[Line]) -> ClassCounts:
+    """As the run recorded them, or else the number of samples of its evaluated clients as a single class."""
+    if recorded is not None:
+        return ClassCounts(recorded["counts"], recorded.get("client_names", ()), recorded.get("class_names", ()))
+    lines = [line for line in clients if "test.samples" in line]
+    splits = [split for split in ("validation", "test") if any(f"{split}.samples" in line for line in lines)]
+    return ClassCounts({split: [[int(line.get(f"{split}.samples", 0))] for line in lines] for split in splits})
 
 
 def lines_of_round(path: Path, number: int, *, summed: bool = False) -> list[Line]:

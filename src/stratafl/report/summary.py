@@ -129,7 +129,6 @@ def _unvalidated(study: Study) -> list[str]:
 
 
 def facts(study: Study) -> list[tuple[str, str]]:
-    """What was run, as pairs of a name and a text."""
     outcomes, environments = study.outcomes, [record.environment for record in study.records.values()]
     if not outcomes:
         return []
@@ -152,7 +151,6 @@ def facts(study: Study) -> list[tuple[str, str]]:
 
 
 def _each(values: Iterable[str], most: int = 4) -> str:
-    """The different texts of the runs; the rest is counted if there are too many."""
     said = list(dict.fromkeys(filter(None, values)))
     return "; ".join(said[:most]) + (f"; and {len(said) - most} more" if len(said) > most else "")
 
@@ -161,7 +159,8 @@ def _data(record: RunRecord) -> str:
     one, data = record.outcome, record.outcome.config["data"]
     partition = data["partition"]
     if partition == "auto":
-        partition = "clients as named in the data" if record.client_names else "iid" if one.regression else "dirichlet"
+        drawn = "iid" if one.regression else "dirichlet"
+        partition = "clients as named in the data" if record.class_counts.clients else drawn
     shown = {
         "dirichlet": f"Dirichlet shares, α = {data['alpha']:g}",
         "pfllib": f"PFLlib's Dirichlet shares, α = {data['alpha']:g}",

@@ -72,7 +72,6 @@ def escape(text: str) -> str:
 
 
 def text(value: Any, look: str = "") -> Cell:
-    """A cell that shows its raw value."""
     return Cell(str(value), value, look)
 
 

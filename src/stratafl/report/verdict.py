@@ -34,7 +34,6 @@ class Verdict:
 
     @property
     def words(self) -> str:
-        """The verdict as a sign and in words."""
         return f"{WORDS[self.holds]}, within noise" if self.noise and self.holds is not None else WORDS[self.holds]
 
     @property
@@ -45,7 +44,6 @@ class Verdict:
 
 
 def tally(verdicts: Sequence[Verdict]) -> str:
-    """How many claims hold and how many do not, with the number of those within noise."""
     claims = counted(len(verdicts), "claim")
     verbs = ((True, f"of {claims} holds", f"of {claims} hold"), (False, "does not", "do not"))
     said = []
@@ -64,7 +62,6 @@ def read_verdicts(folders: Sequence[Path]) -> list[Verdict]:
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> Table | None:
-    """All verdicts; the CSV has every key."""
     if not verdicts:
         return None
     rows = tuple(

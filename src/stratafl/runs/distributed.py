@@ -14,7 +14,7 @@ from stratafl.evaluation import LayerDiagnostics
 from stratafl.evaluation.measure import Line
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Distributed, Matrix, ProcessGroup, Progress, Simulation
-from stratafl.execute.clients import InMemory
+from stratafl.execute.client_states import InMemory
 from stratafl.execute.packing import sendable
 from stratafl.runs import environment
 from stratafl.runs.summary import Selection, stop_reason
@@ -86,19 +86,19 @@ def _both_dealt(
 
 def _dealt(process_group: ProcessGroup, sim: Simulation, progress: Progress) -> Progress:
     t, server = process_group.told((progress.t, progress.server))
-    return Progress(t, server, InMemory(sim.kept_on, dict(process_group.deal(sim, progress.clients))))
+    return Progress(t, server, InMemory(sim.state_device, dict(process_group.deal(sim, progress.clients))))
 
 
 def _nothing(sim: Simulation) -> Progress:
     """What a rank has before rank 0 tells it."""
-    return Progress(0, {}, InMemory(sim.kept_on, {}))
+    return Progress(0, {}, InMemory(sim.state_device, {}))
 
 
 def collected(process_group: ProcessGroup, sim: Simulation, progress: Progress) -> Progress:
     """The progress with the states of all clients, on rank 0."""
     if process_group.world_size == 1:
         return progress
-    return replace(progress, clients=InMemory(sim.kept_on, dict(process_group.collect(progress.clients))))
+    return replace(progress, clients=InMemory(sim.state_device, dict(process_group.collect(progress.clients))))
 
 
 class Follower:

@@ -29,8 +29,8 @@ from stratafl.data.loading import is_place
 from stratafl.errors import DamagedError, RunError
 from stratafl.evaluation.measure import Line
 from stratafl.execute import SINGLE_PROCESS, ProcessGroup, Progress, Simulation
-from stratafl.execute.records import RecordFile
-from stratafl.execute.saved import SavedForm
+from stratafl.execute.disk import StateFile
+from stratafl.execute.saved_form import SavedForm
 from stratafl.files import explained, write_atomically
 from stratafl.runs import checkpoint, environment, loggers
 from stratafl.runs.checkpoint import Checkpoint, Saved
@@ -212,8 +212,8 @@ class Run:
     def _marks(self) -> dict[str, Mark]:
         return {name: journal.mark for name, journal in self._journals.items()}
 
-    def _record_file(self) -> RecordFile:
-        return RecordFile(self.folder / CLIENT_STATES, self.sim.format.size, folder=self._lock)
+    def _record_file(self) -> StateFile:
+        return StateFile(self.folder / CLIENT_STATES, self.sim.state_format.size, folder=self._lock)
 
     def _check_place(self) -> None:
         """Raise if the directory is no longer at its path: another run may be there now."""

@@ -14,8 +14,8 @@ from stratafl.errors import DamagedError, RunError, unknown
 from stratafl.evaluation.measure import Line
 from stratafl.execute import Progress, Simulation
 from stratafl.execute.devices import device_or_cpu
-from stratafl.execute.records import RecordFile
-from stratafl.execute.saved import SavedForm
+from stratafl.execute.disk import StateFile
+from stratafl.execute.saved_form import SavedForm
 from stratafl.runs import checkpoint, environment
 from stratafl.runs.checkpoint import Checkpoint, Saved
 from stratafl.runs.directory import (
@@ -50,7 +50,7 @@ def read_run(
     if round not in ROUNDS_KEPT:
         raise unknown("round", round, ROUNDS_KEPT)
     sim = simulation_of_run(folder, environment_of(folder), config_of(folder), trust, device)
-    form, file = SavedForm.of(sim), RecordFile(folder / CLIENT_STATES, sim.format.size, writable=False)
+    form, file = SavedForm.of(sim), StateFile(folder / CLIENT_STATES, sim.state_format.size, writable=False)
     found = checkpoint.find(folder / CHECKPOINTS, lambda saved: check_saved(sim, form, saved, file))
     saved = found.checkpoint
     if saved is None:
@@ -128,7 +128,7 @@ def _check_preprocessing(path: Path, federation: Federation) -> None:
         raise RunError(f"'{path}' was changed and does not fit the data of this run: put it back, or remove it")
 
 
-def check_saved(sim: Simulation, form: SavedForm, saved: Checkpoint, file: RecordFile) -> None:
+def check_saved(sim: Simulation, form: SavedForm, saved: Checkpoint, file: StateFile) -> None:
     """Raise unless a checkpoint can be one of this simulation."""
     rounds = sim.rounds
     if not 1 <= saved.round <= rounds:

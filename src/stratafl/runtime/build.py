@@ -1,4 +1,4 @@
-"""Setting up a runtime: checks that model and data fit, and finds out whether the module runs stacked."""
+"""Building a runtime: checks that model and data fit, and finds out whether the module runs stacked."""
 
 import copy
 import logging
@@ -15,14 +15,14 @@ from stratafl.core.layout import Layout, Rows
 from stratafl.core.objectives import default_objective
 from stratafl.core.state import expand
 from stratafl.core.task import Inputs, Stack
-from stratafl.data import Federation
+from stratafl.data.federation import Federation
 from stratafl.errors import ModelError, first_line, unknown
-from stratafl.runtime.arithmetic import check_precision, precision
+from stratafl.runtime.captured import CapturedSteps
 from stratafl.runtime.engine import Engine, LoopEngine, StackedEngine
 from stratafl.runtime.model import Model
-from stratafl.runtime.programs import Programs
-from stratafl.runtime.speed import USUAL, Speed, settled
-from stratafl.runtime.task import Runtime
+from stratafl.runtime.precision import check_precision, precision
+from stratafl.runtime.runtime import Runtime
+from stratafl.runtime.speed import USUAL, Speed, with_convolutions
 
 EngineName = Literal["auto", "stacked", "loop"]
 SEVERAL = 16  # clients with which convolutions are measured
@@ -40,9 +40,9 @@ def build_runtime(
     speed: Speed = USUAL,
     batch: int = 10,
 ) -> Runtime:
-    """The runtime of a federation; `engine` forces the stacked or the client-by-client path.
+    """The runtime of a federation; `engine` forces stacked or client-by-client computation.
 
-    `speed` says what is done to be fast on batches of about `batch` samples.
+    Convolutions are measured on batches of `batch` samples.
     """
     device = torch.device(device)
     dtype = next(p.dtype for p in module.parameters())
@@ -56,20 +56,17 @@ def build_runtime(
         return Model(module, layout, head=head, stacked=stacked, device=device, rounded=rounded, products=products)
 
     with precision(speed.precision):
-        speed = settled(speed, module, sample, min(federation.clients, SEVERAL), batch)
+        speed = with_convolutions(speed, module, sample, min(federation.clients, SEVERAL), batch)
     chosen = _engine(module, layout, engine, federation, sample, lambda stacked: model(stacked, speed.products))
     rows = expand({n: x.to(device) for n, x in columns(module).items()}, 1)
     weight = torch.ones(1, len(sample), dtype=dtype, device=device)
     _, features = chosen.outputs(rows, sample.unsqueeze(0), weight, (len(sample),))
     smallest = _smallest_batch(module, sample)
-    kept = speed.keeps(device) and isinstance(chosen, StackedEngine)
-    programs = _programs(speed, device, layout) if kept else None
+    captured = None
+    if speed.captures(device) and isinstance(chosen, StackedEngine):
+        captured = CapturedSteps(device, speed.compile, captures=speed.graphs != "off", tensors=len(layout.specs))
     width = features.flatten(2).shape[2]
-    return Runtime(federation, chosen, layout, dtype, device, smallest, width, programs, speed)
-
-
-def _programs(speed: Speed, device: torch.device, layout: Layout) -> Programs:
-    return Programs(device, speed.compile, captures=speed.graphs != "off", tensors=len(layout.specs))
+    return Runtime(federation, chosen, layout, dtype, device, smallest, width, captured, speed)
 
 
 def _sample(federation: Federation, dtype: torch.dtype) -> Tensor:
@@ -83,17 +80,17 @@ def _check_outputs(module: nn.Module, sample: Tensor, federation: Federation) ->
     try:
         with torch.no_grad():
             output = trial(sample)
-    except Exception as error:  # anybody's module may fail in any way
+    except Exception as error:  # a user's module may fail in any way
         raise ModelError(f"{name} does not take samples of shape {shape}: {first_line(error, typed=True)}") from error
     if not isinstance(output, Tensor):
-        raise ModelError(f"{name} gives {type(output).__name__}, not a tensor of outputs")
+        raise ModelError(f"{name} gives {type(output).__name__}, and must give one tensor of outputs")
     classes = federation.classes
     if classes is not None and (output.ndim != 2 or output.shape[1] < classes):
         raise ModelError(f"{name} gives outputs of shape {tuple(output.shape[1:])}, the labels need {classes} classes")
     wanted = federation.y[0].numel()
     if classes is None and output[0].numel() != wanted:
         raise ModelError(
-            f"{name} gives {output[0].numel()} numbers for a sample, and the targets are {wanted} numbers: "
+            f"{name} gives {output[0].numel()} numbers for a sample, and the targets have {wanted}: "
             "if they are classes, give them as whole numbers from 0"
         )
 
@@ -136,7 +133,7 @@ def _engine(
 def _why_not_stacked(
     engine: StackedEngine, module: nn.Module, layout: Layout, federation: Federation, sample: Tensor
 ) -> str | None:
-    """The reason why a step of two clients fails in one vectorised call, or None if it does not."""
+    """Why a step of two clients fails in one vectorised call, or None if it works."""
     rows = expand({n: x.to(sample.device) for n, x in columns(module).items()}, 2)
     targets = federation.y[:1].repeat(2, *(1,) * (federation.y.ndim - 1))
     x, y = sample.expand(2, *sample.shape), targets.expand(2, *targets.shape)
@@ -144,10 +141,10 @@ def _why_not_stacked(
     keys = torch.zeros(2, dtype=torch.int64, device=sample.device)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's remarks on slow rules are no reason
+            warnings.simplefilter("ignore")  # torch's warnings about slow rules are no reason
             _step(engine, federation, rows, Stack(x, y, weight, keys, (2, 2)), layout.trainable())
             engine.outputs(rows, x, weight, (2, 2))
-    except Exception as error:  # whatever the module does that vmap cannot is a reason, not a failure
+    except Exception as error:  # the module does something that vmap cannot do
         return first_line(error, typed=True)
     return None
 

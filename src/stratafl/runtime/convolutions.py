@@ -1,7 +1,7 @@
-"""Convolutions on a GPU, as stock ones or as products of shifted slices: whichever is faster for its shape, measured.
+"""The choice between stock convolutions and products of shifted slices on a GPU, by measuring both.
 
-Stacked clients turn a stock convolution into one with a group per client. Which of the two is faster depends on the
-shape by a factor of up to five in both directions, and on the GPU; compiled steps always use products, which fuse.
+Stacked clients turn a stock convolution into one with a group per client. Either may be up to five times faster than
+the other, depending on the shape and the GPU. Compiled steps always use products, because they can be fused.
 """
 
 import copy
@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from stratafl.errors import first_line
-from stratafl.runtime.modules import MatmulConv2d, may_be_product
-from stratafl.runtime.programs import captured
+from stratafl.runtime.captured_step import capture
+from stratafl.runtime.products import MatmulConv2d, may_be_product
 
 REPEATS = 20
 log = logging.getLogger("stratafl")
 
 
-def measured(module: nn.Module, sample: Tensor, clients: int, batch: int) -> dict[str, bool]:
-    """For each convolution that may be a product whether it is faster as one, for so many clients and samples."""
+def faster_as_products(module: nn.Module, sample: Tensor, clients: int, batch: int) -> dict[str, bool]:
+    """For each convolution, whether a product is faster for this number of clients and samples."""
     module = copy.deepcopy(module).to(sample.device).eval().requires_grad_(False)
     mine = {path: module.get_submodule(path) for path in convolutions(module)}
     for conv in mine.values():
@@ -45,7 +45,6 @@ def convolutions(module: nn.Module) -> list[str]:
 
 
 def _inputs(module: nn.Module, mine: Mapping[str, nn.Module], sample: Tensor) -> dict[str, torch.Size]:
-    """The shape of a sample at each convolution."""
     shapes: dict[str, torch.Size] = {}
 
     def see(path: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
@@ -75,11 +74,11 @@ def _step(conv: nn.Conv2d, x: Tensor, clients: int) -> Callable[[], object]:
 
 
 def _faster(conv: MatmulConv2d, step: Callable[[], object]) -> bool:
-    """Whether it is faster as a product; what cannot be measured is one."""
+    """Whether the product is faster; it is used where nothing can be measured."""
     try:
         stock, product = (_milliseconds(step, as_product=p, conv=conv) for p in (False, True))
     except RuntimeError as error:
-        log.info("a convolution was not measured: %s", first_line(error))
+        log.info("a convolution cannot be measured and becomes a product: %s", first_line(error))
         return True
     return product < stock
 
@@ -87,7 +86,7 @@ def _faster(conv: MatmulConv2d, step: Callable[[], object]) -> bool:
 def _milliseconds(step: Callable[[], object], *, as_product: bool, conv: MatmulConv2d) -> float:
     before, conv.product = conv.product, as_product
     try:
-        replay = captured(step, torch.cuda.graph_pool_handle())
+        replay = capture(step, torch.cuda.graph_pool_handle())
     finally:
         conv.product = before
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -15,10 +15,11 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from stratafl.core.layout import Rows
 from stratafl.core.objectives import Batch, Objective
 from stratafl.core.task import Gradients, Inputs, Stack
+from stratafl.errors import first_line
 from stratafl.runtime.model import Model
-from stratafl.runtime.replay import Likeness, patience, trace
+from stratafl.runtime.tracing import Likeness, patience, trace
 
-# What vmap has no fast rule for is slower, but right: no reason to tell the person who runs it at every step.
+# Operations without a fast vmap rule are slower but correct: no reason for a warning at every step.
 torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
 Modes = frozenset[str]
 log = logging.getLogger("stratafl")
@@ -32,8 +33,7 @@ class Engine(Protocol):
     parallel: bool  # whether lanes of clients may run at the same time
 
     @property
-    def model(self) -> Model:
-        """The skeleton to fill."""
+    def model(self) -> Model: ...
 
     @property
     def traces(self) -> int:
@@ -43,7 +43,7 @@ class Engine(Protocol):
         """Called between scans, when nothing else runs."""
 
     def close(self) -> None:
-        """Let go of what is kept from step to step."""
+        """Free what is kept from step to step; it is made again when needed."""
 
     def gradients(
         self, objective: Objective, rows: Rows, stack: Stack, trained: tuple[str, ...], inputs: Inputs, modes: Modes
@@ -51,14 +51,14 @@ class Engine(Protocol):
         """Gradients of the objective with respect to the trained tensors."""
 
     def outputs(self, rows: Rows, x: Tensor, weight: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Outputs and features in evaluation mode, for inputs `[C, B, …]` of which so many are real."""
+        """Outputs and features in evaluation mode, for inputs `[C, B, …]`, of which `sizes` are real samples."""
 
 
 class StackedEngine:
     """All clients at once: `vmap` over the client axis of the gradient of one client's loss.
 
-    A step that keeps coming back is traced once into its plain tensor operations and replayed: the same operations on
-    the same values, bit for bit, without the cost of differentiating and batching them anew.
+    A step that is repeated often is traced once into plain tensor operations and replayed: the same operations on the
+    same values, bit for bit, without the cost of differentiating and batching them again.
     """
 
     parallel = True
@@ -72,7 +72,7 @@ class StackedEngine:
 
     @property
     def model(self) -> Model:
-        """The skeleton of this thread: it is filled with one set of columns at a time."""
+        """The model of this thread, because it holds one set of columns at a time."""
         if not hasattr(self._own, "model"):
             self._own.model = self._make()
         model: Model = self._own.model
@@ -80,13 +80,11 @@ class StackedEngine:
 
     @property
     def traces(self) -> int:
-        """How many steps are replayed from a trace."""
         return len(self._traced)
 
     def gradients(
         self, objective: Objective, rows: Rows, stack: Stack, trained: tuple[str, ...], inputs: Inputs, modes: Modes
     ) -> Gradients:
-        """One vectorised step."""
         train = {n: rows[n] for n in trained}
         rest = {n: x for n, x in rows.items() if n not in train}
         arguments = (
@@ -99,7 +97,7 @@ class StackedEngine:
         return Gradients(gradients, value, statistics, carry, metrics)
 
     def _loss(self, objective: Objective, modes: Modes) -> Callable[..., tuple[Tensor, _Aside]]:
-        """The loss of one client, with all that moves beside it."""
+        """The loss of one client, with statistics, carry and metrics."""
         specs = self.model.layout.specs
 
         def loss(
@@ -114,7 +112,7 @@ class StackedEngine:
         return loss
 
     def _replayed(self, step: Callable[..., _Result], name: Hashable, arguments: tuple[Any, ...]) -> _Result:
-        """The step, from its trace if it has one; what names it must be hashable, or it is never traced."""
+        """The step, from its trace if it has one; it is never traced if its name is not hashable."""
         leaves, structure = tree_flatten(arguments)
         signature = (name, structure, tuple((x.shape, x.stride(), x.dtype) for x in leaves))
         try:
@@ -130,21 +128,19 @@ class StackedEngine:
         return step(*arguments)
 
     def prepare(self) -> None:
-        """Trace the steps that have come back often enough; not while lanes run, because tracing patches torch."""
+        """Trace the steps that were repeated often enough; not while lanes run, because tracing patches torch."""
         while self._wanted:
             signature, (step, likeness) = self._wanted.popitem()
             try:
                 self._traced[signature] = trace(step, likeness)
-            except Exception as error:  # an objective may do what a trace cannot; then it goes on as it is
-                log.info("a step is not traced: %s: %s", type(error).__name__, error)
+            except Exception as error:  # an objective may do what a trace cannot hold; then the step runs as it is
+                log.info("a step cannot be traced and runs more slowly: %s", first_line(error, typed=True))
 
     def close(self) -> None:
-        """Let go of all traces; steps that come back are traced anew."""
         for kept in (self._seen, self._wanted, self._traced):
             kept.clear()
 
     def outputs(self, rows: Rows, x: Tensor, weight: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """One vectorised pass."""
 
         def run(row: Rows, inputs: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
             return self.model.net({}, {}, frozenset(), real, None).both(row, inputs, train=False)
@@ -156,24 +152,23 @@ class StackedEngine:
 
 
 class LoopEngine:
-    """Client by client, batches at their exact size, stock modules: any module runs, and it is an oracle."""
+    """Client by client, with exact batches and stock modules: any module runs, and tests compare with it."""
 
-    parallel = False  # modules that draw by themselves share torch's one generator
+    parallel = False  # modules with their own random numbers share torch's generator
     traces = 0
 
     def __init__(self, model: Model) -> None:
         self.model = model
 
     def prepare(self) -> None:
-        """Nothing to prepare."""
+        return
 
     def close(self) -> None:
-        """Nothing is kept."""
+        return
 
     def gradients(
         self, objective: Objective, rows: Rows, stack: Stack, trained: tuple[str, ...], inputs: Inputs, modes: Modes
     ) -> Gradients:
-        """One client after the other, joined."""
         each = [self._client(c, objective, rows, stack, trained, inputs, modes) for c in range(len(stack.sizes))]
         return Gradients(
             _stacked([g.rows for g in each]),
@@ -203,7 +198,7 @@ class LoopEngine:
         constants = {name: x[c] for name, x in inputs.constants.items()}
         carry = {name: x[c] for name, x in inputs.carry.items()}
         with torch.random.fork_rng(devices=[]):
-            # Modules that draw by themselves (an LSTM's dropout) draw from this client's key.
+            # Modules with their own random numbers (an LSTM's dropout) draw them from this client's key.
             torch.default_generator.manual_seed(int(stack.keys[c]) & ((1 << 62) - 1))
             net = self.model.net(row, frozen, modes, None, stack.keys[c])
             loss, carry, metrics = objective(net, row, frozen, batch, constants, carry)
@@ -215,7 +210,7 @@ class LoopEngine:
         return Gradients(grads, loss.detach(), moving, _detached(carry), _detached(metrics))
 
     def outputs(self, rows: Rows, x: Tensor, weight: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """One client after the other, each on its real samples, joined; a client without any borrows one."""
+        """Each client on its real samples; one without samples gets a padded one."""
         net = self.model.net({}, {}, frozenset(), None, None)
         with torch.no_grad():
             each = [

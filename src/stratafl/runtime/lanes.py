@@ -1,7 +1,7 @@
-"""Lanes: clients side by side on the cores of a CPU, each lane a thread with its share of the cores.
+"""Lanes: clients in parallel threads on a CPU, each with its share of the cores.
 
-Batched products of small matrices use one core however many there are; two lanes use two. A row's bits do not depend on
-who is beside it, so lanes change nothing but time.
+Batched products of small matrices use one core; two lanes use two. A row's bits do not depend on the other rows, so
+lanes change nothing but time. The two parts are independent: lanes (`side_by_side`, `in_lanes`), and `alone_if_short`.
 """
 
 import threading
@@ -21,7 +21,7 @@ SHORT = 2**23
 
 
 def side_by_side(clients: int, elements: int, device: torch.device) -> int:
-    """The number of lanes for so many clients with so many numbers in all: two on a CPU, where they pay.
+    """The number of lanes for so many clients with so many numbers in all: two on a CPU where they pay, else one.
 
     Measured in ms per client-step with 1, 2 and 4 lanes. Where operations are short, lanes wait for Python: small MLP
     0.18, 0.29, – (2 ARM cores) and 0.08, 0.12, 0.47 (8 Xeon cores). The CNN: 15.2, 14.1, – and 5.8, 3.7, 3.6.
@@ -33,10 +33,10 @@ def side_by_side(clients: int, elements: int, device: torch.device) -> int:
 
 @contextmanager
 def alone_if_short(elements: int, device: torch.device) -> Iterator[None]:
-    """One thread where operations are so short that threads mostly wait for each other, above all on a shared machine.
+    """One thread where operations are so short that threads wait for each other, above all on a shared machine.
 
     Measured in ms per client-step with one and two threads on 2 ARM cores that others used as well: small MLP 0.21 and
-    0.61, of 100 clients 0.14 and 0.24, MLP 784 0.7 and 2.0. Of more threads each has to bring more.
+    0.61, with 100 clients 0.14 and 0.24, MLP 784 0.7 and 2.0. With more threads, each of them has to gain more.
     """
     threads = torch.get_num_threads()
     if device.type != "cpu" or in_a_lane() or elements * threads >= SHORT or threads == 1:
@@ -50,7 +50,7 @@ def alone_if_short(elements: int, device: torch.device) -> Iterator[None]:
 
 
 def in_a_lane() -> bool:
-    """Whether this thread is a lane already: lanes do not nest."""
+    """Whether this thread is a lane: lanes do not nest."""
     return threading.current_thread().name.startswith(_NAME)
 
 

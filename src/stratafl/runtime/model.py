@@ -16,7 +16,7 @@ from stratafl.runtime.modules import Context, prepare
 
 
 class Model:
-    """The skeleton of a model: its structure, to be filled with anybody's columns."""
+    """The structure of a model, without values: every call brings the columns of a client."""
 
     def __init__(
         self,
@@ -41,36 +41,36 @@ class Model:
         self._modes: frozenset[str] | None = None
         self._modes_of: dict[tuple[str, ...], frozenset[str]] = {}
         self._owner_of = _owners(self.module)
-        self._caught: list[Tensor] = []  # what the head was given; its hook knows nothing else, or nobody could let go
+        self._caught: list[
+            Tensor
+        ] = []  # what the head was given; its hook refers to nothing else, so that models can be freed
         self.module.get_submodule(self.head_name).register_forward_pre_hook(_catcher(self._caught), with_kwargs=True)
 
     def net(
         self, row: Rows, frozen: Mapping[str, Rows], modes: frozenset[str], weight: Tensor | None, key: Tensor | None
     ) -> "FilledModel":
-        """The model for one objective: `row` is trained (and its statistics move), the frozen ones are evaluated."""
+        """The model for one objective: `row` runs in training mode, the frozen rows in evaluation mode."""
         self.context.weight, self.context.key = weight, key
         self.context.calls.clear()
         return FilledModel(self, row, tuple(frozen.values()), modes)
 
     def modes(self, trained: tuple[str, ...]) -> frozenset[str]:
-        """The modules that run in training mode when these tensors are trained: their owners, and what follows them."""
+        """The modules in training mode when these tensors are trained: their owners, and what follows them."""
         if trained not in self._modes_of:
             owners = {name.rpartition(".")[0] for name in trained}
             active = {path for path, owner in self._owner_of.items() if owner in owners}
-            # A container trains if anything in it does: its forward may ask (functional dropout).
+            # A container trains if a module in it does: its forward may depend on it (functional dropout).
             around = {"", *(path.rpartition(".")[0] for path in owners)}
             self._modes_of[trained] = frozenset(active | around | {p for path in around for p in _parents(path)})
         return self._modes_of[trained]
 
     def switch(self, modes: frozenset[str]) -> None:
-        """Put just these modules into training mode."""
         if modes != self._modes:
             for path, sub in self.module.named_modules():
                 sub.training = path in modes
             self._modes = modes
 
     def run(self, row: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs, and features: what the head was given."""
         self._caught.clear()
         output = functional_call(self.module, dict(row), (x,))
         features = self._caught[-1] if self._caught else output
@@ -85,29 +85,25 @@ class Model:
 
 
 class FilledModel:
-    """A model inside an objective.
+    """A model inside an objective: call it with a row and inputs `[B, …]`.
 
-    The trained row runs in training mode and its statistics move; declared frozen rows run in evaluation mode; for any
-    other row, such as a copy with some columns detached, say which with `train`.
+    The trained row runs in training mode, and its statistics are updated; declared frozen rows run in evaluation mode;
+    for any other row, such as a copy with some columns detached, pass `train`.
     """
 
     def __init__(self, model: Model, row: Rows, frozen: tuple[Rows, ...], modes: frozenset[str]) -> None:
         self._model, self._row, self._frozen, self._modes = model, row, frozen, modes
 
     def __call__(self, row: Rows, x: Tensor, *, train: bool | None = None) -> Tensor:
-        """The outputs of a row on inputs `[B, …]`."""
         return self.both(row, x, train=train)[0]
 
     def features(self, row: Rows, x: Tensor, *, train: bool | None = None) -> Tensor:
-        """What the head is given."""
         return self.both(row, x, train=train)[1]
 
     def head(self, row: Rows, features: Tensor, *, train: bool | None = None) -> Tensor:
-        """The head alone."""
         return self.part(self._model.head_name, row, features, train=train)
 
     def part(self, path: str, row: Rows, *inputs: Tensor, train: bool | None = None) -> Tensor:
-        """One sub-module alone."""
         names = {name for name in row if name.startswith(path + ".")}
         module, training = self._model.module.get_submodule(path), self._trains(row, train)
         full, written = self._model.moving({name: row[name] for name in names}) if training else (row, {})
@@ -119,7 +115,6 @@ class FilledModel:
         return output
 
     def both(self, row: Rows, x: Tensor, *, train: bool | None = None) -> tuple[Tensor, Tensor]:
-        """Outputs and features of one pass."""
         if not self._trains(row, train):
             self._model.switch(frozenset())
             return self._model.run(row, x)
@@ -136,7 +131,7 @@ class FilledModel:
             return train
         if row is not self._row and not any(row is frozen for frozen in self._frozen):
             raise ModelError(
-                "this row is neither the trained one nor a declared frozen one: say train=True or train=False"
+                "this row is neither the trained row nor a declared frozen row: pass train=True or train=False"
             )
         return row is self._row
 
@@ -149,7 +144,7 @@ def _catcher(caught: list[Tensor]) -> Callable[[nn.Module, tuple[Any, ...], dict
 
 
 def _skeleton(module: nn.Module) -> nn.Module:
-    """A copy that shares its parameters, which are never used: whoever runs it brings columns."""
+    """A copy that shares its parameters, which are never used: every call brings columns."""
     shared: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in module.parameters()}
     return copy.deepcopy(module, shared)
 
@@ -160,7 +155,7 @@ def _parents(path: str) -> list[str]:
 
 
 def _owners(module: nn.Module) -> dict[str, str]:
-    """For each module but containers the one whose training it follows: itself, or the last one with parameters."""
+    """For each module but containers: the module whose mode it follows, itself or the last one with parameters."""
     owners: dict[str, str] = {}
     last = ""
     for path, sub in module.named_modules():

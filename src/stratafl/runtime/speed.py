@@ -1,4 +1,4 @@
-"""What is done to be fast, none of which changes what is computed beyond rounding."""
+"""Options for speed, none of which changes results beyond rounding."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from stratafl.errors import unknown
-from stratafl.runtime.arithmetic import PRECISIONS, Precision
-from stratafl.runtime.convolutions import convolutions, measured
+from stratafl.runtime.convolutions import convolutions, faster_as_products
+from stratafl.runtime.precision import PRECISIONS, Precision
 
 Choice = Literal["auto", "on", "off"]
 Convolutions = Literal["auto", "product", "stock"]
@@ -19,10 +19,10 @@ CONVOLUTIONS = ("auto", "product", "stock")
 
 @dataclass(frozen=True)
 class Speed:
-    """Digits of products, steps kept as programs (captured on a GPU), steps compiled, and kinds of convolution.
+    """Precision of products, whether steps are captured and compiled, and how convolutions are computed.
 
-    `products` says of each convolution whether it is a product; without it, that is decided: on a CPU all are, because
-    their bits do not depend on who is beside a client; on a GPU by measurement.
+    `products` says for each convolution whether it is a product. Without it, all are on a CPU, because the bits of a
+    product do not depend on the other clients of a chunk; on a GPU the faster way is measured.
     """
 
     precision: Precision = "fp32"
@@ -37,19 +37,19 @@ class Speed:
             if getattr(self, name) not in allowed:
                 raise unknown(name, str(getattr(self, name)), allowed)
 
-    def keeps(self, device: torch.device) -> bool:
-        """Whether steps are kept as programs."""
+    def captures(self, device: torch.device) -> bool:
+        """Whether steps are captured (on a CPU: kept with fixed tensors, as in tests)."""
         return "on" in (self.graphs, self.compile) or (self.graphs == "auto" and device.type == "cuda")
 
 
 USUAL = Speed()
 
 
-def settled(speed: Speed, module: nn.Module, sample: Tensor, clients: int, batch: int) -> Speed:
-    """The same with every convolution decided, for so many clients and samples on the sample's device."""
+def with_convolutions(speed: Speed, module: nn.Module, sample: Tensor, clients: int, batch: int) -> Speed:
+    """The same with `products` filled in, for this number of clients and samples on the sample's device."""
     if speed.products is not None:
         return speed
     if speed.convolutions == "auto" and sample.is_cuda and speed.compile != "on":
-        return replace(speed, products=measured(module, sample, clients, batch))
+        return replace(speed, products=faster_as_products(module, sample, clients, batch))
     stock = speed.convolutions == "stock"
     return replace(speed, products=dict.fromkeys(convolutions(module), not stock))

@@ -19,6 +19,7 @@ from stratafl.core.steps import Mix, Names, Send, Step, Train
 from stratafl.core.task import ScanStep, Stack, Task
 from stratafl.errors import ContractError
 from stratafl.execute import Simulation
+from stratafl.runtime.batches import Batches
 from stratafl.runtime.task import CohortTask
 from stratafl.testing.case import difference
 
@@ -172,10 +173,10 @@ class TracingTask(CohortTask):
     def _lanes(self, carry: State) -> int:
         return 1  # tracing patches torch for all threads
 
-    def _lockstep(self, step: ScanStep, carry: State, held: State, steps: list[int], reels: list) -> State:  # type: ignore[type-arg]
+    def _steps(self, step: ScanStep, carry: State, held: State, steps: list[int], batches: list[Batches]) -> State:
         if steps[0] > 0:
             active = sum(count > 0 for count in steps)
-            stacks = [self._stack(reel, 0, active) for reel in reels]
+            stacks = [self._stack(each, 0, active) for each in batches]
             tensors = [(s.x, s.y, s.weight, s.keys) for s in stacks]
             here = slice(0, active)
 
@@ -185,4 +186,4 @@ class TracingTask(CohortTask):
             with FakeTensorMode(allow_non_fake_inputs=True) as mode:
                 given = (clone(pick(carry, here)), pick(held, here), tensors)
                 traced(*tree_map_only(Tensor, mode.from_tensor, given))
-        return super()._lockstep(step, carry, held, steps, reels)
+        return super()._steps(step, carry, held, steps, batches)

@@ -1,0 +1,76 @@
+"""Seconds and bytes, read when the device has finished its work."""
+
+import gc
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+@dataclass
+class Seconds:
+    """Where the time of a round went."""
+
+    train: float = 0.0
+    server: float = 0.0
+    evaluate: float = 0.0
+
+    @property
+    def round(self) -> float:
+        """Training and server, without evaluation."""
+        return self.train + self.server
+
+    def table(self) -> dict[str, float]:
+        return asdict(self) | {"round": self.round}
+
+
+def median(rounds: Sequence[Seconds]) -> Seconds:
+    """The median of each part."""
+    return Seconds(*(statistics.median(getattr(r, part) for r in rounds) for part in ("train", "server", "evaluate")))
+
+
+def best(rounds: Sequence[Seconds]) -> Seconds:
+    """The fastest round, and the fastest evaluation."""
+    fastest = min(rounds, key=lambda r: r.round)
+    return Seconds(fastest.train, fastest.server, min(r.evaluate for r in rounds))
+
+
+def now(device: torch.device) -> float:
+    """The time, once the device has finished."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def reset_peak(device: torch.device) -> None:
+    """Start measuring peak memory again."""
+    gc.collect()  # frees what earlier rows still hold in reference cycles
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    elif RESET.exists():
+        try:
+            RESET.write_text("5")  # resets VmHWM; not every container allows it
+        except OSError:
+            return
+
+
+def peak(device: torch.device) -> int:
+    """The most bytes since `reset_peak`: torch's allocations on a GPU, else the whole process with its data."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if STATUS.exists():
+        line = next(line for line in STATUS.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows
+        return 0
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024

@@ -1,0 +1,102 @@
+"""The live display of a terminal: rounds, accuracy so far as a sparkline, time left; nothing if output is piped."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from stratafl.cli.console import print_note
+from stratafl.evaluation.flags import Notices
+from stratafl.evaluation.measure import Line
+from stratafl.report.formats import minus
+
+Watch = Callable[[int, Sequence[Line]], None]  # rounds done, and their lines
+_BARS = "▁▂▃▄▅▆▇█"
+_SPARKS = 10
+_NAME = 16  # letters of a method's name
+
+
+def sparkline(values: Sequence[float], width: int = _SPARKS) -> str:
+    """At most `width` small bars, one per value, from the lowest to the highest."""
+    known = [value for value in values if value == value and abs(value) != float("inf")]
+    if len(known) > width:  # the last value of each of `width` stretches
+        known = [known[(i + 1) * len(known) // width - 1] for i in range(width)]
+    if not known:
+        return ""
+    low, span = min(known), max(max(known) - min(known), 1e-9)
+    return "".join(_BARS[min(int((value - low) / span * len(_BARS)), len(_BARS) - 1)] for value in known)
+
+
+def scores_so_far(history: Sequence[Line]) -> tuple[str, list[float]]:
+    """The test accuracies of deployed models so far, or the losses of a regression, after the last of them as text."""
+    for key, shown in (("accuracy", "{:.1%}"), ("loss", "{:.4g}")):
+        values = [float(line[at]) for line in history if line.get(at := f"test.deployed.{key}") is not None]
+        if values:
+            return minus(shown.format(values[-1])), values
+    return "", []
+
+
+@dataclass
+class DisplayedRun:
+    """A run, the line that shows it, and how its notes begin."""
+
+    line: str
+    rounds: int
+    done: int
+    label: str = ""
+
+
+class Display:
+    """A line per method: rounds of all its runs, accuracy of deployed models so far, time left."""
+
+    def __init__(self, console: Console, runs: Sequence[DisplayedRun]) -> None:
+        self._console, self._runs = console, runs
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[score]:>6}"),
+            TextColumn(f"{{task.fields[course]:{_SPARKS}}}", style="cyan"),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        lines = dict.fromkeys(run.line for run in runs)
+        self._tasks = {line: self._add(line, [run for run in runs if run.line == line], start=False) for line in lines}
+        self._all = self._add("all", runs, visible=len(lines) > 1)
+
+    def _add(self, name: str, runs: Sequence[DisplayedRun], **options: bool) -> TaskID:
+        label = name if len(name) <= _NAME else "…" + name[1 - _NAME :]
+        total, done = sum(run.rounds for run in runs), sum(run.done for run in runs)
+        # Rounds done earlier are complete from the start, so they do not count for the speed.
+        return self._progress.add_task(label, total=total, completed=done, score="", course="", **options)
+
+    def __enter__(self) -> "Display":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def watch(self, run: DisplayedRun) -> Watch:
+        """What to call after each round of a run; it also notes which clients are left out from now on."""
+        notices = Notices(run.done)
+
+        def watch(rounds: int, history: Sequence[Line]) -> None:
+            run.done = rounds
+            self._update(run.line, history)
+            for notice in notices.of(history):
+                print_note(f"{run.label}{notice}", self._console)
+
+        return watch
+
+    def _update(self, line: str, history: Sequence[Line]) -> None:
+        task = self._progress.tasks[self._tasks[line]]
+        if task.start_time is None:
+            self._progress.start_task(task.id)
+        score, values = scores_so_far(history)
+        done = sum(run.done for run in self._runs if run.line == line)
+        self._progress.update(task.id, completed=done, score=score, course=sparkline(values))
+        self._progress.update(self._all, completed=sum(run.done for run in self._runs))

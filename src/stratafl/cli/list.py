@@ -1,0 +1,66 @@
+"""`strata list`: everything that has a name."""
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from stratafl.algorithms import ALGORITHMS
+from stratafl.cli.console import result_console, titled_table
+from stratafl.config.plugins import parameters
+from stratafl.config.protocols import PROTOCOLS
+from stratafl.data import DATASETS, PARTITIONS
+from stratafl.models import MODELS
+from stratafl.recipes import recipe_names, recipes
+
+_GIVEN = ("train", "shape", "classes")  # not options, since the run gives them
+
+
+def catalogue() -> dict[str, list[dict[str, Any]]]:
+    """Everything that has a name, by kind, with a sentence and its options."""
+    return {
+        "algorithms": _entries(ALGORITHMS, from_module=True),
+        "models": _entries(MODELS),
+        "datasets": [
+            {"name": name, "description": record.says, "options": record.options}
+            for name, record in sorted(DATASETS.items())
+        ],
+        "partitions": _entries(PARTITIONS),
+        "protocols": [{"name": n, "description": p.says, "options": []} for n, p in PROTOCOLS.items()],
+        "recipes": [
+            {"name": recipe.name, "description": recipe.title, "options": list(recipe.scales)}
+            for name in recipe_names()
+            for recipe in recipes(name)
+        ],
+    }
+
+
+def print_catalogue(as_json: bool) -> None:
+    """Print everything that has a name, as tables or as JSON."""
+    found = catalogue()
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    console = result_console()
+    for kind, entries in found.items():
+        table = titled_table(kind, ("name", "description", "options"), names=["name"], text=("description", "options"))
+        for entry in entries:
+            table.add_row(entry["name"], entry["description"], ", ".join(entry["options"]))
+        console.print(table)
+
+
+def _entries(known: Mapping[str, Callable[..., Any]], from_module: bool = False) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "description": _sentence(maker, from_module), "options": _options(maker)}
+        for name, maker in sorted(known.items())
+    ]
+
+
+def _sentence(maker: Callable[..., Any], from_module: bool) -> str:
+    source = inspect.getmodule(maker) if from_module else maker
+    text = inspect.getdoc(source) or ""
+    return " ".join(text.split("\n\n")[0].split())
+
+
+def _options(maker: Callable[..., Any]) -> list[str]:
+    return [name for name in parameters(maker) if name not in _GIVEN]

@@ -1,0 +1,96 @@
+"""The ranking as a table on the console: as many columns as fit, none of them cut."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.cells import cell_len
+from rich.table import Table
+
+from stratafl.cli.console import fitting_columns, titled_table
+from stratafl.errors import counted
+from stratafl.report import Outcome, Rank, Spread
+from stratafl.report.formats import NOTHING, score, spread
+from stratafl.report.ranking import has_column
+
+LABEL = 24  # letters of a method that is not folded
+SPARE = ("best", "converged", "new, trained", "trained", "spread", "received", "s", "MB", "worst 10%")  # first to go
+
+
+@dataclass(frozen=True)
+class Column:
+    """A number of each method."""
+
+    name: str
+    title: str
+    shown: Callable[[Spread], str]
+
+    def cell(self, rank: Rank) -> str:
+        return self.shown(rank.numbers[self.name]) if self.name in rank.numbers else NOTHING
+
+
+def ranking_table(ranks: Sequence[Rank], outcomes: Sequence[Outcome], width: int) -> Table:
+    """The ranking in at most `width` letters."""
+    columns = {column.title: column for column in _columns(ranks, outcomes[0].regression)}
+    widths = {"method": _method_width(ranks)} | ({"seeds": len("seeds")} if seeds_differ(ranks) else {})
+    widths |= {title: max(map(cell_len, (title, *map(column.cell, ranks)))) for title, column in columns.items()}
+    titles = fitting_columns(widths, SPARE, width)
+    table = titled_table(_title(outcomes), titles, text=["method"])
+    first = next((rank for rank in ranks if not rank.leaks), None)
+    for rank in ranks:
+        cells = {"method": rank.title, "seeds": str(len(rank.seeds))}
+        cells |= {title: column.cell(rank) for title, column in columns.items()}
+        style = "bold green" if rank is first and len(ranks) > 1 else None
+        table.add_row(*(cells[title] for title in titles), style=style)
+    return table
+
+
+def seeds_differ(ranks: Sequence[Rank]) -> bool:
+    """Whether some rows have more seeds than others."""
+    return len({len(rank.seeds) for rank in ranks}) > 1
+
+
+def _columns(ranks: Sequence[Rank], regression: bool) -> list[Column]:
+    def full(given: Spread) -> str:
+        return _close(spread(given, regression))
+
+    def mean(given: Spread) -> str:
+        return _close(score(given.mean, regression))
+
+    every = [
+        Column("received", "received", full),
+        Column("trained", "trained", full),
+        Column("deployed", "deployed", full),
+        Column("spread", "spread", mean),
+        Column("worst10", "worst 10%", mean),
+        Column("new_trained", "new, trained", full),
+        Column("bytes", "MB", lambda given: f"{given.mean / 1e6:,.1f}"),
+        Column("seconds", "s", lambda given: f"{given.mean:,.1f}"),
+        Column("converged_round", "converged", lambda given: f"{given.mean:.0f}"),
+        Column("best", "best", full),
+    ]
+    return [column for column in every if has_column(column.name, ranks)]
+
+
+def _close(text: str) -> str:
+    """Per cent without a space, since terminals are narrow."""
+    return text.replace(" %", "%")
+
+
+def _method_width(ranks: Sequence[Rank]) -> int:
+    """The width of a short label, or of the longest word of long ones, which are folded between words."""
+    longest = max(cell_len(rank.title) for rank in ranks)
+    word = max(cell_len(word) for rank in ranks for word in rank.title.split())
+    return max(len("method"), word, min(longest, LABEL))
+
+
+def _title(outcomes: Sequence[Outcome]) -> str:
+    first = outcomes[0].config
+    same = {
+        (o.config["data"]["name"], o.clients, o.config["model"]["name"], o.config["run"]["rounds"]) for o in outcomes
+    }
+    if len(same) > 1:
+        return counted(len(outcomes), "run")
+    data, model = Path(first["data"]["name"]).stem, first["model"]["name"]
+    clients, rounds = counted(outcomes[0].clients, "client"), counted(first["run"]["rounds"], "round")
+    return f"{data}, {clients} · {model} · {rounds}"

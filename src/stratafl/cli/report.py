@@ -1,0 +1,135 @@
+"""`strata report`: the ranking on the console, as CSV and as a picture, and everything as one HTML file."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from stratafl.cli.console import (
+    PIPED_WIDTH,
+    note_console,
+    print_note,
+    result_console,
+    show_warnings,
+    svg_picture,
+    titled_table,
+)
+from stratafl.cli.ranking import ranking_table, seeds_differ
+from stratafl.errors import RunError
+from stratafl.files import check_folder, check_new, write_atomically
+from stratafl.report import INCOMPARABLE, MARK, Outcome, Rank, gather, ranking, read_outcome, run_folders, to_csv
+from stratafl.report.flagged_clients import flag_sentences, where_to_look
+from stratafl.report.formats import size
+from stratafl.report.outcome import measure, what_counts
+from stratafl.report.page import is_report, write_report
+from stratafl.report.study import not_started, only_verdicts
+from stratafl.runs.summary import evaluated, reached
+
+REPORT = "report.html"
+
+
+def report(folders: Sequence[Path], out: Path | None, **options: Any) -> None:
+    """Print the ranking, with the `options` of `print_ranking`, and write the HTML report if a file is given."""
+    if out is not None:
+        _check_report_file(out)
+    ranked = [folder for folder in folders if out is None or not only_verdicts(folder)]
+    with show_warnings(note_console()) as release_warnings:
+        release_warnings()
+        if ranked:
+            print_ranking(ranked, **options)
+        if out is not None:
+            _write_report(folders, out)
+
+
+def print_ranking(
+    folders: Sequence[Path], *, csv: Path | None = None, svg: Path | None = None, target: float | None = None
+) -> None:
+    """Print the ranking of all runs in these folders; write it to files if asked."""
+    if target is not None and not 0 < target <= 1:
+        raise RunError(f"--target must be an accuracy above 0 and at most 1, not {target}")
+    check_new([csv, svg])
+    outcomes = _outcomes(folders)
+    ranks = ranking(outcomes)
+    console = result_console()
+    console.print(ranking_table(ranks, outcomes, console.width))
+    for text in (*(Text(said, style="yellow") for said in not_started(folders)), *_footnotes(ranks, outcomes)):
+        console.print(text)
+    console.print(Text(f"runs: {', '.join(map(str, folders))}", style="dim"))
+    if target is not None and outcomes[0].regression:
+        raise RunError(f"--target {target} is an accuracy, but these runs are regressions: leave it out")
+    if target is not None:
+        console.print(_target_table(outcomes, target))
+    if csv is not None:
+        write_atomically(csv, to_csv(ranks).encode())
+        console.print(Text(f"table: {csv}"))
+    if svg is not None:
+        drawn = svg_picture("strata compare", ranking_table(ranks, outcomes, PIPED_WIDTH), *_footnotes(ranks, outcomes))
+        write_atomically(svg, drawn.encode())
+        console.print(Text(f"picture: {svg}"))
+
+
+def write_report_if_possible(folders: Sequence[Path], path: Path) -> None:
+    """Write the HTML report at the end of another command; if that fails, print a note instead of failing."""
+    try:
+        _write_report(folders, path)
+    except RunError as error:
+        print_note(f"no report was written: {error}")
+
+
+def _write_report(folders: Sequence[Path], path: Path) -> None:
+    count = write_report(gather(folders), path)
+    result_console().print(Text(f"report: {path} ({size(count)}, opens in any browser)"))
+
+
+def _check_report_file(path: Path) -> None:
+    """Refuse a file that is not a report; a report may be replaced."""
+    check_folder(path)
+    if path.is_dir():
+        raise RunError(f"'{path}' is a folder: name a file, such as {path / REPORT}")
+    if path.exists() and not is_report(path):
+        raise RunError(f"'{path}' exists and is not a report: choose another name, or remove it")
+
+
+def _outcomes(folders: Sequence[Path]) -> list[Outcome]:
+    """The runs that have results; each of the others is a note, or an error if there are no results at all."""
+    found = [(folder, read_outcome(folder)) for folder in run_folders(folders)]
+    empty = [folder for folder, one in found if not evaluated(one.lines)]
+    if len(empty) == len(found):
+        raise RunError(f"'{empty[0]}' has no evaluated round yet: let it run, or continue it with 'strata resume'")
+    for folder in empty:
+        print_note(f"'{folder}' has no evaluated round yet")
+    return [one for _, one in found if evaluated(one.lines)]
+
+
+def _footnotes(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> list[Text]:
+    """What the table cannot show: leaks, runs that diverged, flagged clients, and what its columns mean."""
+    leaks = [Text(f"{MARK} {INCOMPARABLE}", style="bold red")] if any(one.leaks for one in outcomes) else []
+    folders = [str(one.folder) for one in outcomes if one.diverged]
+    why = "the loss, or the upload of every client, became NaN or infinite"
+    lost = [Text(f"diverged ({why}): {', '.join(folders)}", style="bold red")] if folders else []
+    flagged = [Text(said, style="yellow") for said in flag_sentences(outcomes)]
+    look = [Text(f"look at its data with: {command}", style="yellow")] if (command := where_to_look(outcomes)) else []
+    return [*leaks, *lost, *flagged, *look, Text(_caption(ranks, outcomes), style="dim")]
+
+
+def _caption(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> str:
+    most = max(len(rank.seeds) for rank in ranks)
+    seeds = "the seeds that each row has" if seeds_differ(ranks) else f"{most} seeds"
+    parts = [f"test {measure(outcomes[0].regression)} {what_counts(outcomes)}"]
+    parts += [f"mean ± standard deviation over {seeds}"] if most > 1 else []
+    parts += ["spread: standard deviation over clients", "MB: up and down, all clients"]
+    new_clients = any(one.config["data"]["new_clients"] for one in outcomes)
+    return "; ".join([*parts, *(["new, trained: new clients after one round"] if new_clients else [])])
+
+
+def _target_table(outcomes: Sequence[Outcome], target: float) -> Table:
+    table = titled_table(f"to {target:.1%} test accuracy", ("run", "rounds", "MB", "s"), text=["run"])
+    for one in outcomes:
+        cost = reached(one.lines, target, one.evaluate)
+        cells = (
+            ("never", "", "") if cost is None else (str(cost.round), f"{cost.bytes / 1e6:,.1f}", f"{cost.seconds:,.1f}")
+        )
+        table.add_row(f"{one.folder} {MARK}" if one.leaks else str(one.folder), *cells)
+    return table

@@ -1,0 +1,151 @@
+"""`strata reproduce`: a table of a paper, from its data to its verdicts; a second call continues the first."""
+
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from stratafl.cli.console import note_console, result_console, show_warnings
+from stratafl.cli.display import Display, DisplayedRun, Watch
+from stratafl.cli.interrupt import INTERRUPTED, Interrupt, interruptible
+from stratafl.cli.report import REPORT, write_report_if_possible
+from stratafl.cli.run import RUNS, advance
+from stratafl.config.experiment import paths_in
+from stratafl.config.settings import Settings
+from stratafl.config.trust import typed
+from stratafl.errors import BusyError, DataError, RecordError, RunError, StrataError, counted, shown
+from stratafl.evaluation.measure import Line
+from stratafl.recipes import Cell, recipes
+from stratafl.recipes.claims import MEASURES
+from stratafl.recipes.reproduction import RESULT, Reproduction
+from stratafl.recipes.result import HERE, cells, heads, legend, write_result
+from stratafl.report.verdict import Verdict, tally
+from stratafl.runs.comparison import SEEDS
+
+_STYLES = {True: "green", False: "red", None: "dim"}
+
+
+def reproduce(
+    name: str,
+    scale: str,
+    settings: Settings,
+    seeds: int | None,
+    out: Path | None,
+    minutes: float | None,
+    trust: bool = False,
+) -> int:
+    """Run all recipes of this name; what a time limit leaves out is listed, and the next call continues with it."""
+    if minutes is not None and not 0 < minutes < float("inf"):
+        raise RecordError(f"--minutes must be above 0 and finite, not {minutes:g}")
+    if seeds is not None and not 1 <= seeds <= SEEDS:
+        raise RecordError(f"--seeds must be from 1 to {SEEDS:,}, not {shown(seeds)}")
+    root = out or RUNS / "reproduce"
+    trusted = typed(paths_in(settings), trust).asked_by(name)
+    with show_warnings(note_console()) as release_warnings:
+        made = [Reproduction(root, recipe, scale, settings, seeds, trusted) for recipe in recipes(name)]
+        return _reproduce(made, minutes, release_warnings)
+
+
+def _reproduce(made: Sequence[Reproduction], minutes: float | None, release_warnings: Callable[[], None]) -> int:
+    lacking = [why for each in made if (why := each.lacks())]  # also raises if a setting is wrong
+    if len(lacking) == len(made) and not any(one for each in made for _, one in each.outcomes()):
+        raise RunError(lacking[0])
+    for each in made:
+        each.begin()
+    limit = None if minutes is None else time.monotonic() + 60 * minutes
+    release_warnings()
+    for each in made:
+        stopped = _run(each, limit)
+        judged = write_result(each, shlex.join(["strata", *sys.argv[1:]]))
+        _show(each, judged)
+        if each.begun:
+            write_report_if_possible([each.folder, *each.begun], each.folder / REPORT)
+        if stopped:
+            note_console().print("stopped: run the same command again to continue")
+            return INTERRUPTED
+    refused = [why for each in made for why in each.refused.values()]
+    if refused and not any(each.begun for each in made):
+        raise DataError(refused[0])
+    if lacking:
+        raise RunError(lacking[0])
+    failed = [f"{' in '.join(cell)}: {why}" for each in made for cell, why in each.failed.items()]
+    if failed:
+        raise RunError(f"{counted(len(failed), 'row')} could not be run; the first: {failed[0]}")
+    return 0
+
+
+def _run(made: Reproduction, limit: float | None) -> bool:
+    """Run every cell that is not finished; True if interrupted, and not by the time limit."""
+    console = note_console()
+    runs = [
+        DisplayedRun(
+            each.row, each.experiment.run.rounds, made.done(each), f"{each.row}, {each.column}, seed {each.seed}: "
+        )
+        for each in made.cells
+    ]
+    with Display(console, runs) as display, interruptible(console) as interrupt:
+        for each, run in zip(made.cells, runs, strict=True):
+            if interrupt.asked or _over(limit):
+                break
+            impossible = each.column in made.refused or (each.row, each.column) in made.failed
+            if not impossible and made.outcome(each) is None and made.able(each):
+                _advance(made, each, interrupt, _with_limit(display.watch(run), interrupt, limit))
+    return interrupt.asked and not _over(limit)
+
+
+def _advance(made: Reproduction, each: Cell, interrupt: Interrupt, watch: Watch) -> None:
+    try:
+        run = made.run(each)
+        if run is None:
+            return
+        with run:
+            made.check(run)
+            advance(run, interrupt, watch)
+    except BusyError:  # another process runs it; the next call reads its numbers
+        return
+    except StrataError as error:  # reported at the end, since other cells may still run
+        made.failed[each.row, each.column] = str(error)
+
+
+def _with_limit(watch: Watch, interrupt: Interrupt, limit: float | None) -> Watch:
+    def watch_time(rounds: int, history: Sequence[Line]) -> None:
+        watch(rounds, history)
+        interrupt.asked |= _over(limit)
+
+    return watch_time
+
+
+def _over(limit: float | None) -> bool:
+    return limit is not None and time.monotonic() >= limit
+
+
+def _show(made: Reproduction, judged: Sequence[Verdict]) -> None:
+    console = result_console()
+    console.print(Text(f"{made.recipe.name}: {made.recipe.title}", style="bold"))
+    for measure in made.recipe.measures:
+        console.print(_table(made, measure))
+    for line in legend(made):
+        console.print(Text(line, style="dim"))
+    for verdict in judged:
+        line = f"{verdict.words}: {verdict.claim} [{verdict.column}] {verdict.reason}"
+        console.print(Text(line, style="" if verdict.noise or verdict.stand_in else _STYLES[verdict.holds]))
+    for lost in made.diverged():
+        console.print(Text(f"diverged: {lost}", style="red"))
+    for left in made.not_run():
+        console.print(Text(f"not run: {left}", style="dim"))
+    console.print(Text(f"{tally(judged)}; written to {made.folder / RESULT}", style="bold"))
+
+
+def _table(made: Reproduction, measure: str) -> Table:
+    table = Table(header_style="bold")
+    table.add_column(MEASURES[measure].replace(", ", "\n"))
+    for name, what in heads(made, measure):
+        named = made.shown(name).replace(" in place of ", "\nin place of ") if what == HERE else name
+        table.add_column(f"{named}\n{what}", justify="right")
+    for row, texts in cells(made, measure):
+        table.add_row(row.name, *texts, style="dim" if row.missing else None)
+    return table

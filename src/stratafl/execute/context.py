@@ -1,0 +1,153 @@
+"""What a simulation is made of, and what follows from it: cohorts, memory needs, tasks and client states.
+
+Executors, rounds and processes see a simulation as this; `simulation.py` adds the rounds one after the other.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from stratafl.core.algorithm import Algorithm
+from stratafl.core.footprint import Footprint
+from stratafl.core.reprs import short_repr
+from stratafl.core.round import Round, Setup
+from stratafl.core.state import State, join, moved, pick
+from stratafl.errors import DataError
+from stratafl.execute.disk import StateFormat
+from stratafl.execute.memory import Needs, client_bytes, evaluation_bytes, server_bytes
+from stratafl.execute.storage import Store
+from stratafl.runtime.precision import precision
+from stratafl.runtime.runtime import Runtime
+from stratafl.runtime.task import CohortTask
+
+DIAGNOSED = 8  # copies of a model that layer diagnostics take: as received, trained, joined, their differences
+
+
+@short_repr
+@dataclass(frozen=True, eq=False)
+class SimulationContext:
+    """What does not change from round to round."""
+
+    algorithm: Algorithm
+    runtime: Runtime
+    setup: Setup
+    round_limit: int | None = None  # bytes that a round may take
+    memory_limit: int | None = None  # bytes that all of it may take
+    store: Store = "device"  # where client states are kept
+    template: nn.Module | None = None  # the model as drawn, with stock modules; rows fit into a copy of it
+    diagnosed_clients: int = 0  # clients whose models the layer diagnostics keep for a round
+
+    # Memory
+
+    @cached_property
+    def client_bytes(self) -> int:
+        """About what one client at work takes."""
+        runtime, requires = self.runtime, self.algorithm.requires
+        training = client_bytes(runtime, runtime.batch_size(requires.batch))
+        scoring = evaluation_bytes(runtime, requires.splits) if requires.scores else 0
+        return max(training, scoring) + self.footprint.client
+
+    @cached_property
+    def evaluation_bytes(self) -> int:
+        """About what one client takes while it is evaluated, which may include tuning a copy."""
+        return max(self.client_bytes, evaluation_bytes(self.runtime) + self.footprint.client)
+
+    @cached_property
+    def footprint(self) -> Footprint:
+        return self.algorithm.footprint(self.setup)
+
+    @cached_property
+    def server_bytes(self) -> int:
+        return server_bytes(self.algorithm, self.setup)
+
+    @property
+    def largest_cohort(self) -> int:
+        return self.setup.clients if self.algorithm.requires.participation == "all" else self.setup.cohort
+
+    def needs(self, cohort: int) -> Needs:
+        """What a round of so many clients takes."""
+        held = 0 if self.store == "disk" or self.state_device != self.runtime.device else self.state_format.size
+        diagnosed = min(self.diagnosed_clients, cohort) * DIAGNOSED * self.setup.row_bytes()
+        beside = self.server_bytes + held * self.setup.clients + diagnosed
+        one, evaluated = self.client_bytes, self.evaluation_bytes
+        return Needs(cohort, self.server_bytes, held * cohort, one, evaluated, self.footprint, beside)
+
+    def arithmetic(self) -> AbstractContextManager[None]:
+        """Sets the precision of this simulation's products."""
+        return precision(self.runtime.speed.precision)
+
+    # Rounds and cohorts
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds it takes: those that were asked for, and those that the algorithm adds."""
+        return self.setup.rounds + self.algorithm.requires.extra_rounds
+
+    def at(self, t: int) -> Round:
+        return Round(self.setup, t, self.algorithm.plan(t, self.setup.rounds))
+
+    def cohort(self, rnd: Round) -> Tensor:
+        """The clients of a round, the same for every algorithm, in the order in which rows are summed up."""
+        everybody = torch.arange(self.setup.clients)
+        return self.ordered(everybody if rnd.plan.participation == "all" else self.setup.sampled(rnd.t))
+
+    def checked(self, ids: Tensor) -> Tensor:
+        """The ids, if each is a client and none comes twice."""
+        given = torch.as_tensor(ids).tolist()
+        wrong = [i for i in given if not 0 <= i < self.setup.clients]
+        if wrong:
+            raise DataError(f"there is no client {wrong[0]}: the {self.setup.clients} clients are numbered from 0")
+        twice = next(((i, count) for i, count in Counter(given).items() if count > 1), None)
+        if twice is not None:
+            raise DataError(f"client {twice[0]} comes {twice[1]} times: each client takes part in a round once")
+        return torch.as_tensor(ids, dtype=torch.int64)
+
+    def ordered(self, ids: Tensor) -> Tensor:
+        """Larger clients first, so that a chunk holds clients of similar size; equal ones by id."""
+        ids = ids.sort().values
+        sizes = self.runtime.federation.counts("train")[ids]
+        return ids[torch.argsort(sizes, descending=True, stable=True)]
+
+    @cached_property
+    def by_size(self) -> Tensor:
+        """All clients, new clients too, in the order in which they are assigned to processes."""
+        return self.ordered(torch.arange(self.runtime.federation.clients))
+
+    @property
+    def new_clients(self) -> Tensor:
+        """The clients that never take part in training."""
+        return torch.arange(self.setup.clients, self.runtime.federation.clients)
+
+    def task(self, ids: Tensor, rnd: Round, watched: bool = False, splits: tuple[str, ...] | None = None) -> CohortTask:
+        """The task of these clients, with the splits that the algorithm declares or those given here."""
+        return CohortTask(self.runtime, ids, rnd, self.algorithm.requires.splits if splits is None else splits, watched)
+
+    # Client states
+
+    @cached_property
+    def state_format(self) -> StateFormat:
+        return client_state_format(self.algorithm, self.setup)
+
+    @property
+    def state_device(self) -> torch.device:
+        """The device on which client states are kept, where they are not on disk."""
+        return self.runtime.device if self.store == "device" else torch.device("cpu")
+
+    def client_states(self, clients: Mapping[int, State], ids: Tensor) -> State:
+        """The states of these clients as rows; a client without one enrols."""
+        return moved(join([self._client_state(clients, client) for client in ids.tolist()]), self.runtime.device)
+
+    def _client_state(self, clients: Mapping[int, State], client: int) -> State:
+        if client in clients:
+            return pick(clients[client], None)
+        return self.algorithm.enrol(self.setup, torch.tensor([client]))
+
+
+def client_state_format(algorithm: Algorithm, setup: Setup) -> StateFormat:
+    """The tensors of a client's state, which stay what they are when it enrols."""
+    return StateFormat(pick(algorithm.enrol(setup, torch.tensor([0])), 0))

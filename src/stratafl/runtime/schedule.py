@@ -1,0 +1,65 @@
+"""A schedule: clients take turns at a fixed number of slots.
+
+A captured or compiled step has one shape, and clients have different numbers of batches. A client may leave its slot
+and go on at another one later, so no slot is ever idle: the scan takes as long as its longest client, or the sum of all
+steps divided by the number of slots, whichever is more (McNaughton's wrap-around rule for preemptive scheduling).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The steps `begin` to `end` of a slot belong to a client, whose own step `first` is the first of them."""
+
+    client: int
+    slot: int
+    begin: int
+    end: int
+    first: int = 0
+
+
+def slots_for(steps: Sequence[int]) -> int:
+    """As many slots as are always busy, or one more if the time it saves outweighs the places it wastes.
+
+    A step of n slots is taken to cost about n + 1: with 44,992 samples, whose largest client takes 344 steps, 13 slots
+    take 347 steps and 14 slots 344, each of them 7 % longer.
+    """
+    longest = max(steps, default=0)
+    busy = max(1, sum(steps) // longest) if longest else 1
+    return min((busy, busy + 1), key=lambda slots: duration(steps, slots) * (slots + 1))
+
+
+def duration(steps: Sequence[int], slots: int) -> int:
+    return max(max(steps, default=0), -(-sum(steps) // slots))
+
+
+def turns(steps: Sequence[int], slots: int) -> list[Turn]:
+    """Slots are filled one after the other; a client that does not fit into the rest of one begins at the next."""
+    length = duration(steps, slots)
+    found: list[Turn] = []
+    slot = at = 0
+    for client, count in enumerate(steps):
+        begun = max(0, at + count - length)  # steps that are taken at the next slot, before those at this one
+        if begun:
+            found.append(Turn(client, slot + 1, 0, begun))
+        if count > begun:
+            found.append(Turn(client, slot, at, at + count - begun, begun))
+        at += count
+        if at >= length and length:
+            slot, at = slot + 1, begun
+    return found
+
+
+def timetable(plan: Sequence[Turn], slots: int, length: int) -> tuple[Tensor, Tensor]:
+    """`[slots, length]`: the client at each slot and step, and which of its own steps that is; 0 and 0 if idle."""
+    client = torch.zeros(slots, length, dtype=torch.int64)
+    step = torch.zeros(slots, length, dtype=torch.int64)
+    for turn in plan:
+        client[turn.slot, turn.begin : turn.end] = turn.client
+        step[turn.slot, turn.begin : turn.end] = torch.arange(turn.first, turn.first + turn.end - turn.begin)
+    return client, step

@@ -1,0 +1,213 @@
+"""Captured steps give the bits of plain steps; a step that cannot be captured runs as it is."""
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+
+from stratafl.algorithms import ALGORITHMS, algorithm, fedavg, fedprox, fedrep
+from stratafl.core.layers import select
+from stratafl.core.objectives import CrossEntropy
+from stratafl.core.records import record
+from stratafl.errors import RecordError, UnknownNameError
+from stratafl.execute import Matrix, simulation
+from stratafl.policies import SGD, Exponential
+from stratafl.runtime.captured import CapturedSteps
+from stratafl.runtime.speed import Speed
+from stratafl.testing import difference, tiny_federation, tiny_model, within_reach
+
+KEPT, PLAIN = Speed(graphs="on"), Speed(graphs="off")
+
+
+def made(method, speed, **options):
+    options = {"rounds": 3} | options
+    return simulation(method, tiny_federation(), tiny_model(), dtype=torch.float32, speed=speed, **options)
+
+
+def outcomes(method, **options):
+    return [made(method, speed, **options).run(Matrix()).tensors() for speed in (PLAIN, KEPT)]
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_the_whole_catalogue_gives_the_same_bits(name, participation):
+    method, rounds = within_reach(algorithm(name), 3)
+    plain, kept = outcomes(method, rounds=rounds, participation=participation)
+    assert difference(plain, kept) == 0
+
+
+def test_programs_are_used_and_kept():
+    sim = made(fedrep(), KEPT)
+    progress = sim.start()
+    for _ in range(3):
+        progress, _ = sim.round(progress, Matrix())
+    captured = sim.runtime.captured
+    assert isinstance(captured, CapturedSteps)
+    assert len(captured._kept) == 2  # the head's descent and the base's
+    assert {step.slots for step in captured._kept.values()} == {3}  # 13 steps, of which nobody takes more than 4
+
+
+@pytest.mark.parametrize(
+    "descent",
+    [
+        SGD(lr=0.1, schedule=Exponential(0.5)),
+        SGD(lr=0.1, momentum=0.9, weight_decay=0.01, clip=0.5),
+        SGD(lr=0.1, epochs=2, batch=4),
+        SGD(lr=0.1, steps=3),
+    ],
+    ids=["a rate that changes", "momentum", "epochs", "steps"],
+)
+def test_every_kind_of_descent_gives_the_same_bits(descent):
+    plain, kept = outcomes(fedavg(train=descent))
+    assert difference(plain, kept) == 0
+
+
+def test_a_frozen_row_that_all_clients_share_is_kept_once():
+    sim = made(fedprox(), KEPT)
+    sim.run(Matrix())
+    (step,) = sim.runtime.captured._kept.values()
+    anchors = [x for name, x in step._held.items() if "/" in name]
+    assert anchors
+    assert all(x.stride(0) == 0 for x in anchors)
+
+
+@record
+class Looks(CrossEntropy):
+    """An objective that cannot be found again, because it cannot be hashed."""
+
+    words: list[str] = None
+
+    def __hash__(self):
+        raise TypeError("unhashable")
+
+
+def test_a_step_that_cannot_be_named_is_taken_anew():
+    plain, kept = outcomes(fedavg(train=SGD(objective=Looks(words=["a"]))))
+    assert difference(plain, kept) == 0
+
+
+def test_a_program_that_cannot_be_prepared_is_said_and_left(monkeypatch, caplog):
+    def refuse(self, step, compiles):
+        raise RuntimeError("not permitted when stream is capturing\nmore")
+
+    monkeypatch.setattr(CapturedSteps, "_prepare", refuse)
+    with caplog.at_level(logging.WARNING, "stratafl"):
+        plain, kept = outcomes(fedavg())
+    assert difference(plain, kept) == 0
+    said = [line for line in caplog.messages if "anew" in line]
+    assert said == [
+        "a step cannot be captured and runs more slowly: RuntimeError: not permitted when stream is capturing"
+    ]
+
+
+def test_without_a_compiler_steps_are_captured_as_they_are(monkeypatch, caplog):
+    def missing(step):
+        raise FileNotFoundError("no g++")
+
+    monkeypatch.setattr("stratafl.runtime.captured.compiled", missing)
+    plain = made(fedavg(), PLAIN).run(Matrix()).tensors()
+    sim = made(fedavg(), Speed(compile="on"))
+    assert difference(plain, sim.run(Matrix()).tensors()) == 0
+    assert sim.runtime.captured.compiles is False
+    assert "steps cannot be compiled and run more slowly: FileNotFoundError: no g++" in caplog.messages
+
+
+def test_a_program_serves_only_what_it_was_made_for():
+    """Descents that differ in anything but their rate, one after the other in one runtime, as in phases."""
+    descents = [
+        SGD(lr=0.1),
+        SGD(lr=0.1, weight_decay=0.5),
+        SGD(lr=0.1, clip=0.01),
+        SGD(lr=0.1, momentum=0.9),
+        SGD(lr=0.1, batch=4),
+        SGD(lr=0.1, objective=Doubled()),
+        SGD(lr=0.1, layers=select("fc")),
+    ]
+    plain, kept = (made(fedavg(), speed) for speed in (PLAIN, KEPT))
+    for descent in descents:
+        after = [round_of(sim, descent) for sim in (plain, kept)]
+        assert difference(*after) == 0
+    assert len(kept.runtime.captured) == len(descents)
+
+
+def round_of(sim, descent):
+    progress, _ = replace(sim, algorithm=fedavg(train=descent)).round(sim.start(), Matrix())
+    return progress.tensors()
+
+
+@record
+class Doubled(CrossEntropy):
+    """Another objective on the same fields."""
+
+    def __call__(self, *given):
+        loss, carry, metrics = super().__call__(*given)
+        return 2 * loss, carry, metrics
+
+
+def test_rows_that_one_scan_shares_and_another_does_not():
+    """The same step for one anchor of all clients, and for one of each."""
+    sim = made(fedavg(), KEPT)
+    task = sim.task(torch.arange(3), sim.at(0))
+
+    def towards(carry, held, stack):
+        return {"x": carry["x"] + held["anchor"]}
+
+    for anchor in (torch.ones(1, 2).expand(3, 2), torch.arange(6.0).reshape(3, 2), torch.arange(6.0).reshape(3, 2)[:2]):
+        task = sim.task(torch.arange(len(anchor)), sim.at(0))
+        given = {"x": torch.zeros(len(anchor), 2)}
+        done = task.scan(towards, given, steps=2, batch=4, constants={"anchor": anchor}, name="towards")
+        assert torch.equal(done["x"], 2 * anchor)
+
+
+def test_a_cohort_without_a_whole_batch_stays_as_it_is():
+    """The last client has 4 samples, and batches of 8 that are not whole are dropped."""
+    for speed in (PLAIN, KEPT):
+        sim = made(fedavg(train=SGD(batch=8, drop_last=True)), speed)
+        before = sim.start()
+        after, _ = sim.round(before, Matrix(), torch.tensor([5]))
+        assert difference(before.server["theta"], after.server["theta"]) == 0
+
+
+def test_fields_may_change_places():
+    for speed in (PLAIN, KEPT):
+        sim = made(fedavg(), speed)
+        task = sim.task(torch.arange(3), sim.at(0))
+
+        def swapped(carry, held, stack):
+            return {"a": carry["b"], "b": carry["a"]}
+
+        given = {"a": torch.zeros(3), "b": torch.ones(3)}
+        done = task.scan(swapped, given, steps=3, batch=4, name="swapped")
+        assert (done["a"].tolist(), done["b"].tolist()) == ([1, 1, 1], [0, 0, 0])
+
+
+def test_a_program_for_one_client_is_not_made_to_serve_many():
+    sim = made(fedavg(train=SGD(steps=3)), KEPT)
+    progress = sim.start()
+    for cohort in ([0], [0, 1], [0, 1, 2, 3, 4, 5], [0]):
+        progress, _ = sim.round(progress, Matrix(), torch.tensor(cohort))
+    by_slots = sorted(step.slots for step in sim.runtime.captured._kept.values())
+    assert by_slots[-1] == 6
+
+
+def test_steps_are_compiled_without_being_captured_where_graphs_are_off():
+    assert not CapturedSteps(torch.device("cuda"), "on", captures=False)._graphs
+    assert Speed(graphs="off", compile="on").keeps(torch.device("cuda"))
+
+
+def test_bad_words_and_digits_without_a_gpu_are_refused():
+    with pytest.raises(UnknownNameError, match="unknown precision 'fp16'"):
+        Speed(precision="fp16")
+    with pytest.raises(UnknownNameError, match="unknown compile 'yes'"):
+        Speed(compile="yes")
+    with pytest.raises(RecordError, match="precision 'tf32' needs a GPU, and this runs on 'cpu': use fp32"):
+        made(fedavg(), Speed(precision="tf32"))
+
+
+def test_what_was_found_out_is_given_back():
+    sim = made(fedavg(), PLAIN)
+    assert sim.runtime.tuning == {"products": {"conv1": True, "conv2": True}, "compiled": None}
+    stock = made(fedavg(), replace(PLAIN, convolutions="stock"))
+    assert stock.runtime.tuning["products"] == {"conv1": False, "conv2": False}
+    assert difference(sim.run(Matrix()).tensors(), stock.run(Matrix()).tensors()) < 1e-4
