@@ -55,11 +55,11 @@ def federate(
     `group` stay in one part. With `overlap=True` one client may train on a sample that another one tests on. If the
     assignment says who tests on what, only the validation part is split off from the training samples.
     """
-    splitter = Splitter(validation, test, minimum_test, seed, client_names, split)
     where = "" if name == ARRAYS else f" of '{name}'"
     x, y, classes = join([Part(where, x, y)], classes, dtype, pixels=scaling is not None)
     whole = assignment if isinstance(assignment, Assignment) else Assignment(list(assignment), overlap=overlap)
-    splits = splitter.split_assignment(whole, _labels(y), _group(group, len(y)))
+    splitter = Splitter(_labels(y), _group(group, len(y)), validation, test, minimum_test, seed, client_names, split)
+    splits = splitter.split_assignment(whole)
     return Federation(x, y, classes, _ragged(splits), name, scaling, client_names)
 
 
@@ -76,7 +76,6 @@ def from_clients(
     split: str = "stratified",
 ) -> Federation:
     """A federation from one `(x, y)` per client, each split into test, validation and train as by `federate`."""
-    splitter = Splitter(validation, test, minimum_test, seed, split=split)
     check_some_clients(clients)
     for client, pair in enumerate(clients):
         _check_pair(pair, f"client {client}")
@@ -84,7 +83,8 @@ def from_clients(
     parts = [Part(f" of client {client}", x, y) for client, (x, y) in enumerate(clients)]
     x, y, classes = join(parts, classes, dtype)
     held = _consecutive([len(part.x) for part in parts])
-    return Federation(x, y, classes, _ragged(splitter.split_clients(held, _labels(y))), name)
+    splitter = Splitter(_labels(y), None, validation, test, minimum_test, seed, split=split)
+    return Federation(x, y, classes, _ragged(splitter.split_clients(held)), name)
 
 
 def from_splits(
@@ -200,7 +200,6 @@ def _with_tests(held: list[Indices], tests: NDArray[np.bool_] | None) -> list[In
 
 
 def _client_names(assignment: list[Indices] | Assignment, owner: NDArray[np.generic] | None) -> tuple[str, ...]:
-    """The owner of each client's samples."""
     if owner is None:
         return ()
     whole = assignment if isinstance(assignment, Assignment) else Assignment(assignment)
@@ -209,7 +208,6 @@ def _client_names(assignment: list[Indices] | Assignment, owner: NDArray[np.gene
 
 
 def _by_owner(owner: NDArray[np.generic]) -> list[Indices]:
-    """The samples of each owner, in the order of the owners' names."""
     _, inverse, counts = np.unique(owner, return_inverse=True, return_counts=True)
     return np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
 
@@ -233,7 +231,6 @@ def _groups_of_clients(federation: Federation, group: NDArray[Any]) -> list[NDAr
 
 
 def _count_groups(federation: Federation, group: NDArray[Any]) -> int:
-    """How many groups there are among the samples of all clients."""
     return len(np.unique(np.concatenate(_groups_of_clients(federation, group))))
 
 

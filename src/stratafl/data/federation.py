@@ -37,7 +37,6 @@ class Ragged:
 
     @classmethod
     def from_lists(cls, lists: Sequence[Any]) -> Self:
-        """From one array of sample indices per client."""
         arrays = [np.asarray(each, dtype=np.int64) for each in lists]
         offsets = np.cumsum([0, *map(len, arrays)], dtype=np.int64)
         flat = np.concatenate([np.empty(0, np.int64), *arrays])
@@ -161,7 +160,6 @@ class Federation:
         return Preprocessing(kind, shape, self.scaling, self.columns, self.targets, self.class_names)
 
     def inputs(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Samples as a model takes them."""
         return numbers(x, dtype, self.scale(dtype))
 
     def to(self, device: torch.device | str) -> Self:

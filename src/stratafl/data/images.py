@@ -99,7 +99,6 @@ def _check_memory(headers: Sequence[ImageHeader], each: int, size: int | None, w
 
 
 def _arranged(array: NDArray[Any], size: int | None, where: str) -> NDArray[np.uint8]:
-    """An array of images with channels before height and width."""
     if array.dtype != np.uint8 or array.ndim not in (3, 4):
         raise DataError(f"the images of '{where}' are {array.dtype} {list(array.shape)}: give uint8 [n, height, width]")
     if array.ndim == 3:

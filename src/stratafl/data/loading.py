@@ -145,7 +145,6 @@ def _from_hub(name: str, dataset: Dataset, reading: Reading) -> Samples:
 
 
 def _download(hub: str, files: str) -> Path:
-    """The folder of a data set in the hub's own cache."""
     package = needed("huggingface_hub", "from the hub")
     try:
         return Path(package.snapshot_download(hub, repo_type="dataset", allow_patterns=[files, f"**/{files}"]))

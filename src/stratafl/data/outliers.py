@@ -143,8 +143,7 @@ def _quartiles(values: Array, fewest: Array | float = 0) -> _Quartiles:
 
     def at(share: float) -> Array:
         place = np.rint(share * np.maximum(counts - 1, 0)).astype(np.int64)
-        found: Array = np.where(few, np.nan, np.take_along_axis(ordered, place[:, None], 1)[:, 0])
-        return found
+        return np.asarray(np.where(few, np.nan, np.take_along_axis(ordered, place[:, None], 1)[:, 0]))
 
     return _Quartiles(at(0.25), at(0.5), at(0.75), counts)
 
@@ -152,8 +151,7 @@ def _quartiles(values: Array, fewest: Array | float = 0) -> _Quartiles:
 def _usual(values: Array) -> Array:
     """What is usual among the clients: the median over all; of two clients, the other one's value; [N, F]."""
     two = np.isfinite(values).sum(0) == 2
-    usual: Array = np.where(two, np.nansum(values, 0) - values, _median(values))
-    return usual
+    return np.asarray(np.where(two, np.nansum(values, 0) - values, _median(values)))
 
 
 def _median(values: Array) -> Array:
@@ -161,8 +159,7 @@ def _median(values: Array) -> Array:
     ordered, there = np.sort(values, axis=0), np.isfinite(values).sum(0)
     lower, upper = np.maximum(there - 1, 0) // 2, there // 2
     rows = [np.take_along_axis(ordered, np.minimum(at, len(values) - 1)[None], 0)[0] for at in (lower, upper)]
-    middle: Array = (rows[0] + rows[1]) / 2
-    return middle
+    return np.asarray((rows[0] + rows[1]) / 2)
 
 
 def _scatter(found: _Quartiles) -> Array:
@@ -175,33 +172,28 @@ def _scatter(found: _Quartiles) -> Array:
         np.isfinite(found.middle).sum(0) > 2, between, 0.0
     )  # two clients say nothing about the usual spread
     above, below = _median(found.high - found.middle), _median(found.middle - found.low)
-    scatter: Array = np.fmax(np.where(found.middle > _usual(found.middle), above, below), between)
-    return scatter
+    return np.asarray(np.fmax(np.where(found.middle > _usual(found.middle), above, below), between))
 
 
 def _strictness(found: _Quartiles) -> Array:
     """Larger, the fewer clients there are to compare with."""
-    strictness: Array = 1 + _FEW / np.maximum(np.isfinite(found.middle).sum(0) - 1, 1)
-    return strictness
+    return np.asarray(1 + _FEW / np.maximum(np.isfinite(found.middle).sum(0) - 1, 1))
 
 
 def _size_bounds(found: _Quartiles) -> Array:
     doubt = 1 + 2 / np.sqrt(np.maximum(found.counts, 1))  # the median of few samples is not certain
-    bounds: Array = np.log(_RATIO * _strictness(found)) + _SPREADS * _scatter(found) * doubt
-    return bounds
+    return np.asarray(np.log(_RATIO * _strictness(found)) + _SPREADS * _scatter(found) * doubt)
 
 
 def _shift_bounds(found: _Quartiles, others: Array) -> Array:
     spread = 2 * _scatter(found)
     enough = np.where(spread > 0, _SHIFT * _strictness(found) * spread, np.inf)  # without a spread there is no shift
-    bounds: Array = np.fmax(enough, np.abs(others))
-    return bounds
+    return np.asarray(np.fmax(enough, np.abs(others)))
 
 
 def _beyond(found: _Quartiles, bounds: Array) -> Array:
     """The difference of each client from what is usual, as a multiple of its bound, [N, F]; 0 if unknown."""
-    times: Array = np.nan_to_num(np.abs(found.middle - _usual(found.middle)) / bounds, nan=0.0)
-    return times
+    return np.asarray(np.nan_to_num(np.abs(found.middle - _usual(found.middle)) / bounds, nan=0.0))
 
 
 def _farthest(apart: list[tuple[str, Array, Array, Array]], names: list[str]) -> tuple[Outlier, ...]:

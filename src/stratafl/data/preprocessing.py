@@ -8,14 +8,15 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import torch
 from torch import Tensor
 
+from stratafl.core.annotations import Range, checked
 from stratafl.core.reprs import short_repr
 from stratafl.data.scaling import PIXELS, Scaling
-from stratafl.errors import DataError
+from stratafl.errors import DataError, StrataError
 
 FORMAT = 1
 _KEYS = ("format", "dtype", "shape", "scaling", "columns", "targets", "classes")
@@ -33,13 +34,12 @@ class Standardisation:
         fits = len(self.mean) == len(self.deviation) > 0 and all(map(isfinite, (*self.mean, *self.deviation)))
         if not fits or min(self.deviation) < 0:
             raise DataError(
-                f"a standardisation has {len(self.mean)} means and {len(self.deviation)} deviations: give as many of "
+                f"standardisation has {len(self.mean)} means and {len(self.deviation)} deviations: give as many of "
                 "both, all finite, and no deviation below 0"
             )
 
     @classmethod
     def of(cls, values: Tensor, rows: Tensor) -> Self:
-        """Mean and deviation of every column in these rows."""
         seen = values[rows].double()
         differs = seen.amax(0) > seen.amin(0)  # the deviation of equal numbers may be a rounding error instead of 0
         deviation = torch.where(differs, seen.std(0, correction=0), 0.0)
@@ -113,41 +113,30 @@ class Preprocessing:
 def preprocessing_from(table: Mapping[str, Any]) -> Preprocessing:
     """The opposite of `to_table`; a ValueError says what is wrong with the table."""
     if set(table) != set(_KEYS) or table["format"] != FORMAT:
-        raise ValueError(f"it has the keys {', '.join(_KEYS)}, in format {FORMAT}")
-    shape, classes = table["shape"], table["classes"]
-    if not (isinstance(shape, list | tuple) and all(type(each) is int and each > 0 for each in shape)):
-        raise ValueError("its shape is a list of whole numbers from 1")
-    if not (isinstance(classes, list | tuple) and all(isinstance(each, str) for each in classes)):
-        raise ValueError("its classes are a list of names")
+        raise ValueError(f"it needs the keys {', '.join(_KEYS)}, in format {FORMAT}")
     if not isinstance(getattr(torch, str(table["dtype"]), None), torch.dtype):
-        raise ValueError("its dtype is the name of a type of numbers")
-    return Preprocessing(
-        table["dtype"],
-        tuple(shape),
-        _record(Scaling, table["scaling"], "scaling"),
-        _record(Standardisation, table["columns"], "columns"),
-        _record(Standardisation, table["targets"], "targets"),
-        tuple(classes),
-    )
+        raise ValueError("its dtype is not the name of a type of numbers")
+    try:
+        return Preprocessing(
+            table["dtype"],
+            checked("shape", tuple[Annotated[int, Range(least=1)], ...], table["shape"]),
+            _part(Scaling, "scaling", table["scaling"]),
+            _part(Standardisation, "columns", table["columns"]),
+            _part(Standardisation, "targets", table["targets"]),
+            checked("classes", tuple[str, ...], table["classes"]),
+        )
+    except StrataError as error:
+        raise ValueError(f"its {error}") from error
 
 
-def _record(cls: Any, table: Any, name: str) -> Any:
+def _part(cls: Any, name: str, table: Any) -> Any:
+    known = {field.name for field in dataclasses.fields(cls)}
     if table is None:
         return None
-    known = {field.name for field in dataclasses.fields(cls)}
-    if not isinstance(table, Mapping) or not set(table) <= known or not {"mean", "deviation"} <= set(table):
-        raise ValueError(f"its {name} has the keys {', '.join(sorted(known))}")
-    for value in table.values():
-        if not all(_is_number(each) for each in (value if isinstance(value, list | tuple) else [value])):
-            raise ValueError(f"its {name} are finite numbers")
-    try:
-        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in table.items()})
-    except (DataError, TypeError) as error:
-        raise ValueError(f"its {name}: {error}") from error
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    if not (isinstance(table, Mapping) and {"mean", "deviation"} <= set(table) <= known):
+        raise ValueError(f"its {name} needs the keys {', '.join(sorted(known))}")
+    hints = {"maximum": int}
+    return cls(**{key: checked(f"{name}.{key}", hints.get(key, tuple[float, ...]), table[key]) for key in table})
 
 
 def _named(x: Tensor) -> str:

@@ -2,18 +2,19 @@
 
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stratafl.core.annotations import Named
 from stratafl.core.records import record
 from stratafl.data.formats.columns import Column, Columns, taken
 from stratafl.data.labels import TARGETS
 from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
 from stratafl.data.samples import Samples
 from stratafl.data.scaling import Scaling
-from stratafl.errors import DataError, unknown
+from stratafl.errors import DataError
 
 HALF = Scaling((0.5,), (0.5,))
 _LARGEST = {np.dtype(np.uint8): 255, np.dtype(np.uint16): 65535}
@@ -30,11 +31,11 @@ class Reading:
     """
 
     path: str | None = None
-    normalise: str = "auto"
+    normalise: Annotated[str, Named(NORMALISED)] = "auto"
     label: str | None = None
     client: str | None = None
     group: str | None = None
-    targets: str = "auto"
+    targets: Annotated[str, Named(TARGETS)] = "auto"
     size: int | None = None
     vocabulary: int | None = None
     owners: int | None = None
@@ -43,14 +44,7 @@ class Reading:
     seed: int = 0
     limit: MemoryLimit = USUAL_LIMIT
 
-    def __post_init__(self) -> None:
-        if self.normalise not in NORMALISED:
-            raise unknown("normalise", self.normalise, NORMALISED)
-        if self.targets not in TARGETS:
-            raise unknown("targets", self.targets, TARGETS)
-
     def given(self) -> list[str]:
-        """The settings that are not at their default."""
         options = [f for f in fields(self) if f.name not in _NOT_OPTIONS]
         return [f.name for f in options if getattr(self, f.name) != f.default]
 
@@ -58,7 +52,6 @@ class Reading:
         return any(limit is not None for limit in (self.owners, self.fewest, self.most))
 
     def _rows(self, owner: Column | None, where: str) -> NDArray[np.int64]:
-        """The rows of the owners that are wanted, in order."""
         if owner is None:
             raise DataError(
                 f"'{where}' does not say who owns its samples, so data.owners, data.fewest and data.most have no "
@@ -86,7 +79,6 @@ class Reading:
         return {name: taken(cells, rows) for name, cells in columns.items()}, tests[rows]
 
     def of_owners(self, samples: Samples) -> Samples:
-        """Only the samples of the owners that are wanted."""
         if not self._chooses_owners():
             return samples
         rows = self._rows(samples.owner, samples.name)

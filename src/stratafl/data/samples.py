@@ -4,7 +4,7 @@ The cache and the shards store the arrays of `arrays` and the JSON of `facts`; `
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from stratafl.errors import DataError
 
 FORMAT = 1
 ARRAYS = ("x", "y", "tests", "owner", "group")
+_FACTS = ("name", "classes", "names", "columns", "standardise", "mode", "remark")
 
 
 @short_repr
@@ -48,20 +49,9 @@ class Samples:
 
 def facts(samples: Samples) -> dict[str, Any]:
     """Everything but the arrays, for JSON."""
-    scaling = samples.scaling
-    return {
-        "format": FORMAT,
-        "name": samples.name,
-        "samples": len(samples.x),
-        "classes": samples.classes,
-        "names": samples.names,
-        "columns": samples.columns,
-        "standardise": samples.standardise,
-        "group": samples.group_name,
-        "scaling": scaling and {name: getattr(scaling, name) for name in ("mean", "deviation", "maximum")},
-        "mode": samples.mode,
-        "remark": samples.remark,
-    }
+    plain = {name: getattr(samples, name) for name in _FACTS}
+    scaling = samples.scaling and asdict(samples.scaling)
+    return {"format": FORMAT, "samples": len(samples.x), **plain, "group": samples.group_name, "scaling": scaling}
 
 
 def arrays(samples: Samples) -> dict[str, NDArray[Any]]:
@@ -69,27 +59,12 @@ def arrays(samples: Samples) -> dict[str, NDArray[Any]]:
     return {name: np.asarray(array) for name, array in found.items() if array is not None}
 
 
-def samples_from(told: Mapping[str, Any], held: Mapping[str, NDArray[Any]]) -> Samples:
+def samples_from(known: Mapping[str, Any], held: Mapping[str, Any]) -> Samples:
     """The samples that were written; a LookupError, TypeError or ValueError if the facts or arrays do not fit."""
-    scaling = told["scaling"]
+    scaling = known["scaling"]
     made = scaling and Scaling(tuple(scaling["mean"]), tuple(scaling["deviation"]), scaling.get("maximum", 255))
-    unknown = set(held) - set(ARRAYS)
-    if told["format"] != FORMAT or unknown or len(held["x"]) != told["samples"]:
+    if known["format"] != FORMAT or set(held) - set(ARRAYS) or len(held["x"]) != known["samples"]:
         raise ValueError("the arrays do not fit the manifest")
-    names = told.get("names")  # what `get` reads below is missing in files of older versions
-    return Samples(
-        held["x"],
-        held["y"],
-        tests=held.get("tests"),
-        owner=held.get("owner"),
-        classes=told["classes"],
-        names=None if names is None else tuple(names),
-        scaling=made or None,
-        name=told["name"],
-        columns=tuple(told.get("columns", ())),
-        standardise=tuple(told.get("standardise", ())),
-        mode=str(told.get("mode", "")),
-        remark=str(told.get("remark", "")),
-        group=held.get("group"),
-        group_name=told.get("group"),
-    )
+    there = {name: known[name] for name in _FACTS if known.get(name) is not None}  # older versions wrote fewer
+    plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in there.items()}
+    return Samples(**held, **plain, scaling=made or None, group_name=known.get("group"))

@@ -36,13 +36,15 @@ class Sizes(NamedTuple):
         return self.test + self.validation
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Splitter:
     """Splits each client's samples into train, validation and test; error messages use `names` for clients.
 
-    `split` is `stratified` (by class) or `random`.
+    `split` is `stratified` (by `labels`) or `random`; samples with the same value in `group` stay in one part.
     """
 
+    labels: NDArray[Any]
+    group: NDArray[Any] | None
     validation: float
     test: float
     minimum_test: int
@@ -63,9 +65,7 @@ class Splitter:
                 f"minimum_test={self.minimum_test} and seed={self.seed} were given: both must be at least 0"
             )
 
-    def split_assignment(
-        self, assignment: Assignment, labels: NDArray[Any], group: NDArray[Any] | None = None
-    ) -> dict[str, list[Indices]]:
+    def split_assignment(self, assignment: Assignment) -> dict[str, list[Indices]]:
         """The three splits of the samples that an assignment gives to the clients.
 
         If the assignment says who tests on what, only the validation part is split off from the training samples.
@@ -73,25 +73,20 @@ class Splitter:
         for client, mine in enumerate(assignment.train):
             check_some_samples(np.size(mine), self._named(client))
         if assignment.test is None:
-            return self.split_clients(_checked(assignment.train, len(labels), assignment.overlap), labels, group)
-        _check_both(assignment.train, assignment.test, len(labels), assignment.overlap)
-        if group is not None:
-            self._check_groups(assignment.train, assignment.test, group)
-        held_out = [self._validation_of(mine, client, labels, group) for client, mine in enumerate(assignment.train)]
+            return self.split_clients(_checked(assignment.train, len(self.labels), assignment.overlap))
+        _check_both(assignment.train, assignment.test, len(self.labels), assignment.overlap)
+        if self.group is not None:
+            self._check_groups(assignment.train, assignment.test, self.group)
+        held_out = [self._validation_of(mine, client) for client, mine in enumerate(assignment.train)]
         pairs = list(zip(assignment.train, held_out, strict=True))
         train, validation = [mine[~out] for mine, out in pairs], [mine[out] for mine, out in pairs]
         return {"train": train, "validation": validation, "test": assignment.test}
 
-    def split_clients(
-        self, clients: Sequence[Indices], labels: NDArray[Any], group: NDArray[Any] | None = None
-    ) -> dict[str, list[Indices]]:
-        """The three splits of clients that hold these samples."""
-        made = [self._split_one(mine, client, labels, group) for client, mine in enumerate(clients)]
+    def split_clients(self, clients: Sequence[Indices]) -> dict[str, list[Indices]]:
+        made = [self._split_one(mine, client) for client, mine in enumerate(clients)]
         return {split: [each[split] for each in made] for split in ("train", "validation", "test")}
 
-    def _split_one(
-        self, mine: Indices, client: int, labels: NDArray[Any], group: NDArray[Any] | None
-    ) -> dict[str, Indices]:
+    def _split_one(self, mine: Indices, client: int) -> dict[str, Indices]:
         tests = max(self.minimum_test, _rounded_up(self.test * len(mine))) if self.test > 0 else 0
         sizes = Sizes(tests, _rounded_up(self.validation * len(mine)))
         if sizes.both >= len(mine):
@@ -99,12 +94,10 @@ class Splitter:
                 f"{self._named(client)} has {counted(len(mine), 'sample')}, of which {tests} would go to test and "
                 f"{sizes.validation} to validation: none is left for training"
             )
-        mixed, parts = self._parts(mine, client, sizes, labels, group)
+        mixed, parts = self._parts(mine, client, sizes)
         return {"test": mixed[parts == TEST], "validation": mixed[parts == VALIDATION], "train": mixed[parts == TRAIN]}
 
-    def _validation_of(
-        self, mine: Indices, client: int, labels: NDArray[Any], group: NDArray[Any] | None
-    ) -> NDArray[np.bool_]:
+    def _validation_of(self, mine: Indices, client: int) -> NDArray[np.bool_]:
         """Which of a client's training samples are for validation; copies of a sample stay together."""
         distinct = np.unique(mine)
         sizes = Sizes(0, _rounded_up(self.validation * len(distinct)))
@@ -113,19 +106,17 @@ class Splitter:
                 f"{self._named(client)} has {counted(len(distinct), 'training sample')}, of which {sizes.both} "
                 "would go to validation: none is left for training"
             )
-        mixed, parts = self._parts(distinct, client, sizes, labels, group)
+        mixed, parts = self._parts(distinct, client, sizes)
         return np.isin(mine, mixed[parts == VALIDATION])
 
-    def _parts(
-        self, mine: Indices, client: int, sizes: Sizes, labels: NDArray[Any], group: NDArray[Any] | None
-    ) -> tuple[Indices, Parts]:
+    def _parts(self, mine: Indices, client: int, sizes: Sizes) -> tuple[Indices, Parts]:
         """A client's samples in random order, and the part of each."""
         # a stream of the client's own, so that its split does not change with the other clients
         rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(client,)))
         mixed = rng.permutation(mine)
-        stratum = _strata(labels[mixed], sizes, self.split)
-        if group is not None:
-            return mixed, _parts_of_groups(group[mixed], stratum, sizes, rng)
+        stratum = _strata(self.labels[mixed], sizes, self.split)
+        if self.group is not None:
+            return mixed, _parts_of_groups(self.group[mixed], stratum, sizes, rng)
         return mixed, parts_of_strata(stratum, sizes, rng)
 
     def _check_groups(self, train: Sequence[Indices], test: Sequence[Indices], group: NDArray[Any]) -> None:

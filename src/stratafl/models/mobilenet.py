@@ -1,7 +1,5 @@
 """MobileNet-v1, on which FedPer was run."""
 
-from functools import partial
-
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
@@ -52,19 +50,13 @@ class MobileNet(Staged):
         self.fc = nn.Linear(inputs, classes)
 
     def stages(self) -> tuple[Stage, ...]:
-        names = [f"block{i}" for i in range(1, self.blocks + 1)]
-        early = (Stage(name, (name,), partial(self._apply_module, name)) for name in names[:-1])
-        last = Stage(names[-1], (names[-1],), partial(self._block_and_pool, names[-1]))
-        return (Stage("stem", ("conv1", "bn1"), self._stem), *early, last, self._head_stage())
+        blocks = self._block_stages([f"block{i}" for i in range(1, self.blocks + 1)])
+        return (Stage("stem", ("conv1", "bn1"), self._stem), *blocks, self._head_stage())
 
     def _stem(self, x: Tensor) -> Tensor:
         return relu(self._apply_module("bn1", self._apply_module("conv1", x)))
 
-    def _block_and_pool(self, name: str, x: Tensor) -> Tensor:
-        return self._apply_module(name, x).mean((-2, -1))
-
 
 def _plan(blocks: int) -> list[tuple[int, int]]:
-    """Channels and stride of each block."""
     early = [(64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2)]
     return [*early, *[(512, 1)] * _MIDDLE[blocks], (1024, 2), (1024, 1)]

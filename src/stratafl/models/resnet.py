@@ -1,7 +1,6 @@
 """Residual networks of basic blocks, with torchvision's parameter names and initialisation."""
 
 from collections.abc import Sequence
-from functools import partial
 
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
@@ -62,17 +61,12 @@ class ResNet(Staged):
 
     def stages(self) -> tuple[Stage, ...]:
         names = [f"layer{group + 1}.{i}" for group, depth in enumerate(self.blocks) for i in range(depth)]
-        early = (Stage(name, (name,), partial(self._apply_module, name)) for name in names[:-1])
-        last = Stage(names[-1], (names[-1],), partial(self._block_and_pool, names[-1]))
         hidden = (self._hidden_stage(f"fc{i + 1}") for i in range(len(self.hidden)))
-        return (Stage("stem", ("conv1", "bn1"), self._stem), *early, last, *hidden, self._head_stage())
+        return (Stage("stem", ("conv1", "bn1"), self._stem), *self._block_stages(names), *hidden, self._head_stage())
 
     def _stem(self, x: Tensor) -> Tensor:
         x = relu(self._apply_module("bn1", self._apply_module("conv1", x)))
         return max_pool2d(x, 3, stride=2, padding=1) if self.stem == "torchvision" else x
-
-    def _block_and_pool(self, name: str, x: Tensor) -> Tensor:
-        return self._apply_module(name, x).mean((-2, -1))
 
 
 def resnet18(*, shape: tuple[int, ...], classes: int, stem: str = "torchvision") -> ResNet:

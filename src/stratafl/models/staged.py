@@ -67,6 +67,14 @@ class Staged(nn.Module, ABC):
             x = self._apply_module(name, x)
         return relu(x)
 
+    def _block_stages(self, names: Sequence[str]) -> tuple[Stage, ...]:
+        """A stage per module; the last one also averages over the image."""
+        early = [Stage(name, (name,), partial(self._apply_module, name)) for name in names[:-1]]
+        return (*early, Stage(names[-1], (names[-1],), partial(self._block_and_pool, names[-1])))
+
+    def _block_and_pool(self, name: str, x: Tensor) -> Tensor:
+        return self._apply_module(name, x).mean((-2, -1))
+
     def _head_stage(self) -> Stage:
         return Stage(self.head_name, (self.head_name,), lambda x: self._apply_module(self.head_name, x))
 

@@ -141,7 +141,7 @@ def test_names_are_kept_and_exported(tmp_path):
 
 def test_labels_that_are_missing_or_nothing_known(tmp_path):
     assert "neither numbers nor names: None in row 2" in refusal(stored(tmp_path, "parquet", ["cat", None]))
-    assert "unknown targets 'clases'; did you mean 'classes'?" in refusal("digits", targets="clases")
+    assert "unknown Reading.targets 'clases'; did you mean 'classes'?" in refusal("digits", targets="clases")
     assert "data.targets has no effect with 'digits'" in refusal("digits", targets="classes")
 
 

@@ -356,7 +356,7 @@ def test_options_that_mean_nothing_are_refused(tmp_path):
     assert "data.path has no effect with 'digits': leave it out (it comes with the package as it is)" in refusal(
         "digits", tmp_path
     )
-    with pytest.raises(StrataError, match="unknown normalise 'hlaf'; did you mean 'half'"):
+    with pytest.raises(StrataError, match=r"unknown Reading\.normalise 'hlaf'; did you mean 'half'"):
         Reading(normalise="hlaf")
     table(tmp_path / "train.csv", ["text", "label"], [["b", 0]])
     assert "data.normalise has no effect with 'ag-news'" in refusal("ag-news", tmp_path, normalise="unit")

@@ -68,7 +68,6 @@ def is_split(name: str) -> bool:
 
 
 def joined(parts: Sequence[Columns], where: Path) -> Columns:
-    """Tables of the same columns, concatenated."""
     first = parts[0]
     for part in parts[1:]:
         if set(part) != set(first):

@@ -62,7 +62,6 @@ def _lines(file: Path, limit: MemoryLimit = USUAL_LIMIT) -> list[_Line]:
 
 
 def line_of(file: Path, name: str, cell: str) -> int:
-    """The number of the first line with this cell in a column."""
     header, *rows = _lines(file)
     at = header.cells.index(name)
     return next(line.number for line in rows if line.cells[at] == cell)

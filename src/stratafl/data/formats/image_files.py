@@ -36,7 +36,6 @@ class ImageHeader(NamedTuple):
 
 
 def read_class_folders(files: Sequence[Path], request: Request) -> Columns:
-    """The images of a split, and the name of the class folder of each."""
     listed: dict[str, str] = {}
     for lines in sorted({found for file in files for found in file.parent.parent.glob(_ANNOTATIONS)}):
         rows = [line.split("\t") for line in lines.read_text(encoding="utf-8").splitlines()]
@@ -109,7 +108,6 @@ def pixels_of(cell: Any, channels: int, size: int | None, name: str) -> tuple[ND
 
 
 def resized_planes(array: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    """Pixels [samples, channels, height, width] resized to a square."""
     image = needed("PIL.Image", "images")
     planes = [[_resized(image.fromarray(plane), size) for plane in sample] for sample in array]
     return np.array(planes, dtype=np.uint8)

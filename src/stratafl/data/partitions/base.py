@@ -68,7 +68,6 @@ class Pool:
         return [np.flatnonzero(kept & (self.labels == name)) for name in self.names]
 
     def published(self, partition: str) -> tuple[list[Indices], list[Indices]]:
-        """The samples of each class in the publishers' training set and in their test set."""
         if self.tests is None:
             raise PartitionError(
                 f"the partition '{partition}' divides the publishers' training set and test set separately, "
@@ -126,7 +125,6 @@ def draw_counts(classes: list[Indices], counts: Counts, rng: np.random.Generator
 
 
 def require_supply(pool: Pool, classes: list[Indices], counts: Counts, what: str = "samples") -> None:
-    """Refuse counts that ask for more samples of a class than there are."""
     for name, members, row in zip(pool.names, classes, counts, strict=True):
         if row.sum() > len(members):
             asking = int((row > 0).sum())

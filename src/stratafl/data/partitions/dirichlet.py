@@ -89,7 +89,6 @@ class ClientDirichlet(Partition):
         return Assignment(train, test, overlap=True)
 
     def _sizes(self, clients: int) -> tuple[list[int], list[int]]:
-        """How many samples each client trains and tests on."""
         ends = np.rint(np.cumsum(_GROUPS) * clients).astype(np.int64)
         shares = np.repeat(_SIZES, np.diff(ends, prepend=0))
         train = [round(share * self.largest) for share in shares]
