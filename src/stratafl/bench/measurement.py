@@ -23,7 +23,7 @@ from stratafl.errors import MemoryLimitError, first_line
 from stratafl.files import write_atomically
 from stratafl.runtime.batches import plan_batches
 from stratafl.runtime.precision import precision
-from stratafl.version import __version__
+from stratafl.version import VERSION
 
 Table = dict[str, Any]
 MIB = 2**20
@@ -163,10 +163,10 @@ def machine(request: Request) -> Table:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,  # how busy the machine is
-        "torch": torch.__version__,
-        "numpy": np.__version__,
+        "torch": torch.VERSION,
+        "numpy": np.VERSION,
         "python": platform.python_version(),
-        "stratafl": __version__,
+        "stratafl": VERSION,
         "precision": request.speed.precision,
         "compile": request.speed.compile,
         "command": sys.argv,
