@@ -228,7 +228,6 @@ def _summed(reports: list[GroupReport], ids: Tensor) -> tuple[Bytes, Bytes, Stat
 
 
 def _check_rows(sim: SimulationContext, upload: Bytes, group: int, cohort: int) -> None:
-    """Refuse to keep more uploads than memory allows."""
     if sim.round_limit is None or not sim.algorithm.keeps_rows:
         return
     needed = upload.total // group * cohort

@@ -18,6 +18,7 @@ from stratafl.core.state import State, Value, clone, flatten, pick
 from stratafl.core.task import Stack, Step, Task
 from stratafl.errors import ContractError
 from stratafl.execute import Simulation
+from stratafl.runtime.batches import Batches
 from stratafl.runtime.task import CohortTask
 from stratafl.testing.case import difference
 
@@ -150,10 +151,10 @@ class TracingTask(CohortTask):
     def _lanes(self, carry: State) -> int:
         return 1  # tracing patches torch for all threads
 
-    def _lockstep(self, step: Step, carry: State, held: State, steps: list[int], reels: list) -> State:  # type: ignore[type-arg]
+    def _steps(self, step: Step, carry: State, held: State, steps: list[int], batches: list[Batches]) -> State:
         if steps[0] > 0:
             active = sum(count > 0 for count in steps)
-            stacks = [self._stack(reel, 0, active) for reel in reels]
+            stacks = [self._stack(each, 0, active) for each in batches]
             tensors = [(s.x, s.y, s.weight, s.keys) for s in stacks]
             here = slice(0, active)
 
@@ -163,4 +164,4 @@ class TracingTask(CohortTask):
             with FakeTensorMode(allow_non_fake_inputs=True) as mode:
                 given = (clone(pick(carry, here)), pick(held, here), tensors)
                 traced(*tree_map_only(Tensor, mode.from_tensor, given))
-        return super()._lockstep(step, carry, held, steps, reels)
+        return super()._steps(step, carry, held, steps, batches)
