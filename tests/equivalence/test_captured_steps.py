@@ -95,7 +95,7 @@ def test_a_program_that_cannot_be_prepared_is_said_and_left(monkeypatch, caplog)
     with caplog.at_level(logging.WARNING, "stratafl"):
         plain, kept = outcomes(fedavg())
     assert difference(plain, kept) == 0
-    said = [line for line in caplog.messages if "anew" in line]
+    said = [line for line in caplog.messages if "captured" in line]
     assert said == [
         "a step cannot be captured and runs more slowly: RuntimeError: not permitted when stream is capturing"
     ]
