@@ -193,7 +193,7 @@ def test_a_program_for_one_client_is_not_made_to_serve_many():
 
 def test_steps_are_compiled_without_being_captured_where_graphs_are_off():
     assert not CapturedSteps(torch.device("cuda"), "on", captures=False)._graphs
-    assert Speed(graphs="off", compile="on").keeps(torch.device("cuda"))
+    assert Speed(graphs="off", compile="on").captures(torch.device("cuda"))
 
 
 def test_bad_words_and_digits_without_a_gpu_are_refused():
