@@ -95,7 +95,7 @@ def test_a_program_that_cannot_be_prepared_is_said_and_left(monkeypatch, caplog)
     with caplog.at_level(logging.WARNING, "stratafl"):
         plain, kept = outcomes(fedavg())
     assert difference(plain, kept) == 0
-    said = [line for line in caplog.messages if "anew" in line]
+    said = [line for line in caplog.messages if "captured" in line]
     assert said == [
         "a step cannot be captured and runs more slowly: RuntimeError: not permitted when stream is capturing"
     ]
@@ -193,7 +193,7 @@ def test_a_program_for_one_client_is_not_made_to_serve_many():
 
 def test_steps_are_compiled_without_being_captured_where_graphs_are_off():
     assert not CapturedSteps(torch.device("cuda"), "on", captures=False)._graphs
-    assert Speed(graphs="off", compile="on").keeps(torch.device("cuda"))
+    assert Speed(graphs="off", compile="on").captures(torch.device("cuda"))
 
 
 def test_bad_words_and_digits_without_a_gpu_are_refused():

@@ -37,12 +37,10 @@ class TensorForm:
 
     @property
     def size(self) -> int:
-        """The number of values."""
         return prod(self.shape)
 
     @property
     def bytes(self) -> int:
-        """What the values occupy."""
         return self.size * DTYPES[self.dtype].itemsize
 
 
@@ -119,7 +117,6 @@ def _field_form(name: str, field: Field, layout: Layout) -> FieldForm:
 
 
 def mask_kind(mask: Mask | None) -> MaskKind:
-    """What a field's mask selects."""
     return "none" if mask is None else "layers" if isinstance(mask, LayerMask) else "columns"
 
 

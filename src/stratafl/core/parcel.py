@@ -49,14 +49,12 @@ class Field:
 
     @property
     def rows(self) -> Rows:
-        """The value as blocks."""
         if isinstance(self.value, Tensor):
             raise WireError("this field is a tensor, not blocks of the matrix")
         return self.value
 
     @property
     def tensor(self) -> Tensor:
-        """The value as one tensor."""
         if not isinstance(self.value, Tensor):
             raise WireError("this field is blocks of the matrix, not one tensor")
         return self.value
@@ -68,7 +66,6 @@ class Field:
         return None if self.mask is None else self.mask.sent
 
     def pick(self, index: Index) -> "Field":
-        """The field for some of the clients."""
         if self.common:
             return self
         mask = self.mask
@@ -79,7 +76,6 @@ class Field:
         return replace(self, value=apply(lambda x: x[index], self.value), mask=mask)
 
     def to(self, device: torch.device) -> "Field":
-        """The field on a device."""
         mask = self.mask
         if isinstance(mask, LayerMask):
             mask = LayerMask(mask.sent.to(device))
@@ -88,7 +84,6 @@ class Field:
         return replace(self, value=apply(lambda x: x.to(device), self.value), mask=mask)
 
     def poisoned(self, layout: Layout) -> "Field":
-        """The field with NaN wherever nothing was sent."""
         sent = self.sent(layout)
         if sent is None:
             return self
@@ -119,11 +114,9 @@ class Parcel(Mapping[str, Field]):
         return f"Parcel({', '.join(self._fields)})"
 
     def pick(self, index: Index) -> "Parcel":
-        """The parcel for some of the clients."""
         return Parcel({name: field.pick(index) for name, field in self.items()})
 
     def to(self, device: torch.device) -> "Parcel":
-        """The parcel on a device."""
         return Parcel({name: field.to(device) for name, field in self.items()})
 
     def poisoned(self, layout: Layout) -> "Parcel":
@@ -171,7 +164,6 @@ class Bytes:
 
     @property
     def total(self) -> int:
-        """All clients together."""
         return int(self.clients.sum())
 
     def __add__(self, more: "Bytes") -> "Bytes":

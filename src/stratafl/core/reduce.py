@@ -38,7 +38,7 @@ def add_weights(total: Mapping[str, Tensor], weights: Tensor, rows: Mapping[str,
 
 
 def mean_or_hold(sums: Rows, weights: Rows, held: Mapping[str, Tensor]) -> Rows:
-    """Σ w·x / Σ w where anybody sent something, else what the server holds; blocks nobody sent are held too."""
+    """Σ w·x / Σ w where a client sent something, else what the server holds."""
     return {**held, **{name: _mean_or_held(total, weights[name], held[name]) for name, total in sums.items()}}
 
 

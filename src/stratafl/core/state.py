@@ -54,7 +54,6 @@ def combine(function: Callable[[Sequence[Tensor]], Tensor], values: Sequence[Val
 
 
 def rows_of(state: Mapping[str, Value], name: str) -> Rows:
-    """A field that is blocks of the matrix."""
     value = state[name]
     if isinstance(value, Tensor):
         raise TypeError(f"field '{name}' is a tensor, not rows")
@@ -62,7 +61,6 @@ def rows_of(state: Mapping[str, Value], name: str) -> Rows:
 
 
 def tensor_of(state: Mapping[str, Value], name: str) -> Tensor:
-    """A field that is one tensor."""
     value = state[name]
     if not isinstance(value, Tensor):
         raise TypeError(f"field '{name}' is rows, not a tensor")
@@ -70,7 +68,6 @@ def tensor_of(state: Mapping[str, Value], name: str) -> Tensor:
 
 
 def pick(state: Mapping[str, Value], index: Index) -> State:
-    """Rows of every field."""
     return {name: apply(lambda x: x[index], value) for name, value in state.items()}
 
 
@@ -98,7 +95,6 @@ def flatten(state: Mapping[str, Value], prefix: str = "") -> Rows:
 
 
 def unflatten(flat: Mapping[str, Tensor], prefix: str = "") -> State:
-    """The state that `flatten` wrote."""
     state: State = {}
     for path, tensor in flat.items():
         if not path.startswith(prefix):
@@ -114,23 +110,19 @@ def unflatten(flat: Mapping[str, Tensor], prefix: str = "") -> State:
 
 
 def tensors(state: Mapping[str, Value]) -> Iterable[Tensor]:
-    """All tensors of a state."""
     for value in state.values():
         yield from (value,) if isinstance(value, Tensor) else value.values()
 
 
 def stored_elements(state: Mapping[str, Value]) -> int:
-    """How many numbers the state holds."""
     return sum(x.numel() for x in tensors(state))
 
 
 def stored_bytes(state: Mapping[str, Value]) -> int:
-    """What the state occupies, in bytes."""
     return sum(x.numel() * x.element_size() for x in tensors(state))
 
 
 def clone(state: Mapping[str, Value]) -> State:
-    """A deep copy."""
     return {name: apply(Tensor.clone, value) for name, value in state.items()}
 
 

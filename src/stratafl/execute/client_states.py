@@ -46,7 +46,6 @@ class InMemory(ClientStates):
 
     @classmethod
     def of(cls, device: torch.device, tensors: Mapping[str, Tensor]) -> "InMemory":
-        """The clients that `tensors` wrote."""
         flat: dict[int, dict[str, Tensor]] = {}
         for path, tensor in tensors.items():
             if path.startswith("client/"):
@@ -62,7 +61,6 @@ class InMemory(ClientStates):
         return InMemory(self._device, self._below, above)
 
     def tensors(self) -> Rows:
-        """All states: the checkpoint holds them itself."""
         flat: Rows = {}
         for client, state in self.items():
             flat |= flatten(state, f"client/{client}/")

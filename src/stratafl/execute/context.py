@@ -70,7 +70,6 @@ class SimulationContext:
         return self.setup.clients if self.algorithm.requires.participation == "all" else self.setup.cohort
 
     def needs(self, cohort: int) -> Needs:
-        """What a round of so many clients takes."""
         held = 0 if self.store == "disk" or self.state_device != self.runtime.device else self.state_format.size
         diagnosed = min(self.diagnosed_clients, cohort) * DIAGNOSED * self.setup.row_bytes()
         beside = self.server_bytes + held * self.setup.clients + diagnosed

@@ -53,7 +53,6 @@ sendable(Spec, Label)
 
 
 def words(value: object) -> str:
-    """A value without tensors as text."""
     text, tensors = _encoded(value)
     if tensors:
         raise WireError("this value holds tensors: send it with pack")

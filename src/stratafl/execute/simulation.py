@@ -69,7 +69,6 @@ class Simulation(SimulationContext):
         return Progress(progress.t + 1, server, clients), report
 
     def run(self, executor: Executor) -> Progress:
-        """All rounds."""
         progress = self.start()
         while progress.t < self.rounds:
             progress, _ = self.round(progress, executor)
@@ -82,7 +81,6 @@ class Simulation(SimulationContext):
         return Progress.of({"t": tensors["t"], **server}, self.restored_clients(tensors, file))
 
     def restored_clients(self, tensors: Mapping[str, Tensor], file: StateFile) -> ClientStates:
-        """The client states in a checkpoint."""
         index = Index.of(tensors)
         if index is not None:
             file.check(index)

@@ -52,7 +52,6 @@ class Inspection:
 
     @property
     def sound(self) -> Tensor:
-        """The places in the group of the clients that are not left out."""
         return torch.tensor([place for place, reason in enumerate(self.reasons) if not reason], dtype=torch.int64)
 
 

@@ -40,7 +40,6 @@ def faster_as_products(module: nn.Module, sample: Tensor, clients: int, batch: i
 
 
 def convolutions(module: nn.Module) -> list[str]:
-    """The names of the convolutions that may be products."""
     return [path for path, sub in module.named_modules() if may_be_product(sub)]
 
 

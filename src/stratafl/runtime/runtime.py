@@ -48,7 +48,6 @@ class Runtime:
 
     @property
     def kept(self) -> int:
-        """How many steps are captured or traced by now."""
         return self.engine.traces + (0 if self.captured is None else len(self.captured))
 
     def close(self) -> None:
