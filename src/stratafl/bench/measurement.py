@@ -163,8 +163,8 @@ def machine(request: Request) -> Table:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,  # how busy the machine is
-        "torch": torch.VERSION,
-        "numpy": np.VERSION,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
         "python": platform.python_version(),
         "stratafl": VERSION,
         "precision": request.speed.precision,
