@@ -137,7 +137,7 @@ class LayerRate:
         norms = norms.clamp(min=max(self.floor, torch.finfo(norms.dtype).tiny))  # in float16, 1e-8 is 0
         L = norms.shape[1]
         i = torch.arange(1, L + 1, dtype=norms.dtype, device=norms.device)
-        factors = 1 + torch.log1p(1 / norms) * i / L
+        factors = 1 + torch.log1p(1 / norms) * i / L  # Eq. 4
         return layout.spread(torch.stack([factors[:, unit] for unit in layout.units], 1), gradients)
 
 
