@@ -34,6 +34,11 @@ class Rank:
     members: tuple[Outcome, ...] = ()  # in the order of the seeds
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that identify the configuration, as `table.key`."""
+        return flat_method(self.members[0].config)
+
+    @property
     def diverged(self) -> int:
         return sum(one.diverged for one in self.members)
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, RunError, StrataError
 from stratafl.evaluation.measure import Line
+from stratafl.report.charts import short_labels
 from stratafl.report.outcome import Outcome, read_outcome, run_folders
 from stratafl.report.ranking import Rank, ranking
 from stratafl.report.verdict import VERDICTS, Verdict, read_verdicts
@@ -78,6 +79,11 @@ class Study:
     @property
     def outcomes(self) -> list[Outcome]:
         return [one for rank in self.ranks for one in rank.members]
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels of the ranks for charts."""
+        return short_labels([rank.label for rank in self.ranks])
 
     @property
     def regression(self) -> bool:
@@ -149,9 +155,8 @@ def _class_counts(recorded: Mapping[str, Any] | None, clients: Sequence[Line]) -
 
 def lines_of_round(path: Path, number: int, *, summed: bool = False) -> list[Line]:
     """The clients' lines of one round; other rounds are not parsed. `summed` journals have checksums."""
-    wanted = (
-        body for body in line_bodies(path, summed=summed) if (found := _ROUND.search(body)) and int(found[1]) == number
-    )
+    found = ((body, _ROUND.search(body)) for body in line_bodies(path, summed=summed))
+    wanted = (body for body, written in found if written and int(written[1]) == number)
     return [_client_line(path, parsed_line(path, body)) for body in wanted]
 
 
