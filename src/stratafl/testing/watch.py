@@ -108,9 +108,10 @@ def with_declared_steps(algorithm: Algorithm) -> Algorithm:
         return replace(algorithm, phases=phases, finish=finish)
     if not isinstance(algorithm, Layerwise):
         return algorithm
-    kinds = {"mix": DeclaredMix, "train": DeclaredTrain, "tune": DeclaredTrain, "send": DeclaredSend}
-    slots = {slot: tuple(map(kind, getattr(algorithm, slot))) for slot, kind in kinds.items()}
-    return replace(algorithm, **slots)  # type: ignore[arg-type]
+    kinds = {"mix": Mix, "train": Train, "tune": Train, "send": Send}
+    declared = {slot: type(f"Declared{kind.__name__}", (_Declared, kind), {}) for slot, kind in kinds.items()}
+    slots: dict[str, Any] = {slot: tuple(map(kind, getattr(algorithm, slot))) for slot, kind in declared.items()}
+    return replace(algorithm, **slots)
 
 
 class _Declared(Step):
@@ -139,18 +140,6 @@ class _Declared(Step):
         if extra:
             raise ContractError("declared", f"{type(self.step).__name__} gives '{extra[0]}', which it does not declare")
         return given
-
-
-class DeclaredMix(_Declared, Mix):
-    """A mix step on its declared fields."""
-
-
-class DeclaredTrain(_Declared, Train):
-    """A train step on its declared fields."""
-
-
-class DeclaredSend(_Declared, Send):
-    """A send step on its declared fields."""
 
 
 class _Fields(dict[str, Value]):
