@@ -265,8 +265,3 @@ def measured(one: Outcome, measure: str) -> float | None:
         return numbers["bytes"] / numbers["rounds"] / 2**20
     # A mean would count the compilation in the first round.
     return median(float(line["seconds.train"] + line["seconds.server"]) for line in one.lines)
-
-
-def seconds(one: Outcome) -> float:
-    """The duration of a run, with its evaluations."""
-    return sum(float(value) for line in one.lines for key, value in line.items() if key.startswith("seconds."))

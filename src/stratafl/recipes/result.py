@@ -7,7 +7,7 @@ from typing import Any
 from stratafl.files import write_atomically
 from stratafl.recipes.claims import MEASURES, OF_CONVERGENCE
 from stratafl.recipes.recipe import Row
-from stratafl.recipes.reproduction import RESULT, Reproduction, seconds
+from stratafl.recipes.reproduction import RESULT, Reproduction
 from stratafl.recipes.verdicts import Numbers, Place
 from stratafl.report.formats import MARK, duration, machine, span, versions
 from stratafl.report.intervals import Spread
@@ -64,7 +64,8 @@ def _made(made: Reproduction) -> str:
     about = [environment_of(place) for place in made.begun]
     where = [f"{machine(env)}; {versions(env)}" for env in about]
     when = span([str(env["started"]) for env in about if env.get("started")])
-    spent = sum(seconds(read_outcome(place)) for place in made.begun)
+    lines = [line for place in made.begun for line in read_outcome(place).lines]
+    spent = sum(float(v) for line in lines for key, v in line.items() if key.startswith("seconds."))  # also evaluating
     return "; ".join([*dict.fromkeys(where), *filter(None, [when]), f"the runs took {duration(spent)}"])
 
 

@@ -27,12 +27,16 @@ def class_counts_chart(study: Study) -> Chart | None:
     if not found:
         return None
     labels = partition_labels([one for _, one in found])
-    tree = Branches({label: _splits(each) for label, (each, _) in zip(labels, found, strict=True)})
+    tree = Branches()
+    for label, (held, _) in zip(labels, found, strict=True):
+        splits = {split: rows for split, rows in held.counts.items() if any(map(any, rows))}
+        tree[label] = Branches({split: _figure(rows, held) for split, rows in splits.items()})
     rows = max(len(split) for each, _ in found for split in each.counts.values())
     columns = max(len(row) for each, _ in found for split in each.counts.values() for row in split)
     controls = (Control("partition"), Control("split", "switch"))
     caption = _caption(rows, columns, study.regression)
-    return Chart("class_counts", "Class counts", caption, tree, controls, height=_height(rows, columns))
+    height = 320 if columns == 1 else 140 + 20 * rows if _bubbles(rows, columns) else 560
+    return Chart("class_counts", "Class counts", caption, tree, controls, height)
 
 
 def partition_labels(outcomes: Sequence[Outcome]) -> list[str]:
@@ -56,16 +60,6 @@ def _caption(clients: int, classes: int, regression: bool) -> str:
 
 def _bubbles(clients: int, classes: int) -> bool:
     return clients <= BUBBLES and classes <= BUBBLES
-
-
-def _height(clients: int, classes: int) -> int:
-    if classes == 1:
-        return 320
-    return 140 + 20 * clients if _bubbles(clients, classes) else 560
-
-
-def _splits(held: ClassCounts) -> Branches:
-    return Branches({split: _figure(rows, held) for split, rows in held.counts.items() if any(map(any, rows))})
 
 
 def _figure(rows: Sequence[Sequence[int]], held: ClassCounts) -> Figure:

@@ -95,18 +95,15 @@ def _axis(loss: bool) -> dict[str, Any]:
 
 def worst_table(study: Study) -> Table | None:
     head = ("method", "seed", "client", NAME, study.metric, "test samples", "training samples", CLASSES)
-    rows = [row for rank in study.ranks for row in _worst(rank, study)]
+    rows, sign = list[tuple[Cell, ...]](), -1 if study.regression else 1
+    for rank in study.ranks:
+        found = sorted(_scored(study.of(rank), study.metric), key=lambda each: sign * each[1][each[2]])
+        rows += [_client(rank, *each, study.regression) for each in found[:WORST]]
     empty = [title for title in (NAME, CLASSES) if all(row[head.index(title)].shown == NOTHING for row in rows)]
     kept = [at for at, title in enumerate(head) if title not in empty]
     caption = f"The {WORST} clients of each method with the worst test {study.metric} in the selected round"
     shown = tuple(tuple(row[at] for at in kept) for row in rows)
     return Table("worst", caption, tuple(head[at] for at in kept), shown) if rows else None
-
-
-def _worst(rank: Rank, study: Study) -> list[tuple[Cell, ...]]:
-    sign = -1 if study.regression else 1
-    found = sorted(_scored(study.of(rank), study.metric), key=lambda each: sign * each[1][each[2]])
-    return [_client(rank, *each, study.regression) for each in found[:WORST]]
 
 
 def _client(rank: Rank, record: RunRecord, line: Line, key: str, loss: bool) -> tuple[Cell, ...]:

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from stratafl.evaluation.measure import Line
 from stratafl.report import charts
 from stratafl.report.charts import Branches, Chart, Control, Figure, plain_text, rounded, scatter, thinned
+from stratafl.report.intervals import Spread
 from stratafl.report.outcome import SQUARED
 from stratafl.report.ranking import Rank
 from stratafl.report.study import Study
@@ -40,8 +41,12 @@ class Point:
 def curve(rank: Rank, key: str) -> list[Point]:
     """The rounds for which every seed has this number."""
     runs = [_measured(one.lines, key) for one in rank.members]
-    common = [number for number in runs[0] if all(number in run for run in runs)]
-    return [_point([run[number] for run in runs]) for number in common]
+    points = []
+    for number in (number for number in runs[0] if all(number in run for run in runs)):
+        values, places = zip(*(run[number] for run in runs), strict=True)
+        spread = Spread.of(values)
+        points.append(Point(spread.mean, spread.std, {axis: fmean(at[axis] for at in places) for axis in AXES}))
+    return points
 
 
 def _measured(lines: Sequence[Line], key: str) -> dict[int, tuple[float, dict[str, float]]]:
@@ -53,12 +58,6 @@ def _measured(lines: Sequence[Line], key: str) -> dict[int, tuple[float, dict[st
             number = int(line["round"])
             found[number] = (float(line[key]), {"rounds": number, "bytes": spent, "seconds": seconds})
     return found
-
-
-def _point(seeds: Sequence[tuple[float, dict[str, float]]]) -> Point:
-    values = [value for value, _ in seeds]
-    at = {axis: fmean(where[axis] for _, where in seeds) for axis in AXES}
-    return Point(fmean(values), stdev(values) if len(values) > 1 else None, at)
 
 
 def curves_chart(study: Study) -> Chart | None:

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
@@ -119,20 +119,16 @@ def only_verdicts(folder: Path) -> bool:
 
 def not_started(folders: Iterable[Path]) -> list[str]:
     """A sentence on each comparison in these folders and below that has runs which have not started."""
-    found = dict.fromkeys(path.parent for folder in folders for path in sorted(folder.glob(f"**/{COMPARISON}")))
-    return [sentence for folder in found for sentence in _not_started(folder)]
-
-
-def _not_started(folder: Path) -> Iterator[str]:
-    try:
-        members = [is_run(member.folder) for member in Comparison.read(folder).members()]
-    except StrataError:  # `strata resume` says what is wrong; the runs can be reported all the same
-        return
-    missing = members.count(False)
-    if missing:
-        again = f"strata resume {shlex.quote(str(folder))}"
-        have = "has" if missing == 1 else "have"
-        yield f"{missing} of the {len(members)} runs of '{folder}' {have} not started. To continue, run: {again}"
+    said = []
+    for folder in dict.fromkeys(path.parent for each in folders for path in sorted(each.glob(f"**/{COMPARISON}"))):
+        try:
+            members = [is_run(member.folder) for member in Comparison.read(folder).members()]
+        except StrataError:  # `strata resume` says what is wrong; the runs can be reported all the same
+            continue
+        missing = members.count(False)
+        have = f"{missing} of the {len(members)} runs of '{folder}' {'has' if missing == 1 else 'have'} not started"
+        said += [f"{have}. To continue, run: strata resume {shlex.quote(str(folder))}"] if missing else []
+    return said
 
 
 def _record(one: Outcome) -> RunRecord:
