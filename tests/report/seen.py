@@ -3,12 +3,12 @@
 `choices` are the options of the chart's controls, from the first to the last.
 """
 
-from stratafl.report.charts import Branches, figures
+from stratafl.report.charts import Branches
 
 
 def options(chart, *choices):
     """What the next control offers."""
-    return list(_node(chart, choices).of)
+    return list(_node(chart, choices))
 
 
 def series(chart, *choices):
@@ -55,14 +55,20 @@ def texts(chart):
     return found
 
 
+def figures(tree):
+    if isinstance(tree, Branches):
+        return [figure for child in tree.values() for figure in figures(child)]
+    return [tree]
+
+
 def _figure(chart, choices):
     node = _node(chart, choices)
-    assert not isinstance(node, Branches), f"choose one of {list(node.of)}"
+    assert not isinstance(node, Branches), f"choose one of {list(node)}"
     return node
 
 
 def _node(chart, choices):
     node = chart.tree
     for choice in choices:
-        node = node.of[choice]
+        node = node[choice]
     return node

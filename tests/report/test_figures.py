@@ -4,13 +4,13 @@ import json
 
 import plotly.graph_objects as go
 import pytest
-from seen import axis_titles, bands, colour_ranges, details, heat_map, options, series, texts
+from seen import axis_titles, bands, colour_ranges, details, figures, heat_map, options, series, texts
 from written_runs import EVIL, as_regression, client_line, layer_line, rewrite, write_run, write_study
 
 from stratafl.errors import RunError
 from stratafl.report import gather
 from stratafl.report import layer_charts as charts_of_layers
-from stratafl.report.charts import Chart, figures, short_labels, thinned
+from stratafl.report.charts import Chart, short_labels, thinned
 from stratafl.report.class_counts import class_counts_chart
 from stratafl.report.client_scores import clients_chart, histogram, worst_table
 from stratafl.report.curves import curve, curves_chart

@@ -5,6 +5,7 @@ import pytest
 from stratafl.errors import RecordError, UnknownNameError
 from stratafl.recipes.claims import Claim
 from stratafl.recipes.verdicts import PairedDifference, verdicts
+from stratafl.recipes.verdicts import leads as leads_by_seed
 
 A, B, C = "A", "B", "C"
 NUMBERS = {
@@ -17,6 +18,10 @@ NUMBERS = {
 PRINTED = {(A, "x"): 61.0, (B, "x"): 58.5, (A, "y"): 90.0}
 
 
+def _between(claim, numbers, a, b):
+    return PairedDifference.of(list(leads_by_seed(claim, numbers, a, b).values()))
+
+
 def judged(kind, where=("x",), **keys):
     claim = Claim("it is so", kind, **keys)
     claim.check()
@@ -25,16 +30,16 @@ def judged(kind, where=("x",), **keys):
 
 def test_a_paired_difference_by_hand():
     """3 and 1: mean 2, deviation √2, so that the interval is 12.7062·√2/√2."""
-    found = PairedDifference.between(Claim("", "above"), NUMBERS, (A, "x"), (B, "x"))
+    found = _between(Claim("", "above"), NUMBERS, (A, "x"), (B, "x"))
     assert (found.mean, found.seeds) == (2.0, 2)
     assert found.margin == pytest.approx(12.70620474)
     assert found.text(Claim("", "above"), noise=True) == "+2.0 (± 12.7 over 2 seeds, within noise)"
-    alone = PairedDifference.between(Claim("", "above"), NUMBERS, (A, "x"), (C, "x"))
+    alone = _between(Claim("", "above"), NUMBERS, (A, "x"), (C, "x"))
     assert alone.text(Claim("", "above"), noise=False) == "+10.0 (one seed)"  # of the seed that both have
 
 
 def test_less_is_better_for_seconds():
-    assert PairedDifference.between(Claim("", "above", measure="seconds"), NUMBERS, (A, "x"), (B, "x")).mean == -2.0
+    assert _between(Claim("", "above", measure="seconds"), NUMBERS, (A, "x"), (B, "x")).mean == -2.0
 
 
 @pytest.mark.parametrize(("by", "holds"), [(0.0, True), (1.9, True), (2.0, False)])

@@ -65,11 +65,8 @@ def outlet(layer: Layer, module: nn.Module) -> str:
     path = owners[0]
     while path and not all(f"{owner}.".startswith(f"{path}.") for owner in owners):
         path = path.rpartition(".")[0]
-    return path if path and _is_called(module.get_submodule(path)) else owners[-1]
-
-
-def _is_called(module: nn.Module) -> bool:
-    return type(module).forward is not nn.Module.forward  # a ModuleList has no forward of its own
+    called = type(module.get_submodule(path)).forward is not nn.Module.forward  # a ModuleList has no forward of its own
+    return path if path and called else owners[-1]
 
 
 def _see(seen: dict[str, Tensor], name: str, module: nn.Module, inputs: object, out: object) -> None:

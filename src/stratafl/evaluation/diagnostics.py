@@ -83,7 +83,7 @@ class DiagnosticsCollector:
         own = [(mine, _joined(self._received), _joined(self._trained))] if len(mine) else []
         there = [one for each in self._process_group.gather(own) for one in each]
         order = places(torch.cat([ids for ids, _, _ in there]), cohort[: self._lab.clients])
-        received, trained = _joined([one for _, one, _ in there]), _joined([one for _, _, one in there])
+        received, trained = (_joined(list(parts)) for parts in list(zip(*there, strict=True))[1:])
         return _picked(received, order), _picked(trained, order)
 
     def _similarities(self, trained: Rows) -> dict[str, list[float | None]]:
@@ -140,15 +140,11 @@ def noted(report: Report, layout: Layout) -> dict[str, list[float | None]]:
         purpose, _, kind = name.rpartition("/")
         values = tensor_of(report.notes, name).double()
         counted = report.took_part.to(values.device)
-        if kind == "rates" and f"{purpose}/steps" in report.notes:
-            counted = counted & (
-                tensor_of(report.notes, f"{purpose}/steps") > 0
-            )  # a client without a step has no learning rate
+        if kind == "rates" and f"{purpose}/steps" in report.notes:  # a client without a step has no learning rate
+            counted = counted & (tensor_of(report.notes, f"{purpose}/steps") > 0)
         values = values[counted]
-        if kind in NOTED and len(values):
-            said = [
-                kind != "rates" or bool(column.any()) for column in values.T
-            ]  # a layer without a learning rate is not trained
+        if kind in NOTED and len(values):  # a layer without a learning rate is not trained
+            said = [kind != "rates" or bool(column.any()) for column in values.T]
             found[f"{purpose}.{NOTED[kind]}"] = _where(said, values.mean(0))
     return found
 

@@ -93,16 +93,16 @@ def score_new_clients(
 
 def score_trained(sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, splits: Sequence[str]) -> StageScores:
     """Scores of models right after training, as `Simulation.round(examine=…)` shows them."""
-    size = evaluation_size(sim, len(ids))
-    parts = [({n: x[at : at + size] for n, x in rows.items()}, ids[at : at + size]) for at in range(0, len(ids), size)]
-    found = [{f"{split}.trained": _score(sim, rnd, some, who, split) for split in splits} for some, who in parts]
+    size, found = evaluation_size(sim, len(ids)), list[StageScores]()
+    for at in range(0, len(ids), size):
+        some = {name: x[at : at + size] for name, x in rows.items()}
+        found.append({f"{split}.trained": _score(sim, rnd, some, ids[at : at + size], split) for split in splits})
     return join_scores(found)
 
 
 def state_dict(sim: Simulation, progress: Progress, client: int) -> dict[str, Tensor]:
     """One client's deployed model, for `module.load_state_dict(…, strict=False)`: it has no counters."""
-    rows = deployed(sim, progress, torch.tensor([client]))
-    return {name: block[0].clone() for name, block in rows.items()}
+    return {name: block[0].clone() for name, block in deployed(sim, progress, torch.tensor([client])).items()}
 
 
 def accuracy(sim: Simulation, progress: Progress, split: str = "test") -> float:

@@ -28,10 +28,7 @@ class Flag:
 
     @property
     def times(self) -> str:
-        """The largest ratio to the median, in words."""
-        if self.ratio is None:
-            return f"far more than {FAR:g}"
-        return f"{self.ratio:,.0f}" if self.ratio < 1e9 else f"{self.ratio:.0e}".replace("e+", "e")
+        return _times(self.ratio)
 
 
 def flags(lines: Sequence[Line]) -> list[Flag]:
@@ -121,4 +118,7 @@ def _few(where: str, told: Sequence[str], what: str) -> Iterator[str]:
 
 
 def _times(ratio: float | None) -> str:
-    return Flag(0, "", ratio=ratio).times
+    """A ratio to the median, in words; None: more than a float can hold."""
+    if ratio is None:
+        return f"far more than {FAR:g}"
+    return f"{ratio:,.0f}" if ratio < 1e9 else f"{ratio:.0e}".replace("e+", "e")

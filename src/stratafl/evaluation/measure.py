@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from math import ceil
+from math import ceil, isfinite
 from typing import Any
 
 from torch import Tensor
@@ -38,7 +38,7 @@ def score_statistics(scores: Scores, classes: int | None) -> dict[str, float | N
         "worst10": worst.mean(),
         "loss": loss.sum() / count.sum(),
     }
-    return {key: _number(value) for key, value in numbers.items()}
+    return {key: _finite(float(value)) for key, value in numbers.items()}
 
 
 def score_line(found: StageScores, classes: int | None, prefix: str = "") -> Line:
@@ -60,9 +60,8 @@ def round_line(report: Report) -> Line:
     steps = {name.removesuffix("/steps"): tensor for name, tensor in report.notes.items() if name.endswith("/steps")}
     for purpose, taken in steps.items():
         line |= _loss_line(purpose, taken, report.notes.get(f"{purpose}/loss"), counted)
-    dropped = [value for name, value in report.notes.items() if name.endswith("/dropped")]
-    if dropped:
-        line["dropped_samples"] = int(sum(int(_tensor(value).sum()) for value in dropped))
+    dropped = [int(_tensor(value).sum()) for name, value in report.notes.items() if name.endswith("/dropped")]
+    line |= {"dropped_samples": sum(dropped)} if dropped else {}
     line |= {"bytes.down": report.down.total, "bytes.up": report.up.total}
     return line | {"seconds.train": report.train_seconds, "seconds.server": report.server_seconds}
 
@@ -73,7 +72,7 @@ def _loss_line(purpose: str, taken: Any, loss: Any, counted: Tensor) -> Line:
     if loss is None or steps.sum() == 0:
         return line
     losses = _tensor(loss)[counted.to(_tensor(loss).device)].double()
-    return {f"{purpose}.loss": _number((losses * steps).sum() / steps.sum()), **line}
+    return {f"{purpose}.loss": _finite(float((losses * steps).sum() / steps.sum())), **line}
 
 
 def upload_line(report: Report, names: Sequence[str] = ()) -> Line:
@@ -90,7 +89,8 @@ def client_lines(ids: Tensor, found: StageScores, classes: int | None) -> list[L
     lines: list[Line] = [{"client": client} for client in ids.tolist()]
     for place, scores in found.items():
         split = place.partition(".")[0]
-        for line, hits, loss, count in zip(lines, *map(_list, (scores.hits, scores.loss, scores.count)), strict=True):
+        each = zip(scores.hits.tolist(), scores.loss.tolist(), scores.count.tolist(), strict=True)
+        for line, (hits, loss, count) in zip(lines, each, strict=True):
             line[f"{split}.samples"] = int(count)
             if count:
                 line |= {} if classes is None else {f"{place}.accuracy": hits / count}
@@ -99,14 +99,8 @@ def client_lines(ids: Tensor, found: StageScores, classes: int | None) -> list[L
 
 
 def layer_lines(report: Report, layout: Layout) -> list[Line]:
-    sent = map(_list, (report.down.layers, report.up.layers))
-    columns = zip(layout.names, layout.sizes, *sent, strict=True)
+    columns = zip(layout.names, layout.sizes, report.down.layers.tolist(), report.up.layers.tolist(), strict=True)
     return [{"layer": name, "columns": size, "bytes.down": down, "bytes.up": up} for name, size, down, up in columns]
-
-
-def _list(tensor: Tensor) -> list[Any]:
-    values: list[Any] = tensor.tolist()
-    return values
 
 
 def _tensor(value: Any) -> Tensor:
@@ -115,9 +109,5 @@ def _tensor(value: Any) -> Tensor:
     return value
 
 
-def _number(value: Tensor) -> float | None:
-    return _finite(float(value))
-
-
 def _finite(value: float) -> float | None:
-    return value if value == value and abs(value) != float("inf") else None  # JSON has neither NaN nor infinity
+    return value if isfinite(value) else None  # JSON has neither NaN nor infinity

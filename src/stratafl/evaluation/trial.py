@@ -62,13 +62,12 @@ class Trial:
     def round(self, progress: Progress) -> tuple[Progress, RoundLines]:
         """One round, evaluated if it is due."""
         rnd = self.sim.at(progress.t)
-        evaluated = self._evaluated(rnd)
+        evaluated = rnd.plan.evaluated and ((rnd.t + 1) % self.every == 0 or rnd.t + 1 == self.rounds)
         looked = self.lab.due(rnd.t)
         collector = DiagnosticsCollector(self.lab, self.sim, rnd, self.executor.process_group) if looked else None
         examiner = _Examiner(self, rnd, evaluated, collector)
-        progress, report = self.sim.round(
-            progress, self.executor, examine=examiner if evaluated or looked else None, watched=looked
-        )
+        examine = examiner if evaluated or looked else None
+        progress, report = self.sim.round(progress, self.executor, examine=examine, watched=looked)
         between_servers = self.sim.algorithm.communication(self.sim.at(progress.t), progress.server)
         line: Line = {"round": progress.t, "phase": rnd.plan.phase, **round_line(report), **between_servers}
         line |= upload_line(report, self.sim.runtime.federation.client_names)
@@ -80,9 +79,6 @@ class Trial:
         plain = layer_lines(report, rnd.layout)
         layers = [{"round": progress.t, **each, **more} for each, more in zip(plain, seen, strict=True)]
         return progress, RoundLines(line, [{"round": progress.t, **each} for each in clients], layers)
-
-    def _evaluated(self, rnd: Round) -> bool:
-        return rnd.plan.evaluated and ((rnd.t + 1) % self.every == 0 or rnd.t + 1 == self.rounds)
 
     def _evaluation(self, progress: Progress, examiner: "_Examiner", present: Tensor) -> tuple[Line, list[Line]]:
         classes, sim, group = self.sim.setup.classes, self.sim, self.executor.process_group

@@ -18,10 +18,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from stratafl.algorithms import ALGORITHMS
 from stratafl.config.experiment import Experiment, with_values
@@ -32,6 +31,7 @@ from stratafl.errors import RecordError, StrataError, unknown
 from stratafl.recipes.claims import MEASURES, Claim
 
 SCALES = ("smoke", "short", "full")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -142,12 +142,14 @@ class Recipe:
 
 def _for(method: str | None, settings: Settings) -> Settings:
     """The settings without options of other methods."""
-    tables = {path: path.partition(".")[0] for path in settings}
-    return {path: settings[path] for path, table in tables.items() if table not in ALGORITHMS or table == method}
+    others = ALGORITHMS.keys() - {method}
+    return {path: value for path, value in settings.items() if path.partition(".")[0] not in others}
 
 
 def recipe_names() -> list[str]:
-    return sorted(f"{paper.name}/{file.name.removesuffix('.toml')}" for paper in _papers() for file in _tables(paper))
+    papers = [entry for entry in files("stratafl.recipes").iterdir() if entry.is_dir()]
+    tables = [f"{paper.name}/{entry.name}" for paper in papers for entry in paper.iterdir()]
+    return sorted(table.removesuffix(".toml") for table in tables if table.endswith(".toml"))
 
 
 def recipes(name: str) -> list[Recipe]:
@@ -165,10 +167,9 @@ def recipes(name: str) -> list[Recipe]:
 def _own(path: Path) -> Recipe:
     try:
         return replace(read(f"own/{path.stem}", path.read_text("utf-8")), source=str(path.resolve()))
-    except OSError as error:
-        raise RecordError(f"the recipe '{path}' cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise RecordError(f"the recipe '{path}' cannot be read: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise RecordError(f"the recipe '{path}' cannot be read: {why}") from error
 
 
 def read(name: str, text: str) -> Recipe:
@@ -196,21 +197,17 @@ class _File:
 
 def _recipe(name: str, table: dict[str, Any]) -> Recipe:
     found = from_settings("recipe", _File, table)
+
+    def records(key: str, kind: type[T]) -> tuple[T, ...]:
+        return tuple(from_settings(key, kind, each) for each in getattr(found, key))
+
     for key in ("title", "columns", "rows", "scales"):
         if not table[key]:
             raise RecordError(f"'{key}' is empty; a recipe needs it (docs/recipes.md has an example)")
-    made = Recipe(
-        name=name,
-        title=found.title,
-        columns=tuple(from_settings("columns", Column, each) for each in found.columns),
-        rows=tuple(from_settings("rows", Row, each) for each in found.rows),
-        scales={scale: from_settings(scale, Scale, each) for scale, each in found.scales.items()},
-        claims=tuple(from_settings("claims", Claim, each) for each in found.claims),
-        protocol=found.protocol,
-        settings=found.settings,
-        notes=tuple(map(str, found.notes)),
-        readings=tuple(map(str, found.readings)),
-    )
+    scales = {scale: from_settings(scale, Scale, each) for scale, each in found.scales.items()}
+    columns, rows, claims = records("columns", Column), records("rows", Row), records("claims", Claim)
+    notes, readings = tuple(map(str, found.notes)), tuple(map(str, found.readings))
+    made = Recipe(name, found.title, columns, rows, scales, claims, found.protocol, found.settings, notes, readings)
     _check(made)
     return made
 
@@ -248,11 +245,3 @@ def _known(kind: str, names: list[str], known: list[str]) -> None:
     for name in names:
         if name not in known:
             raise unknown(kind, str(name), known)
-
-
-def _papers() -> list[Traversable]:
-    return [entry for entry in files("stratafl.recipes").iterdir() if entry.is_dir() and not entry.name.startswith("_")]
-
-
-def _tables(paper: Traversable) -> list[Traversable]:
-    return [entry for entry in paper.iterdir() if entry.name.endswith(".toml")]

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import count
 from math import inf
 from pathlib import Path
 from statistics import median
@@ -119,8 +120,7 @@ class Reproduction:
 
     def lacks(self) -> str | None:
         """What this machine lacks for the unfinished cells, and what to do; None if it lacks nothing."""
-        unable = (cell for cell, one in self.outcomes() if one is None and not self.able(cell))
-        first = next(unable, None)
+        first = next((cell for cell, one in self.outcomes() if one is None and not self.able(cell)), None)
         if first is None:
             return None
         ways = [*(["--scale smoke"] if self.scale != "smoke" else []), "--set run.precision=fp32"]
@@ -139,14 +139,13 @@ class Reproduction:
     def further(self) -> list[Cell]:
         """Finished cells with seeds of an earlier call that this call does not include."""
         found = list[Cell]()
-        seed = 1 + max((cell.seed for cell in self.cells), default=-1)
-        while True:
+        for seed in count(1 + max((cell.seed for cell in self.cells), default=-1)):
             more = self.recipe.cells(self.scale, self.settings, seed + 1)
             ended = [cell for cell in more if cell.seed == seed and self.outcome(cell) is not None]
             if not ended:
-                return found
+                break
             found += ended
-            seed += 1
+        return found
 
     def outcome(self, cell: Cell) -> Outcome | None:
         """The outcome of a cell; None if its run is not finished."""
@@ -176,15 +175,14 @@ class Reproduction:
     def judged(self) -> list[Verdict]:
         columns, found, shorter = self.recipe.columns_at(self.scale), list[Verdict](), self.shorter()
         every = {measure: self.numbers(measure) for measure in {claim.measure for claim in self.recipe.claims}}
+        controls = [row.name for row in self.recipe.rows if row.control]
         for claim in self.recipe.claims:
             if self.stand_in and claim.kind == "printed":
                 continue  # the paper's numbers are of other data
-            numbers, printed = every[claim.measure], self.printed(claim.measure)
-            if claim.kind == "best":
-                against = verdicts(claim, self._without_controls(numbers), printed, columns, shorter)
-                found += [self._against_rivals(verdict, numbers) for verdict in against]
-            else:
-                found += verdicts(claim, numbers, printed, columns, shorter)
+            numbers, best = every[claim.measure], claim.kind == "best"
+            rivals = {place: values for place, values in numbers.items() if not (best and place[0] in controls)}
+            judged = verdicts(claim, rivals, self.printed(claim.measure), columns, shorter)
+            found += [self._against_rivals(verdict, numbers) for verdict in judged] if best else judged
         paper, _, table = self.recipe.name.partition("/")
         found = [v if v.holds is None else replace(v, column=self.shown(v.column)) for v in found]
         return [replace(v, paper=paper, table=table, stand_in=self.stand_in is not None) for v in found]
@@ -208,10 +206,6 @@ class Reproduction:
     def begun(self) -> list[Path]:
         """The run directories with at least one round."""
         return list(dict.fromkeys(self.place(cell) for cell in (*self.cells, *self.further) if self.done(cell)))
-
-    def _without_controls(self, numbers: Numbers) -> Numbers:
-        controls = [row.name for row in self.recipe.rows if row.control]
-        return {place: number for place, number in numbers.items() if place[0] not in controls}
 
     def _against_rivals(self, verdict: Verdict, numbers: Numbers) -> Verdict:
         """The verdict, with the rivals that are missing."""
@@ -248,18 +242,20 @@ def run_name(experiment: Experiment, trust: Trust | bool = NOTHING) -> str:
     """The name of the run directory of an experiment: method, data, model, and a digest of all settings."""
     told = to_tables(completed(experiment, trust))
     told["data"] = {key: value for key, value in told["data"].items() if BEFORE.get(key) != value}  # older runs lack it
-    tables = json.dumps(told, sort_keys=True)
-    data = Path(experiment.data.name).stem
-    plain = "".join(c if c.isalnum() else "-" for c in f"{experiment.algorithm.name}-{data}-{experiment.model.name}")
-    return f"{plain}-{hashlib.sha256(tables.encode()).hexdigest()[:8]}"
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
+    name = f"{experiment.algorithm.name}-{Path(experiment.data.name).stem}-{experiment.model.name}"
+    return f"{''.join(c if c.isalnum() else '-' for c in name)}-{digest}"
 
 
 def measured(one: Outcome, measure: str) -> float | None:
     """A number of a run as papers print it; see `MEASURES`."""
     numbers = one.numbers()
     if measure in ("trained", "global"):
-        common = measure == "global" and one.config["algorithm"]["name"] == "fedavg"  # FedAvg sends its global model
-        return _accuracy(one, "received" if common else measure)
+        sent = measure == "global" and one.config["algorithm"]["name"] == "fedavg"  # FedAvg sends its global model
+        name = "client_accuracy" if one.config["evaluate"]["average"] == "clients" else "accuracy"
+        found = next((line for line in one.lines if line["round"] == numbers["selected_round"]), {})
+        value = found.get(f"test.{'received' if sent else measure}.{name}")
+        return None if value is None else 100 * value
     if measure in ("score", "spread"):
         return 100 * numbers[measure] if measure in numbers else None
     if measure in OF_CONVERGENCE:
@@ -269,16 +265,3 @@ def measured(one: Outcome, measure: str) -> float | None:
         return numbers["bytes"] / numbers["rounds"] / 2**20
     # A mean would count the compilation in the first round.
     return median(float(line["seconds.train"] + line["seconds.server"]) for line in one.lines)
-
-
-def _accuracy(one: Outcome, stage: str) -> float | None:
-    name = "client_accuracy" if one.config["evaluate"]["average"] == "clients" else "accuracy"
-    selected = one.numbers()["selected_round"]
-    found = next((line for line in one.lines if line["round"] == selected), {})
-    value = found.get(f"test.{stage}.{name}")
-    return None if value is None else 100 * value
-
-
-def seconds(one: Outcome) -> float:
-    """The duration of a run, with its evaluations."""
-    return sum(float(value) for line in one.lines for key, value in line.items() if key.startswith("seconds."))

@@ -6,8 +6,8 @@ from typing import Any
 
 from stratafl.files import write_atomically
 from stratafl.recipes.claims import MEASURES, OF_CONVERGENCE
-from stratafl.recipes.recipe import Column, Row
-from stratafl.recipes.reproduction import RESULT, Reproduction, seconds
+from stratafl.recipes.recipe import Row
+from stratafl.recipes.reproduction import RESULT, Reproduction
 from stratafl.recipes.verdicts import Numbers, Place
 from stratafl.report.formats import MARK, duration, machine, span, versions
 from stratafl.report.intervals import Spread
@@ -32,11 +32,12 @@ def markdown(made: Reproduction, judged: Sequence[Verdict], command: str) -> str
     recipe, scale = made.recipe, made.recipe.at(made.scale)
     lines = [f"## {recipe.name}, scale {made.scale}: {recipe.title}", ""]
     lines += [f"`{command}` — {_made(made)}; protocol `{recipe.protocol}`."]
-    settings = {**recipe.settings, **scale.settings}
-    lines += ["", f"Settings: {_settings(settings)}."]
-    for kind, some in (("Columns", _columns(made)), ("Rows", recipe.runnable)):
+    lines += ["", f"Settings: {_settings({**recipe.settings, **scale.settings})}."]
+    columns = [column for column in recipe.columns if column.name in recipe.columns_at(made.scale)]
+    for kind, some in (("Columns", columns), ("Rows", recipe.runnable)):
         lines += ["", f"{kind}: " + "; ".join(f"*{each.name}* {_settings(each.settings)}" for each in some) + "."]
-    lines += ["", f"Data: {_names(made, 'data')}. Model: {_names(made, 'model')}.", ""]
+    data, models = (dict.fromkeys(getattr(c.experiment, of).name for c in made.cells) for of in ("data", "model"))
+    lines += ["", f"Data: {', '.join(data)}. Model: {', '.join(models)}.", ""]
     lines += [f"- {note}" for note in recipe.notes]
     for measure in recipe.measures:
         lines += ["", f"**{MEASURES[measure]}**", "", *table(made, measure)]
@@ -56,14 +57,6 @@ def _settings(given: Mapping[str, Any]) -> str:
     return ", ".join(f"`{key}={value}`" for key, value in given.items()) or "as they are"
 
 
-def _columns(made: Reproduction) -> list[Column]:
-    return [column for column in made.recipe.columns if column.name in made.recipe.columns_at(made.scale)]
-
-
-def _names(made: Reproduction, table: str) -> str:
-    return ", ".join(dict.fromkeys(getattr(cell.experiment, table).name for cell in made.cells))
-
-
 def _made(made: Reproduction) -> str:
     """Where and when the runs were made, and how long they took; they may come from several calls and machines."""
     if not made.begun:
@@ -71,7 +64,8 @@ def _made(made: Reproduction) -> str:
     about = [environment_of(place) for place in made.begun]
     where = [f"{machine(env)}; {versions(env)}" for env in about]
     when = span([str(env["started"]) for env in about if env.get("started")])
-    spent = sum(seconds(read_outcome(place)) for place in made.begun)
+    lines = [line for place in made.begun for line in read_outcome(place).lines]
+    spent = sum(float(v) for line in lines for key, v in line.items() if key.startswith("seconds."))  # also evaluating
     return "; ".join([*dict.fromkeys(where), *filter(None, [when]), f"the runs took {duration(spent)}"])
 
 

@@ -32,11 +32,6 @@ class PairedDifference:
         found = interval(each)
         return PairedDifference(fmean(each), None if found is None else found.high - found.mean, len(each))
 
-    @staticmethod
-    def between(claim: Claim, numbers: Numbers, a: Place, b: Place) -> "PairedDifference | None":
-        """How much better `a` is than `b`; None without a common seed."""
-        return PairedDifference.of(list(leads(claim, numbers, a, b).values()))
-
     def undecided(self, *limits: float) -> bool:
         """Whether a deciding limit is within the interval, so that other seeds may change the verdict."""
         return self.margin is not None and any(abs(self.mean - limit) <= self.margin for limit in limits)
@@ -106,17 +101,8 @@ class _Judge:
     column: str
 
     def verdict(self) -> Verdict:
-        kinds = {
-            "best": self._best,
-            "above": self._above,
-            "order": self._order,
-            "close": self._close,
-            "printed": self._printed,
-            "rises": self._rises,
-            "widens": self._widens,
-            "flat": self._flat,
-        }
-        return kinds[self.claim.kind]()
+        found: Verdict = getattr(self, f"_{self.claim.kind}")()
+        return found
 
     def unknown(self, reason: str, paper: str = "") -> Verdict:
         return Verdict(self.claim.says, self.claim.predicate, paper, "", None, reason, column=self.column)
@@ -130,7 +116,8 @@ class _Judge:
         return self.unknown(f"{rows} was not run{where}{improving}", paper)
 
     def _difference(self, a: Place, b: Place) -> PairedDifference | None:
-        return PairedDifference.between(self.claim, self.numbers, a, b)
+        """How much better `a` is than `b`; None without a common seed."""
+        return PairedDifference.of(list(leads(self.claim, self.numbers, a, b).values()))
 
     def _paper_difference(self, a: Place, b: Place) -> str:
         return f"{self.printed[a] - self.printed[b]:+.2f}" if a in self.printed and b in self.printed else ""

@@ -3,15 +3,15 @@
 The figures of a chart are the leaves of a tree; each control chooses a branch, and the next one offers what is in it.
 """
 
-from collections.abc import Mapping, Sequence
+import html
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Literal, Union
+from typing import Any, Literal, NamedTuple
 
 from stratafl.report.formats import MARK
 
 Figure = dict[str, Any]  # {"data": […], "layout": {…}}
-Tree = Union[Figure, "Branches"]
 DIGITS = 5  # significant digits of a number in a figure
 
 # Okabe and Ito's colours without black and yellow, which are invisible on one of the two backgrounds.
@@ -23,15 +23,11 @@ SCALE = "Cividis"
 LONGEST = 26  # characters of a label in a chart
 
 
-@dataclass(frozen=True)
-class Branches:
-    """The options of a control, in order."""
-
-    of: Mapping[str, "Tree"]
+class Branches(dict[str, Any]):
+    """The options of a control, in order, each with `Branches` or a figure."""
 
 
-@dataclass(frozen=True)
-class Control:
+class Control(NamedTuple):
     """A menu, a row of switches, or a slider."""
 
     label: str
@@ -45,26 +41,19 @@ class Chart:
     name: str
     title: str
     caption: str
-    tree: Tree
+    tree: Figure | Branches
     controls: tuple[Control, ...] = ()
     height: int = 420
 
     def plain(self) -> dict[str, Any]:
         """The chart as `page.js` reads it."""
-        controls = [{"label": control.label, "kind": control.kind} for control in self.controls]
+        controls = [control._asdict() for control in self.controls]
         return {"name": self.name, "controls": controls, "height": self.height, "tree": _plain(self.tree)}
 
 
-def _plain(tree: Tree) -> dict[str, Any]:
-    if isinstance(tree, Branches):
-        return {"options": [[key, _plain(child)] for key, child in tree.of.items()]}
-    return tree
-
-
-def figures(tree: Tree) -> list[Figure]:
-    if isinstance(tree, Branches):
-        return [figure for child in tree.of.values() for figure in figures(child)]
-    return [tree]
+def _plain(tree: Figure | Branches) -> dict[str, Any]:
+    branches = isinstance(tree, Branches)
+    return {"options": [[key, _plain(child)] for key, child in tree.items()]} if branches else tree
 
 
 def line_style(place: int) -> dict[str, Any]:
@@ -79,12 +68,13 @@ def category_axis(title: str = "", down: bool = False) -> dict[str, Any]:
     return {"type": "category", "automargin": True, **titled, **({"autorange": "reversed"} if down else {})}
 
 
-def heat_map(
-    x: Sequence[str] | None, y: Sequence[str] | None, z: Sequence[Any], hover: str, **more: Any
-) -> dict[str, Any]:
+def scatter(mode: str, x: Sequence[Any], y: Sequence[Any], **more: Any) -> dict[str, Any]:
+    return {"type": "scatter", "mode": mode, "x": x, "y": y, **more}
+
+
+def heat_map(z: Sequence[Any], hover: str, **more: Any) -> dict[str, Any]:
     look = {"colorscale": SCALE, "colorbar": {"thickness": 12}, "hovertemplate": f"{hover}<extra></extra>"}
-    names = {"x": x, "y": y} if x is not None else {}
-    return {"type": "heatmap", **names, "z": z, **look, **more}
+    return {"type": "heatmap", "z": z, **look, **more}
 
 
 def band_colour(place: int) -> str:
@@ -104,18 +94,24 @@ def _faint(colour: str) -> str:
 
 def plain_text(text: object) -> str:
     """A text for plotly, which would read tags and entities in it."""
-    return str(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return html.escape(str(text), quote=False)
 
 
 def short_labels(labels: Sequence[str]) -> list[str]:
     """Labels for charts, all different and of limited length, without the package of an imported method."""
-    made: list[str] = []
+    brief: list[str] = []
     for label in labels:
         marked = f" {MARK}" if label.endswith(MARK) else ""
         words = label.removesuffix(marked).split(" ")
         name = " ".join([words[0].rpartition(":")[2] or words[0], *words[1:]])
-        brief = (name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…") + marked
-        made.append(brief if brief not in made else f"{brief} #{len(made) + 1}")
+        brief.append((name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…") + marked)
+    return distinct(brief)
+
+
+def distinct(labels: Sequence[str]) -> list[str]:
+    made: list[str] = []
+    for label in labels:
+        made.append(label if label not in made else f"{label} #{len(made) + 1}")
     return made
 
 

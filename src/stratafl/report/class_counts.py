@@ -1,12 +1,13 @@
 """Class counts: how many samples of each class each client has, for each partition of the data."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import sqrt
 from typing import Any
 
 from stratafl.errors import counted
 from stratafl.report import charts
 from stratafl.report.charts import COLOURS, Branches, Chart, Control, Figure, category_axis, plain_text, thinned
+from stratafl.report.formats import differing
 from stratafl.report.outcome import Outcome
 from stratafl.report.study import ClassCounts, Study
 
@@ -26,25 +27,24 @@ def class_counts_chart(study: Study) -> Chart | None:
     if not found:
         return None
     labels = partition_labels([one for _, one in found])
-    tree = Branches({label: _splits(each) for label, (each, _) in zip(labels, found, strict=True)})
+    tree = Branches()
+    for label, (held, _) in zip(labels, found, strict=True):
+        splits = {split: rows for split, rows in held.counts.items() if any(map(any, rows))}
+        tree[label] = Branches({split: _figure(rows, held) for split, rows in splits.items()})
     rows = max(len(split) for each, _ in found for split in each.counts.values())
     columns = max(len(row) for each, _ in found for split in each.counts.values() for row in split)
     controls = (Control("partition"), Control("split", "switch"))
     caption = _caption(rows, columns, study.regression)
-    return Chart("class_counts", "Class counts", caption, tree, controls, height=_height(rows, columns))
+    height = 320 if columns == 1 else 140 + 20 * rows if _bubbles(rows, columns) else 560
+    return Chart("class_counts", "Class counts", caption, tree, controls, height)
 
 
 def partition_labels(outcomes: Sequence[Outcome]) -> list[str]:
     """The data settings and seeds in which these runs differ; numbered where that is not enough."""
     settings = [{f"data.{key}=": value for key, value in one.config["data"].items()} for one in outcomes]
     each = [{**given, "seed ": one.seed} for given, one in zip(settings, outcomes, strict=True)]
-    keys = dict.fromkeys(key for given in each for key in given)
-    differing = [key for key in keys if len({repr(given.get(key)) for given in each}) > 1] or ["seed "]
-    made: list[str] = []
-    for given in each:
-        label = ", ".join(f"{key}{given[key]}" for key in differing if key in given)
-        made.append(label if label not in made else f"{label} #{len(made) + 1}")
-    return made
+    keys = differing(each) or ["seed "]
+    return charts.distinct([", ".join(f"{key}{given[key]}" for key in keys if key in given) for given in each])
 
 
 def _caption(clients: int, classes: int, regression: bool) -> str:
@@ -62,16 +62,6 @@ def _bubbles(clients: int, classes: int) -> bool:
     return clients <= BUBBLES and classes <= BUBBLES
 
 
-def _height(clients: int, classes: int) -> int:
-    if classes == 1:
-        return 320
-    return 140 + 20 * clients if _bubbles(clients, classes) else 560
-
-
-def _splits(held: ClassCounts) -> Branches:
-    return Branches({split: _figure(rows, held) for split, rows in held.counts.items() if any(map(any, rows))})
-
-
 def _figure(rows: Sequence[Sequence[int]], held: ClassCounts) -> Figure:
     clients, classes = _names(held.clients, len(rows)), _names(held.classes, max(map(len, rows)))
     if len(classes) == 1:
@@ -81,45 +71,25 @@ def _figure(rows: Sequence[Sequence[int]], held: ClassCounts) -> Figure:
 
 def _names(given: Sequence[str], count: int) -> list[str]:
     """Names for an axis, all different and of limited length; numbers if there are no names."""
-    names = given or list(map(str, range(count)))
-    return [
-        plain_text(name if len(name) <= charts.LONGEST else f"{name[: charts.LONGEST - 8]}… #{at}")
-        for at, name in enumerate(names)
-    ]
+    names, most = given or list(map(str, range(count))), charts.LONGEST
+    return [plain_text(name if len(name) <= most else f"{name[: most - 8]}… #{at}") for at, name in enumerate(names)]
 
 
 def _bubble(rows: Sequence[Sequence[int]], clients: Sequence[str], classes: Sequence[str]) -> Figure:
     cells = [(client, label, count) for client, row in enumerate(rows) for label, count in enumerate(row) if count]
-    largest = max(count for *_, count in cells)
-
+    x, y = [classes[label] for _, label, _ in cells], [clients[client] for client, _, _ in cells]
+    counts = [count for *_, count in cells]
+    largest = max(counts)
     look = {"color": COLOURS[0], "opacity": 0.8, "line": {"width": 0}, "sizemin": SMALLEST}
-    trace = {
-        "type": "scatter",
-        "mode": "markers",
-        "name": "samples",
-        "x": [classes[label] for _, label, _ in cells],
-        "y": [clients[client] for client, _, _ in cells],
-        "customdata": [count for *_, count in cells],
-        "marker": look
-        | {"size": [count for *_, count in cells], "sizemode": "area", "sizeref": 2 * largest / LARGEST**2},
-        "hovertemplate": "client %{y}, class %{x}: %{customdata} samples<extra></extra>",
-        "showlegend": False,
-    }
-    layout = {"xaxis": _axis("class", classes), "yaxis": _axis("client", clients, down=True)}
-    return {"data": [trace, *_scale(largest, look)], "layout": layout}
-
-
-def _scale(largest: int, look: Mapping[str, Any]) -> list[dict[str, Any]]:
-    nowhere = {"type": "scatter", "mode": "markers", "x": [None], "y": [None], "hoverinfo": "skip", "showlegend": True}
-    return [
-        {**nowhere, "name": counted(count, "sample")} | {"marker": {**look, "size": _pixels(count, largest)}}
-        for count in sorted({max(1, largest // part) for part in (16, 4, 1)})
-    ]
-
-
-def _pixels(count: int, largest: int) -> float:
-    """The width of a bubble whose area is the count."""
-    return max(SMALLEST, LARGEST * sqrt(count / largest))
+    marker = look | {"size": counts, "sizemode": "area", "sizeref": 2 * largest / LARGEST**2}
+    hover = "client %{y}, class %{x}: %{customdata} samples<extra></extra>"
+    traces = [charts.scatter("markers", x, y, name="samples", customdata=counts, marker=marker, hovertemplate=hover)]
+    traces[0]["showlegend"] = False
+    for count in sorted({max(1, largest // part) for part in (16, 4, 1)}):  # the legend
+        marker = {**look, "size": max(SMALLEST, LARGEST * sqrt(count / largest))}  # its area is the count
+        shown = {"name": counted(count, "sample"), "hoverinfo": "skip", "showlegend": True}
+        traces.append(charts.scatter("markers", [None], [None], marker=marker, **shown))
+    return {"data": traces, "layout": {"xaxis": _axis("class", classes), "yaxis": _axis("client", clients, down=True)}}
 
 
 def _axis(title: str, names: Sequence[str], down: bool = False) -> dict[str, Any]:
@@ -132,24 +102,16 @@ def _heat(rows: Sequence[Sequence[int]], clients: Sequence[str], classes: Sequen
     totals = [sum(column) for column in zip(*rows, strict=True)]
     kept = sorted(sorted(range(len(totals)), key=lambda label: -totals[label])[:COLUMNS])
     shown = thinned(len(rows), ROWS)
-    trace = charts.heat_map(
-        [classes[label] for label in kept],
-        [clients[client] for client in shown],
-        [[rows[client][label] for label in kept] for client in shown],
-        "client %{y}, class %{x}: %{z} samples",
-        colorbar={"title": {"text": "samples"}, "thickness": 12},
-    )
+    z = [[rows[client][label] for label in kept] for client in shown]
+    names = {"x": [classes[label] for label in kept], "y": [clients[client] for client in shown]}
+    bar = {"title": {"text": "samples"}, "thickness": 12}
+    trace = charts.heat_map(z, "client %{y}, class %{x}: %{z} samples", colorbar=bar, **names)
     layout = {"xaxis": category_axis("class"), "yaxis": category_axis("client", down=True)}
     return {"data": [trace], "layout": layout}
 
 
 def _totals(counts: Sequence[int], clients: Sequence[str]) -> Figure:
     kept = thinned(len(counts), ROWS)
-    trace = {
-        "type": "bar",
-        "name": "samples",
-        "x": [clients[client] for client in kept],
-        "y": [counts[client] for client in kept],
-        "marker": {"color": COLOURS[0]},
-    }
+    trace: dict[str, Any] = {"type": "bar", "name": "samples", "marker": {"color": COLOURS[0]}}
+    trace |= {"x": [clients[client] for client in kept], "y": [counts[client] for client in kept]}
     return {"data": [trace], "layout": {"xaxis": category_axis("client"), "yaxis": {"title": {"text": "samples"}}}}

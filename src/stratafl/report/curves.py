@@ -3,22 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from stratafl.evaluation.measure import Line
-from stratafl.report.charts import (
-    Branches,
-    Chart,
-    Control,
-    Figure,
-    band_colour,
-    line_style,
-    plain_text,
-    rounded,
-    short_labels,
-    thinned,
-)
+from stratafl.report import charts
+from stratafl.report.charts import Branches, Chart, Control, Figure, plain_text, rounded, scatter, thinned
+from stratafl.report.intervals import Spread
 from stratafl.report.outcome import SQUARED
 from stratafl.report.ranking import Rank
 from stratafl.report.study import Study
@@ -50,8 +41,12 @@ class Point:
 def curve(rank: Rank, key: str) -> list[Point]:
     """The rounds for which every seed has this number."""
     runs = [_measured(one.lines, key) for one in rank.members]
-    common = [number for number in runs[0] if all(number in run for run in runs)]
-    return [_point([run[number] for run in runs]) for number in common]
+    points = []
+    for number in (number for number in runs[0] if all(number in run for run in runs)):
+        values, places = zip(*(run[number] for run in runs), strict=True)
+        spread = Spread.of(values)
+        points.append(Point(spread.mean, spread.std, {axis: fmean(at[axis] for at in places) for axis in AXES}))
+    return points
 
 
 def _measured(lines: Sequence[Line], key: str) -> dict[int, tuple[float, dict[str, float]]]:
@@ -65,26 +60,19 @@ def _measured(lines: Sequence[Line], key: str) -> dict[int, tuple[float, dict[st
     return found
 
 
-def _point(seeds: Sequence[tuple[float, dict[str, float]]]) -> Point:
-    values = [value for value, _ in seeds]
-    at = {axis: fmean(where[axis] for _, where in seeds) for axis in AXES}
-    return Point(fmean(values), stdev(values) if len(values) > 1 else None, at)
-
-
 def curves_chart(study: Study) -> Chart | None:
-    labels = short_labels([rank.label for rank in study.ranks])
-    measures: dict[str, Any] = {}
+    measures = Branches()
     for title, key in MEASURES.items():
         found = [(place, curve(rank, key)) for place, rank in enumerate(study.ranks)]
         kept = [(place, [points[i] for i in thinned(len(points), POINTS)]) for place, points in found if points]
         unit = _unit(key, study.regression)
         if kept and (not study.regression or unit != ACCURACY):
-            measures[title] = Branches({axis: _figure(kept, labels, unit, axis) for axis in AXES})
+            measures[title] = Branches({axis: _figure(kept, study.labels, unit, axis) for axis in AXES})
     if not measures:
         return None
     caption = "Mean ± one standard deviation (the band) over seeds, for the rounds that every seed has reached."
     controls = (Control("show"), Control("over", "switch"))
-    return Chart("curves", "Learning curves", caption, Branches(measures), controls, height=460)
+    return Chart("curves", "Learning curves", caption, measures, controls, height=460)
 
 
 def _unit(key: str, regression: bool) -> str:
@@ -108,32 +96,18 @@ def _figure(found: Sequence[tuple[int, list[Point]]], labels: Sequence[str], uni
 def _line(place: int, label: str, points: Sequence[Point], axis: str, share: bool) -> dict[str, Any]:
     mean, deviation = ("%{y:.1%}", " ± %{customdata:.1%}") if share else ("%{y:.4g}", " ± %{customdata:.2g}")
     form = mean if points[0].std is None else mean + deviation
-    return {
-        "type": "scatter",
-        "mode": "lines+markers" if len(points) <= MARKED else "lines",
-        "name": plain_text(label),
-        "legendgroup": str(place),
-        "x": [rounded(point.at[axis]) for point in points],
-        "y": [rounded(point.mean) for point in points],
-        "customdata": [rounded(point.std) for point in points],
-        "hovertemplate": f"{form}<extra>%{{fullData.name}}, %{{x}}</extra>",
-        **line_style(place),
-    }
+    hover = f"{form}<extra>%{{fullData.name}}, %{{x}}</extra>"
+    deviations = [rounded(point.std) for point in points]
+    look = {"name": plain_text(label), "legendgroup": str(place), **charts.line_style(place)}
+    x, y = [rounded(point.at[axis]) for point in points], [rounded(point.mean) for point in points]
+    mode = "lines+markers" if len(points) <= MARKED else "lines"
+    return scatter(mode, x, y, customdata=deviations, hovertemplate=hover, **look)
 
 
 def _band(place: int, points: Sequence[Point], axis: str, most: float) -> dict[str, Any]:
     x = [rounded(point.at[axis]) for point in points]
     upper = [rounded(min(point.mean + (point.std or 0), most)) for point in points]
     lower = [rounded(max(point.mean - (point.std or 0), 0)) for point in points]
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "x": [*x, *reversed(x)],
-        "y": [*upper, *reversed(lower)],
-        "fill": "toself",
-        "fillcolor": band_colour(place),
-        "line": {"width": 0},
-        "hoverinfo": "skip",
-        "showlegend": False,
-        "legendgroup": str(place),
-    }
+    look = {"fill": "toself", "fillcolor": charts.band_colour(place), "line": {"width": 0}}
+    quiet = {"hoverinfo": "skip", "showlegend": False, "legendgroup": str(place)}
+    return scatter("lines", [*x, *reversed(x)], [*upper, *reversed(lower)], **look, **quiet)

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
+from math import inf
 
 from stratafl.errors import counted, shown
 from stratafl.evaluation.flags import MOST, Flag, all_left_out, flags
@@ -22,15 +23,17 @@ def flag_sentences(outcomes: Sequence[Outcome]) -> list[str]:
     left_out, far = dict[str, Found](), dict[str, Found]()
     for one in _alive(outcomes):
         for flag in flags(one.lines):
-            for there, found in ((flag.left_out, left_out), (flag.far, far)):
+            for there, flagged in ((flag.left_out, left_out), (flag.far, far)):
                 if there:
-                    found.setdefault(flag.name, []).append((one, flag))
-    runs = len(outcomes)
-    out = [f"{who} was left out of {_rounds(f, runs, 'left_out')}: {_reasons(f)}" for who, f in left_out.items()]
-    long = [
-        f"{who} sent updates of up to {_longest(f)} times the median norm of the cohort in {_rounds(f, runs, 'far')}"
-        for who, f in far.items()
-    ]
+                    flagged.setdefault(flag.name, []).append((one, flag))
+    out, long, runs = list[str](), list[str](), len(outcomes)
+    for who, found in left_out.items():
+        reasons = "; ".join(dict.fromkeys(shown(flag.reason) for _, flag in found))
+        out.append(f"{who} was left out of {_rounds(found, runs, 'left_out')}: {reasons}")
+    for who, found in far.items():
+        longest = max((flag for _, flag in found), key=lambda f: inf if f.ratio is None else f.ratio).times
+        where = _rounds(found, runs, "far")
+        long.append(f"{who} sent updates of up to {longest} times the median norm of the cohort in {where}")
     said = [*_few(out, "was left out", "were left out"), *_few(long, "sent long updates", "sent long updates")]
     return [*_ended(outcomes), *said]
 
@@ -48,7 +51,8 @@ def flag_table(ranks: Sequence[Rank]) -> Table | None:
             for flag in flags(one.lines):
                 cells = [text(rank.label), text(one.seed), text(flag.name)]
                 cells += [Cell(f"{flag.left_out} of {one.rounds}", flag.left_out), text(shown(flag.reason))]
-                rows.append((*cells, Cell(f"{flag.far} of {one.rounds}", flag.far), _ratio(flag)))
+                ratio = Cell(flag.times, flag.ratio) if flag.far else Cell("")
+                rows.append((*cells, Cell(f"{flag.far} of {one.rounds}", flag.far), ratio))
     caption = (
         "Left out: the upload is not finite, or its number of samples is wrong. Outlier: the norm of the update is at "
         f"least {FAR:g} times the median of the cohort; the update takes part."
@@ -71,23 +75,11 @@ def _ended(outcomes: Sequence[Outcome]) -> list[str]:
     return [f"all clients were left out of {still} of {counted(rounds, 'round')}{where}; try a smaller train.lr"]
 
 
-def _ratio(flag: Flag) -> Cell:
-    return Cell(flag.times, flag.ratio) if flag.far else Cell("", None)
-
-
 def _rounds(found: Found, runs: int, kind: str) -> str:
     """In how many rounds, of how many rounds of the runs that flagged it."""
     times, rounds = sum(getattr(flag, kind) for _, flag in found), sum(one.rounds for one, _ in found)
     where = f" in {len(found)} of {runs} runs" if runs > 1 else ""
     return f"{times} of {counted(rounds, 'round')}{where}"
-
-
-def _reasons(found: Found) -> str:
-    return "; ".join(dict.fromkeys(shown(flag.reason) for _, flag in found))
-
-
-def _longest(found: Found) -> str:
-    return max((flag for _, flag in found), key=lambda f: float("inf") if f.ratio is None else f.ratio).times
 
 
 def _few(said: Sequence[str], one: str, several: str) -> list[str]:

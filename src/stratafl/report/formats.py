@@ -13,6 +13,12 @@ Environment = Mapping[str, Any]  # what a run's environment.json says
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The keys whose values are not the same in all of these."""
+    keys = dict.fromkeys(key for given in settings for key in given)
+    return [key for key in keys if len({repr(given.get(key)) for given in settings}) > 1]
+
+
 def minus(text: str) -> str:
     return text.replace("-", "−")
 

@@ -1,24 +1,12 @@
 """Charts of layers: diagnostics over rounds and over methods, mixing weights, communication per layer."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 from typing import Any
 
-from stratafl.report.charts import (
-    Branches,
-    Chart,
-    Control,
-    Figure,
-    category_axis,
-    heat_map,
-    line_style,
-    plain_text,
-    rounded,
-    short_labels,
-    thinned,
-)
+from stratafl.report import charts
+from stratafl.report.charts import Branches, Chart, Control, Figure, category_axis, heat_map, plain_text, rounded
 from stratafl.report.formats import size
 from stratafl.report.study import LayerJournal, Matrix, Study
 
@@ -48,28 +36,26 @@ Means = Mapping[str, float]  # by layer
 
 def rounds_chart(study: Study) -> Chart | None:
     shown = {NAMES.get(key, key): by_method_and_seed(study, partial(_heat, key)) for key in _keys(study)}
-    tree = Branches({name: branches for name, branches in shown.items() if branches.of})
+    tree = Branches({name: branches for name, branches in shown.items() if branches})
     caption = "The diagnostics of each layer, for the rounds that have them."
     controls = (Control("show"), Control("method"), Control("seed", "switch"))
     layers = max((len(record.layers.names) for record in study.records.values()), default=0)
     height = min(1600, 170 + 26 * max(layers, 4))
-    return Chart("layers", "Layers over rounds", caption, tree, controls, height) if tree.of else None
+    return Chart("layers", "Layers over rounds", caption, tree, controls, height) if tree else None
 
 
 def methods_chart(study: Study) -> Chart | None:
-    labels = short_labels([rank.label for rank in study.ranks])
-    keys: dict[str, Any] = {}
+    keys = Branches()
     for key in _keys(study):
-        numbers = sorted({t for record in study.records.values() for t in _rounds(record.layers, key)})
-        rounds = [numbers[i] for i in thinned(len(numbers), SLIDER_ROUNDS)]
-        found = {str(t): _lines(study, labels, key, t) for t in rounds}
-        keys[NAMES.get(key, key)] = Branches({t: figure for t, figure in found.items() if figure["data"]})
-    keys = {name: branches for name, branches in keys.items() if branches.of}
+        rounds = _rounds([record.layers for record in study.records.values()], key, SLIDER_ROUNDS)
+        found = {str(t): _lines(study, key, t) for t in rounds}
+        branches = Branches({t: figure for t, figure in found.items() if figure["data"]})
+        keys |= {NAMES.get(key, key): branches} if branches else {}
     caption = "Mean over seeds, layer by layer, from the input of the model to its head. The slider sets the round."
     controls = (Control("show"), Control("round", "slider"))
     names = study.layer_names
     height = 420 if len(names) <= UPRIGHT else 420 + 7 * max(map(len, names))
-    return Chart("methods", "Methods over layers", caption, Branches(keys), controls, height) if keys else None
+    return Chart("methods", "Methods over layers", caption, keys, controls, height) if keys else None
 
 
 def _keys(study: Study) -> list[str]:
@@ -77,43 +63,38 @@ def _keys(study: Study) -> list[str]:
     return [*(key for key in NAMES if key in found), *(key for key in found if key not in NAMES)]
 
 
-def _rounds(layers: LayerJournal, key: str) -> list[int]:
-    return sorted({number for found in layers.numbers.get(key, {}).values() for number in found})
+def _rounds(journals: Sequence[LayerJournal], key: str, most: int) -> list[int]:
+    """The rounds with this number in some layer, at most so many."""
+    rounds = sorted({t for layers in journals for found in layers.numbers.get(key, {}).values() for t in found})
+    return [rounds[i] for i in charts.thinned(len(rounds), most)]
 
 
 def _heat(key: str, layers: LayerJournal) -> Figure | None:
     if key not in layers.numbers:
         return None
-    found, numbers = layers.numbers[key], _rounds(layers, key)
-    rounds = [numbers[i] for i in thinned(len(numbers), HEAT_MAP_ROUNDS)]
+    found, rounds = layers.numbers[key], _rounds([layers], key, HEAT_MAP_ROUNDS)
     names = [layer for layer in layers.names if layer in found]
     form = ".1%" if key in SHARES and key != "cka" else ".3g"
-    trace = heat_map(
-        [str(number) for number in rounds],
-        [plain_text(layer) for layer in names],
-        [[rounded(found[layer].get(number)) for number in rounds] for layer in names],
-        f"%{{y}}, round %{{x}}: %{{z:{form}}}",
-        colorbar={"thickness": 12, **({"tickformat": ".0%"} if form == ".1%" else {})},
-        xgap=1,
-        ygap=1,
-        **({"zmin": 0, "zmax": 1} if key in SHARES else {}),
-        **({"texttemplate": f"%{{z:{form}}}"} if len(rounds) * len(names) <= 80 else {}),
-    )
+    look = {"x": list(map(str, rounds)), "y": list(map(plain_text, names)), "xgap": 1, "ygap": 1}
+    look |= {"colorbar": {"thickness": 12, **({"tickformat": ".0%"} if form == ".1%" else {})}}
+    look |= {"zmin": 0, "zmax": 1} if key in SHARES else {}
+    look |= {"texttemplate": f"%{{z:{form}}}"} if len(rounds) * len(names) <= 80 else {}
+    z = [[rounded(found[layer].get(number)) for number in rounds] for layer in names]
+    trace = heat_map(z, f"%{{y}}, round %{{x}}: %{{z:{form}}}", **look)
     return {"data": [trace], "layout": {"xaxis": category_axis("round"), "yaxis": category_axis(down=True)}}
 
 
-def _lines(study: Study, labels: Sequence[str], key: str, number: int) -> Figure:
+def _lines(study: Study, key: str, number: int) -> Figure:
     found = [record.layers.numbers.get(key, {}) for record in study.records.values()]
     layers = [layer for layer in study.layer_names if any(layer in each for each in found)]
     traces = []
-    for place, rank in enumerate(study.ranks):
+    for place, (label, rank) in enumerate(zip(study.labels, study.ranks, strict=True)):
         seeds = [record.layers.numbers.get(key, {}) for record in study.of(rank)]
         means = {layer: _mean([each.get(layer, {}).get(number) for each in seeds]) for layer in layers}
         if any(value is not None for value in means.values()):
-            x, y = [plain_text(layer) for layer in means], [rounded(value) for value in means.values()]
-            line = {"type": "scatter", "mode": "lines+markers", "name": plain_text(labels[place]), "x": x, "y": y}
-            traces.append(line | line_style(place))
-    order = {"categoryorder": "array", "categoryarray": [plain_text(layer) for layer in layers]}
+            x, y = list(map(plain_text, means)), list(map(rounded, means.values()))
+            traces.append(charts.scatter("lines+markers", x, y, name=plain_text(label), **charts.line_style(place)))
+    order = {"categoryorder": "array", "categoryarray": list(map(plain_text, layers))}
     shares = {"range": [-0.03, 1.03]} if key in SHARES else {"rangemode": "tozero"}
     y_axis = {"title": {"text": BRIEF.get(key, plain_text(key))}, **shares}
     return {"data": traces, "layout": {"xaxis": category_axis("layer") | order, "yaxis": y_axis}}
@@ -126,42 +107,35 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def by_method_and_seed(study: Study, make: Callable[[LayerJournal], Any]) -> Branches:
     """A tree over methods and seeds of what `make` gives for the layers of a run, without runs that give None."""
-    labels = short_labels([rank.label for rank in study.ranks])
-    methods: dict[str, Any] = {}
-    for label, rank in zip(labels, study.ranks, strict=True):
+    methods = Branches()
+    for label, rank in zip(study.labels, study.ranks, strict=True):
         made = {str(record.outcome.seed): make(record.layers) for record in study.of(rank)}
-        seeds = {seed: each for seed, each in made.items() if each is not None}
-        if seeds:
-            methods[label] = Branches(seeds)
-    return Branches(methods)
+        seeds = Branches({seed: each for seed, each in made.items() if each is not None})
+        methods |= {label: seeds} if seeds else {}
+    return methods
 
 
 def mixing_chart(study: Study) -> Chart | None:
-    limits = _limits([record.layers for record in study.records.values()])
-    tree = by_method_and_seed(study, partial(_weights, limits))
-    some = "" if limits.side is None else f" Only {limits.side} clients are shown, evenly spaced."
+    rounds, side = _limits([record.layers for record in study.records.values()])
+    tree = by_method_and_seed(study, partial(_weights, rounds, side))
+    some = "" if side is None else f" Only {side} clients are shown, evenly spaced."
     caption = f"The weights with which each layer was mixed. The slider sets the round.{some}"
     controls = (Control("method"), Control("seed", "switch"), Control("layer"), Control("round", "slider"))
-    return Chart("mixing", "Mixing weights", caption, tree, controls, height=520) if tree.of else None
+    return Chart("mixing", "Mixing weights", caption, tree, controls, height=520) if tree else None
 
 
-@dataclass(frozen=True)
-class _Limits:
-    """The most rounds of a slider, and the most rows and columns of a matrix."""
+def _limits(every: Sequence[LayerJournal]) -> tuple[int, int | None]:
+    """The most rounds of a slider, and the most rows and columns of a matrix.
 
-    rounds: int = SLIDER_ROUNDS
-    side: int | None = None
-
-
-def _limits(every: Sequence[LayerJournal]) -> _Limits:
-    """Fewer rounds if all matrices are too large for one file; smaller matrices if a single round is too large."""
+    Fewer rounds if all matrices are too large for one file; smaller matrices if a single round is too large.
+    """
     found = [(len(rounds), next(iter(rounds.values()))) for layers in every for _, _, rounds in _matrices(layers)]
 
     def needed(most: int) -> int:
         return sum(len(matrix) * len(matrix[0]) * min(rounds, most) for rounds, matrix in found)
 
     fitting = [most for most in range(1, SLIDER_ROUNDS + 1) if needed(most) <= CELLS]
-    return _Limits(fitting[-1]) if fitting else _Limits(1, SIDE)
+    return (fitting[-1], None) if fitting else (1, SIDE)
 
 
 def _matrices(layers: LayerJournal) -> Iterator[tuple[str, str, Mapping[int, Matrix]]]:
@@ -170,30 +144,28 @@ def _matrices(layers: LayerJournal) -> Iterator[tuple[str, str, Mapping[int, Mat
             yield key, layer, rounds
 
 
-def _weights(limits: _Limits, layers: LayerJournal) -> Branches | None:
+def _weights(most: int, side: int | None, layers: LayerJournal) -> Branches | None:
     """For each layer and round a matrix, with the same colours in all rounds."""
-    found: dict[str, Any] = {}
+    found = Branches()
     for key, layer, rounds in _matrices(layers):
-        chosen = [sorted(rounds)[i] for i in thinned(len(rounds), limits.rounds)]
-        kept = {t: _part(rounds[t], limits.side) for t in chosen}
+        kept = {t: _part(rounds[t], side) for t in (sorted(rounds)[i] for i in charts.thinned(len(rounds), most))}
         values = [x for matrix in kept.values() for row in matrix for x in row if x is not None] or [0.0, 1.0]
+        ends = min(values), max(values)
         name = layer if len(layers.matrices) == 1 else f"{layer}, {key}"
-        found[name] = Branches(
-            {str(t): _matrix_figure(matrix, key, min(values), max(values)) for t, matrix in kept.items()}
-        )
-    return Branches(found) if found else None
+        found[name] = Branches({str(t): _matrix_figure(matrix, key, *ends) for t, matrix in kept.items()})
+    return found or None
 
 
 def _part(matrix: Matrix, side: int | None) -> Matrix:
     if side is None:
         return matrix
-    columns = thinned(len(matrix[0]), side)
-    return [[matrix[i][j] for j in columns] for i in thinned(len(matrix), side)]
+    columns = charts.thinned(len(matrix[0]), side)
+    return [[matrix[i][j] for j in columns] for i in charts.thinned(len(matrix), side)]
 
 
 def _matrix_figure(matrix: Matrix, key: str, low: float, high: float) -> Figure:
     values = [[rounded(value) for value in row] for row in matrix]
-    trace = heat_map(None, None, values, "row %{y}, column %{x}: %{z:.3g}", zmin=low, zmax=high)
+    trace = heat_map(values, "row %{y}, column %{x}: %{z:.3g}", zmin=low, zmax=high)
     down = {"autorange": "reversed", "dtick": max(1, len(matrix) // 10), "constrain": "domain"}
     square = {"scaleanchor": "x"} if len(matrix) == len(matrix[0]) else {}
     titles = ("client j", "client i") if square else ("group", "")
@@ -205,7 +177,7 @@ def _matrix_figure(matrix: Matrix, key: str, low: float, high: float) -> Figure:
 
 def bytes_chart(study: Study) -> Chart | None:
     """The communication of each layer, up and down, in the whole run: bars, or a heat map if there are too many."""
-    labels, layers = short_labels([rank.label for rank in study.ranks]), study.layer_names
+    layers = study.layer_names
     found: dict[int, Means] = {}
     for place, rank in enumerate(study.ranks):
         seeds = [record.layers.bytes for record in study.of(rank)]
@@ -216,6 +188,7 @@ def bytes_chart(study: Study) -> Chart | None:
     if not found:
         return None
     bars = len(found) * len(layers) <= BARS
+    labels = [plain_text(study.labels[place]) for place in found]
     figure = _bars(found, labels) if bars else _bytes_heat(found, labels, layers)
     caption = "Bytes up and down in the whole run, all clients; mean over seeds. Methods that send nothing are absent."
     height = 170 + len(layers) * (14 + 11 * len(found)) if bars else min(1600, 190 + 24 * len(layers))
@@ -223,35 +196,22 @@ def bytes_chart(study: Study) -> Chart | None:
 
 
 def _bars(found: Mapping[int, Means], labels: Sequence[str]) -> Figure:
-    pattern = {"fillmode": "overlay", "solidity": 0.25, "fgcolor": "#ffffff"}
-    traces = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": plain_text(labels[place]),
-            "x": [rounded(value) for value in means.values()],
-            "y": [plain_text(layer) for layer in means],
-            "marker": {
-                "color": line_style(place)["marker"]["color"],
-                "pattern": {"shape": PATTERNS[place % len(PATTERNS)], **pattern},
-            },
-            "hovertemplate": "%{y}: %{x:.3s}B<extra>%{fullData.name}</extra>",
-        }
-        for place, means in found.items()
-    ]
-    x = {"title": {"text": "bytes up and down"}, "tickformat": "~s", "ticksuffix": "B"}
-    return {"data": traces, "layout": {"xaxis": x, "yaxis": category_axis(down=True), "barmode": "group"}}
+    bar = {"type": "bar", "orientation": "h", "hovertemplate": "%{y}: %{x:.3s}B<extra>%{fullData.name}</extra>"}
+    hatched = {"fillmode": "overlay", "solidity": 0.25, "fgcolor": "#ffffff"}
+    traces = []
+    for label, (place, means) in zip(labels, found.items(), strict=True):
+        pattern = {"shape": PATTERNS[place % len(PATTERNS)], **hatched}
+        marker = {"color": charts.line_style(place)["marker"]["color"], "pattern": pattern}
+        x, y = list(map(rounded, means.values())), list(map(plain_text, means))
+        traces.append({**bar, "name": label, "x": x, "y": y, "marker": marker})
+    x_axis = {"title": {"text": "bytes up and down"}, "tickformat": "~s", "ticksuffix": "B"}
+    return {"data": traces, "layout": {"xaxis": x_axis, "yaxis": category_axis(down=True), "barmode": "group"}}
 
 
 def _bytes_heat(found: Mapping[int, Means], labels: Sequence[str], layers: Sequence[str]) -> Figure:
-    trace = heat_map(
-        [plain_text(labels[place]) for place in found],
-        [plain_text(layer) for layer in layers],
-        [[rounded(means.get(layer)) for means in found.values()] for layer in layers],
-        "%{y}, %{x}: %{text}",
-        text=[[size(means.get(layer)) for means in found.values()] for layer in layers],
-        colorbar={"thickness": 12, "tickformat": "~s", "ticksuffix": "B"},
-        xgap=1,
-        ygap=1,
-    )
+    sent = [[means.get(layer) for means in found.values()] for layer in layers]
+    z, texts = [list(map(rounded, row)) for row in sent], [list(map(size, row)) for row in sent]
+    bar = {"thickness": 12, "tickformat": "~s", "ticksuffix": "B"}
+    look = {"x": labels, "y": list(map(plain_text, layers)), "xgap": 1, "ygap": 1, "colorbar": bar}
+    trace = heat_map(z, "%{y}, %{x}: %{text}", text=texts, **look)
     return {"data": [trace], "layout": {"xaxis": category_axis(), "yaxis": category_axis(down=True)}}

@@ -12,21 +12,13 @@ from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, RunError
 from stratafl.evaluation.flags import diverged, well_formed
 from stratafl.evaluation.measure import Line
-from stratafl.runs.directory import (
-    CONFIG,
-    ROUNDS,
-    check_committed,
-    check_config,
-    check_history,
-    config_of,
-    environment_of,
-    is_run,
-)
+from stratafl.runs import directory
 from stratafl.runs.format import CHECKSUMS
 from stratafl.runs.journal import read_lines
 from stratafl.runs.summary import best, converged, cost, counting, last, score, scored, stop_reason
 
 SCORED = ("test.", "validation.", "new.")
+STAGES = ("received", "trained", "deployed")
 NEEDED = ("round", "bytes.down", "bytes.up", "seconds.train", "seconds.server")
 
 
@@ -86,34 +78,26 @@ class Outcome:
         there = converged(self.lines, evaluate)
         numbers = {
             "score": score(self.lines, evaluate),
-            "received": _metric(chosen, "test.received"),
-            "trained": _metric(chosen, "test.trained"),
-            "deployed": _metric(chosen, "test.deployed"),
+            **{stage: _metric(chosen, f"test.{stage}") for stage in STAGES},
             "client_mean": _number(chosen, f"{place}.client_accuracy", f"{place}.client_loss"),
             "spread": _number(chosen, f"{place}.std"),
             "worst10": _number(chosen, f"{place}.worst10"),
-            "new_received": _metric(chosen, "new.test.received"),
-            "new_trained": _metric(chosen, "new.test.trained"),
-            "new_deployed": _metric(chosen, "new.test.deployed"),
+            **{f"new_{stage}": _metric(chosen, f"new.test.{stage}") for stage in STAGES},
             "best": scored(best(self.lines, evaluate), evaluate),
             "last": scored(last(self.lines), evaluate),
             "selected_round": chosen["round"],
-            "converged_round": there and there.round,
-            "converged_seconds": there and there.seconds,
-            "converged_bytes": there and there.bytes,
-            "bytes": total.bytes,
-            "seconds": total.seconds,
-            "rounds": self.rounds,
+            **{f"converged_{kind}": there and getattr(there, kind) for kind in ("round", "seconds", "bytes")},
+            **{"bytes": total.bytes, "seconds": total.seconds, "rounds": self.rounds},
         }
         return {name: float(value) for name, value in numbers.items() if value is not None}
 
 
 def read_outcome(folder: Path) -> Outcome:
-    then = environment_of(folder)
-    config = to_tables(config_of(folder))
-    check_config(folder / CONFIG, (then.get("identity") or {}).get("config") or config, config)
-    path, checked = folder / ROUNDS, then["format"] >= CHECKSUMS
-    check_committed(folder, "rounds")
+    then = directory.environment_of(folder)
+    config = to_tables(directory.config_of(folder))
+    directory.check_config(folder / directory.CONFIG, (then.get("identity") or {}).get("config") or config, config)
+    path, checked = folder / directory.ROUNDS, then["format"] >= CHECKSUMS
+    directory.check_committed(folder, "rounds")
     lines = read_lines(path, summed=checked)
     if not all(isinstance(line.get(key), int | float) for line in lines for key in NEEDED):
         raise DamagedError(f"'{path}' is damaged: a line lacks one of {', '.join(NEEDED)}")
@@ -121,7 +105,7 @@ def read_outcome(folder: Path) -> Outcome:
         raise DamagedError(f"'{path}' is damaged: a score is not a number")
     if not all(map(well_formed, lines)):
         raise DamagedError(f"'{path}' is damaged: its list of clients that were left out cannot be read")
-    check_history(path, lines, len(lines))
+    directory.check_history(path, lines, len(lines))
     return Outcome(folder, config, lines, int(then.get("clients") or 0), then.get("leaks"), checked)
 
 
@@ -133,12 +117,8 @@ def measure(regression: bool) -> str:
     return f"loss ({SQUARED})" if regression else "accuracy"
 
 
-_MODELS = {
-    "received": "models as received",
-    "trained": "models right after training",
-    "deployed": "deployed models",
-    "global": "the global model",
-}
+_MODELS = {"received": "models as received", "trained": "models right after training"}
+_MODELS |= {"deployed": "deployed models", "global": "the global model"}
 
 
 def what_counts(outcomes: Sequence[Outcome], one_by_one: bool = False) -> str:
@@ -161,7 +141,7 @@ def run_folders(places: Iterable[Path]) -> list[Path]:
     found: list[Path] = []
     for place in places:
         below = (path.parent for path in place.glob("**/config.toml") if not path.parent.name.startswith("."))
-        here = [place] if is_run(place) else sorted(path for path in below if is_run(path))
+        here = [place] if directory.is_run(place) else sorted(filter(directory.is_run, below))
         if not here:
             raise RunError(f"there is no run in '{place}'" if place.exists() else f"there is no folder '{place}'")
         found += [folder for folder in here if folder not in found]

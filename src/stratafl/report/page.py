@@ -3,7 +3,6 @@
 import base64
 import gzip
 import json
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
@@ -26,22 +25,20 @@ from stratafl.report.verdict import verdict_table
 from stratafl.version import VERSION
 
 GENERATOR = b'<meta name="generator" content="stratafl">'
-NO_CLASS_COUNTS = "<p>These runs record no class counts.</p>"
 Part = str | Table | Chart  # a str is HTML
 
 
 class Section:
     """A title over parts; a part that is None is left out."""
 
-    def __init__(self, name: str, title: str, parts: Sequence[Part | None]) -> None:
+    def __init__(self, name: str, title: str, *parts: Part | None) -> None:
         self.name, self.title = name, title
         self.parts = [part for part in parts if part is not None]
 
 
 def _section_html(section: Section) -> str:
-    parts = "\n".join(_part(part, section.title) for part in section.parts)
-    name, title = section.name, escape(section.title)
-    heading = f'<h2 id="{name}-title">{title}</h2>'
+    parts, name = "\n".join(_part(part, section.title) for part in section.parts), section.name
+    heading = f'<h2 id="{name}-title">{escape(section.title)}</h2>'
     return f'<section id="{name}" aria-labelledby="{name}-title">{heading}\n{parts}\n</section>'
 
 
@@ -97,26 +94,26 @@ def page(study: Study) -> str:
 
 
 def sections(study: Study) -> list[Section]:
-    warned = cautions(study)
-    caution = f'<div class="caution" role="note"><strong>Please note</strong><ul>{_items(warned)}</ul></div>'
-    top = [f'<p class="lead">{escape(summary(study))}</p>', *([caution] if warned else [])]
-    made = [Section("summary", "Summary", top)]
-    made.append(Section("reproduction", "Published claims", [verdict_table(study.verdicts)]))
+    warned = "".join(f"<li>{escape(line)}</li>" for line in cautions(study))
+    caution = f'<div class="caution" role="note"><strong>Please note</strong><ul>{warned}</ul></div>'
+    lead = f'<p class="lead">{escape(summary(study))}</p>'
+    made = [Section("summary", "Summary", lead, caution if warned else None)]
+    made.append(Section("reproduction", "Published claims", verdict_table(study.verdicts)))
     if study.ranks:
         runs = "This run has" if len(study.records) == 1 else "These runs have"
         hint = f"<p>{runs} no layer diagnostics. Add <code>--lab 10</code>.</p>"
         layers = (rounds_chart(study) or hint, methods_chart(study), mixing_chart(study), bytes_chart(study))
         made += [
-            Section("ranked", "Ranking", [ranking_table(study)]),
-            Section("course", "Learning curves", [curves_chart(study)]),
-            Section("spread", "Clients", [clients_chart(study), worst_table(study)]),
-            Section("flagged", "Clients left out", [flag_table(study.ranks)]),
-            Section("held", "Data", [class_counts_chart(study) or NO_CLASS_COUNTS]),
-            Section("lab", "Layers", layers),
-            Section("ablations", "Ablations", list(ablation_tables(study))),
+            Section("ranked", "Ranking", ranking_table(study)),
+            Section("course", "Learning curves", curves_chart(study)),
+            Section("spread", "Clients", clients_chart(study), worst_table(study)),
+            Section("flagged", "Clients left out", flag_table(study.ranks)),
+            Section("held", "Data", class_counts_chart(study) or "<p>These runs record no class counts.</p>"),
+            Section("lab", "Layers", *layers),
+            Section("ablations", "Ablations", *ablation_tables(study)),
         ]
         pairs = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts(study))
-        made.append(Section("made", "What was run", [f"<dl>{pairs}</dl>", runs_table(study)]))
+        made.append(Section("made", "What was run", f"<dl>{pairs}</dl>", runs_table(study)))
     return [section for section in made if section.parts]
 
 
@@ -141,25 +138,15 @@ def _title(study: Study) -> tuple[str, str]:
         return "Published claims", counted(len(study.verdicts), "verdict")
     methods = list(dict.fromkeys(str(one.config["algorithm"]["name"]).rpartition(":")[2] for one in outcomes))
     data = list(dict.fromkeys(Path(one.config["data"]["name"]).stem for one in outcomes))
-    what = (
-        f"{len(methods)} methods"
-        if len(methods) > 3
-        else " and ".join(filter(None, (", ".join(methods[:-1]), methods[-1])))
-    )
+    named = " and ".join(filter(None, (", ".join(methods[:-1]), methods[-1])))
+    what = named if len(methods) <= 3 else f"{len(methods)} methods"
     told = dict(facts(study))
-    seeds = len({one.seed for one in outcomes})
+    seeds, rounds = len({one.seed for one in outcomes}), told["rounds"]
     counts = [(len(study.ranks), "configuration"), (seeds, "seed"), (len(outcomes), "run")]
-    words = [told["data"], told["model"], _rounds(told["rounds"])] if len(data) == 1 else []
+    rounds = counted(int(rounds), "round") if rounds.isdecimal() else f"{rounds} rounds"
+    words = [told["data"], told["model"], rounds] if len(data) == 1 else []
     words += [counted(n, word) for n, word in counts]
     return f"{what} on {' and '.join(data)}", " · ".join(words)
-
-
-def _rounds(told: str) -> str:
-    return counted(int(told), "round") if told.isdecimal() else f"{told} rounds"
-
-
-def _items(lines: Sequence[str]) -> str:
-    return "".join(f"<li>{escape(line)}</li>" for line in lines)
 
 
 def _asset(name: str) -> str:

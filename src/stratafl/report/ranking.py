@@ -17,6 +17,7 @@ log = logging.getLogger("stratafl")
 DIVERGED = "diverged"
 NONE = (None, None)
 SCORES = ("received", "trained", "deployed", "spread", "worst10", "best", "last", "converged_round")  # of every run
+BESIDES = ("run.seed", "run.memory_limit", "run.store", "run.checkpoint", "evaluate.lab", "log.to")  # not the method's
 INCOMPARABLE = "test data influences its training: not comparable"
 
 
@@ -32,6 +33,11 @@ class Rank:
     numbers: Mapping[str, Spread]
     leaks: bool = False
     members: tuple[Outcome, ...] = ()  # in the order of the seeds
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that identify the configuration, as `table.key`."""
+        return _method(self.members[0].config)
 
     @property
     def diverged(self) -> int:
@@ -121,19 +127,14 @@ def _rank(label: str, group: Sequence[Outcome]) -> Rank:
 
 
 def _method(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that identify a configuration: not its seed, memory, storage, checkpoints, diagnostics, loggers."""
-    besides = {"run": ("seed", "memory_limit", "store", "checkpoint"), "evaluate": ("lab",), "log": ("to",)}
-    return {name: {k: v for k, v in table.items() if k not in besides.get(name, ())} for name, table in config.items()}
-
-
-def flat_method(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that identify a configuration, as `table.key`."""
-    return {f"{name}.{key}": value for name, table in _method(config).items() for key, value in table.items()}
+    flat = {f"{name}.{key}": value for name, table in config.items() for key, value in table.items()}
+    return {key: value for key, value in flat.items() if key not in BESIDES}
 
 
 def _labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """The method of each configuration, with the settings that distinguish it from others of the same method."""
-    flat = [flat_method(config) for config in configs]
+    flat = [_method(config) for config in configs]
     names = [config["algorithm.name"] for config in flat]
     keys = dict.fromkeys(key for config in flat for key in config if key != "algorithm.name")
     labels = []

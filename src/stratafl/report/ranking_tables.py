@@ -2,36 +2,32 @@
 
 from collections.abc import Sequence
 
-from stratafl.report.formats import MARK, NOTHING, difference, duration, limits, minute, score, size, spread
+from stratafl.report.formats import MARK, NOTHING, difference, differing, duration, limits, minute, score, size, spread
 from stratafl.report.intervals import interval
 from stratafl.report.outcome import measure, what_counts
-from stratafl.report.ranking import DIVERGED, Rank, flat_method, has_column, to_csv, winner
+from stratafl.report.ranking import DIVERGED, Rank, has_column, to_csv, winner
 from stratafl.report.study import Study
 from stratafl.report.tables import Cell, Table, text
 
 ABLATION_KEYS = 6  # configurations that differ in more keys are no ablation
+TITLES = {"worst10": "worst 10 %", "spread": "spread", "last": "last round", "best": "best round"}
+TITLES |= {"received": "as received", "trained": "after training"}
 
 
 def ranking_table(study: Study) -> Table:
     first, loss = winner(study.ranks), study.regression
-    columns = [
-        ("worst10", "worst 10 %"),
-        ("spread", "spread"),
-        ("last", "last round"),
-        ("best", "best round"),
-        ("received", "as received"),
-        ("trained", "after training"),
-    ]
-    columns = [column for column in columns if has_column(column[0], study.ranks)]
-    head = ("method", "seeds", study.metric, "95 % interval", "against the first", *(title for _, title in columns))
+    columns = {name: title for name, title in TITLES.items() if has_column(name, study.ranks)}
+    head = ("method", "seeds", study.metric, "95 % interval", "against the first", *columns.values())
 
     def row(rank: Rank) -> tuple[Cell, ...]:
         values, numbers = list(rank.by_seed("score").values()), rank.numbers
         against = rank.difference_from(first) if first and rank is not first else None
         cells = [text(rank.title, "first" if rank is first and len(study.ranks) > 1 else "")]
-        cells += [text(len(rank.seeds)), Cell(_score(rank, loss), None, "strong")]
+        lost = "score" not in numbers and rank.diverged
+        reached = DIVERGED if lost else spread(numbers.get("score"), loss)
+        cells += [text(len(rank.seeds)), Cell(reached, None, "strong")]
         cells += [Cell(limits(interval(values), loss)), Cell("first" if rank is first else difference(against, loss))]
-        for name, _ in columns:
+        for name in columns:
             given = numbers.get(name)
             alone = name in ("worst10", "spread")
             cells.append(Cell(score(given.mean if given else None, loss) if alone else spread(given, loss)))
@@ -51,11 +47,6 @@ def ranking_table(study: Study) -> Table:
     return Table("ranking", caption, (*head, "converged", "communication", "time"), rows, written=written)
 
 
-def _score(rank: Rank, loss: bool) -> str:
-    lost = "score" not in rank.numbers and rank.diverged
-    return DIVERGED if lost else spread(rank.numbers.get("score"), loss)
-
-
 def runs_table(study: Study) -> Table:
     head = ("run", "method", "seed", "rounds", "selected", study.metric, "started", "device", "commit")
     rows = []
@@ -73,16 +64,12 @@ def runs_table(study: Study) -> Table:
 
 def ablation_tables(study: Study) -> list[Table]:
     """One table for each method with several configurations, the best one first."""
-    names = dict.fromkeys(_method(rank) for rank in study.ranks)
-    groups = {name: [rank for rank in study.ranks if _method(rank) == name] for name in names}
-    found = [(name, group, differing(group)) for name, group in groups.items() if len(group) > 1]
+    groups: dict[str, list[Rank]] = {}
+    for rank in study.ranks:
+        groups.setdefault(str(rank.settings["algorithm.name"]), []).append(rank)
+    several = [(name, group) for name, group in groups.items() if len(group) > 1]
+    found = [(name, group, differing([rank.settings for rank in group])) for name, group in several]
     return [_ablation(number, *each, study) for number, each in enumerate(found) if len(each[2]) <= ABLATION_KEYS]
-
-
-def differing(ranks: Sequence[Rank]) -> list[str]:
-    flat = [flat_method(rank.members[0].config) for rank in ranks]
-    keys = dict.fromkeys(key for config in flat for key in config)
-    return [key for key in keys if len({repr(config.get(key)) for config in flat}) > 1]
 
 
 def _ablation(number: int, name: str, group: Sequence[Rank], keys: Sequence[str], study: Study) -> Table:
@@ -91,21 +78,14 @@ def _ablation(number: int, name: str, group: Sequence[Rank], keys: Sequence[str]
     loss = study.regression
 
     def row(rank: Rank) -> tuple[Cell, ...]:
-        config, numbers = flat_method(rank.members[0].config), rank.numbers.get("score")
+        config, numbers = rank.settings, rank.numbers.get("score")
         against = rank.difference_from(group[0]) if rank is not group[0] else None
-        mark = f" {MARK}" if rank.leaks else ""
-        values = list(rank.by_seed("score").values())
-        return (
-            *(text(config.get(key, "–")) for key in keys),
-            text(len(rank.seeds)),
-            Cell(f"{spread(numbers, loss)}{mark}", numbers.mean if numbers else None, "strong"),
-            Cell(limits(interval(values), loss)),
-            Cell("best" if rank is group[0] else difference(against, loss), against.mean if against else None),
-        )
+        shown = spread(numbers, loss) + (f" {MARK}" if rank.leaks else "")
+        cells = [*(text(config.get(key, NOTHING)) for key in keys), text(len(rank.seeds))]
+        cells += [Cell(shown, numbers.mean if numbers else None, "strong")]
+        cells += [Cell(limits(interval(list(rank.by_seed("score").values())), loss))]
+        behind = "best" if rank is group[0] else difference(against, loss)
+        return (*cells, Cell(behind, against.mean if against else None))
 
     caption = f"{name}: configurations that differ in {', '.join(keys)}"
     return Table(f"ablation-{number}", caption, head, tuple(row(rank) for rank in group), left=len(keys))
-
-
-def _method(rank: Rank) -> str:
-    return str(rank.members[0].config["algorithm"]["name"])

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, RunError, StrataError
 from stratafl.evaluation.measure import Line
+from stratafl.report.charts import short_labels
 from stratafl.report.outcome import Outcome, read_outcome, run_folders
 from stratafl.report.ranking import Rank, ranking
 from stratafl.report.verdict import VERDICTS, Verdict, read_verdicts
@@ -80,6 +81,11 @@ class Study:
         return [one for rank in self.ranks for one in rank.members]
 
     @property
+    def labels(self) -> list[str]:
+        """The labels of the ranks for charts."""
+        return short_labels([rank.label for rank in self.ranks])
+
+    @property
     def regression(self) -> bool:
         return bool(self.ranks) and self.ranks[0].members[0].regression
 
@@ -113,20 +119,16 @@ def only_verdicts(folder: Path) -> bool:
 
 def not_started(folders: Iterable[Path]) -> list[str]:
     """A sentence on each comparison in these folders and below that has runs which have not started."""
-    found = dict.fromkeys(path.parent for folder in folders for path in sorted(folder.glob(f"**/{COMPARISON}")))
-    return [sentence for folder in found for sentence in _not_started(folder)]
-
-
-def _not_started(folder: Path) -> Iterator[str]:
-    try:
-        members = [is_run(member.folder) for member in Comparison.read(folder).members()]
-    except StrataError:  # `strata resume` says what is wrong; the runs can be reported all the same
-        return
-    missing = members.count(False)
-    if missing:
-        again = f"strata resume {shlex.quote(str(folder))}"
-        have = "has" if missing == 1 else "have"
-        yield f"{missing} of the {len(members)} runs of '{folder}' {have} not started. To continue, run: {again}"
+    said = []
+    for folder in dict.fromkeys(path.parent for each in folders for path in sorted(each.glob(f"**/{COMPARISON}"))):
+        try:
+            members = [is_run(member.folder) for member in Comparison.read(folder).members()]
+        except StrataError:  # `strata resume` says what is wrong; the runs can be reported all the same
+            continue
+        missing = members.count(False)
+        have = f"{missing} of the {len(members)} runs of '{folder}' {'has' if missing == 1 else 'have'} not started"
+        said += [f"{have}. To continue, run: strata resume {shlex.quote(str(folder))}"] if missing else []
+    return said
 
 
 def _record(one: Outcome) -> RunRecord:
@@ -149,9 +151,8 @@ def _class_counts(recorded: Mapping[str, Any] | None, clients: Sequence[Line]) -
 
 def lines_of_round(path: Path, number: int, *, summed: bool = False) -> list[Line]:
     """The clients' lines of one round; other rounds are not parsed. `summed` journals have checksums."""
-    wanted = (
-        body for body in line_bodies(path, summed=summed) if (found := _ROUND.search(body)) and int(found[1]) == number
-    )
+    found = ((body, _ROUND.search(body)) for body in line_bodies(path, summed=summed))
+    wanted = (body for body, written in found if written and int(written[1]) == number)
     return [_client_line(path, parsed_line(path, body)) for body in wanted]
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from stratafl.errors import counted
 from stratafl.report.flagged_clients import flag_sentences
-from stratafl.report.formats import Environment, limits, listed, machine, minus, score, span, versions
+from stratafl.report.formats import Environment, differing, limits, listed, machine, minus, score, span, versions
 from stratafl.report.intervals import Interval, interval
 from stratafl.report.outcome import Outcome, measure, what_counts
-from stratafl.report.ranking import INCOMPARABLE, Rank, flat_method, winner
+from stratafl.report.ranking import INCOMPARABLE, Rank, winner
 from stratafl.report.study import RunRecord, Study
 
 FEW = 5  # with fewer seeds, the summary recommends more
@@ -21,7 +21,7 @@ def summary(study: Study) -> str:
     if first is None:
         return "No run has a result that can be ranked." if study.ranks else "This report has verdicts but no runs."
     others = [rank for rank in study.ranks if rank is not first and not rank.leaks and "score" in rank.numbers]
-    return " ".join([_first(first, study, alone=not others), *_others(first, others, study)])
+    return " ".join([_first(first, study, alone=not others), *(_others(first, others, study) if others else [])])
 
 
 def _first(first: Rank, study: Study, alone: bool) -> str:
@@ -35,10 +35,8 @@ def _first(first: Rank, study: Study, alone: bool) -> str:
 
 
 def _others(first: Rank, others: Sequence[Rank], study: Study) -> list[str]:
-    if not others:
-        return []
     found = [(rank, rank.difference_from(first)) for rank in others]
-    said = [_next(found[0][0], found[0][1], first, study)]
+    said = [_next(*found[0], first, study)]
     near = [rank.label for rank, behind in found if behind is not None and not behind.beyond_noise]
     far = [rank.label for rank, behind in found if behind is not None and behind.beyond_noise]
     if len(others) > 1 and near:
@@ -68,7 +66,8 @@ def _next(rank: Rank, behind: Interval | None, first: Rank, study: Study) -> str
 
 def cautions(study: Study) -> list[str]:
     """Warnings on runs that are unfinished, diverged, flagged, unlike the others, or not comparable."""
-    said = [f"{rank.label}: {INCOMPARABLE} ({why})." for rank in study.ranks if rank.leaks for why in _leaks(rank)]
+    leaks = dict.fromkeys((rank.label, one.leaks) for rank in study.ranks for one in rank.members if one.leaks)
+    said = [f"{label}: {INCOMPARABLE} ({why})." for label, why in leaks]
     for rank in study.ranks:
         done, asked = rank.rounds
         if done < asked and not rank.stopped:
@@ -82,10 +81,6 @@ def cautions(study: Study) -> list[str]:
     return [*said, *_unchecked(study), *_resumed(study), *_unlike(study), *_unvalidated(study)]
 
 
-def _leaks(rank: Rank) -> list[str]:
-    return list(dict.fromkeys(one.leaks for one in rank.members if one.leaks))
-
-
 def _unchecked(study: Study) -> list[str]:
     older = [one for one in study.outcomes if not one.checked]
     have = f"{counted(len(older), 'run')} from an older version {'has' if len(older) == 1 else 'have'}"
@@ -93,21 +88,14 @@ def _unchecked(study: Study) -> list[str]:
 
 
 def _resumed(study: Study) -> list[str]:
-    told = []
-    for folder, record in study.records.items():
-        for entry in record.environment.get("resumed") or []:
-            if entry.get("changed"):
-                told.append(
-                    f"'{folder}' was resumed elsewhere and is not bit-identical: {'; '.join(entry['changed'])}."
-                )
-    return told
+    resumed = [(folder, record.environment.get("resumed") or []) for folder, record in study.records.items()]
+    changed = [(folder, entry["changed"]) for folder, entries in resumed for entry in entries if entry.get("changed")]
+    return [f"'{folder}' was resumed elsewhere and is not bit-identical: {'; '.join(how)}." for folder, how in changed]
 
 
 def _unlike(study: Study) -> list[str]:
     """Warnings on settings other than the method's own, seeds, devices and versions that differ."""
-    flat = [flat_method(rank.members[0].config) for rank in study.ranks]
-    keys = dict.fromkeys(key for config in flat for key in config if not key.startswith(OWN))
-    unlike = [key for key in keys if len({repr(config.get(key)) for config in flat}) > 1]
+    unlike = [key for key in differing([rank.settings for rank in study.ranks]) if not key.startswith(OWN)]
     more = f"The runs differ in {listed(unlike)}, so the rows of the ranking differ in more than the method."
     said = [more] if unlike else []
     seeds = {tuple(sorted(rank.seeds)) for rank in study.ranks}
@@ -145,7 +133,7 @@ def facts(study: Study) -> list[tuple[str, str]]:
         ("machine", _each(machine(env) for env in environments)),
         ("versions", _each(versions(env) for env in environments)),
         ("started", span([str(env["started"]) for env in environments if env.get("started")])),
-        ("command", _each(_command(env) for env in sorted(environments, key=_started))),
+        ("command", _each(map(_command, sorted(environments, key=lambda env: str(env.get("started") or ""))))),
     ]
     return [(name, value) for name, value in pairs if value]
 
@@ -178,10 +166,6 @@ def _training(one: Outcome) -> str:
     train = one.config["train"]
     epochs, rate = counted(train["epochs"], "local epoch"), minus(f"{train['lr']:g}")
     return f"{epochs}, batch size {train['batch']}, learning rate {rate}"
-
-
-def _started(env: Environment) -> str:
-    return str(env.get("started") or "")
 
 
 def _command(env: Environment) -> str:

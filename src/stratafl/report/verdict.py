@@ -64,21 +64,15 @@ def read_verdicts(folders: Sequence[Path]) -> list[Verdict]:
 def verdict_table(verdicts: Sequence[Verdict]) -> Table | None:
     if not verdicts:
         return None
-    rows = tuple(
-        (
-            Cell(verdict.claim, below=verdict.predicate),
-            text(verdict.words, _look(verdict)),
-            text(", ".join(filter(None, (verdict.paper, verdict.entry["table"])))),
-            text(verdict.paper_value),
-            text(verdict.measured),
-            text(verdict.reason),
-        )
-        for verdict in verdicts
-    )
+    rows = []
+    for verdict in verdicts:
+        where = ", ".join(filter(None, (verdict.paper, verdict.entry["table"])))
+        told = map(text, (where, verdict.paper_value, verdict.measured, verdict.reason))
+        rows.append((Cell(verdict.claim, below=verdict.predicate), text(verdict.words, _look(verdict)), *told))
     head = ("claim", "verdict", "where", "in the paper", "here", "why")
     written = as_csv(KEYS, [list(verdict.entry.values()) for verdict in verdicts])
     caption = "; ".join([tally(verdicts), *([NOISE] if any(verdict.noise for verdict in verdicts) else [])])
-    return Table("verdicts", caption, head, rows, left=len(head), written=written, stacked=True)
+    return Table("verdicts", caption, head, tuple(rows), left=len(head), written=written, stacked=True)
 
 
 def _look(verdict: Verdict) -> str:

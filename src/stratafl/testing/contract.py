@@ -15,7 +15,8 @@ from stratafl.execute import Matrix
 from stratafl.testing.case import SIZES, Case, difference, within_reach
 from stratafl.testing.laws import LAWS
 
-SETTINGS: tuple[tuple[Buffers, float], ...] = (("follow", 1.0), ("follow", 0.5), ("local", 1.0), ("local", 0.5))
+Setting = tuple[Buffers, float]  # and the share of clients that take part in a round
+SETTINGS: tuple[Setting, ...] = (("follow", 1.0), ("follow", 0.5), ("local", 1.0), ("local", 0.5))
 
 
 def check_special_case(
@@ -43,11 +44,7 @@ class LawResult:
 
 
 def law_results(
-    algorithm: Algorithm,
-    laws: Iterable[SpecialCase] = (),
-    *,
-    rounds: int = 2,
-    settings: Iterable[tuple[Buffers, float]] = SETTINGS,
+    algorithm: Algorithm, laws: Iterable[SpecialCase] = (), *, rounds: int = 2, settings: Iterable[Setting] = SETTINGS
 ) -> Iterator[LawResult]:
     """The contract law by law, then the algorithm's own degenerate laws, each in all settings."""
     algorithm, rounds = within_reach(algorithm, rounds)
@@ -61,11 +58,7 @@ def law_results(
 
 
 def check_algorithm(
-    algorithm: Algorithm,
-    laws: Iterable[SpecialCase] = (),
-    *,
-    rounds: int = 2,
-    settings: Iterable[tuple[Buffers, float]] = SETTINGS,
+    algorithm: Algorithm, laws: Iterable[SpecialCase] = (), *, rounds: int = 2, settings: Iterable[Setting] = SETTINGS
 ) -> None:
     """Raise a `ContractError` if the algorithm breaks the contract, or one of its own degenerate laws."""
     for result in law_results(algorithm, laws, rounds=rounds, settings=settings):

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import isfinite
 
 import torch
 from torch import Tensor
 
 from stratafl.core.algorithm import Algorithm, Work
-from stratafl.core.parcel import Field, Parcel
+from stratafl.core.parcel import Field, Parcel, join
 from stratafl.core.round import Round
-from stratafl.core.state import State, Value
+from stratafl.core.state import State
 from stratafl.core.task import Task
 from stratafl.testing.watch import Watched
 
@@ -28,7 +29,8 @@ class Tampered(Watched):
         upload = done.upload
         for place, number in enumerate(task.ids.tolist()):
             if number in self.changes:
-                upload = _replaced(upload, place, self.changes[number](upload.pick(slice(place, place + 1))))
+                changed = self.changes[number](upload.pick(slice(place, place + 1)))
+                upload = join([upload.pick(slice(place)), changed, upload.pick(slice(place + 1, None))])
         return done._replace(upload=upload)
 
 
@@ -56,19 +58,7 @@ def claiming(samples: float) -> Change:
         if "samples" not in parcel:
             return not_finite(-torch.inf)(parcel)
         held = parcel["samples"].tensor
-        whole = samples == samples and abs(samples) < float("inf")
-        claimed = torch.full_like(held, samples, dtype=held.dtype if whole else torch.float64)
+        claimed = torch.full_like(held, samples, dtype=held.dtype if isfinite(samples) else torch.float64)
         return Parcel({**parcel, "samples": Field(claimed)})
 
     return change
-
-
-def _replaced(parcel: Parcel, place: int, one: Parcel) -> Parcel:
-    def put(into: Value, row: Value) -> Value:
-        if isinstance(into, Tensor) and isinstance(row, Tensor):
-            return torch.cat([into[:place], row, into[place + 1 :]])
-        assert isinstance(into, dict)
-        assert isinstance(row, dict)
-        return {name: torch.cat([x[:place], row[name], x[place + 1 :]]) for name, x in into.items()}
-
-    return Parcel({name: replace(field, value=put(field.value, one[name].value)) for name, field in parcel.items()})

@@ -1,6 +1,7 @@
 """An algorithm whose inputs are watched, and a task that traces its steps."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -67,19 +68,14 @@ class Watched(Algorithm):
             return self.inner.deploy(rnd, client, task)
 
 
-class unchanged:  # noqa: N801 - reads as a statement
+@contextmanager
+def unchanged(where: str, *states: Mapping[str, Value]) -> Iterator[None]:
     """Raises if any of the states changed inside."""
-
-    def __init__(self, where: str, *states: Mapping[str, Value]) -> None:
-        self.where, self.states = where, states
-
-    def __enter__(self) -> None:
-        self.copies = [clone(state) for state in self.states]
-
-    def __exit__(self, *failure: object) -> None:
-        for state, copy in zip(self.states, self.copies, strict=True):
-            if failure[0] is None and difference(flatten(state), flatten(copy)) != 0:
-                raise ContractError("purity", f"'{self.where}' writes into what it is given")
+    copies = [clone(state) for state in states]
+    yield
+    for state, copy in zip(states, copies, strict=True):
+        if difference(flatten(state), flatten(copy)) != 0:
+            raise ContractError("purity", f"'{where}' writes into what it is given")
 
 
 class WatchedParcel(Parcel):
@@ -108,9 +104,10 @@ def with_declared_steps(algorithm: Algorithm) -> Algorithm:
         return replace(algorithm, phases=phases, finish=finish)
     if not isinstance(algorithm, Layerwise):
         return algorithm
-    kinds = {"mix": DeclaredMix, "train": DeclaredTrain, "tune": DeclaredTrain, "send": DeclaredSend}
-    slots = {slot: tuple(map(kind, getattr(algorithm, slot))) for slot, kind in kinds.items()}
-    return replace(algorithm, **slots)  # type: ignore[arg-type]
+    kinds = {"mix": Mix, "train": Train, "tune": Train, "send": Send}
+    declared = {slot: type(f"Declared{kind.__name__}", (_Declared, kind), {}) for slot, kind in kinds.items()}
+    slots: dict[str, Any] = {slot: tuple(map(kind, getattr(algorithm, slot))) for slot, kind in declared.items()}
+    return replace(algorithm, **slots)
 
 
 class _Declared(Step):
@@ -139,18 +136,6 @@ class _Declared(Step):
         if extra:
             raise ContractError("declared", f"{type(self.step).__name__} gives '{extra[0]}', which it does not declare")
         return given
-
-
-class DeclaredMix(_Declared, Mix):
-    """A mix step on its declared fields."""
-
-
-class DeclaredTrain(_Declared, Train):
-    """A train step on its declared fields."""
-
-
-class DeclaredSend(_Declared, Send):
-    """A send step on its declared fields."""
 
 
 class _Fields(dict[str, Value]):
