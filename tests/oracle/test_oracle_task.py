@@ -57,7 +57,7 @@ def sim(request: pytest.FixtureRequest, federation: Federation) -> Simulation:
 
 
 def _task(sim: Simulation, ids: Tensor = IDS) -> CohortTask:
-    return sim.runtime.task(ids, sim.at(0), ("train", "validation", "test"))
+    return sim.task(ids, sim.at(0), splits=("train", "validation", "test"))
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
