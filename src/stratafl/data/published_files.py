@@ -35,10 +35,12 @@ def published_samples(name: str, dataset: Dataset, place: Path, reading: Reading
     columns, tests = joined_splits(wanted, place)
     if dataset.owner is not None:
         columns, tests = reading.rows_of_owners(columns, tests, dataset.owner, place)
-    content = _decoded(columns[dataset.content], tests, dataset, reading, str(place))
+    cells, where = columns[dataset.label], str(place)
+    content = _decoded(columns[dataset.content], tests, dataset, reading, where)
+    labels = numbered(numbers_or_texts(cells) if isinstance(cells, list) else cells, where) - dataset.first
     return Samples(
         x=content.x,
-        y=_labels(columns[dataset.label], dataset, str(place)),
+        y=within(labels, dataset.classes, where),
         classes=dataset.classes,
         tests=tests if tests.any() else None,
         owner=None if dataset.owner is None else np.asarray(columns[dataset.owner]),
@@ -48,11 +50,6 @@ def published_samples(name: str, dataset: Dataset, place: Path, reading: Reading
         remark=content.remark,
         elsewhere=are_elsewhere(columns[dataset.content], place),
     )
-
-
-def _labels(cells: Column, dataset: Dataset, where: str) -> NDArray[np.int64]:
-    labels = numbered(numbers_or_texts(cells) if isinstance(cells, list) else cells, where)
-    return within(labels - dataset.first, dataset.classes, where)
 
 
 def _decoded(cells: Column, tests: NDArray[np.bool_], dataset: Dataset, reading: Reading, where: str) -> Content:
