@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from stratafl.data import formats
 from stratafl.data.catalogue import Dataset
-from stratafl.data.formats.columns import Column, joined_splits, numbers_or_texts
+from stratafl.data.formats.columns import Column, Request, joined_splits, numbers_or_texts
 from stratafl.data.images import Content, are_elsewhere, stacked
 from stratafl.data.labels import numbered, within
 from stratafl.data.reading import Reading, half
@@ -28,7 +28,8 @@ _SIGNS = str.maketrans(_APART | {'"': "", ";": " ", ":": " "})
 
 def published_samples(name: str, dataset: Dataset, place: Path, reading: Reading) -> Samples:
     """The publishers' training samples first, then their test samples."""
-    splits = formats.read(place, dataset.request()._replace(limit=reading.limit), dataset.files)
+    request = Request(dataset.content, dataset.label, dataset.owner, only=True, limit=reading.limit)
+    splits = formats.read(place, request, dataset.files)
     if "train" not in splits:
         raise DataError(f"'{place}' has no training samples of {name}, only: {', '.join(splits)}")
     wanted = {split: splits[split] for split in ("train", dataset.tests) if split in splits}

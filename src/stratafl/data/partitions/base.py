@@ -95,21 +95,18 @@ class Partition(ABC):
         owner: NDArray[Any] | None = None,
     ) -> list[Indices] | Assignment:
         pool = Pool(np.asarray(labels), tests, owner)
-        return self.draw(pool, clients, _generator(len(pool.labels), clients, seed))
+        samples = len(pool.labels)
+        if clients < 1:
+            raise PartitionError(f"clients={clients} was given: a partition needs at least one client")
+        if clients > samples:
+            raise PartitionError(f"{samples} samples cannot be divided among {clients} clients: some would have none")
+        if seed < 0:
+            raise PartitionError(f"seed={seed} was given: a seed must be at least 0")
+        return self.draw(pool, clients, np.random.default_rng(np.random.SeedSequence(seed)))
 
     @abstractmethod
     def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> list[Indices] | Assignment:
         """One sorted array of sample indices per client; or an `Assignment`, to say who tests on what."""
-
-
-def _generator(samples: int, clients: int, seed: int) -> np.random.Generator:
-    if clients < 1:
-        raise PartitionError(f"clients={clients} was given: a partition needs at least one client")
-    if clients > samples:
-        raise PartitionError(f"{samples} samples cannot be divided among {clients} clients: some would have none")
-    if seed < 0:
-        raise PartitionError(f"seed={seed} was given: a seed must be at least 0")
-    return np.random.default_rng(np.random.SeedSequence(seed))
 
 
 def draw_counts(classes: list[Indices], counts: Counts, rng: np.random.Generator) -> list[Indices]:
