@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stratafl.core.reprs import short_repr
 from stratafl.data.partitions.base import Assignment, Indices
 from stratafl.errors import DataError, counted, unknown
 
@@ -36,7 +37,8 @@ class Sizes(NamedTuple):
         return self.test + self.validation
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@short_repr
+@dataclass(frozen=True, eq=False)
 class Splitter:
     """Splits each client's samples into train, validation and test; error messages use `names` for clients.
 
