@@ -10,7 +10,7 @@ from torch.nn.functional import conv2d, relu, softmax
 
 from stratafl.data import Federation, from_splits
 from stratafl.models import ResNet, build
-from stratafl.models.mobilenet import SeparableBlock
+from stratafl.models.resnet import SeparableBlock
 
 SIZES = (13, 6, 11)
 TOKENS = 9

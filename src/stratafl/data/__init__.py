@@ -26,28 +26,7 @@ from stratafl.data.scaling import Scaling
 from stratafl.data.shards import read_shards, write_shards
 
 __all__ = [
-    "DATASETS",
-    "IID",
-    "PARTITIONS",
-    "Assignment",
-    "Classes",
-    "Dataset",
-    "Dirichlet",
-    "Federation",
-    "PFLlibDirichlet",
-    "Partition",
-    "Ragged",
-    "Reading",
-    "Samples",
-    "Scaling",
-    "digits",
-    "digits_arrays",
-    "draw_partition",
-    "federate",
-    "from_clients",
-    "from_samples",
-    "from_splits",
-    "load_samples",
-    "read_shards",
-    "write_shards",
-]
+    "DATASETS", "IID", "PARTITIONS", "Assignment", "Classes", "Dataset", "Dirichlet", "Federation", "PFLlibDirichlet",
+    "Partition", "Ragged", "Reading", "Samples", "Scaling", "digits", "digits_arrays", "draw_partition", "federate",
+    "from_clients", "from_samples", "from_splits", "load_samples", "read_shards", "write_shards",
+]  # fmt: skip

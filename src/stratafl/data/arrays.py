@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stratafl.core.reprs import short_repr
+from stratafl.data.scaling import dtype_name
 from stratafl.errors import DataError
 
 Array = NDArray[Any] | Tensor
@@ -33,11 +34,12 @@ def join(
     memory with the arrays given if no conversion is needed.
     """
     if not dtype.is_floating_point:
-        raise DataError(f"dtype {_named(dtype)} was given: choose a floating dtype such as float32")
+        raise DataError(f"dtype {dtype_name(dtype)} was given: choose a floating dtype such as float32")
     xs = [_samples(part, dtype, pixels) for part in parts]
     ys = [_targets(part, dtype) for part in parts]
     for part, x, y in zip(parts, xs, ys, strict=True):
-        _check_lengths(part.where, x, y)
+        if len(x) != len(y):
+            raise DataError(f"x{part.where} holds {len(x)} samples, but y{part.where} holds {len(y)} targets")
         _check_alike(f"x{part.where}", x, f"x{parts[0].where}", xs[0])
         _check_alike(f"y{part.where}", y, f"y{parts[0].where}", ys[0])
     classes = _class_count(ys, classes)
@@ -62,8 +64,7 @@ def _samples(part: Part, dtype: torch.dtype, pixels: bool) -> Tensor:
 def _targets(part: Part, dtype: torch.dtype) -> Tensor:
     y = plain_tensor(part.y, f"y{part.where}")
     y = y.to(dtype if y.is_floating_point() else torch.int64)
-    most = 2 if y.is_floating_point() else 1
-    if y.ndim > most or 0 in y.shape[1:]:
+    if y.ndim > (2 if y.is_floating_point() else 1) or 0 in y.shape[1:]:
         raise DataError(
             f"y{part.where} has shape {tuple(y.shape)}: labels are [samples], float targets [samples] or [samples, d]"
         )
@@ -75,7 +76,7 @@ def plain_tensor(values: Array, what: str) -> Tensor:
     """A CPU tensor of real numbers; anything else is refused."""
     tensor = values.detach().cpu() if isinstance(values, Tensor) else torch.from_numpy(_numbers(values, what))
     if tensor.is_complex():
-        raise DataError(f"{what} has dtype {_named(tensor.dtype)}: samples and targets must be real numbers")
+        raise DataError(f"{what} has dtype {dtype_name(tensor)}: samples and targets must be real numbers")
     if tensor.ndim == 0:
         raise DataError(f"{what} is a single number: its first axis must count the samples")
     return tensor
@@ -96,20 +97,10 @@ def _numbers(values: Any, what: str) -> NDArray[Any]:
 def _check_finite(values: Tensor, what: str) -> None:
     if not values.is_floating_point() or values.numel() == 0:
         return
-    starts = range(0, len(values), _CHECKED_AT_ONCE)
-    bad = torch.cat([_bad_per_sample(values[start : start + _CHECKED_AT_ONCE]) for start in starts])
+    bad = torch.cat([(~torch.isfinite(some)).flatten(1).sum(1) for some in values[:, None].split(_CHECKED_AT_ONCE)])
     if bad.any():
-        count, first, dtype = int(bad.sum()), int(bad.nonzero()[0]), _named(values.dtype)
+        count, first, dtype = int(bad.sum()), int(bad.nonzero()[0]), dtype_name(values)
         raise DataError(f"{what} holds {count} NaN or infinite values as {dtype}, first in sample {first}")
-
-
-def _bad_per_sample(values: Tensor) -> Tensor:
-    return torch.isfinite(values).logical_not().reshape(len(values), -1).sum(1)
-
-
-def _check_lengths(where: str, x: Tensor, y: Tensor) -> None:
-    if len(x) != len(y):
-        raise DataError(f"x{where} holds {len(x)} samples, but y{where} holds {len(y)} targets")
 
 
 def _check_alike(what: str, values: Tensor, other: str, expected: Tensor) -> None:
@@ -117,13 +108,13 @@ def _check_alike(what: str, values: Tensor, other: str, expected: Tensor) -> Non
         given, wanted = tuple(values.shape[1:]), tuple(expected.shape[1:])
         raise DataError(f"the samples of {what} have shape {given}, but those of {other} have shape {wanted}")
     if values.dtype != expected.dtype:
-        raise DataError(f"{what} is {_named(values.dtype)}, but {other} is {_named(expected.dtype)}")
+        raise DataError(f"{what} is {dtype_name(values)}, but {other} is {dtype_name(expected)}")
 
 
 def _class_count(ys: Sequence[Tensor], classes: int | None) -> int | None:
     if ys[0].is_floating_point():
         if classes is not None:
-            raise DataError(f"classes={classes} was given, but y is {_named(ys[0].dtype)}: labels must be integers")
+            raise DataError(f"classes={classes} was given, but y is {dtype_name(ys[0])}: labels must be integers")
         return None
     if classes is not None and classes < 1:
         raise DataError(f"classes={classes} was given: it must be at least 1")
@@ -135,7 +126,3 @@ def _check_labels(where: str, y: Tensor, classes: int) -> None:
     if outside.any():
         first = int(outside.nonzero()[0])
         raise DataError(f"label {int(y[first])} of sample {first} in y{where} is outside 0..{classes - 1}")
-
-
-def _named(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

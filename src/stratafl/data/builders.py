@@ -20,6 +20,7 @@ from stratafl.data.outliers import outliers
 from stratafl.data.partition_cache import draw_partition
 from stratafl.data.partitions import Assignment, Owners, Partition
 from stratafl.data.partitions.base import Indices
+from stratafl.data.partitions.owners import by_owner
 from stratafl.data.samples import Samples
 from stratafl.data.scaling import Scaling
 from stratafl.data.splitting import Splitter, check_some_clients, check_some_samples
@@ -59,8 +60,7 @@ def federate(
     x, y, classes = join([Part(where, x, y)], classes, dtype, pixels=scaling is not None)
     whole = assignment if isinstance(assignment, Assignment) else Assignment(list(assignment), overlap=overlap)
     splitter = Splitter(_labels(y), _group(group, len(y)), validation, test, minimum_test, seed, client_names, split)
-    splits = splitter.split_assignment(whole)
-    return Federation(x, y, classes, _ragged(splits), name, scaling, client_names)
+    return Federation(x, y, classes, _ragged(splitter.split_assignment(whole)), name, scaling, client_names)
 
 
 def from_clients(
@@ -125,7 +125,10 @@ def from_samples(
     _check_keeps_groups(samples, partition)
     assignment: list[Indices] | Assignment
     if partition is None and samples.owner is not None:
-        assignment = _with_tests(_by_owner(samples.owner), samples.tests)
+        assignment = held = by_owner(samples.owner)
+        if samples.tests is not None:  # each client tests on its own of them
+            tests = samples.tests
+            assignment = Assignment([mine[~tests[mine]] for mine in held], [mine[tests[mine]] for mine in held])
     else:
         chosen = partition or fallback
         assignment = draw_partition(chosen, samples.y, clients, seed, tests=samples.tests, owner=samples.owner)
@@ -147,9 +150,8 @@ def from_samples(
     )
     named = replace(made, class_names=samples.names or (), column_names=samples.columns, mode=samples.mode)
     if samples.group is not None:
-        named = replace(named, group=samples.group_name, groups=_count_groups(named, samples.group))
         shares = {"test": 0.0 if samples.tests is not None else test, "validation": validation}
-        _warn_of_groups(named, samples.group, [split for split, share in shares.items() if share > 0])
+        named = _with_groups(named, samples, [split for split, share in shares.items() if share > 0])
     if samples.standardise:  # which hides that one client uses another unit
         named = replace(named, outliers=outliers(named))
     return named.standardised(samples.standardise)
@@ -192,24 +194,12 @@ def _consecutive(sizes: Sequence[int]) -> list[Indices]:
     return [np.arange(end - size, end) for end, size in zip(ends, sizes, strict=True)]
 
 
-def _with_tests(held: list[Indices], tests: NDArray[np.bool_] | None) -> list[Indices] | Assignment:
-    """The samples of each client; if the data says which are for testing, each client tests on its own of them."""
-    if tests is None:
-        return held
-    return Assignment([mine[~tests[mine]] for mine in held], [mine[tests[mine]] for mine in held])
-
-
 def _client_names(assignment: list[Indices] | Assignment, owner: NDArray[np.generic] | None) -> tuple[str, ...]:
     if owner is None:
         return ()
     whole = assignment if isinstance(assignment, Assignment) else Assignment(assignment)
     held = zip(whole.train, whole.test or whole.train, strict=True)  # some clients may have only test samples
     return tuple(map(name_of, owner[[np.append(*mine)[0] for mine in held]].tolist()))
-
-
-def _by_owner(owner: NDArray[np.generic]) -> list[Indices]:
-    _, inverse, counts = np.unique(owner, return_inverse=True, return_counts=True)
-    return np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
 
 
 def _check_keeps_groups(samples: Samples, partition: Partition | None) -> None:
@@ -222,39 +212,20 @@ def _check_keeps_groups(samples: Samples, partition: Partition | None) -> None:
         )
 
 
-def _groups_of_clients(federation: Federation, group: NDArray[Any]) -> list[NDArray[Any]]:
-    mine = (
-        np.concatenate([federation.splits[split].of(client).numpy() for split in SPLITS])
-        for client in range(federation.clients)
-    )
-    return [np.unique(group[each]) for each in mine]
-
-
-def _count_groups(federation: Federation, group: NDArray[Any]) -> int:
-    return len(np.unique(np.concatenate(_groups_of_clients(federation, group))))
-
-
-def _warn_of_groups(federation: Federation, group: NDArray[Any], wanted: Sequence[str]) -> None:
-    """Warn of clients with too few groups for the parts that are wanted, and of groups that clients share."""
-    held = _groups_of_clients(federation, group)
+def _with_groups(federation: Federation, samples: Samples, wanted: Sequence[str]) -> Federation:
+    """Count the groups; warn of clients with too few for the parts wanted, and of groups that clients share."""
     for split in wanted:
         counts = federation.counts(split)
         without = [client for client in range(federation.clients) if not counts[client]]
         if without:
             named = ", ".join(f"'{federation.client_name(client)}'" for client in without[:_FEW])
-            more = ", …" if len(without) > _FEW else ""
-            log.warning(
-                "%s (%s%s) with too few groups of '%s' for a %s part: all their groups are used for training",
-                counted(len(without), "client"),
-                named,
-                more,
-                federation.group,
-                split,
-            )
-    _, clients = np.unique(np.concatenate(held), return_counts=True)
+            who = f"{counted(len(without), 'client')} ({named}{', …' if len(without) > _FEW else ''})"
+            which = f"too few groups of '{samples.group_name}' for a {split} part"
+            log.warning("%s with %s: all their groups are used for training", who, which)
+    held = [[federation.splits[split].of(client) for split in SPLITS] for client in range(federation.clients)]
+    groups = [np.unique(np.asarray(samples.group)[torch.cat(mine).numpy()]) for mine in held]
+    distinct, clients = np.unique(np.concatenate(groups), return_counts=True)
     if (clients > 1).any():
-        log.warning(
-            "%s of '%s' with samples of several clients: one client may test on a group that another trains on",
-            counted(int((clients > 1).sum()), "group"),
-            federation.group,
-        )
+        shared = f"{counted(int((clients > 1).sum()), 'group')} of '{samples.group_name}'"
+        log.warning("%s with samples of several clients: one client may test on a group that another trains on", shared)
+    return replace(federation, group=samples.group_name, groups=len(distinct))

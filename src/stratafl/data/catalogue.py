@@ -4,7 +4,6 @@ To add a data set that is published in one of the formats of `data.formats`: add
 """
 
 from stratafl.core.records import record
-from stratafl.data.formats.columns import Request
 
 _NIST = "or unpack its idx files from NIST's gzip.zip"
 
@@ -44,9 +43,6 @@ class Dataset:
             return []
         owned = ["owners", "fewest", "most"] if self.owner else []
         return ["path", *(["vocabulary"] if self.text else ["normalise", "size"]), *owned]
-
-    def request(self) -> Request:
-        return Request(self.content, self.label, self.owner, only=True)
 
 
 def _emnist(kind: str, says: str, classes: int, train: int, test: int) -> Dataset:

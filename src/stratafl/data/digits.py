@@ -10,7 +10,6 @@ from stratafl.data.builders import federate
 from stratafl.data.federation import Federation
 from stratafl.data.partition_cache import draw_partition
 from stratafl.data.partitions import Dirichlet, Partition
-from stratafl.data.samples import Samples
 
 _SKEWED = Dirichlet(alpha=0.1, minimum=10)
 
@@ -19,11 +18,6 @@ def digits_arrays() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """The images, float32 [1797, 1, 8, 8] from 0 to 1, and the digit that each one shows."""
     with files("stratafl.data").joinpath("digits.npz").open("rb") as file, np.load(file, allow_pickle=False) as stored:
         return stored["x"][:, None].astype(np.float32) / 16, stored["y"].astype(np.int64)
-
-
-def digits_samples() -> Samples:
-    x, y = digits_arrays()
-    return Samples(x, y, classes=10, name="digits")
 
 
 def digits(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stratafl.core.reprs import short_repr
 from stratafl.data.preprocessing import Preprocessing, Standardisation
-from stratafl.data.scaling import Scaling, numbers
+from stratafl.data.scaling import Scaling, dtype_name, numbers
 from stratafl.errors import DataError, unknown
 
 SPLITS = ("train", "validation", "test")
@@ -91,7 +91,12 @@ class Federation:
         if len(self.x) != len(self.y):
             raise DataError(f"x holds {len(self.x)} samples, but y holds {len(self.y)} targets")
         for name, split in self.splits.items():
-            self._check_split(name, split)
+            if len(split) != self.clients:
+                raise DataError(f"the split '{name}' has {len(split)} clients, but 'train' has {self.clients}")
+            outside = split.indices[(split.indices < 0) | (split.indices >= len(self.x))]
+            if len(outside):
+                first = int(outside[0])
+                raise DataError(f"the split '{name}' holds sample {first}, but there are {len(self.x)} samples")
         if self.scaling is not None:
             self.scaling.check(self.x)
         for what, names, count in (
@@ -105,15 +110,8 @@ class Federation:
     def _about(self) -> str:
         kind = "regression" if self.classes is None else f"{self.classes} classes"
         parts = ", ".join(f"{len(self.splits[split].indices)} {split}" for split in SPLITS)
-        sample = f"{str(self.x.dtype).removeprefix('torch.')}{list(self.x.shape[1:])}"
+        sample = f"{dtype_name(self.x)}{list(self.x.shape[1:])}"
         return f"'{self.name}', {self.clients} clients, {len(self.x)} samples of {sample}, {kind}, {parts}"
-
-    def _check_split(self, name: str, split: Ragged) -> None:
-        if len(split) != self.clients:
-            raise DataError(f"the split '{name}' has {len(split)} clients, but 'train' has {self.clients}")
-        outside = split.indices[(split.indices < 0) | (split.indices >= len(self.x))]
-        if len(outside):
-            raise DataError(f"the split '{name}' holds sample {int(outside[0])}, but there are {len(self.x)} samples")
 
     @property
     def clients(self) -> int:
@@ -155,8 +153,7 @@ class Federation:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        kind = str(self.raw or self.x.dtype).removeprefix("torch.")
-        shape = tuple(self.x.shape[1:])
+        kind, shape = dtype_name(self.raw or self.x.dtype), tuple(self.x.shape[1:])
         return Preprocessing(kind, shape, self.scaling, self.columns, self.targets, self.class_names)
 
     def inputs(self, x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -167,10 +164,7 @@ class Federation:
         return replace(self, x=self.x.to(device), y=self.y.to(device))
 
     def standardised(self, what: Sequence[str]) -> Self:
-        """The federation with `x`, `y` or both standardised, column by column, by mean and deviation over all clients.
-
-        Only training samples count.
-        """
+        """`x`, `y` or both standardised, column by column, by mean and deviation of all clients' training samples."""
         training, made = self.splits["train"].indices, self
         if "x" in what:
             columns = Standardisation.of(self.x, training)

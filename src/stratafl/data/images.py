@@ -33,16 +33,22 @@ def stacked(cells: Column, *, channels: int | None, size: int | None, where: str
     """All images in one array, resized to a square of `size`; without `channels`, one channel if all are grey."""
     if isinstance(cells, np.ndarray):
         return Content(_arranged(cells, size, where))
-    names = [
-        f"'{cell}'" if isinstance(cell, Path) else f"the image in row {at} of '{where}'"
-        for at, cell in enumerate(cells, 1)
-    ]
+    rows = [f"the image in row {at} of '{where}'" for at in range(1, len(cells) + 1)]
+    names = [f"'{cell}'" if isinstance(cell, Path) else row for cell, row in zip(cells, rows, strict=True)]
     headers = [header_of(cell, name) for cell, name in zip(cells, names, strict=True)]
-    modes, bits = _modes(headers), _common_bits(headers, where)
+    modes, bits = " and ".join(sorted({header.mode for header in headers})), {header.bits for header in headers}
+    if 32 in bits and len(bits) > 1:
+        raise DataError(
+            f"'{where}' mixes images of modes {modes}, which have no range in common: save all with 8 or 16 bits, or "
+            "all with 32"
+        )
+    dtype = np.dtype(_TYPES[max(bits)])
     if channels is None:
         channels = 1 if all(header.grey for header in headers) else 3
-    _check_memory(headers, np.dtype(_TYPES[bits]).itemsize * channels, size, where, limit)
-    pixels, transparent = _decoded(cells, names, channels, size, where, _TYPES[bits])
+    count = len(headers) * (headers[0].pixels if size is None else size * size) * channels
+    decoding = max(header.pixels for header in headers) * _COPIES
+    limit.check(count * dtype.itemsize + decoding, f"the {len(headers):,} images of '{where}'")
+    pixels, transparent = _decoded(cells, names, channels, size, where, dtype)
     return Content(pixels, modes, _remark(headers, transparent))
 
 
@@ -65,21 +71,6 @@ def _decoded(
     return pixels, transparent
 
 
-def _modes(headers: Sequence[ImageHeader]) -> str:
-    return " and ".join(sorted({header.mode for header in headers}))
-
-
-def _common_bits(headers: Sequence[ImageHeader], where: str) -> int:
-    """The bits that hold all images; floats and bytes have no range in common."""
-    bits = {header.bits for header in headers}
-    if 32 in bits and len(bits) > 1:
-        raise DataError(
-            f"'{where}' mixes images of modes {_modes(headers)}, which have no range in common: save all with 8 or 16 "
-            "bits, or all with 32"
-        )
-    return max(bits)
-
-
 def _remark(headers: Sequence[ImageHeader], transparent: int) -> str:
     counts, remarks = Counter(header.bits for header in headers), []
     if len(counts) > 1:
@@ -90,12 +81,6 @@ def _remark(headers: Sequence[ImageHeader], transparent: int) -> str:
     if transparent:
         remarks.append(f"{counted(transparent, 'image')} had transparent pixels, which are read as white")
     return "; ".join(remarks)
-
-
-def _check_memory(headers: Sequence[ImageHeader], each: int, size: int | None, where: str, limit: MemoryLimit) -> None:
-    pixels = len(headers) * (headers[0].pixels if size is None else size * size)
-    largest = max(header.pixels for header in headers)
-    limit.check(pixels * each + largest * _COPIES, f"the {len(headers):,} images of '{where}'")
 
 
 def _arranged(array: NDArray[Any], size: int | None, where: str) -> NDArray[np.uint8]:

@@ -1,25 +1,17 @@
 """Labels: the names or numbers in a table become classes from 0, or numbers to predict."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stratafl.core.reprs import short_repr
 from stratafl.data.formats.columns import Column
 from stratafl.errors import DataError
 
 TARGETS = ("auto", "classes", "numbers", "scaled")
 _NUMBERS = ("numbers", "scaled")  # a regression, whatever the labels look like
 MANY, EACH = 100, 10  # more different whole numbers, with fewer samples of each, may be classes or a regression
-
-
-@short_repr
-class Targets(NamedTuple):
-    """The class of each sample and the names of the classes in order; or numbers and no names."""
-
-    y: NDArray[Any]
-    names: tuple[str, ...] | None
+Targets = tuple[NDArray[Any], tuple[str, ...] | None]  # classes and their names in order; or numbers and no names
 
 
 def targets(cells: Column, wanted: str, where: str) -> Targets:
@@ -34,23 +26,26 @@ def targets(cells: Column, wanted: str, where: str) -> Targets:
     if array.dtype.kind != "f" and array.shape[1:] == (1,):  # a column
         array = array[:, 0]
     if wanted in _NUMBERS:
-        return Targets(array.astype(np.float64), None)
+        return array.astype(np.float64), None
     if array.ndim > 1 or not np.isfinite(array).all():
         if wanted == "classes":
-            raise DataError(f"data.targets = 'classes', but the labels of '{where}' are {_unfit(array)}")
-        return Targets(array, None)
+            wrong = f"arrays of shape {list(array.shape[1:])}: use 'numbers'"
+            if array.ndim == 1:
+                wrong = f"not all finite: {array[~np.isfinite(array)][0]}"
+            raise DataError(f"data.targets = 'classes', but the labels of '{where}' are {wrong}")
+        return array, None
     if wanted == "auto" and (array % 1 != 0).any():
-        return Targets(array, None)
+        return array, None
     values, y = np.unique(array, return_inverse=True)
     if wanted == "auto":
         _check_classes(values, len(array), where)
-    return Targets(y.astype(np.int64), tuple(map(name_of, values.tolist())))
+    return y.astype(np.int64), tuple(map(name_of, values.tolist()))
 
 
 def numbered(cells: Column, where: str) -> NDArray[Any]:
     """Numbers unchanged, names numbered in order."""
     if not _are_numbers(cells):
-        return _named(cells, where).y
+        return _named(cells, where)[0]
     array = np.asarray(cells)
     return array if array.dtype.kind == "f" else array.astype(np.int64)
 
@@ -72,12 +67,6 @@ def within(labels: NDArray[Any], classes: int, where: str) -> NDArray[np.int64]:
     return labels.astype(np.int64)
 
 
-def _unfit(array: NDArray[Any]) -> str:
-    if array.ndim > 1:
-        return f"arrays of shape {list(array.shape[1:])}: use 'numbers'"
-    return f"not all finite: {array[~np.isfinite(array)][0]}"
-
-
 def _are_numbers(cells: Column) -> bool:
     return isinstance(cells, np.ndarray) and cells.dtype.kind in "iuf"
 
@@ -90,7 +79,7 @@ def _named(cells: Column, where: str) -> Targets:
             raise DataError(f"the labels of '{where}' are neither numbers nor names: {cell!r:.40} in row {row}")
     names = sorted(set(cells), key=_order)
     ids = {name: at for at, name in enumerate(names)}
-    return Targets(np.array([ids[name] for name in cells], np.int64), tuple(names))
+    return np.array([ids[name] for name in cells], np.int64), tuple(names)
 
 
 def _order(name: str) -> tuple[bool, int, str]:

@@ -4,6 +4,7 @@ A data set of the catalogue comes from `data.path`, the cache or the hub; any ot
 """
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from difflib import get_close_matches
@@ -12,7 +13,7 @@ from typing import Any
 
 from stratafl.data import cache, formats
 from stratafl.data.catalogue import DATASETS, Dataset
-from stratafl.data.digits import digits_samples
+from stratafl.data.digits import digits_arrays
 from stratafl.data.formats.columns import needed
 from stratafl.data.published_files import published_samples
 from stratafl.data.reading import Reading
@@ -37,23 +38,14 @@ def is_place(name: str) -> bool:
 def check_name(name: str) -> None:
     if name in DATASETS or is_place(name):
         return
-    if _is_folder(name):
+    if os.path.isdir(name):
         raise DataError(f"data.name = '{name}' is not in the catalogue, but it is a folder: write './{name}'")
     if suffix := Path(name).suffix:
         near = get_close_matches(suffix.lower(), formats.SUFFIXES, n=1)
         hint = f" (did you mean '{shown(Path(name).with_suffix(near[0]))}'?)" if near else ""
-        known = ", ".join(formats.SUFFIXES)
-        raise DataError(
-            f"data.name = '{shown(name)}' ends in {shown(suffix)}{hint}: choose a file that ends in {known}"
-        )
+        allowed = f"choose a file that ends in {', '.join(formats.SUFFIXES)}"
+        raise DataError(f"data.name = '{shown(name)}' ends in {shown(suffix)}{hint}: {allowed}")
     raise unknown("data.name", name, [*DATASETS, *OWN])
-
-
-def _is_folder(name: str) -> bool:
-    try:
-        return Path(name).is_dir()
-    except OSError:  # a name that is too long for a file
-        return False
 
 
 def load_samples(name: str, reading: Reading | None = None) -> Samples:
@@ -88,22 +80,23 @@ def _user(place: Path, reading: Reading) -> Samples:
 
 def _published(name: str, dataset: Dataset, reading: Reading) -> Samples:
     if dataset.bundled:
-        return digits_samples()
+        return Samples(*digits_arrays(), classes=10, name="digits")
     if reading.path is None:
-        return cache.cached(
-            name, _key(reading, hub=dataset.hub), lambda: _from_hub(name, dataset, reading), reading.limit
-        )
+        key = _key(reading, hub=dataset.hub)
+        return cache.cached(name, key, lambda: _from_hub(name, dataset, reading), reading.limit)
     whole = Path(reading.path)
     place = whole / name if (whole / name).is_dir() else whole  # a folder of several data sets
     others = [other for other in DATASETS if (whole / other).is_dir()]
     if place is whole and others:
         raise DataError(f"data.path = '{whole}' has no folder '{name}', only: {', '.join(others)}")
     if not place.exists():
-        raise DataError(
-            f"{name} cannot be read from data.path = '{place}', which does not exist: {_advice(name, dataset)}"
-        )
+        wrong = f"{name} cannot be read from data.path = '{place}', which does not exist"
+        raise DataError(f"{wrong}: {_advice(name, dataset)}")
     if is_sharded(place):
-        return _of_this_name(_shards(place, reading), name, place)
+        samples = _shards(place, reading)
+        if samples.name != name:
+            raise DataError(f"'{place}' has samples of {samples.name}, not of {name}")
+        return samples
     key = _key(reading, files=cache.fingerprint(place))
     return cache.cached(name, key, lambda: published_samples(name, dataset, place, reading), reading.limit)
 
@@ -120,12 +113,6 @@ def _key(reading: Reading, **source: Any) -> dict[str, Any]:
         del options["group"]  # so that entries of older versions are still found
     decoding = {"decoding": _DECODING} if "files" in source else {}  # files of the hub are decoded as ever
     return {"format": 1, "options": options, **decoding, **source}
-
-
-def _of_this_name(samples: Samples, name: str, place: Path) -> Samples:
-    if samples.name != name:
-        raise DataError(f"'{place}' has samples of {samples.name}, not of {name}")
-    return samples
 
 
 def _from_hub(name: str, dataset: Dataset, reading: Reading) -> Samples:
@@ -149,8 +136,7 @@ def _download(hub: str, files: str) -> Path:
     try:
         return Path(package.snapshot_download(hub, repo_type="dataset", allow_patterns=[files, f"**/{files}"]))
     except Exception as error:  # no network, no such name, a full disk: all raise errors of their own
-        reason = first_line(error)
-        raise DataError(f"the download failed ({type(error).__name__}: {reason[:120]})") from error
+        raise DataError(f"the download failed ({type(error).__name__}: {first_line(error)[:120]})") from error
 
 
 def is_fetched(name: str) -> bool:

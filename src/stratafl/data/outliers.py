@@ -70,12 +70,15 @@ def _in_features(federation: Federation) -> tuple[Outlier, ...]:
     values = _values(federation)
     nonzero = np.where(values == 0, np.nan, np.abs(values))
     sizes = _quartiles(np.log(nonzero), np.isfinite(values).sum(1) * _PRESENT)
-    apart = [("size", _beyond(sizes, _size_bounds(sizes)), np.exp(sizes.middle), np.exp(_usual(sizes.middle)))]
+    doubt = 1 + 2 / np.sqrt(np.maximum(sizes.counts, 1))  # the median of few samples is not certain
+    bounds = np.log(_RATIO * _strictness(sizes)) + _SPREADS * _scatter(sizes) * doubt
+    apart = [("size", _beyond(sizes, bounds), np.exp(sizes.middle), np.exp(_usual(sizes.middle)))]
     if _by_columns(federation):
         dense = np.isfinite(nonzero).sum((0, 1)) >= _DENSE * np.isfinite(values).sum((0, 1))
         places = _quartiles(np.where(dense, values, np.nan))  # with many zeros, another median is not a shift
-        others = _usual(places.middle)
-        apart.append(("value", _beyond(places, _shift_bounds(places, others)), places.middle, others))
+        others, spread = _usual(places.middle), 2 * _scatter(places)
+        enough = np.where(spread > 0, _SHIFT * _strictness(places) * spread, np.inf)  # without a spread, no shift
+        apart.append(("value", _beyond(places, np.fmax(enough, np.abs(others))), places.middle, others))
     return _farthest(apart, _feature_names(federation))
 
 
@@ -90,19 +93,16 @@ def outlier_warnings(federation: Federation) -> list[str]:
             f"client {who}: {each.feature} has a typical {each.measure} of {short_number(each.own)}, the others "
             f"{short_number(each.others)}{more}: is it in another unit?"
         )
-    rest = len(found) - _NAMED
-    return [
-        *lines,
-        *([f"{counted(rest, 'more client')} with features that differ from the others'"] if rest > 0 else []),
-    ]
+    if (rest := len(found) - _NAMED) > 0:
+        lines.append(f"{counted(rest, 'more client')} with features that differ from the others'")
+    return lines
 
 
 def _values(federation: Federation) -> Array:
     """Features of some training samples of each client, [N, rows, F]; NaN if it has fewer."""
     held = federation.splits["train"]
     counts, offsets = held.counts.numpy(), held.offsets.numpy()
-    each = _CELLS // (len(counts) * federation.x[0].numel())
-    taken = np.minimum(counts, min(_ROWS, max(_FEWEST, each)))
+    taken = np.minimum(counts, min(_ROWS, max(_FEWEST, _CELLS // (len(counts) * federation.x[0].numel()))))
     owner = np.repeat(np.arange(len(counts)), taken)
     place = np.arange(len(owner)) - np.repeat(np.cumsum(taken) - taken, taken)
     rows = held.indices[torch.from_numpy(offsets[owner] + place * counts[owner] // taken[owner])]
@@ -163,14 +163,9 @@ def _median(values: Array) -> Array:
 
 
 def _scatter(found: _Quartiles) -> Array:
-    """The usual spread within a client or between clients, whichever is more, [N, F].
-
-    Within a client it is taken on the side on which the client differs from what is usual.
-    """
-    between = 1.4826 * _median(np.abs(found.middle - _median(found.middle)))
-    between = np.where(
-        np.isfinite(found.middle).sum(0) > 2, between, 0.0
-    )  # two clients say nothing about the usual spread
+    """The usual spread within a client, on the side on which it differs, or between clients if that is more, [N, F]."""
+    enough = np.isfinite(found.middle).sum(0) > 2  # two clients say nothing about the usual spread
+    between = np.where(enough, 1.4826 * _median(np.abs(found.middle - _median(found.middle))), 0.0)
     above, below = _median(found.high - found.middle), _median(found.middle - found.low)
     return np.asarray(np.fmax(np.where(found.middle > _usual(found.middle), above, below), between))
 
@@ -178,17 +173,6 @@ def _scatter(found: _Quartiles) -> Array:
 def _strictness(found: _Quartiles) -> Array:
     """Larger, the fewer clients there are to compare with."""
     return np.asarray(1 + _FEW / np.maximum(np.isfinite(found.middle).sum(0) - 1, 1))
-
-
-def _size_bounds(found: _Quartiles) -> Array:
-    doubt = 1 + 2 / np.sqrt(np.maximum(found.counts, 1))  # the median of few samples is not certain
-    return np.asarray(np.log(_RATIO * _strictness(found)) + _SPREADS * _scatter(found) * doubt)
-
-
-def _shift_bounds(found: _Quartiles, others: Array) -> Array:
-    spread = 2 * _scatter(found)
-    enough = np.where(spread > 0, _SHIFT * _strictness(found) * spread, np.inf)  # without a spread there is no shift
-    return np.asarray(np.fmax(enough, np.abs(others)))
 
 
 def _beyond(found: _Quartiles, bounds: Array) -> Array:

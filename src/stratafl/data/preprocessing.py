@@ -15,7 +15,7 @@ from torch import Tensor
 
 from stratafl.core.annotations import Range, checked
 from stratafl.core.reprs import short_repr
-from stratafl.data.scaling import PIXELS, Scaling
+from stratafl.data.scaling import PIXELS, Scaling, dtype_name
 from stratafl.errors import DataError, StrataError
 
 FORMAT = 1
@@ -89,16 +89,16 @@ class Preprocessing:
         elif x.is_floating_point() and (self.columns is not None or self.kind == torch.uint8):
             return x  # these become floats in any case
         elif x.is_floating_point() and (x % 1 != 0).any():
-            raise DataError(f"x holds fractions ({_named(x)}), but samples are whole numbers: give {self.dtype}")
+            raise DataError(f"x holds fractions ({dtype_name(x)}), but samples are whole numbers: give {self.dtype}")
         return x.to(self.kind)
 
     def _check_bytes(self, x: Tensor) -> None:
-        most = torch.iinfo(self.kind).max
+        most, given = torch.iinfo(self.kind).max, dtype_name(x)
         if x.dtype in PIXELS and x.dtype != self.kind:  # 255 is white in the one and nearly black in the other
-            raise DataError(f"x is {_named(x)}, but the clients' samples are {self.dtype}: give pixels of that type")
+            raise DataError(f"x is {given}, but the clients' samples are {self.dtype}: give pixels of that type")
         if x.is_floating_point():
             raise DataError(
-                f"x is {_named(x)}, but samples are whole numbers from 0 to {most}: give them unscaled "
+                f"x is {given}, but samples are whole numbers from 0 to {most}: give them unscaled "
                 f"(x.astype('{self.dtype}')), or call model(client), which takes scaled numbers"
             )
         if x.numel() and (x.long().min() < 0 or x.long().max() > most):
@@ -137,7 +137,3 @@ def _part(cls: Any, name: str, table: Any) -> Any:
         raise ValueError(f"its {name} needs the keys {', '.join(sorted(known))}")
     hints = {"maximum": int}
     return cls(**{key: checked(f"{name}.{key}", hints.get(key, tuple[float, ...]), table[key]) for key in table})
-
-
-def _named(x: Tensor) -> str:
-    return str(x.dtype).removeprefix("torch.")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from stratafl.data import formats
 from stratafl.data.catalogue import Dataset
-from stratafl.data.formats.columns import Column, joined_splits, numbers_or_texts
+from stratafl.data.formats.columns import Column, Request, joined_splits, numbers_or_texts
 from stratafl.data.images import Content, are_elsewhere, stacked
 from stratafl.data.labels import numbered, within
 from stratafl.data.reading import Reading, half
@@ -28,17 +28,20 @@ _SIGNS = str.maketrans(_APART | {'"': "", ";": " ", ":": " "})
 
 def published_samples(name: str, dataset: Dataset, place: Path, reading: Reading) -> Samples:
     """The publishers' training samples first, then their test samples."""
-    splits = formats.read(place, dataset.request()._replace(limit=reading.limit), dataset.files)
+    request = Request(dataset.content, dataset.label, dataset.owner, only=True, limit=reading.limit)
+    splits = formats.read(place, request, dataset.files)
     if "train" not in splits:
         raise DataError(f"'{place}' has no training samples of {name}, only: {', '.join(splits)}")
     wanted = {split: splits[split] for split in ("train", dataset.tests) if split in splits}
     columns, tests = joined_splits(wanted, place)
     if dataset.owner is not None:
         columns, tests = reading.rows_of_owners(columns, tests, dataset.owner, place)
-    content = _decoded(columns[dataset.content], tests, dataset, reading, str(place))
+    cells, where = columns[dataset.label], str(place)
+    content = _decoded(columns[dataset.content], tests, dataset, reading, where)
+    labels = numbered(numbers_or_texts(cells) if isinstance(cells, list) else cells, where) - dataset.first
     return Samples(
         x=content.x,
-        y=_labels(columns[dataset.label], dataset, str(place)),
+        y=within(labels, dataset.classes, where),
         classes=dataset.classes,
         tests=tests if tests.any() else None,
         owner=None if dataset.owner is None else np.asarray(columns[dataset.owner]),
@@ -48,11 +51,6 @@ def published_samples(name: str, dataset: Dataset, place: Path, reading: Reading
         remark=content.remark,
         elsewhere=are_elsewhere(columns[dataset.content], place),
     )
-
-
-def _labels(cells: Column, dataset: Dataset, where: str) -> NDArray[np.int64]:
-    labels = numbered(numbers_or_texts(cells) if isinstance(cells, list) else cells, where)
-    return within(labels - dataset.first, dataset.classes, where)
 
 
 def _decoded(cells: Column, tests: NDArray[np.bool_], dataset: Dataset, reading: Reading, where: str) -> Content:

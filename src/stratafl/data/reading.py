@@ -12,7 +12,7 @@ from stratafl.core.records import record
 from stratafl.data.formats.columns import Column, Columns, taken
 from stratafl.data.labels import TARGETS
 from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
-from stratafl.data.samples import Samples
+from stratafl.data.samples import Samples, arrays
 from stratafl.data.scaling import Scaling
 from stratafl.errors import DataError
 
@@ -82,8 +82,7 @@ class Reading:
         if not self._chooses_owners():
             return samples
         rows = self._rows(samples.owner, samples.name)
-        there: dict[str, Any] = {name: getattr(samples, name) for name in ("x", "y", "tests", "owner", "group")}
-        kept: dict[str, Any] = {name: held[rows] for name, held in there.items() if held is not None}
+        kept: dict[str, Any] = {name: array[rows] for name, array in arrays(samples).items()}
         return replace(samples, **kept)
 
     def scaled(self, samples: Samples) -> Samples:
@@ -93,7 +92,11 @@ class Reading:
         if self.normalise == "auto":
             return samples
         if self.normalise == "columns":
-            return _by_columns(samples)
+            if samples.x.ndim != 2:
+                shape = "×".join(map(str, samples.x.shape[1:]))
+                wrong = f"scales tables of numbers, but a sample of '{samples.name}' is {shape}"
+                raise DataError(f"data.normalise = 'columns' {wrong}")
+            return replace(samples, standardise=(*samples.standardise, "x"))
         if self.normalise != "none" and samples.x.dtype not in _LARGEST:
             or_columns = " or set it to 'columns'" if samples.x.ndim == 2 else ""
             raise DataError(
@@ -113,15 +116,6 @@ def check_group(group: str | None, label: str, client: str | None) -> None:
             )
 
 
-def _by_columns(samples: Samples) -> Samples:
-    if samples.x.ndim != 2:
-        shape = "×".join(map(str, samples.x.shape[1:]))
-        raise DataError(
-            f"data.normalise = 'columns' scales tables of numbers, but a sample of '{samples.name}' is {shape}"
-        )
-    return replace(samples, standardise=(*samples.standardise, "x"))
-
-
 def half(dtype: np.dtype[Any]) -> Scaling | None:
     """The scaling of pixels of this type to −1 … 1; None for floats, whose range is unknown."""
     return replace(HALF, maximum=_LARGEST[dtype]) if dtype in _LARGEST else None
@@ -130,15 +124,10 @@ def half(dtype: np.dtype[Any]) -> Scaling | None:
 def _scaling(normalise: str, samples: Samples) -> Scaling | None:
     if normalise == "channel":
         return channel_scaling(samples)
-    if normalise == "none":
-        return _unscaled(samples)
+    if normalise == "none":  # pixels of 16 bits need a scaling, because whole numbers without one are tokens
+        deep = samples.x.dtype == np.uint16 and samples.x.ndim > 2
+        return Scaling((0.0,), (1 / 65535,), 65535) if deep else None
     return replace(HALF if normalise == "half" else Scaling(), maximum=_LARGEST[samples.x.dtype])
-
-
-def _unscaled(samples: Samples) -> Scaling | None:
-    """Unscaled pixels; those of 16 bits need a scaling that says so, because whole numbers without one are tokens."""
-    pixels = samples.x.dtype == np.uint16 and samples.x.ndim > 2
-    return Scaling((0.0,), (1 / 65535,), 65535) if pixels else None
 
 
 def channel_scaling(samples: Samples) -> Scaling:

@@ -10,6 +10,10 @@ from stratafl.errors import DataError
 PIXELS = {torch.uint8: 255, torch.uint16: 65535}  # what can be scaled, and its largest value
 
 
+def dtype_name(kind: torch.dtype | Tensor) -> str:
+    return str(kind.dtype if isinstance(kind, Tensor) else kind).removeprefix("torch.")
+
+
 @dataclass(frozen=True)
 class Scaling:
     """(pixel / maximum − mean) / deviation, with one number for all channels or one for each.
@@ -32,7 +36,7 @@ class Scaling:
     def check(self, x: Tensor) -> None:
         if PIXELS.get(x.dtype) != self.maximum:
             kind = "bytes" if self.maximum == 255 else "16-bit pixels"
-            raise DataError(f"the samples are {str(x.dtype).removeprefix('torch.')}, but this scaling is for {kind}")
+            raise DataError(f"the samples are {dtype_name(x)}, but this scaling is for {kind}")
         if len(self.mean) > 1 and (x.ndim < 2 or x.shape[1] != len(self.mean)):
             raise DataError(
                 f"there are {len(self.mean)} means for samples of shape {tuple(x.shape[1:])}: give one per channel"

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stratafl.core.reprs import short_repr
 from stratafl.data.partitions.base import Assignment, Indices
 from stratafl.errors import DataError, counted, unknown
 
@@ -36,7 +37,8 @@ class Sizes(NamedTuple):
         return self.test + self.validation
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@short_repr
+@dataclass(frozen=True, eq=False)
 class Splitter:
     """Splits each client's samples into train, validation and test; error messages use `names` for clients.
 
@@ -61,9 +63,8 @@ class Splitter:
                 "give shares of at least 0 that sum to less than 1"
             )
         if self.minimum_test < 0 or self.seed < 0:
-            raise DataError(
-                f"minimum_test={self.minimum_test} and seed={self.seed} were given: both must be at least 0"
-            )
+            given = f"minimum_test={self.minimum_test} and seed={self.seed}"
+            raise DataError(f"{given} were given: both must be at least 0")
 
     def split_assignment(self, assignment: Assignment) -> dict[str, list[Indices]]:
         """The three splits of the samples that an assignment gives to the clients.
@@ -155,21 +156,14 @@ def parts_of_strata(stratum: NDArray[np.int64], sizes: Sizes, rng: np.random.Gen
         return np.repeat([TEST, VALIDATION, TRAIN], [*sizes, len(stratum) - sizes.both])
     _, ids, counts = np.unique(stratum, return_inverse=True, return_counts=True)
     order = rng.permutation(len(counts))  # decides between strata with equal remainders
-    held = _apportioned(sizes.both, counts, _room(sizes.both, counts, order), order)
+    room = counts - 1  # of each stratum one sample stays, unless too few would be left to hold out
+    short = max(0, sizes.both - int(room.sum()))
+    room[order[np.argsort(counts[order], kind="stable")][:short]] += 1
+    held = _apportioned(sizes.both, counts, room, order)
     tests = _apportioned(sizes.test, held, held, order)
     rank = np.empty(len(ids), np.int64)
     rank[np.argsort(ids, kind="stable")] = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)
     return np.where(rank < tests[ids], TEST, np.where(rank < held[ids], VALIDATION, TRAIN))
-
-
-def _room(held: int, counts: Parts, order: Parts) -> Parts:
-    """How many samples of each stratum may be held out: one stays, unless too few would be left to hold out."""
-    room = counts - 1
-    short = held - int(room.sum())
-    if short > 0:
-        smallest = order[np.argsort(counts[order], kind="stable")]
-        room[smallest[:short]] += 1
-    return room
 
 
 def _apportioned(total: int, counts: Parts, room: Parts, order: Parts) -> Parts:
@@ -235,9 +229,8 @@ def _checked(clients: Sequence[Any], total: int, overlap: bool) -> list[Indices]
 
 def _check_both(train: Sequence[Indices], test: Sequence[Indices], total: int, overlap: bool) -> None:
     if len(train) != len(test):
-        raise DataError(
-            f"there are {len(train)} arrays to train on, but {len(test)} to test on: give one of each per client"
-        )
+        wrong = f"there are {len(train)} arrays to train on, but {len(test)} to test on"
+        raise DataError(f"{wrong}: give one of each per client")
     once = np.unique if overlap else np.asarray  # a sample may appear twice only if it was drawn twice
     both = [np.concatenate([once(mine), once(other)]) for mine, other in zip(train, test, strict=True)]
     _checked(both, total, overlap)

@@ -8,17 +8,7 @@ from typing import Any
 import numpy as np
 
 from stratafl.data import formats
-from stratafl.data.formats.columns import (
-    IMAGES,
-    ORDER,
-    Column,
-    Columns,
-    Request,
-    Splits,
-    is_split,
-    joined,
-    joined_splits,
-)
+from stratafl.data.formats.columns import Column, Columns, Request, joined_splits
 from stratafl.data.formats.csv_files import line_of
 from stratafl.data.formats.npz_files import npz_arrays
 from stratafl.data.images import Content, are_elsewhere, are_images, stacked
@@ -27,16 +17,18 @@ from stratafl.data.reading import Reading, check_group, half
 from stratafl.data.samples import Samples
 from stratafl.errors import DataError
 
-CLIENT, LABELS = "client", ("label", "y")
+LABELS = ("label", "y")
 
 
 def user_samples(place: Path, reading: Reading) -> Samples:
     """The samples of a table or a folder: features or images, labels, and their owners if there is such a column."""
     request = Request(label=reading.label or LABELS[0], limit=reading.limit)
-    splits = _client_folders(place, request) if _has_client_folders(place) else formats.read(place, request)
-    columns, tests = joined_splits(splits, place)
+    read = formats.read_client_folders if formats.has_client_folders(place) else formats.read
+    columns, tests = joined_splits(read(place, request), place)
     label, owner = _label(columns, reading, place), _client(columns, reading, place)
-    group = _group(columns, reading, label, owner, place)
+    group = reading.group
+    check_group(group, label, owner)
+    _check_column("group", group, columns, place)
     # before owners are chosen, so that classes do not depend on the choice
     columns[label], names = targets(columns[label], reading.targets, str(place))
     columns, tests = reading.rows_of_owners(columns, tests, owner, place)
@@ -81,86 +73,37 @@ def npz_samples(path: str | Path, reading: Reading | None = None) -> Samples:
         if array is not None and array.shape != (len(x),):
             raise DataError(f"'{path}': {what} has shape {array.shape}, but there are {len(x)} samples")
     y, names = targets(y, reading.targets, str(path))
-    return Samples(
-        x,
-        y,
-        classes=None if names is None else len(names),
-        names=names,
-        owner=owner,
-        name=Path(path).stem,
-        group=group,
-        group_name=reading.group,
-    )
-
-
-def _has_client_folders(place: Path) -> bool:
-    """Whether a folder holds only folders that are neither splits nor classes nor parts of one table."""
-    if not place.is_dir():
-        return False
-    inside = [each for each in place.iterdir() if not each.name.startswith(".")]
-    folders = [each for each in inside if each.is_dir()]
-    if len(folders) < 2 or any(is_split(each.name) for each in folders) or (place / "dataset_dict.json").exists():
-        return False
-    files = [file for each in (place, *folders) for file in each.iterdir() if file.is_file()]
-    tables = [file for file in files if file.suffix.lower() in formats.SUFFIXES]
-    images = [file for file in files if file.suffix.lower() in IMAGES]
-    return not images and not any(file.parent == place for file in tables)
-
-
-def _client_folders(place: Path, request: Request) -> Splits:
-    """The tables of all folders, with the folder's name as the client."""
-    parts: dict[str, list[Columns]] = {}
-    for folder in sorted(each for each in place.iterdir() if each.is_dir() and not each.name.startswith(".")):
-        for split, columns in formats.read(folder, request).items():
-            if CLIENT in columns:
-                raise DataError(
-                    f"'{folder}' is the folder of one client, but has a column '{CLIENT}': remove the column"
-                )
-            count = len(next(iter(columns.values())))
-            parts.setdefault(split, []).append(columns | {CLIENT: [folder.name] * count})
-    return {split: joined(parts[split], place) for split in sorted(parts, key=ORDER.index)}
+    classes, name = None if names is None else len(names), Path(path).stem
+    return Samples(x, y, classes, names, owner=owner, name=name, group=group, group_name=reading.group)
 
 
 def _label(columns: Columns, reading: Reading, place: Path) -> str:
     wanted = (reading.label,) if reading.label else LABELS
-    for name in wanted:
-        if name in columns:
-            return name
+    if found := [name for name in wanted if name in columns]:
+        return found[0]
     near = _alike(wanted, columns)
     hint = f"set data.label to '{near}'" if near else "name the column of labels with data.label"
     raise DataError(f"'{place}' has no column '{wanted[0]}', only: {', '.join(columns)}; {hint}")
 
 
 def _client(columns: Columns, reading: Reading, place: Path) -> str | None:
-    if reading.client is not None and reading.client not in columns:
-        raise _no_column("client", reading.client, columns, place)
-    name = reading.client or (CLIENT if CLIENT in columns else None)
-    near = None if name else _alike([CLIENT], columns)
+    name = reading.client or (formats.CLIENT if formats.CLIENT in columns else None)
+    near = None if name else _alike([formats.CLIENT], columns)
     if near:
         raise DataError(
             f"'{place}' has a column '{near}': set data.client to '{near}' if it names the clients, or rename it"
         )
-    _check_filled(columns, name, place)
+    _check_column("client", name, columns, place)
     return name
 
 
-def _group(columns: Columns, reading: Reading, label: str, owner: str | None, place: Path) -> str | None:
-    name = reading.group
-    check_group(name, label, owner)
+def _check_column(setting: str, name: str | None, columns: Columns, place: Path) -> None:
+    """Refuse a column that does not exist, or that has an empty cell."""
     if name is not None and name not in columns:
-        raise _no_column("group", name, columns, place)
-    _check_filled(columns, name, place)
-    return name
-
-
-def _no_column(setting: str, name: str, columns: Columns, place: Path) -> DataError:
-    near = get_close_matches(name, columns, n=1)
-    hint = f"did you mean '{near[0]}'? " if near else ""
-    there = ", ".join(columns)
-    return DataError(f"data.{setting} = '{name}' is not a column of '{place}'; {hint}choose one of: {there}")
-
-
-def _check_filled(columns: Columns, name: str | None, place: Path) -> None:
+        near = get_close_matches(name, columns, n=1)
+        hint = f"did you mean '{near[0]}'? " if near else ""
+        there = ", ".join(columns)
+        raise DataError(f"data.{setting} = '{name}' is not a column of '{place}'; {hint}choose one of: {there}")
     for row, cell in enumerate(columns[name] if name else (), start=1):
         if cell is None or cell != cell:  # NaN
             raise DataError(f"row {row} of '{place}' has no {name}: fill it in, or delete the row")

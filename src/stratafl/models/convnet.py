@@ -59,26 +59,19 @@ class ConvNet(Staged):
         self.convolutions = tuple(convolutions if min(height, width) >= _smallest_side(convolutions) else padded)
         self.norm, self.dropout = norm, dropout
         for i, conv in enumerate(self.convolutions, 1):
-            self._add_convolution(i, conv, channels)
+            self.add_module(f"conv{i}", nn.Conv2d(channels, conv.channels, conv.kernel, conv.stride, conv.padding))
+            if norm:
+                self.add_module(f"bn{i}", nn.BatchNorm2d(conv.channels))
+            if dropout:
+                self.add_module(f"drop{i}", nn.Dropout(dropout))
             channels = conv.channels
-        self._add_linear(
-            channels * _after(self.convolutions, height) * _after(self.convolutions, width), self.hidden, classes
-        )
+        pixels = _after(self.convolutions, height) * _after(self.convolutions, width)
+        self._add_linear(channels * pixels, self.hidden, classes)
 
     def stages(self) -> tuple[Stage, ...]:
         hidden = (self._hidden_stage(f"fc{i + 1}") for i in range(len(self.hidden)))
-        return (
-            *(self._convolution_stage(i) for i in range(1, len(self.convolutions) + 1)),
-            *hidden,
-            self._head_stage(),
-        )
-
-    def _add_convolution(self, i: int, conv: Conv, channels: int) -> None:
-        self.add_module(f"conv{i}", nn.Conv2d(channels, conv.channels, conv.kernel, conv.stride, conv.padding))
-        if self.norm:
-            self.add_module(f"bn{i}", nn.BatchNorm2d(conv.channels))
-        if self.dropout:
-            self.add_module(f"drop{i}", nn.Dropout(self.dropout))
+        convolutions = (self._convolution_stage(i + 1) for i in range(len(self.convolutions)))
+        return (*convolutions, *hidden, self._head_stage())
 
     def _convolution_stage(self, i: int) -> Stage:
         there = (f"conv{i}", *([f"bn{i}"] if self.norm else []), *([f"drop{i}"] if self.dropout else []))

@@ -2,8 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Self
 
 import torch
@@ -18,6 +17,8 @@ class LinearBase(Staged):
 
     The personal sub-modules are those of the given model, not copies, and keep their names.
     """
+
+    _host: Staged  # set past nn.Module, of which it would be a sub-module
 
     def __init__(self, model: Staged, personal: int, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -37,15 +38,11 @@ class LinearBase(Staged):
         self.training = self.base.training = model.training
 
     def stages(self) -> tuple[Stage, ...]:
-        return (Stage("base", ("base",), self._base), *self._model().stages()[-self.personal :])
+        return (Stage("base", ("base",), self._base), *self._host.stages()[-self.personal :])
 
     def train(self, mode: bool = True) -> Self:
-        self._model().training = mode  # its stages read it
+        self._host.training = mode  # its stages read it
         return super().train(mode)
-
-    def _model(self) -> Staged:
-        host: Staged = self.__dict__["_host"]
-        return host
 
     def _base(self, x: Tensor) -> Tensor:
         return self._apply_module("base", x.flatten(1)).reshape(x.shape[0], *self.personal_shape)
@@ -72,24 +69,17 @@ def _adopt(owner: nn.Module, name: str, module: nn.Module) -> None:
 
 
 def _shape_after(model: Staged, count: int, shape: Sequence[int]) -> tuple[int, ...]:
-    weight = next(model.parameters())
+    weight, modes = next(model.parameters()), [(module, module.training) for module in model.modules()]
     x = torch.zeros((1, *shape), device=weight.device, dtype=weight.dtype)
+    model.eval()
     try:
-        with torch.no_grad(), _evaluating(model):
+        with torch.no_grad():
             for stage in model.stages()[:count]:
                 x = stage.run(x)
     except RuntimeError as error:
         name, reason = type(model).__name__, first_line(error)
         raise ModelError(f"{name} does not take samples of shape {tuple(shape)}: {reason}") from error
-    return tuple(x.shape[1:])
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
     finally:
         for module, mode in modes:
             module.training = mode
+    return tuple(x.shape[1:])

@@ -1,9 +1,12 @@
-"""Fully connected networks."""
+"""Networks without convolutions: fully connected ones, and a bag-of-tokens text classifier."""
 
 from collections.abc import Sequence
+from functools import partial
 
+import torch
 from torch import Tensor, nn
 
+from stratafl.errors import ModelError
 from stratafl.models.staged import Stage, Staged, flat_size, require_positive, require_sizes
 
 
@@ -26,7 +29,7 @@ class MLP(Staged):
 
     def stages(self) -> tuple[Stage, ...]:
         if self.depth == 0:  # a chain has at least two stages
-            return (Stage("flatten", (), _flatten), self._head_stage())
+            return (Stage("flatten", (), partial(torch.flatten, start_dim=1)), self._head_stage())
         names = [(f"fc{i + 1}", f"bn{i + 1}") if self.norm else (f"fc{i + 1}",) for i in range(self.depth)]
         return (*(self._hidden_stage(*each) for each in names), self._head_stage())
 
@@ -36,5 +39,38 @@ def mnistnn(*, shape: tuple[int, ...], classes: int, width: int = 50) -> MLP:
     return MLP(shape=shape, classes=classes, hidden=(width,))
 
 
-def _flatten(x: Tensor) -> Tensor:
-    return x.flatten(1)
+class EmbeddingClassifier(Staged):
+    """The mean of the token embeddings, pads included, then two linear layers without an activation between.
+
+    The pad token's row starts at zero and gets no gradient.
+    """
+
+    def __init__(
+        self, *, shape: tuple[int, ...], classes: int, vocabulary: int | None = None, width: int = 32, padding: int = 0
+    ) -> None:
+        super().__init__()
+        if vocabulary is None:
+            raise ModelError("EmbeddingClassifier needs the option 'vocabulary', the number of token ids, got none")
+        require_positive("EmbeddingClassifier", classes=classes, vocabulary=vocabulary, width=width)
+        flat_size("EmbeddingClassifier", shape)
+        if len(shape) != 1:
+            raise ModelError(f"EmbeddingClassifier needs samples of shape (tokens,), got {tuple(shape)}")
+        if padding not in range(vocabulary):
+            raise ModelError(f"EmbeddingClassifier needs padding among the ids 0 … {vocabulary - 1}, got {padding!r}")
+        self.embedding = nn.Embedding(vocabulary, width, padding_idx=padding)
+        self.fc1 = nn.Linear(width, width)
+        self.fc = nn.Linear(width, classes)
+
+    def stages(self) -> tuple[Stage, ...]:
+        embedding = Stage("embedding", ("embedding",), self._embed)
+        return (embedding, Stage("fc1", ("fc1",), lambda x: self._apply_module("fc1", x)), self._head_stage())
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        if tokens.is_floating_point():
+            raise ModelError(f"EmbeddingClassifier takes whole-number token ids, got {tokens.dtype}")
+        return self._apply_module("embedding", tokens).mean(1)
+
+
+def fasttext(*, shape: tuple[int, ...], classes: int, vocabulary: int = 98_635, width: int = 32) -> EmbeddingClassifier:
+    """FLAYER's fastText for AG News: 98,635 tokens of 32 numbers, padded with 0."""
+    return EmbeddingClassifier(shape=shape, classes=classes, vocabulary=vocabulary, width=width)

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from numbers import Integral
@@ -69,11 +69,8 @@ class Staged(nn.Module, ABC):
 
     def _block_stages(self, names: Sequence[str]) -> tuple[Stage, ...]:
         """A stage per module; the last one also averages over the image."""
-        early = [Stage(name, (name,), partial(self._apply_module, name)) for name in names[:-1]]
-        return (*early, Stage(names[-1], (names[-1],), partial(self._block_and_pool, names[-1])))
-
-    def _block_and_pool(self, name: str, x: Tensor) -> Tensor:
-        return self._apply_module(name, x).mean((-2, -1))
+        *early, last = [Stage(name, (name,), partial(self._apply_module, name)) for name in names]
+        return (*early, replace(last, run=lambda x: last.run(x).mean((-2, -1))))
 
     def _head_stage(self) -> Stage:
         return Stage(self.head_name, (self.head_name,), lambda x: self._apply_module(self.head_name, x))

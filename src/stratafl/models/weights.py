@@ -36,7 +36,12 @@ def load_weights(module: nn.Module, path: str | os.PathLike[str], *, strict: boo
     if strict:
         _check_names(path, stored, current)
     shared = {name: value for name, value in stored.items() if name in current}
-    _check_shapes(path, shared, current)
+    for name, value in shared.items():
+        if value.shape != current[name].shape:
+            raise ModelError(
+                f"'{name}' has shape {tuple(value.shape)} in the weights file '{os.fspath(path)}' "
+                f"and {tuple(current[name].shape)} in the module"
+            )
     module.load_state_dict(shared, strict=False)
     return tuple(shared)
 
@@ -70,12 +75,3 @@ def _first(names: list[str], others: Collection[str]) -> str:
     near = get_close_matches(names[0], others, n=1, cutoff=0.5)
     hint = f", nearest '{near[0]}'" if near else ""
     return f" (first '{names[0]}'{hint})"
-
-
-def _check_shapes(path: str | os.PathLike[str], stored: Mapping[str, Tensor], current: Mapping[str, Tensor]) -> None:
-    for name, value in stored.items():
-        if value.shape != current[name].shape:
-            raise ModelError(
-                f"'{name}' has shape {tuple(value.shape)} in the weights file '{os.fspath(path)}' "
-                f"and {tuple(current[name].shape)} in the module"
-            )

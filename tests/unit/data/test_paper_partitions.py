@@ -16,7 +16,7 @@ from stratafl.data.partitions import (
     PFedLAClasses,
     PFedLADominant,
 )
-from stratafl.data.partitions.base import balanced_classes
+from stratafl.data.partitions.classes import balanced_classes
 from stratafl.errors import PartitionError, StrataError
 
 CIFAR = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 6000))

@@ -117,10 +117,10 @@ def test_train_and_eval_reach_the_personal_part() -> None:
     model = LinearBase(ConvNorm(shape=(1, 8, 8), classes=2), 2, (1, 8, 8))
     model.eval()
     assert not any(module.training for module in model.modules())
-    assert not model._model().training
+    assert not model._host.training
     model.train()
     assert model.drop.training
-    assert model._model().training
+    assert model._host.training
 
 
 def test_the_base_has_the_models_precision() -> None:

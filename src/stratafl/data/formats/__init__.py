@@ -1,15 +1,5 @@
 """Formats: how samples are stored in files. `read` finds the format of a file or folder and reads it into columns.
 
-| format                     | files                                    | reader                                     |
-|----------------------------|------------------------------------------|--------------------------------------------|
-| a folder of `save_to_disk` | state.json                               | arrow.read_saved                           |
-| parquet                    | *.parquet                                | arrow.read_parquet                         |
-| idx                        | *-idx1-ubyte*, *-idx3-ubyte*             | idx.read_idx                               |
-| sheets of images           | data_batch*.png, test_batch*.png         | image_files.read_sheets                    |
-| csv                        | *.csv                                    | csv_files.read_csv                         |
-| npz                        | *.npz                                    | npz_files.read_npz                         |
-| class folders of images    | CLASS/*.png, *.jpg …                     | image_files.read_class_folders             |
-
 To add a data format: write one file here with a function `read_NAME(files, request) -> Columns` that reads the files of
 one split, and add a line to `_FORMATS` below. Nothing else changes: labels, images, clients and splits are made from
 columns (columns.py). Add its suffix to `SUFFIXES` if a single file can be given as `data.name`.
@@ -23,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stratafl.data.formats.arrow import read_parquet, read_saved
-from stratafl.data.formats.columns import IMAGES, ORDER, Columns, Request, Splits, split_of, top_split
+from stratafl.data.formats.columns import IMAGES, ORDER, Columns, Request, Splits, is_split, joined, split_of, top_split
 from stratafl.data.formats.csv_files import read_csv
 from stratafl.data.formats.idx import read_idx
 from stratafl.data.formats.image_files import read_class_folders, read_sheets
@@ -50,6 +40,7 @@ _FORMATS = (  # the first one with files in a folder is read
     Format("class folders of images", tuple(f"*{suffix}" for suffix in IMAGES), read_class_folders, top_split),
 )
 SUFFIXES = (".npz", ".csv", ".parquet")
+CLIENT = "client"  # the column of clients
 
 
 def read(place: Path, request: Request, prefer: str = "*") -> Splits:
@@ -73,3 +64,31 @@ def _by_split(files: Sequence[Path], root: Path, chosen: Format, request: Reques
     for file in files:
         splits.setdefault(chosen.split(file, root), []).append(file)
     return {split: chosen.read(splits[split], request) for split in sorted(splits, key=ORDER.index)}
+
+
+def has_client_folders(place: Path) -> bool:
+    """Whether a folder holds only folders that are neither splits nor classes nor parts of one table."""
+    if not place.is_dir():
+        return False
+    inside = [each for each in place.iterdir() if not each.name.startswith(".")]
+    folders = [each for each in inside if each.is_dir()]
+    if len(folders) < 2 or any(is_split(each.name) for each in folders) or (place / "dataset_dict.json").exists():
+        return False
+    files = [file for each in (place, *folders) for file in each.iterdir() if file.is_file()]
+    tables = [file for file in files if file.suffix.lower() in SUFFIXES]
+    images = [file for file in files if file.suffix.lower() in IMAGES]
+    return not images and not any(file.parent == place for file in tables)
+
+
+def read_client_folders(place: Path, request: Request) -> Splits:
+    """The tables of all folders, with the folder's name as the client."""
+    parts: dict[str, list[Columns]] = {}
+    for folder in sorted(each for each in place.iterdir() if each.is_dir() and not each.name.startswith(".")):
+        for split, columns in read(folder, request).items():
+            if CLIENT in columns:
+                raise DataError(
+                    f"'{folder}' is the folder of one client, but has a column '{CLIENT}': remove the column"
+                )
+            count = len(next(iter(columns.values())))
+            parts.setdefault(split, []).append(columns | {CLIENT: [folder.name] * count})
+    return {split: joined(parts[split], place) for split in sorted(parts, key=ORDER.index)}

@@ -1,6 +1,7 @@
 """Arrow tables: parquet files, and folders that `datasets` wrote with `save_to_disk`."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,8 @@ def _parquet(file: Path, request: Request) -> Any:
     for batch in opened.iter_batches(rows, columns=names):
         batches.append(batch)
         request.limit.check_grown(f"'{file}'")
-    return (
-        needed("pyarrow", "parquet files").Table.from_batches(batches, opened.schema_arrow)
-        if batches
-        else opened.read()
-    )
+    table = needed("pyarrow", "parquet files").Table
+    return table.from_batches(batches, opened.schema_arrow) if batches else opened.read()
 
 
 def read_saved(files: Sequence[Path], request: Request) -> Columns:
@@ -52,8 +50,7 @@ def _read(place: Path, load: Any, request: Request) -> Columns:
     except StrataError:
         raise
     except Exception as error:  # every package raises its own errors for a damaged file
-        reason = first_line(error)
-        raise DataError(f"'{place}' cannot be read: {reason}") from error
+        raise DataError(f"'{place}' cannot be read: {first_line(error)}") from error
     names = [name for name in table.column_names if not request.only or name in request.names()]
     request.limit.check(sum(_bytes(table.column(name)) for name in names), f"'{place}'")
     return picked(with_images({name: _column(table.column(name)) for name in names}, place.parent), request, place)
@@ -85,12 +82,6 @@ def _column(chunked: Any) -> Column:
         return np.asarray(chunked.to_numpy())
     cells = chunked.to_pylist()
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return _stacked(cells)
+        with suppress(ValueError):  # lists of different lengths stay lists
+            return np.array(cells)
     return list(cells)
-
-
-def _stacked(cells: list[Any]) -> Column:
-    try:
-        return np.array(cells)
-    except ValueError:  # lists of different lengths
-        return cells

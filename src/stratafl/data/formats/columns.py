@@ -133,10 +133,8 @@ def located(names: Sequence[str], root: Path) -> list[Path]:
             below = below or _images_by_name(root)
             found = below.get(place.name, [])
             if len(found) != 1:
-                many = f"{len(found)} images" if found else "no image"
-                raise DataError(
-                    f"a table in '{root}' names the image '{name}', but that folder has {many} of this name"
-                )
+                there = f"that folder has {f'{len(found)} images' if found else 'no image'} of this name"
+                raise DataError(f"a table in '{root}' names the image '{name}', but {there}")
             place = found[0]
         places.append(place)
     return places
@@ -156,27 +154,17 @@ def with_images(columns: Columns, root: Path) -> Columns:
 
 
 def _names_images(cells: Column) -> bool:
-    return isinstance(cells, list) and bool(cells) and all(_is_image(cell) for cell in cells)
-
-
-def _is_image(cell: Any) -> bool:
-    return isinstance(cell, str) and cell.lower().endswith(IMAGES)
+    texts = isinstance(cells, list) and bool(cells) and all(isinstance(cell, str) for cell in cells)
+    return texts and all(cell.lower().endswith(IMAGES) for cell in cells)
 
 
 def picked(columns: Columns, request: Request, where: Path) -> Columns:
-    if not request.only:
-        _check_named(columns, where)
-        return columns
-    for name in request.names():
+    """The columns that are requested; a column of row numbers, which pandas writes by default, is refused."""
+    wanted = request.names() if request.only else list(columns)
+    for at, name in enumerate(wanted, start=1):
         if name not in columns:
             raise DataError(f"'{where}' has no column '{name}', only: {', '.join(columns) or 'none'}")
-    return {name: columns[name] for name in request.names()}
-
-
-def _check_named(columns: Columns, where: Path) -> None:
-    """Refuse a column of row numbers, which pandas writes by default."""
-    for at, name in enumerate(columns, start=1):
-        if _INDEX.fullmatch(name):
-            raise DataError(
-                f"column {at} of '{where}' has no name ('{name}'): name it, or leave it out (pandas: index=False)"
-            )
+        if not request.only and _INDEX.fullmatch(name):
+            wrong = f"column {at} of '{where}' has no name ('{name}')"
+            raise DataError(f"{wrong}: name it, or leave it out (pandas: index=False)")
+    return {name: columns[name] for name in wanted}

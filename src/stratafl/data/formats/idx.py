@@ -2,7 +2,7 @@
 
 import gzip
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratafl.data.formats.columns import Columns, Request
-from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
+from stratafl.data.memory_limit import MemoryLimit
 from stratafl.errors import DataError
 
 _UNSIGNED_BYTE = 8
@@ -27,11 +27,17 @@ def read_idx(files: Sequence[Path], request: Request) -> Columns:
     return {request.content: images, request.label: labels.astype(np.int64)}
 
 
-def _array(file: Path, limit: MemoryLimit = USUAL_LIMIT) -> NDArray[np.uint8]:
+def _array(file: Path, limit: MemoryLimit) -> NDArray[np.uint8]:
     """The array in one file: two zeros, its type, the number of axes, their lengths, and then its values."""
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as opened:
-            shape = _shape(opened.read, file)
+            start = opened.read(4)
+            if len(start) < 4 or start[:2] != b"\0\0" or start[2] != _UNSIGNED_BYTE:
+                raise DataError(f"'{file}' is not an idx file of unsigned bytes")
+            axes = opened.read(4 * start[3])
+            if len(axes) != 4 * start[3]:
+                raise DataError(f"'{file}' is damaged: its length does not fit its header")
+            shape = np.frombuffer(axes, ">u4").tolist()
             count = prod(shape)
             limit.check(count, f"'{file}'")
             data = opened.read(count + 1)
@@ -40,13 +46,3 @@ def _array(file: Path, limit: MemoryLimit = USUAL_LIMIT) -> NDArray[np.uint8]:
     if len(data) != count:
         raise DataError(f"'{file}' is damaged: its length does not fit its header")
     return np.frombuffer(data, np.uint8).reshape(shape)
-
-
-def _shape(read: Callable[[int], bytes], file: Path) -> tuple[int, ...]:
-    start = read(4)
-    if len(start) < 4 or start[:2] != b"\0\0" or start[2] != _UNSIGNED_BYTE:
-        raise DataError(f"'{file}' is not an idx file of unsigned bytes")
-    axes = read(4 * start[3])
-    if len(axes) != 4 * start[3]:
-        raise DataError(f"'{file}' is damaged: its length does not fit its header")
-    return tuple(np.frombuffer(axes, ">u4").tolist())

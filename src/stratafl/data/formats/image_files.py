@@ -86,7 +86,18 @@ def header_of(cell: Any, name: str) -> ImageHeader:
     """The header of an image; an image that cannot be read without loss is refused."""
     with _opened(cell, name) as opened:
         mode, bits = str(opened.mode), _bits(opened)
-        _check_kind(opened, mode, bits, name)
+        frames = getattr(opened, "n_frames", 1)
+        if frames > 1 and opened.format != "MPO":  # a photograph whose other frames are previews of it
+            wrong = f"{name} has {frames} frames, but a sample is one image"
+            raise DataError(f"{wrong}: save every frame as a file of its own")
+        if bits == 8 and _has_deep_channels(opened):
+            raise DataError(
+                f"{name} has several channels of 16 bits, of which only 8 could be read: save it as grey with 16 bits "
+                "or as colours with 8, or give the samples as arrays (npz)"
+            )
+        if mode == "LAB" or (bits == 16 and "transparency" in opened.info):
+            kind = "mode LAB" if mode == "LAB" else "16 bits and transparent pixels"
+            raise DataError(f"{name} has {kind}, which cannot be read without loss: save it as RGB, or as plain grey")
         return ImageHeader(mode, bits, bits > 8 or mode in _GREY, opened.width * opened.height)
 
 
@@ -135,20 +146,6 @@ def _bits(opened: Any) -> int:
     if opened.mode in _DEEP or (opened.mode == "I" and opened.format in ("PNG", "PPM")):
         return 16
     return 32 if opened.mode in ("I", "F") else 8
-
-
-def _check_kind(opened: Any, mode: str, bits: int, name: str) -> None:
-    frames = getattr(opened, "n_frames", 1)
-    if frames > 1 and opened.format != "MPO":  # a photograph whose other frames are previews of it
-        raise DataError(f"{name} has {frames} frames, but a sample is one image: save every frame as a file of its own")
-    if bits == 8 and _has_deep_channels(opened):
-        raise DataError(
-            f"{name} has several channels of 16 bits, of which only 8 could be read: save it as grey with 16 bits or "
-            "as colours with 8, or give the samples as arrays (npz)"
-        )
-    if mode == "LAB" or (bits == 16 and "transparency" in opened.info):
-        kind = "mode LAB" if mode == "LAB" else "16 bits and transparent pixels"
-        raise DataError(f"{name} has {kind}, which cannot be read without loss: save it as RGB, or as plain grey")
 
 
 def _has_deep_channels(opened: Any) -> bool:

@@ -28,24 +28,22 @@ class ArrayHeader(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """What the array takes in memory, and what it takes again when it is converted for a model."""
-        count = prod(self.shape)
-        return count * (self.dtype.itemsize + _converted(self.dtype))
+        """What the array takes in memory, and again when floats become 32 bits, and whole numbers but bytes 64."""
+        converted = 8 if self.dtype.kind in "iu" and self.dtype not in (np.uint8, np.int64) else 0
+        if self.dtype.kind == "f" and self.dtype != np.float32:
+            converted = 4
+        return prod(self.shape) * (self.dtype.itemsize + converted)
 
 
 def read_npz(files: Sequence[Path], request: Request) -> Columns:
-    _check_together(files, request.limit)
+    if len(files) > 1:  # parts and whole are in memory at the same time
+        needed = sum(each.bytes for file in files for each in npz_headers(file).values())
+        request.limit.check(2 * needed, f"'{files[0].parent}'")
     tables = [picked(dict(npz_arrays(file, request.limit)), request, file) for file in files]
     for file, table in zip(files, tables, strict=True):
         if any(array.ndim == 0 for array in table.values()):  # type: ignore[union-attr]
             raise DataError(f"'{file}' holds a single number: every array needs a first axis that counts the samples")
     return joined(tables, files[0].parent)
-
-
-def _check_together(files: Sequence[Path], limit: MemoryLimit) -> None:
-    if len(files) > 1:  # parts and whole are in memory at the same time
-        needed = sum(each.bytes for file in files for each in npz_headers(file).values())
-        limit.check(2 * needed, f"'{files[0].parent}'")
 
 
 def npz_headers(path: Path) -> dict[str, ArrayHeader]:
@@ -73,8 +71,7 @@ def npz_arrays(path: Path, limit: MemoryLimit = USUAL_LIMIT) -> dict[str, NDArra
 
 
 def _not_npz(path: Path, error: Exception) -> DataError:
-    reason = first_line(error)
-    return DataError(f"'{path}' is not an npz file of plain arrays: {reason}")
+    return DataError(f"'{path}' is not an npz file of plain arrays: {first_line(error)}")
 
 
 def _header(member: IO[bytes], name: str) -> ArrayHeader:
@@ -94,10 +91,3 @@ def _header(member: IO[bytes], name: str) -> ArrayHeader:
     if any(axis < 0 for axis in shape):
         raise ValueError(f"'{name}' has the shape {shape}")
     return ArrayHeader(shape, dtype)
-
-
-def _converted(dtype: np.dtype[Any]) -> int:
-    """Bytes of a number after conversion: floats to 32 bits, whole numbers but bytes to 64; 0 if not converted."""
-    if dtype.kind == "f":
-        return 0 if dtype == np.float32 else 4
-    return 8 if dtype.kind in "iu" and dtype not in (np.uint8, np.int64) else 0

@@ -2,44 +2,22 @@
 
 To add one: write a `@record` subclass of `Partition` (base.py) with a method `draw`, and name it in `PARTITIONS`. Most
 return one sorted array of sample indices per client, from which `splitting` then splits off the test samples; some also
-decide who tests on what and return an `Assignment`. This package imports `core` and `stratafl.errors`; the
-rest of `data` imports it.
+decide who tests on what and return an `Assignment`. This package imports `core` and `stratafl.errors`; the rest of
+`data` imports it.
 """
 
 from stratafl.data.partitions.base import IID, Assignment, Partition, Pool
-from stratafl.data.partitions.classes import Classes, KClasses, OneClass, Pathological
+from stratafl.data.partitions.classes import Classes, KClasses, OneClass, Pathological, PFedLAClasses, PFedLADominant
 from stratafl.data.partitions.dirichlet import ClientDirichlet, Dirichlet, PFLlibDirichlet
 from stratafl.data.partitions.owners import Owners
-from stratafl.data.partitions.pfedla import PFedLAClasses, PFedLADominant
 
 PARTITIONS: dict[str, type[Partition]] = {
-    "iid": IID,
-    "dirichlet": Dirichlet,
-    "pfllib": PFLlibDirichlet,
-    "perclient": ClientDirichlet,
-    "classes": Classes,
-    "pathological": Pathological,
-    "kclasses": KClasses,
-    "oneclass": OneClass,
-    "pfedla1": PFedLAClasses,
-    "pfedla2": PFedLADominant,
-    "owners": Owners,
-}
+    "iid": IID, "dirichlet": Dirichlet, "pfllib": PFLlibDirichlet, "perclient": ClientDirichlet, "classes": Classes,
+    "pathological": Pathological, "kclasses": KClasses, "oneclass": OneClass, "pfedla1": PFedLAClasses,
+    "pfedla2": PFedLADominant, "owners": Owners,
+}  # fmt: skip
 
 __all__ = [
-    "IID",
-    "PARTITIONS",
-    "Assignment",
-    "Classes",
-    "ClientDirichlet",
-    "Dirichlet",
-    "KClasses",
-    "OneClass",
-    "Owners",
-    "PFLlibDirichlet",
-    "PFedLAClasses",
-    "PFedLADominant",
-    "Partition",
-    "Pathological",
-    "Pool",
-]
+    "IID", "PARTITIONS", "Assignment", "Classes", "ClientDirichlet", "Dirichlet", "KClasses", "OneClass", "Owners",
+    "PFLlibDirichlet", "PFedLAClasses", "PFedLADominant", "Partition", "Pathological", "Pool",
+]  # fmt: skip

@@ -20,7 +20,6 @@ Indices = NDArray[np.int64]
 Counts = NDArray[np.int64]  # samples of each class (rows) for each client (columns)
 Some = Annotated[int, Range(least=1)]
 Share = Annotated[float, Range(above=0, below=1)]
-HasClass = NDArray[np.bool_]  # whether each client (rows) has each class (columns)
 
 
 @short_repr
@@ -75,6 +74,10 @@ class Pool:
             )
         return self.classes(~self.tests), self.classes(self.tests)
 
+    def pfllib_minimum(self, clients: int) -> int:
+        """What PFLlib asks for each client: four batches of 10, or half the even share, whichever is less."""
+        return int(min(40, len(self.labels) / clients / 2))
+
 
 class Partition(ABC):
     """A record that draws which client gets which sample, called as `partition(labels, clients, seed)`.
@@ -92,26 +95,18 @@ class Partition(ABC):
         owner: NDArray[Any] | None = None,
     ) -> list[Indices] | Assignment:
         pool = Pool(np.asarray(labels), tests, owner)
-        return self.draw(pool, clients, _generator(len(pool.labels), clients, seed))
+        samples = len(pool.labels)
+        if clients < 1:
+            raise PartitionError(f"clients={clients} was given: a partition needs at least one client")
+        if clients > samples:
+            raise PartitionError(f"{samples} samples cannot be divided among {clients} clients: some would have none")
+        if seed < 0:
+            raise PartitionError(f"seed={seed} was given: a seed must be at least 0")
+        return self.draw(pool, clients, np.random.default_rng(np.random.SeedSequence(seed)))
 
     @abstractmethod
     def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> list[Indices] | Assignment:
         """One sorted array of sample indices per client; or an `Assignment`, to say who tests on what."""
-
-
-def _generator(samples: int, clients: int, seed: int) -> np.random.Generator:
-    if clients < 1:
-        raise PartitionError(f"clients={clients} was given: a partition needs at least one client")
-    if clients > samples:
-        raise PartitionError(f"{samples} samples cannot be divided among {clients} clients: some would have none")
-    if seed < 0:
-        raise PartitionError(f"seed={seed} was given: a seed must be at least 0")
-    return np.random.default_rng(np.random.SeedSequence(seed))
-
-
-def pfllib_minimum(samples: int, clients: int) -> int:
-    """What PFLlib asks for each client: four batches of 10, or half the even share, whichever is less."""
-    return int(min(40, samples / clients / 2))
 
 
 def draw_counts(classes: list[Indices], counts: Counts, rng: np.random.Generator) -> list[Indices]:
@@ -122,36 +117,6 @@ def draw_counts(classes: list[Indices], counts: Counts, rng: np.random.Generator
         for mine, piece in zip(held, np.split(rng.permutation(members), np.cumsum(row)), strict=False):
             mine.append(piece)
     return [np.sort(np.concatenate(mine)) for mine in held]
-
-
-def require_supply(pool: Pool, classes: list[Indices], counts: Counts, what: str = "samples") -> None:
-    for name, members, row in zip(pool.names, classes, counts, strict=True):
-        if row.sum() > len(members):
-            asking = int((row > 0).sum())
-            raise PartitionError(f"class {name} has {len(members)} {what}, but {asking} clients ask for {row.sum()}")
-
-
-def balanced_classes(clients: int, classes: int, per_client: int, rng: np.random.Generator) -> HasClass:
-    """Which classes each client has: client after client takes those that the fewest clients have."""
-    if per_client > classes:
-        raise PartitionError(f"per_client={per_client} was given, but the labels have only {classes} classes")
-    has = np.zeros((clients, classes), dtype=np.bool_)
-    for client in rng.permutation(clients):
-        fewest_first = np.lexsort((rng.random(classes), has.sum(axis=0)))
-        has[client, fewest_first[:per_client]] = True
-    return has
-
-
-def equal_counts(has: HasClass, names: NDArray[Any], classes: list[Indices], rng: np.random.Generator) -> Counts:
-    """Every class divided equally among the clients that have it; random ones of them get what does not divide."""
-    counts = np.zeros(has.T.shape, dtype=np.int64)
-    for each, members in enumerate(classes):
-        clients = rng.permutation(np.flatnonzero(has[:, each]))
-        if len(clients) > len(members):
-            raise PartitionError(f"class {names[each]} has {len(members)} samples for {len(clients)} clients")
-        for rank, client in enumerate(clients):
-            counts[each, client] = (len(members) + len(clients) - 1 - rank) // len(clients)
-    return counts
 
 
 @record

@@ -1,25 +1,16 @@
-"""Partitions in which a client has only some of the classes."""
+"""Partitions in which a client has only some of the classes, or most samples of a few."""
 
 from math import ceil
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stratafl.core.records import record
-from stratafl.data.partitions.base import (
-    Assignment,
-    Counts,
-    HasClass,
-    Indices,
-    Partition,
-    Pool,
-    Some,
-    balanced_classes,
-    draw_counts,
-    equal_counts,
-    pfllib_minimum,
-    require_supply,
-)
+from stratafl.data.partitions.base import Assignment, Counts, Indices, Partition, Pool, Share, Some, draw_counts
 from stratafl.errors import PartitionError
+
+HasClass = NDArray[np.bool_]  # whether each client (rows) has each class (columns)
+_DRAWS = 100  # of PFedLADominant
 
 
 @record
@@ -78,7 +69,7 @@ class Pathological(Partition):
         classes = pool.classes()
         counts = np.zeros((len(classes), clients), dtype=np.int64)
         wanted = np.full(clients, self.per_client)
-        smallest = pfllib_minimum(len(pool.labels), clients) / len(classes)
+        smallest = pool.pfllib_minimum(clients) / len(classes)
         for each, members in enumerate(classes):
             chosen = np.flatnonzero(wanted > 0)[: ceil(clients * self.per_client / len(classes))]
             wanted[chosen] -= 1
@@ -117,10 +108,70 @@ class OneClass(Partition):
         train, test = pool.published("oneclass")
         has = np.zeros((len(pool.names), clients), dtype=np.int64)
         has[np.arange(clients) % len(pool.names), np.arange(clients)] = 1
-        require_supply(pool, train, has * self.train_samples, "training samples")
-        require_supply(pool, test, has * self.test_samples, "test samples")
+        _require_supply(pool, train, has * self.train_samples, "training samples")
+        _require_supply(pool, test, has * self.test_samples, "test samples")
         trained = draw_counts(train, has * self.train_samples, rng)
         return Assignment(trained, draw_counts(test, has * self.test_samples, rng))
+
+
+@record
+class PFedLAClasses(Partition):
+    """pFedLA's non-IID_1: `samples` samples for each client, as many of each of its `per_client` random classes.
+
+    Every class has as many clients, give or take one. A client tests on the share `held_out` of each of its classes.
+    """
+
+    per_client: Some = 4
+    samples: Some = 600
+    held_out: Share = 0.3
+
+    def __post_init__(self) -> None:
+        if self.samples % self.per_client:
+            raise PartitionError(
+                f"samples={self.samples} was given: it must be a multiple of per_client={self.per_client}"
+            )
+
+    def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> Assignment:
+        has = balanced_classes(clients, len(pool.names), self.per_client, rng)
+        return _assigned(pool, has.T * (self.samples // self.per_client), self.held_out, rng)
+
+
+@record
+class PFedLADominant(Partition):
+    """pFedLA's non-IID_2: all classes for each client, `dominant` random ones of them with a `share` together.
+
+    The others divide the rest equally. A client tests on the share `held_out` of each class.
+    """
+
+    dominant: Some = 2
+    share: Share = 0.5
+    samples: Some = 600
+    held_out: Share = 0.3
+
+    def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> Assignment:
+        classes = pool.classes()
+        if self.dominant >= len(classes):
+            raise PartitionError(f"dominant={self.dominant} was given, but the labels have only {len(classes)} classes")
+        sizes = np.array([len(members) for members in classes])
+        if clients * self.samples > sizes.sum():
+            raise PartitionError(f"{sizes.sum()} samples cannot give each of {clients} clients {self.samples}")
+        for _ in range(_DRAWS):  # where the classes are used up to the last sample, a draw may be one short
+            counts = self._counts(balanced_classes(clients, len(classes), self.dominant, rng), sizes, rng)
+            if (counts.sum(axis=1) <= sizes).all():
+                break
+        return _assigned(pool, counts, self.held_out, rng)
+
+    def _counts(self, has: HasClass, sizes: Counts, rng: np.random.Generator) -> Counts:
+        often = round(self.share * self.samples / self.dominant)
+        seldom, odd = divmod(self.samples - self.dominant * often, len(sizes) - self.dominant)
+        if seldom == 0:
+            raise PartitionError(f"samples={self.samples} was given: too few for some of each of {len(sizes)} classes")
+        counts = np.where(has.T, often, seldom)
+        for client in rng.permutation(len(has)):  # the odd samples are of the classes with most left
+            left = sizes - counts.sum(axis=1)
+            most_left = np.lexsort((rng.random(len(sizes)), -left))
+            counts[most_left[~has[client, most_left]][:odd], client] += 1
+        return counts
 
 
 def _rotated_classes(clients: int, classes: int, per_client: int, _: np.random.Generator) -> HasClass:
@@ -134,4 +185,42 @@ def _rotated_classes(clients: int, classes: int, per_client: int, _: np.random.G
 
 
 def _draw_equally(pool: Pool, classes: list[Indices], has: HasClass, rng: np.random.Generator) -> list[Indices]:
-    return draw_counts(classes, equal_counts(has, pool.names, classes, rng), rng)
+    """Every class divided equally among the clients that have it; random ones of them get what does not divide."""
+    counts = np.zeros(has.T.shape, dtype=np.int64)
+    for each, members in enumerate(classes):
+        clients = rng.permutation(np.flatnonzero(has[:, each]))
+        if len(clients) > len(members):
+            raise PartitionError(f"class {pool.names[each]} has {len(members)} samples for {len(clients)} clients")
+        for rank, client in enumerate(clients):
+            counts[each, client] = (len(members) + len(clients) - 1 - rank) // len(clients)
+    return draw_counts(classes, counts, rng)
+
+
+def _require_supply(pool: Pool, classes: list[Indices], counts: Counts, what: str = "samples") -> None:
+    for name, members, row in zip(pool.names, classes, counts, strict=True):
+        if row.sum() > len(members):
+            asking = int((row > 0).sum())
+            raise PartitionError(f"class {name} has {len(members)} {what}, but {asking} clients ask for {row.sum()}")
+
+
+def balanced_classes(clients: int, classes: int, per_client: int, rng: np.random.Generator) -> HasClass:
+    """Which classes each client has: client after client takes those that the fewest clients have."""
+    if per_client > classes:
+        raise PartitionError(f"per_client={per_client} was given, but the labels have only {classes} classes")
+    has = np.zeros((clients, classes), dtype=np.bool_)
+    for client in rng.permutation(clients):
+        fewest_first = np.lexsort((rng.random(classes), has.sum(axis=0)))
+        has[client, fewest_first[:per_client]] = True
+    return has
+
+
+def _assigned(pool: Pool, counts: Counts, share: float, rng: np.random.Generator) -> Assignment:
+    classes = pool.classes()
+    _require_supply(pool, classes, counts)
+    test = np.rint(counts * share).astype(np.int64)
+    if (test.sum(axis=0) == 0).any() or ((counts > 0) & (test == counts)).any():
+        raise PartitionError(
+            f"held_out={share} was given: some clients have too few samples of a class to train and to test on it"
+        )
+    held = draw_counts(classes, np.hstack([counts - test, test]), rng)
+    return Assignment(held[: counts.shape[1]], held[counts.shape[1] :])

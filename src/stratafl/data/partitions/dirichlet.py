@@ -12,17 +12,7 @@ from numpy.typing import NDArray
 
 from stratafl.core.annotations import Range
 from stratafl.core.records import record
-from stratafl.data.partitions.base import (
-    Assignment,
-    Counts,
-    Indices,
-    Partition,
-    Pool,
-    Share,
-    Some,
-    draw_counts,
-    pfllib_minimum,
-)
+from stratafl.data.partitions.base import Assignment, Counts, Indices, Partition, Pool, Share, Some, draw_counts
 from stratafl.errors import PartitionError
 
 Shares = NDArray[np.float64]
@@ -60,7 +50,7 @@ class PFLlibDirichlet(Partition):
 
     def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> list[Indices] | Assignment:
         classes = pool.classes()
-        minimum = pfllib_minimum(len(pool.labels), clients) if self.minimum is None else self.minimum
+        minimum = pool.pfllib_minimum(clients) if self.minimum is None else self.minimum
         counts = _first_accepted(_capped_counts, self, minimum, classes, clients, rng)
         if self.replacement:
             return Assignment(_draw_overlapping(classes, counts, rng), overlap=True)
@@ -97,20 +87,16 @@ class ClientDirichlet(Partition):
 
 def _counts(shares: Shares, sizes: Counts) -> Counts:
     """Each class is cut at floor(cumsum · size), and the last client gets the rest."""
-    cuts = np.floor(np.cumsum(shares, axis=1) * sizes[:, None]).astype(np.int64)
-    cuts = np.minimum(cuts, sizes[:, None])
+    cuts = np.minimum(np.floor(np.cumsum(shares, axis=1) * sizes[:, None]).astype(np.int64), sizes[:, None])
     cuts[:, -1] = sizes
     return np.diff(cuts, axis=1, prepend=0)
 
 
 def _capped_counts(shares: Shares, sizes: Counts) -> Counts:
-    held = np.zeros(shares.shape[1], dtype=np.int64)
     counts = np.zeros(shares.shape, dtype=np.int64)
-    even_share = sizes.sum() / len(held)
     for each in range(len(sizes)):
-        below = held < even_share
+        below = counts.sum(axis=0) < sizes.sum() / shares.shape[1]
         counts[each] = _counts(_shares_among(below, shares[each])[None], sizes[each : each + 1])
-        held += counts[each]
     return counts
 
 
@@ -154,12 +140,8 @@ def _first_accepted(
 
 def _draw_overlapping(classes: list[Indices], counts: Counts, rng: np.random.Generator) -> list[Indices]:
     """For each client so many samples of each class out of all of them; none twice for one client."""
-    return [
-        np.sort(
-            np.concatenate([rng.choice(members, n, replace=False) for members, n in zip(classes, mine, strict=True)])
-        )
-        for mine in counts.T
-    ]
+    drawn = ([rng.choice(each, n, replace=False) for each, n in zip(classes, mine, strict=True)] for mine in counts.T)
+    return [np.sort(np.concatenate(mine)) for mine in drawn]
 
 
 def _rounded_counts(shares: Shares, size: int) -> list[int]:

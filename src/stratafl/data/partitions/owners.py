@@ -1,6 +1,6 @@
 """The partition of data that says which person or site owns each sample."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,7 @@ from stratafl.errors import PartitionError
 class Owners(Partition):
     """FedPer's partition of FLICKR-AES: each client is one of the owners in the data, drawn at random.
 
-    Owners with fewer than `minimum` or more than `maximum` samples, or fewer than `per_class` of any class, are left
-    out.
+    Owners with fewer than `minimum` or more than `maximum` samples, or fewer than `per_class` of any class, cannot be.
     """
 
     minimum: Some = 1
@@ -35,19 +34,19 @@ class Owners(Partition):
         _, owner, sizes = np.unique(pool.owner, return_inverse=True, return_counts=True)
         fitting = np.flatnonzero((sizes >= self.minimum) & (sizes <= (self.maximum or sizes.max())))
         if self.per_class:
-            fitting = fitting[_fewest_of_a_class(pool, owner, len(sizes))[fitting] >= self.per_class]
+            rarest = np.min([np.bincount(owner[members], minlength=len(sizes)) for members in pool.classes()], axis=0)
+            fitting = fitting[rarest[fitting] >= self.per_class]
         if len(fitting) < clients:
             raise PartitionError(
                 f"{clients} clients were asked for, but only {len(fitting)} of {len(sizes)} owners have the samples "
                 "that the partition asks for: set data.clients lower"
             )
         chosen = np.sort(rng.choice(fitting, clients, replace=False))
-        held = np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])
+        held = by_owner(pool.owner)
         return [held[each] for each in chosen]
 
 
-def _fewest_of_a_class(pool: Pool, owner: NDArray[np.intp], owners: int) -> NDArray[np.intp]:
-    """The number of samples that each owner has of its rarest class."""
-    counts = [np.bincount(owner[members], minlength=owners) for members in pool.classes()]
-    fewest: NDArray[np.intp] = np.min(counts, axis=0)
-    return fewest
+def by_owner(owner: NDArray[Any]) -> list[Indices]:
+    """The samples of each owner, in the order of the owners' names."""
+    _, inverse, counts = np.unique(owner, return_inverse=True, return_counts=True)
+    return np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
