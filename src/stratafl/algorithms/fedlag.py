@@ -47,14 +47,10 @@ def fedlag(
     averaged.
     """
     merge = PersonaliseConflicts(k, xi, weights, bn)
-    method = _lag(merge, train)
     # The warm-up personalises nothing, but the server already keeps what each client uploads: in the first round after
     # it, that is where a client's personal layers are.
-    return Phased((*_warm(warmup, _lag(replace(merge, k=0), train)), Phase(method)))
-
-
-def _warm(rounds: int, record: Layerwise) -> tuple[Phase, ...]:
-    return (Phase(record, rounds=rounds),) if rounds else ()
+    first = (Phase(_lag(replace(merge, k=0), train), rounds=warmup),) if warmup else ()
+    return Phased((*first, Phase(_lag(merge, train))))
 
 
 def _lag(merge: "PersonaliseConflicts", train: SGD) -> Layerwise:
@@ -138,16 +134,13 @@ class PersonaliseConflicts(MergeRows):
         """Booleans `[L]`: the k scored layers with the most conflicts, of equals the later, and their BatchNorms."""
         scored = torch.tensor(layout.computing, dtype=torch.int64, device=conflicts.device)
         found = conflicts[scored].flip(0)
-        order = found.argsort(descending=True, stable=True)[: self._most(len(scored))]
+        most = min(5, max(1, len(scored) // 2)) if self.k is None else self.k  # where k is left open, half at most
+        order = found.argsort(descending=True, stable=True)[:most]
         personal = torch.zeros(len(layout.layers), dtype=torch.bool, device=conflicts.device)
         personal[scored.flip(0)[order]] = found[order] > 0
         if self.bn == "follow":
             personal = personal[torch.tensor(layout.leaders, device=conflicts.device)]
         return personal
-
-    def _most(self, scored: int) -> int:
-        """k, or where it is left open 5, but not more than half of the layers."""
-        return min(5, max(1, scored // 2)) if self.k is None else self.k
 
 
 def started(server: State, ids: Tensor, layout: Layout) -> Mapping[str, Tensor]:

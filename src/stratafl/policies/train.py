@@ -98,13 +98,12 @@ class Cosine:
         return self.floor + (1 - self.floor) * (1 + cos(pi * t / rounds)) / 2
 
 
-def _schedule(decay: float) -> Schedule:
-    return Constant() if decay == 1 else Exponential(decay)
-
-
 Some = Written("epochs", Annotated[int, Range(least=1, most=MANY)], int, int)  # none is for steps of a method alone
 Decay = Written(
-    "decay", Annotated[float, Range(above=0, most=1)], _schedule, lambda schedule: getattr(schedule, "factor", 1.0)
+    "decay",
+    Annotated[float, Range(above=0, most=1)],
+    lambda decay: Constant() if decay == 1 else Exponential(decay),
+    lambda schedule: getattr(schedule, "factor", 1.0),
 )
 
 
@@ -249,23 +248,17 @@ def _step(task: Task, sgd: SGD, objective: Objective, trained: Names) -> Callabl
             {name: tensor_of(client, name) for name in objective.constants},
             {name: tensor_of(carry, name) for name in objective.carries},
         )
+        modes = sgd.frozen_modules_train
         out = task.gradients(
-            row,
-            stack,
-            objective=objective,
-            trained=trained,
-            inputs=inputs,
-            frozen_modules_train=sgd.frozen_modules_train,
+            row, stack, objective=objective, trained=trained, inputs=inputs, frozen_modules_train=modes
         )
         velocity = rows_of(carry, "velocity")
         client = {**client, "steps": carry["steps"]}  # edits and rates may ask how far it is
         gradients = _edited(sgd, out.rows, row, client, task.layout)
         factors = _factors(sgd, gradients, row, client, task.layout)
         _move(row, _direction(sgd, gradients, row, task.layout, velocity), rate, factors)
-        counted = {
-            "steps": tensor_of(carry, "steps") + 1,
-            "loss": tensor_of(carry, "loss") + out.loss.detach().double(),
-        }
+        loss = tensor_of(carry, "loss") + out.loss.detach().double()
+        counted = {"steps": tensor_of(carry, "steps") + 1, "loss": loss}
         if "factors" in carry:
             counted["factors"] = tensor_of(carry, "factors") + _by_layer(factors, trained, row, task.layout)
         return {"row": {**row, **out.statistics}, "velocity": velocity, **counted, **out.carry}
@@ -300,10 +293,8 @@ def _check_edit(edit: Edit, before: Rows, after: Rows) -> None:
     """An edit gives every gradient back in its shape: a lost client axis would broadcast without a word."""
     for name, gradient in before.items():
         if name not in after or after[name].shape != gradient.shape:
-            found = tuple(after[name].shape) if name in after else "nothing"
-            raise RecordError(
-                f"{type(edit).__name__} gives {found} for '{name}', whose gradients are {tuple(gradient.shape)}"
-            )
+            found, expected = tuple(after[name].shape) if name in after else "nothing", tuple(gradient.shape)
+            raise RecordError(f"{type(edit).__name__} gives {found} for '{name}', whose gradients are {expected}")
 
 
 def _factors(sgd: SGD, gradients: Rows, row: Rows, client: Mapping[str, Value], layout: Layout) -> dict[str, Tensor]:
