@@ -152,7 +152,7 @@ def test_a_parameter_of_the_root_is_a_layer_of_its_own():
     [
         (
             {"granularity": "modul"},
-            r"unknown granularity 'modul'; did you mean 'module'\? Choose one of: tensor, module, ",
+            r"unknown granularity 'modul'; did you mean 'module'\? Choose one of: block, module, tensor",
         ),
         ({"buffers": "folow"}, r"unknown buffers rule 'folow'; did you mean 'follow'\? Choose one of: follow, local"),
     ],

@@ -1,4 +1,4 @@
-"""FedALP (Xie et al., 2023): groups of similar clients, each mixing its own model with the global one layer by layer.
+"""FedALP: groups of similar clients with layer weights of their own.
 
 A warm-up of FedAvg; then clients are grouped by the cosines of their updates (Eq. 3–4), and every group gets layer
 weights Ψ_m from how much each of its layers moves (Eq. 5–8). From there on a client is sent Ψ_m·w_m + (1 − Ψ_m)·w_g
@@ -43,10 +43,11 @@ def fedalp(
     features: Literal["cosine", "angle"] = "cosine",
     train: SGD = SGD(),
 ) -> Phased:
-    """Algorithm 1: the last of `warmup` rounds asks everybody for an update, from which the groups are formed.
+    """FedALP (Xie et al., 2023): groups of clients, each mixing its own model with the global one layer by layer.
 
-    `base` is what the group's step is added to: the model its clients received, or the group's old model (line 10 to
-    the letter); `gamma` is normalised in the group, or over all clients; `features` are what Ward's method sees.
+    Algorithm 1: the last of `warmup` rounds asks everybody for an update, from which the groups are formed. `base` is
+    what the group's step is added to: the model its clients received, or the group's old model (line 10 to the letter);
+    `gamma` is normalised in the group, or over all clients; `features` are what Ward's method sees.
     """
     server: dict[str, FieldSpec] = {
         "theta": Start(),

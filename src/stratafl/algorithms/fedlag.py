@@ -1,4 +1,4 @@
-"""FedLAG (anonymous, 2024): layers on which clients' updates point against each other become personal.
+"""FedLAG, and as a control what its published code amounts to.
 
 After every round the server counts, layer by layer, the pairs of clients whose updates conflict (cosine below ξ); the
 k worst layers stay with the clients, the others are averaged.
@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from stratafl.algorithms.fedavg import fedavg
+from stratafl.algorithms.fedavg import alone, fedavg
 from stratafl.core.annotations import Range
 from stratafl.core.fields import Number, Start
 from stratafl.core.footprint import Footprint
@@ -23,9 +23,10 @@ from stratafl.core.records import record, validated
 from stratafl.core.reduce import add_rows, add_weights, conflicting_pairs, mean_or_hold
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import Computed, State, expand, rows_of, tensor_of
-from stratafl.core.steps import MergeRows, Serve
+from stratafl.core.steps import MergeRows, Send, Serve
+from stratafl.core.task import Task
 from stratafl.errors import RecordError
-from stratafl.policies import SGD, Broadcast, Take
+from stratafl.policies import SGD, Broadcast, Take, Upload
 
 
 @validated
@@ -38,21 +39,18 @@ def fedlag(
     bn: Literal["follow", "averaged"] = "follow",
     train: SGD = SGD(),
 ) -> Phased:
-    """Algorithm 1: after `warmup` rounds of FedAvg, the `k` layers with the most conflicts are personal.
+    """FedLAG (anonymous, 2024): layers on which clients' updates point against each other become personal.
 
-    A layer without a conflict never is. Left open, `k` is the paper's 5, or half of a model's layers if it has fewer
-    than ten. `weights="uniform"` is Eq. 4; `bn` says whether a BatchNorm follows the layer that it normalises or is
-    always averaged.
+    Algorithm 1: after `warmup` rounds of FedAvg, the `k` layers with the most conflicts are personal. A layer without a
+    conflict never is. Left open, `k` is the paper's 5, or half of a model's layers if it has fewer than ten.
+    `weights="uniform"` is Eq. 4; `bn` says whether a BatchNorm follows the layer that it normalises or is always
+    averaged.
     """
     merge = PersonaliseConflicts(k, xi, weights, bn)
-    method = _lag(merge, train)
     # The warm-up personalises nothing, but the server already keeps what each client uploads: in the first round after
     # it, that is where a client's personal layers are.
-    return Phased((*_warm(warmup, _lag(replace(merge, k=0), train)), Phase(method)))
-
-
-def _warm(rounds: int, record: Layerwise) -> tuple[Phase, ...]:
-    return (Phase(record, rounds=rounds),) if rounds else ()
+    first = (Phase(_lag(replace(merge, k=0), train), rounds=warmup),) if warmup else ()
+    return Phased((*first, Phase(_lag(merge, train))))
 
 
 def _lag(merge: "PersonaliseConflicts", train: SGD) -> Layerwise:
@@ -136,16 +134,13 @@ class PersonaliseConflicts(MergeRows):
         """Booleans `[L]`: the k scored layers with the most conflicts, of equals the later, and their BatchNorms."""
         scored = torch.tensor(layout.computing, dtype=torch.int64, device=conflicts.device)
         found = conflicts[scored].flip(0)
-        order = found.argsort(descending=True, stable=True)[: self._most(len(scored))]
+        most = min(5, max(1, len(scored) // 2)) if self.k is None else self.k  # where k is left open, half at most
+        order = found.argsort(descending=True, stable=True)[:most]
         personal = torch.zeros(len(layout.layers), dtype=torch.bool, device=conflicts.device)
         personal[scored.flip(0)[order]] = found[order] > 0
         if self.bn == "follow":
             personal = personal[torch.tensor(layout.leaders, device=conflicts.device)]
         return personal
-
-    def _most(self, scored: int) -> int:
-        """k, or where it is left open 5, but not more than half of the layers."""
-        return min(5, max(1, scored // 2)) if self.k is None else self.k
 
 
 def started(server: State, ids: Tensor, layout: Layout) -> Mapping[str, Tensor]:
@@ -154,3 +149,32 @@ def started(server: State, ids: Tensor, layout: Layout) -> Mapping[str, Tensor]:
     personal = layout.spread(tensor_of(server, "personal") > 0, rows)  # l ∈ L_p
     # Eq. 5: θ_{l,u}^(r−1,E), which they uploaded last; Eq. 4 for all other layers.
     return Computed(rows, lambda name: torch.where(personal[name], rows[name][ids], held[name]))
+
+
+@validated
+def fedavg30local(*, warmup: Annotated[int, Range(least=0)] = 30, train: SGD = SGD()) -> Phased:
+    """FedAvg for some rounds, then everybody alone: what the published code of FedLAG amounts to, as a control.
+
+    Its function that should give clients the averaged layers after the warm-up copies nothing. During the warm-up it
+    sends the model to everybody, whoever trains it then; as only the last time matters later, only the last round does
+    so here. Clients go on from what they trained in that round, or else from what they were sent in it.
+    """
+    average, apart = fedavg(train=train), Phase(alone(train=train))
+    if warmup == 0:
+        return Phased((apart,))
+    last = replace(average, send=(UploadIfSampled(),))
+    everybody = Phase(last, rounds=1, participation="all", only_sampled_learn=True)
+    return Phased((Phase(average, rounds=warmup - 1), everybody, apart))
+
+
+@record
+class UploadIfSampled(Send):
+    """The client's row and n_k, where everybody takes part: no layer of those whom the round did not sample."""
+
+    reads = ("theta",)
+    writes = ("up.theta", "up.samples")
+
+    def __call__(self, rnd: Round, client: State, task: Task) -> Mapping[str, Field]:
+        sent = LayerMask(rnd.sampled(task.ids)[:, None].expand(-1, len(rnd.layout.layers)))
+        fields = Upload()(rnd, client, task)
+        return {**fields, "theta": replace(fields["theta"], mask=sent)}

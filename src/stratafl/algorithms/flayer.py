@@ -1,4 +1,4 @@
-"""FLAYER (Chen et al., 2025): three layer-wise pieces on FedAvg, each of use alone.
+"""The three layer-wise pieces of FLAYER, each of use alone.
 
 Accuracy-guided initialisation of the head (Eq. 2), a learning rate per layer and step (Eq. 4), and an upload of each
 layer's most changed parameters (Eq. 5–9), averaged over those who sent them. Layers are those of the run's granularity,
@@ -52,8 +52,9 @@ def flayer(
     middle: float = 20.0,
     train: SGD | None = None,
 ) -> Layerwise:
-    """Algorithm 1: the last `s` layers are the head; `guide`, `rates` and `mask` switch its three parts (Fig. 3).
+    """FLAYER (Chen et al., 2025): three layer-wise pieces on FedAvg, each of use alone.
 
+    Algorithm 1: the last `s` layers are the head; `guide`, `rates` and `mask` switch its three parts (Fig. 3).
     `accuracy` is the split on which A_k is measured, of the model as `trained` or as `initialised`, or a fixed A;
     `least` is the smallest share of a layer that is sent; `unsent="zero"` averages what was not sent as zeros, as line
     12 says to the letter, and collapses. `preset="official"` is what the authors' code does (see `flayer_official`),

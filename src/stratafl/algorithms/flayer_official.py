@@ -42,7 +42,11 @@ def official(
     *, p: Annotated[int, Range(least=1)] = 2, middle: Annotated[float, Range(above=0)] = 20.0, train: SGD = IN_ORDER
 ) -> Layerwise:
     """The last `p` tensors are the head (2; 4 for ResNet-18); `middle` is 20 for the CNN and 1 for the others."""
-    _check_descent(train)
+    if train.shuffle or not train.drop_last:
+        needed = "set train.drop_last to true (SGD: and shuffle to False)"
+        raise RecordError(f"flayer, preset official: batches in order without the last that is not full: {needed}")
+    if train != SGD(lr=train.lr, epochs=train.epochs, batch=train.batch, drop_last=True, shuffle=False):
+        raise RecordError("flayer, preset official: plain SGD, of which it takes lr, epochs and batch and nothing else")
     return replace(
         fedavg(),
         mix=(GuideTensors(p), HeadEpoch(p, train.lr, train.batch), Remember()),
@@ -51,16 +55,6 @@ def official(
         client={"theta": Start(), "accuracy": Number(0.0)},
         leaks="flayer, preset official: the test accuracy of each client steers its training",
     )
-
-
-def _check_descent(train: SGD) -> None:
-    if train.shuffle or not train.drop_last:
-        raise RecordError(
-            "flayer, preset official: batches in order without the last that is not full: "
-            "set train.drop_last to true (SGD: and shuffle to False)"
-        )
-    if train != SGD(lr=train.lr, epochs=train.epochs, batch=train.batch, drop_last=True, shuffle=False):
-        raise RecordError("flayer, preset official: plain SGD, of which it takes lr, epochs and batch and nothing else")
 
 
 @record

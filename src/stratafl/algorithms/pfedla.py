@@ -1,4 +1,4 @@
-"""pFedLA and HeurpFedLA (Ma et al., 2022): a hypernetwork per client weighs, layer by layer, the models of all clients.
+"""pFedLA and HeurpFedLA: the server mixes the models of all clients, layer by layer, for each of them.
 
 The server keeps the latest model θ_j of every client and, for each client i, an embedding v_i and a hypernetwork ψ_i.
 Client i is sent θ̄_i^l = Σ_j α_i^{l,j}·θ_j^l (Eq. 6); what it learned from there, Δθ_i, moves v_i and ψ_i (Eq. 10–11).
@@ -43,10 +43,11 @@ def pfedla(
     sign: Literal["descent", "public"] = "descent",
     train: SGD = SGD(),
 ) -> Layerwise:
-    """Algorithm 1. `unit="model"` is one weight per pair of clients, shared by all layers.
+    """pFedLA (Ma et al., 2022): a hypernetwork per client weighs, layer by layer, the models of all clients.
 
-    `normalise="relu"` and `sign="public"` are what public code does (the second moves away from the trained model);
-    `initial="uniform"` starts from equal weights; `embedding`, `width` and `depth` are sizes of the hypernetworks.
+    Algorithm 1. `unit="model"` is one weight per pair of clients, shared by all layers. `normalise="relu"` and
+    `sign="public"` are what public code does (the second moves away from the trained model); `initial="uniform"` starts
+    from equal weights; `embedding`, `width` and `depth` are sizes of the hypernetworks.
     """
     hyper = Hypernetwork(embedding, width, depth, unit, normalise, initial)
     return _learned(hyper, Retain(), hyper_lr, -1 if sign == "public" else 1, train)
@@ -65,7 +66,10 @@ def heurpfedla(
     initial: Literal["drawn", "uniform"] = "drawn",
     train: SGD = SGD(),
 ) -> Layerwise:
-    """Algorithm 2: the `k` layers (1) with the largest self weight are not sent; or instead the `retained` ones."""
+    """HeurpFedLA (Ma et al., 2022): pFedLA that leaves each client the layers with the largest weight on itself.
+
+    Algorithm 2: the `k` layers (1) with the largest self weight are not sent; or instead the `retained` ones.
+    """
     hyper = Hypernetwork(embedding, width, depth, "layer", normalise, initial)
     retain = _retain(k, select(retained))
     method = _learned(hyper, retain, hyper_lr, 1, train)

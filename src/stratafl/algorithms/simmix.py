@@ -1,4 +1,4 @@
-"""Mixing by similarity, the motivating experiment of pFedLA (Ma et al., 2022, Fig. 1): cosines instead of learning.
+"""Mixing by similarity.
 
 As in pFedLA the server keeps the latest model of every client and sends each its own mixture of them. The paper says
 that similarities between layers, or between models, give the weights, and not what is compared nor how it becomes a
@@ -26,7 +26,10 @@ Sharpness = Annotated[float, Range(least=0)]
 
 @validated
 def simmix(*, unit: Unit = "layer", sharpness: Sharpness = 5.0, train: SGD = SGD()) -> Layerwise:
-    """θ̄_i^l = Σ_j α_i^{l,j}·θ_j^l with α from `Similarity`, per layer or one for the whole `model`."""
+    """Mixing by similarity, the motivating experiment of pFedLA (Ma et al., 2022, Fig. 1): cosines instead of learning.
+
+    θ̄_i^l = Σ_j α_i^{l,j}·θ_j^l with α from `Similarity`, per layer or one for the whole `model`.
+    """
     return mixing(Similarity(unit, sharpness), train)
 
 

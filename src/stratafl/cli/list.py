@@ -19,7 +19,7 @@ _GIVEN = ("train", "shape", "classes")  # not options, since the run gives them
 def catalogue() -> dict[str, list[dict[str, Any]]]:
     """Everything that has a name, by kind, with a sentence and its options."""
     return {
-        "algorithms": _entries(ALGORITHMS, from_module=True),
+        "algorithms": _entries(ALGORITHMS),
         "models": _entries(MODELS),
         "datasets": [
             {"name": name, "description": record.says, "options": record.options}
@@ -49,16 +49,15 @@ def print_catalogue(as_json: bool) -> None:
         console.print(table)
 
 
-def _entries(known: Mapping[str, Callable[..., Any]], from_module: bool = False) -> list[dict[str, Any]]:
+def _entries(known: Mapping[str, Callable[..., Any]]) -> list[dict[str, Any]]:
     return [
-        {"name": name, "description": _sentence(maker, from_module), "options": _options(maker)}
+        {"name": name, "description": _sentence(maker), "options": _options(maker)}
         for name, maker in sorted(known.items())
     ]
 
 
-def _sentence(maker: Callable[..., Any], from_module: bool) -> str:
-    source = inspect.getmodule(maker) if from_module else maker
-    text = inspect.getdoc(source) or ""
+def _sentence(maker: Callable[..., Any]) -> str:
+    text = inspect.getdoc(maker) or ""
     return " ".join(text.split("\n\n")[0].split())
 
 

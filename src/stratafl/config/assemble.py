@@ -159,26 +159,44 @@ def model_of(
     return make
 
 
-def _speed(run: RunTable, tuning: Mapping[str, Any]) -> Speed:
-    compile = run.compile
-    if compile == "auto" and tuning.get("compiled") is not None:
-        compile = "on" if tuning["compiled"] else "off"
-    return Speed(run.precision, run.graphs, compile, run.convolutions, tuning.get("products"))
-
-
 def simulation_of(
-    experiment: Experiment,
-    tuning: Mapping[str, Any] | None = None,
-    trust: Trust | bool = NOTHING,
-    begun: bool = False,
+    experiment: Experiment, tuning: Mapping[str, Any] | None = None, trust: Trust | bool = NOTHING, begun: bool = False
 ) -> Simulation:
     """Everything put together, refusing what does not fit before anything is written.
 
     `tuning` is what an earlier part of the same run found out about what is fast, see `Runtime.tuning`; `begun` says
     that there is such a part.
     """
+    tuning = tuning or {}
+    algorithm = algorithm_of(experiment, trust)
+    federation, model, run = federation_of(experiment), experiment.model, experiment.run
+    if federation.classes is None and experiment.stop.target is not None:
+        raise RecordError("stop.target is an accuracy, and this data has no classes: use stop.patience")
+    compile = run.compile
+    if compile == "auto" and tuning.get("compiled") is not None:
+        compile = "on" if tuning["compiled"] else "off"
     try:
-        return _simulation(experiment, tuning or {}, trust, begun)
+        return simulation(
+            algorithm,
+            federation,
+            model_of(model, tuple(federation.x.shape[1:]), federation.classes, trust),
+            rounds=run.rounds,
+            participation=run.participation,
+            seed=run.seed,
+            granularity=run.granularity,
+            buffers=run.buffers,
+            head=model.head,
+            weights=model.weights,
+            device=run.device,
+            engine=run.engine,
+            speed=Speed(run.precision, run.graphs, compile, run.convolutions, tuning.get("products")),
+            memory_limit=run.memory_limit,
+            store=run.store,
+            saved=True,
+            new_clients=experiment.data.new_clients,
+            diagnosed_clients=LayerDiagnostics().clients if experiment.evaluate.lab else 0,
+            begun=begun,
+        )
     except PhaseError as error:
         raise RecordError(_never_acts(experiment, error, trust)) from error
 
@@ -192,31 +210,3 @@ def _never_acts(experiment: Experiment, error: PhaseError, trust: Trust | bool) 
     less = f", or for a shorter warm-up, such as --set {name}.warmup={shorter}" if shorter else ""
     taken = f"{name}'s warm-up takes {counted(error.before, 'round')} and the run has {error.rounds:,}"
     return f"{taken}, so its mechanism never acts: {more}{less}"
-
-
-def _simulation(experiment: Experiment, tuning: Mapping[str, Any], trust: Trust | bool, begun: bool) -> Simulation:
-    algorithm = algorithm_of(experiment, trust)
-    federation, model, run = federation_of(experiment), experiment.model, experiment.run
-    if federation.classes is None and experiment.stop.target is not None:
-        raise RecordError("stop.target is an accuracy, and this data has no classes: use stop.patience")
-    return simulation(
-        algorithm,
-        federation,
-        model_of(model, tuple(federation.x.shape[1:]), federation.classes, trust),
-        rounds=run.rounds,
-        participation=run.participation,
-        seed=run.seed,
-        granularity=run.granularity,
-        buffers=run.buffers,
-        head=model.head,
-        weights=model.weights,
-        device=run.device,
-        engine=run.engine,
-        speed=_speed(run, tuning),
-        memory_limit=run.memory_limit,
-        store=run.store,
-        saved=True,
-        new_clients=experiment.data.new_clients,
-        diagnosed_clients=LayerDiagnostics().clients if experiment.evaluate.lab else 0,
-        begun=begun,
-    )

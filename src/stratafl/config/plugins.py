@@ -29,12 +29,6 @@ def imported(kind: str, path: str, trust: Trust | bool = NOTHING) -> Callable[..
     trust.check(kind, path)
     if trust.everything:
         sys.path[:] = trust.folders
-    found = _attribute(kind, path, module_name, name)
-    _check_kind(kind, path, found)
-    return found  # type: ignore[no-any-return]
-
-
-def _attribute(kind: str, path: str, module_name: str, name: str) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -45,7 +39,8 @@ def _attribute(kind: str, path: str, module_name: str, name: str) -> Any:
         raise RecordError(f"{kind} '{path}' cannot be imported: {first_line(error, typed=True)}") from error
     if not hasattr(module, name):
         raise unknown(f"name in {module_name}", name, [n for n in vars(module) if not n.startswith("_")])
-    return getattr(module, name)
+    _check_kind(kind, path, getattr(module, name))
+    return getattr(module, name)  # type: ignore[no-any-return]
 
 
 def _check_kind(kind: str, path: str, found: Any) -> None:
@@ -56,9 +51,8 @@ def _check_kind(kind: str, path: str, found: Any) -> None:
     wanted = KINDS[kind]
     if not (isinstance(maker, type) and issubclass(maker, wanted)) and not inspect.isfunction(maker):
         what = f"the class {maker.__name__}" if isinstance(maker, type) else type(maker).__name__
-        raise RecordError(
-            f"{kind} '{path}' is {what}, not a subclass of {wanted.__name__} or a function that makes one"
-        )
+        allowed = f"a subclass of {wanted.__name__} or a function that makes one"
+        raise RecordError(f"{kind} '{path}' is {what}, not {allowed}")
     refuse_standard_library(kind, path, str(maker.__module__))
 
 
@@ -78,9 +72,8 @@ def called(what: str, maker: Callable[..., Any], options: Mapping[str, Any], off
         raise
     except (Exception, SystemExit) as error:  # a person's own code, or an option of a type it does not expect
         given = ", ".join(f"{name}={value!r}" for name, value in options.items())
-        raise RecordError(
-            f"{what} cannot be made with ({shown(given, 400)}): {first_line(error, typed=True)}"
-        ) from error
+        why = first_line(error, typed=True)
+        raise RecordError(f"{what} cannot be made with ({shown(given, 400)}): {why}") from error
 
 
 def accepted(maker: Callable[..., Any]) -> list[str] | None:

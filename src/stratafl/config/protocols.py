@@ -29,13 +29,9 @@ class Protocol:
 
 
 _TEST_SELECTED = {"data.validation": 0.0, "data.split": "random", "evaluate.select": "best"}
-_PFLLIB = {
-    **_TEST_SELECTED,
-    "data.test": 0.25,
-    "train.drop_last": True,
-    "run.buffers": "local",
-    "evaluate.stage": "received",
-}
+_PFLLIB = {**_TEST_SELECTED, "data.test": 0.25, "train.drop_last": True}
+_PFLLIB |= {"run.buffers": "local", "evaluate.stage": "received"}
+_LAST = {**_TEST_SELECTED, "evaluate.select": "last", "evaluate.stage": "received", "evaluate.average": "clients"}
 
 PROTOCOLS: dict[str, Protocol] = {
     "clean": Protocol(
@@ -62,40 +58,15 @@ PROTOCOLS: dict[str, Protocol] = {
     ),
     "fedper": Protocol(
         "for FedPer's figures: the mean over clients of the test accuracy of models as received, at the last round",
-        {
-            **_TEST_SELECTED,
-            "evaluate.select": "last",
-            "evaluate.stage": "received",
-            "evaluate.average": "clients",
-            "train.epochs": 4,
-            "train.batch": 128,
-            "train.lr": 0.01,
-        },
+        {**_LAST, "train.epochs": 4, "train.batch": 128, "train.lr": 0.01},
     ),
     "pfedla": Protocol(
         "for pFedLA's tables: the mean over clients of the test accuracy of models as mixed for them, last round",
-        {
-            **_TEST_SELECTED,
-            "evaluate.select": "last",
-            "evaluate.stage": "received",
-            "evaluate.average": "clients",
-            "run.buffers": "local",
-            "data.test": 0.3,
-            "train.epochs": 10,
-            "train.batch": 32,
-            "train.lr": 0.01,
-        },
+        {**_LAST, "run.buffers": "local", "data.test": 0.3, "train.epochs": 10, "train.batch": 32, "train.lr": 0.01},
     ),
     "fedalp": Protocol(
         "for FedALP's tables: the mean over clients of the test accuracy of models as received, at the last round",
-        {
-            **_TEST_SELECTED,
-            "evaluate.select": "last",
-            "evaluate.stage": "received",
-            "evaluate.average": "clients",
-            "train.epochs": 20,
-            "train.batch": 50,
-        },
+        {**_LAST, "train.epochs": 20, "train.batch": 50},
     ),
     "fedlag": Protocol(
         "for FedLAG's tables, as its published code has it (the paper does not say): PFLlib's with batches of 16",

@@ -18,15 +18,14 @@ Settings = Mapping[str, Any]  # of table.key
 
 def parse_settings(typed: Iterable[str]) -> dict[str, Any]:
     """The settings in `table.key=value`, as the command takes them; values are TOML, or else text."""
-    return dict(map(_parsed, typed))
-
-
-def _parsed(typed: str) -> tuple[str, Any]:
-    path, equals, text = typed.partition("=")
-    table, _, key = path.strip().partition(".")
-    if not (equals and key):
-        raise RecordError(f"a setting is written table.key=value, such as train.lr=0.1, not '{shown(typed)}'")
-    return f"{table}.{key}", _value(text.strip(), _is_text(table, key))
+    settings = {}
+    for each in typed:
+        path, equals, text = each.partition("=")
+        table, _, key = path.strip().partition(".")
+        if not (equals and key):
+            raise RecordError(f"a setting is written table.key=value, such as train.lr=0.1, not '{shown(each)}'")
+        settings[f"{table}.{key}"] = _value(text.strip(), _is_text(table, key))
+    return settings
 
 
 def _is_text(table: str, key: str) -> bool:
@@ -48,13 +47,13 @@ def _value(text: str, is_text: bool) -> Any:
 
 def documented(tables: Mapping[str, type[Any]]) -> str:
     """All keys of all tables with their defaults, limits and meaning, as Markdown."""
-    return "\n".join(_documented(name, cls) for name, cls in tables.items())
-
-
-def _documented(name: str, cls: type[Any]) -> str:
-    keys = keys_of(cls).items()
-    rows = [f"| `{key}` | {_default(each.default)} | {each.meaning}{_allowed(each.hint)} |" for key, each in keys]
-    return "\n".join([f"## [{name}]", "", "| key | default | meaning |", "|---|---|---|", *rows, ""])
+    lines = []
+    for name, cls in tables.items():
+        lines += [f"## [{name}]", "", "| key | default | meaning |", "|---|---|---|"]
+        for key, each in keys_of(cls).items():
+            lines.append(f"| `{key}` | {_default(each.default)} | {each.meaning}{_allowed(each.hint)} |")
+        lines.append("")
+    return "\n".join(lines)
 
 
 def _default(value: Any) -> str:

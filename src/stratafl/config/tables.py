@@ -40,9 +40,7 @@ Options = Mapping[str, Any]
 class AlgorithmTable:
     """Which method, and its options."""
 
-    name: Annotated[
-        str, Named(ALGORITHMS, paths=True), "the method: a name of `strata list`, or `package.module:builder`"
-    ] = "fedper"
+    name: Annotated[str, Named(ALGORITHMS, paths=True), "as in `strata list`, or `package.module:builder`"] = "fedper"
     options: Options = dataclasses.field(default_factory=dict)
 
 
@@ -50,9 +48,7 @@ class AlgorithmTable:
 class ModelTable:
     """Which model, its head where that cannot be guessed, a file with initial weights, and its options."""
 
-    name: Annotated[str, Named(MODELS, paths=True), "the model: a name of `strata list`, or `package.module:Class`"] = (
-        "mlp"
-    )
+    name: Annotated[str, Named(MODELS, paths=True), "as in `strata list`, or `package.module:Class`"] = "mlp"
     head: Annotated[str | None, "the module that is the head, where it cannot be found out"] = None
     weights: Annotated[str | None, "a safetensors file with the initial weights"] = None
     options: Options = dataclasses.field(default_factory=dict)
@@ -63,9 +59,7 @@ class DataTable:
     """Which data, over how many clients, divided how, and the options of the partition."""
 
     name: Annotated[str, "the data: a name of `strata data list`, or a file or folder, see [data](data.md)"] = "digits"
-    path: Annotated[
-        str | None, "a file or folder with the data set of that name, or with a folder of its name; none: from the hub"
-    ] = None
+    path: Annotated[str | None, "the file or folder of that data set, or the folder it is in; none: the hub"] = None
     label: Annotated[str | None, "the column with the labels of your own table; none: `label` or `y`"] = None
     client: Annotated[str | None, "the column that says whose a sample of your own table is; none: `client`"] = None
     group: Annotated[
@@ -87,9 +81,7 @@ class DataTable:
         "images, else none",
     ] = "auto"
     size: Annotated[int | None, Range(least=1, most=10_000), "images are resized to a square of so many pixels"] = None
-    vocabulary: Annotated[
-        int | None, Range(least=4, most=MANY), "texts: so many tokens at most, the most frequent ones"
-    ] = None
+    vocabulary: Annotated[int | None, Range(least=4, most=MANY), "texts: so many tokens, the most frequent"] = None
     owners: Annotated[int | None, Some, "only so many of those whose samples they are, drawn by the seed"] = None
     fewest: Annotated[int | None, Some, "… of those with so many samples at least"] = None
     most: Annotated[int | None, Some, "… and so many at most"] = None
@@ -103,18 +95,12 @@ class DataTable:
     alpha: Annotated[float, Range(above=0, most=1e9), "concentration of Dirichlet shares; small is uneven"] = 0.1
     minimum: Annotated[int | None, Some, "samples that each client has at least; none: as the partition says"] = None
     per_client: Annotated[int | None, Some, "classes per client; none: as the partition says"] = None
-    validation: Annotated[float, Range(least=0, most=0.9), "share of each client's samples held out for validation"] = (
-        0.1
-    )
+    validation: Annotated[float, Range(least=0, most=0.9), "share of each client's samples for validation"] = 0.1
     test: Annotated[
-        float,
-        Range(above=0, most=0.9),
-        "share of each client's samples held out for testing, unless the partition says who tests on what",
+        float, Range(above=0, most=0.9), "share of each client's samples for testing, unless the partition says on what"
     ] = 0.25
     split: Annotated[
-        str,
-        Named(SPLIT),
-        "how each client's samples are split: `stratified` by class (numbers by quantile), or at `random`",
+        str, Named(SPLIT), "how samples are split: `stratified` by class (numbers by quantile), or at `random`"
     ] = "stratified"
     seed: Annotated[int | None, Seed, "seed of the division, where it is to stay while `run.seed` changes"] = None
     options: Options = dataclasses.field(default_factory=dict)
@@ -124,9 +110,7 @@ class DataTable:
 class RunTable:
     """How long, with which share of the clients, on what device, with what speed and memory."""
 
-    protocol: Annotated[str, Named(PROTOCOLS), "defaults of other settings, as a code base or a paper has them"] = (
-        "clean"
-    )
+    protocol: Annotated[str, Named(PROTOCOLS), "defaults of other settings, as in a code base or a paper"] = "clean"
     rounds: Annotated[int, Some, "how many rounds"] = 20
     participation: Annotated[float, Range(above=0, most=1), "share of the clients that take part in a round"] = 1.0
     seed: Annotated[int, Seed, "seed of everything random"] = 0
@@ -137,12 +121,8 @@ class RunTable:
     precision: Annotated[Precision, "digits of products on a GPU: 24, 11 or 8 bits"] = "fp32"
     compile: Annotated[Choice, "compile steps; `auto`: on a GPU, if the run is long enough to pay"] = "auto"
     graphs: Annotated[Choice, "capture steps and replay them; `auto`: on a GPU"] = "auto"
-    convolutions: Annotated[Convolutions, "as products of shifted slices, or stock; `auto`: on a GPU as measured"] = (
-        "auto"
-    )
-    memory_limit: Annotated[int | None, Size(), "what the run may take: bytes, or a size such as `8GB` or `500MiB`"] = (
-        None
-    )
+    convolutions: Annotated[Convolutions, "products of shifted slices, or stock; `auto`: on a GPU as measured"] = "auto"
+    memory_limit: Annotated[int | None, Size(), "bytes the run may take, or a size such as `8GB` or `500MiB`"] = None
     store: Annotated[Store, "where client states are kept between rounds; `auto`: by size"] = "auto"
     checkpoint: Annotated[int, SomeOrNone, "rounds between checkpoints; 0: as often as takes 5 % of the time"] = 0
 
@@ -170,9 +150,7 @@ class StopTable:
     """When to stop early, by the validation accuracy of deployed models."""
 
     target: Annotated[float | None, Range(above=0, most=1), "stop when this validation accuracy is reached"] = None
-    patience: Annotated[int | None, Some, "stop when so many evaluated rounds have brought no more than `margin`"] = (
-        None
-    )
+    patience: Annotated[int | None, Some, "stop when so many evaluations have brought no more than `margin`"] = None
     margin: Annotated[float, Range(least=0, most=1e12), "what counts as progress"] = 0.005
 
 
@@ -183,16 +161,8 @@ class LogTable:
     to: Annotated[tuple[Annotated[str, Named(LOGGERS)], ...], "services that are told every round, as a list"] = ()
 
 
-TABLES: dict[str, type[Any]] = {
-    "algorithm": AlgorithmTable,
-    "train": SGD,
-    "model": ModelTable,
-    "data": DataTable,
-    "run": RunTable,
-    "evaluate": EvaluateTable,
-    "stop": StopTable,
-    "log": LogTable,
-}
+TABLES: dict[str, type[Any]] = {"algorithm": AlgorithmTable, "train": SGD, "model": ModelTable, "data": DataTable}
+TABLES |= {"run": RunTable, "evaluate": EvaluateTable, "stop": StopTable, "log": LogTable}
 
 
 def partition_of(data: DataTable) -> Partition:

@@ -53,10 +53,9 @@ class Trust:
         if path in self.names:
             return
         if not self.everything:
-            raise TrustError(
-                f"{self.source} asks to import its {kind} '{shown(path)}', which runs code from {self.origin(module)}: "
-                "allow it with --trust (in Python: trust=True) if you trust whoever wrote both"
-            )
+            asked = f"{self.source} asks to import its {kind} '{shown(path)}', which runs code from"
+            allow = "allow it with --trust (in Python: trust=True) if you trust whoever wrote both"
+            raise TrustError(f"{asked} {self.origin(module)}: {allow}")
         message = "importing %s '%s' from %s, because %s names it and you trust it"
         log.warning(message, kind, shown(path), self.origin(module), self.source, extra={"urgent": True})
 

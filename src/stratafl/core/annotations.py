@@ -7,13 +7,13 @@ a single step for a tuple of steps, and a text for what its class parses (`textu
 """
 
 import dataclasses
-import operator
 import re
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from operator import ge, gt, le, lt
 from typing import Annotated, Any, Literal, TypeVar
 
 from stratafl.errors import RecordError, shown, unknown
@@ -22,21 +22,9 @@ T = TypeVar("T")
 WHOLE = 2**63 - 1  # the largest whole number that a file, a seed or a tensor holds
 LONGEST = 4096  # letters of a text
 TEXTUAL: dict[type[Any], Callable[[str], Any]] = {}
-_LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
-    "least": ("at least", operator.ge),
-    "most": ("at most", operator.le),
-    "above": ("above", operator.gt),
-    "below": ("below", operator.lt),
-}
-_WORDS: dict[Any, str] = {
-    float: "a number",
-    int: "a whole number",
-    str: "a text",
-    bool: "true or false",
-    tuple: "a list",
-    list: "a list",
-    Mapping: "a table",
-}
+_LIMITS: dict[str, Callable[[Any, Any], bool]] = {"at least": ge, "at most": le, "above": gt, "below": lt}
+_WORDS: dict[Any, str] = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
+_WORDS |= {tuple: "a list", list: "a list", Mapping: "a table"}
 _UNITS = {"": 1, "b": 1} | {
     f"{letter}{i}b": base**power for power, letter in enumerate("kmgt", 1) for i, base in (("", 1000), ("i", 1024))
 }
@@ -57,15 +45,17 @@ class Range:
     above: float | None = None
     below: float | None = None
 
+    @property
+    def _set(self) -> dict[str, float]:
+        limits = zip(_LIMITS, (self.least, self.most, self.above, self.below), strict=True)
+        return {word: limit for word, limit in limits if limit is not None}
+
     def __str__(self) -> str:
-        limits = {word: getattr(self, limit) for limit, (word, _) in _LIMITS.items()}
-        return ", ".join(f"{word} {_number(limit)}" for word, limit in limits.items() if limit is not None)
+        return ", ".join(f"{word} {_number(limit)}" for word, limit in self._set.items())
 
     def check(self, key: str, value: Any) -> None:
-        """Raise for a number beyond a limit."""
-        for name, (word, fits) in _LIMITS.items():
-            limit = getattr(self, name)
-            if limit is not None and not fits(value, limit):
+        for word, limit in self._set.items():
+            if not _LIMITS[word](value, limit):
                 raise RecordError(f"{key} must be {word} {_number(limit)}, not {said(value)}")
 
 
@@ -80,7 +70,6 @@ class Named:
         return "" if self.paths else "one of " + ", ".join(f"`{name}`" for name in self.names)
 
     def check(self, key: str, value: str) -> None:
-        """Raise for another name, with the nearest match."""
         if value not in self.names and not (self.paths and ":" in value):
             raise unknown(key, value, sorted(self.names))
 
@@ -89,7 +78,6 @@ class Size:
     """A number of bytes, which may be written with its unit, such as 8GB or 1.5GiB."""
 
     def read(self, key: str, value: Any) -> int:
-        """The number of bytes."""
         plain = isinstance(value, str | int) and not isinstance(value, bool)
         if plain:
             check_plain(key, value)
@@ -110,11 +98,13 @@ def checked(key: str, hint: Any, value: Any) -> Any:
         value = marker.read(key, value) if isinstance(marker, Size) else value
     if not _fits(hint, value):
         raise RecordError(f"{key} must be {_wanted(hint, markers)}, not {said(value)}")
+    limits = [marker for marker in markers if isinstance(marker, Range | Named)]
+    for limit in limits if isinstance(value, int) and abs(value) > WHOLE else ():  # its own limit says more
+        limit.check(key, value)
     check_plain(key, value)
     value = _converted(key, hint, value)
-    for marker in markers:
-        if isinstance(marker, Range | Named):
-            marker.check(key, value)
+    for limit in limits:
+        limit.check(key, value)
     return value
 
 
@@ -159,7 +149,11 @@ def _converted(key: str, hint: Any, value: Any) -> Any:
     if kind is float:
         return float(value)
     if kind is tuple:
-        return _tuple(key, inside, value)
+        values = tuple(value) if isinstance(value, tuple | list) else (value,)
+        hints = inside[:1] * len(values) if inside[-1:] == (...,) else inside or (Any,) * len(values)
+        if len(hints) != len(values):
+            raise RecordError(f"{key} must be a list of {len(hints)}, not of {len(values)}: {said(value)}")
+        return tuple(checked(key, each, part) for each, part in zip(hints, values, strict=True))
     if kind in TEXTUAL and isinstance(value, str):
         return TEXTUAL[kind](value)
     if inside and isinstance(value, list):
@@ -169,21 +163,14 @@ def _converted(key: str, hint: Any, value: Any) -> Any:
     return value
 
 
-def _tuple(key: str, inside: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
-    values = tuple(value) if isinstance(value, tuple | list) else (value,)
-    hints = inside[:1] * len(values) if inside[-1:] == (...,) else inside or (Any,) * len(values)
-    if len(hints) != len(values):
-        raise RecordError(f"{key} must be a list of {len(hints)}, not of {len(values)}: {said(value)}")
-    return tuple(checked(key, hint, each) for hint, each in zip(hints, values, strict=True))
-
-
 def _wanted(hint: Any, markers: Sequence[Any]) -> str:
-    """What a hint asks for, in words; of a union, its first part."""
+    """What a hint asks for, in words."""
     if union(hint):
-        return _wanted(*parts(union(hint)[0]))
+        words = [_wanted(*parts(each)) for each in union(hint) if each is not types.NoneType]
+        return " or ".join(dict.fromkeys(words))
     names = [*typing.get_args(hint)] if typing.get_origin(hint) is Literal else []
     names += [name for marker in markers if isinstance(marker, Named) and not marker.paths for name in marker.names]
-    kind = typing.get_origin(hint) or hint
+    kind = str if hint in TEXTUAL else typing.get_origin(hint) or hint
     return f"one of {', '.join(sorted(map(str, names)))}" if names else _WORDS.get(kind) or f"a {kind.__name__}"
 
 

@@ -8,20 +8,14 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from stratafl.core.annotations import checked
 from stratafl.core.layers import NORMALISATIONS, Layer
 from stratafl.core.layout import Buffers, Granularity, Layout, Rows, Spec
 from stratafl.errors import ModelError, unknown
 
-_KINDS: tuple[tuple[type[nn.Module], str], ...] = (
-    (_BatchNorm, "batchnorm"),
-    (nn.LayerNorm, "norm"),
-    (nn.GroupNorm, "norm"),
-    (nn.modules.conv._ConvNd, "convolution"),
-    (nn.Linear, "linear"),
-    (nn.Embedding, "embedding"),
-    (nn.RNNBase, "recurrent"),
-    (nn.MultiheadAttention, "attention"),
-)
+_KINDS: dict[str, Any] = {"batchnorm": _BatchNorm, "norm": (nn.LayerNorm, nn.GroupNorm), "linear": nn.Linear}
+_KINDS |= {"convolution": nn.modules.conv._ConvNd, "embedding": nn.Embedding, "recurrent": nn.RNNBase}
+_KINDS |= {"attention": nn.MultiheadAttention}
 INNER = "inner"  # an extended model keeps the one it extends under this name, and the names of its layers
 
 
@@ -35,6 +29,10 @@ class _Owner:
     parameters: tuple[str, ...]
     buffers: tuple[str, ...]
 
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return self.parameters + self.buffers
+
 
 def describe(
     module: nn.Module, *, granularity: Granularity = "module", buffers: Buffers = "follow", head: str | None = None
@@ -43,40 +41,44 @@ def describe(
     owners = list(_owners(module))
     if not owners:
         raise ModelError(f"{type(module).__name__} has no parameters to share or to train")
-    if granularity not in ("tensor", "module", "block"):
-        raise unknown("granularity", str(granularity), ("tensor", "module", "block"))
-    if buffers not in ("follow", "local"):
-        raise unknown("buffers rule", str(buffers), ("follow", "local"))
+    checked("granularity", Granularity, granularity)
+    checked("buffers rule", Buffers, buffers)
     _check_owners(module, owners)
     blocks = _blocks(module, owners)
-    homes = {name: _home(owner, name, granularity, blocks) for owner in owners for name in _tensors(owner)}
+    homes = {name: _home(owner, name, granularity, blocks) for owner in owners for name in owner.tensors}
     names = list(dict.fromkeys(homes.values()))
     shapes = {name: tuple(tensor.shape) for name, tensor in columns(module).items()}
     trainable = {name for owner in owners for name in owner.parameters}
     specs = [Spec(n, shapes[n], names.index(home), n in trainable) for n, home in homes.items()]
     head_path = head_of(module, head)
     followed = {} if granularity == "block" else _followed(owners)
-    layers = [_layer(name, owners, homes, blocks, head_path, followed) for name in names]
+    layers = []
+    for name in names:
+        members = [owner for owner in owners if any(homes[n] == name for n in owner.tensors)]
+        first, is_head = members[0], all(_is_in(owner.path, head_path) for owner in members)
+        kind = first.kind if len(members) == 1 else "block"
+        normalises = homes[followed[first.path].tensors[0]] if first.path in followed else None
+        tensors = tuple(n for n, home in homes.items() if home == name)
+        layers.append(Layer(name, kind, blocks[first.path], is_head, normalises, tensors))
     return Layout(specs, layers, buffers)
+
+
+def _is_in(path: str, module: str) -> bool:
+    return path == module or path.startswith(module + ".")
 
 
 def _check_owners(module: nn.Module, owners: list[_Owner]) -> None:
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             raise ModelError(f"'{name}' does not require a gradient: to freeze it, choose the layers that are trained")
-    short = Counter(_short(owner.path) for owner in owners)
-    for path, count in short.items():
+    for path, count in Counter(_short(owner.path) for owner in owners).items():
         if count > 1:
             raise ModelError(f"two layers are called '{path}', one of them in the model that was extended: rename one")
 
 
 def columns(module: nn.Module) -> Rows:
     """The tensors of a module that are columns: parameters and floating-point buffers; counters are not."""
-    tensors: Rows = {}
-    for owner in _owners(module):
-        for name in _tensors(owner):
-            tensors[name] = _lookup(module, name).detach()
-    return tensors
+    return {name: _lookup(module, name).detach() for owner in _owners(module) for name in owner.tensors}
 
 
 def head_of(module: nn.Module, head: str | None = None) -> str:
@@ -86,7 +88,7 @@ def head_of(module: nn.Module, head: str | None = None) -> str:
     if declared is None:
         linear = [owner.path for owner in _owners(module) if owner.kind == "linear"]
         return linear[-1] if linear else paths[-1]
-    if not any(path == declared or path.startswith(declared + ".") for path in paths):
+    if not any(_is_in(path, declared) for path in paths):
         raise unknown("head", declared, paths)
     return str(declared)
 
@@ -96,23 +98,14 @@ def _owners(module: nn.Module) -> Iterator[_Owner]:
     for path, sub in module.named_modules():
         own = [(n, p) for n, p in sub.named_parameters(recurse=False) if id(p) not in seen]
         seen |= {id(p) for _, p in own}
-        floats = [
-            (n, b)
-            for n, b in sub.named_buffers(recurse=False)
-            if b.is_floating_point() and n not in sub._non_persistent_buffers_set
-        ]
+        kept = [(n, b) for n, b in sub.named_buffers(recurse=False) if n not in sub._non_persistent_buffers_set]
+        floats = [n for n, b in kept if b.is_floating_point()]
         if isinstance(sub, _BatchNorm) and sub.momentum is None and sub.track_running_stats:
-            raise ModelError(
-                f"'{path}' counts its batches (momentum=None), and counters are not columns: set a momentum"
-            )
+            raise ModelError(f"'{path}' counts its batches (momentum=None), which are not columns: set a momentum")
         if own or floats:
             prefix = path + "." if path else ""
-            kind = next((k for cls, k in _KINDS if isinstance(sub, cls)), "other")
-            yield _Owner(path, sub, kind, tuple(prefix + n for n, _ in own), tuple(prefix + n for n, _ in floats))
-
-
-def _tensors(owner: _Owner) -> tuple[str, ...]:
-    return owner.parameters + owner.buffers
+            kind = next((k for k, cls in _KINDS.items() if isinstance(sub, cls)), "other")
+            yield _Owner(path, sub, kind, tuple(prefix + n for n, _ in own), tuple(prefix + n for n in floats))
 
 
 def _lookup(module: nn.Module, name: str) -> Tensor:
@@ -135,7 +128,7 @@ def _blocks(module: nn.Module, owners: list[_Owner]) -> dict[str, str]:
 
 
 def _block(path: str, prefixes: dict[str, str]) -> str:
-    inside = [p for p in prefixes if path == p or path.startswith(p + ".")]
+    inside = [p for p in prefixes if _is_in(path, p)]
     return prefixes[max(inside, key=len)] if inside else path.partition(".")[0]
 
 
@@ -148,24 +141,6 @@ def _home(owner: _Owner, name: str, granularity: Granularity, blocks: dict[str, 
     if name in owner.parameters:
         return _short(name)
     return _short(owner.parameters[0] if owner.parameters else owner.path)
-
-
-def _layer(
-    name: str,
-    owners: list[_Owner],
-    homes: dict[str, str],
-    blocks: dict[str, str],
-    head: str,
-    followed: dict[str, _Owner],
-) -> Layer:
-    members = [o for o in owners if any(homes[n] == name for n in _tensors(o))]
-    first = members[0]
-    inside = all(o.path == head or o.path.startswith(head + ".") for o in members)
-    normalised = followed.get(first.path)
-    home = None if normalised is None else homes[_tensors(normalised)[0]]
-    tensors = tuple(n for n, h in homes.items() if h == name)
-    kind = first.kind if len(members) == 1 else "block"
-    return Layer(name, kind, blocks[first.path], inside, home, tensors)
 
 
 def _followed(owners: list[_Owner]) -> dict[str, _Owner]:
@@ -188,14 +163,12 @@ def _normalised(norm: _Owner, owners: list[_Owner]) -> _Owner | None:
     """The nearest layer before a normalisation that gives as many channels as it normalises."""
     if norm.kind not in NORMALISATIONS:
         return None
-    width = next((_lookup(norm.module, n.rpartition(".")[2]).numel() for n in _tensors(norm)), 0)
+    width = next((_lookup(norm.module, n.rpartition(".")[2]).numel() for n in norm.tensors), 0)
     before = owners[: owners.index(norm)]
     return next((owner for owner in reversed(before) if _width(owner) == width), None)
 
 
 def _width(owner: _Owner) -> int | None:
     """How many channels a convolution or a linear layer gives."""
-    weight = getattr(owner.module, "weight", None)
-    if owner.kind not in ("convolution", "linear") or not isinstance(weight, Tensor):
-        return None
-    return weight.shape[0]
+    weight = getattr(owner.module, "weight", None) if owner.kind in ("convolution", "linear") else None
+    return weight.shape[0] if isinstance(weight, Tensor) else None

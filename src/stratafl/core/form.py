@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from stratafl.core.layout import Layout
-from stratafl.core.parcel import ColumnMask, Field, LayerMask, Mask, Parcel
+from stratafl.core.parcel import ColumnMask, Field, LayerMask, Parcel
 from stratafl.core.reprs import short_repr
 from stratafl.errors import WireError
 
@@ -97,14 +97,22 @@ def form_of(parcel: Parcel, layout: Layout) -> Form:
 def _field_form(name: str, field: Field, layout: Layout) -> FieldForm:
     if "/" in name:
         raise WireError(f"field '{name}' has a '/' in its name: choose a name without")
-    kind = mask_kind(field.mask)
+    kind: MaskKind = "none" if field.mask is None else "layers" if isinstance(field.mask, LayerMask) else "columns"
     if isinstance(field.value, Tensor):
         if kind != "none":
             raise WireError(f"field '{name}' is a tensor with a mask of {kind}: only blocks of the matrix have masks")
         return FieldForm(field.common, kind, _tensor_form(name, field.value, field.common))
     blocks = {key: _tensor_form(name, block, field.common) for key, block in field.value.items()}
     for key, block in blocks.items():
-        _check_block(name, key, block, kind, layout)
+        if key not in layout.specs:
+            raise WireError(f"field '{name}' holds '{key}', which this model does not have")
+        expected = layout.specs[key].shape
+        # A field without a mask may stack the rows of other clients in front of the tensor's own shape.
+        if block.shape != expected and not (kind == "none" and block.shape[1:] == expected):
+            raise WireError(f"field '{name}' holds '{key}' of shape {block.shape}, this model has {expected}")
+        if kind != "none" and not DTYPES[block.dtype].is_floating_point:
+            why = "which has no NaN for what is not sent"
+            raise WireError(f"field '{name}' has a mask, but '{key}' is {block.dtype}, {why}")
     if isinstance(field.mask, LayerMask):
         _check_bits(name, field.mask.sent, (len(layout.layers),), field.common)
     elif isinstance(field.mask, ColumnMask):
@@ -116,10 +124,6 @@ def _field_form(name: str, field: Field, layout: Layout) -> FieldForm:
     return FieldForm(field.common, kind, blocks)
 
 
-def mask_kind(mask: Mask | None) -> MaskKind:
-    return "none" if mask is None else "layers" if isinstance(mask, LayerMask) else "columns"
-
-
 def _tensor_form(name: str, x: Tensor, common: bool) -> TensorForm:
     if x.dtype not in NAMES:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in NAMES)
@@ -128,20 +132,6 @@ def _tensor_form(name: str, x: Tensor, common: bool) -> TensorForm:
         clients = f"this parcel is for {x.shape[0]}" if x.shape else "this value has no client axis"
         raise WireError(f"field '{name}': a message is for one client, {clients}")
     return TensorForm(NAMES[x.dtype], tuple(x.shape) if common else tuple(x.shape[1:]))
-
-
-def _check_block(name: str, key: str, block: TensorForm, kind: MaskKind, layout: Layout) -> None:
-    if key not in layout.specs:
-        raise WireError(f"field '{name}' holds '{key}', which this model does not have")
-    expected = layout.specs[key].shape
-    # A field without a mask may stack the rows of other clients in front of the tensor's own shape.
-    stacked = kind == "none" and block.shape[1:] == expected
-    if block.shape != expected and not stacked:
-        raise WireError(f"field '{name}' holds '{key}' of shape {block.shape}, this model has {expected}")
-    if kind != "none" and not DTYPES[block.dtype].is_floating_point:
-        raise WireError(
-            f"field '{name}' has a mask, but '{key}' is {block.dtype}, which has no NaN for what is not sent"
-        )
 
 
 def _check_bits(name: str, sent: Tensor, shape: tuple[int, ...], common: bool) -> None:

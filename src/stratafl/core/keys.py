@@ -40,12 +40,8 @@ def fold(key: Tensor, part: int | Tensor) -> Tensor:
 
 def keys(seed: int, t: int, ids: Tensor, purpose: str) -> Tensor:
     """One key per client: int64 of the shape of `ids`."""
-    base = torch.full_like(ids, _wrap(seed))
+    base = torch.full_like(ids, (seed + (1 << 63)) % (1 << 64) - (1 << 63))
     return fold(fold(fold(scramble(base), t), purpose_number(purpose)), ids)
-
-
-def _wrap(number: int) -> int:
-    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def stream(key: Tensor, index: Tensor) -> Tensor:

@@ -96,18 +96,14 @@ def _chosen(term: str, layers: Sequence[Layer]) -> set[str]:
         return _last_blocks(layers, int(count)) if rule == "blocks" else _counted(rule, int(count), layers)
     if term in KINDS and any(layer.kind == "block" for layer in layers):
         raise RecordError(f"'{term}' cannot be chosen where layers are whole blocks: use granularity 'module'")
+    if term in KINDS:
+        return {layer.name for layer in layers if layer.kind == term}
     if term in RULES:
-        return {layer.name for layer in layers if _matches(term, layer)}
+        return {layer.name for layer in layers if term == "all" or term == ("head" if layer.head else "base")}
     named = {layer.name for layer in layers if layer.name == term or layer.name.startswith(term + ".")}
     if not named:
         raise unknown("layer", term, [*(layer.name for layer in layers), *RULES])
     return named
-
-
-def _matches(rule: str, layer: Layer) -> bool:
-    if rule in KINDS:
-        return layer.kind == rule
-    return {"all": True, "none": False, "head": layer.head, "base": not layer.head}[rule]
 
 
 def _counted(rule: str, count: int, layers: Sequence[Layer]) -> set[str]:

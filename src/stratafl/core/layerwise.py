@@ -182,23 +182,17 @@ def _check_flow(alg: Layerwise) -> None:
     _walk(alg, "tune", tuned, tuned)
     _walk(alg, "train", client, client)
     _walk(alg, "send", client, up)
-    _check_counts(alg)
+    # What two descents of a round count under one name cannot be read: it would be the second one's.
+    counted = Counter(name for step in alg.train for name in step.counts)
+    readers = [(name, _name(step)) for step in (*alg.train, *alg.send) for name in step.reads]
+    for name, reader in [*readers, *((name, "the client's state") for name in alg.client)]:
+        if counted[name] > 1:
+            raise RecordError(f"train: two descents count '{name}', which {reader} reads: give each another purpose")
     server = set(alg.server)
     _walk(alg, "merge", server, server, up)
     for step in alg.merge:
         for name in set(step.writes) - set(alg.server):
             raise RecordError(f"merge: {_name(step)} writes '{name}', the server declares only: {_listed(alg.server)}")
-
-
-def _check_counts(alg: Layerwise) -> None:
-    """Refuse to read what two descents of a round count under one name: the second one's would be read."""
-    counted = Counter(name for step in alg.train for name in step.counts)
-    readers = [(name, _name(step)) for step in (*alg.train, *alg.send) for name in step.reads]
-    for name, reader in [*readers, *((name, "the client's state") for name in alg.client)]:
-        if counted[name] > 1:
-            raise RecordError(
-                f"train: two descents count '{name}', which {reader} reads: give each of them another purpose"
-            )
 
 
 def _walk(

@@ -149,7 +149,8 @@ class Layout:
     def cross(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
         """`[L, C, N]`: the inner products of the trainable columns of all rows of `a` with all rows of `b`."""
         names = [name for name, spec in self._of(a) if spec.trainable]
-        return self._per_layer({n: _product(*_pair(a, b, n)) for n in names}, dim=0)
+        pairs = ((n, *_pair(a, b, n)) for n in names)
+        return self._per_layer({n: _flat(x) @ _flat(y).T for n, x, y in pairs}, dim=0)
 
     def blend(self, weights: Tensor, rows: Mapping[str, Tensor], statistics: Tensor | None = None) -> Rows:
         """Mix rows: block by block `W_l · Θ_l`, for `weights` `[L, C, N]` or `[C, N]`, rows `[N, …]`.
@@ -184,10 +185,6 @@ class Layout:
 def _pair(a: Mapping[str, Tensor], b: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
     block = a[name]  # once: it may be computed when it is asked for
     return block, block if a is b else b[name]
-
-
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    return _flat(a) @ _flat(b).T
 
 
 def _flat(rows: Tensor) -> Tensor:

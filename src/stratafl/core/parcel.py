@@ -6,7 +6,7 @@ clients or columns, the field is dense and a mask says what was sent: a `LayerMa
 because a shape is not a meaning. What a mask leaves out is absent on the wire and NaN on the other side.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.reprs import short_repr
-from stratafl.core.state import Computed, Index, Value, apply, combine, stack_below
+from stratafl.core.state import Computed, Index, Value, apply, combine, stack
 from stratafl.errors import WireError, unknown
 
 
@@ -26,6 +26,9 @@ class LayerMask:
 
     sent: Tensor
 
+    def apply(self, function: Callable[[Tensor], Tensor]) -> "LayerMask":
+        return LayerMask(function(self.sent))
+
 
 @short_repr
 @dataclass(frozen=True, eq=False)
@@ -33,6 +36,9 @@ class ColumnMask:
     """Which columns were sent: booleans of the shape of each block."""
 
     sent: Rows
+
+    def apply(self, function: Callable[[Tensor], Tensor]) -> "ColumnMask":
+        return ColumnMask({name: function(sent) for name, sent in self.sent.items()})
 
 
 Mask = LayerMask | ColumnMask
@@ -65,23 +71,13 @@ class Field:
             return layout.spread(self.mask.sent, self.rows)
         return None if self.mask is None else self.mask.sent
 
-    def pick(self, index: Index) -> "Field":
-        if self.common:
-            return self
-        mask = self.mask
-        if isinstance(mask, LayerMask):
-            mask = LayerMask(mask.sent[index])
-        elif mask is not None:
-            mask = ColumnMask({name: sent[index] for name, sent in mask.sent.items()})
-        return replace(self, value=apply(lambda x: x[index], self.value), mask=mask)
+    def apply(self, function: Callable[[Tensor], Tensor]) -> "Field":
+        """The function on every tensor, those of the mask too."""
+        mask = None if self.mask is None else self.mask.apply(function)
+        return replace(self, value=apply(function, self.value), mask=mask)
 
-    def to(self, device: torch.device) -> "Field":
-        mask = self.mask
-        if isinstance(mask, LayerMask):
-            mask = LayerMask(mask.sent.to(device))
-        elif mask is not None:
-            mask = ColumnMask({name: sent.to(device) for name, sent in mask.sent.items()})
-        return replace(self, value=apply(lambda x: x.to(device), self.value), mask=mask)
+    def pick(self, index: Index) -> "Field":
+        return self if self.common else self.apply(lambda x: x[index])
 
     def poisoned(self, layout: Layout) -> "Field":
         sent = self.sent(layout)
@@ -117,7 +113,7 @@ class Parcel(Mapping[str, Field]):
         return Parcel({name: field.pick(index) for name, field in self.items()})
 
     def to(self, device: torch.device) -> "Parcel":
-        return Parcel({name: field.to(device) for name, field in self.items()})
+        return Parcel({name: field.apply(lambda x: x.to(device)) for name, field in self.items()})
 
     def poisoned(self, layout: Layout) -> "Parcel":
         """The parcel with NaN wherever nothing was sent."""
@@ -146,9 +142,9 @@ def _join_fields(fields: Sequence[Field], lazily: bool) -> Field:
         mask = ColumnMask({name: torch.cat([c[name] for c in columns]) for name in columns[0]})
     values, rows = [f.value for f in fields], first.value
     if not lazily or isinstance(rows, Tensor):
-        return Field(combine(stack_below, values), mask=mask)
+        return Field(combine(stack, values), mask=mask)
     blocks = [f.rows for f in fields]
-    joined: Any = Computed(rows, lambda name: stack_below([block[name] for block in blocks]))
+    joined: Any = Computed(rows, lambda name: stack([block[name] for block in blocks]))
     return Field(joined, mask=mask)
 
 
@@ -192,7 +188,8 @@ def count_bytes(parcel: Parcel, layout: Layout, clients: int) -> Bytes:
         whole[last] += (last + 7) // 8 if isinstance(field.mask, LayerMask) else 0
     weights = torch.tensor(whole).expand(clients, -1).clone()
     counts = torch.tensor(values) * clients
-    for (layer, size, _), columns in zip(masked, _on_host([each for _, _, each in masked]), strict=True):
+    fetched = torch.stack([each for _, _, each in masked]).cpu() if masked else ()  # at once: each waits for the device
+    for (layer, size, _), columns in zip(masked, fetched, strict=True):
         weights[:, layer] += columns * size
         counts[layer] += columns.sum()
     return Bytes(weights.sum(1), weights[:, :-1].sum(0), int(weights[:, -1].sum()), counts)
@@ -202,8 +199,3 @@ def _columns(block: Tensor, sent: Tensor, field: Field, clients: int) -> Tensor:
     """How many columns of a block each client sends or is sent."""
     dense = sent.expand(block.shape)
     return dense.sum().expand(clients) if field.common else dense.reshape(clients, -1).sum(1)
-
-
-def _on_host(tensors: list[Tensor]) -> Sequence[Tensor]:
-    """Tensors of one shape, fetched at once: each fetch waits for the device."""
-    return torch.stack(tensors).cpu().unbind() if tensors else ()

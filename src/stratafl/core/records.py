@@ -114,14 +114,12 @@ def from_table(table: Any) -> Any:
 
 
 def to_toml(value: Any) -> str:
-    """A record as TOML text."""
     import tomli_w  # only the people who write files need it
 
     return tomli_w.dumps(to_table(value))
 
 
 def from_toml(text: str) -> Any:
-    """The record that `to_toml` wrote."""
     try:
         return from_table(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
@@ -131,18 +129,14 @@ def from_toml(text: str) -> Any:
 # Tables of settings
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
 @dataclass(frozen=True)
 class Written:
     """A marker: in a table of settings, a field has this key and a plain value, which `read` and `write` convert."""
 
     key: str
     hint: Any
-    read: Callable[[Any], Any] = _same
-    write: Callable[[Any], Any] = _same
+    read: Callable[[Any], Any] = lambda value: value
+    write: Callable[[Any], Any] = lambda value: value
 
 
 @dataclass(frozen=True)

@@ -62,10 +62,7 @@ def _mean_or_held(total: Tensor, weight: Tensor, held: Tensor) -> Tensor:
 
 def _add(total: Tensor | None, weights: Tensor, rows: Tensor, sent: Tensor | None = None) -> Tensor:
     """What was not sent counts as 0: not by a product, because on the server's side it is NaN."""
-    if total is None:
-        total = torch.zeros(rows.shape[1:], dtype=torch.float64, device=rows.device)
-    else:
-        total = total.clone()
+    total = rows.new_zeros(rows.shape[1:], dtype=torch.float64) if total is None else total.clone()
     weights = weights.to(rows.device, torch.float64)
     if rows.device.type != "cpu":  # a launch for every client and block would take longer than the sums
         cleared = rows if sent is None else torch.where(sent, rows, 0)
@@ -77,10 +74,7 @@ def _add(total: Tensor | None, weights: Tensor, rows: Tensor, sent: Tensor | Non
 
 
 def _add_by_group(total: Tensor | None, places: Tensor, groups: int, weights: Tensor, rows: Tensor) -> Tensor:
-    if total is None:
-        total = rows.new_zeros(groups, *rows.shape[1:], dtype=torch.float64)
-    else:
-        total = total.clone()
+    total = rows.new_zeros(groups, *rows.shape[1:], dtype=torch.float64) if total is None else total.clone()
     weights = weights.to(torch.float64)
     if rows.device.type != "cpu":
         member = (places == torch.arange(groups, device=places.device)[:, None]) * weights

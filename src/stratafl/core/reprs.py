@@ -5,7 +5,7 @@ names of clients. Records (`stratafl.core.records`) keep the repr of a dataclass
 """
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,12 +37,8 @@ def _shown(value: Any) -> str:
     if isinstance(value, str):
         return repr(value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…")
     if isinstance(value, Mapping | list | tuple | set | frozenset) and not hasattr(value, "_fields"):
-        return _counted(value)
+        return f"{type(value).__name__} of {len(value)}"
     return type(value).__name__
-
-
-def _counted(value: Collection[Any]) -> str:
-    return f"{type(value).__name__} of {len(value)}"
 
 
 def short_number(value: float) -> str:

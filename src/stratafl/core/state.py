@@ -71,14 +71,13 @@ def pick(state: Mapping[str, Value], index: Index) -> State:
     return {name: apply(lambda x: x[index], value) for name, value in state.items()}
 
 
+def stack(blocks: Sequence[Tensor]) -> Tensor:
+    return torch.cat(tuple(blocks))
+
+
 def join(states: Sequence[Mapping[str, Value]]) -> State:
     """Rows of several states, one below the other."""
-    return {name: combine(stack_below, [s[name] for s in states]) for name in states[0]}
-
-
-def stack_below(blocks: Sequence[Tensor]) -> Tensor:
-    """Rows of several blocks, one below the other."""
-    return torch.cat(tuple(blocks))
+    return {name: combine(stack, [s[name] for s in states]) for name in states[0]}
 
 
 def flatten(state: Mapping[str, Value], prefix: str = "") -> Rows:

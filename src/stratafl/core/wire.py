@@ -70,10 +70,8 @@ def _checked(data: bytes, layout: Layout, form: Form) -> bytes:
     if data[_SUM] != _checksum(data[: _FORM.stop], body):
         raise WireError("these bytes are not a parcel: their checksum is wrong, so they are damaged; send them again")
     if data[_FORM] != form.digest:
-        raise WireError(
-            "this parcel has other fields, types or shapes than expected: "
-            "check that both sides run the same version, algorithm, model and round"
-        )
+        same = "check that both sides run the same version, algorithm, model and round"
+        raise WireError(f"this parcel has other fields, types or shapes than expected: {same}")
     return body
 
 
@@ -85,24 +83,20 @@ def _checksum(head: bytes, body: bytes) -> bytes:
 
 def _body(parcel: Parcel, layout: Layout) -> bytes:
     tensors: Rows = {}
-    for name, field in parcel.items():
-        _write(name, field.pick(0), layout, tensors)
+    for name, field in parcel.pick(0).items():
+        if isinstance(field.value, Tensor):
+            tensors[f"value/{name}"] = field.value
+            continue
+        if isinstance(field.mask, LayerMask):
+            tensors[f"mask/{name}"] = _pack(field.mask.sent)
+        for key, block in field.value.items():
+            if isinstance(field.mask, ColumnMask):
+                sent = field.mask.sent[key]
+                tensors[f"mask/{name}/{key}"] = _pack(sent)
+                tensors[f"value/{name}/{key}"] = block[sent]
+            elif field.mask is None or bool(field.mask.sent[layout.specs[key].layer]):
+                tensors[f"value/{name}/{key}"] = block
     return _file(tensors)
-
-
-def _write(name: str, field: Field, layout: Layout, tensors: Rows) -> None:
-    if isinstance(field.value, Tensor):
-        tensors[f"value/{name}"] = field.value
-        return
-    if isinstance(field.mask, LayerMask):
-        tensors[f"mask/{name}"] = _pack(field.mask.sent)
-    for key, block in field.value.items():
-        if isinstance(field.mask, ColumnMask):
-            sent = field.mask.sent[key]
-            tensors[f"mask/{name}/{key}"] = _pack(sent)
-            tensors[f"value/{name}/{key}"] = block[sent]
-        elif field.mask is None or bool(field.mask.sent[layout.specs[key].layer]):
-            tensors[f"value/{name}/{key}"] = block
 
 
 def _read(name: str, form: FieldForm, found: Entries, layout: Layout) -> Field:
@@ -144,11 +138,8 @@ def _take(path: str, form: TensorForm, found: Entries) -> Tensor:
     data = info["data"]
     if form.dtype == "BOOL" and max(data, default=0) > 1:
         raise WireError(f"these bytes are not a parcel: '{path}' holds a boolean that is neither true nor false")
-    return torch.frombuffer(data, dtype=DTYPES[form.dtype]).reshape(form.shape) if data else _empty(form)
-
-
-def _empty(form: TensorForm) -> Tensor:
-    return torch.empty(form.shape, dtype=DTYPES[form.dtype])
+    dtype = DTYPES[form.dtype]
+    return torch.frombuffer(data, dtype=dtype).reshape(form.shape) if data else torch.empty(form.shape, dtype=dtype)
 
 
 def _bits(path: str, shape: tuple[int, ...], found: Entries) -> Tensor:

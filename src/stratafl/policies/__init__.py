@@ -1,26 +1,7 @@
-"""Policies: the steps that fill the slots, one idea per file."""
+"""Policies: the steps that fill the slots."""
 
-from stratafl.policies.accuracy import Accuracy
-from stratafl.policies.edits import Pull
-from stratafl.policies.merge import Mean
-from stratafl.policies.mix import Remember, Take, TakeNumber
-from stratafl.policies.schedules import Constant, Cosine, Exponential
-from stratafl.policies.send import Upload
-from stratafl.policies.serve import Broadcast, Deliver
-from stratafl.policies.train import SGD
+from stratafl.policies.exchange import Broadcast, Deliver, Mean, Remember, Take, TakeNumber, Upload
+from stratafl.policies.train import SGD, Accuracy, Constant, Cosine, Exponential, Pull
 
-__all__ = [
-    "SGD",
-    "Accuracy",
-    "Broadcast",
-    "Constant",
-    "Cosine",
-    "Deliver",
-    "Exponential",
-    "Mean",
-    "Pull",
-    "Remember",
-    "Take",
-    "TakeNumber",
-    "Upload",
-]
+__all__ = ["SGD", "Accuracy", "Broadcast", "Constant", "Cosine", "Deliver", "Exponential", "Mean", "Pull"]
+__all__ += ["Remember", "Take", "TakeNumber", "Upload"]

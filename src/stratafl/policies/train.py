@@ -5,6 +5,7 @@ The part of `SGD` that says what it means is the `[train]` table of a configurat
 """
 
 from collections.abc import Callable, Mapping
+from math import cos, pi
 from typing import Annotated, Protocol
 
 import torch
@@ -18,10 +19,9 @@ from stratafl.core.objectives import Objective
 from stratafl.core.records import Written, record
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, Value, rows_of, tensor_of
-from stratafl.core.steps import Batching, Train
+from stratafl.core.steps import Batching, Names, Train
 from stratafl.core.task import Inputs, Stack, Task
 from stratafl.errors import RecordError
-from stratafl.policies.schedules import Constant, Exponential, Schedule
 
 MOMENTUM = 4  # rows more of a client whose velocity of one step becomes that of the next; measured
 MANY = 10**9  # more epochs or samples than anybody can mean
@@ -35,7 +35,7 @@ class Edit(Protocol):
     """
 
     @property
-    def reads(self) -> tuple[str, ...]: ...
+    def reads(self) -> Names: ...
 
     def __call__(self, gradients: Rows, row: Rows, client: Mapping[str, Value], layout: Layout) -> Rows: ...
 
@@ -48,13 +48,62 @@ class Rate(Edit, Protocol):
     """
 
 
-def _schedule(decay: float) -> Schedule:
-    return Constant() if decay == 1 else Exponential(decay)
+@record
+class Pull:
+    """Add strength·(θ − anchor): the gradient of (strength/2)·‖θ − anchor‖²."""
+
+    strength: float
+    anchor: str = "anchor"
+
+    @property
+    def reads(self) -> Names:
+        return (self.anchor,)
+
+    def __call__(self, gradients: Rows, row: Rows, client: Mapping[str, Value], layout: Layout) -> Rows:
+        anchor = rows_of(client, self.anchor)
+        return {name: g + self.strength * (row[name] - anchor[name]) for name, g in gradients.items()}
+
+
+class Schedule(Protocol):
+    """A factor on the learning rate of round t of T."""
+
+    def __call__(self, t: int, rounds: int) -> float: ...
+
+
+@record
+class Constant:
+    """The same rate in every round."""
+
+    def __call__(self, t: int, rounds: int) -> float:
+        return 1.0
+
+
+@record
+class Exponential:
+    """The rate times `factor` after each round."""
+
+    factor: float = 0.99
+
+    def __call__(self, t: int, rounds: int) -> float:
+        return self.factor**t
+
+
+@record
+class Cosine:
+    """From the full rate down to `floor` of it along half a cosine."""
+
+    floor: float = 0.0
+
+    def __call__(self, t: int, rounds: int) -> float:
+        return self.floor + (1 - self.floor) * (1 + cos(pi * t / rounds)) / 2
 
 
 Some = Written("epochs", Annotated[int, Range(least=1, most=MANY)], int, int)  # none is for steps of a method alone
 Decay = Written(
-    "decay", Annotated[float, Range(above=0, most=1)], _schedule, lambda schedule: getattr(schedule, "factor", 1.0)
+    "decay",
+    Annotated[float, Range(above=0, most=1)],
+    lambda decay: Constant() if decay == 1 else Exponential(decay),
+    lambda schedule: getattr(schedule, "factor", 1.0),
 )
 
 
@@ -86,13 +135,13 @@ class SGD(Train):
     purpose: str = "train"
 
     @property
-    def reads(self) -> tuple[str, ...]:
+    def reads(self) -> Names:
         o = self.objective
         asked = () if o is None else (*o.frozen, *o.constants, *o.carries)
         return (self.row, *asked, *(name for edit in (*self.edits, *self.rates) for name in edit.reads))
 
     @property
-    def writes(self) -> tuple[str, ...]:
+    def writes(self) -> Names:
         return (self.row, *self.counts, *(() if self.objective is None else self.objective.carries))
 
     @property
@@ -132,9 +181,31 @@ class SGD(Train):
         return dict(zip(self.counts, (steps, loss, like.new_full((len(steps),), rate)), strict=True))
 
 
-def descend(
-    task: Task, sgd: SGD, trained: tuple[str, ...], rate: float, row: Rows, client: Mapping[str, Value]
-) -> State:
+@record
+class Accuracy(Train):
+    """A_k: the accuracy of the client's model on its own split; kept for its next round."""
+
+    split: str = "train"
+    reads = ("theta",)
+    writes = ("accuracy",)
+    scores = True
+
+    @property
+    def splits(self) -> Names:
+        return (self.split,)
+
+    def check(self, setup: Setup) -> None:
+        """Refuse numbers as targets: nothing would ever be correct."""
+        if setup.classes is None:
+            raise RecordError("an accuracy needs classes, and the targets of this data are numbers")
+
+    def __call__(self, rnd: Round, client: State, task: Task) -> State:
+        """A number from 0 to 1 per client."""
+        theta = rows_of(client, "theta")
+        return {"accuracy": task.scores(theta, self.split).accuracy.to(next(iter(theta.values())).dtype)}
+
+
+def descend(task: Task, sgd: SGD, trained: Names, rate: float, row: Rows, client: Mapping[str, Value]) -> State:
     """Rows after descent at this rate, the carried fields, and each client's number of steps and summed loss."""
     objective = sgd.objective or task.objective()
     like = next(iter(row.values()))
@@ -169,9 +240,7 @@ def descend(
     )
 
 
-def _step(
-    task: Task, sgd: SGD, objective: Objective, trained: tuple[str, ...]
-) -> Callable[[State, State, Stack], State]:
+def _step(task: Task, sgd: SGD, objective: Objective, trained: Names) -> Callable[[State, State, Stack], State]:
     def step(carry: State, client: State, stack: Stack) -> State:
         row, rate = rows_of(carry, "row"), tensor_of(client, RATE)[0]
         inputs = Inputs(
@@ -179,23 +248,17 @@ def _step(
             {name: tensor_of(client, name) for name in objective.constants},
             {name: tensor_of(carry, name) for name in objective.carries},
         )
+        modes = sgd.frozen_modules_train
         out = task.gradients(
-            row,
-            stack,
-            objective=objective,
-            trained=trained,
-            inputs=inputs,
-            frozen_modules_train=sgd.frozen_modules_train,
+            row, stack, objective=objective, trained=trained, inputs=inputs, frozen_modules_train=modes
         )
         velocity = rows_of(carry, "velocity")
         client = {**client, "steps": carry["steps"]}  # edits and rates may ask how far it is
         gradients = _edited(sgd, out.rows, row, client, task.layout)
         factors = _factors(sgd, gradients, row, client, task.layout)
         _move(row, _direction(sgd, gradients, row, task.layout, velocity), rate, factors)
-        counted = {
-            "steps": tensor_of(carry, "steps") + 1,
-            "loss": tensor_of(carry, "loss") + out.loss.detach().double(),
-        }
+        loss = tensor_of(carry, "loss") + out.loss.detach().double()
+        counted = {"steps": tensor_of(carry, "steps") + 1, "loss": loss}
         if "factors" in carry:
             counted["factors"] = tensor_of(carry, "factors") + _by_layer(factors, trained, row, task.layout)
         return {"row": {**row, **out.statistics}, "velocity": velocity, **counted, **out.carry}
@@ -230,10 +293,8 @@ def _check_edit(edit: Edit, before: Rows, after: Rows) -> None:
     """An edit gives every gradient back in its shape: a lost client axis would broadcast without a word."""
     for name, gradient in before.items():
         if name not in after or after[name].shape != gradient.shape:
-            found = tuple(after[name].shape) if name in after else "nothing"
-            raise RecordError(
-                f"{type(edit).__name__} gives {found} for '{name}', whose gradients are {tuple(gradient.shape)}"
-            )
+            found, expected = tuple(after[name].shape) if name in after else "nothing", tuple(gradient.shape)
+            raise RecordError(f"{type(edit).__name__} gives {found} for '{name}', whose gradients are {expected}")
 
 
 def _factors(sgd: SGD, gradients: Rows, row: Rows, client: Mapping[str, Value], layout: Layout) -> dict[str, Tensor]:
@@ -244,7 +305,7 @@ def _factors(sgd: SGD, gradients: Rows, row: Rows, client: Mapping[str, Value], 
     return factors
 
 
-def _mean_factors(after: State, trained: tuple[str, ...], task: Task) -> Tensor:
+def _mean_factors(after: State, trained: Names, task: Task) -> Tensor:
     """`[C, L]`: the mean factor on the rate over all steps; 0 for a layer that is not trained."""
     if "factors" in after:
         return tensor_of(after, "factors") / tensor_of(after, "steps").clamp(min=1)[:, None]
@@ -253,7 +314,7 @@ def _mean_factors(after: State, trained: tuple[str, ...], task: Task) -> Tensor:
     return plain.expand(len(task), -1)
 
 
-def _by_layer(factors: Rows, trained: tuple[str, ...], row: Rows, layout: Layout) -> Tensor:
+def _by_layer(factors: Rows, trained: Names, row: Rows, layout: Layout) -> Tensor:
     """`[C, L]`: the mean factor of the trained tensors of each layer, for whoever watches; 0 where none is trained."""
     like = next(iter(row.values()))
     sums = [like.new_zeros(len(like)) for _ in layout.layers]
