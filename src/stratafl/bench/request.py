@@ -10,7 +10,7 @@ from stratafl.algorithms import ALGORITHMS
 from stratafl.bench.options import BenchOptions
 from stratafl.bench.workload import Workload, bench_model
 from stratafl.errors import RecordError, counted, unknown
-from stratafl.execute.devices import device_of
+from stratafl.execute.memory import device_of
 from stratafl.runtime.precision import check_precision
 from stratafl.runtime.speed import Speed
 

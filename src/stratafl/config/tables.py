@@ -19,7 +19,7 @@ from stratafl.data.labels import TARGETS
 from stratafl.data.reading import NORMALISED
 from stratafl.data.splitting import SPLIT
 from stratafl.errors import unknown
-from stratafl.execute.storage import Store
+from stratafl.execute.memory import Store
 from stratafl.models import MODELS
 from stratafl.policies import SGD
 from stratafl.runtime.build import EngineName

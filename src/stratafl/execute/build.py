@@ -19,11 +19,9 @@ from stratafl.data.outliers import outlier_warnings
 from stratafl.data.scaling import PIXELS
 from stratafl.errors import DataError, MemoryLimitError, ModelError, PhaseError, RecordError
 from stratafl.execute.context import client_state_format
-from stratafl.execute.devices import device_of
-from stratafl.execute.matrix import chunk_size
-from stratafl.execute.memory import limit_left, memory_taken
+from stratafl.execute.executors import chunk_size
+from stratafl.execute.memory import Store, choose_store, device_of, limit_left, memory_taken
 from stratafl.execute.simulation import Simulation
-from stratafl.execute.storage import Store, choose_store
 from stratafl.execute.tokens import check_tokens
 from stratafl.models import load_weights
 from stratafl.runtime.build import EngineName, build_runtime

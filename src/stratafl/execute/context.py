@@ -19,8 +19,7 @@ from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, join, moved, pick
 from stratafl.errors import DataError
 from stratafl.execute.disk import StateFormat
-from stratafl.execute.memory import Needs, client_bytes, evaluation_bytes, server_bytes
-from stratafl.execute.storage import Store
+from stratafl.execute.memory import Needs, Store, client_bytes, evaluation_bytes, server_bytes
 from stratafl.runtime.precision import precision
 from stratafl.runtime.runtime import Runtime
 from stratafl.runtime.task import CohortTask

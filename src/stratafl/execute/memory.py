@@ -1,9 +1,10 @@
-"""How much memory a round needs, and how much a memory limit leaves for it."""
+"""Devices and memory: how much a round needs, how much a limit leaves for it, and where client states are kept."""
 
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -16,13 +17,18 @@ from stratafl.core.objectives import default_objective
 from stratafl.core.round import Setup
 from stratafl.core.state import stored_bytes
 from stratafl.core.task import Inputs, Stack
-from stratafl.errors import MemoryLimitError
+from stratafl.errors import MemoryLimitError, RecordError, unknown
 from stratafl.runtime.peak_memory import peak_bytes
 from stratafl.runtime.runtime import Runtime
 from stratafl.runtime.scoring import EVALUATION_BATCH
 
 HELD = 2  # rows of a client at work beside its step: its own, and as lanes join them
 COPIES = 6  # of them where steps are captured: those at work, those that wait and the results
+Store = Literal["auto", "device", "ram", "disk"]
+STORES: tuple[str, ...] = get_args(Store)
+SHARE = 4  # client states may take a quarter of the memory
+FEW = 0.1  # where at most this share of the clients takes part in a round …
+WHOLE = 64 * 2**20  # … states larger than this are not written again with every checkpoint
 
 
 @dataclass(frozen=True)
@@ -130,6 +136,29 @@ def _stack(runtime: Runtime, batch: int) -> Stack:
     return Stack(x, y, weight, torch.zeros(1, dtype=torch.int64, device=runtime.device), (batch,))
 
 
+def choose_store(
+    store: Store, needed: int, device: torch.device, limit: int | None, *, participation: float, saved: bool
+) -> Store:
+    """Where client states of `needed` bytes in all are kept; `saved` says whether checkpoints are written."""
+    if store not in STORES:
+        raise unknown("store", str(store), STORES)
+    on_device = min(device_memory(device), limit or device_memory(device)) // SHARE
+    in_ram = min(ram(), limit or ram()) // SHARE
+    if store == "auto":
+        if saved and participation <= FEW and needed > WHOLE:
+            return "disk"
+        fits = needed <= on_device
+        return ("ram" if device.type == "cpu" else "device") if fits else "ram" if needed <= in_ram else "disk"
+    if store == "device" and device.type == "cpu":
+        store = "ram"
+    if limit is not None and store != "disk" and needed > limit:
+        raise MemoryLimitError(
+            f"the states of all clients take {in_units(needed)}, and the memory limit leaves {in_units(limit)}: "
+            "keep them on disk (run.store=disk), or raise the limit"
+        )
+    return store
+
+
 def limit_left(limit: int | None, device: torch.device) -> int | None:
     """What a limit leaves beside libraries and data."""
     if limit is None:
@@ -147,6 +176,27 @@ def limit_left(limit: int | None, device: torch.device) -> int | None:
 def memory_taken(device: torch.device) -> int:
     """What libraries and data take already, in RAM or on the GPU."""
     return resident() if device.type != "cuda" else torch.cuda.memory_allocated(device)
+
+
+def device_of(name: str) -> str:
+    """The name, if the device is there; `auto` is a GPU where there is one."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    there = "cpu, cuda" if torch.cuda.is_available() else "cpu"
+    missing = RecordError(f"there is no device '{name}' on this machine; choose one of: auto, {there}")
+    try:
+        if torch.empty(0, device=name).device.type not in ("cpu", "cuda", "mps", "xpu"):
+            raise missing
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # what torch raises for a missing device
+        raise missing from error
+    return name
+
+
+def device_or_cpu(name: str) -> str:
+    try:
+        return device_of(name)
+    except RecordError:
+        return "cpu"
 
 
 @cache  # else groups of clients, and the shapes of captured steps, would change with what other processes take
