@@ -50,7 +50,7 @@ def test_a_limit_grows_with_what_the_method_keeps():
 
 def test_what_does_not_fit_is_refused_before_anything_is_computed():
     sim = made(pfedla(), clients=40)
-    limited = replace(sim, round_limit=sim.needs(40).least - 1, limit=10**9)
+    limited = replace(sim, round_limit=sim.needs(40).least - 1, memory_limit=10**9)
     says = r"^a round needs about .*the server's state .*uploads.*: raise it to \d[^\n]*$"
     with pytest.raises(MemoryLimitError, match=says):
         limited.round(limited.start(), Matrix())

@@ -23,8 +23,7 @@ from stratafl.execute.memory import Store
 from stratafl.models import MODELS
 from stratafl.policies import SGD
 from stratafl.runtime.build import EngineName
-from stratafl.runtime.precision import Precision
-from stratafl.runtime.speed import Choice, Convolutions
+from stratafl.runtime.speed import Choice, Convolutions, Precision
 
 MANY = 10**9  # more rounds, clients or samples than anybody can mean
 LOGGERS = ("tensorboard", "mlflow", "wandb")

@@ -1,7 +1,8 @@
 """Devices and memory: how much a round needs, how much a limit leaves for it, and where client states are kept."""
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal, get_args
@@ -20,7 +21,7 @@ from stratafl.core.task import Inputs, Stack
 from stratafl.errors import MemoryLimitError, RecordError, unknown
 from stratafl.runtime.peak_memory import peak_bytes
 from stratafl.runtime.runtime import Runtime
-from stratafl.runtime.scoring import EVALUATION_BATCH
+from stratafl.runtime.task import EVALUATION_BATCH
 
 HELD = 2  # rows of a client at work beside its step: its own, and as lanes join them
 COPIES = 6  # of them where steps are captured: those at work, those that wait and the results
@@ -210,15 +211,5 @@ def device_memory(device: torch.device) -> int:
 
 def release_freed_memory() -> None:
     """Return freed memory to the system: the C library keeps it, and a limit counts what the process holds."""
-    trim = _trim()
-    if trim is not None:
-        trim(0)
-
-
-@cache
-def _trim() -> Callable[[int], int] | None:
-    try:
-        trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
-    except (OSError, AttributeError):  # no glibc
-        return None
-    return trim
+    with suppress(OSError, AttributeError):  # no glibc
+        ctypes.CDLL(None).malloc_trim(0)

@@ -13,7 +13,7 @@ from stratafl.errors import DamagedError, RunError
 from stratafl.execute.client_states import ClientStates, InMemory
 from stratafl.execute.context import SimulationContext
 from stratafl.execute.disk import SLOTS, SUMS, Index, OnDisk, StateFile
-from stratafl.execute.round import Examiner, Executor, Report, run_round
+from stratafl.execute.round import Examiner, Executor, Report, RoundRun
 
 
 @short_repr
@@ -64,9 +64,8 @@ class Simulation(SimulationContext):
         rnd = self.at(progress.t)
         cohort = self.cohort(rnd) if ids is None else self.checked(ids)
         with self.arithmetic():
-            server, clients, report = run_round(
-                self, executor, rnd, progress.server, progress.clients, cohort, examine, watched
-            )
+            run = RoundRun(self, executor, rnd, progress.server, progress.clients, cohort, examine, watched)
+            server, clients, report = run.run()
         return Progress(progress.t + 1, server, clients), report
 
     def run(self, executor: Executor) -> Progress:

@@ -203,10 +203,9 @@ class MatmulConv2d(nn.Conv2d):
         if not (self.product or _fusing):
             return super().forward(x)
         batch = len(x)
-        padding = _pair(self.padding)
-        rows, cols = (
-            _Axis(x.shape[2 + d], self.kernel_size[d], self.stride[d], padding[d], self.dilation[d]) for d in (0, 1)
-        )
+        assert not isinstance(self.padding, str)
+        geometry = zip(x.shape[2:], self.kernel_size, self.stride, self.padding, self.dilation, strict=True)
+        rows, cols = (_Axis(*axis) for axis in geometry)
         weight = self.weight
         if (len(rows.taps), len(cols.taps)) != self.kernel_size:  # a slice of everything would still be differentiated
             weight = weight[:, :, rows.taps.start : rows.taps.stop, cols.taps.start : cols.taps.stop]
@@ -254,11 +253,6 @@ class MatmulLinear(nn.Linear):
         y: Tensor = _LinearProduct.apply(x.reshape(-1, x.shape[-1]), self.weight)  # type: ignore[no-untyped-call]
         y = y if self.bias is None else y + self.bias
         return y.reshape(*x.shape[:-1], self.out_features)
-
-
-def _pair(padding: str | tuple[int, ...]) -> tuple[int, int]:
-    assert not isinstance(padding, str)
-    return padding[0], padding[1]
 
 
 def may_be_product(sub: nn.Module) -> bool:
