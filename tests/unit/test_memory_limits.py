@@ -12,9 +12,8 @@ from stratafl.core.fields import Zeros
 from stratafl.core.state import stored_bytes
 from stratafl.errors import MemoryLimitError
 from stratafl.execute import Matrix, simulation
-from stratafl.execute.memory import server_bytes
+from stratafl.execute.memory import peak_bytes, server_bytes
 from stratafl.policies import SGD
-from stratafl.runtime.peak_memory import peak_bytes
 from stratafl.testing import difference, tiny_federation, tiny_model
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))

@@ -1,14 +1,17 @@
 """Devices and memory: how much a round needs, how much a limit leaves for it, and where client states are kept."""
 
 import ctypes
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.footprint import Footprint
@@ -19,7 +22,6 @@ from stratafl.core.round import Setup
 from stratafl.core.state import stored_bytes
 from stratafl.core.task import Inputs, Stack
 from stratafl.errors import MemoryLimitError, RecordError, unknown
-from stratafl.runtime.peak_memory import peak_bytes
 from stratafl.runtime.runtime import Runtime
 from stratafl.runtime.task import EVALUATION_BATCH
 
@@ -115,6 +117,44 @@ def evaluation_bytes(runtime: Runtime, splits: Sequence[str] = ("validation", "t
     real = tuple(len(x) for x in step.x)
     peak = peak_bytes(lambda: runtime.engine.outputs(rows, step.x, step.weight, real), *rows.values())
     return _held(runtime, peak)
+
+
+class _StorageCounter(TorchDispatchMode):
+    """Counts storages as operations make and release them; it does not see the workspace of libraries."""
+
+    def __init__(self, known: set[int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._alive = known
+        self.now = self.most = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = function(*args, **(kwargs or {}))
+        for x in tree_leaves(given):
+            if isinstance(x, Tensor):
+                self._count(x)
+        return given
+
+    def _count(self, x: Tensor) -> None:
+        storage = x.untyped_storage()
+        address, size = storage._cdata, storage.nbytes()
+        if address in self._alive:
+            return
+        self._alive.add(address)
+        self.now += size
+        self.most = max(self.most, self.now)
+        weakref.finalize(storage, self._release, address, size).atexit = False
+
+    def _release(self, address: int, size: int) -> None:
+        self._alive.discard(address)
+        self.now -= size
+
+
+def peak_bytes(compute: Callable[[], object], *given: Tensor) -> int:
+    """The most that `compute` holds at once beside the tensors it is given, measured by running it."""
+    counter = _StorageCounter({x.untyped_storage()._cdata for x in given})
+    with counter:
+        compute()
+    return counter.most
 
 
 def _held(runtime: Runtime, step: int) -> int:

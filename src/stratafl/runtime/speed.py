@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from stratafl.errors import RecordError, first_line, unknown
-from stratafl.runtime.captured_step import capture
+from stratafl.runtime.captured import capture
 from stratafl.runtime.products import MatmulConv2d, may_be_product, rounding
 
 Precision = Literal["fp32", "tf32", "bf16"]
