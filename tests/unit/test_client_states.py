@@ -14,11 +14,11 @@ from stratafl.core.machine import ram
 from stratafl.core.state import flatten
 from stratafl.data import IID, digits
 from stratafl.errors import DamagedError, MemoryLimitError, RunError, UnknownNameError
-from stratafl.execute import Matrix, Messages, disk, simulation, storage
+from stratafl.execute import Matrix, Messages, disk, simulation
+from stratafl.execute import memory as memory_module
 from stratafl.execute.client_states import InMemory
 from stratafl.execute.disk import Index, OnDisk, StateFile, StateFormat
-from stratafl.execute.memory import device_memory
-from stratafl.execute.storage import WHOLE, choose_store
+from stratafl.execute.memory import WHOLE, choose_store, device_memory
 from stratafl.models import build
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -206,8 +206,8 @@ def test_of_a_gpu_there_is_what_other_processes_leave(monkeypatch):
 
 
 def test_by_size_and_by_who_takes_part(monkeypatch):
-    monkeypatch.setattr(storage, "ram", lambda: 1000 * WHOLE)
-    monkeypatch.setattr(storage, "device_memory", lambda device: 100 * WHOLE if device == GPU else 1000 * WHOLE)
+    monkeypatch.setattr(memory_module, "ram", lambda: 1000 * WHOLE)
+    monkeypatch.setattr(memory_module, "device_memory", lambda device: 100 * WHOLE if device == GPU else 1000 * WHOLE)
 
     def auto(size, device=CPU, limit=None, participation=1.0, saved=True):
         return choose_store(

@@ -12,9 +12,8 @@ from stratafl.core.fields import Zeros
 from stratafl.core.state import stored_bytes
 from stratafl.errors import MemoryLimitError
 from stratafl.execute import Matrix, simulation
-from stratafl.execute.memory import server_bytes
+from stratafl.execute.memory import peak_bytes, server_bytes
 from stratafl.policies import SGD
-from stratafl.runtime.peak_memory import peak_bytes
 from stratafl.testing import difference, tiny_federation, tiny_model
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
@@ -50,7 +49,7 @@ def test_a_limit_grows_with_what_the_method_keeps():
 
 def test_what_does_not_fit_is_refused_before_anything_is_computed():
     sim = made(pfedla(), clients=40)
-    limited = replace(sim, round_limit=sim.needs(40).least - 1, limit=10**9)
+    limited = replace(sim, round_limit=sim.needs(40).least - 1, memory_limit=10**9)
     says = r"^a round needs about .*the server's state .*uploads.*: raise it to \d[^\n]*$"
     with pytest.raises(MemoryLimitError, match=says):
         limited.round(limited.start(), Matrix())
@@ -58,7 +57,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_computed():
 
 def test_without_a_limit_half_of_the_machine_is_the_limit(monkeypatch):
     """300 clients of pFedLA have 300 hypernetworks with 300 outputs for each layer."""
-    monkeypatch.setattr("stratafl.execute.matrix.device_memory", lambda device: 10**8)
+    monkeypatch.setattr("stratafl.execute.executors.device_memory", lambda device: 10**8)
     with pytest.raises(MemoryLimitError, match=r"more than half of the 100MB here: let fewer clients take part"):
         made(pfedla(), clients=300)
 
@@ -66,7 +65,7 @@ def test_without_a_limit_half_of_the_machine_is_the_limit(monkeypatch):
 def test_client_states_go_to_disk_where_a_limit_leaves_no_room_for_them(monkeypatch):
     monkeypatch.setattr("stratafl.execute.memory.resident", lambda: 0)
     least = made(fedlag(warmup=0), store="disk").needs(6).least
-    monkeypatch.setattr(sys.modules["stratafl.execute.simulation"], "chosen", lambda *given, **options: "ram")
+    monkeypatch.setattr("stratafl.execute.build.choose_store", lambda *given, **options: "ram")
     assert made(fedlag(warmup=0), memory_limit=least).store == "disk"
     assert made(fedlag(warmup=0), memory_limit=10 * least).store == "ram"
     with pytest.raises(MemoryLimitError):

@@ -8,7 +8,7 @@ import torch
 from stratafl.algorithms import ALGORITHMS, algorithm, fedalp, fedavg30local, fedlag, flayer, pfedla
 from stratafl.errors import DamagedError, RunError
 from stratafl.execute import Matrix
-from stratafl.execute.saved_form import SavedForm
+from stratafl.execute.simulation import SavedForm
 from stratafl.testing import Case
 
 ACTING = {

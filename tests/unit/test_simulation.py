@@ -17,7 +17,7 @@ from stratafl.data import digits, federate, from_clients
 from stratafl.errors import DataError, MemoryLimitError, ModelError, RecordError, StrataError, UnknownNameError
 from stratafl.evaluation.evaluate import accuracy, received, score
 from stratafl.execute import Debug, Matrix, simulation
-from stratafl.execute.matrix import chunk_size
+from stratafl.execute.executors import chunk_size
 from stratafl.execute.memory import client_bytes
 from stratafl.models import build, save_weights
 from stratafl.policies import SGD, Mean, Upload

@@ -15,13 +15,11 @@ from stratafl.bench.timing import Seconds, now
 from stratafl.bench.workload import BenchModel, Workload
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.layout import Layout
-from stratafl.core.parcel import Parcel
 from stratafl.data import Federation
 from stratafl.evaluation.evaluate import score_stages
-from stratafl.execute import Matrix, simulation
+from stratafl.execute import InOneProcess, Matrix, simulation
 from stratafl.execute.context import SimulationContext
 from stratafl.execute.memory import device_memory
-from stratafl.execute.process_group import InOneProcess
 from stratafl.execute.round import Watch, unwatched
 from stratafl.policies import SGD
 from stratafl.runtime.speed import Speed
@@ -51,9 +49,6 @@ class TimedMatrix(InOneProcess):
 
     def groups(self, sim: SimulationContext, ids: Tensor) -> Iterator[Tensor]:
         return self._matrix.groups(sim, ids)
-
-    def carry(self, parcel: Parcel, layout: Layout) -> Parcel:
-        return parcel
 
     @contextmanager
     def stage(self, name: str, ids: Tensor, layout: Layout) -> Iterator[Watch]:

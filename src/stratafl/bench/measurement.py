@@ -22,7 +22,7 @@ from stratafl.data import Federation
 from stratafl.errors import MemoryLimitError, first_line
 from stratafl.files import write_atomically
 from stratafl.runtime.batches import plan_batches
-from stratafl.runtime.precision import precision
+from stratafl.runtime.speed import precision
 from stratafl.version import VERSION
 
 Table = dict[str, Any]

@@ -10,9 +10,8 @@ from stratafl.algorithms import ALGORITHMS
 from stratafl.bench.options import BenchOptions
 from stratafl.bench.workload import Workload, bench_model
 from stratafl.errors import RecordError, counted, unknown
-from stratafl.execute.devices import device_of
-from stratafl.runtime.precision import check_precision
-from stratafl.runtime.speed import Speed
+from stratafl.execute.memory import device_of
+from stratafl.runtime.speed import Speed, check_precision
 
 SWEEPS = {
     "clients": (20, 100, 1_000, 10_000),

@@ -23,7 +23,7 @@ from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
 from stratafl.errors import DataError, ModelError, PhaseError, RecordError, counted
 from stratafl.evaluation.diagnostics import LayerDiagnostics
 from stratafl.execute import Simulation, simulation
-from stratafl.execute.devices import device_of
+from stratafl.execute.memory import device_of
 from stratafl.models import MODELS
 from stratafl.runtime.speed import Speed
 

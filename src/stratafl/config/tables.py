@@ -19,12 +19,11 @@ from stratafl.data.labels import TARGETS
 from stratafl.data.reading import NORMALISED
 from stratafl.data.splitting import SPLIT
 from stratafl.errors import unknown
-from stratafl.execute.storage import Store
+from stratafl.execute.memory import Store
 from stratafl.models import MODELS
 from stratafl.policies import SGD
 from stratafl.runtime.build import EngineName
-from stratafl.runtime.precision import Precision
-from stratafl.runtime.speed import Choice, Convolutions
+from stratafl.runtime.speed import Choice, Convolutions, Precision
 
 MANY = 10**9  # more rounds, clients or samples than anybody can mean
 LOGGERS = ("tensorboard", "mlflow", "wandb")

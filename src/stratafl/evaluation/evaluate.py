@@ -16,7 +16,7 @@ from stratafl.core.reprs import short_repr
 from stratafl.core.round import Round
 from stratafl.core.state import State, expand, join, rows_of
 from stratafl.core.task import Scores, Task
-from stratafl.execute.matrix import evaluation_size
+from stratafl.execute.executors import evaluation_size
 from stratafl.execute.process_group import ProcessGroup, places
 from stratafl.execute.simulation import Progress, Simulation
 

@@ -14,7 +14,7 @@ from stratafl.core.round import Round
 from stratafl.evaluation import evaluate
 from stratafl.evaluation.diagnostics import DiagnosticsCollector, LayerDiagnostics
 from stratafl.evaluation.measure import Line, client_lines, layer_lines, round_line, score_line, upload_line
-from stratafl.execute.matrix import Matrix
+from stratafl.execute.executors import Matrix
 from stratafl.execute.round import Executor
 from stratafl.execute.simulation import Progress, Simulation
 

@@ -19,15 +19,12 @@ from stratafl.data.outliers import outlier_warnings
 from stratafl.data.scaling import PIXELS
 from stratafl.errors import DataError, MemoryLimitError, ModelError, PhaseError, RecordError
 from stratafl.execute.context import client_state_format
-from stratafl.execute.devices import device_of
-from stratafl.execute.matrix import chunk_size
-from stratafl.execute.memory import limit_left, memory_taken
+from stratafl.execute.executors import chunk_size
+from stratafl.execute.memory import Store, choose_store, device_of, limit_left, memory_taken
 from stratafl.execute.simulation import Simulation
-from stratafl.execute.storage import Store, choose_store
 from stratafl.execute.tokens import check_tokens
 from stratafl.models import load_weights
 from stratafl.runtime.build import EngineName, build_runtime
-from stratafl.runtime.runtime import Runtime
 from stratafl.runtime.speed import USUAL, Speed
 
 log = logging.getLogger("stratafl")
@@ -68,8 +65,7 @@ def simulation(
     """
     device = device_of(device)
     _check_arguments(algorithm, federation, rounds, participation, new_clients)
-    _check_splits(algorithm, federation)
-    _check_batches(algorithm, federation, new_clients)
+    _check_data(algorithm, federation, new_clients)
     for line in outlier_warnings(federation):
         log.warning("%s", line)
     draw = _ModelDraw(model, algorithm, federation, seed, dtype)
@@ -90,7 +86,8 @@ def simulation(
     clients, classes = federation.clients - new_clients, federation.classes
     setup = Setup(layout, start, fresh, clients, rounds, seed, classes, runtime.features, participation)
     _check_algorithm(algorithm, setup, begun)
-    left = _limit_left(memory_limit, runtime, begun)
+    exceeded = begun and memory_limit is not None and memory_taken(runtime.device) >= memory_limit
+    left = None if exceeded else limit_left(memory_limit, runtime.device)
     needed = client_state_format(algorithm, setup).size * clients
     kept = choose_store(store, needed, runtime.device, left, participation=participation, saved=saved)
     on_device = kept == "device" or (kept == "ram" and runtime.device.type == "cpu")
@@ -112,7 +109,7 @@ def _check_arguments(
         raise RecordError(f"{algorithm!r} is not an algorithm: pass a record such as fedavg()")
 
 
-def _check_splits(algorithm: Algorithm, federation: Federation) -> None:
+def _check_data(algorithm: Algorithm, federation: Federation, new_clients: int) -> None:
     if algorithm.leaks is not None:
         log.warning("%s: its results cannot be compared with those of other methods", algorithm.leaks)
     elif "test" in algorithm.requires.splits:
@@ -120,9 +117,6 @@ def _check_splits(algorithm: Algorithm, federation: Federation) -> None:
     for split in algorithm.requires.splits:
         if int(federation.counts(split).min()) == 0:
             raise DataError(f"the algorithm needs the split '{split}', which some clients do not have: make it larger")
-
-
-def _check_batches(algorithm: Algorithm, federation: Federation, new_clients: int) -> None:
     largest = int(federation.counts("train")[: federation.clients - new_clients].max())
     for each in algorithm.requires.batchings:
         if each.drop_last and each.size > largest:
@@ -141,12 +135,6 @@ def _check_algorithm(algorithm: Algorithm, setup: Setup, begun: bool) -> None:
 
 
 # Memory
-
-
-def _limit_left(limit: int | None, runtime: Runtime, begun: bool) -> int | None:
-    if begun and limit is not None and memory_taken(runtime.device) >= limit:
-        return None
-    return limit_left(limit, runtime.device)
 
 
 def _within_memory(made: Simulation, left: int | None, begun: bool) -> Simulation:

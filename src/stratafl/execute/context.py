@@ -19,10 +19,9 @@ from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, join, moved, pick
 from stratafl.errors import DataError
 from stratafl.execute.disk import StateFormat
-from stratafl.execute.memory import Needs, client_bytes, evaluation_bytes, server_bytes
-from stratafl.execute.storage import Store
-from stratafl.runtime.precision import precision
+from stratafl.execute.memory import Needs, Store, client_bytes, evaluation_bytes, server_bytes
 from stratafl.runtime.runtime import Runtime
+from stratafl.runtime.speed import precision
 from stratafl.runtime.task import CohortTask
 
 DIAGNOSED = 8  # copies of a model that layer diagnostics take: as received, trained, joined, their differences

@@ -1,12 +1,17 @@
-"""How much memory a round needs, and how much a memory limit leaves for it."""
+"""Devices and memory: how much a round needs, how much a limit leaves for it, and where client states are kept."""
 
 import ctypes
+import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.footprint import Footprint
@@ -16,13 +21,17 @@ from stratafl.core.objectives import default_objective
 from stratafl.core.round import Setup
 from stratafl.core.state import stored_bytes
 from stratafl.core.task import Inputs, Stack
-from stratafl.errors import MemoryLimitError
-from stratafl.runtime.peak_memory import peak_bytes
+from stratafl.errors import MemoryLimitError, RecordError, unknown
 from stratafl.runtime.runtime import Runtime
-from stratafl.runtime.scoring import EVALUATION_BATCH
+from stratafl.runtime.task import EVALUATION_BATCH
 
 HELD = 2  # rows of a client at work beside its step: its own, and as lanes join them
 COPIES = 6  # of them where steps are captured: those at work, those that wait and the results
+Store = Literal["auto", "device", "ram", "disk"]
+STORES: tuple[str, ...] = get_args(Store)
+SHARE = 4  # client states may take a quarter of the memory
+FEW = 0.1  # where at most this share of the clients takes part in a round …
+WHOLE = 64 * 2**20  # … states larger than this are not written again with every checkpoint
 
 
 @dataclass(frozen=True)
@@ -110,6 +119,44 @@ def evaluation_bytes(runtime: Runtime, splits: Sequence[str] = ("validation", "t
     return _held(runtime, peak)
 
 
+class _StorageCounter(TorchDispatchMode):
+    """Counts storages as operations make and release them; it does not see the workspace of libraries."""
+
+    def __init__(self, known: set[int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._alive = known
+        self.now = self.most = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = function(*args, **(kwargs or {}))
+        for x in tree_leaves(given):
+            if isinstance(x, Tensor):
+                self._count(x)
+        return given
+
+    def _count(self, x: Tensor) -> None:
+        storage = x.untyped_storage()
+        address, size = storage._cdata, storage.nbytes()
+        if address in self._alive:
+            return
+        self._alive.add(address)
+        self.now += size
+        self.most = max(self.most, self.now)
+        weakref.finalize(storage, self._release, address, size).atexit = False
+
+    def _release(self, address: int, size: int) -> None:
+        self._alive.discard(address)
+        self.now -= size
+
+
+def peak_bytes(compute: Callable[[], object], *given: Tensor) -> int:
+    """The most that `compute` holds at once beside the tensors it is given, measured by running it."""
+    counter = _StorageCounter({x.untyped_storage()._cdata for x in given})
+    with counter:
+        compute()
+    return counter.most
+
+
 def _held(runtime: Runtime, step: int) -> int:
     row = sum(spec.size for spec in runtime.layout.specs.values()) * runtime.dtype.itemsize
     if runtime.captured is not None:
@@ -128,6 +175,29 @@ def _stack(runtime: Runtime, batch: int) -> Stack:
     x, y = (t.repeat(batch, *(1,) * (t.ndim - 1)).unsqueeze(0) for t in (x, y))
     weight = torch.ones(1, batch, dtype=runtime.dtype, device=runtime.device)
     return Stack(x, y, weight, torch.zeros(1, dtype=torch.int64, device=runtime.device), (batch,))
+
+
+def choose_store(
+    store: Store, needed: int, device: torch.device, limit: int | None, *, participation: float, saved: bool
+) -> Store:
+    """Where client states of `needed` bytes in all are kept; `saved` says whether checkpoints are written."""
+    if store not in STORES:
+        raise unknown("store", str(store), STORES)
+    on_device = min(device_memory(device), limit or device_memory(device)) // SHARE
+    in_ram = min(ram(), limit or ram()) // SHARE
+    if store == "auto":
+        if saved and participation <= FEW and needed > WHOLE:
+            return "disk"
+        fits = needed <= on_device
+        return ("ram" if device.type == "cpu" else "device") if fits else "ram" if needed <= in_ram else "disk"
+    if store == "device" and device.type == "cpu":
+        store = "ram"
+    if limit is not None and store != "disk" and needed > limit:
+        raise MemoryLimitError(
+            f"the states of all clients take {in_units(needed)}, and the memory limit leaves {in_units(limit)}: "
+            "keep them on disk (run.store=disk), or raise the limit"
+        )
+    return store
 
 
 def limit_left(limit: int | None, device: torch.device) -> int | None:
@@ -149,6 +219,27 @@ def memory_taken(device: torch.device) -> int:
     return resident() if device.type != "cuda" else torch.cuda.memory_allocated(device)
 
 
+def device_of(name: str) -> str:
+    """The name, if the device is there; `auto` is a GPU where there is one."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    there = "cpu, cuda" if torch.cuda.is_available() else "cpu"
+    missing = RecordError(f"there is no device '{name}' on this machine; choose one of: auto, {there}")
+    try:
+        if torch.empty(0, device=name).device.type not in ("cpu", "cuda", "mps", "xpu"):
+            raise missing
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # what torch raises for a missing device
+        raise missing from error
+    return name
+
+
+def device_or_cpu(name: str) -> str:
+    try:
+        return device_of(name)
+    except RecordError:
+        return "cpu"
+
+
 @cache  # else groups of clients, and the shapes of captured steps, would change with what other processes take
 def device_memory(device: torch.device) -> int:
     """The memory of a device; of a GPU, what other processes had left when this was first asked."""
@@ -160,15 +251,5 @@ def device_memory(device: torch.device) -> int:
 
 def release_freed_memory() -> None:
     """Return freed memory to the system: the C library keeps it, and a limit counts what the process holds."""
-    trim = _trim()
-    if trim is not None:
-        trim(0)
-
-
-@cache
-def _trim() -> Callable[[int], int] | None:
-    try:
-        trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
-    except (OSError, AttributeError):  # no glibc
-        return None
-    return trim
+    with suppress(OSError, AttributeError):  # no glibc
+        ctypes.CDLL(None).malloc_trim(0)

@@ -32,6 +32,10 @@ class Spec:
     dtype: torch.dtype
     device: str  # its type, such as cuda: every process has a device of its own
 
+    @staticmethod
+    def of(tensor: Tensor) -> "Spec":
+        return Spec(tuple(tensor.shape), tensor.dtype, tensor.device.type)
+
     @property
     def size(self) -> int:
         return prod(self.shape) * self.dtype.itemsize
@@ -53,26 +57,13 @@ sendable(Spec, Label)
 
 
 def words(value: object) -> str:
-    text, tensors = _encoded(value)
+    label, tensors = pack(value)
     if tensors:
         raise WireError("this value holds tensors: send it with pack")
-    return text
-
-
-def value_of(text: str) -> Any:
-    return _decoded(text, [])
+    return label.body
 
 
 def pack(value: object) -> tuple[Label, list[Tensor]]:
-    text, tensors = _encoded(value)
-    return Label(text, tuple(map(spec_of, tensors))), tensors
-
-
-def unpack(label: Label, tensors: Sequence[Tensor]) -> Any:
-    return _decoded(label.body, tensors)
-
-
-def _encoded(value: object) -> tuple[str, list[Tensor]]:
     tensors: list[Tensor] = []
 
     def plain(value: Any) -> Any:
@@ -94,10 +85,15 @@ def _encoded(value: object) -> tuple[str, list[Tensor]]:
             return {"record": type(value).__name__, "fields": fields}
         raise WireError(f"a {type(value).__name__} cannot be sent to other processes")
 
-    return json.dumps(plain(value)), tensors
+    body = json.dumps(plain(value))
+    return Label(body, tuple(map(Spec.of, tensors))), tensors
 
 
-def _decoded(text: str, tensors: Sequence[Tensor]) -> Any:
+def unpack(label: Label, tensors: Sequence[Tensor]) -> Any:
+    return value_of(label.body, tensors)
+
+
+def value_of(text: str, tensors: Sequence[Tensor] = ()) -> Any:
     def made(value: Any) -> Any:
         if isinstance(value, list):
             return [made(each) for each in value]
@@ -108,7 +104,10 @@ def _decoded(text: str, tensors: Sequence[Tensor]) -> Any:
         if "dict" in value:
             return {made(key): made(each) for key, each in value["dict"]}
         if "dtype" in value:
-            return _dtype(value["dtype"])
+            dtype = getattr(torch, value["dtype"], None)
+            if not isinstance(dtype, torch.dtype):
+                raise WireError(f"unknown type '{value['dtype']}' of a tensor from another process")
+            return dtype
         if "tensor" in value:
             return tensors[value["tensor"]]
         if value.get("record") not in _KINDS:
@@ -116,17 +115,6 @@ def _decoded(text: str, tensors: Sequence[Tensor]) -> Any:
         return _KINDS[value["record"]](**{name: made(each) for name, each in value["fields"].items()})
 
     return made(json.loads(text))
-
-
-def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
-        raise WireError(f"unknown type '{name}' of a tensor from another process")
-    return found
-
-
-def spec_of(tensor: Tensor) -> Spec:
-    return Spec(tuple(tensor.shape), tensor.dtype, tensor.device.type)
 
 
 def to_buffer(tensors: Sequence[Tensor], size: int, device: str) -> Tensor:

@@ -1,7 +1,7 @@
 """The processes that execute a round together: each holds the server's state and the states of its own clients."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -67,12 +67,6 @@ class SingleProcess:
 
 
 SINGLE_PROCESS: ProcessGroup = SingleProcess()
-
-
-class InOneProcess:
-    """An executor that runs in one process."""
-
-    process_group: ClassVar[ProcessGroup] = SINGLE_PROCESS
 
 
 def places(found: Tensor, wanted: Tensor) -> Tensor:

@@ -26,18 +26,7 @@ from stratafl.core.state import State, flatten, unflatten
 from stratafl.core.task import Scores
 from stratafl.errors import RankError, RunError, StrataError, first_line, shown
 from stratafl.execute.context import SimulationContext
-from stratafl.execute.packing import (
-    Label,
-    Spec,
-    from_buffer,
-    pack,
-    sendable,
-    spec_of,
-    to_buffer,
-    unpack,
-    value_of,
-    words,
-)
+from stratafl.execute.packing import Label, Spec, from_buffer, pack, sendable, to_buffer, unpack, value_of, words
 from stratafl.execute.process_group import places
 from stratafl.execute.round import GroupReport
 from stratafl.execute.uploads import Inspection
@@ -231,7 +220,7 @@ class Ranks:
         """Sums over all processes, in float64; who has no client in the cohort adds nothing."""
         with self._exchange():
             own = {(place, name): tensor for place, each in enumerate(sums) for name, tensor in flatten(each).items()}
-            named = self._words([{name: spec_of(x) for name, x in flatten(each).items()} for each in sums])
+            named = self._words([{name: Spec.of(x) for name, x in flatten(each).items()} for each in sums])
             specs = {(i, name): spec for there in named for i, each in enumerate(there) for name, spec in each.items()}
             merges = max(map(len, named))
             wire = self._wire(iter(specs.values()))

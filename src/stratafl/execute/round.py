@@ -86,115 +86,88 @@ class GroupReport:
     served: float  # seconds of the server
 
 
-def run_round(
-    sim: SimulationContext,
-    executor: Executor,
-    rnd: Round,
-    server: State,
-    clients: ClientStates,
-    ids: Tensor,
-    examine: Examiner | None = None,
-    watched: bool = False,
-) -> tuple[State, ClientStates, Report]:
-    """The server's next state, the next states of this process's clients, and a report; nothing given is written to.
+@short_repr
+@dataclass(frozen=True, eq=False)
+class RoundRun:
+    """A round to run; nothing given is written to.
 
     `examine` is shown each group's models as received and right after training, which are not kept. A client whose
     upload is left out keeps the state it had before; if all are left out, so does the server.
     """
-    if len(ids) == 0:
-        raise DataError("the cohort is empty: a round needs at least one client")
-    algorithm, layout, process_group = sim.algorithm, rnd.layout, executor.process_group
-    given = _RoundInputs(sim, executor, rnd, server, clients, len(ids), examine, watched)
-    total, kept, reports = Total(), clients, list[GroupReport]()
-    begin = time.perf_counter()
-    for group in executor.groups(sim, ids):
-        total, kept, report = _run_group(given, total, kept, group)
-        reports.append(report)
-        if sim.round_limit is not None:
-            release_freed_memory()
-    mine = sum(report.served for report in reports)
-    # The process that is done first waits here for the others.
-    reports = [report for each in process_group.gather(reports) for report in each]
-    paused = time.perf_counter()
-    left_out, far = _flagged(reports, ids)
-    present = ids[~torch.isin(ids, torch.tensor([each.client for each in left_out], dtype=torch.int64))]
-    with executor.stage("absorb", ids, layout) as watch:
-        if len(present):
-            server = algorithm.absorb(rnd, server, process_group.merge(total, present, algorithm.requires.rows))
-        watch(server)
-    served = mine + time.perf_counter() - paused
-    down, up, notes = _summed(reports, ids)
-    return server, kept, Report(ids, down, up, notes, time.perf_counter() - begin - served, served, left_out, far)
-
-
-@short_repr
-@dataclass(frozen=True, eq=False)
-class _RoundInputs:
-    """What is the same for all groups of a round."""
 
     sim: SimulationContext
     executor: Executor
     rnd: Round
     server: State
     clients: ClientStates
-    cohort: int
-    examine: Examiner | None
-    watched: bool
-
-
-def _run_group(
-    given: _RoundInputs, total: Total, kept: ClientStates, group: Tensor
-) -> tuple[Total, ClientStates, GroupReport]:
-    """The work of a group, folded into the total; a function of its own, so that its tensors are freed at the end."""
-    sim, rnd, layout, algorithm = given.sim, given.rnd, given.rnd.layout, given.sim.algorithm
-    executor, task = given.executor, sim.task(group, rnd, given.watched)
-    with executor.stage("download", group, layout) as watch:
-        parcel = algorithm.download(rnd, given.server, group)
-        down = count_bytes(parcel, layout, len(group))
-        watch(parcel)
-    with executor.stage("receive", group, layout) as watch:
-        client = algorithm.receive(rnd, sim.client_states(given.clients, group), executor.carry(parcel, layout), task)
-        watch(client)
-    with executor.stage("work", group, layout) as watch:
-        state, upload, trained = algorithm.work(rnd, client, task)
-        watch(state)
-        watch(upload)
-    up = count_bytes(upload, layout, len(group))
-    _check_rows(sim, up, len(group), given.cohort)
-    _wait(sim.runtime.device)
-    paused, received = time.perf_counter(), rows_of(client, algorithm.row)
-    with executor.stage("fold", group, layout) as watch:
-        arrived = executor.carry(upload, layout)
-        samples = sim.runtime.federation.counts("train")[group]
-        found = inspect(arrived, state, received, algorithm.row, samples, layout)
-        sound = _GroupResult(group, arrived, state, received, trained)
-        if len(found.sound) < len(group):
-            sound = sound.pick(found.sound, sim.runtime.device)
-        if len(sound.ids):
-            total = algorithm.fold(rnd, given.server, total, sound.upload, sound.ids)
-    report = GroupReport(group, down, up, dict(task.notes), found, time.perf_counter() - paused)
-    if len(sound.ids):
-        if given.examine is not None:
-            given.examine(sound.ids, sound.received, sound.trained)
-        kept = kept.updated(sound.ids.tolist(), sound.state)  # group by group, so that no cohort is held in RAM
-    return total, kept, report
-
-
-@short_repr
-@dataclass(frozen=True, eq=False)
-class _GroupResult:
-    """Clients of a group, and what their work returned."""
-
     ids: Tensor
-    upload: Parcel
-    state: State
-    received: Rows
-    trained: Rows
+    examine: Examiner | None = None
+    watched: bool = False
 
-    def pick(self, places: Tensor, device: torch.device) -> "_GroupResult":
-        there = places.to(device)
-        rows = ({name: x[there] for name, x in each.items()} for each in (self.received, self.trained))
-        return _GroupResult(self.ids[places], self.upload.pick(there), pick(self.state, there), *rows)
+    def run(self) -> tuple[State, ClientStates, Report]:
+        """The server's next state, the next states of this process's clients, and a report."""
+        sim, rnd, ids, server, process_group = self.sim, self.rnd, self.ids, self.server, self.executor.process_group
+        if len(ids) == 0:
+            raise DataError("the cohort is empty: a round needs at least one client")
+        total, kept, reports = Total(), self.clients, list[GroupReport]()
+        begin = time.perf_counter()
+        for group in self.executor.groups(sim, ids):
+            total, kept, report = self._run_group(total, kept, group)
+            reports.append(report)
+            if sim.round_limit is not None:
+                release_freed_memory()
+        mine = sum(report.served for report in reports)
+        # The process that is done first waits here for the others.
+        reports = [report for each in process_group.gather(reports) for report in each]
+        paused = time.perf_counter()
+        left_out, far = _flagged(reports, ids)
+        present = ids[~torch.isin(ids, torch.tensor([each.client for each in left_out], dtype=torch.int64))]
+        with self.executor.stage("absorb", ids, rnd.layout) as watch:
+            if len(present):
+                total = process_group.merge(total, present, sim.algorithm.requires.rows)
+                server = sim.algorithm.absorb(rnd, server, total)
+            watch(server)
+        served = mine + time.perf_counter() - paused
+        down, up, notes = _summed(reports, ids)
+        return server, kept, Report(ids, down, up, notes, time.perf_counter() - begin - served, served, left_out, far)
+
+    def _run_group(self, total: Total, kept: ClientStates, group: Tensor) -> tuple[Total, ClientStates, GroupReport]:
+        """The work of a group, folded into the total; a function of its own, so that its tensors are freed."""
+        sim, rnd, executor, device = self.sim, self.rnd, self.executor, self.sim.runtime.device
+        carry, layout, algorithm = executor.carry, rnd.layout, sim.algorithm
+        task = sim.task(group, rnd, self.watched)
+        with executor.stage("download", group, layout) as watch:
+            parcel = algorithm.download(rnd, self.server, group)
+            down = count_bytes(parcel, layout, len(group))
+            watch(parcel)
+        with executor.stage("receive", group, layout) as watch:
+            client = algorithm.receive(rnd, sim.client_states(self.clients, group), carry(parcel, layout), task)
+            watch(client)
+        with executor.stage("work", group, layout) as watch:
+            state, upload, trained = algorithm.work(rnd, client, task)
+            watch(state)
+            watch(upload)
+        up = count_bytes(upload, layout, len(group))
+        _check_rows(sim, up, len(group), len(self.ids))
+        if device.type == "cuda":  # else the time of training would be counted where its result is read
+            torch.cuda.synchronize(device)
+        paused, received, sound = time.perf_counter(), rows_of(client, algorithm.row), group
+        with executor.stage("fold", group, layout) as watch:
+            arrived = carry(upload, layout)
+            samples = sim.runtime.federation.counts("train")[group]
+            found = inspect(arrived, state, received, algorithm.row, samples, layout)
+            if len(found.sound) < len(group):
+                there = found.sound.to(device)
+                sound, arrived, state = group[found.sound], arrived.pick(there), pick(state, there)
+                received, trained = ({name: x[there] for name, x in rows.items()} for rows in (received, trained))
+            if len(sound):
+                total = algorithm.fold(rnd, self.server, total, arrived, sound)
+        report = GroupReport(group, down, up, dict(task.notes), found, time.perf_counter() - paused)
+        if len(sound):
+            if self.examine is not None:
+                self.examine(sound, received, trained)
+            kept = kept.updated(sound.tolist(), state)  # group by group, so that no cohort is held in RAM
+        return total, kept, report
 
 
 def _flagged(reports: list[GroupReport], ids: Tensor) -> tuple[tuple[LeftOut, ...], tuple[Outlier, ...]]:
@@ -205,12 +178,6 @@ def _flagged(reports: list[GroupReport], ids: Tensor) -> tuple[tuple[LeftOut, ..
     sound = [(client, norm) for client, reason, norm in each if not reason]
     left_out = tuple(LeftOut(client, reason) for client, reason, _ in each if reason)
     return left_out, outliers([client for client, _ in sound], [norm for _, norm in sound])
-
-
-def _wait(device: torch.device) -> None:
-    """Until a GPU is done: else the time of training would be counted where its result is read."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _summed(reports: list[GroupReport], ids: Tensor) -> tuple[Bytes, Bytes, State]:

@@ -1,5 +1,6 @@
 """Token ids and the embedding table that they index: an id outside the table is an error before the first round."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -45,27 +46,19 @@ def outside(x: Tensor, size: int | None) -> int | None:
 
 def check_tokens(module: nn.Module, federation: Federation) -> None:
     """Raise if a client holds an id outside the model's table."""
-    x = federation.x
+    check_given(module, federation.x, lambda sample: f"client '{shown(_owner(federation, sample))}'")
+
+
+def check_given(module: nn.Module, x: Tensor, name: Callable[[int], str] = "sample {}".format) -> None:
+    """Raise if a sample holds an id outside the model's table."""
     size = table_size(module, tuple(x.shape[1:]), x.dtype)
     sample = outside(x, size)
     if sample is not None and size is not None:
-        raise DataError(f"client '{shown(_owner(federation, sample))}' has {_said(x[sample], size)}")
-
-
-def check_given(module: nn.Module, x: Tensor) -> None:
-    """Raise if a sample to predict holds an id outside the model's table."""
-    size = table_size(module, tuple(x.shape[1:]), x.dtype)
-    sample = outside(x, size)
-    if sample is not None and size is not None:
-        raise DataError(f"sample {sample} has {_said(x[sample], size)}")
-
-
-def _said(sample: Tensor, size: int) -> str:
-    wrong = sample[(sample < 0) | (sample >= size)].flatten()[0]
-    return (
-        f"the token {int(wrong)}, and the model's embedding table takes 0 to {size - 1}: "
-        "make the table larger (with models of the catalogue: --set model.vocabulary=N), or map the tokens into it"
-    )
+        wrong = x[sample][(x[sample] < 0) | (x[sample] >= size)].flatten()[0]
+        raise DataError(
+            f"{name(sample)} has the token {int(wrong)}, and the model's embedding table takes 0 to {size - 1}: "
+            "make the table larger (with models of the catalogue: --set model.vocabulary=N), or map the tokens into it"
+        )
 
 
 def _owner(federation: Federation, sample: int) -> str:

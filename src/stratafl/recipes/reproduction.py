@@ -23,7 +23,7 @@ from stratafl.config.experiment import BEFORE, Experiment, read_toml, to_tables
 from stratafl.config.settings import Settings, parse_settings
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.errors import BusyError, DataError, RunError, counted
-from stratafl.execute.devices import device_of
+from stratafl.execute.memory import device_of
 from stratafl.files import write_atomically
 from stratafl.recipes.claims import OF_CONVERGENCE
 from stratafl.recipes.recipe import Cell, Recipe

@@ -30,7 +30,7 @@ from stratafl.errors import DamagedError, RunError
 from stratafl.evaluation.measure import Line
 from stratafl.execute import SINGLE_PROCESS, ProcessGroup, Progress, Simulation
 from stratafl.execute.disk import StateFile
-from stratafl.execute.saved_form import SavedForm
+from stratafl.execute.simulation import SavedForm
 from stratafl.files import explained, write_atomically
 from stratafl.runs import checkpoint, environment, loggers
 from stratafl.runs.checkpoint import Checkpoint, Saved

@@ -13,9 +13,9 @@ from stratafl.data.preprocessing import preprocessing_from
 from stratafl.errors import DamagedError, RunError, unknown
 from stratafl.evaluation.measure import Line
 from stratafl.execute import Progress, Simulation
-from stratafl.execute.devices import device_or_cpu
 from stratafl.execute.disk import StateFile
-from stratafl.execute.saved_form import SavedForm
+from stratafl.execute.memory import device_or_cpu
+from stratafl.execute.simulation import SavedForm
 from stratafl.runs import checkpoint, environment
 from stratafl.runs.checkpoint import Checkpoint, Saved
 from stratafl.runs.directory import (

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from stratafl.core.describe import columns
-from stratafl.core.layout import Layout, Rows
+from stratafl.core.layout import Layout
 from stratafl.core.objectives import default_objective
 from stratafl.core.state import expand
 from stratafl.core.task import Inputs, Stack
@@ -20,9 +20,8 @@ from stratafl.errors import ModelError, first_line, unknown
 from stratafl.runtime.captured import CapturedSteps
 from stratafl.runtime.engine import Engine, LoopEngine, StackedEngine
 from stratafl.runtime.model import Model
-from stratafl.runtime.precision import check_precision, precision
 from stratafl.runtime.runtime import Runtime
-from stratafl.runtime.speed import USUAL, Speed, with_convolutions
+from stratafl.runtime.speed import USUAL, Speed, check_precision, precision, with_convolutions
 
 EngineName = Literal["auto", "stacked", "loop"]
 SEVERAL = 16  # clients with which convolutions are measured
@@ -142,13 +141,10 @@ def _why_not_stacked(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's warnings about slow rules are no reason
-            _step(engine, federation, rows, Stack(x, y, weight, keys, (2, 2)), layout.trainable())
+            stack, trained = Stack(x, y, weight, keys, (2, 2)), layout.trainable()
+            objective, modes = default_objective(federation.classes), engine.model.modes(trained)
+            engine.gradients(objective, rows, stack, trained, Inputs(), modes)
             engine.outputs(rows, x, weight, (2, 2))
     except Exception as error:  # the module does something that vmap cannot do
         return first_line(error, typed=True)
     return None
-
-
-def _step(engine: StackedEngine, federation: Federation, rows: Rows, stack: Stack, trained: tuple[str, ...]) -> None:
-    objective = default_objective(federation.classes)
-    engine.gradients(objective, rows, stack, trained, Inputs(), engine.model.modes(trained))

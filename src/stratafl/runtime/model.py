@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,8 @@ from stratafl.core.describe import head_of
 from stratafl.core.layout import Layout, Rows
 from stratafl.errors import ModelError
 from stratafl.runtime.modules import Context, prepare
+
+T = TypeVar("T")
 
 
 class Model:
@@ -37,13 +39,12 @@ class Model:
         for path, product in (products or {}).items():
             self.module.get_submodule(path).product = product  # type: ignore[assignment]
         self.module.requires_grad_(False)
-        self._masked = {name for name in layout.specs if _in_batchnorm(self.module, name)} if stacked else set()
+        self._masked = {name for name in layout.specs if stacked and _in_batchnorm(self.module, name)}
         self._modes: frozenset[str] | None = None
         self._modes_of: dict[tuple[str, ...], frozenset[str]] = {}
         self._owner_of = _owners(self.module)
-        self._caught: list[
-            Tensor
-        ] = []  # what the head was given; its hook refers to nothing else, so that models can be freed
+        # What the head was given; its hook refers to nothing else, so that models can be freed.
+        self._caught: list[Tensor] = []
         self.module.get_submodule(self.head_name).register_forward_pre_hook(_catcher(self._caught), with_kwargs=True)
 
     def net(
@@ -104,26 +105,28 @@ class FilledModel:
         return self.part(self._model.head_name, row, features, train=train)
 
     def part(self, path: str, row: Rows, *inputs: Tensor, train: bool | None = None) -> Tensor:
-        names = {name for name in row if name.startswith(path + ".")}
-        module, training = self._model.module.get_submodule(path), self._trains(row, train)
-        full, written = self._model.moving({name: row[name] for name in names}) if training else (row, {})
-        self._model.switch(self._modes if training else frozenset())
-        self._model.context.statistics.clear()
-        output: Tensor = functional_call(module, {name.removeprefix(path + "."): full[name] for name in names}, inputs)
-        if training:
-            row.update({**written, **self._model.context.statistics})
-        return output
+        module, inside = self._model.module.get_submodule(path), f"{path}."
+
+        def run(full: Rows) -> Tensor:
+            output: Tensor = functional_call(module, {n.removeprefix(inside): x for n, x in full.items()}, inputs)
+            return output
+
+        return self._in_mode(row, {n: x for n, x in row.items() if n.startswith(inside)}, train, run)
 
     def both(self, row: Rows, x: Tensor, *, train: bool | None = None) -> tuple[Tensor, Tensor]:
+        return self._in_mode(row, row, train, lambda full: self._model.run(full, x))
+
+    def _in_mode(self, row: Rows, used: Rows, train: bool | None, run: Callable[[Rows], T]) -> T:
+        """`run` on the columns that it uses; in training mode, their new statistics are written into the row."""
+        model = self._model
         if not self._trains(row, train):
-            self._model.switch(frozenset())
-            return self._model.run(row, x)
-        full, written = self._model.moving(row)
-        self._model.context.statistics.clear()
-        self._model.switch(self._modes)
-        result = self._model.run(full, x)
-        row.update(written)
-        row.update(self._model.context.statistics)
+            model.switch(frozenset())
+            return run(used)
+        full, written = model.moving(used)
+        model.switch(self._modes)
+        model.context.statistics.clear()
+        result = run(full)
+        row.update({**written, **model.context.statistics})
         return result
 
     def _trains(self, row: Rows, train: bool | None) -> bool:

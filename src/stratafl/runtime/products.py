@@ -156,7 +156,17 @@ def _image(part: Tensor, rows: _Axis, cols: _Axis, i: int, j: int) -> Tensor:
     return part
 
 
-class _GpuProduct(torch.autograd.Function):
+class _Product(torch.autograd.Function):
+    """A product of two matrices, which its derivatives need."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+
+class _GpuProduct(_Product):
     """The product of kernels and columns, whose derivative by the kernels is computed transposed.
 
     cuBLAS is slow for few rows times many columns: for the first convolution of the CNN (32 × 7,840 by 75, 15 clients)
@@ -164,15 +174,9 @@ class _GpuProduct(torch.autograd.Function):
     transpose the gradient of large kernels, which then move at 40 % of the memory's speed.
     """
 
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(weight: Tensor, columns: Tensor) -> Tensor:
         return _multiplied(weight, columns)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -203,10 +207,9 @@ class MatmulConv2d(nn.Conv2d):
         if not (self.product or _fusing):
             return super().forward(x)
         batch = len(x)
-        padding = _pair(self.padding)
-        rows, cols = (
-            _Axis(x.shape[2 + d], self.kernel_size[d], self.stride[d], padding[d], self.dilation[d]) for d in (0, 1)
-        )
+        assert not isinstance(self.padding, str)
+        geometry = zip(x.shape[2:], self.kernel_size, self.stride, self.padding, self.dilation, strict=True)
+        rows, cols = (_Axis(*axis) for axis in geometry)
         weight = self.weight
         if (len(rows.taps), len(cols.taps)) != self.kernel_size:  # a slice of everything would still be differentiated
             weight = weight[:, :, rows.taps.start : rows.taps.stop, cols.taps.start : cols.taps.stop]
@@ -221,22 +224,16 @@ class MatmulConv2d(nn.Conv2d):
         return y.transpose(0, 1)
 
 
-class _LinearProduct(torch.autograd.Function):
+class _LinearProduct(_Product):
     """x·Wᵀ for `[B, in]` and `[out, in]`, never with a transposed matrix on the right.
 
     On ARM each product of a stack with a transposed right-hand side costs 60 µs more than one without (torch 2.13):
     for small layers that is five times the product itself.
     """
 
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(x: Tensor, weight: Tensor) -> Tensor:
         return _multiplied(weight, x.mT.contiguous()).mT.contiguous()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -254,11 +251,6 @@ class MatmulLinear(nn.Linear):
         y: Tensor = _LinearProduct.apply(x.reshape(-1, x.shape[-1]), self.weight)  # type: ignore[no-untyped-call]
         y = y if self.bias is None else y + self.bias
         return y.reshape(*x.shape[:-1], self.out_features)
-
-
-def _pair(padding: str | tuple[int, ...]) -> tuple[int, int]:
-    assert not isinstance(padding, str)
-    return padding[0], padding[1]
 
 
 def may_be_product(sub: nn.Module) -> bool:
