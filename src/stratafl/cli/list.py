@@ -50,17 +50,9 @@ def print_catalogue(as_json: bool) -> None:
 
 
 def _entries(known: Mapping[str, Callable[..., Any]], from_module: bool = False) -> list[dict[str, Any]]:
-    return [
-        {"name": name, "description": _sentence(maker, from_module), "options": _options(maker)}
-        for name, maker in sorted(known.items())
-    ]
-
-
-def _sentence(maker: Callable[..., Any], from_module: bool) -> str:
-    source = inspect.getmodule(maker) if from_module else maker
-    text = inspect.getdoc(source) or ""
-    return " ".join(text.split("\n\n")[0].split())
-
-
-def _options(maker: Callable[..., Any]) -> list[str]:
-    return [name for name in parameters(maker) if name not in _GIVEN]
+    found = []
+    for name, maker in sorted(known.items()):
+        text = inspect.getdoc(inspect.getmodule(maker) if from_module else maker) or ""
+        options = [option for option in parameters(maker) if option not in _GIVEN]
+        found.append({"name": name, "description": " ".join(text.split("\n\n")[0].split()), "options": options})
+    return found

@@ -1,4 +1,4 @@
-"""The ranking as a table on the console: as many columns as fit, none of them cut."""
+"""The ranking as a table on the console, with as many columns as fit, none of them cut; and what a target costs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,9 +9,10 @@ from rich.table import Table
 
 from stratafl.cli.console import fitting_columns, titled_table
 from stratafl.errors import counted
-from stratafl.report import Outcome, Rank, Spread
+from stratafl.report import MARK, Outcome, Rank, Spread
 from stratafl.report.formats import NOTHING, score, spread
 from stratafl.report.ranking import has_column
+from stratafl.runs.summary import reached
 
 LABEL = 24  # letters of a method that is not folded
 SPARE = ("best", "converged", "new, trained", "trained", "spread", "received", "s", "MB", "worst 10%")  # first to go
@@ -94,3 +95,14 @@ def _title(outcomes: Sequence[Outcome]) -> str:
     data, model = Path(first["data"]["name"]).stem, first["model"]["name"]
     clients, rounds = counted(outcomes[0].clients, "client"), counted(first["run"]["rounds"], "round")
     return f"{data}, {clients} · {model} · {rounds}"
+
+
+def target_table(outcomes: Sequence[Outcome], target: float) -> Table:
+    table = titled_table(f"to {target:.1%} test accuracy", ("run", "rounds", "MB", "s"), text=["run"])
+    for one in outcomes:
+        cost = reached(one.lines, target, one.evaluate)
+        cells = ["never", "", ""]
+        if cost is not None:
+            cells = [str(cost.round), f"{cost.bytes / 1e6:,.1f}", f"{cost.seconds:,.1f}"]
+        table.add_row(f"{one.folder} {MARK}" if one.leaks else str(one.folder), *cells)
+    return table

@@ -43,6 +43,14 @@ def parse_json(path: Path, data: bytes) -> Any:
         raise DamagedError(f"'{path}' is damaged: {reason}") from error
 
 
+def is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def is_list_of(kind: type, value: Any) -> bool:
+    return isinstance(value, list) and all(type(each) is kind for each in value)
+
+
 def _refused(text: str) -> float:
     raise ValueError(f"{text[:20]} is not a number that JSON knows")
 
