@@ -1,7 +1,6 @@
 """What is reported is what is delivered: `load`, `fit` and exports give the models of the round that tables score."""
 
 import json
-import sys
 from itertools import islice
 
 import numpy as np
@@ -172,8 +171,7 @@ def test_a_run_that_does_not_fit_any_more_is_loaded_and_goes_on_all_the_same(tmp
     """An estimate that has grown, or a smaller machine, must not lock a run away."""
     folder = made(tmp_path / "run", seed, "run.checkpoint=1", "run.memory_limit=50GB", rounds=3)
     monkeypatch.setattr("stratafl.execute.matrix.device_memory", lambda device: 1000)
-    module = sys.modules["stratafl.execute.simulation"]  # a function of the package has its name
-    monkeypatch.setattr(module, "room", lambda limit, device: None if limit is None else 1000)
+    monkeypatch.setattr("stratafl.execute.build.limit_left", lambda limit, device: None if limit is None else 1000)
     assert stratafl.load(folder).accuracy >= 0
     with Run.open(folder) as run:
         assert len(list(run.rounds())) == 3
