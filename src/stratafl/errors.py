@@ -127,7 +127,7 @@ def printable(text: str, keep: str = "") -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(letter if letter in keep or not _steers(letter) else _escaped(letter) for letter in text)
+    return "".join(letter if letter in keep else _escaped(letter) for letter in text)
 
 
 def shown(value: object, most: int = SHOWN) -> str:
@@ -146,10 +146,8 @@ def _text(value: object) -> str:
         return "a number of thousands of digits"
 
 
-def _steers(letter: str) -> bool:
-    return unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Zl", "Zp") and letter not in _JOINERS
-
-
 def _escaped(letter: str) -> str:
+    if letter in _JOINERS or unicodedata.category(letter) not in ("Cc", "Cf", "Cs", "Zl", "Zp"):
+        return letter
     code = ord(letter)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -179,13 +179,11 @@ class ResultFile:
 
 
 def describe_machine(machine: Table) -> str:
-    """The machine in one line."""
     names = ("device", "machine", "cores", "threads", "load", "torch", "python", "precision", "compile")
     return ", ".join(f"{name} {machine[name]}" for name in names if machine[name] is not None)
 
 
 def describe_row(row: Table) -> str:
-    """A row in one line."""
     what = f"{row['model']:9} {row['method']:9} N {row['clients']} C {row['cohort']} B {row['batch']}:"
     if "refused" in row:
         return f"{what} not measured: {row['refused']}"

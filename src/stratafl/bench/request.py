@@ -41,7 +41,6 @@ class Request:
 
 
 def request_of(options: BenchOptions) -> Request:
-    """The options, checked."""
     models, methods = _names("models", options.models), _names("methods", options.methods)
     for name in models:
         bench_model(name)  # raises if there is none

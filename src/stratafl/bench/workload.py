@@ -64,7 +64,6 @@ class Workload:
     paper: bool = False  # Dirichlet shares of 60,000 samples instead
 
     def federation(self, model: BenchModel, seed: int = 0) -> Federation:
-        """Random samples, divided among the clients."""
         rng = np.random.default_rng(seed)
         common: dict[str, Any] = {"classes": model.classes, "seed": seed, "scaling": model.scaling}
         if self.paper:

@@ -87,23 +87,18 @@ def refuse_torchrun(process_group: ProcessGroup) -> None:
 
 def drive_comparison(comparison: Comparison, jobs: int) -> int:
     """Finish all runs, then print the ranking and write the report; the exit code."""
-    members, console = list(comparison.members()), note_console()
-    runs = [
-        DisplayedRun(
-            member.method,
-            member.experiment.run.rounds,
-            len(read_lines(member.folder / ROUNDS)),
-            f"{member.method}, seed {member.seed}: ",
-        )
-        for member in members
-    ]
+    members, console, runs = list(comparison.members()), note_console(), list[DisplayedRun]()
+    for each in members:
+        done = len(read_lines(each.folder / ROUNDS))
+        label = f"{each.method}, seed {each.seed}: "
+        runs.append(DisplayedRun(each.method, each.experiment.run.rounds, done, label))
     with Display(console, runs) as display, interruptible(console) as interrupt:
         watches = {member.folder: display.watch(run) for member, run in zip(members, runs, strict=True)}
         if jobs == 1:
-            done = _take(members, interrupt, watches)
+            finished = _take(members, interrupt, watches)
         else:
-            done = _share(comparison, min(jobs, len(members)), interrupt, watches)
-    if not done:
+            finished = _share(comparison, min(jobs, len(members)), interrupt, watches)
+    if not finished:
         return print_interrupted(comparison.folder, _names_code(members))
     print_ranking([comparison.folder])
     write_report_if_possible([comparison.folder], comparison.folder / REPORT)

@@ -44,7 +44,6 @@ def data_sets() -> list[dict[str, Any]]:
 
 
 def print_data_sets(as_json: bool) -> None:
-    """Print all data sets, as a table or as JSON."""
     found = data_sets()
     if as_json:
         print(json.dumps(found, indent=2))
@@ -110,10 +109,8 @@ def client_table(federation: Federation) -> Table:
 
 def _title(federation: Federation) -> str:
     sizes = total_class_counts(federation).sum(1)
-    spread = f"from {int(sizes.min()):,} to {int(sizes.max()):,} each"
-    return (
-        f"{federation.name}: {counted(federation.clients, 'client')}, {counted(int(sizes.sum()), 'sample')}, {spread}"
-    )
+    clients, samples = counted(federation.clients, "client"), counted(int(sizes.sum()), "sample")
+    return f"{federation.name}: {clients}, {samples}, from {int(sizes.min()):,} to {int(sizes.max()):,} each"
 
 
 def _classes(federation: Federation, counts: list[int]) -> str:
@@ -154,10 +151,8 @@ def _warnings(federation: Federation) -> list[str]:
     """Clients in other units, and numbers that are too large, or too different, to train on as they are."""
     x, y, lines = federation.x, federation.y, outlier_warnings(federation)
     if lines:
-        lines = [
-            *lines,
-            "correct these units first: data.normalise = 'columns' scales all clients alike and does not repair them",
-        ]
+        repair = "data.normalise = 'columns' scales all clients alike and does not repair them"
+        lines = [*lines, f"correct these units first: {repair}"]
     elif x.ndim == 2 and x.is_floating_point():
         sizes = x.abs().amax(0)
         sizes = sizes[sizes > 0]

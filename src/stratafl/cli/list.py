@@ -21,10 +21,7 @@ def catalogue() -> dict[str, list[dict[str, Any]]]:
     return {
         "algorithms": _entries(ALGORITHMS, from_module=True),
         "models": _entries(MODELS),
-        "datasets": [
-            {"name": name, "description": record.says, "options": record.options}
-            for name, record in sorted(DATASETS.items())
-        ],
+        "datasets": [{"name": n, "description": d.says, "options": d.options} for n, d in sorted(DATASETS.items())],
         "partitions": _entries(PARTITIONS),
         "protocols": [{"name": n, "description": p.says, "options": []} for n, p in PROTOCOLS.items()],
         "recipes": [
@@ -36,7 +33,6 @@ def catalogue() -> dict[str, list[dict[str, Any]]]:
 
 
 def print_catalogue(as_json: bool) -> None:
-    """Print everything that has a name, as tables or as JSON."""
     found = catalogue()
     if as_json:
         print(json.dumps(found, indent=2))

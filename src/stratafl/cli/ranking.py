@@ -31,7 +31,6 @@ class Column:
 
 
 def ranking_table(ranks: Sequence[Rank], outcomes: Sequence[Outcome], width: int) -> Table:
-    """The ranking in at most `width` letters."""
     columns = {column.title: column for column in _columns(ranks, outcomes[0].regression)}
     widths = {"method": _method_width(ranks)} | ({"seeds": len("seeds")} if seeds_differ(ranks) else {})
     widths |= {title: max(map(cell_len, (title, *map(column.cell, ranks)))) for title, column in columns.items()}
@@ -47,7 +46,6 @@ def ranking_table(ranks: Sequence[Rank], outcomes: Sequence[Outcome], width: int
 
 
 def seeds_differ(ranks: Sequence[Rank]) -> bool:
-    """Whether some rows have more seeds than others."""
     return len({len(rank.seeds) for rank in ranks}) > 1
 
 
@@ -87,10 +85,8 @@ def _method_width(ranks: Sequence[Rank]) -> int:
 
 def _title(outcomes: Sequence[Outcome]) -> str:
     first = outcomes[0].config
-    same = {
-        (o.config["data"]["name"], o.clients, o.config["model"]["name"], o.config["run"]["rounds"]) for o in outcomes
-    }
-    if len(same) > 1:
+    tables = [(one.config["data"], one.config["model"], one.config["run"], one.clients) for one in outcomes]
+    if len({(data["name"], model["name"], run["rounds"], clients) for data, model, run, clients in tables}) > 1:
         return counted(len(outcomes), "run")
     data, model = Path(first["data"]["name"]).stem, first["model"]["name"]
     clients, rounds = counted(outcomes[0].clients, "client"), counted(first["run"]["rounds"], "round")

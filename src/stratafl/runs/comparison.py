@@ -90,12 +90,10 @@ class Comparison:
                 )
             if table in ALGORITHMS and table not in methods:
                 raise RecordError(f"'{given}' is an option of {table}, which is not compared: {', '.join(methods)}")
-        own = {
-            m: {
-                f"algorithm.{path.removeprefix(f'{m}.')}": v for path, v in settings.items() if path.startswith(f"{m}.")
-            }
-            for m in methods
-        }
+        own: dict[str, Settings] = {}
+        for m in methods:
+            mine = {path: v for path, v in settings.items() if path.startswith(f"{m}.")}
+            own[m] = {f"algorithm.{path.removeprefix(f'{m}.')}": v for path, v in mine.items()}
         common = {path: v for path, v in settings.items() if not any(path.startswith(f"{m}.") for m in methods)}
         base = with_absolute_paths(with_values(base, common))
         first = base.run.seed

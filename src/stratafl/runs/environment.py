@@ -27,7 +27,6 @@ TYPED = "STRATAFL_COMMAND"  # tells a process that another one started what the 
 
 
 def describe(sim: Simulation) -> dict[str, Any]:
-    """Versions, machine, device and commit."""
     setup, runtime, device = sim.setup, sim.runtime, sim.runtime.device
     named = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
     machine = f"{platform.system()} {platform.machine()}"
