@@ -29,8 +29,7 @@ from stratafl.evaluation.trial import Trial
 from stratafl.execute import Progress, Simulation, simulation
 from stratafl.execute.build import ModelSource
 from stratafl.execute.tokens import check_given
-from stratafl.export.predictor import Predictor
-from stratafl.export.writing import to_onnx, to_safetensors
+from stratafl.export import Predictor, to_onnx, to_safetensors
 from stratafl.runs.stored import read_run, selected_line
 from stratafl.runs.summary import Selection, evaluated, selected
 
@@ -51,22 +50,20 @@ class Fitted:
     counts: Line | None = None  # the line of the round that the run's settings select; None: by validation
 
     def _about(self) -> str:
-        after = getattr(self, "round", self.progress.t)
         kind = "regression" if self.sim.setup.classes is None else f"{self.sim.setup.classes} classes"
-        return f"{self.clients} clients, {kind}, after round {after} of {self.sim.setup.rounds}"
+        return f"{self.clients} clients, {kind}, after round {self.round} of {self.sim.setup.rounds}"
 
     @property
     def clients(self) -> int:
-        """The number of clients."""
         return self.sim.setup.clients
 
     @property
     def accuracy(self) -> float:
         """Test accuracy of these models over all samples."""
-        key = "test.deployed.accuracy"
         if self.sim.setup.classes is None:
             raise DataError("a regression has no accuracy: use selected['test.deployed.loss'], the mean squared error")
-        value = self._line.get(key)
+        line: Line = next((line for line in self.history if line["round"] == self.round), {})
+        value = line.get("test.deployed.accuracy")
         if value is None:
             raise DataError(f"round {self.round} has no test accuracy: it was not evaluated on labelled test samples")
         return float(value)
@@ -75,10 +72,6 @@ class Fitted:
     def round(self) -> int:
         """The round that these models come from: the selected one, unless you asked for the newest."""
         return self.progress.t
-
-    @property
-    def _line(self) -> Line:
-        return next((line for line in self.history if line["round"] == self.round), {})
 
     @property
     def selected(self) -> Line:
@@ -115,7 +108,9 @@ class Fitted:
 
     def outputs(self, client: int, x: Array) -> Tensor:
         """Outputs of a client's own model for raw samples, as they are in the data, before any scaling."""
-        samples = self._samples(x)
+        samples = self.sim.runtime.federation.preprocessing.raw(plain_tensor(x, "x"))
+        if self.sim.template is not None:
+            check_given(self.sim.template, samples)
         with torch.no_grad():
             given: Tensor = self.predictor(client)(samples)
         return given
@@ -131,23 +126,16 @@ class Fitted:
         ONNX takes raw samples, as `predict` does. Safetensors holds the weights of `model(client)`; its metadata
         describes the preprocessing of samples and outputs as JSON (`preprocessing`).
         """
-        target = Path(path)
+        target, raw = Path(path), self.sim.runtime.federation.preprocessing
         if target.exists():
             raise RunError(f"'{target}' exists: choose another name, or remove it")
         if target.suffix == ".onnx":
-            raw = self.sim.runtime.federation.preprocessing
             to_onnx(self.predictor(client), torch.zeros((2, *raw.shape), dtype=raw.kind), target)
         elif target.suffix == ".safetensors":
-            to_safetensors(self.model(client), target, self.sim.runtime.federation.preprocessing)
+            to_safetensors(self.model(client), target, raw)
         else:
             raise RunError(f"cannot export to '{target}': choose a name that ends in .onnx or .safetensors")
         return target
-
-    def _samples(self, x: Array) -> Tensor:
-        samples = self.sim.runtime.federation.preprocessing.raw(plain_tensor(x, "x"))
-        if self.sim.template is not None:
-            check_given(self.sim.template, samples)
-        return samples
 
 
 def fit(

@@ -1,22 +1,4 @@
-"""Every error a user can cause, each one sentence: what is wrong, what is allowed (nearest match first), what to do.
-
-StrataError                exit code 2
-├── UnknownNameError       a layer, field, algorithm … that does not exist
-├── RecordError            a record whose steps do not fit together, or that cannot be read
-│   └── PhaseError         … because one of its phases would never begin
-├── TrustError             code that a file asks for and that you have not allowed
-├── DataError              arrays, labels, splits or clients that cannot be used
-│   └── PartitionError     a partition of the data that cannot be drawn
-├── ModelError             a module that does not fit the data or the method
-├── WireError              bytes or parcels that are not what was agreed
-├── RunError               a run directory that cannot be written, read or continued
-│   ├── BusyError          … because another process is writing to it
-│   └── DamagedError       … because it is not what was written
-├── RankError              another process of the same run failed (exit code: its own)
-├── MemoryLimitError       a computation that needs more memory than it was given
-├── StageError             a failure inside a round, with stage, client and layer
-└── ContractError          an algorithm that breaks a law of the contract
-"""
+"""Every error a user can cause, each one sentence: what is wrong, what is allowed (nearest match first), what to do."""
 
 import unicodedata
 from collections.abc import Iterable
@@ -36,11 +18,11 @@ class StrataError(Exception):
 
 
 class UnknownNameError(StrataError):
-    """A name that does not exist."""
+    """A layer, field, algorithm … that does not exist."""
 
 
 class RecordError(StrataError):
-    """A record whose steps do not fit together, or a table that is not a record."""
+    """A record whose steps do not fit together, or that cannot be read."""
 
 
 class PhaseError(RecordError):
@@ -82,11 +64,11 @@ class BusyError(RunError):
 
 
 class DamagedError(RunError):
-    """A checkpoint, or a record on disk, that is not what was written."""
+    """A run directory, or a file in it, that is not what was written."""
 
 
 class RankError(StrataError):
-    """A failure of one of several processes, which ends all of them."""
+    """A failure of another process of the same run, with its exit code."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -145,7 +127,7 @@ def printable(text: str, keep: str = "") -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(letter if letter in keep or not _steers(letter) else _escaped(letter) for letter in text)
+    return "".join(letter if letter in keep else _escaped(letter) for letter in text)
 
 
 def shown(value: object, most: int = SHOWN) -> str:
@@ -164,10 +146,8 @@ def _text(value: object) -> str:
         return "a number of thousands of digits"
 
 
-def _steers(letter: str) -> bool:
-    return unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Zl", "Zp") and letter not in _JOINERS
-
-
 def _escaped(letter: str) -> str:
+    if letter in _JOINERS or unicodedata.category(letter) not in ("Cc", "Cf", "Cs", "Zl", "Zp"):
+        return letter
     code = ord(letter)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -146,11 +146,10 @@ def _not_plain(path: Path) -> DamagedError:
 
 def check_new(paths: Sequence[Path | None]) -> None:
     """Refuse files that exist, or whose folder does not."""
-    for path in paths:
-        if path is not None and path.exists():
+    for path in filter(None, paths):
+        if path.exists():
             raise RunError(f"'{path}' exists: choose another name, or remove it")
-        if path is not None:
-            check_folder(path)
+        check_folder(path)
 
 
 def check_folder(path: Path) -> None:

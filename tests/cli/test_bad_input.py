@@ -698,6 +698,8 @@ def test_a_comparison_whose_file_was_overwritten_is_said(refused, compared, text
 
 def test_the_program_ends_with_the_same_line_and_code(program, place):
     result = program("run", "--nosuch")
-    assert ("No such option", "--nosuch") in checked_line(result)
+    line = checked_line(result)
+    assert "No such option" in line
+    assert "--nosuch" in line
     assert result.out == ""
     assert snapshot(place) == {}

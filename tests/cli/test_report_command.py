@@ -29,7 +29,7 @@ def test_a_comparison_that_was_left_says_which_runs_have_not_begun_and_how_to_go
     assert says in " ".join(result.out.split())
     assert escape(says) in (place / "left.html").read_text(encoding="utf-8")
     assert "over the seeds that each row has" in " ".join(result.out.split())
-    refused(*asked, says="'left' holds a comparison already: continue it with 'strata resume left', or choose another")
+    refused(*asked, says="'left' already holds a comparison: continue it with 'strata resume left', or choose another")
     (place / "left" / "compare.toml").write_text("[compare]\n", encoding="utf-8")  # its runs are whole all the same
     assert strata("report", "left").code == 0
 

@@ -20,6 +20,7 @@ from random import Random
 import damage
 import pytest
 import torch
+from stratafl.execute.simulation import SavedForm
 
 from stratafl.config.experiment import Experiment, to_tables, with_settings
 from stratafl.errors import StrataError
@@ -71,7 +72,7 @@ def undamaged(tmp_path_factory):
 def _quick(monkeypatch):
     """What does not depend on the directory is computed once: the simulation, the commit; nothing waits for a disk."""
     simulations, describe, of = {}, environment.describe, run.simulation_of
-    forms, form_of, kept = {}, run.SavedForm.of, {}
+    forms, form_of, kept = {}, SavedForm.of, {}
 
     def simulation_of(experiment, tuning=None, trust=False, begun=False):
         key = json.dumps([to_tables(experiment), tuning], sort_keys=True)
@@ -81,7 +82,7 @@ def _quick(monkeypatch):
 
     identity = environment.identity
     monkeypatch.setattr(run, "simulation_of", simulation_of)
-    monkeypatch.setattr(run.SavedForm, "of", lambda sim: forms.setdefault(id(sim), form_of(sim)))
+    monkeypatch.setattr(SavedForm, "of", lambda sim: forms.setdefault(id(sim), form_of(sim)))
     monkeypatch.setattr(environment, "identity", lambda sim: kept.setdefault(id(sim), identity(sim)))
     monkeypatch.setattr(environment, "describe", lambda sim: kept.setdefault("about", describe(sim)))
     monkeypatch.setattr(os, "fsync", lambda handle: None)
@@ -128,7 +129,7 @@ def resumed(folder, whole, values, further=0):
         assert t in (0, *SAVED)
         assert same(tensors_of(opened.progress), whole.states[t])
         assert not values or opened.history == whole.lines[:t]
-        kept = opened.selection.progress
+        kept = opened._done.selection.progress
         assert kept is None or same(tensors_of(kept), whole.states[kept.t])
         for _ in islice(opened.rounds(), further):
             assert opened.progress.t > DONE or same(tensors_of(opened.progress), whole.states[opened.progress.t])

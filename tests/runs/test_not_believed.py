@@ -139,7 +139,7 @@ def test_what_loggers_write_does_not_leave_the_run(folder, tmp_path):
 
 def test_a_comparison_does_not_leave_its_folder(tmp_path):
     base = with_settings(Experiment(), TINY)
-    made = Comparison.create(tmp_path / "mine", base, ["fedavg"], 1, [])
+    made = Comparison.create(tmp_path / "mine", base, ["fedavg"], 1, {})
     (tmp_path / "theirs").mkdir()
     (tmp_path / "mine" / "fedavg").symlink_to(tmp_path / "theirs")
     assert "not a folder of the comparison but a link" in refusal(next(made.members()).run)
@@ -254,11 +254,11 @@ def put(name, tensor):
         (put("server/theta/fc1.bias", torch.zeros(3)), r"is torch.float32 \[3\], not torch.float32 \[2\]"),
         (put("server/theta/fc1.bias", torch.zeros(2).double()), "is torch.float64"),
         (put("server/more", torch.zeros(2)), "'server/more' does not belong to it"),
-        (put("client/3/theta/fc.bias", torch.zeros(10)), "there is no client 3: there are 3"),
+        (put("client/3/theta/fc.bias", torch.zeros(10)), "there is no client 3: the 3 clients are numbered from 0"),
         (put("client/x/theta/fc.bias", torch.zeros(10)), "there is no client 'x'"),
         (put("client/0/theta/fc.bias", torch.zeros(9)), "client 0: 'theta/fc.bias' is"),
         (put("memories/slots", torch.zeros(3).long()), "'memories/sums' is missing"),
-        (put("t", torch.tensor(1)), "that of round 1, not of round 2"),
+        (put("t", torch.tensor(1)), "is from round 1, not from round 2"),
     ],
 )
 def test_a_forged_state_is_refused_in_one_line(folder, tensors, says):

@@ -18,7 +18,7 @@ for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_DIRECTORY", "pread", "p
 PROGRAMS = {
     "import": """
 import importlib, pkgutil, stratafl, stratafl.runs, stratafl.export
-for package in (stratafl.runs, stratafl.runs.loggers, stratafl.export):
+for package in (stratafl.runs, stratafl.export):
     for found in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{found.name}")
 """,

@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import tomllib
-from dataclasses import fields
 from itertools import islice
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from stratafl.algorithms import fedavg, fedper
 from stratafl.algorithms.fedavg import alone
 from stratafl.config.experiment import TABLES, Experiment, load, with_settings
 from stratafl.core.phased import Phase, Phased
+from stratafl.core.records import keys_of
 from stratafl.errors import BusyError, RunError, StrataError, UnknownNameError
 from stratafl.models import build, save_weights
 from stratafl.runs import Run, checkpoint, is_run, read_run
@@ -103,10 +103,10 @@ def test_the_directory_holds_what_is_documented(example):
 def test_the_configuration_written_is_complete_and_means_the_same(example):
     assert load(example.folder / "config.toml") == example.experiment
     written = tomllib.loads((example.folder / "config.toml").read_text())
-    assert set(written) == set(TABLES)
+    assert set(written) == {"format", *TABLES}
     for name, table in TABLES.items():
         given = getattr(example.experiment, name)
-        known = {f.name for f in fields(table) if f.name != "options" and getattr(given, f.name) is not None}
+        known = {name for name, key in keys_of(table).items() if getattr(given, key.field) is not None}
         assert set(written[name]) == known | set(getattr(given, "options", {}))
 
 
@@ -366,7 +366,7 @@ def test_a_run_that_does_not_say_how_it_is_split_is_split_as_it_was(tmp_path):
 
 def test_a_comparison_that_does_not_say_how_it_is_split_is_split_as_it_was(tmp_path):
     folder = tmp_path / "compare"
-    made = Comparison.create(folder, with_settings(Experiment(), [*TINY, "data.split=random"]), ["fedavg"], 1, [])
+    made = Comparison.create(folder, with_settings(Experiment(), [*TINY, "data.split=random"]), ["fedavg"], 1, {})
     (member,) = made.members()
     finish(member.run())
     file = folder / "compare.toml"

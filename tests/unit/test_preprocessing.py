@@ -137,7 +137,7 @@ def test_what_was_done_by_hand():
         module.weight.copy_(torch.tensor([[3.0, 5.0]]))
         module.bias.fill_(1.0)
     made = Preprocessing("float32", (2,), columns=standard, targets=Standardisation((100.0,), (20.0,)))
-    predictor = stratafl.export.predictor.Predictor(module, made, torch.float32)
+    predictor = stratafl.export.Predictor(module, made, torch.float32)
     assert predictor(torch.tensor([[14.0, 0.5]])).tolist() == [[240.0]]  # 100 + 20 · (3 · 2 + 1)
     assert list(predictor.state_dict()) == ["module.weight", "module.bias"]
 

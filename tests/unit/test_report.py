@@ -6,7 +6,7 @@ from math import sqrt
 import pytest
 import tomli_w
 
-from stratafl.cli.report import _target_table
+from stratafl.cli.ranking import target_table
 from stratafl.errors import RunError
 from stratafl.report import Spread, ranking, read_outcome, run_folders, to_csv
 from stratafl.report.formats import span
@@ -401,7 +401,7 @@ def test_a_loss_that_is_no_number_is_a_run_that_diverged(tmp_path):
 def test_a_target_is_reached_by_the_models_that_count(tmp_path):
     lines = [line(t, 0.9, **{"test.received.accuracy": t / 10, "test.received.loss": 1.0}) for t in (1, 2, 3)]
     folder = written(tmp_path / "run", lines, evaluate={"stage": "received"})
-    table = _target_table([read_outcome(folder)], 0.2)
+    table = target_table([read_outcome(folder)], 0.2)
     assert list(table.columns[1].cells) == ["2"]
 
 

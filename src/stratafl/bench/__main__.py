@@ -21,9 +21,8 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     made = _Parser(prog="python -m stratafl.bench", description="Compare the engine with plain PyTorch loops.")
     for option in command_line():
-        how: dict[str, Any] = {"type": option.kind}
-        if option.kind is bool:
-            how = {"action": argparse.BooleanOptionalAction}
+        flag = option.kind is bool
+        how: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if flag else {"type": option.kind}
         made.add_argument(f"--{option.name}", default=option.default, help=option.help, **how)
     return made
 

@@ -32,12 +32,9 @@ SERVER = ("download", "fold", "absorb")
 
 def method(name: str, batch: int, clients: int) -> Algorithm:
     """The method without shuffling, its warm-up phases as short as possible."""
-    options: dict[str, dict[str, Any]] = {
-        "fedlag": {"warmup": 0},
-        "fedalp": {"warmup": 1, "groups": min(4, clients)},
-        "fedavg30local": {"warmup": 1},
-    }
-    return ALGORITHMS[name](train=SGD(lr=LEARNING_RATE, batch=batch, shuffle=False), **options.get(name, {}))
+    groups = min(4, clients)
+    short = {"fedlag": {"warmup": 0}, "fedalp": {"warmup": 1, "groups": groups}, "fedavg30local": {"warmup": 1}}
+    return ALGORITHMS[name](train=SGD(lr=LEARNING_RATE, batch=batch, shuffle=False), **short.get(name, {}))
 
 
 class TimedMatrix(InOneProcess):
@@ -67,17 +64,10 @@ class EngineRun:
     ) -> None:
         begin = time.perf_counter()
         self.device = torch.device(device)
-        made = method(name, workload.batch, workload.clients)
-        self.sim = simulation(
-            made,
-            federation,
-            partial(BenchModel.module, model),
-            rounds=ROUNDS,
-            participation=workload.cohort / workload.clients,
-            device=device,
-            speed=speed,
-            memory_limit=device_memory(self.device) // 2,
-        )
+        made, module = method(name, workload.batch, workload.clients), partial(BenchModel.module, model)
+        share, limit = workload.cohort / workload.clients, device_memory(self.device) // 2
+        where: dict[str, Any] = {"device": device, "speed": speed, "memory_limit": limit}
+        self.sim = simulation(made, federation, module, rounds=ROUNDS, participation=share, **where)
         self.cohort = self.sim.ordered(self.sim.setup.sampled(0))
         self._everybody = torch.arange(workload.clients)
         self._progress = self.sim.start()

@@ -83,16 +83,11 @@ def _row(cell: Cell, request: Request, federation: Federation, known: dict[str, 
         **{"kept_steps": run.kept, "compiled": run.compiled, "engine": type(run.sim.runtime.engine).__name__},
     }
     baselines = _baseline_figures(beside, cell, steps) or known
-    return {
-        **_sizes(cell),
-        "client_steps": steps,
-        "train_samples": int(federation.counts("train").sum()),
-        "test_samples": int(federation.counts("test").sum()),
-        "engine": engine,
-        "baselines": baselines,
-        "baselines_beside": bool(beside),  # or from the first method of this model and size
-        "ratios": {name: _ratios(engine, table) for name, table in baselines.items()},
-    }
+    samples = {f"{split}_samples": int(federation.counts(split).sum()) for split in ("train", "test")}
+    ratios = {name: _ratios(engine, table) for name, table in baselines.items()}
+    beside_it = bool(beside)  # or from the first method of this model and size
+    figures = {"engine": engine, "baselines": baselines, "baselines_beside": beside_it, "ratios": ratios}
+    return {**_sizes(cell), "client_steps": steps, **samples, **figures}
 
 
 def _sizes(cell: Cell) -> Table:
@@ -141,12 +136,8 @@ def _baseline_figures(baselines: Sequence[TimedLoop], cell: Cell, client_steps: 
 
 def _figures(rounds: Sequence[Seconds], client_steps: int) -> Table:
     fastest = best(rounds)
-    return {
-        "median": median(rounds).table(),
-        "best": fastest.table(),
-        "rounds": [r.table() for r in rounds],
-        "ms_per_client_step": 1e3 * fastest.round / client_steps,
-    }
+    tables = {"median": median(rounds).table(), "best": fastest.table(), "rounds": [r.table() for r in rounds]}
+    return {**tables, "ms_per_client_step": 1e3 * fastest.round / client_steps}
 
 
 def _ratios(engine: Table, baseline: Table) -> Table:
@@ -156,21 +147,14 @@ def _ratios(engine: Table, baseline: Table) -> Table:
 
 def machine(request: Request) -> Table:
     """What the rows are measured on, with what, by which command."""
-    device = torch.device(request.device)
+    device, speed = torch.device(request.device), request.speed
+    named = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    load = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None  # how busy the machine is
     return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,  # how busy the machine is
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-        "stratafl": VERSION,
-        "precision": request.speed.precision,
-        "compile": request.speed.compile,
-        "command": sys.argv,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        **{"device": named, "machine": platform.machine(), "cores": os.cpu_count()},
+        **{"threads": torch.get_num_threads(), "load": load, "torch": torch.__version__, "numpy": np.__version__},
+        **{"python": platform.python_version(), "stratafl": VERSION, "precision": speed.precision},
+        **{"compile": speed.compile, "command": sys.argv, "started": datetime.now(UTC).isoformat(timespec="seconds")},
     }
 
 
@@ -195,13 +179,11 @@ class ResultFile:
 
 
 def describe_machine(machine: Table) -> str:
-    """The machine in one line."""
     names = ("device", "machine", "cores", "threads", "load", "torch", "python", "precision", "compile")
     return ", ".join(f"{name} {machine[name]}" for name in names if machine[name] is not None)
 
 
 def describe_row(row: Table) -> str:
-    """A row in one line."""
     what = f"{row['model']:9} {row['method']:9} N {row['clients']} C {row['cohort']} B {row['batch']}:"
     if "refused" in row:
         return f"{what} not measured: {row['refused']}"

@@ -40,7 +40,6 @@ class Request:
 
 
 def request_of(options: BenchOptions) -> Request:
-    """The options, checked."""
     models, methods = _names("models", options.models), _names("methods", options.methods)
     for name in models:
         bench_model(name)  # raises if there is none
@@ -77,17 +76,14 @@ def _workloads(options: BenchOptions, model: str) -> Iterator[Workload]:
     if options.sweep is None:
         yield usual
         return
-    for value in _swept(options, model, samples):
+    for value in _swept(options, options.sweep, model, samples):
+        varied: dict[str, Any] = {options.sweep: value}
         if options.sweep == "clients":
-            yield replace(usual, clients=value, cohort=min(value, options.cohort or value))
-        elif options.sweep == "cohort":
-            yield replace(usual, cohort=value)
-        else:
-            yield replace(usual, batch=value)
+            varied["cohort"] = min(value, options.cohort or value)
+        yield replace(usual, **varied)
 
 
-def _swept(options: BenchOptions, model: str, samples: int) -> list[int]:
-    sweep = options.sweep or ""
+def _swept(options: BenchOptions, sweep: str, model: str, samples: int) -> list[int]:
     if sweep not in SWEEPS:
         raise unknown("sweep", sweep, SWEEPS)
     values = [value for value in SWEEPS[sweep] if value <= options.largest]

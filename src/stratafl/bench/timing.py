@@ -5,6 +5,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -31,7 +32,6 @@ class Seconds:
 
 
 def median(rounds: Sequence[Seconds]) -> Seconds:
-    """The median of each part."""
     return Seconds(*(statistics.median(getattr(r, part) for r in rounds) for part in ("train", "server", "evaluate")))
 
 
@@ -49,16 +49,13 @@ def now(device: torch.device) -> float:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Start measuring peak memory again."""
     gc.collect()  # frees what earlier rows still hold in reference cycles
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    elif RESET.exists():
-        try:
-            RESET.write_text("5")  # resets VmHWM; not every container allows it
-        except OSError:
-            return
+    else:
+        with suppress(OSError):  # not every system has it, and not every container allows it
+            RESET.write_text("5")  # resets VmHWM
 
 
 def peak(device: torch.device) -> int:

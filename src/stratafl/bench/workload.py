@@ -64,29 +64,18 @@ class Workload:
     paper: bool = False  # Dirichlet shares of 60,000 samples instead
 
     def federation(self, model: BenchModel, seed: int = 0) -> Federation:
-        """Random samples, divided among the clients."""
         rng = np.random.default_rng(seed)
+        common: dict[str, Any] = {"classes": model.classes, "seed": seed, "scaling": model.scaling}
         if self.paper:
             labels = rng.integers(0, model.classes, PAPER_SAMPLES)
             owners = Dirichlet(PAPER_ALPHA)(labels, self.clients, seed)
-            x = _drawn(model, len(labels), rng)
-            return federate(x, labels, owners, classes=model.classes, seed=seed, scaling=model.scaling)
+            return federate(_drawn(model, len(labels), rng), labels, owners, **common)
         tests = max(1, self.samples // (HELD_OUT - 1))
         each = self.samples + tests
         total = min(self.clients * each, max(POOL, each))
         labels = rng.integers(0, model.classes, total)
         owners = [np.arange(c * each, (c + 1) * each) % total for c in range(self.clients)]
-        x = _drawn(model, total, rng)
-        return federate(
-            x,
-            labels,
-            owners,
-            classes=model.classes,
-            test=tests / each,
-            seed=seed,
-            overlap=True,
-            scaling=model.scaling,
-        )
+        return federate(_drawn(model, total, rng), labels, owners, test=tests / each, overlap=True, **common)
 
 
 def _drawn(model: BenchModel, count: int, rng: np.random.Generator) -> NDArray[Any]:

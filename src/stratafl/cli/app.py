@@ -9,39 +9,17 @@ from typing import Annotated, Any
 import typer
 
 from stratafl.bench.options import BenchOptions
-from stratafl.cli.options import (
-    Algorithm,
-    AsJson,
-    Config,
-    Data,
-    Jobs,
-    RunOptions,
-    Set,
-    Trust,
-    names_in,
-    settings_of,
-    with_options,
-)
+from stratafl.cli.options import AsJson, Config, Data, Jobs, RunOptions, Set, Trust, option, settings_of, with_options
 
 # The root of typer's own errors: click's up to 0.25, then a copy of click's, since 0.29 TyperException.
 UsageProblem: type[Any] = typer.BadParameter.__mro__[-4]
+METHODS = "local,fedavg,fedper,fedrep,fedbn,lgfedavg"  # that are compared unless you name others
+_STYLE: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": "rich"}
+_EXAMPLE = "Example: [bold]strata compare --algorithms fedavg,fedper --rounds 20[/]. Every command has --help."
+_DATA = "List data sets, show which client has what, export copies for machines without a network."
 
-__all__ = ["UsageProblem", "app"]
-
-app = typer.Typer(
-    help="Personalised federated learning, layer by layer.",
-    epilog="Example: [bold]strata compare --algorithms fedavg,fedper --rounds 20[/]. Every command has --help.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-)
-data_app = typer.Typer(
-    name="data",
-    help="List data sets, show which client has what, export copies for machines without a network.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-)
+app = typer.Typer(epilog=_EXAMPLE, add_completion=False, pretty_exceptions_enable=False, **_STYLE)
+data_app = typer.Typer(name="data", help=_DATA, **_STYLE)
 app.add_typer(data_app)
 
 
@@ -55,7 +33,11 @@ def list_(as_json: AsJson = False) -> None:
 
 @app.command(epilog="Example: [bold]strata run --algorithm fedper --rounds 30 --set train.lr=0.1 --out runs/first[/]")
 @with_options
-def run(*, algorithm: Algorithm = None, options: RunOptions) -> int:
+def run(
+    *,
+    algorithm: Annotated[str | None, option("--algorithm -a NAME", "Method, or module:builder.")] = None,
+    options: RunOptions,
+) -> int:
     """Run one method, in a directory that can be resumed and reported."""
     from stratafl.cli.run import start_run
 
@@ -66,10 +48,8 @@ def run(*, algorithm: Algorithm = None, options: RunOptions) -> int:
 @with_options
 def compare(
     *,
-    algorithms: Annotated[
-        str, typer.Option("--algorithms", "-a", metavar="NAMES", help="Separated by commas.", show_default=False)
-    ] = "local,fedavg,fedper,fedrep,fedbn,lgfedavg",
-    seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="Number of seeds, from --seed on.")] = 3,
+    algorithms: Annotated[str, option("--algorithms -a NAMES", "Separated by commas.", show_default=False)] = METHODS,
+    seeds: Annotated[int, option("--seeds N", "Number of seeds, from --seed on.")] = 3,
     jobs: Jobs = 1,
     options: RunOptions,
 ) -> int:
@@ -79,7 +59,7 @@ def compare(
     """
     from stratafl.cli.compare import start_comparison
 
-    return start_comparison(options, names_in(algorithms), seeds, jobs)
+    return start_comparison(options, algorithms, seeds, jobs)
 
 
 @app.command(epilog="Example: [bold]strata resume runs/first[/]")
@@ -91,7 +71,7 @@ def resume(
     typed: Annotated[list[str] | None, typer.Option("--typed", hidden=True)] = None,
 ) -> int:
     """Continue a run or comparison where it stopped; the result is the same."""
-    from stratafl.cli.resume import resume
+    from stratafl.cli.compare import resume
     from stratafl.config.trust import typed as trust_in
 
     return resume(folder, jobs, worker, trust_in(typed or [], trust))
@@ -100,12 +80,10 @@ def resume(
 @app.command(epilog="Example: [bold]strata report runs/demo -o report.html[/]")
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Runs, or folders that hold runs.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the HTML report.")] = None,
-    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the table as CSV.")] = None,
-    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Draw the table as a picture.")] = None,
-    target: Annotated[
-        float | None, typer.Option("--target", metavar="A", help="Show the cost to reach this accuracy, 0 to 1.")
-    ] = None,
+    out: Annotated[Path | None, option("--out -o FILE", "Write the HTML report.")] = None,
+    csv: Annotated[Path | None, option("--csv FILE", "Write the table as CSV.")] = None,
+    svg: Annotated[Path | None, option("--svg FILE", "Draw the table as a picture.")] = None,
+    target: Annotated[float | None, option("--target A", "Show the cost to reach this accuracy, 0 to 1.")] = None,
 ) -> None:
     """Rank runs in a table, or write one HTML file with curves, clients, layers and more."""
     from stratafl.cli.report import report
@@ -115,14 +93,12 @@ def report(
 
 @app.command(epilog="Example: [bold]strata reproduce flayer/table2 --scale smoke[/]")
 def reproduce(
-    name: Annotated[
-        str, typer.Argument(metavar="PAPER[/TABLE]", help="A recipe, all recipes of a paper, or a TOML file.")
-    ],
-    scale: Annotated[str, typer.Option("--scale", metavar="NAME", help="smoke, short or full.")] = "smoke",
+    name: Annotated[str, typer.Argument(metavar="PAPER[/TABLE]", help="A recipe, all of a paper, or a TOML file.")],
+    scale: Annotated[str, option("--scale NAME", "smoke, short or full.")] = "smoke",
     settings: Set = None,
-    seeds: Annotated[int | None, typer.Option("--seeds", metavar="N", help="By default the scale's.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="By default runs/reproduce.")] = None,
-    minutes: Annotated[float | None, typer.Option("--minutes", metavar="M", help="Stop after M minutes.")] = None,
+    seeds: Annotated[int | None, option("--seeds N", "By default the scale's.")] = None,
+    out: Annotated[Path | None, option("--out -o DIR", "By default runs/reproduce.")] = None,
+    minutes: Annotated[float | None, option("--minutes M", "Stop after M minutes.")] = None,
     trust: Trust = False,
 ) -> int:
     """Run a table of a paper, compare it with the printed numbers, and judge the claims."""
@@ -134,10 +110,8 @@ def reproduce(
 @app.command(epilog="Example: [bold]strata check fedper[/], or [bold]strata check my_package.my_module:my_method[/]")
 def check(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A method, or package.module:builder.")],
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", "-s", metavar="OPTION=VALUE", help="An option of the method.")
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Check one setting instead of four.")] = False,
+    settings: Annotated[list[str] | None, option("--set -s OPTION=VALUE", "An option of the method.")] = None,
+    quick: Annotated[bool, option("--quick", "Check one setting instead of four.")] = False,
 ) -> int:
     """Check that an algorithm, ours or yours, obeys the contract."""
     from stratafl.cli.check import check
@@ -148,9 +122,7 @@ def check(
 @app.command(epilog="Example: [bold]strata bench --models mlp,cnn --methods fedavg,flayer --json speed.json[/]")
 @with_options
 def bench(
-    *,
-    options: BenchOptions,
-    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Draw table and chart.")] = None,
+    *, options: BenchOptions, svg: Annotated[Path | None, option("--svg FILE", "Draw table and chart.")] = None
 ) -> None:
     """Compare the speed of the engine with plain PyTorch loops on this machine."""
     from stratafl.cli.bench import bench
@@ -171,7 +143,7 @@ def data_export(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A data set, a file, or FOLDER/.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder.")],
     settings: Set = None,
-    path: Annotated[str | None, typer.Option("--path", metavar="DIR", help="Where the data set is.")] = None,
+    path: Annotated[str | None, option("--path DIR", "Where the data set is.")] = None,
 ) -> None:
     """Write a data set as files of at most 30 MB that numpy reads."""
     from stratafl.cli.data import export_data
@@ -186,16 +158,16 @@ def data_show(
     data: Data = None,
     config: Config = None,
     settings: Set = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE.svg", help="Draw a picture of it.")] = None,
+    out: Annotated[Path | None, option("--out -o FILE.svg", "Draw a picture of it.")] = None,
 ) -> None:
     """Show which client has which samples and classes."""
-    from stratafl.cli.data_show import show_data
+    from stratafl.cli.data import show_data
 
     show_data(config, settings_of(settings, data=data), out)
 
 
 @app.callback(invoke_without_command=True)
-def version(show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def version(show: Annotated[bool, option("--version", "Print the version.")] = False) -> None:
     """Personalised federated learning, layer by layer."""
     if show:
         from stratafl import __version__

@@ -1,7 +1,7 @@
-"""`strata compare`: several methods and seeds, in one process or in several that take runs until none is left.
+"""`strata compare` and `strata resume`: several methods and seeds, by one process or by several.
 
 A run that a process works on is locked, so the runs themselves are the queue: a process takes any run that is neither
-finished nor locked. Progress is read from the journals.
+finished nor locked, until none is left. Progress is read from the journals.
 """
 
 import json
@@ -15,17 +15,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
+from rich.console import Console
+
 from stratafl.cli.console import note_console, print_note, show_warnings
 from stratafl.cli.display import Display, DisplayedRun, Watch
 from stratafl.cli.interrupt import INTERRUPTED, Interrupt, interruptible
-from stratafl.cli.options import RunOptions
-from stratafl.cli.process_group import refuse_torchrun, torchrun_group
+from stratafl.cli.options import RunOptions, experiment_of, names_in
 from stratafl.cli.report import REPORT, print_ranking, write_report_if_possible
-from stratafl.cli.run import advance, base_experiment, new_folder, print_interrupted, resume_command, trust_in
+from stratafl.cli.run import advance, drive, new_folder, print_interrupted, resume_command, torchrun_group
 from stratafl.config.experiment import names_code, paths_in
-from stratafl.errors import BusyError, StrataError
+from stratafl.config.trust import NOTHING, Trust
+from stratafl.errors import BusyError, RunError, StrataError
 from stratafl.evaluation.measure import Line
-from stratafl.runs import Comparison, Member, refuse_existing
+from stratafl.execute import ProcessGroup
+from stratafl.runs import Comparison, Member, Run, is_comparison, refuse_existing
 from stratafl.runs.directory import ROUNDS
 from stratafl.runs.environment import TYPED
 from stratafl.runs.journal import read_lines
@@ -34,10 +37,10 @@ Worker: TypeAlias = "subprocess.Popen[bytes]"
 _POLL = 0.2  # seconds between two looks at the journals
 
 
-def start_comparison(options: RunOptions, methods: Sequence[str], seeds: int, jobs: int) -> int:
+def start_comparison(options: RunOptions, names: str, seeds: int, jobs: int) -> int:
     """A new comparison, to its end or until it is interrupted; the exit code."""
-    settings, base = options.settings(), base_experiment(options.config)
-    trusted = trust_in([*methods, *paths_in(settings)], options)
+    settings, base, methods = options.settings(), experiment_of(options.config), names_in(names)
+    trusted = options.trusted([*methods, *paths_in(settings)])
     with torchrun_group() as process_group, show_warnings(note_console()) as release_warnings:
         refuse_torchrun(process_group)
         if options.out is not None:
@@ -48,25 +51,54 @@ def start_comparison(options: RunOptions, methods: Sequence[str], seeds: int, jo
         return drive_comparison(comparison, jobs)
 
 
+def resume(folder: Path, jobs: int, worker: bool, trust: Trust = NOTHING) -> int:
+    """Continue to the end or until it is interrupted; a `worker` is a process that `compare --jobs` started."""
+    if worker:
+        with show_warnings(Console(quiet=True)):  # the process that started this one has printed them
+            return take_runs(Comparison.open(folder, trust))
+
+    def reopen(process_group: ProcessGroup) -> Run:
+        if not folder.is_dir():
+            raise RunError(f"there is no folder '{folder}': give the directory of a run or a comparison")
+        if is_comparison(folder):
+            refuse_torchrun(process_group)
+        run = Run.open(folder, process_group, trust)
+        if run.finished:
+            run.notes.append("this run is finished: nothing was left to do")
+        return run
+
+    with torchrun_group() as process_group:
+        if process_group.world_size > 1 or not is_comparison(folder):
+            return drive(process_group, reopen, trust)
+        with show_warnings(note_console()) as release_warnings:
+            comparison = Comparison.open(folder, trust)
+            release_warnings()
+            return drive_comparison(comparison, jobs)
+
+
+def refuse_torchrun(process_group: ProcessGroup) -> None:
+    """Raise if there are several processes: a comparison has processes of its own."""
+    if process_group.world_size > 1:
+        raise RunError(
+            f"a comparison cannot run in {process_group.world_size} processes of torchrun: start it without torchrun "
+            "and choose the number of processes with --jobs"
+        )
+
+
 def drive_comparison(comparison: Comparison, jobs: int) -> int:
     """Finish all runs, then print the ranking and write the report; the exit code."""
-    members, console = list(comparison.members()), note_console()
-    runs = [
-        DisplayedRun(
-            member.method,
-            member.experiment.run.rounds,
-            len(read_lines(member.folder / ROUNDS)),
-            f"{member.method}, seed {member.seed}: ",
-        )
-        for member in members
-    ]
+    members, console, runs = list(comparison.members()), note_console(), list[DisplayedRun]()
+    for each in members:
+        done = len(read_lines(each.folder / ROUNDS))
+        label = f"{each.method}, seed {each.seed}: "
+        runs.append(DisplayedRun(each.method, each.experiment.run.rounds, done, label))
     with Display(console, runs) as display, interruptible(console) as interrupt:
         watches = {member.folder: display.watch(run) for member, run in zip(members, runs, strict=True)}
         if jobs == 1:
-            done = _take(members, interrupt, watches)
+            finished = _take(members, interrupt, watches)
         else:
-            done = _share(comparison, min(jobs, len(members)), interrupt, watches)
-    if not done:
+            finished = _share(comparison, min(jobs, len(members)), interrupt, watches)
+    if not finished:
         return print_interrupted(comparison.folder, _names_code(members))
     print_ranking([comparison.folder])
     write_report_if_possible([comparison.folder], comparison.folder / REPORT)

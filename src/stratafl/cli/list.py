@@ -19,12 +19,9 @@ _GIVEN = ("train", "shape", "classes")  # not options, since the run gives them
 def catalogue() -> dict[str, list[dict[str, Any]]]:
     """Everything that has a name, by kind, with a sentence and its options."""
     return {
-        "algorithms": _entries(ALGORITHMS),
+        "algorithms": _entries(ALGORITHMS, from_module=True),
         "models": _entries(MODELS),
-        "datasets": [
-            {"name": name, "description": record.says, "options": record.options}
-            for name, record in sorted(DATASETS.items())
-        ],
+        "datasets": [{"name": n, "description": d.says, "options": d.options} for n, d in sorted(DATASETS.items())],
         "partitions": _entries(PARTITIONS),
         "protocols": [{"name": n, "description": p.says, "options": []} for n, p in PROTOCOLS.items()],
         "recipes": [
@@ -36,7 +33,6 @@ def catalogue() -> dict[str, list[dict[str, Any]]]:
 
 
 def print_catalogue(as_json: bool) -> None:
-    """Print everything that has a name, as tables or as JSON."""
     found = catalogue()
     if as_json:
         print(json.dumps(found, indent=2))
@@ -49,17 +45,10 @@ def print_catalogue(as_json: bool) -> None:
         console.print(table)
 
 
-def _entries(known: Mapping[str, Callable[..., Any]]) -> list[dict[str, Any]]:
-    return [
-        {"name": name, "description": _sentence(maker), "options": _options(maker)}
-        for name, maker in sorted(known.items())
-    ]
-
-
-def _sentence(maker: Callable[..., Any]) -> str:
-    text = inspect.getdoc(maker) or ""
-    return " ".join(text.split("\n\n")[0].split())
-
-
-def _options(maker: Callable[..., Any]) -> list[str]:
-    return [name for name in parameters(maker) if name not in _GIVEN]
+def _entries(known: Mapping[str, Callable[..., Any]], from_module: bool = False) -> list[dict[str, Any]]:
+    found = []
+    for name, maker in sorted(known.items()):
+        text = inspect.getdoc(inspect.getmodule(maker) if from_module else maker) or ""
+        options = [option for option in parameters(maker) if option not in _GIVEN]
+        found.append({"name": name, "description": " ".join(text.split("\n\n")[0].split()), "options": options})
+    return found

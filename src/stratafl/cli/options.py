@@ -4,25 +4,34 @@ A record holds the options that several commands share; `with_options` turns its
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from stratafl.bench.options import BenchOptions, command_line
 
-Algorithm = Annotated[str | None, typer.Option("--algorithm", "-a", metavar="NAME", help="Method, or module:builder.")]
-Data = Annotated[str | None, typer.Option("--data", "-d", metavar="NAME", help="Data set, file, or FOLDER/.")]
-Config = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="Settings in TOML.")]
-Set = Annotated[
-    list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Such as train.lr=0.1; repeatable.")
-]
-Trust = Annotated[bool, typer.Option("--trust", help="Import code that a file or run names.")]
-Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Processes that share the runs.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+if TYPE_CHECKING:
+    from stratafl.config.experiment import Experiment
+    from stratafl.config.trust import Trust as TrustRecord
+
+
+def option(typed: str, help: str, **more: Any) -> Any:
+    """An option as help prints it: its flags, and the word for its value if it has one, such as `--out -o DIR`."""
+    words = typed.split()
+    metavar = None if words[-1].startswith("-") else words.pop()
+    return typer.Option(*words, metavar=metavar, help=help, **more)
+
+
+Data = Annotated[str | None, option("--data -d NAME", "Data set, file, or FOLDER/.")]
+Config = Annotated[Path | None, option("--config -c FILE", "Settings in TOML.")]
+Set = Annotated[list[str] | None, option("--set -s KEY=VALUE", "Such as train.lr=0.1; repeatable.")]
+Trust = Annotated[bool, option("--trust", "Import code that a file or run names.")]
+Jobs = Annotated[int, option("--jobs -j N", "Processes that share the runs.", min=1)]
+AsJson = Annotated[bool, option("--json", "Print JSON instead of tables.")]
 
 SHORT_FOR = {
     **{"algorithm": "algorithm.name", "model": "model.name", "data": "data.name", "lab": "evaluate.lab"},
@@ -39,6 +48,13 @@ def settings_of(typed: list[str] | None, **shortcuts: Any) -> dict[str, Any]:
     return {**given, **parse_settings(typed or [])}
 
 
+def experiment_of(config: Path | None) -> "Experiment":
+    """The experiment that settings change: a file's, or the default one."""
+    from stratafl.config import experiment
+
+    return experiment.Experiment() if config is None else experiment.load(config)
+
+
 def names_in(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
@@ -47,26 +63,20 @@ def names_in(text: str) -> list[str]:
 class RunOptions:
     """The options that `run` and `compare` share."""
 
-    model: Annotated[str | None, typer.Option("--model", "-m", metavar="NAME", help="Model, or module:Class.")] = None
+    model: Annotated[str | None, option("--model -m NAME", "Model, or module:Class.")] = None
     data: Data = None
-    rounds: Annotated[int | None, typer.Option("--rounds", "-r", metavar="N", help="Number of rounds.")] = None
-    protocol: Annotated[
-        str | None, typer.Option("--protocol", metavar="NAME", help="Defaults of a code base or paper.")
-    ] = None
+    rounds: Annotated[int | None, option("--rounds -r N", "Number of rounds.")] = None
+    protocol: Annotated[str | None, option("--protocol NAME", "Defaults of a code base or paper.")] = None
     config: Config = None
     set: Set = None
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="DIR", help="A new directory; else one in runs/.")
-    ] = None
-    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of everything random.")] = None
-    device: Annotated[str | None, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda, cuda:1 …")] = None
-    engine: Annotated[str | None, typer.Option("--engine", metavar="NAME", help="auto, stacked or loop.")] = None
-    precision: Annotated[str | None, typer.Option("--precision", metavar="NAME", help="fp32, tf32 or bf16.")] = None
-    memory_limit: Annotated[
-        str | None, typer.Option("--memory-limit", metavar="SIZE", help="Bytes a run may use, such as 8GB.")
-    ] = None
-    lab: Annotated[int | None, typer.Option("--lab", metavar="N", help="Layer diagnostics every N rounds.")] = None
-    log: Annotated[str | None, typer.Option("--log", metavar="NAMES", help="tensorboard, mlflow, wandb.")] = None
+    out: Annotated[Path | None, option("--out -o DIR", "A new directory; else one in runs/.")] = None
+    seed: Annotated[int | None, option("--seed N", "Seed of everything random.")] = None
+    device: Annotated[str | None, option("--device NAME", "auto, cpu, cuda, cuda:1 …")] = None
+    engine: Annotated[str | None, option("--engine NAME", "auto, stacked or loop.")] = None
+    precision: Annotated[str | None, option("--precision NAME", "fp32, tf32 or bf16.")] = None
+    memory_limit: Annotated[str | None, option("--memory-limit SIZE", "Bytes a run may use, such as 8GB.")] = None
+    lab: Annotated[int | None, option("--lab N", "Layer diagnostics every N rounds.")] = None
+    log: Annotated[str | None, option("--log NAMES", "tensorboard, mlflow, wandb.")] = None
     trust: Trust = False
 
     def settings(self, **more: str | None) -> dict[str, Any]:
@@ -75,6 +85,13 @@ class RunOptions:
         given |= {} if self.log is None else {"log": names_in(self.log)}
         return settings_of(self.set, **given, **more)
 
+    def trusted(self, names: Iterable[str]) -> "TrustRecord":
+        """Trust in the code that was typed as an option, or with `--trust` in all that the configuration names."""
+        from stratafl.config.trust import typed
+
+        trust = typed(names, self.trust)
+        return trust if self.config is None else trust.asked_by(self.config)
+
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
@@ -82,8 +99,8 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 def _bench_parameter(name: str, kind: type, default: Any, text: str) -> inspect.Parameter:
     flag = f"--{name}/--no-{name}" if default is True else f"--{name}"
-    metavar = {int: "N", Path: "FILE", bool: None}.get(kind, "NAME")
-    return _parameter(name, Annotated[kind | None, typer.Option(flag, metavar=metavar, help=text)], default)
+    value = {int: "N", Path: "FILE", bool: ""}.get(kind, "NAME")
+    return _parameter(name, Annotated[kind | None, option(f"{flag} {value}", text)], default)
 
 
 _HINTS = get_type_hints(RunOptions, include_extras=True)

@@ -1,4 +1,4 @@
-"""The ranking as a table on the console: as many columns as fit, none of them cut."""
+"""The ranking as a table on the console, with as many columns as fit, none of them cut; and what a target costs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,9 +9,10 @@ from rich.table import Table
 
 from stratafl.cli.console import fitting_columns, titled_table
 from stratafl.errors import counted
-from stratafl.report import Outcome, Rank, Spread
+from stratafl.report import MARK, Outcome, Rank, Spread
 from stratafl.report.formats import NOTHING, score, spread
 from stratafl.report.ranking import has_column
+from stratafl.runs.summary import reached
 
 LABEL = 24  # letters of a method that is not folded
 SPARE = ("best", "converged", "new, trained", "trained", "spread", "received", "s", "MB", "worst 10%")  # first to go
@@ -30,7 +31,6 @@ class Column:
 
 
 def ranking_table(ranks: Sequence[Rank], outcomes: Sequence[Outcome], width: int) -> Table:
-    """The ranking in at most `width` letters."""
     columns = {column.title: column for column in _columns(ranks, outcomes[0].regression)}
     widths = {"method": _method_width(ranks)} | ({"seeds": len("seeds")} if seeds_differ(ranks) else {})
     widths |= {title: max(map(cell_len, (title, *map(column.cell, ranks)))) for title, column in columns.items()}
@@ -46,7 +46,6 @@ def ranking_table(ranks: Sequence[Rank], outcomes: Sequence[Outcome], width: int
 
 
 def seeds_differ(ranks: Sequence[Rank]) -> bool:
-    """Whether some rows have more seeds than others."""
     return len({len(rank.seeds) for rank in ranks}) > 1
 
 
@@ -86,11 +85,20 @@ def _method_width(ranks: Sequence[Rank]) -> int:
 
 def _title(outcomes: Sequence[Outcome]) -> str:
     first = outcomes[0].config
-    same = {
-        (o.config["data"]["name"], o.clients, o.config["model"]["name"], o.config["run"]["rounds"]) for o in outcomes
-    }
-    if len(same) > 1:
+    tables = [(one.config["data"], one.config["model"], one.config["run"], one.clients) for one in outcomes]
+    if len({(data["name"], model["name"], run["rounds"], clients) for data, model, run, clients in tables}) > 1:
         return counted(len(outcomes), "run")
     data, model = Path(first["data"]["name"]).stem, first["model"]["name"]
     clients, rounds = counted(outcomes[0].clients, "client"), counted(first["run"]["rounds"], "round")
     return f"{data}, {clients} · {model} · {rounds}"
+
+
+def target_table(outcomes: Sequence[Outcome], target: float) -> Table:
+    table = titled_table(f"to {target:.1%} test accuracy", ("run", "rounds", "MB", "s"), text=["run"])
+    for one in outcomes:
+        cost = reached(one.lines, target, one.evaluate)
+        cells = ["never", "", ""]
+        if cost is not None:
+            cells = [str(cost.round), f"{cost.bytes / 1e6:,.1f}", f"{cost.seconds:,.1f}"]
+        table.add_row(f"{one.folder} {MARK}" if one.leaks else str(one.folder), *cells)
+    return table

@@ -4,19 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
-from stratafl.cli.console import (
-    PIPED_WIDTH,
-    note_console,
-    print_note,
-    result_console,
-    show_warnings,
-    svg_picture,
-    titled_table,
-)
-from stratafl.cli.ranking import ranking_table, seeds_differ
+from stratafl.cli.console import PIPED_WIDTH, note_console, print_note, result_console, show_warnings, svg_picture
+from stratafl.cli.ranking import ranking_table, seeds_differ, target_table
 from stratafl.errors import RunError
 from stratafl.files import check_folder, check_new, write_atomically
 from stratafl.report import INCOMPARABLE, MARK, Outcome, Rank, gather, ranking, read_outcome, run_folders, to_csv
@@ -25,7 +16,7 @@ from stratafl.report.formats import size
 from stratafl.report.outcome import measure, what_counts
 from stratafl.report.page import is_report, write_report
 from stratafl.report.study import not_started, only_verdicts
-from stratafl.runs.summary import evaluated, reached
+from stratafl.runs.summary import evaluated
 
 REPORT = "report.html"
 
@@ -60,7 +51,7 @@ def print_ranking(
     if target is not None and outcomes[0].regression:
         raise RunError(f"--target {target} is an accuracy, but these runs are regressions: leave it out")
     if target is not None:
-        console.print(_target_table(outcomes, target))
+        console.print(target_table(outcomes, target))
     if csv is not None:
         write_atomically(csv, to_csv(ranks).encode())
         console.print(Text(f"table: {csv}"))
@@ -122,14 +113,3 @@ def _caption(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> str:
     parts += ["spread: standard deviation over clients", "MB: up and down, all clients"]
     new_clients = any(one.config["data"]["new_clients"] for one in outcomes)
     return "; ".join([*parts, *(["new, trained: new clients after one round"] if new_clients else [])])
-
-
-def _target_table(outcomes: Sequence[Outcome], target: float) -> Table:
-    table = titled_table(f"to {target:.1%} test accuracy", ("run", "rounds", "MB", "s"), text=["run"])
-    for one in outcomes:
-        cost = reached(one.lines, target, one.evaluate)
-        cells = (
-            ("never", "", "") if cost is None else (str(cost.round), f"{cost.bytes / 1e6:,.1f}", f"{cost.seconds:,.1f}")
-        )
-        table.add_row(f"{one.folder} {MARK}" if one.leaks else str(one.folder), *cells)
-    return table

@@ -80,13 +80,10 @@ def _reproduce(made: Sequence[Reproduction], minutes: float | None, release_warn
 
 def _run(made: Reproduction, limit: float | None) -> bool:
     """Run every cell that is not finished; True if interrupted, and not by the time limit."""
-    console = note_console()
-    runs = [
-        DisplayedRun(
-            each.row, each.experiment.run.rounds, made.done(each), f"{each.row}, {each.column}, seed {each.seed}: "
-        )
-        for each in made.cells
-    ]
+    console, runs = note_console(), list[DisplayedRun]()
+    for each in made.cells:
+        label = f"{each.row}, {each.column}, seed {each.seed}: "
+        runs.append(DisplayedRun(each.row, each.experiment.run.rounds, made.done(each), label))
     with Display(console, runs) as display, interruptible(console) as interrupt:
         for each, run in zip(made.cells, runs, strict=True):
             if interrupt.asked or _over(limit):

@@ -1,7 +1,10 @@
 """`strata run`: one run, and how any run is driven to its end or until it is interrupted."""
 
+import os
 import shlex
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
@@ -10,13 +13,13 @@ import torch
 from stratafl.cli.console import note_console, print_note, show_warnings
 from stratafl.cli.display import Display, DisplayedRun, Watch
 from stratafl.cli.interrupt import INTERRUPTED, Interrupt, interruptible
-from stratafl.cli.options import RunOptions
-from stratafl.cli.process_group import torchrun_group
+from stratafl.cli.options import RunOptions, experiment_of
 from stratafl.cli.report import print_ranking
-from stratafl.config.experiment import Experiment, load, names_code, paths_in, with_values
-from stratafl.config.trust import Trust, typed
+from stratafl.config.experiment import names_code, paths_in, with_values
+from stratafl.config.trust import Trust
 from stratafl.errors import MemoryLimitError
-from stratafl.execute import ProcessGroup
+from stratafl.execute import SINGLE_PROCESS, ProcessGroup
+from stratafl.execute.ranks import Ranks, world_size
 from stratafl.runs import Follower, Run
 
 RUNS = Path("runs")
@@ -25,10 +28,10 @@ RUNS = Path("runs")
 def start_run(options: RunOptions, algorithm: str | None) -> int:
     """A new run, to its end or until it is interrupted; the exit code."""
     settings = options.settings(algorithm=algorithm)
-    trusted = trust_in(paths_in(settings), options)
+    trusted = options.trusted(paths_in(settings))
 
     def create(process_group: ProcessGroup) -> Run:
-        experiment = with_values(base_experiment(options.config), settings)
+        experiment = with_values(experiment_of(options.config), settings)
         data = Path(experiment.data.name).stem
         folder = options.out or new_folder(f"{experiment.algorithm.name}-{data}-s{experiment.run.seed}")
         return Run.create(experiment, folder, process_group, trusted)
@@ -37,15 +40,18 @@ def start_run(options: RunOptions, algorithm: str | None) -> int:
         return drive(process_group, create, trusted)
 
 
-def trust_in(names: Iterable[str], options: RunOptions) -> Trust:
-    """Trust in the code that was typed on the command line, or with `--trust` in all that the configuration names."""
-    trust = typed(names, options.trust)
-    return trust if options.config is None else trust.asked_by(options.config)
-
-
-def base_experiment(config: Path | None) -> Experiment:
-    """The experiment that settings change: a file's, or the default one."""
-    return Experiment() if config is None else load(config)
+@contextmanager
+def torchrun_group() -> Iterator[ProcessGroup]:
+    """The process group of this process; without `torchrun`, a group of one."""
+    if world_size() == 1:
+        yield SINGLE_PROCESS
+        return
+    if int(os.environ["RANK"]):
+        sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the process ends
+    process_group = Ranks.join()
+    with process_group.together():
+        yield process_group
+    process_group.leave()
 
 
 def new_folder(name: str) -> Path:

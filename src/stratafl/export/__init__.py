@@ -1,6 +1,111 @@
 """A client's model outside of stratafl: with its preprocessing, and in files that other programs read."""
 
-from stratafl.export.predictor import Predictor
-from stratafl.export.writing import to_onnx, to_safetensors
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from stratafl.data.preprocessing import Preprocessing
+from stratafl.errors import ModelError, RunError, first_line
+from stratafl.files import atomically
+from stratafl.models import save_weights
 
 __all__ = ["Predictor", "to_onnx", "to_safetensors"]
+
+
+class Predictor(nn.Module):
+    """Preprocesses raw samples, applies the model, and undoes the standardisation of targets.
+
+    `module` is the model itself; the state dict holds its tensors under `module.`, and nothing else.
+    """
+
+    module: nn.Module
+    scale: Tensor
+    shift: Tensor
+    column_mean: Tensor
+    column_factor: Tensor
+    target_mean: Tensor
+    target_deviation: Tensor
+
+    def __init__(self, module: nn.Module, preprocessing: Preprocessing, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.module, self.preprocessing, self.dtype = module, preprocessing, dtype
+        scaling, columns, targets = preprocessing.scaling, preprocessing.columns, preprocessing.targets
+        if scaling is not None:
+            sample = torch.empty((1, *preprocessing.shape), dtype=preprocessing.kind)
+            self._keep("scale", "shift", values=scaling.tensors(sample, dtype))
+        if columns is not None:
+            mean, _, factor = columns.tensors()
+            self._keep("column_mean", "column_factor", values=(mean, factor))
+        if targets is not None:
+            mean, deviation, _ = targets.tensors()
+            self._keep("target_mean", "target_deviation", values=(mean, deviation))
+        self.train(module.training)
+
+    def _keep(self, *names: str, values: tuple[Tensor, ...]) -> None:
+        for name, value in zip(names, values, strict=True):
+            self.register_buffer(name, value, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        given: Tensor = self.module(self.inputs(x))
+        if self.preprocessing.targets is None:
+            return given
+        shape = given.shape[1:] if len(self.target_mean) > 1 else ()
+        mean, deviation = self.target_mean.reshape(shape), self.target_deviation.reshape(shape)
+        return (given.double() * deviation + mean).to(given.dtype)
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """Raw samples as the model takes them, with the same arithmetic as in training."""
+        kind = self.preprocessing.kind
+        if self.preprocessing.columns is not None:
+            x = x.to(kind) if kind.is_floating_point else x
+            return ((x.double() - self.column_mean) * self.column_factor).to(self.dtype)
+        if self.preprocessing.scaling is not None:
+            return x.to(self.dtype) * self.scale + self.shift
+        if kind.is_floating_point or kind == torch.uint8:
+            return x.to(self.dtype)
+        return x
+
+
+def to_safetensors(module: nn.Module, path: Path, preprocessing: Preprocessing) -> None:
+    """Write all parameters and buffers by name, and the preprocessing as JSON in the metadata."""
+    save_weights(module, path, {"preprocessing": json.dumps(preprocessing.to_table())})
+
+
+def to_onnx(model: Predictor, samples: Tensor, path: Path) -> None:
+    """Write the model with its preprocessing as ONNX, for batches of any size."""
+    try:
+        import onnxscript  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ModelError("ONNX needs onnxscript, which is not installed: pip install 'stratafl[onnx]'") from error
+    batch = torch.export.Dim("batch")
+    try:
+        with _quiet(), atomically(path) as partial:
+            program = torch.onnx.export(model, (samples,), dynamo=True, dynamic_shapes=({0: batch},), verbose=False)
+            assert program is not None  # it is if no file is named
+            program.save(partial)
+    except OSError as error:
+        raise RunError(f"cannot write '{path}': {error.strerror}") from error
+    except Exception as error:  # torch refuses some modules, with many types of errors
+        raise ModelError(
+            f"{type(model.module).__name__} cannot be exported to ONNX: {first_line(error, typed=True)}"
+        ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's remarks about optional packages."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)

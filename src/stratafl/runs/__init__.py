@@ -9,14 +9,5 @@ from stratafl.runs.distributed import Follower
 from stratafl.runs.run import Run
 from stratafl.runs.stored import read_run
 
-__all__ = [
-    "Comparison",
-    "Follower",
-    "Member",
-    "Run",
-    "environment_of",
-    "is_comparison",
-    "is_run",
-    "read_run",
-    "refuse_existing",
-]
+__all__ = ["Comparison", "Follower", "Member", "Run", "environment_of", "is_comparison", "is_run"]
+__all__ += ["read_run", "refuse_existing"]

@@ -28,7 +28,7 @@ from stratafl.errors import DamagedError, RunError
 from stratafl.files import PARTIAL, atomically, explained, is_plain_folder, open_plain, read_plain, sync_folder
 from stratafl.runs.format import FORMAT, check_format
 from stratafl.runs.journal import Mark
-from stratafl.runs.json_files import LARGEST, parse_json, write_json
+from stratafl.runs.json_files import LARGEST, is_count, parse_json, write_json
 
 GENERATIONS = 2
 STATE, SELECTED, MANIFEST = "state.safetensors", "selected.safetensors", "manifest.json"
@@ -107,12 +107,10 @@ def save(folder: Path, checkpoint: Checkpoint, within: int | None = None) -> Non
 def _opened(folder: Path, within: int | None) -> Iterator[int]:
     """A handle of the folder of checkpoints, which is made if it is missing; a link is refused."""
     place = folder if within is None else Path(folder.name)
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC  # not on Windows, where nothing is locked
-    try:
-        handle = os.open(place, flags, dir_fd=within)
-    except FileNotFoundError:
+    with suppress(FileExistsError):
         os.mkdir(place, dir_fd=within)
-        handle = os.open(place, flags, dir_fd=within)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC  # not on Windows, where nothing is locked
+    handle = os.open(place, flags, dir_fd=within)
     try:
         yield handle
     finally:
@@ -135,7 +133,7 @@ def find(folder: Path, check: Callable[[Checkpoint], None] = lambda _: None) -> 
     complaints: list[str] = []
     for generation in generations(folder):
         try:
-            return Found(_checked(generation, check), complaints)
+            return Found(_load(generation, check), complaints)
         except DamagedError as error:
             complaints.append(str(error))
     return Found(None, complaints)
@@ -147,15 +145,6 @@ def older(folder: Path, than: Checkpoint) -> Iterator[Checkpoint]:
         if int(generation.name) < than.round:
             with suppress(RunError):
                 yield _load(generation)
-
-
-def _checked(generation: Path, check: Callable[[Checkpoint], None]) -> Checkpoint:
-    loaded = _load(generation)
-    try:
-        check(loaded)
-        return loaded
-    except DamagedError as error:
-        raise DamagedError(f"the checkpoint '{generation}' cannot be used: {error}") from error
 
 
 def tidy(folder: Path, found: Found) -> None:
@@ -186,38 +175,44 @@ def committed(folder: Path) -> Mapping[str, Mark]:
     return {}
 
 
-def _load(generation: Path) -> Checkpoint:
+def _load(generation: Path, check: Callable[[Checkpoint], None] = lambda _: None) -> Checkpoint:
     try:
         manifest = _manifest(generation)
         newest = _state(generation / STATE, manifest)
-        return Checkpoint(manifest["round"], newest, _marks(manifest), _selected(generation, manifest, newest))
+        loaded = Checkpoint(manifest["round"], newest, _marks(manifest), _selected(generation, manifest, newest))
     except _GenerationError as damage:
         raise DamagedError(f"the checkpoint '{generation}' is damaged: {damage}") from damage
+    try:
+        check(loaded)
+    except DamagedError as error:
+        raise DamagedError(f"the checkpoint '{generation}' cannot be used: {error}") from error
+    return loaded
 
 
 class _GenerationError(DamagedError):
     """What is wrong with a generation."""
 
 
+def _expect(fine: bool, otherwise: str) -> None:
+    if not fine:
+        raise _GenerationError(otherwise)
+
+
 def _manifest(generation: Path) -> dict[str, Any]:
     """What a generation says of itself, if that is valid."""
-    if not is_plain_folder(generation):
-        raise _GenerationError("it is not a folder")
-    found = _unless_missing(generation / MANIFEST, lambda path: parse_json(path, read_plain(path, LARGEST)))
-    if not isinstance(found, dict):
-        raise _GenerationError(f"{MANIFEST} is not an object")
-    body = {key: value for key, value in found.items() if key != "manifest_sha256"}
-    if found.get("manifest_sha256") != _body_digest(body):
-        raise _GenerationError("its manifest was changed")
+    _expect(is_plain_folder(generation), "it is not a folder")
+    body = _unless_missing(generation / MANIFEST, lambda path: parse_json(path, read_plain(path, LARGEST)))
+    _expect(isinstance(body, dict), f"{MANIFEST} is not an object")
+    digest = body.pop("manifest_sha256", None)
+    _expect(digest == _body_digest(body), "its manifest was changed")
     check_format(generation, body.get("format", 1))
-    if not _is_count(body.get("round")) or f"{body['round']:06d}" != generation.name:
-        raise _GenerationError(f"its manifest is that of round {body.get('round')!r}")
-    journals, checksums = body.get("journals"), body.get("checksums", {})
-    if not (isinstance(journals, dict) and all(_is_count(size) for size in journals.values())):
-        raise _GenerationError("its manifest has no lengths of journals")
-    if not (isinstance(checksums, dict) and all(_is_text(each, _CRC32) for each in checksums.values())):
-        raise _GenerationError("its manifest has no checksums of journals")
-    return body
+    number, journals, checksums = body.get("round"), body.get("journals"), body.get("checksums", {})
+    _expect(is_count(number) and f"{number:06d}" == generation.name, f"its manifest is that of round {number!r}")
+    lengths = isinstance(journals, dict) and all(map(is_count, journals.values()))
+    _expect(lengths, "its manifest has no lengths of journals")
+    summed = isinstance(checksums, dict) and all(_is_text(each, _CRC32) for each in checksums.values())
+    _expect(summed, "its manifest has no checksums of journals")
+    return dict(body)
 
 
 def _marks(manifest: Mapping[str, Any]) -> dict[str, Mark]:
@@ -229,20 +224,18 @@ def _selected(generation: Path, manifest: Mapping[str, Any], newest: Mapping[str
     told = manifest.get("selected")
     if told is None:
         return None
-    if not isinstance(told, dict) or not _is_count(told.get("round")) or told["round"] > manifest["round"]:
-        raise _GenerationError("its manifest has no selected round")
+    told_round = isinstance(told, dict) and is_count(told.get("round")) and told["round"] <= manifest["round"]
+    _expect(told_round, "its manifest has no selected round")
     if told["round"] == manifest["round"]:
         return Saved(told["round"], newest)
     return Saved(told["round"], _state(generation / SELECTED, told))
 
 
 def _state(path: Path, told: Mapping[str, Any]) -> dict[str, Tensor]:
-    if not _is_text(told.get("sha256"), _SHA256):
-        raise _GenerationError(f"its manifest has no checksum of {path.name}")
-    if not _is_count(told.get("bytes", 0)):
-        raise _GenerationError(f"its manifest has no size of {path.name}")
-    if _unless_missing(path, lambda path: _file_digest(path, told.get("bytes"))) != told["sha256"]:
-        raise _GenerationError(f"the checksum of {path.name} is wrong")
+    _expect(_is_text(told.get("sha256"), _SHA256), f"its manifest has no checksum of {path.name}")
+    _expect(is_count(told.get("bytes", 0)), f"its manifest has no size of {path.name}")
+    digest = _unless_missing(path, lambda path: _file_digest(path, told.get("bytes")))
+    _expect(digest == told["sha256"], f"the checksum of {path.name} is wrong")
     return dict(_unless_missing(path, load_file))
 
 
@@ -256,10 +249,6 @@ def _unless_missing(path: Path, read: Callable[[Path], Any]) -> Any:
         raise RunError(f"cannot read '{path.parent}': {error.strerror}") from error
     except (DamagedError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise _GenerationError(f"{path.name}: {error}") from error
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _is_text(value: Any, form: re.Pattern[str]) -> bool:

@@ -12,13 +12,11 @@ from stratafl.data import Federation
 from stratafl.data.federation import SPLITS
 from stratafl.errors import DamagedError, StrataError
 from stratafl.files import write_atomically
-from stratafl.runs.json_files import read_json
+from stratafl.runs.json_files import is_count, is_list_of, read_json
 
 CLASS_COUNTS, OLD_NAME = "class_counts.json", "holdings.json"  # the old name until format 2
 CELLS = 1_000_000  # clients × classes up to which single classes are written
 REBUILT = 64 << 20  # bytes of a data file that is read again for its class counts
-
-Counts = dict[str, list[list[int]]]  # by split: one row per client, one column per class
 
 
 def class_counts(federation: Federation) -> dict[str, Any]:
@@ -27,7 +25,7 @@ def class_counts(federation: Federation) -> dict[str, Any]:
     There is one column of totals if there are no classes, or too many cells.
     """
     told = federation.classes is not None and federation.clients * federation.classes <= CELLS
-    counts: Counts = {
+    counts = {  # one row per client, one column per class
         split: federation.class_counts(split).tolist() if told else federation.counts(split)[:, None].tolist()
         for split in SPLITS
     }
@@ -55,7 +53,9 @@ def read_class_counts(folder: Path, experiment: Experiment) -> dict[str, Any] | 
     for path in (folder / CLASS_COUNTS, folder / OLD_NAME):
         if os.path.lexists(path):
             return _read(path)
-    if not _quick(experiment.data.name):
+    path = Path(experiment.data.name)
+    small = path.suffix == ".npz" and path.is_file() and path.stat().st_size <= REBUILT
+    if experiment.data.name != "digits" and not small:
         return None
     try:
         return class_counts(federation_of(experiment))
@@ -71,30 +71,19 @@ def _read(path: Path) -> dict[str, Any] | None:
     return found if _sound(found) else None
 
 
-def _quick(name: str) -> bool:
-    path = Path(name)
-    return name == "digits" or (path.suffix == ".npz" and path.is_file() and path.stat().st_size <= REBUILT)
-
-
 def _sound(found: dict[str, Any]) -> bool:
     counts = found.get("counts")
-    if not (isinstance(counts, dict) and {"train", "test"} <= set(counts)):
-        return False
-    if not all(isinstance(split, list) for split in counts.values()):
+    if not (isinstance(counts, dict) and {"train", "test"} <= set(counts) and is_list_of(list, [*counts.values()])):
         return False
     rows = [row for split in counts.values() for row in split]
     classes, clients = found.get("classes"), len(counts["train"])
-    if not (classes is None or _is_count(classes)) or not all(len(split) == clients for split in counts.values()):
+    if not (classes is None or is_count(classes)) or not all(len(split) == clients for split in counts.values()):
         return False
     classes = classes or 1
-    fitting = all(isinstance(row, list) and len(row) == classes and all(map(_is_count, row)) for row in rows)
+    fitting = all(isinstance(row, list) and len(row) == classes and all(map(is_count, row)) for row in rows)
     return bool(rows) and fitting and _names(found, "client_names", clients) and _names(found, "class_names", classes)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _names(found: dict[str, Any], key: str, count: int) -> bool:
     given = found.get(key, [""] * count)
-    return isinstance(given, list) and len(given) == count and all(isinstance(name, str) for name in given)
+    return is_list_of(str, given) and len(given) == count

@@ -23,6 +23,7 @@ from stratafl.errors import BusyError, RecordError, RunError, counted, shown
 from stratafl.files import is_plain, is_plain_folder, write_atomically
 from stratafl.runs.directory import COMPARISON, check_config, config_of, is_run, new_folder, refuse_existing
 from stratafl.runs.format import FORMAT, check_format
+from stratafl.runs.json_files import is_list_of
 from stratafl.runs.run import Run, with_absolute_paths
 
 SEEDS = 10_000  # of a comparison, at most
@@ -89,12 +90,10 @@ class Comparison:
                 )
             if table in ALGORITHMS and table not in methods:
                 raise RecordError(f"'{given}' is an option of {table}, which is not compared: {', '.join(methods)}")
-        own = {
-            m: {
-                f"algorithm.{path.removeprefix(f'{m}.')}": v for path, v in settings.items() if path.startswith(f"{m}.")
-            }
-            for m in methods
-        }
+        own: dict[str, Settings] = {}
+        for m in methods:
+            mine = {path: v for path, v in settings.items() if path.startswith(f"{m}.")}
+            own[m] = {f"algorithm.{path.removeprefix(f'{m}.')}": v for path, v in mine.items()}
         common = {path: v for path, v in settings.items() if not any(path.startswith(f"{m}.") for m in methods)}
         base = with_absolute_paths(with_values(base, common))
         first = base.run.seed
@@ -127,13 +126,13 @@ class Comparison:
         head = tables.pop("compare", {})
         check_format(folder / COMPARISON, head.get("format") if isinstance(head, dict) else None)
         methods, seeds, own = (head.get(key) for key in ("methods", "seeds", "settings"))
-        if not (methods and _list_of(str, methods) and seeds and _list_of(int, seeds) and isinstance(own, dict)):
+        if not (methods and is_list_of(str, methods) and seeds and is_list_of(int, seeds) and isinstance(own, dict)):
             raise RunError(f"'{folder / COMPARISON}' is damaged: methods and seeds are lists, settings a table")
         wrong = [seed for seed in seeds if not 0 <= seed <= WHOLE]
         if wrong:
             raise RunError(f"'{folder / COMPARISON}' is damaged: a seed is from 0 to {WHOLE}, not {shown(wrong[0])}")
         for method in methods:
-            if _list_of(str, own.get(method)):  # as they were typed, in comparisons of older versions
+            if is_list_of(str, own.get(method)):  # as they were typed, in comparisons of older versions
                 own[method] = parse_settings(own[method])
             if not isinstance(own.get(method), dict):
                 raise RunError(f"'{folder / COMPARISON}' is damaged: '{method}' has no table of settings")
@@ -151,10 +150,6 @@ class Comparison:
         own = {method: {k: v for k, v in settings.items() if v is not None} for method, settings in self.own.items()}
         head = {"format": FORMAT, "methods": list(self.methods), "seeds": list(self.seeds), "settings": own}
         return {"compare": head, **to_tables(self.base)}
-
-
-def _list_of(kind: type, value: Any) -> bool:
-    return isinstance(value, list) and all(type(each) is kind for each in value)
 
 
 def is_comparison(folder: Path) -> bool:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any, Self
 
 from stratafl.config.assemble import simulation_of
@@ -75,23 +74,20 @@ def hand_out(
 
 
 def _both_dealt(
-    process_group: ProcessGroup, sim: Simulation, progress: Progress, selected: Progress | None
+    process_group: ProcessGroup, sim: Simulation, progress: Progress | None, selected: Progress | None
 ) -> tuple[Progress, Progress | None]:
     mine = _dealt(process_group, sim, progress)
     t = process_group.told(None if selected is None else selected.t)
     if t is None or t == mine.t:
         return mine, None if t is None else mine
-    return mine, _dealt(process_group, sim, _nothing(sim) if selected is None else selected)
+    return mine, _dealt(process_group, sim, selected)
 
 
-def _dealt(process_group: ProcessGroup, sim: Simulation, progress: Progress) -> Progress:
+def _dealt(process_group: ProcessGroup, sim: Simulation, progress: Progress | None) -> Progress:
+    """A rank's share of what rank 0 has; the others have nothing before."""
+    progress = Progress(0, {}, InMemory(sim.state_device, {})) if progress is None else progress
     t, server = process_group.told((progress.t, progress.server))
     return Progress(t, server, InMemory(sim.state_device, dict(process_group.deal(sim, progress.clients))))
-
-
-def _nothing(sim: Simulation) -> Progress:
-    """What a rank has before rank 0 tells it."""
-    return Progress(0, {}, InMemory(sim.state_device, {}))
 
 
 def collected(process_group: ProcessGroup, sim: Simulation, progress: Progress) -> Progress:
@@ -115,7 +111,7 @@ class Follower:
                     f"rank {process_group.rank} finds another {what} than rank 0: use the same files on all ranks"
                 )
         self.trial = trial_of(self.experiment, self.sim, process_group)
-        self.progress, selected = _both_dealt(process_group, self.sim, _nothing(self.sim), None)
+        self.progress, selected = _both_dealt(process_group, self.sim, None, None)
         self._selection = Selection.of(self.history, self.experiment.evaluate, selected)
         self._saved = self.progress.t
 
@@ -145,8 +141,6 @@ class Follower:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.save()

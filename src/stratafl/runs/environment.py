@@ -20,37 +20,23 @@ from stratafl.errors import RunError, shown
 from stratafl.execute import Simulation
 from stratafl.execute.ranks import world_size
 from stratafl.runs.format import FORMAT
+from stratafl.runs.json_files import is_list_of
 from stratafl.version import VERSION
 
 TYPED = "STRATAFL_COMMAND"  # tells a process that another one started what the user typed
 
 
 def describe(sim: Simulation) -> dict[str, Any]:
-    """Versions, machine, device and commit."""
-    device = sim.runtime.device
+    setup, runtime, device = sim.setup, sim.runtime, sim.runtime.device
+    named = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
+    machine = f"{platform.system()} {platform.machine()}"
     return {
-        "format": FORMAT,
-        "stratafl": VERSION,
-        "commit": _commit(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "machine": f"{platform.system()} {platform.machine()}",
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "ranks": world_size(),
-        "device": str(device),
-        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
-        "engine": type(sim.runtime.engine).__name__,
-        "tuning": sim.runtime.tuning,
-        "store": sim.store,
-        "seed": sim.setup.seed,
-        "clients": sim.setup.clients,
-        "columns": sim.setup.layout.columns,
-        "leaks": sim.algorithm.leaks,
-        "folder": os.getcwd(),
-        "command": _command(),
-        "started": now(),
+        **{"format": FORMAT, "stratafl": VERSION, "commit": _commit(), "python": platform.python_version()},
+        **{"torch": torch.__version__, "numpy": np.__version__, "machine": machine, "cores": os.cpu_count()},
+        **{"threads": torch.get_num_threads(), "ranks": world_size(), "device": str(device), "device_name": named},
+        **{"engine": type(runtime.engine).__name__, "tuning": runtime.tuning, "store": sim.store, "seed": setup.seed},
+        **{"clients": setup.clients, "columns": setup.layout.columns, "leaks": sim.algorithm.leaks},
+        **{"folder": os.getcwd(), "command": _command(), "started": now()},
     }
 
 
@@ -61,31 +47,30 @@ def _command() -> list[str]:
         words = json.loads(told)
     except (ValueError, RecursionError):
         words = None
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+    if not is_list_of(str, words):
         allowed = "a list of texts in JSON, which strata sets for its own processes"
         raise RunError(f"the environment variable {TYPED} is {allowed}, not '{shown(told)}': unset it")
     return words or sys.argv
 
 
-_WORDS = ("stratafl", "commit", "python", "torch", "numpy", "machine", "device", "device_name", "engine", "store")
-_KINDS: dict[str, type] = {
-    **dict.fromkeys((*_WORDS, "leaks", "folder", "started"), str),
-    **dict.fromkeys(("cores", "threads", "ranks", "seed", "clients", "columns"), int),
-    **dict.fromkeys(("resumed", "command"), list),
-    **dict.fromkeys(("tuning", "identity", "code"), dict),
+_KINDS = {
+    str: "stratafl commit python torch numpy machine device device_name engine store leaks folder started",
+    int: "cores threads ranks seed clients columns",
+    list: "resumed command",
+    dict: "tuning identity code",
 }
 
 
 def misstated(then: Mapping[str, Any]) -> str | None:
     """What is invalid in a run's environment, if anything; older runs do not say everything."""
-    for key, kind in _KINDS.items():
+    for kind, key in ((kind, key) for kind, keys in _KINDS.items() for key in keys.split()):
         given = then.get(key)
         if given is not None and (not isinstance(given, kind) or isinstance(given, bool)):
             return f"{key} is {type(given).__name__}, not {kind.__name__}"
-    if any(not isinstance(word, str) for word in then.get("command") or []):
+    if not is_list_of(str, then.get("command") or []):
         return "command is a list of words"
     for entry in then.get("resumed") or []:
-        if not isinstance(entry, dict) or not _words(entry.get("changed", [])):
+        if not isinstance(entry, dict) or not is_list_of(str, entry.get("changed", [])):
             return "resumed is a list of resumptions and of what had changed"
     config = (then.get("identity") or {}).get("config") or {}
     if not isinstance(config, dict) or not all(isinstance(table, dict) for table in config.values()):
@@ -94,10 +79,6 @@ def misstated(then: Mapping[str, Any]) -> str | None:
     if not isinstance(products, dict) or not all(isinstance(each, bool) for each in products.values()):
         return "tuning.products is not a table of convolutions"
     return None
-
-
-def _words(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(word, str) for word in value)
 
 
 def now() -> str:
@@ -127,11 +108,10 @@ def code(experiment: Experiment) -> dict[str, str]:
 def data_digest(sim: Simulation) -> str:
     """A checksum of samples, targets and their partition."""
     federation = sim.runtime.federation
-    held = {
-        f"{name}/{part}": getattr(s, part) for name, s in federation.splits.items() for part in ("indices", "offsets")
-    }
-    scaling = [] if federation.scaling is None else [str(federation.scaling)]
-    return _digest({"x": federation.x, "y": federation.y, **held}, scaling)
+    tensors = {"x": federation.x, "y": federation.y}
+    for name, split in federation.splits.items():
+        tensors |= {f"{name}/indices": split.indices, f"{name}/offsets": split.offsets}
+    return _digest(tensors, [] if federation.scaling is None else [str(federation.scaling)])
 
 
 def model_digest(sim: Simulation) -> str:
@@ -139,8 +119,8 @@ def model_digest(sim: Simulation) -> str:
     return _digest(sim.setup.start, [f"{s.name} {s.layer} {s.trainable}" for s in sim.setup.layout.specs.values()])
 
 
-def _digest(tensors: Rows, words: list[str] | None = None) -> str:
-    total = hashlib.sha256("\n".join(words or []).encode())
+def _digest(tensors: Rows, words: list[str]) -> str:
+    total = hashlib.sha256("\n".join(words).encode())
     for name, tensor in tensors.items():
         total.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         total.update(np.ascontiguousarray(tensor.detach().cpu().numpy()).data)

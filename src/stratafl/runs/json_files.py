@@ -14,12 +14,10 @@ _DIGITS = 19  # of whole numbers
 
 
 def write_json(path: Path, value: Mapping[str, Any], *, folder: int | None = None) -> None:
-    data = json.dumps(value, indent=2, sort_keys=False, allow_nan=False).encode() + b"\n"
-    write_atomically(path, data, folder=folder)
+    write_atomically(path, json.dumps(value, indent=2, allow_nan=False).encode() + b"\n", folder=folder)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
     value = read_json_value(path)
     if not isinstance(value, dict):
         raise DamagedError(f"'{path}' is damaged: it holds {type(value).__name__}, not an object")
@@ -27,7 +25,6 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_json_value(path: Path) -> Any:
-    """Whatever is in a JSON file."""
     try:
         return parse_json(path, read_plain(path, LARGEST))
     except OSError as error:
@@ -41,6 +38,14 @@ def parse_json(path: Path, data: bytes) -> Any:
     except (ValueError, RecursionError) as error:
         reason = "values are nested too deeply" if isinstance(error, RecursionError) else error
         raise DamagedError(f"'{path}' is damaged: {reason}") from error
+
+
+def is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def is_list_of(kind: type, value: Any) -> bool:
+    return isinstance(value, list) and all(type(each) is kind for each in value)
 
 
 def _refused(text: str) -> float:

@@ -16,20 +16,8 @@ from stratafl.execute import Progress, Simulation
 from stratafl.execute.disk import StateFile
 from stratafl.execute.memory import device_or_cpu
 from stratafl.execute.simulation import SavedForm
-from stratafl.runs import checkpoint, environment
+from stratafl.runs import checkpoint, directory, environment
 from stratafl.runs.checkpoint import Checkpoint, Saved
-from stratafl.runs.directory import (
-    CHECKPOINTS,
-    CLIENT_STATES,
-    CONFIG,
-    JOURNALS,
-    PREPROCESSING,
-    ROUNDS,
-    check_config,
-    check_history,
-    config_of,
-    environment_of,
-)
 from stratafl.runs.format import METHOD_DIGEST
 from stratafl.runs.journal import read_lines
 from stratafl.runs.json_files import read_json
@@ -49,23 +37,23 @@ def read_run(
     """
     if round not in ROUNDS_KEPT:
         raise unknown("round", round, ROUNDS_KEPT)
-    sim = simulation_of_run(folder, environment_of(folder), config_of(folder), trust, device)
-    form, file = SavedForm.of(sim), StateFile(folder / CLIENT_STATES, sim.state_format.size, writable=False)
-    found = checkpoint.find(folder / CHECKPOINTS, lambda saved: check_saved(sim, form, saved, file))
+    sim = simulation_of_run(folder, directory.environment_of(folder), directory.config_of(folder), trust, device)
+    form, file = SavedForm.of(sim), StateFile(folder / directory.CLIENT_STATES, sim.state_format.size, writable=False)
+    found = checkpoint.find(folder / directory.CHECKPOINTS, lambda saved: check_saved(sim, form, saved, file))
     saved = found.checkpoint
     if saved is None:
         raise RunError(f"'{folder}' has no checkpoint to read: {'; '.join(found.complaints) or 'none was saved yet'}")
     for complaint in found.complaints:
         log.warning("%s: an older checkpoint is read", complaint)
-    lines = read_lines(folder / ROUNDS, until=saved.journals["rounds"])
-    check_history(folder / ROUNDS, lines, saved.round)
+    lines = read_lines(folder / directory.ROUNDS, until=saved.journals["rounds"])
+    directory.check_history(folder / directory.ROUNDS, lines, saved.round)
     state = _state(folder, saved, lines, round)
     return sim, sim.restored(state.tensors, file), lines
 
 
 def selected_line(folder: Path, lines: list[Line]) -> Line | None:
     """The line of the round that the run's own settings select."""
-    return Selection.of(lines, config_of(folder).evaluate, None).line
+    return Selection.of(lines, directory.config_of(folder).evaluate, None).line
 
 
 def _state(folder: Path, saved: Checkpoint, lines: list[Line], round: str) -> Saved:
@@ -92,9 +80,9 @@ def simulation_of_run(
     folder: Path, then: dict[str, Any], experiment: Experiment, trust: Trust | bool, device: str | None = None
 ) -> Simulation:
     """The simulation of a stored run; refused if its configuration, data or model are not what they were."""
-    trust = Trust.of(trust).asked_by(folder / CONFIG, then.get("folder"))
+    trust = Trust.of(trust).asked_by(folder / directory.CONFIG, then.get("folder"))
     identity = then.get("identity") or {}
-    check_config(folder / CONFIG, identity.get("config") or {}, to_tables(experiment))
+    directory.check_config(folder / directory.CONFIG, identity.get("config") or {}, to_tables(experiment))
     asked, tuning = (experiment, then.get("tuning")) if device is None else _elsewhere(experiment, then, device)
     sim = simulation_of(asked, tuning, trust, begun=True)
     for what, today in environment.identity(sim).items():
@@ -102,7 +90,7 @@ def simulation_of_run(
             continue
         if identity.get(what) != today:
             raise RunError(f"the {what} of '{folder}' is not what the run began with: it cannot be continued")
-    _check_preprocessing(folder / PREPROCESSING, sim.runtime.federation)
+    _check_preprocessing(folder / directory.PREPROCESSING, sim.runtime.federation)
     return sim
 
 
@@ -133,7 +121,7 @@ def check_saved(sim: Simulation, form: SavedForm, saved: Checkpoint, file: State
     rounds = sim.rounds
     if not 1 <= saved.round <= rounds:
         raise DamagedError(f"it is of round {saved.round}, and the run has {rounds}")
-    for name in JOURNALS:
+    for name in directory.JOURNALS:
         if name not in saved.journals:
             raise DamagedError(f"it does not say how long {name}.jsonl was")
     for state in saved.states:
