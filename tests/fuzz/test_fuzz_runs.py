@@ -20,10 +20,10 @@ from random import Random
 import damage
 import pytest
 import torch
-from stratafl.execute.simulation import SavedForm
 
 from stratafl.config.experiment import Experiment, to_tables, with_settings
 from stratafl.errors import StrataError
+from stratafl.execute.simulation import SavedForm
 from stratafl.report.study import gather
 from stratafl.runs import Run, environment, read_run, run
 from stratafl.runs.journal import read_lines

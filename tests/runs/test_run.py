@@ -14,7 +14,7 @@ import torch
 from kill import lines, outcome
 
 from stratafl.algorithms import fedavg, fedper
-from stratafl.algorithms.fedavg import alone
+from stratafl.algorithms.local import alone
 from stratafl.config.experiment import TABLES, Experiment, load, with_settings
 from stratafl.core.phased import Phase, Phased
 from stratafl.core.records import keys_of

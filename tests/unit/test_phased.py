@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from stratafl.algorithms import fedavg, fedper, fedprox, local
-from stratafl.algorithms.fedavg import alone
+from stratafl.algorithms.local import alone
 from stratafl.config.assemble import simulation_of
 from stratafl.config.experiment import Experiment, with_settings
 from stratafl.core.algorithm import Total

@@ -221,7 +221,7 @@ def registry(monkeypatch):
 def test_two_records_of_one_name_are_refused():
     twin = type("Mean", (), {"__annotations__": {"x": int}, "x": 0})
     with pytest.raises(
-        RecordError, match=f"two records are called 'Mean': in stratafl.policies.exchange and in {__name__}"
+        RecordError, match=f"two records are called 'Mean': in stratafl.policies.merge and in {__name__}"
     ):
         record(twin)
     assert from_toml('type = "Mean"') == Mean()

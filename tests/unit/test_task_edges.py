@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from stratafl.algorithms import fedavg, fedper, fedrep, local
-from stratafl.algorithms.fedavg import alone
+from stratafl.algorithms.local import alone
 from stratafl.core import wire
 from stratafl.core.fields import Number
 from stratafl.core.form import form_of

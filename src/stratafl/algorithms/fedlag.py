@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from stratafl.algorithms.fedavg import alone, fedavg
+from stratafl.algorithms.fedavg import fedavg
 from stratafl.core.annotations import Range
 from stratafl.core.fields import Number, Start
 from stratafl.core.footprint import Footprint
@@ -23,10 +23,9 @@ from stratafl.core.records import record, validated
 from stratafl.core.reduce import add_rows, add_weights, conflicting_pairs, mean_or_hold
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import Computed, State, expand, rows_of, tensor_of
-from stratafl.core.steps import MergeRows, Send, Serve
-from stratafl.core.task import Task
+from stratafl.core.steps import MergeRows, Serve
 from stratafl.errors import RecordError
-from stratafl.policies import SGD, Broadcast, Take, Upload
+from stratafl.policies import SGD, Broadcast, Take
 
 
 @validated
@@ -149,32 +148,3 @@ def started(server: State, ids: Tensor, layout: Layout) -> Mapping[str, Tensor]:
     personal = layout.spread(tensor_of(server, "personal") > 0, rows)  # l ∈ L_p
     # Eq. 5: θ_{l,u}^(r−1,E), which they uploaded last; Eq. 4 for all other layers.
     return Computed(rows, lambda name: torch.where(personal[name], rows[name][ids], held[name]))
-
-
-@validated
-def fedavg30local(*, warmup: Annotated[int, Range(least=0)] = 30, train: SGD = SGD()) -> Phased:
-    """FedAvg for some rounds, then everybody alone: what the published code of FedLAG amounts to, as a control.
-
-    Its function that should give clients the averaged layers after the warm-up copies nothing. During the warm-up it
-    sends the model to everybody, whoever trains it then; as only the last time matters later, only the last round does
-    so here. Clients go on from what they trained in that round, or else from what they were sent in it.
-    """
-    average, apart = fedavg(train=train), Phase(alone(train=train))
-    if warmup == 0:
-        return Phased((apart,))
-    last = replace(average, send=(UploadIfSampled(),))
-    everybody = Phase(last, rounds=1, participation="all", only_sampled_learn=True)
-    return Phased((Phase(average, rounds=warmup - 1), everybody, apart))
-
-
-@record
-class UploadIfSampled(Send):
-    """The client's row and n_k, where everybody takes part: no layer of those whom the round did not sample."""
-
-    reads = ("theta",)
-    writes = ("up.theta", "up.samples")
-
-    def __call__(self, rnd: Round, client: State, task: Task) -> Mapping[str, Field]:
-        sent = LayerMask(rnd.sampled(task.ids)[:, None].expand(-1, len(rnd.layout.layers)))
-        fields = Upload()(rnd, client, task)
-        return {**fields, "theta": replace(fields["theta"], mask=sent)}

@@ -1,4 +1,7 @@
-"""FedPer, for any fixed set of personal layers; FedBN, FedRep and LG-FedAvg have other layers or another order."""
+"""FedPer (Arivazhagan et al., 2019): shared base layers by FedAvg, private top layers that never leave the client.
+
+Algorithm 1 (client) and Algorithm 2 (server) of the paper; any fixed set of personal layers, not only the top ones.
+"""
 
 from dataclasses import replace
 from typing import Annotated, Literal
@@ -25,9 +28,8 @@ def fedper(
     linear_base: bool = False,
     train: SGD = SGD(),
 ) -> Layerwise:
-    """FedPer (Arivazhagan et al., 2019): shared base layers by FedAvg, private top layers that never leave the client.
+    """Personal layers W_P stay (`blocks:2` is the paper's K_P = 2); the rest, W_B, is averaged with γ_j = n_j/Σn.
 
-    Personal layers W_P stay (`blocks:2` is the paper's K_P = 2); the rest, W_B, is averaged with γ_j = n_j/Σn.
     `initial="own"` draws W_P^(0) for each client (Algorithm 1 line 1), `finetune` trains W_P alone for so many epochs
     before the joint ones (appendix A.3), `linear_base` replaces all that is not personal by one linear layer (4.4).
     """
@@ -62,36 +64,3 @@ class LinearBaseExtension:
         if not isinstance(module, Staged):
             raise ModelError(f"a linear base needs a model in stages, which {type(module).__name__} is not")
         return LinearBase(module, self.personal, tuple(example.shape[1:]))
-
-
-def fedbn(*, train: SGD = SGD()) -> Layerwise:
-    """FedBN (Li et al., 2021): BatchNorm layers and their statistics stay with the client.
-
-    Layers are chosen by what they are: the name test of public code (`"bn" in name`) misses the BatchNorm of a ResNet's
-    shortcuts and averages it.
-    """
-    return fedper(personal="batchnorm", train=train)
-
-
-@validated
-def fedrep(
-    *, personal: str | Select = "head", head_epochs: Annotated[int, Range(least=0)] = 1, train: SGD = SGD()
-) -> Layerwise:
-    """FedRep (Collins et al., 2021): FedPer that trains the head first, with the base frozen, then the base.
-
-    τ_h epochs on h_k with φ frozen, then τ_b (= train.epochs) epochs on φ_k with h_k frozen.
-    """
-    head = select(personal)
-    return replace(
-        fedper(personal=head),
-        train=(
-            replace(train, layers=head, epochs=head_epochs, steps=None, purpose="head"),
-            replace(train, layers=~head),
-        ),
-    )
-
-
-@validated
-def lgfedavg(*, shared: str | Select = "head", train: SGD = SGD()) -> Layerwise:
-    """LG-FedAvg (Liang et al., 2020), the mirror of FedPer: local representation, global head."""
-    return fedper(personal=~select(shared), train=train)

@@ -3,10 +3,16 @@
 from dataclasses import dataclass, replace
 
 from stratafl.algorithms.fedalp import fedalp
-from stratafl.algorithms.fedavg import fedavg, fedprox, local
-from stratafl.algorithms.fedlag import fedavg30local, fedlag
-from stratafl.algorithms.fedper import fedbn, fedper, fedrep, lgfedavg
+from stratafl.algorithms.fedavg import fedavg
+from stratafl.algorithms.fedavg30local import fedavg30local
+from stratafl.algorithms.fedbn import fedbn
+from stratafl.algorithms.fedlag import fedlag
+from stratafl.algorithms.fedper import fedper
+from stratafl.algorithms.fedprox import fedprox
+from stratafl.algorithms.fedrep import fedrep
 from stratafl.algorithms.flayer import flayer
+from stratafl.algorithms.lgfedavg import lgfedavg
+from stratafl.algorithms.local import local
 from stratafl.algorithms.pfedla import heurpfedla, pfedla
 from stratafl.algorithms.simmix import simmix
 from stratafl.core.algorithm import Algorithm

@@ -5,7 +5,6 @@ The part of `SGD` that says what it means is the `[train]` table of a configurat
 """
 
 from collections.abc import Callable, Mapping
-from math import cos, pi
 from typing import Annotated, Protocol
 
 import torch
@@ -22,6 +21,7 @@ from stratafl.core.state import State, Value, rows_of, tensor_of
 from stratafl.core.steps import Batching, Names, Train
 from stratafl.core.task import Inputs, Stack, Task
 from stratafl.errors import RecordError
+from stratafl.policies.schedules import Constant, Exponential, Schedule
 
 MOMENTUM = 4  # rows more of a client whose velocity of one step becomes that of the next; measured
 MANY = 10**9  # more epochs or samples than anybody can mean
@@ -62,40 +62,6 @@ class Pull:
     def __call__(self, gradients: Rows, row: Rows, client: Mapping[str, Value], layout: Layout) -> Rows:
         anchor = rows_of(client, self.anchor)
         return {name: g + self.strength * (row[name] - anchor[name]) for name, g in gradients.items()}
-
-
-class Schedule(Protocol):
-    """A factor on the learning rate of round t of T."""
-
-    def __call__(self, t: int, rounds: int) -> float: ...
-
-
-@record
-class Constant:
-    """The same rate in every round."""
-
-    def __call__(self, t: int, rounds: int) -> float:
-        return 1.0
-
-
-@record
-class Exponential:
-    """The rate times `factor` after each round."""
-
-    factor: float = 0.99
-
-    def __call__(self, t: int, rounds: int) -> float:
-        return self.factor**t
-
-
-@record
-class Cosine:
-    """From the full rate down to `floor` of it along half a cosine."""
-
-    floor: float = 0.0
-
-    def __call__(self, t: int, rounds: int) -> float:
-        return self.floor + (1 - self.floor) * (1 + cos(pi * t / rounds)) / 2
 
 
 Some = Written("epochs", Annotated[int, Range(least=1, most=MANY)], int, int)  # none is for steps of a method alone

@@ -1,0 +1,26 @@
+"""FedRep (Collins et al., 2021): FedPer that trains the head first, with the base frozen, then the base."""
+
+from dataclasses import replace
+from typing import Annotated
+
+from stratafl.algorithms.fedper import fedper
+from stratafl.core.annotations import Range
+from stratafl.core.layers import Select, select
+from stratafl.core.layerwise import Layerwise
+from stratafl.core.records import validated
+from stratafl.policies import SGD
+
+
+@validated
+def fedrep(
+    *, personal: str | Select = "head", head_epochs: Annotated[int, Range(least=0)] = 1, train: SGD = SGD()
+) -> Layerwise:
+    """τ_h epochs on h_k with φ frozen, then τ_b (= train.epochs) epochs on φ_k with h_k frozen."""
+    head = select(personal)
+    return replace(
+        fedper(personal=head),
+        train=(
+            replace(train, layers=head, epochs=head_epochs, steps=None, purpose="head"),
+            replace(train, layers=~head),
+        ),
+    )
