@@ -24,7 +24,7 @@ def test_a_table_at_scale_smoke_and_again(strata, place):
     assert all(set(verdict) >= {"claim", "holds", "reason"} for verdict in told)
     assert all(verdict["stand_in"] for verdict in told)
     assert "numbers do not compare" in " ".join(first.out.split())
-    assert "which is no evidence; written to" in " ".join(first.out.split())
+    assert "no evidence" in " ".join(first.out.split())
     before = runs(place)
     assert before
     again = strata(*NAME)
@@ -60,7 +60,7 @@ def test_what_a_scale_needs_of_a_machine_is_said_once_and_nothing_is_written(ref
         "needs a GPU, but this machine computes on a CPU; use --scale smoke or --set run.precision=fp32"
     )
     refused("reproduce", "flayer", "--scale", "short", says="flayer/fig3 at scale short uses tf32")
-    refused(*NAME, "--set", "run.device=cuda", says="there is no device 'cuda' here")
+    refused(*NAME, "--set", "run.device=cuda", says="there is no device 'cuda' on this machine")
     line = refused(*NAME, "--set", "run.precision=tf32", says="flayer/table4 at scale smoke")
     assert line.endswith("take --set run.precision=fp32")
 
@@ -100,7 +100,7 @@ def test_data_without_classes_is_refused_as_nothing_of_it_is_an_accuracy(strata,
     result = strata(*own(place, data__name="mine.npz", data__clients=3))
     assert result.code == 2
     assert "FedAvg in here: '" in result.err
-    assert "not run: FedAvg, here, seed 0: 'mine.npz' has no classes" in " ".join(result.out.split())
+    assert "'mine.npz' has no classes" in " ".join(result.out.split())
 
 
 def test_what_diverged_is_said_where_its_numbers_stand(strata, place):

@@ -137,10 +137,10 @@ def test_the_test_split_is_closed_to_an_algorithm(sim: Simulation) -> None:
     assert float(task.scores(rows, "train").count.sum()) == sum(SIZES)
     for closed in ("test", "validation"):
         for ask in (task.scores, task.features):
-            with pytest.raises(DataError, match=f"split '{closed}' is not open"):
+            with pytest.raises(DataError, match=f"may not read the split '{closed}'"):
                 ask(rows, closed)
         for count in (task.sizes, task.class_counts):
-            with pytest.raises(DataError, match=f"split '{closed}' is not open"):
+            with pytest.raises(DataError, match=f"may not read the split '{closed}'"):
                 count(closed)
 
 

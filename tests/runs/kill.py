@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 from stratafl.cli import main as command
 from stratafl.core.state import flatten
-from stratafl.evaluation import trial
+from stratafl.evaluation import evaluate
 from stratafl.execute import Simulation
 from stratafl.execute.disk import OnDisk, StateFile
 from stratafl.runs import Run, checkpoint, read_run
@@ -31,7 +31,7 @@ from stratafl.runs.journal import Journal
 PATIENCE = 900  # seconds until a child that nobody killed ends: one that hangs
 MOMENTS: dict[str, tuple[Any, str]] = {
     "training": (Simulation, "round"),
-    "evaluation": (trial, "score_stages"),
+    "evaluation": (evaluate, "score_stages"),
     "saving": (checkpoint, "save"),
     "creating": (Run, "create"),
     "opening": (Run, "open"),

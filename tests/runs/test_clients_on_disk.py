@@ -280,7 +280,7 @@ def test_a_limit_with_its_unit_is_kept_in_bytes(tmp_path, capsys):
     [
         ("8XB", "run.memory_limit must be a size such as 8GB, 500MB"),
         ("1MB", "data, model and libraries take"),
-        ("", "run.memory_limit is"),
+        ("", "run.memory_limit must be"),
     ],
 )
 @pytest.mark.parametrize("command", ["run", "compare"])

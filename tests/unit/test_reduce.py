@@ -59,7 +59,7 @@ def test_a_mean_is_weighted_by_samples_and_holds_what_nobody_sent_unless_it_is_t
 
 @pytest.mark.parametrize(("option", "known"), [("weights", "samples, uniform"), ("unsent", "held, zero")])
 def test_a_mean_of_an_unknown_kind_is_refused(option, known):
-    with pytest.raises(UnknownNameError, match=rf"unknown {option} of Mean 'smaples'.*; choose one of: {known}"):
+    with pytest.raises(UnknownNameError, match=rf"unknown Mean.{option} 'smaples'.*hoose one of: {known}"):
         Mean(**{option: "smaples"})
 
 

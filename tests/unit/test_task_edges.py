@@ -170,7 +170,7 @@ class WithCopy:
 
 def test_a_row_that_is_not_known_must_say_how_it_runs():
     sim = tiny(fedavg(train=SGD(objective=WithCopy())))
-    with pytest.raises(ModelError, match="say train=True or train=False"):
+    with pytest.raises(ModelError, match="pass train=True or train=False"):
         sim.run(Matrix())
 
 
@@ -236,7 +236,7 @@ def test_sums_keep_blocks_that_a_later_chunk_does_not_hold():
 
 
 def test_weights_of_a_mean_are_checked():
-    with pytest.raises(UnknownNameError, match="unknown weights of Mean 'smaples'; did you mean 'samples'"):
+    with pytest.raises(UnknownNameError, match="unknown Mean.weights 'smaples'; did you mean 'samples'"):
         Mean(weights="smaples")
 
 
@@ -359,10 +359,10 @@ def test_a_clients_model_comes_back_as_a_state_dict():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"lr": "fast"}, "lr is a number"),
-        ({"lr": True}, "lr is a number"),
-        ({"epochs": 1.5}, "epochs is a whole number"),
-        ({"epochs": True}, "epochs is a whole number"),
+        ({"lr": "fast"}, "lr must be a number"),
+        ({"lr": True}, "lr must be a number"),
+        ({"epochs": 1.5}, "epochs must be a whole number"),
+        ({"epochs": True}, "epochs must be a whole number"),
         ({"steps": -3}, "steps must"),
         ({"steps": 0}, "steps must be at least 1"),
     ],
