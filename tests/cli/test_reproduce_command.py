@@ -31,7 +31,7 @@ def test_a_table_at_scale_smoke_and_again(strata, place):
     assert (again.code, runs(place)) == (0, before)  # nothing was left to run
     other = strata(*NAME, "--set", "train.lr=0.3")
     assert other.code == 2
-    assert "other settings" in other.err
+    assert "was made with settings" in other.err
 
 
 def test_rows_that_cannot_be_run_are_said_at_the_end_and_the_others_are_run(strata, place):
@@ -62,7 +62,7 @@ def test_what_a_scale_needs_of_a_machine_is_said_once_and_nothing_is_written(ref
     refused("reproduce", "flayer", "--scale", "short", says="flayer/fig3 at scale short uses tf32")
     refused(*NAME, "--set", "run.device=cuda", says="there is no device 'cuda' on this machine")
     line = refused(*NAME, "--set", "run.precision=tf32", says="flayer/table4 at scale smoke")
-    assert line.endswith("take --set run.precision=fp32")
+    assert line.endswith("use --set run.precision=fp32")
 
 
 def test_what_was_run_on_a_gpu_is_judged_without_one(strata, place, monkeypatch):
@@ -100,7 +100,7 @@ def test_data_without_classes_is_refused_as_nothing_of_it_is_an_accuracy(strata,
     result = strata(*own(place, data__name="mine.npz", data__clients=3))
     assert result.code == 2
     assert "FedAvg in here: '" in result.err
-    assert "'mine.npz' has no classes" in " ".join(result.out.split())
+    assert "mine.npz' has no classes, but recipes compare accuracies" in " ".join(result.err.split())
 
 
 def test_what_diverged_is_said_where_its_numbers_stand(strata, place):
