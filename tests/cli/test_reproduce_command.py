@@ -24,7 +24,7 @@ def test_a_table_at_scale_smoke_and_again(strata, place):
     assert all(set(verdict) >= {"claim", "holds", "reason"} for verdict in told)
     assert all(verdict["stand_in"] for verdict in told)
     assert "numbers do not compare" in " ".join(first.out.split())
-    assert "no evidence" in " ".join(first.out.split())
+    assert "so this is no evidence; written to" in " ".join(first.out.split())
     before = runs(place)
     assert before
     again = strata(*NAME)
@@ -101,6 +101,7 @@ def test_data_without_classes_is_refused_as_nothing_of_it_is_an_accuracy(strata,
     assert result.code == 2
     assert "FedAvg in here: '" in result.err
     assert "mine.npz' has no classes, but recipes compare accuracies" in " ".join(result.err.split())
+    assert "not run: FedAvg, here, seed 0: '" in " ".join(result.out.split())
 
 
 def test_what_diverged_is_said_where_its_numbers_stand(strata, place):

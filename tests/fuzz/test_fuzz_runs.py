@@ -25,7 +25,7 @@ from stratafl.config.experiment import Experiment, to_tables, with_settings
 from stratafl.errors import StrataError
 from stratafl.execute.simulation import SavedForm
 from stratafl.report.study import gather
-from stratafl.runs import Run, environment, read_run, run
+from stratafl.runs import Run, environment, read_run, run, stored
 from stratafl.runs.journal import read_lines
 from stratafl.runs.summary import USUAL, counting
 
@@ -81,7 +81,8 @@ def _quick(monkeypatch):
         return simulations[key]
 
     identity = environment.identity
-    monkeypatch.setattr(run, "simulation_of", simulation_of)
+    for module in (run, stored):
+        monkeypatch.setattr(module, "simulation_of", simulation_of)
     monkeypatch.setattr(SavedForm, "of", lambda sim: forms.setdefault(id(sim), form_of(sim)))
     monkeypatch.setattr(environment, "identity", lambda sim: kept.setdefault(id(sim), identity(sim)))
     monkeypatch.setattr(environment, "describe", lambda sim: kept.setdefault("about", describe(sim)))
