@@ -22,7 +22,7 @@ from stratafl.data import Federation, from_splits
 from stratafl.evaluation.evaluate import received
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
-from stratafl.policies import SGD, Broadcast, Cosine, Deliver, Exponential, Mean, Remember, Take, TakeNumber, Upload
+from stratafl.policies import SGD, Broadcast, Cosine, Deliver, Exponential, Mean, Remember, Take, Upload
 
 pytestmark = pytest.mark.usefixtures("untraced")
 
@@ -237,7 +237,7 @@ def test_an_edit_that_reads_a_number_of_each_client() -> None:
     federation, module, paces = images((4, 21, 14)), convnorm(), [0.5, 2.0, -1.0]
     algorithm = Layerwise(
         serve=(Broadcast(), Deliver(field="pace")),
-        mix=(Take(), TakeNumber("pace")),
+        mix=(Take(), Take("pace")),
         train=(train,),
         send=(Upload(),),
         merge=(Mean(),),

@@ -99,11 +99,13 @@ def test_the_server_averages_personal_layers_too():
     """Algorithm 1 line 13; with n_k or as in Eq. 4."""
     server = toy_server(personal=(1, 0))
     a, b = T([31, 30], [9, 10], [20, 20]), T([2, 0], [0, 2], [4, 4])
-    torch.testing.assert_close(absorbed(server, a, b, weights="uniform")["theta"]["a.w"], T(20, 20))
-    mean = absorbed(server, a, b, samples=(1, 1, 2))["theta"]
-    torch.testing.assert_close(mean["a.w"], T(20, 20))
-    torch.testing.assert_close(mean["b.w"], T(2.5, 2.5))
-    torch.testing.assert_close(absorbed(server, a, b, samples=(1, 1, 2), weights="uniform")["theta"]["b.w"], T(2, 2))
+    rnd, ids = toy_round(toy_layout(), 4), torch.tensor([0, 1, 2])
+    up = Parcel({"theta": Field({"a.w": a, "b.w": b}), "samples": Field(T(1, 1, 2))})
+    for weights, expected in (("samples", T(2.5, 2.5)), ("uniform", T(2, 2))):
+        _, mean = fedlag(k=1, xi=0.0, warmup=0, weights=weights).phases[0].algorithm.merge
+        theta = mean.finish(rnd, server, mean.fold(rnd, server, {}, up, ids))["theta"]
+        torch.testing.assert_close(theta["a.w"], T(20, 20))
+        torch.testing.assert_close(theta["b.w"], expected)
 
 
 def test_of_equal_scores_the_later_layer_is_personal():

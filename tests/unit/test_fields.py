@@ -5,7 +5,7 @@ import torch
 
 from stratafl.algorithms import fedavg, fedbn, fedper, lgfedavg, local
 from stratafl.core.describe import describe
-from stratafl.core.fields import Number, Start, Together, Zeros
+from stratafl.core.fields import Filled, Number, Start, Together
 from stratafl.core.layers import select
 from stratafl.core.layout import Rows
 from stratafl.core.round import Setup
@@ -92,7 +92,7 @@ def test_what_a_server_can_know_of_a_whole_model():
     ("per_client", "ids", "lead"), [(False, None, ()), (False, IDS, (2,)), (True, None, (CLIENTS,))]
 )
 def test_zeros_have_the_shape_of_trainable_tensors(per_client, ids, lead):
-    rows = Zeros(select("bn1+fc"), per_client).create(setup(dtype=torch.float64), ids, "server")
+    rows = Filled(0.0, select("bn1+fc"), per_client).create(setup(dtype=torch.float64), ids, "server")
     assert {n: tuple(x.shape) for n, x in rows.items()} == {
         "bn1.weight": (*lead, 2),
         "bn1.bias": (*lead, 2),

@@ -17,7 +17,7 @@ from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, clone, flatten, tensor_of
 from stratafl.core.steps import MergeRows, MergeSums, Mix, Send, Serve, Train
 from stratafl.errors import RecordError
-from stratafl.policies import SGD, Broadcast, Mean, Pull, Remember, Take, TakeNumber, Upload
+from stratafl.policies import SGD, Broadcast, Mean, Pull, Remember, Take, Upload
 from stratafl.testing import Case
 
 LAYOUT = describe(nn.Sequential(nn.Linear(2, 2)))
@@ -111,7 +111,7 @@ def numbers(**slots: object) -> Layerwise:
     """An algorithm on plain numbers: clients double what they get and send it; the server adds it up."""
     plain = {
         "serve": (Give("y", "down.y", common=True),),
-        "mix": (TakeNumber("y"),),
+        "mix": (Take("y"),),
         "train": (Affine("y", "x", 2.0),),
         "send": (Give("x", "up.x"),),
         "merge": (Sum("y"),),
@@ -129,7 +129,7 @@ REFUSED = {
         {"serve": (Broadcast(field="phi"),)},
         ("serve", "Broadcast", "'phi'", "choose one of: theta"),
     ),
-    "a mix that reads what nobody serves": ({"mix": (Take(), TakeNumber("mu"))}, ("mix", "TakeNumber", "'down.mu'")),
+    "a mix that reads what nobody serves": ({"mix": (Take(), Take("mu"))}, ("mix", "Take", "'down.mu'")),
     "a mix without a download": ({"serve": ()}, ("mix", "Take", "'down.theta'")),
     "a mix that reads what comes later": ({"mix": (Remember("loss"), Take())}, ("mix", "Remember", "'loss'")),
     "a train that reads an unknown field": ({"train": (SGD(edits=(Pull(1.0),)),)}, ("train", "SGD", "'anchor'")),
@@ -328,14 +328,14 @@ def test_two_merges_of_one_field_build_on_each_other():
 
 
 def test_mix_steps_run_in_their_order():
-    alg = numbers(mix=(TakeNumber("y"), Affine("y", "y", 2.0), Affine("y", "y", 1.0, 3.0)))
+    alg = numbers(mix=(Take("y"), Affine("y", "y", 2.0), Affine("y", "y", 1.0, 3.0)))
     down = Parcel({"y": Field(torch.tensor([5.0]))})
     assert alg.receive(ROUND, {"x": torch.tensor([0.0])}, down, None)["y"].tolist() == [13.0]
 
 
 def test_a_common_number_is_taken_by_every_client_and_one_of_its_own_as_it_is():
     for field in (Field(torch.tensor([1.0, 2.0]), common=True), Field(torch.tensor([[1.0, 2.0]] * 3))):
-        taken = TakeNumber("mu")(None, {}, {"mu": field}, range(3))["mu"]
+        taken = Take("mu")(None, {}, {"mu": field}, range(3))["mu"]
         assert taken.tolist() == [[1.0, 2.0]] * 3
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stratafl.algorithms import ALGORITHMS, fedalp, fedavg, fedlag, flayer, pfedla
-from stratafl.core.fields import Zeros
+from stratafl.core.fields import Filled
 from stratafl.core.state import stored_bytes
 from stratafl.errors import MemoryLimitError
 from stratafl.execute import Matrix, simulation
@@ -73,7 +73,7 @@ def test_client_states_go_to_disk_where_a_limit_leaves_no_room_for_them(monkeypa
 
 
 def test_an_own_field_is_counted_too():
-    method = replace(fedavg(), server={**fedavg().server, "drift": Zeros(per_client=True)})
+    method = replace(fedavg(), server={**fedavg().server, "drift": Filled(per_client=True)})
     sim = made(method)
     trainable = sum(sim.setup.layout.specs[n].size for n in sim.setup.layout.trainable()) * 4
     assert sim.server_bytes == row_bytes(sim) + 6 * trainable

@@ -6,7 +6,7 @@ import pytest
 
 from stratafl.algorithms import ALGORITHMS, fedavg, fedper, fedprox, fedrep
 from stratafl.core import records
-from stratafl.core.fields import Number, Start, Together, Zeros
+from stratafl.core.fields import Filled, Number, Start, Together
 from stratafl.core.layers import Select, select
 from stratafl.core.objectives import CrossEntropy
 from stratafl.core.phased import Phase, Phased
@@ -33,7 +33,7 @@ NESTED = {
         purpose="head",
     ),
     "selections": Start(select("blocks:2"), own=True),
-    "fields of several kinds": Together((Start(select("head")), Zeros(select("last:2"), per_client=True))),
+    "fields of several kinds": Together((Start(select("head")), Filled(0.0, select("last:2"), per_client=True))),
     "a number": Number(value=-1.5, width=3),
     "options of an algorithm": fedper(
         personal="blocks:2", initial="own", finetune=2, linear_base=True, train=SGD(schedule=Exponential(0.5))

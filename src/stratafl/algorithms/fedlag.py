@@ -15,17 +15,18 @@ from stratafl.algorithms.fedavg import fedavg
 from stratafl.core.annotations import Range
 from stratafl.core.fields import Number, Start
 from stratafl.core.footprint import Footprint
+from stratafl.core.layers import Select, select
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import Layout
 from stratafl.core.parcel import Field, LayerMask, Parcel
 from stratafl.core.phased import Phase, Phased
 from stratafl.core.records import record, validated
-from stratafl.core.reduce import add_rows, add_weights, conflicting_pairs, mean_or_hold
+from stratafl.core.reduce import conflicting_pairs
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import Computed, State, expand, rows_of, tensor_of
 from stratafl.core.steps import MergeRows, Serve
 from stratafl.errors import RecordError
-from stratafl.policies import SGD, Broadcast, Take
+from stratafl.policies import SGD, Broadcast, Mean, Take
 
 
 @validated
@@ -45,19 +46,19 @@ def fedlag(
     `weights="uniform"` is Eq. 4; `bn` says whether a BatchNorm follows the layer that it normalises or is always
     averaged.
     """
-    merge = PersonaliseConflicts(k, xi, weights, bn)
+    conflicts, mean = PersonaliseConflicts(k, xi, bn), Mean(weights=weights)
     # The warm-up personalises nothing, but the server already keeps what each client uploads: in the first round after
     # it, that is where a client's personal layers are.
-    first = (Phase(_lag(replace(merge, k=0), train), rounds=warmup),) if warmup else ()
-    return Phased((*first, Phase(_lag(merge, train))))
+    first = (Phase(_lag(replace(conflicts, k=0), mean, train), rounds=warmup),) if warmup else ()
+    return Phased((*first, Phase(_lag(conflicts, mean, train))))
 
 
-def _lag(merge: "PersonaliseConflicts", train: SGD) -> Layerwise:
+def _lag(conflicts: "PersonaliseConflicts", mean: Mean, train: SGD) -> Layerwise:
     return replace(
         fedavg(train=train),
         serve=(BroadcastShared(),),  # Eq. 4: θ_{l,u}^(r+1) for l ∈ L_g
         mix=(Take(),),  # Eq. 5: of a layer that is not sent, l ∈ L_p, a client keeps its own θ_{l,u}^(r,E)
-        merge=(merge,),
+        merge=(conflicts, mean),  # w_g, Algorithm 1 line 13: the mean of all layers, those of L_p too
         server={
             "theta": Start(),
             "rows": Start(per_client=True),
@@ -73,8 +74,15 @@ def _lag(merge: "PersonaliseConflicts", train: SGD) -> Layerwise:
 class BroadcastShared(Serve):
     """The averaged layers, those of L_g (Eq. 4); of L_p nothing is sent, and `Take` leaves a client's own (Eq. 5)."""
 
-    reads = ("theta", "personal")
-    writes = ("down.theta",)
+    field: str = "theta"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.field, "personal")
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (f"down.{self.field}",)
 
     def footprint(self, setup: Setup) -> Footprint:
         """Each client puts what it received and what it keeps together."""
@@ -82,23 +90,26 @@ class BroadcastShared(Serve):
 
     def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
         shared = tensor_of(server, "personal") == 0  # L_g
-        return {"theta": Field(rows_of(server, "theta"), common=True, mask=LayerMask(shared))}
+        return {self.field: Field(rows_of(server, self.field), common=True, mask=LayerMask(shared))}
 
 
 @record
 class PersonaliseConflicts(MergeRows):
-    """w_g ← the mean of all layers; L_p ← the k layers with the most conflicting pairs (Eq. 1–4, Algorithm 2)."""
+    """L_p ← the k layers with the most conflicting pairs (Eq. 1–3, Algorithm 2); what clients trained is stored.
+
+    It looks at what clients started from, so it comes before the mean that replaces the server's model.
+    """
 
     k: int | None = None
     xi: float = -0.1
-    weights: Literal["samples", "uniform"] = "samples"
     bn: Literal["follow", "averaged"] = "follow"
-    writes = ("theta", "rows", "personal", "conflicts")
+    field: str = "theta"
+    layers: Select = select("all")  # those that may become personal
+    writes = ("rows", "personal", "conflicts")
 
     @property
     def reads(self) -> tuple[str, ...]:
-        counts = ("up.samples",) if self.weights == "samples" else ()
-        return ("up.theta", *counts, *self.writes)
+        return (f"up.{self.field}", self.field, *self.writes)
 
     def check(self, setup: Setup) -> None:
         most = len(setup.layout.computing)
@@ -110,20 +121,18 @@ class PersonaliseConflicts(MergeRows):
         return {"conflicting_pairs": tensor_of(server, "conflicts"), "personal": tensor_of(server, "personal")}
 
     def footprint(self, setup: Setup) -> Footprint:
-        """Uploads, starts and updates of one tensor at a time, and the mean's sums."""
-        return Footprint(absorbed=3 * setup.block_bytes(), merge=setup.row_bytes(dtype=torch.float64))
+        """Uploads, starts and updates of one tensor at a time."""
+        return Footprint(absorbed=3 * setup.block_bytes())
 
     def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
         """Scores from what each client started from, as the server knows it."""
-        layout, trained, held = rnd.layout, up["theta"].rows, rows_of(server, "theta")
-        rows, start = rows_of(server, "rows"), started(server, ids, layout)
-        h = Computed(layout.trainable(), lambda name: start[name].neg_().add_(trained[name]))  # Eq. 1–2, in one block
+        layout, trained = rnd.layout, up[self.field].rows
+        rows, start = rows_of(server, "rows"), started(server, ids, layout, self.field)
+        names = [name for name in layout.trainable() if name in start]
+        h = Computed(names, lambda name: start[name].neg_().add_(trained[name]))  # Eq. 1–2, in one block
         conflicts = conflicting_pairs(layout.gram(h), self.xi)  # GC_ξ(l), Eq. 3
-        weights = up["samples"].tensor if self.weights == "samples" else torch.ones_like(ids)
-        mean = mean_or_hold(add_rows({}, weights, trained, None), add_weights({}, weights, trained, None), held)
         like = tensor_of(server, "personal")
         return {
-            "theta": mean,  # w_g, Algorithm 1 line 13: of all layers, those of L_p too
             "rows": {name: x.index_copy(0, ids.to(x.device), trained[name]) for name, x in rows.items()},
             "personal": self._personal(conflicts, layout).to(like.dtype),  # L_p, Algorithm 2 line 8
             "conflicts": conflicts.to(like.dtype),
@@ -131,7 +140,8 @@ class PersonaliseConflicts(MergeRows):
 
     def _personal(self, conflicts: Tensor, layout: Layout) -> Tensor:
         """Booleans `[L]`: the k scored layers with the most conflicts, of equals the later, and their BatchNorms."""
-        scored = torch.tensor(layout.computing, dtype=torch.int64, device=conflicts.device)
+        allowed = {layout.index[name] for name in layout.resolve(self.layers)}
+        scored = torch.tensor([i for i in layout.computing if i in allowed], dtype=torch.int64, device=conflicts.device)
         found = conflicts[scored].flip(0)
         most = min(5, max(1, len(scored) // 2)) if self.k is None else self.k  # where k is left open, half at most
         order = found.argsort(descending=True, stable=True)[:most]
@@ -142,9 +152,9 @@ class PersonaliseConflicts(MergeRows):
         return personal
 
 
-def started(server: State, ids: Tensor, layout: Layout) -> Mapping[str, Tensor]:
+def started(server: State, ids: Tensor, layout: Layout, field: str = "theta") -> Mapping[str, Tensor]:
     """w_u^(r): what these clients started the round from, as the server knows it: their own layers in L_p, else w_g."""
-    rows, held = rows_of(server, "rows"), expand(rows_of(server, "theta"), len(ids))
+    rows, held = rows_of(server, "rows"), expand(rows_of(server, field), len(ids))
     personal = layout.spread(tensor_of(server, "personal") > 0, rows)  # l ∈ L_p
     # Eq. 5: θ_{l,u}^(r−1,E), which they uploaded last; Eq. 4 for all other layers.
     return Computed(rows, lambda name: torch.where(personal[name], rows[name][ids], held[name]))

@@ -26,7 +26,7 @@ from stratafl.core.parcel import ColumnMask, Field, Parcel
 from stratafl.core.records import record, validated
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, Value, rows_of, tensor_of
-from stratafl.core.steps import Mix, Send
+from stratafl.core.steps import Mix, Names, Send
 from stratafl.core.task import Task
 from stratafl.errors import RecordError
 from stratafl.policies import SGD, Accuracy, Mean, Remember, Take
@@ -101,8 +101,15 @@ class Guide(Mix):
     """θ̃_k = [θ_g of the base, A_k·θ_k + (1 − A_k)·θ_g of the head] (Eq. 2)."""
 
     head: Select
-    reads = ("theta", "accuracy", "down.theta")
-    writes = ("theta",)
+    own: str = "theta"  # the client's model; what is received is `down.theta`
+
+    @property
+    def reads(self) -> Names:
+        return (self.own, "accuracy", "down.theta")
+
+    @property
+    def writes(self) -> Names:
+        return (self.own,)
 
     def check(self, setup: Setup) -> None:
         """Refuse a head that leaves no base."""
@@ -113,12 +120,12 @@ class Guide(Mix):
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         """Statistics of the head are mixed with the same convex weights, where they travel."""
-        own, received = rows_of(client, "theta"), rows_of(Take()(rnd, client, down, task), "theta")
+        own, received = rows_of(client, self.own), rows_of(Take(into=self.own)(rnd, client, down, task), self.own)
         A = tensor_of(client, "accuracy")
         head = [name for name in rnd.layout.travelling(self.head) if name in own]
         task.note("mix/own", A[:, None] * rnd.layout.layer_mask(self.head, A.device))
         mixed = {n: _each(A, own[n]) * own[n] + (1 - _each(A, own[n])) * received[n] for n in head}
-        return {"theta": {**received, **mixed}}
+        return {self.own: {**received, **mixed}}
 
 
 def _each(values: Tensor, block: Tensor) -> Tensor:
@@ -151,8 +158,16 @@ class TopChange(Send):
 
     least: float = 0.1
     layers: Select = select("all")
-    reads = ("theta", "anchor")
-    writes = ("up.theta", "up.samples")
+    field: str = "theta"
+    anchor: str = "anchor"
+
+    @property
+    def reads(self) -> Names:
+        return (self.field, self.anchor)
+
+    @property
+    def writes(self) -> Names:
+        return (f"up.{self.field}", "up.samples")
 
     def footprint(self, setup: Setup) -> Footprint:
         """Its mask and what changed most; one client's layer, sorted; and a weight per column on the server."""
@@ -161,7 +176,7 @@ class TopChange(Send):
 
     def __call__(self, rnd: Round, client: State, task: Task) -> Mapping[str, Field]:
         """Trainable columns with their mask; statistics go whole, where they travel."""
-        layout, theta, start = rnd.layout, rows_of(client, "theta"), rows_of(client, "anchor")
+        layout, theta, start = rnd.layout, rows_of(client, self.field), rows_of(client, self.anchor)
         sent = {name: torch.ones_like(theta[name], dtype=torch.bool) for name in layout.travelling(self.layers)}
         L = max(layout.units) + 1
         for i in range(1, L + 1):
@@ -170,7 +185,7 @@ class TopChange(Send):
                 change = {name: (theta[name] - start[name]).abs() for name in names}  # Eq. 6
                 sent |= top(change, min(max(i / L, self.least), 1.0))
         return {
-            "theta": Field({name: theta[name] for name in sent}, mask=ColumnMask(sent)),
+            self.field: Field({name: theta[name] for name in sent}, mask=ColumnMask(sent)),
             "samples": Field(task.sizes("train")),
         }
 

@@ -25,7 +25,7 @@ from stratafl.core.round import Round, Setup
 from stratafl.core.state import Computed, State, rows_of
 from stratafl.core.steps import MergeRows, Serve
 from stratafl.errors import RecordError
-from stratafl.policies import SGD
+from stratafl.policies import SGD, MeanOfRows, StoreRows
 
 Rate = Annotated[float, Range(least=0)]
 
@@ -113,7 +113,10 @@ def mixing(
     return replace(
         fedavg(train=train),
         serve=(MixLayers(weights, retain or Retain()),),
-        merge=(*learn, StoreRows()),  # who learns looks at the models that were mixed, so before they are replaced
+        merge=(
+            *learn,
+            StoreRows(),
+        ),  # Algorithm 1 line 7; who learns looks at the models that were mixed, so before they are replaced
         server={"rows": Start(per_client=True), **(fields or {})},
         welcome=(MeanOfRows(),),
     )
@@ -225,30 +228,3 @@ class LearnWeights(MergeRows):
         toward = layout.cross(delta_theta, rows).permute(1, 0, 2)
         kept = self.retain(alpha, ids, layout)  # of these layers Δθ_i is from another start, and not asked for
         return self.hyper.moved(server, ids, torch.where(kept[..., None], 0, toward), self.lr)
-
-
-@record
-class StoreRows(MergeRows):
-    """θ_i ← what client i trained (Algorithm 1 line 7); everybody else's model stays as it was."""
-
-    reads = ("up.theta", "rows")
-    writes = ("rows",)
-
-    def footprint(self, setup: Setup) -> Footprint:
-        """Uploads of one tensor at a time."""
-        return Footprint(absorbed=setup.block_bytes())
-
-    def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
-        new = up["theta"].rows
-        return {"rows": {n: x.index_copy(0, ids.to(x.device), new[n]) for n, x in rows_of(server, "rows").items()}}
-
-
-@record
-class MeanOfRows(Serve):
-    """The mean of all clients' models, for somebody who has no hypernetwork yet."""
-
-    reads = ("rows",)
-    writes = ("down.theta",)
-
-    def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
-        return {"theta": Field({name: x.mean(0) for name, x in rows_of(server, "rows").items()}, common=True)}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stratafl.core.layers import Select, select
-from stratafl.core.layout import Layout, Rows
+from stratafl.core.layout import Columns, Layout, Rows
 from stratafl.core.records import record
 from stratafl.core.round import Setup
 from stratafl.core.state import Value, expand
@@ -32,16 +32,19 @@ class FieldSpec(Protocol):
 class Start:
     """Layers of the initial model: the common one, or with `own` one that each client draws for itself.
 
-    On the server, `per_client` keeps a row for every client of the federation, and `copies` so many rows.
+    On the server, `per_client` keeps a row for every client of the federation, and `copies` so many rows; `own` copies
+    are drawn one by one. `columns="statistics"` keeps the running statistics alone.
     """
 
     layers: Select = select("all")
     own: bool = False
     per_client: bool = False
     copies: int | None = None
+    columns: Columns = "all"
 
     def names(self, layout: Layout, side: Side) -> Names:
-        return layout.staying(self.layers) if side == "client" else layout.travelling(self.layers)
+        kept = layout.staying(self.layers) if side == "client" else layout.travelling(self.layers)
+        return layout.only(kept, self.columns)
 
     def create(self, setup: Setup, ids: Tensor | None, side: Side) -> Rows:
         if self.per_client and side == "client":
@@ -49,24 +52,27 @@ class Start:
         if self.per_client:
             ids = torch.arange(setup.clients)
         names = self.names(setup.layout, side)
-        if self.own and ids is None:
-            raise RecordError("Start(own=True) draws a model for each client: a server field needs per_client as well")
         start = {name: setup.start[name] for name in names}
         if self.copies is not None:
-            return {name: x.expand(self.copies, *x.shape).clone() for name, x in start.items()}
+            rows = expand(start, self.copies)
+            drawn = setup.fresh(torch.arange(self.copies)) if self.own else {}
+            return {name: drawn[name] if name in drawn else x.clone() for name, x in rows.items()}
+        if self.own and ids is None:
+            raise RecordError("Start(own=True) draws a model for each client: a server field needs per_client as well")
         if ids is None:
             return start
         rows = expand(start, len(ids))
         if self.own:  # only the chosen layers: local statistics of the others stay as they were given
             chosen = {n for layer in setup.layout.resolve(self.layers) for n in setup.layout.layer(layer).tensors}
-            rows |= {name: x for name, x in setup.fresh(ids).items() if name in chosen}
+            rows |= {name: x for name, x in setup.fresh(ids).items() if name in chosen and name in rows}
         return rows
 
 
 @record
-class Zeros:
-    """Zeros of the shape of these layers' trainable tensors."""
+class Filled:
+    """One value, 0 unless given, in the shape of these layers' trainable tensors."""
 
+    value: float = 0.0
     layers: Select = select("all")
     per_client: bool = False
 
@@ -77,18 +83,19 @@ class Zeros:
         count = setup.clients if self.per_client else None if ids is None else len(ids)
         lead = () if count is None else (count,)
         start = {name: setup.start[name] for name in self.names(setup.layout, side)}
-        return {name: x.new_zeros(*lead, *x.shape) for name, x in start.items()}
+        return {name: x.new_full((*lead, *x.shape), self.value) for name, x in start.items()}
 
 
 @record
 class Number:
-    """One number, or a vector of them, for the server or for each client.
+    """One number, or a tensor of them, for the server or for each client.
 
-    The width may be named after what only the federation knows: `clients`, `layers`, `classes`, `features`.
+    A width may be named after what only the federation knows: `clients`, `layers`, `classes`, `features`; several make
+    a tensor of several axes, such as `("classes", "features")` for a prototype of each class.
     """
 
     value: float = 0.0
-    width: int | str | None = None
+    width: int | str | tuple[int | str, ...] | None = None
     per_client: bool = False
 
     def names(self, layout: Layout, side: Side) -> None:
@@ -96,18 +103,20 @@ class Number:
 
     def create(self, setup: Setup, ids: Tensor | None, side: Side) -> Tensor:
         count = setup.clients if self.per_client else None if ids is None else len(ids)
-        shape = [n for n in (count, self._width(setup)) if n is not None]
+        widths = () if self.width is None else self.width if isinstance(self.width, tuple) else (self.width,)
+        shape = [*(() if count is None else (count,)), *(_width(each, setup) for each in widths)]
         like = next(iter(setup.start.values()))
         return torch.full(shape, self.value, dtype=like.dtype, device=like.device)
 
-    def _width(self, setup: Setup) -> int | None:
-        if not isinstance(self.width, str):
-            return self.width
-        known = {"clients": setup.clients, "layers": len(setup.layout.layers), "features": setup.features}
-        known |= {} if setup.classes is None else {"classes": setup.classes}
-        if self.width not in known:
-            raise unknown("width", self.width, known)
-        return known[self.width]
+
+def _width(width: int | str, setup: Setup) -> int:
+    if not isinstance(width, str):
+        return width
+    known = {"clients": setup.clients, "layers": len(setup.layout.layers), "features": setup.features}
+    known |= {} if setup.classes is None else {"classes": setup.classes}
+    if width not in known:
+        raise unknown("width", width, known)
+    return known[width]
 
 
 @record

@@ -49,6 +49,11 @@ def stream(key: Tensor, index: Tensor) -> Tensor:
     return scramble(key + (index + 1) * GOLDEN)
 
 
+def uniform(key: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
+    """Numbers from the open interval (0, 1) at `index` of a stream; 23 random bits, which float32 holds exactly."""
+    return ((stream(key, index) >> 41).to(dtype) + (1 << 22) + 0.5) / (1 << 23)
+
+
 def threshold(probability: float) -> int:
     """The number below which a uniform int64 falls with the given probability."""
     return min(max(int(probability * (1 << 64)) - (1 << 63), -(1 << 63)), (1 << 63) - 1)

@@ -65,6 +65,16 @@ class Layerwise(Algorithm):
         return tuple(step for slot in SLOTS for step in getattr(self, slot))
 
     @property
+    def server_fields(self) -> Mapping[str, FieldSpec]:
+        """What the server keeps: what is declared, and what its steps keep."""
+        return {**_kept_by((*self.serve, *self.merge)), **self.server}
+
+    @property
+    def client_fields(self) -> Mapping[str, FieldSpec]:
+        """What a client keeps: what is declared, and what its steps keep."""
+        return {**_kept_by((*self.mix, *self.train, *self.send)), **self.client}
+
+    @property
     def requires(self) -> Requirements:  # type: ignore[override]
         """What its steps declare, together."""
         return Requirements(
@@ -76,7 +86,8 @@ class Layerwise(Algorithm):
 
     def check(self, setup: Setup) -> None:
         """Resolve every selection of layers, in steps and declared fields; then each step checks for itself."""
-        _resolve((*self.steps, *self.server.values(), *self.client.values(), self.extension), setup.layout)
+        fields = (*self.server_fields.values(), *self.client_fields.values())
+        _resolve((*self.steps, *fields, self.extension), setup.layout)
         for step in self.steps:
             step.check(setup)
 
@@ -89,10 +100,10 @@ class Layerwise(Algorithm):
         return module if self.extension is None else self.extension(module, example, classes)
 
     def init(self, setup: Setup) -> State:
-        return {name: spec.create(setup, None, "server") for name, spec in self.server.items()}
+        return {name: spec.create(setup, None, "server") for name, spec in self.server_fields.items()}
 
     def enrol(self, setup: Setup, ids: Tensor) -> State:
-        return {name: spec.create(setup, ids, "client") for name, spec in self.client.items()}
+        return {name: spec.create(setup, ids, "client") for name, spec in self.client_fields.items()}
 
     def download(self, rnd: Round, server: State, ids: Tensor, new: bool = False) -> Parcel:
         steps = self.welcome if new and self.welcome else self.serve
@@ -102,6 +113,7 @@ class Layerwise(Algorithm):
         client = dict(client)
         for step in self.mix:
             client |= step(rnd, client, parcel, task)
+        _check_whole(client[self.row], rnd.layout)
         return client
 
     def work(self, rnd: Round, client: State, task: Task) -> Work:
@@ -109,7 +121,7 @@ class Layerwise(Algorithm):
         client = _after(self.train, rnd, client, task)
         asked = {name for step in self.merge for name in step.reads}
         upload = Parcel({k: f for step in self.send for k, f in step(rnd, client, task).items() if f"up.{k}" in asked})
-        kept = {name: _kept(client[name], spec, rnd.layout, "client") for name, spec in self.client.items()}
+        kept = {name: _kept(client[name], spec, rnd.layout, "client") for name, spec in self.client_fields.items()}
         return Work(kept, upload, cast(Rows, client[self.row]))
 
     def fold(self, rnd: Round, server: State, total: Total, uploads: Parcel, ids: Tensor) -> Total:
@@ -131,7 +143,7 @@ class Layerwise(Algorithm):
                 state |= step.absorb(rnd, state, join(total.rows, lazily=True), torch.cat(total.ids))
             else:
                 state |= step.finish(rnd, state, own)
-        return {name: _kept(state[name], spec, rnd.layout, "server") for name, spec in self.server.items()}
+        return {name: _kept(state[name], spec, rnd.layout, "server") for name, spec in self.server_fields.items()}
 
     def tell(self, rnd: Round, server: State) -> dict[str, Tensor]:
         return {name: value for step in self.steps for name, value in step.tell(rnd, server).items()}
@@ -156,6 +168,20 @@ def _resolve(part: object, layout: Layout) -> None:
         _resolve(tuple(vars(part).values()), layout)
 
 
+def _kept_by(steps: Iterable[Step]) -> dict[str, FieldSpec]:
+    return {name: spec for step in steps for name, spec in step.keeps.items()}
+
+
+def _check_whole(row: Value, layout: Layout) -> None:
+    """A client's model has every layer: each is in the download or in the client's state."""
+    if isinstance(row, Tensor):
+        return
+    missing = dict.fromkeys(layout.layers[spec.layer].name for name, spec in layout.specs.items() if name not in row)
+    if missing:
+        named = ", ".join(map(repr, missing))
+        raise RecordError(f"mix: nobody has {named} of the model: neither the download nor the client's state")
+
+
 def _after(steps: tuple[Train, ...], rnd: Round, client: State, task: Task) -> State:
     client = dict(client)
     for step in steps:
@@ -172,9 +198,9 @@ def _check_flow(alg: Layerwise) -> None:
     """Refuse a record in which a step reads what nobody gives, or a field is declared that nobody can keep up."""
     down: set[str] = set()
     up: set[str] = set()
-    _walk(alg, "serve", set(alg.server), down)
-    _walk(alg, "welcome", set(alg.server), set(down))
-    client = set(alg.client)
+    _walk(alg, "serve", set(alg.server_fields), down)
+    _walk(alg, "welcome", set(alg.server_fields), set(down))
+    client = set(alg.client_fields)
     _walk(alg, "mix", client, client, down)
     if alg.row not in client:
         raise RecordError(f"the model is field '{alg.row}', but before training clients have only: {_listed(client)}")
@@ -185,14 +211,15 @@ def _check_flow(alg: Layerwise) -> None:
     # What two descents of a round count under one name cannot be read: it would be the second one's.
     counted = Counter(name for step in alg.train for name in step.counts)
     readers = [(name, _name(step)) for step in (*alg.train, *alg.send) for name in step.reads]
-    for name, reader in [*readers, *((name, "the client's state") for name in alg.client)]:
+    for name, reader in [*readers, *((name, "the client's state") for name in alg.client_fields)]:
         if counted[name] > 1:
             raise RecordError(f"train: two descents count '{name}', which {reader} reads: give each another purpose")
-    server = set(alg.server)
+    server = set(alg.server_fields)
     _walk(alg, "merge", server, server, up)
     for step in alg.merge:
-        for name in set(step.writes) - set(alg.server):
-            raise RecordError(f"merge: {_name(step)} writes '{name}', the server declares only: {_listed(alg.server)}")
+        for name in set(step.writes) - set(alg.server_fields):
+            kept = _listed(alg.server_fields)
+            raise RecordError(f"merge: {_name(step)} writes '{name}', the server declares only: {kept}")
 
 
 def _walk(

@@ -22,6 +22,7 @@ from stratafl.errors import unknown
 Rows = dict[str, Tensor]
 Granularity = Literal["tensor", "module", "block"]
 Buffers = Literal["follow", "local"]
+Columns = Literal["all", "trainable", "statistics"]
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,10 @@ class Layout:
         if self.buffers == "local":
             kept |= {spec.name for spec in self.specs.values() if not spec.trainable}
         return tuple(name for name in self.specs if name in kept)
+
+    def only(self, names: Iterable[str], columns: Columns) -> tuple[str, ...]:
+        """Of these tensors all, those that are trained, or the statistics."""
+        return tuple(n for n in names if columns == "all" or self.specs[n].trainable == (columns == "trainable"))
 
     def _tensors(self, layers: str | Select) -> tuple[str, ...]:
         chosen = {self.index[name] for name in self.resolve(layers)}

@@ -6,11 +6,13 @@ visible in one way only: means over samples are taken with `batch.mean`.
 """
 
 from dataclasses import dataclass
+from math import prod
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from stratafl.core import keys
 from stratafl.core.layout import Rows
 from stratafl.core.records import record
 from stratafl.core.reprs import short_repr
@@ -27,6 +29,15 @@ class Batch:
     x: Tensor
     y: Tensor
     weight: Tensor
+    key: Tensor  # of this client in this step, for what an objective draws
+
+    def uniform(self, purpose: str, *shape: int) -> Tensor:
+        """Numbers from (0, 1) for each sample, `[B, *shape]`: the same on every device and for every cohort."""
+        size = (len(self.weight), *shape)
+        key = keys.fold(self.key, keys.purpose_number(purpose))
+        # The key in the places keeps a compiler from multiplying the places themselves by numbers that overflow there.
+        index = torch.arange(prod(size), device=self.weight.device) ^ (key ^ key)
+        return keys.uniform(key, index, self.weight.dtype).reshape(size)
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean over the real samples (and over all further dimensions) of values `[B, …]`."""

@@ -64,8 +64,8 @@ class Phased(Algorithm):
     @cached_property
     def records(self) -> tuple[Layerwise, ...]:
         """The record of each phase, on the fields of all."""
-        server = _union([phase.algorithm.server for phase in self._all])
-        client = _union([phase.algorithm.client for phase in self._all])
+        server = _union([phase.algorithm.server_fields for phase in self._all])
+        client = _union([phase.algorithm.client_fields for phase in self._all])
         return tuple(replace(phase.algorithm, server=server, client=client) for phase in self._all)
 
     @property

@@ -68,7 +68,24 @@ def tensor_of(state: Mapping[str, Value], name: str) -> Tensor:
 
 
 def pick(state: Mapping[str, Value], index: Index) -> State:
-    return {name: apply(lambda x: x[index], value) for name, value in state.items()}
+    """The rows at an index; what all rows share stays shared, however they are picked."""
+    return {name: apply(lambda x: _picked(x, index), value) for name, value in state.items()}
+
+
+def shared(x: Tensor) -> bool:
+    """Whether all clients look at one and the same row."""
+    return x.stride(0) == 0 and len(x) > 1
+
+
+def common(rows: Mapping[str, Tensor]) -> Rows:
+    """The one row that all clients share."""
+    return {name: x[0] for name, x in rows.items()}
+
+
+def _picked(x: Tensor, index: Index) -> Tensor:
+    if isinstance(index, Tensor) and index.ndim == 1 and index.dtype == torch.int64 and x.ndim and shared(x):
+        return x[:1].expand(len(index), *x.shape[1:])
+    return x[index]
 
 
 def stack(blocks: Sequence[Tensor]) -> Tensor:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from stratafl.core.fields import FieldSpec
 from stratafl.core.footprint import Footprint
 from stratafl.core.parcel import Field, Parcel
 from stratafl.core.round import Round, Setup
@@ -41,6 +42,11 @@ class Step:
     def writes(self) -> Names:
         """The fields it gives."""
         return ()
+
+    @property
+    def keeps(self) -> Mapping[str, FieldSpec]:
+        """The fields that its side keeps for it from round to round, beside those that the method declares."""
+        return {}
 
     @property
     def counts(self) -> Names:

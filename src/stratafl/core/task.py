@@ -3,7 +3,7 @@
 `stratafl.runtime` holds the implementation, with padding, engines and devices behind it.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -94,8 +94,9 @@ class Task(Protocol):
         carry: State,
         *,
         batch: int,
-        epochs: int = 1,
+        epochs: int | Sequence[int] = 1,
         steps: int | None = None,
+        share: float = 1.0,
         constants: Mapping[str, Tensor | Rows] | None = None,
         draws: int = 1,
         drop_last: bool = False,
@@ -106,7 +107,8 @@ class Task(Protocol):
         """Run `step(carry, constants, *stacks) → carry` over the batches of all clients, in lockstep.
 
         Carry and constants have a leading client axis (what is common to all clients, the step may simply close over);
-        a client that is done keeps its carry. With `draws` each step gets so many batches, shuffled independently.
+        a client that is done keeps its carry. `epochs` may differ between clients, and an epoch may be a `share` of its
+        batches. With `draws` each step gets so many batches, shuffled independently.
         Steps of different clients may run in different threads: they must not write to anything they share. A step with
         a `name`, which stands for everything it closes over, is kept from scan to scan where that is faster.
         """

@@ -1,11 +1,12 @@
 """Policies: the steps that fill the slots, one file per slot."""
 
-from stratafl.policies.merge import Mean
-from stratafl.policies.mix import Remember, Take, TakeNumber
-from stratafl.policies.schedules import Constant, Cosine, Exponential
+from stratafl.policies.merge import Increment, Mean, ServerOptimizer, StoreRows
+from stratafl.policies.mix import Adopt, Fresh, Prepare, Remember, Take
+from stratafl.policies.schedules import Constant, Cosine, Exponential, Stepped, Warmup
 from stratafl.policies.send import Upload
-from stratafl.policies.serve import Broadcast, Deliver
-from stratafl.policies.train import SGD, Accuracy, Pull
+from stratafl.policies.serve import Broadcast, Deliver, MeanOfRows
+from stratafl.policies.train import SGD, Accuracy, Clamp, Copy, Pull
 
-__all__ = ["SGD", "Accuracy", "Broadcast", "Constant", "Cosine", "Deliver", "Exponential", "Mean", "Pull"]
-__all__ += ["Remember", "Take", "TakeNumber", "Upload"]
+__all__ = ["SGD", "Accuracy", "Adopt", "Broadcast", "Clamp", "Constant", "Copy", "Cosine", "Deliver", "Exponential"]
+__all__ += ["Fresh", "Increment", "Mean", "MeanOfRows", "Prepare", "Pull", "Remember", "ServerOptimizer", "Stepped"]
+__all__ += ["StoreRows", "Take", "Upload", "Warmup"]

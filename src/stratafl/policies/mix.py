@@ -1,24 +1,28 @@
 """Mix: where training starts, from the download and the client's own state."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
+from stratafl.core.fields import FieldSpec, Number
+from stratafl.core.footprint import Footprint
 from stratafl.core.layout import Rows
 from stratafl.core.parcel import Field, Parcel
 from stratafl.core.records import record
-from stratafl.core.round import Round
-from stratafl.core.state import State, expand, rows_of
-from stratafl.core.steps import Mix, Names
+from stratafl.core.round import Round, Setup
+from stratafl.core.state import State, apply, expand, rows_of, tensor_of
+from stratafl.core.steps import Batching, Mix, Names, Train
 from stratafl.core.task import Task
 from stratafl.errors import RecordError
 
 
 @record
 class Take(Mix):
-    """What was sent replaces what the client has; the rest of the row is the client's own."""
+    """What was sent replaces what the client has; the rest of a row is the client's own."""
 
     field: str = "theta"
-    into: str = "theta"
+    into: str | None = None  # None: the field of the same name
 
     @property
     def reads(self) -> Names:
@@ -26,13 +30,15 @@ class Take(Mix):
 
     @property
     def writes(self) -> Names:
-        return (self.into,)
+        return (self.into or self.field,)
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
-        own = rows_of(client, self.into) if self.into in client else {}
-        row = {**own, **received(down[self.field], own, rnd, len(task))}
-        _refuse([name for name in rnd.layout.specs if name not in row], rnd)
-        return {self.into: {name: row[name] for name in rnd.layout.specs}}
+        (into,), field = self.writes, down[self.field]
+        if isinstance(field.value, Tensor):
+            return {into: field.value.expand(len(task), *field.value.shape) if field.common else field.value}
+        own = rows_of(client, into) if into in client else {}
+        row = {**own, **received(field, own, rnd, len(task))}
+        return {into: {name: row[name] for name in rnd.layout.specs if name in row}}
 
 
 def received(field: Field, own: Rows, rnd: Round, count: int) -> Rows:
@@ -41,15 +47,52 @@ def received(field: Field, own: Rows, rnd: Round, count: int) -> Rows:
     sent = field.sent(rnd.layout)
     if sent is None:
         return rows
-    _refuse([name for name in rows if name not in own], rnd)
+    missing = dict.fromkeys(rnd.layout.layers[rnd.layout.specs[name].layer].name for name in rows if name not in own)
+    if missing:
+        named = ", ".join(map(repr, missing))
+        raise RecordError(f"mix: Take finds nobody who has all of {named}: neither the download nor the client's state")
     return {name: torch.where(sent[name], block, own[name]) for name, block in rows.items()}
 
 
-def _refuse(missing: list[str], rnd: Round) -> None:
-    if missing:
-        layers = dict.fromkeys(rnd.layout.layers[rnd.layout.specs[name].layer].name for name in missing)
-        named = ", ".join(map(repr, layers))
-        raise RecordError(f"mix: Take finds nobody who has all of {named}: neither the download nor the client's state")
+@record
+class Adopt(Mix):
+    """The first time a client is met, its own fields start from what it received.
+
+    Without it the model of a client that joins late would start from the initial weights, although the server has a
+    trained one. `met` in the client's state is 1 once it took part.
+    """
+
+    fields: tuple[str, ...]
+    source: str = "theta"
+
+    @property
+    def keeps(self) -> Mapping[str, FieldSpec]:
+        return {"met": Number(0.0)}
+
+    @property
+    def reads(self) -> Names:
+        return (self.source, "met", *self.fields)
+
+    @property
+    def writes(self) -> Names:
+        return ("met", *self.fields)
+
+    def footprint(self, setup: Setup) -> Footprint:
+        """What a client keeps and what it received, put together."""
+        return Footprint(client=len(self.fields) * setup.row_bytes())
+
+    def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
+        met, source = tensor_of(client, "met"), rows_of(client, self.source)
+        new = met == 0
+        adopted: State = {
+            field: {n: torch.where(_each(new, x), source[n], x) for n, x in rows_of(client, field).items()}
+            for field in self.fields
+        }
+        return {"met": torch.ones_like(met), **adopted}
+
+
+def _each(values: Tensor, block: Tensor) -> Tensor:
+    return values.reshape(-1, *(1,) * (block.ndim - 1))
 
 
 @record
@@ -72,20 +115,56 @@ class Remember(Mix):
 
 
 @record
-class TakeNumber(Mix):
-    """A tensor of the download, one row per client."""
+class Fresh(Mix):
+    """A field that starts anew in every round."""
 
     field: str
-
-    @property
-    def reads(self) -> Names:
-        return (f"down.{self.field}",)
+    spec: FieldSpec
 
     @property
     def writes(self) -> Names:
         return (self.field,)
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
-        field = down[self.field]
-        value: Tensor = field.tensor.expand(len(task), *field.tensor.shape) if field.common else field.tensor
-        return {self.field: value}
+        value = self.spec.create(rnd.setup, task.ids, "client")
+        return {self.field: apply(lambda x: x.to(task.ids.device), value)}
+
+
+@record
+class Prepare(Mix):
+    """A step of training that is part of mixing: clients are evaluated with what it gives."""
+
+    step: Train
+
+    @property
+    def reads(self) -> Names:
+        return self.step.reads
+
+    @property
+    def writes(self) -> Names:
+        return self.step.writes
+
+    @property
+    def keeps(self) -> Mapping[str, FieldSpec]:
+        return self.step.keeps
+
+    @property
+    def splits(self) -> Names:
+        return self.step.splits
+
+    @property
+    def batching(self) -> Batching | None:
+        return self.step.batching
+
+    @property
+    def scores(self) -> bool:
+        return self.step.scores
+
+    def check(self, setup: Setup) -> None:
+        self.step.check(setup)
+
+    def footprint(self, setup: Setup) -> Footprint:
+        return self.step.footprint(setup)
+
+    def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
+        return self.step(rnd, client, task)

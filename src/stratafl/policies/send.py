@@ -2,21 +2,25 @@
 
 from collections.abc import Mapping
 
+from torch import Tensor
+
 from stratafl.core.layers import Select, select
+from stratafl.core.layout import Columns
 from stratafl.core.parcel import Field
 from stratafl.core.records import record
 from stratafl.core.round import Round
-from stratafl.core.state import State, rows_of
+from stratafl.core.state import State
 from stratafl.core.steps import Names, Send
 from stratafl.core.task import Task
 
 
 @record
 class Upload(Send):
-    """Layers of the client's row, and its number of training samples n_k, which is sent only if a merge reads it."""
+    """Layers of a client's field, or a tensor, and its number of training samples n_k if a merge reads it."""
 
     layers: Select = select("all")
     field: str = "theta"
+    columns: Columns = "all"
 
     @property
     def reads(self) -> Names:
@@ -27,6 +31,8 @@ class Upload(Send):
         return (f"up.{self.field}", "up.samples")
 
     def __call__(self, rnd: Round, client: State, task: Task) -> Mapping[str, Field]:
-        row = rows_of(client, self.field)
-        layers = {name: row[name] for name in rnd.layout.travelling(self.layers)}
-        return {self.field: Field(layers), "samples": Field(task.sizes("train"))}
+        value = client[self.field]
+        if not isinstance(value, Tensor):
+            names = rnd.layout.only(rnd.layout.travelling(self.layers), self.columns)
+            value = {name: value[name] for name in names if name in value}
+        return {self.field: Field(value), "samples": Field(task.sizes("train"))}

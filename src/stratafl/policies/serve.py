@@ -6,19 +6,21 @@ from torch import Tensor
 
 from stratafl.core.footprint import Footprint
 from stratafl.core.layers import Select, select
+from stratafl.core.layout import Columns
 from stratafl.core.parcel import Field
 from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
-from stratafl.core.state import State, Value
+from stratafl.core.state import State, Value, apply, rows_of
 from stratafl.core.steps import Names, Serve
 
 
 @record
 class Download(Serve):
-    """Layers of a server field."""
+    """Layers of a server field, or a tensor."""
 
     layers: Select = select("all")
     field: str = "theta"
+    columns: Columns = "all"
 
     @property
     def reads(self) -> Names:
@@ -27,6 +29,14 @@ class Download(Serve):
     @property
     def writes(self) -> Names:
         return (f"down.{self.field}",)
+
+    def sent(self, rnd: Round, server: State) -> Value:
+        """What of the field travels: of these layers, what the server keeps."""
+        value = server[self.field]
+        if isinstance(value, Tensor):
+            return value
+        names = rnd.layout.only(rnd.layout.travelling(self.layers), self.columns)
+        return {name: value[name] for name in names if name in value}
 
 
 @record
@@ -38,7 +48,7 @@ class Broadcast(Download):
         return Footprint()
 
     def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
-        return {self.field: Field(_layers(server[self.field], rnd, self.layers), common=True)}
+        return {self.field: Field(self.sent(rnd, server), common=True)}
 
 
 @record
@@ -46,9 +56,23 @@ class Deliver(Download):
     """To each client its own row of a server field that keeps a row per client."""
 
     def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
-        rows = _layers(server[self.field], rnd, self.layers)
-        return {self.field: Field(rows[ids] if isinstance(rows, Tensor) else {n: x[ids] for n, x in rows.items()})}
+        return {self.field: Field(apply(lambda x: x[ids.to(x.device)], self.sent(rnd, server)))}
 
 
-def _layers(value: Value, rnd: Round, layers: Select) -> Value:
-    return value if isinstance(value, Tensor) else {name: value[name] for name in rnd.layout.travelling(layers)}
+@record
+class MeanOfRows(Serve):
+    """The mean of all clients' rows, as a model for somebody who has no row yet: a `welcome`."""
+
+    rows: str = "rows"
+    field: str = "theta"
+
+    @property
+    def reads(self) -> Names:
+        return (self.rows,)
+
+    @property
+    def writes(self) -> Names:
+        return (f"down.{self.field}",)
+
+    def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
+        return {self.field: Field({name: x.mean(0) for name, x in rows_of(server, self.rows).items()}, common=True)}

@@ -4,8 +4,10 @@ Clients have different numbers of samples. All take a step at the same time, sho
 and a client that is done takes no further step.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
 
 import torch
 from torch import Tensor
@@ -50,21 +52,25 @@ def plan_batches(
     counts: list[int],
     *,
     batch: int,
-    epochs: int = 1,
+    epochs: int | Sequence[int] = 1,
     steps: int | None = None,
+    share: float = 1.0,
     drop_last: bool = False,
     smallest: int = 1,
 ) -> BatchPlan:
-    """The plan for clients with these numbers of samples, for some epochs or exactly `steps` steps each.
+    """The plan for clients with these numbers of samples, for some epochs (of each client) or exactly `steps` steps.
 
-    A last batch below `smallest` (2 where a BatchNorm refuses a single sample) is dropped and counted.
+    An epoch takes the first `share` of its batches, at least one. A last batch below `smallest` (2 where a
+    BatchNorm refuses a single sample) is dropped and counted.
     """
     if batch < smallest:
         return BatchPlan(tuple(counts), (0,) * len(counts), (0,) * len(counts), batch, tuple(counts))
     tails = [n % batch for n in counts]
     kept = [tail >= smallest and not drop_last for tail in tails]
     per_epoch = [n // batch + (tail > 0 and keep) for n, tail, keep in zip(counts, tails, kept, strict=True)]
-    taken = [(m * epochs if steps is None else steps) if m else 0 for m in per_epoch]
+    per_epoch = [ceil(round(share * m, 9)) for m in per_epoch]
+    each = [epochs] * len(counts) if isinstance(epochs, int) else epochs
+    taken = [(m * e if steps is None else steps) if m else 0 for m, e in zip(per_epoch, each, strict=True)]
     dropped = tuple(0 if keep else tail for tail, keep in zip(tails, kept, strict=True))
     return BatchPlan(tuple(counts), tuple(per_epoch), tuple(taken), batch, dropped)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from stratafl.core.layout import Rows
-from stratafl.core.state import State, flatten, unflatten
+from stratafl.core.state import State, flatten, shared, unflatten
 from stratafl.core.task import ScanStep, Stack
 from stratafl.errors import first_line
 from stratafl.runtime.batches import Batches
@@ -142,11 +142,6 @@ class RowViews:
     def copy(self, row: int, target: "RowViews", target_row: int) -> None:
         for mine, others in zip(self._kinds, target._kinds, strict=True):
             torch._foreach_copy_([rows[target_row] for rows in others], [rows[row] for rows in mine])
-
-
-def shared(x: Tensor) -> bool:
-    """Whether all clients see the same row, which is then stored once."""
-    return x.stride(0) == 0
 
 
 def leaves(state: State) -> Rows:

@@ -106,7 +106,7 @@ class StackedEngine:
             row = {**rest, **train}
             x, y, weight, key = sample
             net = self.model.net(row, frozen, modes, weight, key)
-            value, carry, metrics = objective(net, row, frozen, Batch(x, y, weight), constants, carry)
+            value, carry, metrics = objective(net, row, frozen, Batch(x, y, weight, key), constants, carry)
             return value, (value, {n: x for n, x in row.items() if not specs[n].trainable}, carry, metrics)
 
         return loss
@@ -193,7 +193,7 @@ class LoopEngine:
         leaves = {n: row[n].clone().requires_grad_() for n in trained}
         row.update(leaves)
         weight = stack.weight[c, :size]
-        batch = Batch(stack.x[c, :size], stack.y[c, :size], weight)
+        batch = Batch(stack.x[c, :size], stack.y[c, :size], weight, stack.keys[c])
         frozen = {name: {n: x[c] for n, x in value.items()} for name, value in inputs.frozen.items()}
         constants = {name: x[c] for name, x in inputs.constants.items()}
         carry = {name: x[c] for name, x in inputs.carry.items()}

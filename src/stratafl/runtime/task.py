@@ -1,6 +1,6 @@
 """The task of a cohort: what its clients can do with their data in one round; algorithms see `core.task.Task` alone."""
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -109,8 +109,9 @@ class CohortTask:
         carry: State,
         *,
         batch: int,
-        epochs: int = 1,
+        epochs: int | Sequence[int] = 1,
         steps: int | None = None,
+        share: float = 1.0,
         constants: Mapping[str, Tensor | Rows] | None = None,
         draws: int = 1,
         drop_last: bool = False,
@@ -123,7 +124,7 @@ class CohortTask:
             batch = self._runtime.batch_size(batch)
         if batch < smallest:
             raise ModelError(f"a BatchNorm of this model cannot train on batches of {batch}: use at least 2 samples")
-        options = {"epochs": epochs, "steps": steps, "drop_last": drop_last, "smallest": smallest}
+        options = {"epochs": epochs, "steps": steps, "share": share, "drop_last": drop_last, "smallest": smallest}
         plan = plan_batches(self._counts("train"), batch=batch, **options)  # type: ignore[arg-type]
         if any(plan.dropped):
             self.note(f"{purpose}/dropped", torch.tensor(plan.dropped, device=self._runtime.device))
