@@ -1,15 +1,19 @@
 """What the methods of the catalogue say of themselves, and how a builder says it."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
 
 from stratafl.algorithms import ALGORITHMS, fedavg
 from stratafl.algorithms.catalogue import KINDS, METHODS, method
+from stratafl.algorithms.index_page import index_page
 from stratafl.core.annotations import Fixed, Range, Tune
+from stratafl.core.layers import Select
 from stratafl.core.layerwise import Layerwise
 from stratafl.errors import RecordError, StrataError
 from stratafl.policies import SGD
+from stratafl.recipes import recipe_names, recipes
 
 WITHOUT_PAPER = ("controls", "smallest personal part")  # nobody invented training alone
 PAPER = {"paper": "Nobody et al., 1999", "title": "On Nothing"}
@@ -69,6 +73,7 @@ def test_the_smallest_declaration(empty_again):
         share: Annotated[float, Range(least=0), Tune(0.1, 0.5)] = 0.2,
         k: Annotated[int, Fixed("a count")] | None = None,
         how: Literal["a", "b"] = "a",
+        kept: str | Select = "head",
         train: SGD = SGD(),
     ) -> Layerwise:
         """No-Thing (Nobody et al., 1999, Fig. 3): pFedX that does
@@ -84,8 +89,9 @@ def test_the_smallest_declaration(empty_again):
         ("share", "float", 0.2),
         ("k", "int", None),
         ("how", "str", "a"),
+        ("kept", "layers", "head"),
     ]
-    share, k, how = found.hyperparameters
+    share, k, how, _ = found.hyperparameters
     assert (share.limits, share.tune, share.fixed) == (Range(least=0), Tune(0.1, 0.5), None)
     assert (k.tune, k.fixed) == (None, "a count")
     assert how.choices == ("a", "b")
@@ -154,3 +160,51 @@ def test_a_sensible_range():
 def test_a_range_that_makes_no_sense_is_refused(given, says):
     with pytest.raises(RecordError, match=says):
         Tune(**given)
+
+
+# --- The recipes
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_no_row_of_a_recipe_is_missing_that_is_in_the_catalogue(name):
+    for recipe in recipes(name):
+        for row in recipe.rows:
+            there = [known for known in ALGORITHMS if row.missing and METHODS[known].is_called(row.missing)]
+            assert not there, f"{recipe.name}: the row '{row.name}' is missing, but {there[0]} is in the catalogue"
+
+
+def test_names_of_papers_are_recognised(empty_again):
+    @method("regularised and meta", **SAYS, also=("PerFedAvg-FO", "FedAvg+FT"))
+    def perfedavg(*, train: SGD = SGD()) -> Layerwise:
+        """Per-FedAvg (Nobody et al., 1999): something."""
+        return fedavg(train=train)
+
+    found = METHODS["perfedavg"]
+    assert all(map(found.is_called, ("per-fedavg", "Per-FedAvg", "perfedavg", "PerFedAvg (FO)", "FedAvg-FT")))
+    assert not found.is_called("FedAvg")
+    assert METHODS["lgfedavg"].is_called("LG-FedAvg")
+
+
+# --- The documents
+
+
+def test_the_index_of_methods_is_made_from_the_catalogue():
+    folder = Path(__file__).parents[2] / "docs/algorithms"
+    written = (folder / "README.md").read_text(encoding="utf-8")
+    assert written == index_page(folder), "write algorithms.index_page.index_page into docs/algorithms/README.md"
+
+
+def test_a_page_of_the_index_is_the_methods_own_or_the_one_that_names_its_code(tmp_path):
+    code = "`algorithms/pfedla.py`, `algorithms/simmix.py`, `fedavg30local`"
+    (tmp_path / "pfedla.md").write_text(f"# Two\n\nCode: {code}\n")
+    (tmp_path / "fedper.md").write_text("# FedPer\n\nOf simmix nothing, of local neither.\n")
+    page = index_page(tmp_path)
+    assert [line.partition(")")[0] for line in page.splitlines() if "](" in line] == [
+        "| [FedPer](fedper.md",
+        "| [HeurpFedLA](pfedla.md",
+        "| [pFedLA](pfedla.md",
+        "| [FedAvg30+Local](pfedla.md",
+        "| [Similarity mixing](pfedla.md",
+    ]
+    assert "| Local | `local` | Nothing is sent" in page
+    assert "## Personal parts\n\nSome parts are shared, the others stay with the client.\n\n| method |" in page

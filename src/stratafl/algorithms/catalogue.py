@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from stratafl.core.algorithm import Algorithm
-from stratafl.core.annotations import TEXTUAL, Fixed, Range, Tune, parts, union
+from stratafl.core.annotations import Fixed, Range, Tune, parts, union
+from stratafl.core.layers import Select
 from stratafl.core.records import validated
 from stratafl.errors import RecordError, unknown
 
@@ -42,14 +43,14 @@ Kind = Literal[
 ]
 KINDS: dict[Kind, str] = {
     "global": "one model for everybody",
-    "fine-tuned": "one model, which each client trains a little more before it uses it",
-    "personal parts": "some parts of the model are shared, the others stay with the client",
+    "fine-tuned": "one model, which each client trains a little more before use",
+    "personal parts": "some parts are shared, the others stay with the client",
     "mixtures": "each client gets a mixture of models of its own",
-    "regularised and meta": "a personal model close to the shared one, or a few steps away from it",
-    "hypernetwork": "a network on the server makes the personal models, or weighs them",
+    "regularised and meta": "personal models close to the shared one, or a step from it",
+    "hypernetwork": "a network on the server makes or weighs the models",
     "clustered": "clients in groups, with a model for each group",
     "smallest personal part": "everything is shared but a few numbers per client",
-    "controls": "what other methods are compared with, to see where a gain comes from",
+    "controls": "to see where the gain of other methods comes from",
 }
 METHODS: dict[str, "Method"] = {}
 _GIVEN = "train"  # not an option of the method: it comes from the table [train]
@@ -60,7 +61,7 @@ class Hyperparameter:
     """An option of a method: which values it may have, and which are sensible."""
 
     name: str
-    type: str
+    type: str  # int, float, bool, str or layers; several with " or " between
     default: Any
     limits: Range | None
     choices: tuple[Any, ...]  # the texts it may be; () if any
@@ -92,7 +93,7 @@ class Method:
     def hyperparameters(self) -> tuple[Hyperparameter, ...]:
         hints = typing.get_type_hints(self.builder, include_extras=True)
         options = inspect.signature(self.builder).parameters.values()
-        return tuple(_hyperparameter(p.name, hints[p.name], p.default) for p in options if p.name != _GIVEN)
+        return tuple(hyperparameter(p.name, hints[p.name], p.default) for p in options if p.name != _GIVEN)
 
     def is_called(self, name: str) -> bool:
         """Whether a paper may mean this method by a name, such as 'Per-FedAvg' for perfedavg."""
@@ -119,6 +120,22 @@ def method(
     return declare
 
 
+def hyperparameter(name: str, hint: Any, default: Any) -> Hyperparameter:
+    """What the annotation of an option says of it."""
+    plain = [(each, markers) for each, markers in _alternatives(hint) if each is not type(None)]
+    markers = [marker for _, found in plain for marker in found]
+    words = list(dict.fromkeys(_word(each) for each, _ in plain))
+    return Hyperparameter(
+        name,
+        "layers" if "layers" in words else " or ".join(words),
+        default,
+        next((marker for marker in markers if isinstance(marker, Range)), None),
+        tuple(text for each, _ in plain if typing.get_origin(each) is Literal for text in typing.get_args(each)),
+        next((marker for marker in markers if isinstance(marker, Tune)), None),
+        next((marker.reason for marker in markers if isinstance(marker, Fixed)), None),
+    )
+
+
 def _introduced(function: Callable[..., Any], paper: str | None) -> tuple[str, str]:
     """The name that papers use, and the idea: `FedPer (Arivazhagan et al., 2019): shared base …`, or `Local: …`."""
     start = re.compile(r"([^():.]+)" + (rf" \({re.escape(paper)}[^()]*\)" if paper else "") + ": (.+)")
@@ -137,20 +154,6 @@ def _capital(text: str) -> str:
     return text if any(letter.isupper() for letter in text.split()[0]) else text[0].upper() + text[1:]
 
 
-def _hyperparameter(name: str, hint: Any, default: Any) -> Hyperparameter:
-    plain = [(each, markers) for each, markers in _alternatives(hint) if each is not type(None)]
-    markers = [marker for _, found in plain for marker in found]
-    return Hyperparameter(
-        name,
-        " or ".join(dict.fromkeys(_word(each) for each, _ in plain)),
-        default,
-        next((marker for marker in markers if isinstance(marker, Range)), None),
-        tuple(text for each, _ in plain if typing.get_origin(each) is Literal for text in typing.get_args(each)),
-        next((marker for marker in markers if isinstance(marker, Tune)), None),
-        next((marker.reason for marker in markers if isinstance(marker, Fixed)), None),
-    )
-
-
 def _alternatives(hint: Any, outer: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:
     """The types that a hint allows, each with the markers that hold for it."""
     plain, markers = parts(hint)
@@ -162,7 +165,7 @@ def _alternatives(hint: Any, outer: tuple[Any, ...] = ()) -> Iterator[tuple[Any,
 
 def _word(hint: Any) -> str:
     kind = typing.get_origin(hint) or hint
-    return "str" if kind is Literal or kind in TEXTUAL else getattr(kind, "__name__", str(kind))
+    return "str" if kind is Literal else "layers" if kind is Select else getattr(kind, "__name__", str(kind))
 
 
 def _plain(name: str) -> str:

@@ -50,7 +50,7 @@ def fedalp(
     features: Literal["cosine", "angle"] = "cosine",
     train: SGD = SGD(),
 ) -> Phased:
-    """FedALP (Xie et al., 2023): groups of clients, each mixing its own model with the global one layer by layer.
+    """FedALP (Xie et al., 2023): groups of clients, each mixing its model with the global one, layer by layer.
 
     Algorithm 1: the last of `warmup` rounds asks everybody for an update, from which the groups are formed. `base` is
     what the group's step is added to: the model its clients received, or the group's old model (line 10 to the letter);

@@ -55,8 +55,8 @@ def flayer(
     least: Annotated[Share, Tune(0.05, 0.5)] = 0.1,
     unsent: Literal["held", "zero"] = "held",
     preset: Literal["paper", "official"] = "paper",
-    p: Annotated[int, Fixed("as published, and for the preset 'official' alone")] = 2,
-    middle: Annotated[float, Fixed("as published, and for the preset 'official' alone")] = 20.0,
+    p: Annotated[int, Fixed("of the preset 'official', as published")] = 2,
+    middle: Annotated[float, Fixed("of the preset 'official', as published")] = 20.0,
     train: SGD | None = None,
 ) -> Layerwise:
     """FLAYER (Chen et al., 2025): three layer-wise pieces on FedAvg, each of use alone.

@@ -1,4 +1,4 @@
-"""Local training: nothing is sent; every client trains every round, whatever the participation."""
+"""Local: nothing is sent; every client trains every round, whatever the participation."""
 
 from stratafl.algorithms.catalogue import method
 from stratafl.core.fields import Start
