@@ -23,8 +23,11 @@ from cli_helpers import SMALL, TINY, Result, checked_line, command, journals, li
 from safetensors.torch import load_file
 
 from processes import outputs, wait_until
-from stratafl.algorithms import ALGORITHMS
+from stratafl.algorithms import ALGORITHMS, algorithm
+from stratafl.algorithms.catalogue import KINDS, METHODS
 from stratafl.cli import main
+from stratafl.config.assemble import algorithm_of
+from stratafl.config.experiment import Experiment, with_values
 from stratafl.config.protocols import PROTOCOLS
 from stratafl.data import DATASETS, PARTITIONS
 from stratafl.models import MODELS
@@ -100,11 +103,104 @@ def test_the_list_for_programs_has_everything_with_its_name(strata):
     assert "personal" in next(entry for entry in found["algorithms"] if entry["name"] == "fedper")["options"]
 
 
+def test_the_list_for_programs_says_what_a_tuner_needs(strata):
+    found = json.loads(strata("list", "fedprox", "--json").out)
+    assert list(found) == ["algorithms"]
+    (entry,) = found["algorithms"]
+    own = entry.pop("hyperparameters")
+    assert entry == {
+        "name": "fedprox",
+        "label": "FedProx",
+        "kind": "global",
+        "description": "FedAvg whose clients are pulled to the model they received.",
+        "paper": "Li et al., 2020",
+        "year": 2020,
+        "title": "Federated Optimization in Heterogeneous Networks",
+        "sends": "the whole model",
+        "new_client": "the global model",
+        "options": ["strength"],
+    }
+    assert own[0] == {
+        "name": "strength",
+        "setting": "algorithm.strength",
+        "type": "float",
+        "default": 0.01,
+        "allowed": {"least": 0},
+        "sensible": {"low": 0.0001, "high": 1.0, "log": True},
+        "fixed": None,
+    }
+    assert all(each["setting"].startswith("train.") and each["sensible"] for each in own[1:])
+
+
+def test_every_setting_in_the_list_for_programs_can_be_set(strata):
+    entries = json.loads(strata("list", "algorithms", "--json").out)["algorithms"]
+    for entry in entries:
+        given = {each["setting"]: each["default"] for each in entry["hyperparameters"] if each["default"] is not None}
+        experiment = with_values(Experiment(), {"algorithm.name": entry["name"], **given})
+        assert algorithm_of(experiment) == algorithm(entry["name"], train=experiment.train)
+
+
 def test_the_list_for_people_mentions_everything(strata):
     result = strata("list")
     words = set(result.out.replace("│", " ").split())
     assert (result.code, result.err) == (0, "")
     assert {*CATALOGUES, *ALGORITHMS, *MODELS, *DATASETS, *PARTITIONS} <= words
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_methods_are_listed_by_kind_with_idea_and_paper(strata, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    printed = strata("list", "algorithms").out
+    assert all(len(line) <= width for line in printed.splitlines())
+    assert "alexnet" not in printed
+    kinds = [kind for kind in KINDS if any(METHODS[name].kind == kind for name in ALGORITHMS)]
+    starts = [printed.index(f"\n{kind}: {KINDS[kind]}\n") for kind in kinds]
+    assert starts == sorted(starts)
+    for kind, start, end in zip(kinds, starts, [*starts[1:], len(printed)], strict=True):
+        listed = [line.split()[0] for line in printed[start:end].splitlines()[2:] if line[:1].isalpha()]
+        named = [name for name in ALGORITHMS if METHODS[name].kind == kind]
+        assert [name for name in listed if name in ALGORITHMS] == named
+    assert re.search(r"\nfedrep +FedPer that trains .* Collins et al\., 2021", printed)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_one_method_is_shown_with_all_that_it_declares(strata, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    result = strata("list", "fedrep")
+    assert (result.code, result.err) == (0, "")
+    assert all(len(line) <= width for line in result.out.splitlines())
+    said = " ".join(result.out.replace("│", " ").split())
+    assert "new client the shared base and the initial head" in said
+    assert "paper Collins et al., 2021: Exploiting Shared Representations for Personalized Federated Learning" in said
+    assert "head_epochs 1 at least 0 1 to 10" in said
+    assert 'personal "head" layers, such as head or last:2' in said
+
+
+def test_a_method_without_options_is_shown_without_a_table(strata):
+    printed = strata("list", "local").out
+    assert "sends       nothing" in printed
+    assert "algorithm.OPTION" not in printed
+    assert "paper" not in printed
+
+
+def test_a_name_that_several_things_have_shows_them_all(strata):
+    printed = strata("list", "flayer").out
+    assert "(of the preset" in printed
+    assert "protocols" in printed
+
+
+def test_models_alone_and_one_model(strata):
+    assert set(json.loads(strata("list", "models", "--json").out)) == {"models"}
+    assert [e["name"] for e in json.loads(strata("list", "mlp", "--json").out)["models"]] == ["mlp"]
+    printed = strata("list", "mlp").out
+    assert "hidden, norm" in printed
+    assert "algorithms" not in printed
+
+
+def test_an_unknown_name_of_the_list_is_refused(strata):
+    result = strata("list", "fedrap")
+    assert result.code == 2
+    assert result.err.startswith("strata: unknown name 'fedrap'; did you mean 'fedrep'?")
 
 
 # --- run

@@ -1,30 +1,30 @@
-"""The catalogue: name → builder. Names are lower case without punctuation."""
+"""The catalogue: name → builder. A method is in it once a line here imports it. Names are lower case, no punctuation.
+
+What a method says of itself is in `stratafl.algorithms.catalogue:METHODS`.
+"""
 
 from collections.abc import Callable
 from typing import Any
 
-from stratafl.algorithms.fedalp import fedalp
-from stratafl.algorithms.fedavg import fedavg
-from stratafl.algorithms.fedavg30local import fedavg30local
-from stratafl.algorithms.fedbn import fedbn
-from stratafl.algorithms.fedlag import fedlag
-from stratafl.algorithms.fedper import fedper
-from stratafl.algorithms.fedprox import fedprox
-from stratafl.algorithms.fedrep import fedrep
-from stratafl.algorithms.flayer import flayer
-from stratafl.algorithms.lgfedavg import lgfedavg
-from stratafl.algorithms.local import local
-from stratafl.algorithms.pfedla import heurpfedla, pfedla
-from stratafl.algorithms.simmix import simmix
+from stratafl.algorithms.catalogue import METHODS
+from stratafl.algorithms.fedalp import fedalp as fedalp
+from stratafl.algorithms.fedavg import fedavg as fedavg
+from stratafl.algorithms.fedavg30local import fedavg30local as fedavg30local
+from stratafl.algorithms.fedbn import fedbn as fedbn
+from stratafl.algorithms.fedlag import fedlag as fedlag
+from stratafl.algorithms.fedper import fedper as fedper
+from stratafl.algorithms.fedprox import fedprox as fedprox
+from stratafl.algorithms.fedrep import fedrep as fedrep
+from stratafl.algorithms.flayer import flayer as flayer
+from stratafl.algorithms.lgfedavg import lgfedavg as lgfedavg
+from stratafl.algorithms.local import local as local
+from stratafl.algorithms.pfedla import heurpfedla as heurpfedla
+from stratafl.algorithms.pfedla import pfedla as pfedla
+from stratafl.algorithms.simmix import simmix as simmix
 from stratafl.core.algorithm import Algorithm
 from stratafl.errors import unknown
 
-__all__ = ["ALGORITHMS", "algorithm", "fedalp", "fedavg", "fedavg30local", "fedbn", "fedlag", "fedper", "fedprox"]
-__all__ += ["fedrep", "flayer", "heurpfedla", "lgfedavg", "local", "pfedla", "simmix"]
-
-_BUILDERS: list[Callable[..., Algorithm]] = [fedalp, fedavg, fedavg30local, fedbn, fedlag, fedper, fedprox, fedrep]
-_BUILDERS += [flayer, heurpfedla, lgfedavg, local, pfedla, simmix]
-ALGORITHMS = {builder.__name__: builder for builder in _BUILDERS}
+ALGORITHMS: dict[str, Callable[..., Algorithm]] = {name: METHODS[name].builder for name in sorted(METHODS)}
 
 
 def algorithm(name: str, **options: Any) -> Algorithm:

@@ -12,15 +12,16 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.grouping import shares, ward, without_overflow
-from stratafl.core.annotations import Range
+from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import FieldSpec, Number, Start
 from stratafl.core.footprint import Footprint
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.parcel import Field, Parcel
 from stratafl.core.phased import Phase, Phased
-from stratafl.core.records import record, validated
+from stratafl.core.records import record
 from stratafl.core.reduce import add_rows, add_rows_by_group, add_weights, cosines, mean_or_hold, pieces
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import Computed, State, rows_of, tensor_of
@@ -32,18 +33,24 @@ Base = Literal["received", "group"]
 Gamma = Literal["group", "all"]
 
 
-@validated
+@method(
+    "clustered",
+    paper="Xie et al., 2023",
+    title="FedALP: An Adaptive Layer-Based Approach for Improved Personalized Federated Learning",
+    sends="the whole model",
+    new_client="the global model",
+)
 def fedalp(
     *,
-    beta: Annotated[float, Range(least=0, most=1)] = 0.6,
-    groups: Annotated[int, Range(least=1)] = 4,
-    warmup: Annotated[int, Range(least=1)] = 10,  # the last of its rounds forms the groups
+    beta: Annotated[float, Range(least=0, most=1), Tune(0.3, 1.0)] = 0.6,
+    groups: Annotated[int, Range(least=1), Tune(2, 10)] = 4,
+    warmup: Annotated[int, Range(least=1), Tune(5, 50)] = 10,  # the last of its rounds forms the groups
     base: Base = "received",
     gamma: Gamma = "group",
     features: Literal["cosine", "angle"] = "cosine",
     train: SGD = SGD(),
 ) -> Phased:
-    """FedALP (Xie et al., 2023): groups of clients, each mixing its own model with the global one layer by layer.
+    """FedALP (Xie et al., 2023): groups of clients, each mixing its model with the global one, layer by layer.
 
     Algorithm 1: the last of `warmup` rounds asks everybody for an update, from which the groups are formed. `base` is
     what the group's step is added to: the model its clients received, or the group's old model (line 10 to the letter);

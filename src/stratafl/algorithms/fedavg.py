@@ -1,11 +1,19 @@
 """FedAvg (McMahan et al., 2017): one model for everybody, the weighted mean of what clients trained."""
 
+from stratafl.algorithms.catalogue import method
 from stratafl.core.fields import Start
 from stratafl.core.layers import select
 from stratafl.core.layerwise import Layerwise
 from stratafl.policies import SGD, Broadcast, Mean, Take, Upload
 
 
+@method(
+    "global",
+    paper="McMahan et al., 2017",
+    title="Communication-Efficient Learning of Deep Networks from Decentralized Data",
+    sends="the whole model",
+    new_client="the global model",
+)
 def fedavg(*, train: SGD = SGD()) -> Layerwise:
     """θ ← Σ_k n_k·θ_k / Σ_k n_k; a client keeps no layer."""
     return Layerwise(

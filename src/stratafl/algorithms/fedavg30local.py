@@ -1,4 +1,4 @@
-"""FedAvg for some rounds, then everybody alone: what the published code of FedLAG amounts to, as a control.
+"""FedAvg30+Local (anonymous, 2024): FedAvg, then everybody alone; what the published code of FedLAG amounts to.
 
 Its function that should give clients the averaged layers after the warm-up copies nothing. During the warm-up it sends
 the model to everybody, whoever trains it then; as only the last time matters later, only the last round does so here.
@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated
 
+from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.local import alone
-from stratafl.core.annotations import Range
+from stratafl.core.annotations import Fixed, Range
 from stratafl.core.parcel import Field, LayerMask
 from stratafl.core.phased import Phase, Phased
-from stratafl.core.records import record, validated
+from stratafl.core.records import record
 from stratafl.core.round import Round
 from stratafl.core.state import State
 from stratafl.core.steps import Send
@@ -21,8 +22,17 @@ from stratafl.core.task import Task
 from stratafl.policies import SGD, Upload
 
 
-@validated
-def fedavg30local(*, warmup: Annotated[int, Range(least=0)] = 30, train: SGD = SGD()) -> Phased:
+@method(
+    "controls",
+    paper="anonymous, 2024",
+    title="Towards Layer-Wise Personalized Federated Learning: "
+    "Adaptive Layer Disentanglement via Conflicting Gradients",
+    sends="the whole model during the warm-up, then nothing",
+    new_client="the initial model: after the warm-up nothing is sent",
+)
+def fedavg30local(
+    *, warmup: Annotated[int, Range(least=0), Fixed("30 is what the published code does")] = 30, train: SGD = SGD()
+) -> Phased:
     """Clients go on from what they trained in the last round of the warm-up, or else from what they were sent in it."""
     average, apart = fedavg(train=train), Phase(alone(train=train))
     if warmup == 0:

@@ -4,11 +4,19 @@ Layers are chosen by what they are: the name test of public code (`"bn" in name`
 shortcuts and averages it.
 """
 
+from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedper import fedper
 from stratafl.core.layerwise import Layerwise
 from stratafl.policies import SGD
 
 
+@method(
+    "personal parts",
+    paper="Li et al., 2021",
+    title="FedBN: Federated Learning on Non-IID Features via Local Batch Normalization",
+    sends="all but the BatchNorm layers",
+    new_client="the shared layers and initial BatchNorm layers",
+)
 def fedbn(*, train: SGD = SGD()) -> Layerwise:
     """FedPer whose personal layers are the BatchNorm layers."""
     return fedper(personal="batchnorm", train=train)

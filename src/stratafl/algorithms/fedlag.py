@@ -11,8 +11,9 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
-from stratafl.core.annotations import Range
+from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import Number, Start
 from stratafl.core.footprint import Footprint
 from stratafl.core.layers import Select, select
@@ -20,7 +21,7 @@ from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import Layout
 from stratafl.core.parcel import Field, LayerMask, Parcel
 from stratafl.core.phased import Phase, Phased
-from stratafl.core.records import record, validated
+from stratafl.core.records import record
 from stratafl.core.reduce import conflicting_pairs
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import Computed, State, expand, rows_of, tensor_of
@@ -29,12 +30,19 @@ from stratafl.errors import RecordError
 from stratafl.policies import SGD, Broadcast, Mean, Take
 
 
-@validated
+@method(
+    "personal parts",
+    paper="anonymous, 2024",
+    title="Towards Layer-Wise Personalized Federated Learning: "
+    "Adaptive Layer Disentanglement via Conflicting Gradients",
+    sends="the whole model",
+    new_client="the mean of all layers, the personal ones included",
+)
 def fedlag(
     *,
-    k: Annotated[int, Range(least=0)] | None = None,
-    xi: Annotated[float, Range(above=-1, most=0)] = -0.1,
-    warmup: Annotated[int, Range(least=0)] = 30,
+    k: Annotated[int, Range(least=0), Tune(1, 5)] | None = None,
+    xi: Annotated[float, Range(above=-1, most=0), Tune(-0.5, 0.0)] = -0.1,
+    warmup: Annotated[int, Range(least=0), Tune(0, 60)] = 30,
     weights: Literal["samples", "uniform"] = "samples",
     bn: Literal["follow", "averaged"] = "follow",
     train: SGD = SGD(),

@@ -8,23 +8,30 @@ from typing import Annotated, Literal
 
 from torch import Tensor, nn
 
+from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
-from stratafl.core.annotations import Range
+from stratafl.core.annotations import Fixed, Range
 from stratafl.core.fields import Start
 from stratafl.core.layers import Select, select
 from stratafl.core.layerwise import Layerwise
-from stratafl.core.records import record, validated
+from stratafl.core.records import record
 from stratafl.errors import ModelError, RecordError
 from stratafl.models import LinearBase, Staged
 from stratafl.policies import SGD, Broadcast, Upload
 
 
-@validated
+@method(
+    "personal parts",
+    paper="Arivazhagan et al., 2019",
+    title="Federated Learning with Personalization Layers",
+    sends="the base: all but the personal layers",
+    new_client="the shared base and the initial head",
+)
 def fedper(
     *,
     personal: str | Select = "head",
     initial: Literal["common", "own"] = "common",
-    finetune: Annotated[int, Range(least=0)] = 0,
+    finetune: Annotated[int, Range(least=0), Fixed("an experiment of the appendix")] = 0,
     linear_base: bool = False,
     train: SGD = SGD(),
 ) -> Layerwise:

@@ -3,15 +3,23 @@
 from dataclasses import replace
 from typing import Annotated
 
+from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
-from stratafl.core.annotations import Range
+from stratafl.core.annotations import Range, Tune
 from stratafl.core.layerwise import Layerwise
-from stratafl.core.records import validated
 from stratafl.policies import SGD, Pull, Remember, Take
 
 
-@validated
-def fedprox(*, strength: Annotated[float, Range(least=0)] = 0.01, train: SGD = SGD()) -> Layerwise:
+@method(
+    "global",
+    paper="Li et al., 2020",
+    title="Federated Optimization in Heterogeneous Networks",
+    sends="the whole model",
+    new_client="the global model",
+)
+def fedprox(
+    *, strength: Annotated[float, Range(least=0), Tune(1e-4, 1.0, log=True)] = 0.01, train: SGD = SGD()
+) -> Layerwise:
     """The gradient is that of L_k + (strength/2)·‖θ_k − θ^t‖²."""
     pulled = replace(train, edits=(*train.edits, Pull(strength)))
     return replace(fedavg(), mix=(Take(), Remember()), train=(pulled,))

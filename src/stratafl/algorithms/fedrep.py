@@ -3,17 +3,23 @@
 from dataclasses import replace
 from typing import Annotated
 
+from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedper import fedper
-from stratafl.core.annotations import Range
+from stratafl.core.annotations import Range, Tune
 from stratafl.core.layers import Select, select
 from stratafl.core.layerwise import Layerwise
-from stratafl.core.records import validated
 from stratafl.policies import SGD
 
 
-@validated
+@method(
+    "personal parts",
+    paper="Collins et al., 2021",
+    title="Exploiting Shared Representations for Personalized Federated Learning",
+    sends="the base",
+    new_client="the shared base and the initial head",
+)
 def fedrep(
-    *, personal: str | Select = "head", head_epochs: Annotated[int, Range(least=0)] = 1, train: SGD = SGD()
+    *, personal: str | Select = "head", head_epochs: Annotated[int, Range(least=0), Tune(1, 10)] = 1, train: SGD = SGD()
 ) -> Layerwise:
     """τ_h epochs on h_k with φ frozen, then τ_b (= train.epochs) epochs on φ_k with h_k frozen."""
     head = select(personal)

@@ -14,16 +14,17 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
+from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.flayer_official import IN_ORDER, official
-from stratafl.core.annotations import Range
+from stratafl.core.annotations import Fixed, Range, Tune
 from stratafl.core.fields import Number, Start
 from stratafl.core.footprint import Footprint
 from stratafl.core.layers import Select, select
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.parcel import ColumnMask, Field, Parcel
-from stratafl.core.records import record, validated
+from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, Value, rows_of, tensor_of
 from stratafl.core.steps import Mix, Names, Send
@@ -36,20 +37,26 @@ Share = Annotated[float, Range(least=0, most=1)]
 SORTING = 8  # times what is sorted: values and places, and as much again while it is at it; measured
 
 
-@validated
+@method(
+    "personal parts",
+    paper="Chen et al., 2025",
+    title="Optimizing Personalized Federated Learning through Adaptive Layer-Wise Learning",
+    sends="of each layer the parameters that changed most: a tenth of the first layer, all of the last",
+    new_client="the global model",
+)
 def flayer(
     *,
-    s: Annotated[int, Range(least=1)] = 1,
+    s: Annotated[int, Range(least=1), Tune(1, 3)] = 1,
     guide: bool = True,
     rates: bool = True,
     mask: bool = True,
-    accuracy: Split | Share = "train",
+    accuracy: Split | Annotated[Share, Fixed("measured; a given A is for experiments")] = "train",
     accuracy_of: Literal["trained", "initialised"] = "trained",
-    least: Share = 0.1,
+    least: Annotated[Share, Tune(0.05, 0.5)] = 0.1,
     unsent: Literal["held", "zero"] = "held",
     preset: Literal["paper", "official"] = "paper",
-    p: int = 2,
-    middle: float = 20.0,
+    p: Annotated[int, Fixed("of the preset 'official', as published")] = 2,
+    middle: Annotated[float, Fixed("of the preset 'official', as published")] = 20.0,
     train: SGD | None = None,
 ) -> Layerwise:
     """FLAYER (Chen et al., 2025): three layer-wise pieces on FedAvg, each of use alone.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stratafl.core import keys
-from stratafl.core.annotations import Range
+from stratafl.core.annotations import Fixed, Range
 from stratafl.core.fields import FieldSpec, Side
 from stratafl.core.footprint import Footprint
 from stratafl.core.layout import Layout
@@ -17,7 +17,7 @@ from stratafl.core.reduce import PIECE
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, tensor_of
 
-Width = Annotated[int, Range(least=1)]
+Width = Annotated[int, Range(least=1), Fixed("a size of the hypernetwork, as in the paper")]
 
 
 @record

@@ -1,5 +1,6 @@
-"""Local training: nothing is sent; every client trains every round, whatever the participation."""
+"""Local: nothing is sent; every client trains every round, whatever the participation."""
 
+from stratafl.algorithms.catalogue import method
 from stratafl.core.fields import Start
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.phased import Phase, Phased
@@ -11,6 +12,13 @@ def alone(*, train: SGD = SGD()) -> Layerwise:
     return Layerwise(serve=(), mix=(), train=(train,), send=(), merge=(), server={}, client={"theta": Start()})
 
 
+@method(
+    "controls",
+    paper=None,
+    title=None,
+    sends="nothing",
+    new_client="the initial model",
+)
 def local(*, train: SGD = SGD()) -> Phased:
     """Everybody alone, from a common start."""
     return Phased((Phase(alone(train=train), participation="all"),))

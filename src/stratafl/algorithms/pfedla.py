@@ -11,26 +11,33 @@ from typing import Annotated, Literal, Protocol
 import torch
 from torch import Tensor
 
+from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.hypernetwork import Hypernetwork, Width
-from stratafl.core.annotations import Range
+from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import FieldSpec, Start
 from stratafl.core.footprint import Footprint
 from stratafl.core.layers import Select, select
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.parcel import Field, LayerMask, Parcel
-from stratafl.core.records import record, validated
+from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import Computed, State, rows_of
 from stratafl.core.steps import MergeRows, Serve
 from stratafl.errors import RecordError
 from stratafl.policies import SGD, MeanOfRows, StoreRows
 
-Rate = Annotated[float, Range(least=0)]
+Rate = Annotated[float, Range(least=0), Tune(1e-4, 0.1, log=True)]
 
 
-@validated
+@method(
+    "hypernetwork",
+    paper="Ma et al., 2022",
+    title="Layer-wised Model Aggregation for Personalized Federated Learning",
+    sends="the whole model",
+    new_client="the mean of all clients' models",
+)
 def pfedla(
     *,
     hyper_lr: Rate = 0.005,
@@ -53,10 +60,16 @@ def pfedla(
     return _learned(hyper, Retain(), hyper_lr, -1 if sign == "public" else 1, train)
 
 
-@validated
+@method(
+    "hypernetwork",
+    paper="Ma et al., 2022",
+    title="Layer-wised Model Aggregation for Personalized Federated Learning",
+    sends="the whole model",
+    new_client="the mean of all clients' models",
+)
 def heurpfedla(
     *,
-    k: Annotated[int, Range(least=0)] | None = None,
+    k: Annotated[int, Range(least=0), Tune(1, 3)] | None = None,
     retained: str | Select = "none",
     hyper_lr: Rate = 0.005,
     embedding: Width = 100,

@@ -10,23 +10,30 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.pfedla import mixing
-from stratafl.core.annotations import Range
+from stratafl.core.annotations import Range, Tune
 from stratafl.core.footprint import Footprint
 from stratafl.core.layerwise import Layerwise
-from stratafl.core.records import record, validated
+from stratafl.core.records import record
 from stratafl.core.reduce import cosines_between
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import Computed, State, rows_of
 from stratafl.policies import SGD
 
 Unit = Literal["layer", "model"]
-Sharpness = Annotated[float, Range(least=0)]
+Sharpness = Annotated[float, Range(least=0), Tune(0.5, 50.0, log=True)]
 
 
-@validated
+@method(
+    "controls",
+    paper="Ma et al., 2022",
+    title="Layer-wised Model Aggregation for Personalized Federated Learning",
+    sends="the whole model",
+    new_client="the mean of all clients' models",
+)
 def simmix(*, unit: Unit = "layer", sharpness: Sharpness = 5.0, train: SGD = SGD()) -> Layerwise:
-    """Mixing by similarity, the motivating experiment of pFedLA (Ma et al., 2022, Fig. 1): cosines instead of learning.
+    """Similarity mixing (Ma et al., 2022, Fig. 1): pFedLA whose weights are cosines between models, not learned.
 
     θ̄_i^l = Σ_j α_i^{l,j}·θ_j^l with α from `Similarity`, per layer or one for the whole `model`.
     """

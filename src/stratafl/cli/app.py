@@ -23,12 +23,15 @@ data_app = typer.Typer(name="data", help=_DATA, **_STYLE)
 app.add_typer(data_app)
 
 
-@app.command("list", epilog="Example: [bold]strata list --json[/]")
-def list_(as_json: AsJson = False) -> None:
-    """List algorithms, models, data sets, partitions, protocols and recipes."""
+@app.command("list", epilog="Example: [bold]strata list fedrep[/]")
+def list_(
+    name: Annotated[str | None, typer.Argument(help="A method, another name, or models, datasets …")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List algorithms, models, data sets, partitions, protocols and recipes; or show one of them."""
     from stratafl.cli.list import print_catalogue
 
-    print_catalogue(as_json)
+    print_catalogue(name, as_json)
 
 
 @app.command(epilog="Example: [bold]strata run --algorithm fedper --rounds 30 --set train.lr=0.1 --out runs/first[/]")

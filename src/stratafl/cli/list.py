@@ -5,21 +5,33 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
 from stratafl.algorithms import ALGORITHMS
+from stratafl.algorithms.catalogue import KINDS, METHODS, Hyperparameter, Method, hyperparameter
 from stratafl.cli.console import result_console, titled_table
 from stratafl.config.plugins import parameters
 from stratafl.config.protocols import PROTOCOLS
+from stratafl.core.records import keys_of, to_table
 from stratafl.data import DATASETS, PARTITIONS
+from stratafl.errors import unknown
 from stratafl.models import MODELS
+from stratafl.policies import SGD
 from stratafl.recipes import recipe_names, recipes
 
-_GIVEN = ("train", "shape", "classes")  # not options, since the run gives them
+Catalogue = Mapping[str, list[dict[str, Any]]]
+_GIVEN = ("shape", "classes")  # not options, since the run gives them
+_GAP = "  "
+_WORDS = {"bool": "true, false", "int": "a whole number", "float": "a number", "str": "a text"}
+_WORDS["layers"] = "layers, such as head or last:2"
 
 
 def catalogue() -> dict[str, list[dict[str, Any]]]:
-    """Everything that has a name, by kind, with a sentence and its options."""
+    """Everything that has a name, by what it is, with a sentence and its options; methods with all they declare."""
     return {
-        "algorithms": _entries(ALGORITHMS, from_module=True),
+        "algorithms": [_method_entry(METHODS[name]) for name in ALGORITHMS],
         "models": _entries(MODELS),
         "datasets": [{"name": n, "description": d.says, "options": d.options} for n, d in sorted(DATASETS.items())],
         "partitions": _entries(PARTITIONS),
@@ -32,23 +44,154 @@ def catalogue() -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def print_catalogue(as_json: bool) -> None:
-    found = catalogue()
+def print_catalogue(name: str | None, as_json: bool) -> None:
+    """Print everything; or what is called `name`, or what is listed under it, such as models."""
+    found = catalogue() if name is None else _named(catalogue(), name)
     if as_json:
         print(json.dumps(found, indent=2))
         return
     console = result_console()
-    for kind, entries in found.items():
-        table = titled_table(kind, ("name", "description", "options"), names=["name"], text=("description", "options"))
-        for entry in entries:
-            table.add_row(entry["name"], entry["description"], ", ".join(entry["options"]))
-        console.print(table)
+    if name in ALGORITHMS:
+        _print_method(console, METHODS[name])
+    elif "algorithms" in found:
+        _print_methods(console)
+    for title, entries in found.items():
+        if title != "algorithms":
+            _print_entries(console, title, entries)
 
 
-def _entries(known: Mapping[str, Callable[..., Any]], from_module: bool = False) -> list[dict[str, Any]]:
+def _named(known: Catalogue, name: str) -> dict[str, list[dict[str, Any]]]:
+    if name in known:
+        return {name: known[name]}
+    found = {title: [entry for entry in entries if entry["name"] == name] for title, entries in known.items()}
+    if not any(found.values()):
+        raise unknown("name", name, [*known, *(entry["name"] for entries in known.values() for entry in entries)])
+    return {title: entries for title, entries in found.items() if entries}
+
+
+def _entries(known: Mapping[str, Callable[..., Any]]) -> list[dict[str, Any]]:
     found = []
     for name, maker in sorted(known.items()):
-        text = inspect.getdoc(inspect.getmodule(maker) if from_module else maker) or ""
+        text = inspect.getdoc(maker) or ""
         options = [option for option in parameters(maker) if option not in _GIVEN]
         found.append({"name": name, "description": " ".join(text.split("\n\n")[0].split()), "options": options})
     return found
+
+
+def _method_entry(method: Method) -> dict[str, Any]:
+    own = method.hyperparameters
+    return {
+        "name": method.name,
+        "label": method.label,
+        "kind": method.kind,
+        "description": method.idea,
+        "paper": method.paper,
+        "year": method.year,
+        "title": method.title,
+        "sends": method.sends,
+        "new_client": method.new_client,
+        "options": [each.name for each in own],
+        "hyperparameters": [
+            *(_hyperparameter_entry("algorithm", each) for each in own),
+            *(_hyperparameter_entry("train", each) for each in _tuned_training()),
+        ],
+    }
+
+
+def _tuned_training() -> list[Hyperparameter]:
+    """The keys of [train] that a tuner looks at, whatever the method."""
+    every = [hyperparameter(name, key.hint, key.default) for name, key in keys_of(SGD).items()]
+    return [each for each in every if each.tune is not None]
+
+
+def _hyperparameter_entry(table: str, each: Hyperparameter) -> dict[str, Any]:
+    limits = {} if each.limits is None else {k: v for k, v in vars(each.limits).items() if v is not None}
+    return {
+        "name": each.name,
+        "setting": f"{table}.{each.name}",
+        "type": each.type,
+        "default": None if each.default is None else to_table(each.default),
+        "allowed": {**limits, "choices": list(each.choices)} if each.choices else limits,
+        "sensible": _sensible(each),
+        "fixed": each.fixed,
+    }
+
+
+def _sensible(each: Hyperparameter) -> dict[str, Any] | None:
+    if each.tune is None:
+        return None
+    if each.tune.choices:
+        return {"choices": list(each.tune.choices)}
+    return {"low": each.tune.low, "high": each.tune.high, "log": each.tune.log}
+
+
+# What people read
+
+
+def _print_methods(console: Console) -> None:
+    """By kind, each with its idea and its paper."""
+    methods = [METHODS[name] for name in ALGORITHMS]
+    names, ideas, papers = (
+        max(len(getattr(method, field) or "") for method in methods) for field in ("name", "idea", "paper")
+    )
+    console.print(Text("algorithms", "italic"))
+    for kind, meaning in KINDS.items():
+        table = _grid(names, min(ideas, console.width - names - papers - 2 * len(_GAP)), papers)
+        for method in methods:
+            if method.kind == kind:
+                table.add_row(Text(method.name, "cyan"), method.idea, method.paper or "")
+        if table.row_count:
+            console.print(Text.assemble((kind, "bold"), f": {meaning}"), table, "", sep="\n")
+    console.print("strata list NAME shows a method's options, what it sends, what new clients get.\n")
+
+
+def _print_method(console: Console, method: Method) -> None:
+    """All that the catalogue knows of one method."""
+    facts = {
+        "idea": method.idea,
+        "kind": f"{method.kind}: {KINDS[method.kind]}",
+        "paper": f"{method.paper}: {method.title}" if method.paper else None,
+        "sends": method.sends,
+        "new client": method.new_client,
+    }
+    widest = max(map(len, facts))
+    table = _grid(widest, console.width - widest - len(_GAP))
+    for what, text in facts.items():
+        if text is not None:
+            table.add_row(what, text)
+    console.print(Text(method.label, "bold"), table, "", sep="\n")
+    if method.hyperparameters:
+        console.print(_options_table(method))
+    console.print("Every method also takes the settings of \\[train], such as --set train.lr=0.1")
+
+
+def _grid(*widths: int) -> Table:
+    table = Table.grid(padding=(0, len(_GAP), 0, 0))
+    for width in widths:
+        table.add_column(width=width, overflow="fold")
+    return table
+
+
+def _options_table(method: Method) -> Table:
+    columns = ("option", "default", "allowed", "sensible range")
+    table = titled_table("--set algorithm.OPTION=VALUE", columns, names=columns[:2], text=columns[2:])
+    for each in method.hyperparameters:
+        default = "" if each.default is None else json.dumps(to_table(each.default))
+        table.add_row(each.name, default, _allowed(each), _sensible_range(each))
+    return table
+
+
+def _sensible_range(each: Hyperparameter) -> str:
+    return str(each.tune or "") if each.fixed is None else f"({each.fixed})"
+
+
+def _allowed(each: Hyperparameter) -> str:
+    limits = [str(each.limits)] if each.limits is not None else []
+    return ", ".join([*map(str, each.choices), *limits]) or _WORDS.get(each.type, each.type)
+
+
+def _print_entries(console: Console, title: str, entries: list[dict[str, Any]]) -> None:
+    table = titled_table(title, ("name", "description", "options"), names=["name"], text=("description", "options"))
+    for entry in entries:
+        table.add_row(entry["name"], entry["description"], ", ".join(entry["options"]))
+    console.print(table)

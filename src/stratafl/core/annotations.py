@@ -1,9 +1,9 @@
 """What the annotation of a field or an argument allows: a value is checked, and made what was declared.
 
 Plain types, `Literal`, unions, tuples, lists, mappings, classes and the markers `Range`, `Named` and `Size` within
-`Annotated` are checked; protocols, callables and `Any` are not. A whole number passes for a number, a list for a tuple,
-a single step for a tuple of steps, and a text for what its class parses (`textual`). Numbers are finite, `true` is not
-1. A refusal is one line that begins with the key.
+`Annotated` are checked; protocols, callables and `Any` are not. `Tune` and `Fixed` are for tuners. A whole number
+passes for a number, a list for a tuple, a single step for a tuple of steps, and a text for what its class parses
+(`textual`). Numbers are finite, `true` is not 1. A refusal is one line that begins with the key.
 """
 
 import dataclasses
@@ -72,6 +72,45 @@ class Named:
     def check(self, key: str, value: str) -> None:
         if value not in self.names and not (self.paths and ":" in value):
             raise unknown(key, value, sorted(self.names))
+
+
+@dataclass(frozen=True)
+class Tune:
+    """Where a tuner looks for a number: from low to high, in even steps of its logarithm with `log`; or these choices.
+
+    A number without it is not tuned. It limits nothing: what is allowed is the `Range`'s to say.
+    """
+
+    low: float | None = None
+    high: float | None = None
+    log: bool = False
+    choices: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        ranged = self.low is not None and self.high is not None
+        if bool(self.choices) == ranged or (not ranged and (self.low, self.high, self.log) != (None, None, False)):
+            raise RecordError(f"Tune takes low and high, or choices, not both: {self}")
+        if self.low is not None and self.high is not None and not self.low < self.high:
+            raise RecordError(f"Tune needs low below high, not {_number(self.low)} and {_number(self.high)}")
+        if self.log and not (self.low or 0) > 0:
+            raise RecordError(f"Tune on a logarithmic scale needs low above 0, not {said(self.low)}")
+
+    def __str__(self) -> str:
+        if self.low is None or self.high is None:
+            return ", ".join(map(str, self.choices))
+        return f"{_number(self.low)} to {_number(self.high)}" + ", log" * self.log
+
+    def covers(self, value: Any) -> bool:
+        if self.low is None or self.high is None:
+            return value in self.choices
+        return bool(self.low <= value <= self.high)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Why a tuner leaves this number alone."""
+
+    reason: str
 
 
 class Size:
