@@ -34,8 +34,12 @@ SLOTS = ("serve", "mix", "train", "send", "merge", "tune", "welcome")
 class Extension(Protocol):
     """New layers on a model."""
 
-    def __call__(self, module: nn.Module, example: Tensor, classes: int | None) -> nn.Module:
-        """The extended model; `example` is a batch of zeros of the data's shape."""
+    def __call__(self, module: nn.Module, example: Tensor, classes: int | None, head: str) -> nn.Module:
+        """The extended model, the given one changed in place or a new one that wraps it.
+
+        `example` is a batch of zeros of the data's shape, `head` the path of the head. What replaces the head has its
+        path (`stratafl.models.replace_head`).
+        """
 
 
 @record
@@ -85,8 +89,8 @@ class Layerwise(Algorithm):
         kept = Footprint(upload=setup.row_bytes() if self.requires.rows else 0)
         return together([*(step.footprint(setup) for step in self.steps), kept])
 
-    def extend(self, module: nn.Module, example: Tensor, classes: int | None) -> nn.Module:
-        return module if self.extension is None else self.extension(module, example, classes)
+    def extend(self, module: nn.Module, example: Tensor, classes: int | None, head: str) -> nn.Module:
+        return module if self.extension is None else self.extension(module, example, classes, head)
 
     def init(self, setup: Setup) -> State:
         return {name: spec.create(setup, None, "server") for name, spec in self.server.items()}

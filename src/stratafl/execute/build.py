@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stratafl.core import keys
 from stratafl.core.algorithm import Algorithm
-from stratafl.core.describe import columns, describe
+from stratafl.core.describe import columns, describe, head_of
 from stratafl.core.layout import Buffers, Granularity, Rows
 from stratafl.core.round import Setup
 from stratafl.data.federation import Federation
@@ -68,7 +68,7 @@ def simulation(
     _check_data(algorithm, federation, new_clients)
     for line in outlier_warnings(federation):
         log.warning("%s", line)
-    draw = _ModelDraw(model, algorithm, federation, seed, dtype)
+    draw = _ModelDraw(model, algorithm, federation, seed, dtype, head)
     module = draw(0, "model")
     if weights is not None:
         load_weights(module, Path(weights))
@@ -163,6 +163,7 @@ class _ModelDraw:
     federation: Federation
     seed: int
     dtype: torch.dtype
+    head: str | None
 
     def __call__(self, number: int, purpose: str) -> nn.Module:
         state = torch.get_rng_state()
@@ -173,7 +174,8 @@ class _ModelDraw:
             numbers = x.is_floating_point() or x.dtype in PIXELS
             example = torch.zeros(1, *x.shape[1:], dtype=torch.get_default_dtype() if numbers else x.dtype)
             with torch.no_grad():  # in evaluation mode, so that an extension may run the model and keep its statistics
-                return self.algorithm.extend(module.eval(), example, self.federation.classes).to(self.dtype)
+                head = head_of(module, self.head)
+                return self.algorithm.extend(module.eval(), example, self.federation.classes, head).to(self.dtype)
         finally:
             torch.set_rng_state(state)
 
