@@ -100,6 +100,8 @@ class Layerwise(Algorithm):
 
     def download(self, rnd: Round, server: State, ids: Tensor, new: bool = False) -> Parcel:
         steps = self.welcome if new and self.welcome else self.serve
+        if new and not self.welcome:
+            _check_common(self)
         return Parcel({k: f for step in steps for k, f in step(rnd, server, ids).items()})
 
     def receive(self, rnd: Round, client: State, parcel: Parcel, task: Task) -> State:
@@ -197,6 +199,19 @@ def _check_flow(alg: Layerwise) -> None:
     for step in alg.merge:
         for name in set(step.writes) - set(alg.server):
             raise RecordError(f"merge: {_name(step)} writes '{name}', the server declares only: {_listed(alg.server)}")
+
+
+def _check_common(alg: Layerwise) -> None:
+    """Refuse to serve new clients rows by their ids: on a GPU a row that is not there would end the process."""
+    for step in alg.serve:
+        for name in step.reads:
+            if name in alg.server and _per_client(alg.server[name]):
+                kept = f"{_name(step)} reads '{name}', of which the server has no row for a client that never took part"
+                raise RecordError(f"serve: {kept}: declare `welcome`, the steps that serve new clients")
+
+
+def _per_client(spec: object) -> bool:
+    return getattr(spec, "per_client", False) or any(map(_per_client, getattr(spec, "parts", ())))
 
 
 def _walk(
