@@ -11,8 +11,8 @@ from stratafl.core.layers import Select, select
 from stratafl.core.parcel import Field, LayerMask, Parcel
 from stratafl.core.records import record
 from stratafl.core.state import rows_of
-from stratafl.core.steps import MergeSums, Mix, Send, Serve, Train
-from stratafl.policies import SGD, Take
+from stratafl.core.steps import MergeRows, MergeSums, Mix, Send, Serve, Train
+from stratafl.policies import SGD, Broadcast, Deliver, Take, TakeNumber
 
 
 class Delegate(Algorithm):
@@ -284,6 +284,73 @@ def last_one_wins():
 
 def mean_of_chunk_means():
     return replace(fedavg(), merge=(MeanOfChunkMeans(),))
+
+
+@record
+class KeepRows(MergeRows):
+    """Each upload replaces the row of whoever sent it."""
+
+    reads = ("up.theta", "theta")
+    writes = ("theta",)
+
+    def absorb(self, rnd, server, up, ids):
+        sent = up["theta"].rows
+        return {"theta": {n: x.index_copy(0, ids, sent[n]) for n, x in rows_of(server, "theta").items()}}
+
+
+def keeps_rows(*, welcome=()):
+    """A server that gives each client its own row back, and new clients whatever `welcome` says."""
+    server = {"theta": Start(per_client=True)}
+    return replace(fedavg(), serve=(Deliver(),), merge=(KeepRows(),), server=server, welcome=welcome)
+
+
+@record
+class FirstRow(Serve):
+    reads = ("theta",)
+    writes = ("down.theta",)
+
+    def __call__(self, rnd, server, ids):
+        return {"theta": Field({n: x[0] for n, x in rows_of(server, "theta").items()}, common=True)}
+
+
+@record
+class RateOfOne(Serve):
+    """Looks up a number by the client's id, of which the server has as many as clients."""
+
+    reads = ("rates",)
+    writes = ("down.rates",)
+
+    def __call__(self, rnd, server, ids):
+        return {"rates": Field(server["rates"][ids])}
+
+
+def looks_up_numbers_by_id():
+    server = {**fedavg().server, "rates": Number(1.0, width="clients")}
+    return replace(fedavg(), serve=(Broadcast(), RateOfOne()), mix=(Take(), TakeNumber("rates")), server=server)
+
+
+class ForgetsNewClients(Delegate):
+    """Does to a client that it does not know what it does to no other."""
+
+    def __init__(self, inner, how):
+        super().__init__(inner)
+        self.how = how
+
+    def receive(self, rnd, client, parcel, task):
+        state = self.inner.receive(rnd, client, parcel, task)
+        if int(task.ids.max()) < rnd.setup.clients:
+            return state
+        shift = {"nan": torch.nan, "group": 0.01 * len(task)}[self.how]
+        return {**state, "theta": {n: x + shift for n, x in state["theta"].items()}}
+
+
+class RemembersNewClients(Delegate):
+    """Changes the server's state when a new client asks."""
+
+    def download(self, rnd, server, ids, new=False):
+        if new:
+            server["theta"]["fc.bias"].add_(1.0)
+        return self.inner.download(rnd, server, ids, new)
 
 
 class HidesState(Delegate):

@@ -5,7 +5,8 @@ import pytest
 
 from stratafl import testing
 from stratafl.algorithms import fedavg, fedper
-from stratafl.errors import ContractError
+from stratafl.errors import ContractError, RecordError
+from stratafl.evaluation.evaluate import score_new_clients
 from stratafl.testing import laws
 
 CAUGHT = [
@@ -29,6 +30,11 @@ CAUGHT = [
     ("averages chunks", mutants.mean_of_chunk_means, laws.chunks),
     ("hides state in an attribute", lambda: mutants.HidesState(fedavg()), laws.messages),
     ("writes into what it evaluates", lambda: mutants.TouchesOutsiders(fedper()), laws.purity),
+    ("has no row for a new client", mutants.keeps_rows, laws.new_clients),
+    ("has no number for a new client", mutants.looks_up_numbers_by_id, laws.new_clients),
+    ("gives a new client NaN", lambda: mutants.ForgetsNewClients(fedavg(), "nan"), laws.new_clients),
+    ("gives a new client a group's", lambda: mutants.ForgetsNewClients(fedavg(), "group"), laws.new_clients),
+    ("remembers a new client", lambda: mutants.RemembersNewClients(fedavg()), laws.new_clients),
     ("is not a record", lambda: mutants.Delegate(fedavg()), laws.record),
 ]
 
@@ -40,7 +46,14 @@ def test_mutant_is_caught_by_its_law(fault, build, law):
     assert caught.value.law.replace(" ", "_") in (law.__name__, "bytes")
 
 
-@pytest.mark.parametrize("build", [mutants.honest_reader, lambda: mutants.noise(by_position=False)])
+@pytest.mark.parametrize(
+    "build",
+    [
+        mutants.honest_reader,
+        lambda: mutants.noise(by_position=False),
+        lambda: mutants.keeps_rows(welcome=(mutants.FirstRow(),)),
+    ],
+)
 def test_healthy_twins_pass(build):
     testing.check_algorithm(build(), settings=[("follow", 1.0)])
 
@@ -49,6 +62,19 @@ def test_a_broken_law_says_where_and_what_is_usually_wrong():
     with pytest.raises(ContractError, match=r"most in 'server/theta/.*usual cause: a mean over the batch") as caught:
         laws.padding(testing.Case(mutants.ignores_padding(), "follow", 1.0, 2))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("build", [mutants.keeps_rows, mutants.looks_up_numbers_by_id])
+def test_a_method_with_nothing_for_new_clients_is_told_to_declare_it(build):
+    with pytest.raises(ContractError, match="declare `welcome`, the steps that serve ") as caught:
+        laws.new_clients(testing.Case(build(), "follow", 1.0, 2))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_with_new_clients_that_cannot_be_served_is_refused_in_one_line():
+    sim = testing.Case(mutants.keeps_rows(), "follow", 1.0, 2).joined
+    with pytest.raises(RecordError, match=r"serve: Deliver reads 'theta', of which the server has no row for .*welcome"):
+        score_new_clients(sim, sim.start(), ("test",))
 
 
 def test_check_algorithm_stops_at_a_mutant():

@@ -125,7 +125,7 @@ class WithBias(nn.Module):
 
 @record
 class AddShift:
-    def __call__(self, module, example, classes):
+    def __call__(self, module, example, classes, head):
         return WithBias(module, module.features(example).shape[1])
 
 

@@ -121,7 +121,7 @@ def test_a_count_that_is_no_number_is_refused(text):
 def test_an_unknown_rule_answers_with_the_nearest():
     with pytest.raises(UnknownNameError) as refusal:
         select("lsat:2")
-    message = "unknown layer rule 'lsat'; did you mean 'last'? Choose one of: first, middle, last, blocks"
+    message = "unknown layer rule 'lsat'; did you mean 'last'? Choose one of: first, middle, last, blocks, layer"
     assert str(refusal.value) == message
 
 

@@ -277,9 +277,10 @@ def test_a_merge_knows_who_sent_what(step):
 
 def test_an_extension_changes_the_model_and_without_one_it_is_as_given():
     module = nn.Linear(2, 2)
-    assert fedavg().extend(module, torch.zeros(1, 2), 2) is module
-    extended = replace(fedavg(), extension=lambda module, example, classes: nn.Linear(classes, len(example)))
-    assert extended.extend(module, torch.zeros(1, 2), 7).in_features == 7
+    assert fedavg().extend(module, torch.zeros(1, 2), 2, "") is module
+    extended = replace(fedavg(), extension=lambda module, example, classes, head: nn.Linear(classes, len(head)))
+    made = extended.extend(module, torch.zeros(1, 2), 7, "fc")
+    assert (made.in_features, made.out_features) == (7, 2)
 
 
 # The steps at work, on numbers

@@ -181,13 +181,13 @@ def test_splits_rows_and_extensions_are_those_of_some_phase():
             return {}
 
     asking = replace(fedavg(), train=(SGD(), Asking(0.0)))
-    extended = replace(fedavg(), extension=lambda module, example, classes: "extended")
+    extended = replace(fedavg(), extension=lambda module, example, classes, head: head)
     assert Phased((Phase(fedavg(), rounds=1), Phase(asking))).requires.splits == ("train", "validation")
     assert Phased((Phase(fedavg()),), finish=Phase(asking)).requires.splits == ("train", "validation")
     assert not THREE.requires.rows
     assert Phased((Phase(fedavg(), rounds=1), Phase(replace(fedavg(), merge=(Rows(0.0, writes=()),))))).requires.rows
-    assert Phased((Phase(fedavg(), rounds=1), Phase(extended))).extend(None, None, 2) == "extended"
-    assert THREE.extend("as given", None, 2) == "as given"
+    assert Phased((Phase(fedavg(), rounds=1), Phase(extended))).extend(None, None, 2, "fc") == "fc"
+    assert THREE.extend("as given", None, 2, "fc") == "as given"
     assert THREE.row == "theta"
 
 

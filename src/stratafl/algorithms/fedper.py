@@ -67,7 +67,7 @@ class LinearBaseExtension:
 
     personal: int = 1
 
-    def __call__(self, module: nn.Module, example: Tensor, classes: int | None) -> nn.Module:
+    def __call__(self, module: nn.Module, example: Tensor, classes: int | None, head: str) -> nn.Module:
         if not isinstance(module, Staged):
             raise ModelError(f"a linear base needs a model in stages, which {type(module).__name__} is not")
         return LinearBase(module, self.personal, tuple(example.shape[1:]))

@@ -66,8 +66,11 @@ class Algorithm(ABC):
     leaks: str | None = None  # what it is given that it should not be, such as test accuracy; always reported
     requires: Requirements = Requirements(batchings=(Batching(10),))
 
-    def extend(self, module: nn.Module, example: Tensor, classes: int | None) -> nn.Module:
-        """The model it trains, from the model it was given; `example` is a batch of zeros of the data's shape."""
+    def extend(self, module: nn.Module, example: Tensor, classes: int | None, head: str) -> nn.Module:
+        """The model it trains, from the model it was given, whose head is the sub-module at the path `head`.
+
+        `example` is a batch of zeros of the data's shape.
+        """
         return module
 
     def check(self, setup: Setup) -> None:

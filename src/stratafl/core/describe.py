@@ -16,7 +16,8 @@ from stratafl.errors import ModelError, unknown
 _KINDS: dict[str, Any] = {"batchnorm": _BatchNorm, "norm": (nn.LayerNorm, nn.GroupNorm), "linear": nn.Linear}
 _KINDS |= {"convolution": nn.modules.conv._ConvNd, "embedding": nn.Embedding, "recurrent": nn.RNNBase}
 _KINDS |= {"attention": nn.MultiheadAttention}
-INNER = "inner"  # an extended model keeps the one it extends under this name, and the names of its layers
+INNER = "inner"  # a model that wraps another keeps it under this name, and the names of its layers
+COMPOSED = "is_composed_head"  # a module that says so, as the head, is made of parts that are layers of their own
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,14 @@ def describe(
     checked("granularity", Granularity, granularity)
     checked("buffers rule", Buffers, buffers)
     _check_owners(module, owners)
-    blocks = _blocks(module, owners)
-    homes = {name: _home(owner, name, granularity, blocks) for owner in owners for name in owner.tensors}
+    head_path = head_of(module, head)
+    blocks, parts = _blocks(module, owners), _parts(module, head_path, owners)
+    homes = {name: _home(owner, name, granularity, blocks | parts) for owner in owners for name in owner.tensors}
     names = list(dict.fromkeys(homes.values()))
     shapes = {name: tuple(tensor.shape) for name, tensor in columns(module).items()}
     trainable = {name for owner in owners for name in owner.parameters}
     specs = [Spec(n, shapes[n], names.index(home), n in trainable) for n, home in homes.items()]
-    head_path = head_of(module, head)
+    inside = f"{_short(head_path)}." if head_path else ""
     followed = {} if granularity == "block" else _followed(owners)
     layers = []
     for name in names:
@@ -59,7 +61,9 @@ def describe(
         kind = first.kind if len(members) == 1 else "block"
         normalises = homes[followed[first.path].tensors[0]] if first.path in followed else None
         tensors = tuple(n for n, home in homes.items() if home == name)
-        layers.append(Layer(name, kind, blocks[first.path], is_head, normalises, tensors))
+        part = name.removeprefix(inside) if is_head and name.startswith(inside) else ""
+        composed = first.path in parts
+        layers.append(Layer(name, kind, blocks[first.path], is_head, normalises, tensors, part, composed))
     return Layout(specs, layers, buffers)
 
 
@@ -82,15 +86,22 @@ def columns(module: nn.Module) -> Rows:
 
 
 def head_of(module: nn.Module, head: str | None = None) -> str:
-    """The path of the sub-module that is the head."""
+    """The path of the sub-module that is the head.
+
+    A composed head is where the head was that it replaces; in a wrapped model, `fc` and `inner.fc` are the same.
+    """
     declared = head or getattr(module, "head_name", None)
-    paths = [owner.path for owner in _owners(module)]
+    owners = list(_owners(module))
+    if not owners:
+        raise ModelError(f"{type(module).__name__} has no parameters to share or to train")
     if declared is None:
-        linear = [owner.path for owner in _owners(module) if owner.kind == "linear"]
-        return linear[-1] if linear else paths[-1]
-    if not any(_is_in(path, declared) for path in paths):
-        raise unknown("head", declared, paths)
-    return str(declared)
+        composed = [path for path, sub in module.named_modules() if getattr(sub, COMPOSED, False)]
+        linear = [owner.path for owner in owners if owner.kind == "linear"]
+        return composed[0] if composed else linear[-1] if linear else owners[-1].path
+    for path in (str(declared), f"{INNER}.{declared}", _short(str(declared))):
+        if any(_is_in(owner.path, path) for owner in owners):
+            return path
+    raise unknown("head", declared, [owner.path for owner in owners])
 
 
 def _owners(module: nn.Module) -> Iterator[_Owner]:
@@ -125,6 +136,15 @@ def _blocks(module: nn.Module, owners: list[_Owner]) -> dict[str, str]:
     if callable(getattr(inner, "stages", None)):
         prefixes = {prefix: stage.name for stage in inner.stages() for prefix in stage.modules}
     return {owner.path: _block(_short(owner.path), prefixes) for owner in owners}
+
+
+def _parts(module: nn.Module, head: str, owners: list[_Owner]) -> dict[str, str]:
+    """The part of a composed head that each of its owners is in: the child of the head, with its path."""
+    if not getattr(module.get_submodule(head), COMPOSED, False):
+        return {}
+    inside = [owner.path for owner in owners if _is_in(owner.path, head)]
+    depth = head.count(".") + 2
+    return {path: _short(".".join(path.split(".")[:depth])) for path in inside}
 
 
 def _block(path: str, prefixes: dict[str, str]) -> str:

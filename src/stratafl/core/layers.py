@@ -7,6 +7,8 @@ A `Select` is a short text, the same in Python, TOML and on the command line:
     first:2 · middle:2 · last:2              counted in forward order (a normalisation follows what it normalises)
     blocks:2                                 the last blocks, classifier included (FedPer's K_P)
     conv1 · layer4 · layer4.1.bn2            a layer, or everything below a module
+    head.personal                            a part of the head, unless a layer or module has this very name
+    layer:head                               a layer that is called like a rule
     head+batchnorm · not head                unions and complements
 """
 
@@ -21,6 +23,7 @@ NORMALISATIONS = ("batchnorm", "norm")
 RULES = ("all", "none", "head", "base", *KINDS)
 _OPPOSITES = {"all": "none", "none": "all", "head": "base", "base": "head"}
 COUNTED = ("first", "middle", "last", "blocks")
+NAMED = "layer"
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class Layer:
     head: bool
     normalises: str | None
     tensors: tuple[str, ...]
+    part: str = ""  # its place in a head of several layers, such as `personal`
+    composed: bool = False  # whether it is a part of a composed head, all of which counts as one layer
 
     @property
     def computes(self) -> bool:
@@ -83,15 +88,17 @@ def select(given: "str | Select") -> Select:
 
 def _checked(term: str) -> str:
     rule, colon, count = term.partition(":")
-    if colon and rule not in COUNTED:
-        raise unknown("layer rule", rule, COUNTED)
-    if colon and not count.isdecimal():
+    if colon and rule not in (*COUNTED, NAMED):
+        raise unknown("layer rule", rule, (*COUNTED, NAMED))
+    if colon and rule != NAMED and not count.isdecimal():
         raise RecordError(f"'{term}' needs a number of layers, such as '{rule}:2'")
     return term
 
 
 def _chosen(term: str, layers: Sequence[Layer]) -> set[str]:
     rule, colon, count = term.partition(":")
+    if rule == NAMED and colon:
+        return _named(count, layers)
     if colon:
         return _last_blocks(layers, int(count)) if rule == "blocks" else _counted(rule, int(count), layers)
     if term in KINDS and any(layer.kind == "block" for layer in layers):
@@ -100,19 +107,39 @@ def _chosen(term: str, layers: Sequence[Layer]) -> set[str]:
         return {layer.name for layer in layers if layer.kind == term}
     if term in RULES:
         return {layer.name for layer in layers if term == "all" or term == ("head" if layer.head else "base")}
-    named = {layer.name for layer in layers if layer.name == term or layer.name.startswith(term + ".")}
+    return _named(term, layers)
+
+
+def _named(term: str, layers: Sequence[Layer]) -> set[str]:
+    named = {layer.name for layer in layers if _below(layer.name, term)}
+    if not named and term.startswith("head."):
+        named = {layer.name for layer in layers if layer.part and _below(layer.part, term.removeprefix("head."))}
     if not named:
-        raise unknown("layer", term, [*(layer.name for layer in layers), *RULES])
+        parts = [f"head.{layer.part}" for layer in layers if layer.part]
+        raise unknown("layer", term, [*(layer.name for layer in layers), *parts, *RULES])
     return named
 
 
+def _below(path: str, module: str) -> bool:
+    return path == module or path.startswith(module + ".")
+
+
+def leaders(layers: Sequence[Layer]) -> dict[str, str]:
+    """For each layer the one it is counted with: what it normalises, the first of a composed head, else itself."""
+    first = next((layer.name for layer in layers if layer.composed), "")
+    composed = {layer.name for layer in layers if layer.composed}
+    counted = {layer.name: layer.normalises or layer.name for layer in layers}
+    return {name: first if {name, leader} & composed else leader for name, leader in counted.items()}
+
+
 def _counted(rule: str, count: int, layers: Sequence[Layer]) -> set[str]:
-    units = [layer.name for layer in layers if layer.normalises is None]
+    counted = leaders(layers)
+    units = list(dict.fromkeys(counted[layer.name] for layer in layers if counted[layer.name] == layer.name))
     if count > len(units):
         raise RecordError(f"'{rule}:{count}' asks for {count} layers, the model has {len(units)}: {', '.join(units)}")
     start = {"first": 0, "middle": (len(units) - count) // 2, "last": len(units) - count}[rule]
     chosen = set(units[start : start + count])
-    return {layer.name for layer in layers if (layer.normalises or layer.name) in chosen}
+    return {layer.name for layer in layers if counted[layer.name] in chosen}
 
 
 def _last_blocks(layers: Sequence[Layer], count: int) -> set[str]:

@@ -34,8 +34,12 @@ SLOTS = ("serve", "mix", "train", "send", "merge", "tune", "welcome")
 class Extension(Protocol):
     """New layers on a model."""
 
-    def __call__(self, module: nn.Module, example: Tensor, classes: int | None) -> nn.Module:
-        """The extended model; `example` is a batch of zeros of the data's shape."""
+    def __call__(self, module: nn.Module, example: Tensor, classes: int | None, head: str) -> nn.Module:
+        """The extended model, the given one changed in place or a new one that wraps it.
+
+        `example` is a batch of zeros of the data's shape, `head` the path of the head. What replaces the head has its
+        path (`stratafl.models.replace_head`).
+        """
 
 
 @record
@@ -96,8 +100,8 @@ class Layerwise(Algorithm):
         kept = Footprint(upload=setup.row_bytes() if self.requires.rows else 0)
         return together([*(step.footprint(setup) for step in self.steps), kept])
 
-    def extend(self, module: nn.Module, example: Tensor, classes: int | None) -> nn.Module:
-        return module if self.extension is None else self.extension(module, example, classes)
+    def extend(self, module: nn.Module, example: Tensor, classes: int | None, head: str) -> nn.Module:
+        return module if self.extension is None else self.extension(module, example, classes, head)
 
     def init(self, setup: Setup) -> State:
         return {name: spec.create(setup, None, "server") for name, spec in self.server_fields.items()}
@@ -107,6 +111,8 @@ class Layerwise(Algorithm):
 
     def download(self, rnd: Round, server: State, ids: Tensor, new: bool = False) -> Parcel:
         steps = self.welcome if new and self.welcome else self.serve
+        if new and not self.welcome:
+            _check_common(self)
         return Parcel({k: f for step in steps for k, f in step(rnd, server, ids).items()})
 
     def receive(self, rnd: Round, client: State, parcel: Parcel, task: Task) -> State:
@@ -220,6 +226,19 @@ def _check_flow(alg: Layerwise) -> None:
         for name in set(step.writes) - set(alg.server_fields):
             kept = _listed(alg.server_fields)
             raise RecordError(f"merge: {_name(step)} writes '{name}', the server declares only: {kept}")
+
+
+def _check_common(alg: Layerwise) -> None:
+    """Refuse to serve new clients rows by their ids: on a GPU a row that is not there would end the process."""
+    for step in alg.serve:
+        for name in step.reads:
+            if name in alg.server and _per_client(alg.server[name]):
+                kept = f"{_name(step)} reads '{name}', of which the server has no row for a client that never took part"
+                raise RecordError(f"serve: {kept}: declare `welcome`, the steps that serve new clients")
+
+
+def _per_client(spec: object) -> bool:
+    return getattr(spec, "per_client", False) or any(map(_per_client, getattr(spec, "parts", ())))
 
 
 def _walk(

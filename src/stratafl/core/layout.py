@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from stratafl.core.layers import Layer, Select, select
+from stratafl.core.layers import Layer, Select, leaders, select
 from stratafl.errors import unknown
 
 Rows = dict[str, Tensor]
@@ -82,10 +82,11 @@ class Layout:
     def units(self) -> tuple[int, ...]:
         """For each layer the unit it is part of, from 0 in forward order: a layer with its normalisations is one unit.
 
-        `first:2` and `last:2` count units.
+        A composed head is one unit. `first:2` and `last:2` count units.
         """
-        order = sorted(set(self.leaders))
-        return tuple(order.index(leader) for leader in self.leaders)
+        first = [self.index[leader] for leader in leaders(self.layers).values()]
+        order = sorted(set(first))
+        return tuple(order.index(leader) for leader in first)
 
     def layer(self, name: str) -> Layer:
         if name not in self.index:

@@ -108,11 +108,11 @@ class Phased(Algorithm):
     def footprint(self, setup: Setup) -> Footprint:
         return largest(record.footprint(setup) for record in self.records)
 
-    def extend(self, module: nn.Module, example: Tensor, classes: int | None) -> nn.Module:
+    def extend(self, module: nn.Module, example: Tensor, classes: int | None, head: str) -> nn.Module:
         """The model with the extension of the first phase that has one."""
         for phase in self._all:
             if phase.algorithm.extension is not None:
-                return phase.algorithm.extend(module, example, classes)
+                return phase.algorithm.extend(module, example, classes, head)
         return module
 
     def plan(self, t: int, rounds: int) -> Plan:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stratafl.core import keys
 from stratafl.core.algorithm import Algorithm
-from stratafl.core.describe import columns, describe
+from stratafl.core.describe import columns, describe, head_of
 from stratafl.core.layout import Buffers, Granularity, Rows
 from stratafl.core.round import Setup
 from stratafl.data.federation import Federation
@@ -68,10 +68,10 @@ def simulation(
     _check_data(algorithm, federation, new_clients)
     for line in outlier_warnings(federation):
         log.warning("%s", line)
-    draw = _ModelDraw(model, algorithm, federation, seed, dtype)
+    draw = _ModelDraw(model, algorithm, federation, seed, dtype, head)
     module = draw(0, "model")
     if weights is not None:
-        load_weights(module, Path(weights))
+        module = _with_weights(draw, module, Path(weights))
     check_tokens(module, federation)
     layout = describe(module, granularity=granularity, buffers=buffers, head=head)
 
@@ -154,6 +154,18 @@ def _within_memory(made: Simulation, left: int | None, begun: bool) -> Simulatio
 # Models
 
 
+def _with_weights(draw: "_ModelDraw", module: nn.Module, weights: Path) -> nn.Module:
+    """The model with the weights in a file: its own, or those of the model that the algorithm extends."""
+    try:
+        load_weights(module, weights)
+        return module
+    except ModelError as error:
+        try:
+            return draw(0, "model", weights)
+        except ModelError:
+            raise error from None
+
+
 @dataclass(frozen=True)
 class _ModelDraw:
     """Draws models on the CPU, each from a generator of its own; torch's own generator is left as it was."""
@@ -163,8 +175,10 @@ class _ModelDraw:
     federation: Federation
     seed: int
     dtype: torch.dtype
+    head: str | None
 
-    def __call__(self, number: int, purpose: str) -> nn.Module:
+    def __call__(self, number: int, purpose: str, weights: Path | None = None) -> nn.Module:
+        """The extended model; the model that is extended has the given weights, if there are any."""
         state = torch.get_rng_state()
         try:
             torch.default_generator.manual_seed(keys.generator(self.seed, number, purpose).initial_seed())
@@ -172,8 +186,12 @@ class _ModelDraw:
             x = self.federation.x
             numbers = x.is_floating_point() or x.dtype in PIXELS
             example = torch.zeros(1, *x.shape[1:], dtype=torch.get_default_dtype() if numbers else x.dtype)
+            if weights is not None:
+                load_weights(module.to(self.dtype), weights)
+                example = example.to(self.dtype) if numbers else example
             with torch.no_grad():  # in evaluation mode, so that an extension may run the model and keep its statistics
-                return self.algorithm.extend(module.eval(), example, self.federation.classes).to(self.dtype)
+                head = head_of(module, self.head)
+                return self.algorithm.extend(module.eval(), example, self.federation.classes, head).to(self.dtype)
         finally:
             torch.set_rng_state(state)
 

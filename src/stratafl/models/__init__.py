@@ -2,8 +2,9 @@
 
 `staged.py` defines what every model is, so read it first; the other files hold one family of models each. To add a
 model, write a class or function that takes `shape` and `classes`, and name it in `MODELS`; `strata list` shows the
-first line of its docstring. This package imports torch, `stratafl.errors` and `stratafl.files`; every package but
-`core` and `data` may import it.
+first line of its docstring. `heads.py` holds the heads of several parts with which methods replace a model's own. This
+package imports torch, `stratafl.core.records`, `stratafl.errors` and `stratafl.files`; every package but `core` and
+`data` may import it.
 """
 
 import inspect
@@ -14,6 +15,17 @@ from torch import nn
 
 from stratafl.errors import ModelError, unknown
 from stratafl.models.convnet import CNN, CNN20, AlexNet, Conv, ConvNet, ConvNorm, LeNet, ThreeConv
+from stratafl.models.heads import (
+    BiasedHead,
+    ComposedHead,
+    ConditionalHead,
+    GatedHead,
+    HeadExtension,
+    PriorHead,
+    ShiftedHead,
+    TwoHeads,
+    replace_head,
+)
 from stratafl.models.linear_base import LinearBase
 from stratafl.models.mlp import MLP, EmbeddingClassifier, fasttext, mnistnn
 from stratafl.models.resnet import (
@@ -30,9 +42,10 @@ from stratafl.models.staged import Stage, Staged
 from stratafl.models.weights import load_weights, save_weights
 
 __all__ = [
-    "CNN", "CNN20", "MLP", "MODELS", "AlexNet", "Conv", "ConvNet", "ConvNorm", "EmbeddingClassifier", "LeNet",
-    "LinearBase", "MobileNet", "ResNet", "Stage", "Staged", "ThreeConv", "build", "fasttext", "load_weights",
-    "mnistnn", "resnet9", "resnet18", "resnet20", "resnet34", "save_weights",
+    "CNN", "CNN20", "MLP", "MODELS", "AlexNet", "BiasedHead", "ComposedHead", "ConditionalHead", "Conv", "ConvNet",
+    "ConvNorm", "EmbeddingClassifier", "GatedHead", "HeadExtension", "LeNet", "LinearBase", "MobileNet", "PriorHead",
+    "ResNet", "ShiftedHead", "Stage", "Staged", "ThreeConv", "TwoHeads", "build", "fasttext", "load_weights",
+    "mnistnn", "replace_head", "resnet9", "resnet18", "resnet20", "resnet34", "save_weights",
 ]  # fmt: skip
 
 MODELS: dict[str, Callable[..., nn.Module]] = {

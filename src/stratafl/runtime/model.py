@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from stratafl.core.describe import head_of
 from stratafl.core.layout import Layout, Rows
-from stratafl.errors import ModelError
+from stratafl.errors import ModelError, unknown
 from stratafl.runtime.modules import Context, prepare
 
 T = TypeVar("T")
@@ -43,6 +43,7 @@ class Model:
         self._modes: frozenset[str] | None = None
         self._modes_of: dict[tuple[str, ...], frozenset[str]] = {}
         self._owner_of = _owners(self.module)
+        self._path_of: dict[str, str] = {}
         # What the head was given; its hook refers to nothing else, so that models can be freed.
         self._caught: list[Tensor] = []
         self.module.get_submodule(self.head_name).register_forward_pre_hook(_catcher(self._caught), with_kwargs=True)
@@ -78,6 +79,17 @@ class Model:
         self._caught.clear()
         return output, features
 
+    def path_of(self, part: str) -> str:
+        """The path of a part; where no module is called `head`, `head.personal` is a part of the head."""
+        if part not in self._path_of:
+            paths = [path for path, _ in self.module.named_modules()]
+            named = self.head_name + part.removeprefix("head")
+            known = [path for path in (part, named if part.partition(".")[0] == "head" else part) if path in paths]
+            if not known:
+                raise unknown("part of the model", part, paths)
+            self._path_of[part] = known[0]
+        return self._path_of[part]
+
     def moving(self, row: Rows) -> tuple[Rows, Rows]:
         """The row with copies of the buffers that modules write into, and these copies."""
         specs = self.layout.specs
@@ -105,7 +117,8 @@ class FilledModel:
         return self.part(self._model.head_name, row, features, train=train)
 
     def part(self, path: str, row: Rows, *inputs: Tensor, train: bool | None = None) -> Tensor:
-        module, inside = self._model.module.get_submodule(path), f"{path}."
+        path = self._model.path_of(path)
+        module, inside = self._model.module.get_submodule(path), f"{path}." if path else ""
 
         def run(full: Rows) -> Tensor:
             output: Tensor = functional_call(module, {n.removeprefix(inside): x for n, x in full.items()}, inputs)

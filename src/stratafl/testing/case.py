@@ -19,6 +19,7 @@ from stratafl.models import build
 from stratafl.runtime.build import EngineName
 
 SIZES = (31, 23, 14, 12, 7, 4)  # training samples: ragged, short last batches, two clients below a batch of ten
+NEW_SIZES = (9, 5)  # of clients that never take part
 SHAPE, CLASSES = (1, 6, 6), 3
 
 
@@ -72,6 +73,7 @@ class Case:
         dtype: torch.dtype = torch.float64,
         batchnorm: bool = True,
         sizes: Iterable[int] = SIZES,
+        new_clients: int = 0,
     ) -> Simulation:
         """The case's simulation, or one that differs in some respect."""
         return simulation(
@@ -84,6 +86,7 @@ class Case:
             buffers=self.buffers,
             dtype=dtype,
             engine=engine,
+            new_clients=new_clients,
         )
 
     @cached_property
@@ -92,9 +95,19 @@ class Case:
         return self.simulation()
 
     @cached_property
+    def joined(self) -> Simulation:
+        """The same simulation with clients that never take part; what the plain one progressed to is its own too."""
+        return self.simulation(sizes=(*SIZES, *NEW_SIZES), new_clients=len(NEW_SIZES))
+
+    @cached_property
+    def finished(self) -> Progress:
+        """Where the plain simulation ends with the matrix executor, in one chunk."""
+        return self.plain.run(Matrix())
+
+    @cached_property
     def outcome(self) -> Rows:
         """What the matrix executor makes of it, in one chunk."""
-        return outcome(self.plain, Matrix())
+        return everything(self.plain, self.finished)
 
     @cached_property
     def entries(self) -> list[Progress]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import torch
 from safetensors.torch import load, save
+from torch import Tensor
 
 from stratafl.core import records, wire
 from stratafl.core.algorithm import Total
@@ -14,7 +15,7 @@ from stratafl.core.parcel import Parcel, count_bytes
 from stratafl.core.state import State, clone, flatten
 from stratafl.errors import ContractError, StrataError, first_line
 from stratafl.evaluation.evaluate import deployed, received
-from stratafl.execute import Debug, Matrix, Messages, Progress, Simulation
+from stratafl.execute import Debug, Executor, Matrix, Messages, Progress, Simulation
 from stratafl.testing.case import Case, difference, everything, furthest, outcome
 from stratafl.testing.tampering import Tampered, claiming, not_finite
 from stratafl.testing.watch import TracingTask, Watched, WatchedParcel, with_declared_steps
@@ -29,6 +30,7 @@ CAUSES = {
     "seeds": "usual cause: randomness without a key",
     "declared": "usual cause: a step that behaves differently when a field is missing",
     "left out": "usual cause: a merge that looks at more than the uploads and ids that it is given",
+    "new clients": "usual causes: something looked up by id that only other clients have, randomness without a key",
     "padding": "usual cause: a mean over the batch that is not batch.mean",
 }
 
@@ -190,6 +192,39 @@ def left_out(case: Case) -> None:
     _same("left out", case, alone.tensors(), "a round in which nobody is left", expected=unchanged)
 
 
+def new_clients(case: Case) -> None:
+    """A client that never took part can start, train and deploy: finite, alone over messages as in a group."""
+    sim = case.joined
+    for progress in (*case.entries, case.finished):
+        server, ids = clone(progress.server), sim.new_clients
+        group = _as_new(case, sim, progress, ids, Matrix())
+        for name, x in group.items():
+            if not torch.isfinite(x).all():
+                raise ContractError("new clients", f"'{name}' of a new client is not finite ({case})")
+        alone = [_as_new(case, sim, progress, one, Messages()) for one in ids.split(1)]
+        stacked = {name: torch.cat([each[name] for each in alone]) for name in alone[0]}
+        _same("new clients", case, stacked, "a new client alone, over messages,", expected=group)
+        if difference(flatten(server), flatten(progress.server)) != 0:
+            raise ContractError("new clients", f"the server's state changes when a new client is served ({case})")
+
+
+def _as_new(case: Case, sim: Simulation, progress: Progress, ids: Tensor, executor: Executor) -> Rows:
+    """What these clients keep, send, train and deploy, one row each, if they meet the server for the first time."""
+    alg, rnd, task = sim.algorithm, sim.at(progress.t), sim.task(ids, sim.at(progress.t))
+    try:
+        down = alg.download(rnd, progress.server, ids, new=True)
+        client = alg.receive(rnd, sim.client_states({}, ids), executor.carry(down, sim.setup.layout), task)
+        work = alg.work(rnd, client, task)
+        model = alg.deploy(rnd, client, task)
+    except IndexError as error:
+        told = "declare `welcome`, the steps that serve clients of which the server knows nothing"
+        raise ContractError("new clients", f"{first_line(error, typed=True)}: {told} ({case})") from error
+    except StrataError as error:
+        raise ContractError("new clients", f"{error} ({case})") from error
+    upload = {name: field.value for name, field in work.upload.items() if not field.common}
+    return flatten({"kept": flatten(work.client), "sent": flatten(upload), "trained": work.trained, "deployed": model})
+
+
 def resume(case: Case) -> None:
     """State saved and restored between rounds changes nothing, not a bit."""
     sim = case.plain
@@ -232,4 +267,4 @@ def declared(case: Case) -> None:
 
 
 LAWS: tuple[Callable[[Case], None], ...] = (messages, order, outsiders, chunks, poison, purity, record, declared)
-LAWS += (bytes_counted, cohort_sizes, left_out, resume, seeds, padding, trace)
+LAWS += (bytes_counted, cohort_sizes, left_out, new_clients, resume, seeds, padding, trace)
