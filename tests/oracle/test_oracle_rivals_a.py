@@ -11,7 +11,7 @@ import plain_clients
 import pytest
 import torch
 from plain_clients import Clients, Model
-from plain_descents import PlainMethod, change, furthest, network, statistics, trainable
+from plain_descents import PlainMethod, change, furthest, moved, network, statistics, trainable
 from plain_global import PlainFedExp, PlainFedOpt, PlainMoon, PlainScaffold
 from plain_personal import PlainDitto, PlainFedAvgFT, PlainFedAvgLPFT, PlainFedBABU, PlainPerFedAvg, PlainPFedMe
 from torch import Tensor
@@ -178,6 +178,13 @@ def test_scaffold_begins_as_fedavg_with_uniform_weights(participation: float) ->
     assert_stages(simulated(uniform(HEAVY), plain.clients, rounds=1), plain.run(1))
 
 
+def test_scaffolds_server_goes_part_of_the_way() -> None:
+    whole, part = (PlainScaffold(clients(train=PLAIN), rate).run(1) for rate in (1.0, 0.7))
+    expected = {n: whole.start[n] + 0.7 * d for n, d in change(whole.global_model, whole.start).items()}
+    assert furthest(trainable(part.global_model), expected) < 1e-12
+    assert furthest(statistics(part.global_model), statistics(whole.global_model)) < 1e-12
+
+
 def test_scaffold_of_one_step_a_round_is_fedavg_with_uniform_weights() -> None:
     """The corrections of all clients sum to 0, and no client has moved when it takes its gradient."""
     plain = PlainScaffold(clients(train=WHOLE))
@@ -185,16 +192,20 @@ def test_scaffold_of_one_step_a_round_is_fedavg_with_uniform_weights() -> None:
     assert all(furthest(c, plain.c) > 1e-3 for c in plain.own_c)
 
 
-def test_control_variates_are_the_gradients_of_a_single_step() -> None:
-    """c_i⁺ = c_i − c + (x − y)/η = g_i(x), whatever the control variates were before."""
-    plain = PlainScaffold(clients(0.5, WHOLE)).run(2)
-    before, x = plain.own_c, dict(plain.global_model)
+def test_control_variates_are_mean_gradients() -> None:
+    """c_i⁺ = c_i − c + (x − y)/(Kη): the mean of g_i over K steps, whatever c_i and c were before."""
+    plain = PlainScaffold(clients(0.5, replace(WHOLE, epochs=2, schedule=Exponential(0.5)))).run(2)
+    c, before, x = plain.c, list(plain.own_c), dict(plain.global_model)
     plain.round(2)
-    for k in plain.clients.sampled(2):
+    for k in plain.clients.everybody:
+        if k not in plain.clients.sampled(2):
+            assert plain.own_c[k] is before[k]
+            continue
         samples = plain.clients.federation.split("train").of(k)
-        expected, _ = exact_gradient(plain.clients, x, samples)
-        assert furthest(plain.own_c[k], expected) < 1e-10
-    assert any(plain.own_c[k] is before[k] for k in plain.clients.everybody)
+        first, _ = exact_gradient(plain.clients, x, samples)
+        y = moved(x, {n: g - before[k][n] + c[n] for n, g in first.items()}, -0.1 * 0.5**2)
+        second, _ = exact_gradient(plain.clients, y, samples)
+        assert furthest(plain.own_c[k], {n: (first[n] + second[n]) / 2 for n in first}) < 1e-10
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
@@ -210,8 +221,8 @@ def test_the_servers_control_variate_is_the_mean_of_all_clients(case: str, parti
 def test_clients_without_a_batch_keep_their_control_variate() -> None:
     plain = oracle("scaffold, clipped, decayed", 1.0)
     assert isinstance(plain, PlainScaffold)
-    moved = [any(bool(x.any()) for x in c.values()) for c in plain.own_c]
-    assert moved == [plain.clients.samples(k) >= 8 for k in plain.clients.everybody]
+    corrected = [any(bool(x.any()) for x in c.values()) for c in plain.own_c]
+    assert corrected == [plain.clients.samples(k) >= 8 for k in plain.clients.everybody]
 
 
 DEGENERATE: dict[str, tuple[Callable[[Clients], PlainMethod], SGD]] = {
@@ -324,6 +335,16 @@ def test_personal_models_of_ditto_begin_as_those_of_fedprox(participation: float
     prox = fedprox(strength=2.0, train=replace(train, epochs=3, purpose="personal"))
     _, progress = simulated(prox, plain.clients, rounds=1)
     assert furthest(rows_of(progress.server, "theta"), plain.clients.mean(plain.personal)) < 1e-8
+
+
+def test_personal_models_of_ditto_are_pulled_to_what_was_received() -> None:
+    plain = PlainDitto(clients(train=WHOLE), strength=2.0).run(1)
+    v, w = dict(plain.personal), plain.global_model
+    plain.round(1)
+    for k in plain.clients.everybody:
+        g, _ = exact_gradient(plain.clients, v[k], plain.clients.federation.split("train").of(k))
+        expected = {n: v[k][n] - 0.1 * (g[n] + 2.0 * (v[k][n] - w[n])) for n in g}
+        assert furthest(trainable(plain.personal[k]), expected) < 1e-10
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
