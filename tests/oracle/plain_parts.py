@@ -94,6 +94,18 @@ class Parts(nn.Module):
 Loss = Callable[[Parts, Batch], Tensor]
 
 
+def plain_loss(net: Parts, batch: Batch) -> Tensor:
+    """The cross-entropy of the stock module."""
+    return cross_entropy(net.head(net.features(batch.x)), batch.y)
+
+
+def weighted(models: Mapping[int, Model], weights: Mapping[int, float]) -> Model:
+    """Σ w_k·θ_k / Σ w_k"""
+    total = sum(weights[k] for k in models)
+    names = next(iter(models.values()))
+    return {n: torch.stack([weights[k] / total * models[k][n] for k in models]).sum(0) for n in names}
+
+
 class Plain:
     """FedAvg, in a plain loop over whole models; `personal` are prefixes of names that stay with the client."""
 
@@ -154,10 +166,8 @@ class Plain:
 
     def mean(self, models: Mapping[int, Model], weights: Mapping[int, float] | None = None) -> Model:
         """What is shared, averaged; by n_k unless other weights are given."""
-        weights = weights or {k: self.clients.samples(k) for k in models}
-        total = sum(weights.values())
-        shared = [n for n in self.server if not self.stays(n)]
-        return {n: torch.stack([weights[k] / total * models[k][n] for k in models]).sum(0) for n in shared}
+        mean = weighted(models, weights or {k: self.clients.samples(k) for k in models})
+        return {n: x for n, x in mean.items() if not self.stays(n)}
 
     # Training and data
 
@@ -310,8 +320,7 @@ class PlainFedDBE(Plain):
     def without_shift(self, client: int) -> Model:
         """Training as usual in the first round, before there is a mean."""
         net = self.load(self.server)
-        plain: Loss = lambda net, batch: cross_entropy(net.head(net.features(batch.x)), batch.y)  # noqa: E731
-        self.descend(net, client, 0, plain, layers=("body.",))
+        self.descend(net, client, 0, plain_loss, layers=("body.",))
         return state(net)
 
     def work(self, model: Model, client: int, t: int) -> Model:
@@ -454,7 +463,7 @@ class PlainGPFL(Plain):
             z = net.features(batch.x)
             generic, personal = self.valve(net, z, g), self.valve(net, z, p)
             cosines = normalize(generic, dim=1) @ normalize(net.get_parameter("embedding.weight"), dim=1).T
-            magnitude = (generic - fixed[batch.y]).norm()  # over the whole batch
+            magnitude = (generic - fixed[batch.y]).square().sum().sqrt()  # over the whole batch
             guided = cross_entropy(cosines, batch.y) + self.strength * magnitude
             return cross_entropy(net.head(personal), batch.y) + guided
 
@@ -496,13 +505,23 @@ class Described:
 
 
 class PlainFedPAC(Plain):
-    """Head, then base with features pulled to common prototypes; heads are mixed by a quadratic programme."""
+    """Head, then base with features pulled to common prototypes; heads are mixed by a quadratic programme.
+
+    `unmet`: the head of a client that has never taken part, the initial one or the newest mean over a cohort.
+    """
 
     personal = HEAD
 
-    def __init__(self, clients: Clients, *, strength: float = 1.0, head_epochs: int = 1) -> None:
+    def __init__(
+        self,
+        clients: Clients,
+        *,
+        strength: float = 1.0,
+        head_epochs: int = 1,
+        unmet: Literal["initial", "mean"] = "initial",
+    ) -> None:
         super().__init__(clients)
-        self.strength, self.head_epochs = strength, head_epochs
+        self.strength, self.head_epochs, self.unmet = strength, head_epochs, unmet
         self.prototypes: dict[int, Tensor] = {}
         self.described: dict[int, Described] = {}
         self.mixtures: dict[int, Tensor] = {}
@@ -511,8 +530,7 @@ class PlainFedPAC(Plain):
         self.described[client] = Described.of(*self.features(model, client))
         net, train = self.load(model), self.clients.train
         head = replace(train, epochs=self.head_epochs)
-        plain: Loss = lambda net, batch: cross_entropy(net.head(net.features(batch.x)), batch.y)  # noqa: E731
-        self.descend(net, client, t, plain, HEAD, head, "head")
+        self.descend(net, client, t, plain_loss, HEAD, head, "head")
         self.descend(net, client, t, self.aligned, BASE_LAYERS)
         return state(net)
 
@@ -527,10 +545,12 @@ class PlainFedPAC(Plain):
     def merge(self, trained: Mapping[int, Model], t: int) -> None:
         super().merge(trained, t)
         cohort = list(trained)
+        heads = {k: {n: x for n, x in trained[k].items() if n.startswith(HEAD)} for k in cohort}
+        if self.unmet == "mean":
+            self.server |= weighted(heads, {k: self.clients.samples(k) for k in cohort})
         self.mixtures = {i: self.mixture(i, cohort) for i in cohort}
         for i, alpha in self.mixtures.items():
-            heads = {n: [trained[j][n] for j in cohort] for n in self.own[i]}
-            self.own[i] = {n: sum((a * x for a, x in zip(alpha, heads[n], strict=True)), 0.0) for n in heads}  # type: ignore[misc]
+            self.own[i] = weighted(heads, dict(zip(cohort, alpha.tolist(), strict=True)))
         found = {k: self.features(trained[k], k) for k in cohort}
         for c in range(CLASSES):
             mine = torch.cat([z[y == c] for z, y in found.values()])  # every sample counts once: weights are counts
@@ -538,12 +558,11 @@ class PlainFedPAC(Plain):
                 self.prototypes[c] = mine.mean(0)
 
     def mixture(self, i: int, cohort: list[int]) -> Tensor:
-        away = [(self.described[i].H - self.described[j].H).flatten() for j in cohort]
-        D = torch.stack([torch.stack([a @ b for b in away]) for a in away])
-        alpha = best_mixture(torch.diag(torch.tensor([self.described[j].V for j in cohort], dtype=D.dtype)) + D)
+        away = torch.stack([(self.described[i].H - self.described[j].H).flatten() for j in cohort])
+        V = torch.tensor([self.described[j].V for j in cohort], dtype=away.dtype)
+        alpha = best_mixture(torch.diag(V) + away @ away.T)
         assert bool(((alpha - 1e-3).abs() > 1e-6).all())  # or another solver might drop what this one keeps
-        alpha = torch.where(alpha < 1e-3, 0.0, alpha)
-        return alpha / alpha.sum()
+        return torch.where(alpha < 1e-3, 0.0, alpha)
 
 
 class PlainFedAS(Plain):
@@ -596,6 +615,6 @@ class PlainFedAS(Plain):
         return total
 
     def merge(self, trained: Mapping[int, Model], t: int) -> None:
-        by_samples, by_fisher = self.mean(trained), self.mean(trained, {k: self.weights[k] for k in trained})
+        by_samples, by_fisher = self.mean(trained), self.mean(trained, self.weights)
         samples = self.statistics == "samples"
         self.server |= {n: by_samples[n] if samples and is_statistic(n) else x for n, x in by_fisher.items()}
