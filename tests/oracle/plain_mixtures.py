@@ -86,8 +86,8 @@ def mean_loss(clients: Clients, model: Model, client: int, split: str) -> float:
     """In evaluation mode."""
     held = clients.federation.split(split).of(client)
     with torch.no_grad():
-        found = cross_entropy(loaded(clients, model, ()).eval()(clients.federation.x[held]), clients.federation.y[held])
-    return float(found)
+        out = torch.func.functional_call(clients.module.eval(), model, clients.federation.x[held])
+    return float(cross_entropy(out, clients.federation.y[held]))
 
 
 @dataclass
@@ -173,11 +173,12 @@ class PlainFedALA(Plain):
         if not self.times[client]:
             return W
         passes = self.first_passes if self.times[client] == 1 else 1
+        gap = {n: self.global_model[n] - self.own[client][n] for n in self.names}
+        net = loaded(self.clients, self.global_model, self.layers)
         for epoch in batches(self.clients, client, t, "ala", passes):
             for batch in epoch[: math.ceil(self.share * len(epoch))]:
-                net = loaded(self.clients, self.mixed(client, W), self.layers)
+                net.load_state_dict(self.mixed(client, W), strict=False)
                 g = gradients_of(self.clients, net, batch, self.layers)
-                gap = {n: self.global_model[n] - self.own[client][n] for n in self.names}
                 W = {n: (W[n] - self.weights_lr * g[n] * gap[n]).clamp(0, 1) for n in self.names}
         return W
 
@@ -186,9 +187,9 @@ class PlainFedALA(Plain):
 
     def round(self, t: int) -> None:
         cohort = self.clients.sampled(t)
-        starts = {k: self.model(k, t) for k in cohort}
         for k in cohort:
             self.W[k] = self.learned(k, t)
+        starts = {k: self.mixed(k, self.W[k]) if self.times[k] else self.global_model for k in cohort}
         trained = {k: self.trained(starts[k], k, t) for k in cohort}
         for k in cohort:
             self.own[k] = trained[k]
@@ -235,8 +236,9 @@ class PlainAPPLE(Plain):
     def client(self, i: int, t: int) -> tuple[Model, Tensor]:
         cores, p = dict(self.cores), self.p[i].clone()
         p_0, sgd = self.sizes / self.sizes.sum(), self.clients.train
+        net = loaded(self.clients, self.initial)
         for batch in chain(*batches(self.clients, i, t, "train", sgd.epochs)):
-            net = loaded(self.clients, self.personal(p, cores, cores[i]))
+            net.load_state_dict(self.personal(p, cores, cores[i]), strict=False)
             g = gradients_of(self.clients, net, batch)
             inner = torch.stack([sum((g[n] * cores[j][n]).sum() for n in g) for j in range(self.N)])  # type: ignore[misc]
             step = sgd.lr * (self.N if self.scaled else 1) * float(p[i])
@@ -348,7 +350,10 @@ class PlainFedFomo(Plain):
         return found
 
     def model(self, client: int, t: int) -> Model:
-        positive = {j: max(w, 0.0) for j, w in self.weights(client).items()}
+        return self.mixed(client, self.weights(client))
+
+    def mixed(self, client: int, weights: Mapping[int, float]) -> Model:
+        positive = {j: max(w, 0.0) for j, w in weights.items()}
         total = sum(positive.values())
         if not total:
             return self.rows[client]
@@ -357,7 +362,7 @@ class PlainFedFomo(Plain):
     def round(self, t: int) -> None:
         cohort = self.clients.sampled(t)
         weights = {i: self.weights(i) for i in cohort}
-        starts = {i: self.model(i, t) for i in cohort}
+        starts = {i: self.mixed(i, weights[i]) for i in cohort}
         for i in cohort:
             self.rows[i] = descended(self.clients, starts[i], i, t)
             for j, w in weights[i].items():
@@ -372,7 +377,8 @@ class PlainFedCAC(Plain):
       |(θ_new − θ_old)·θ_new| are critical, M_i = 1, of equals the first.
     - The server compares the clients of the round: o_ij = 1 − ‖M_i − M_j‖₁/(2·‖M_i‖₁) over all tensors together;
       threshold = mean(o) + (t/β)(max(o) − mean(o)) over pairs i ≠ j, with t = 0 in the first round;
-      C_i = {i} ∪ {j: o_ij ≥ threshold}, and the customised w_i is the uniform mean of θ_new over C_i.
+      C_i = {i} ∪ {j: o_ij ≥ threshold}, up to 1e-9 because overlaps are ratios of counts that may well be equal or
+      meet their mean; the customised w_i is the uniform mean of θ_new over C_i.
     - It keeps M_i and w_i until client i takes part again, and w_g, the mean weighted by n_k.
     - Received: M_i⊙w_i + (1 − M_i)⊙w_g with the newest w_g, and its statistics; w_g for who never took part.
     """
@@ -408,7 +414,7 @@ class PlainFedCAC(Plain):
         mean, most = sum(o.values()) / len(o), max(o.values())
         threshold = mean + t / self.beta * (most - mean)
         self.margins += [abs(x - threshold) for x in o.values()]
-        return {i: [j for j in cohort if i == j or o[i, j] >= threshold] for i in cohort}
+        return {i: [j for j in cohort if i == j or o[i, j] >= threshold - 1e-9] for i in cohort}
 
     def model(self, client: int, t: int) -> Model:
         if client not in self.masks:

@@ -6,6 +6,7 @@ options they are simpler methods, which are in the catalogue or a few lines here
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -111,7 +112,7 @@ def drawn_hypernet(
         return scale * torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     sizes = [embedding, *[hidden] * (depth + 1)]
-    layers = [(draw(b, a, scale=a**-0.5), draw(b, scale=0.1)) for a, b in zip(sizes, sizes[1:], strict=False)]
+    layers = [(draw(b, a, scale=a**-0.5), draw(b, scale=0.1)) for a, b in pairwise(sizes)]
     start = state(clients.module)
     made = {n: start[n] for n in trainable(start) if layer_of(n) not in personal}
     out = {n: (draw(x.numel(), hidden, scale=0.1), x.flatten().clone()) for n, x in made.items()}
@@ -168,7 +169,8 @@ def hyper_case(
 
 
 FEDREP = (("head", HEAD, 3), ("train", BASE, None))
-LAG = {"k": 1, "xi": 0.0}
+LAG = {"k": 2, "xi": 0.0}
+FAR = 0.3  # a learning rate at which layers become personal, and stop being so
 CASES = {
     "fedala": loop_case(
         "fedala",
@@ -194,7 +196,7 @@ CASES = {
     "fedfomo": case("fedfomo", PlainFedFomo, {"models": 0}, models=2),
     "fedfomo, everybody": case("fedfomo", PlainFedFomo, {"models": 2}, models=5),
     "fedcac": case("fedcac", PlainFedCAC, {"share": 0.0}, share=0.3, beta=4.0),
-    "fedcac, share": case("fedcac", PlainFedCAC, {"beta": 100.0}, share=0.6, beta=1.5),
+    "fedcac, share": case("fedcac", PlainFedCAC, {"beta": 100.0}, share=0.7, beta=1.5),
     "ifca": Case("ifca", {"groups": 2}, grouped, lambda c, s: PlainIFCA(c, groups=drawn_groups(c, 1))),
     "ifca, three": Case(
         "ifca", {"groups": 3}, lambda c, s: grouped(c, s, 3), lambda c, s: PlainIFCA(c, groups=drawn_groups(c, 2))
@@ -216,9 +218,16 @@ CASES = {
     ),
     "fedamp+flayer": case("fedamp+flayer", PlainFedAMPFlayer, {"rates": False}, strength=0.7),
     "fedexp+lag": loop_case(
-        "fedexp+lag", PlainFedEXPLag, {**LAG, "epsilon": 1e-4}, {"k": 0}, {**LAG, "warmup": 0, "epsilon": 1e-4}
+        "fedexp+lag",
+        PlainFedEXPLag,
+        {**LAG, "epsilon": 1e-4},
+        {"k": 0},
+        {**LAG, "warmup": 0, "epsilon": 1e-4},
+        replace(TRAIN, lr=FAR),
     ),
-    "scaffold+lag": loop_case("scaffold+lag", PlainScaffoldLag, LAG, {"k": 0}, {**LAG, "warmup": 0}, PURE),
+    "scaffold+lag": loop_case(
+        "scaffold+lag", PlainScaffoldLag, LAG, {"k": 0}, {**LAG, "warmup": 0}, replace(PURE, lr=FAR)
+    ),
 }
 EVERY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 PARTICIPATION = pytest.mark.parametrize("participation", [1.0, 0.5])
@@ -276,16 +285,14 @@ def assert_equal(found: list[Model], expected: list[Model], statistics: bool = T
 
 
 @EVERY_CASE
-@PARTICIPATION
-def test_models_move_and_the_method_matters(case: Case, participation: float) -> None:
-    some = clients(participation, case.train)
+def test_models_move_and_the_method_matters(case: Case) -> None:
+    some = clients(0.5, case.train)
     before, models = case.plain(some, None).run(0), case.plain(some, None).run(ROUNDS)
     without = case.without(some, None).run(ROUNDS)
     assert all(bool(x.isfinite().all()) for model in models for x in model.values())
     assert min(gap(a, b) for a, b in zip(before, models, strict=True)) > 1e-3
     changed = [gap(a, b) for a, b in zip(models, without, strict=True)]
-    assert max(changed) > 1e-4, changed
-    assert sum(x > 1e-7 for x in changed) >= 3, changed
+    assert sum(x > 1e-4 for x in changed) >= 2, changed
 
 
 def test_half_of_the_clients_leaves_some_out_and_meets_some_late() -> None:
@@ -320,7 +327,8 @@ def test_choices_are_clear(participation: float) -> None:
     weights = [w for i in some.everybody for w in fomo.weights(i).values()]
     assert min(abs(w) for w in weights) > 1e-6
     assert min(weights) < 0 < max(weights)
-    assert {tuple(fomo.sent(i)) for i in some.everybody} > {(0, 1), (1, 2)}  # not only those with the lowest ids
+    if participation == 1.0:
+        assert any(j > 2 for i in some.everybody for j in fomo.sent(i))  # not only those with the lowest ids
 
 
 # The loops at the ends of their options
@@ -396,7 +404,8 @@ def test_apple_moves_its_weights_along_the_gradient_of_the_loss_in_them() -> Non
     apple = PlainAPPLE(some, weights_lr=0.05, until=0.0)
     apple.run(1)
     p = apple.p[2].clone().requires_grad_()
-    mixed = {n: sum(p[j] * apple.cores[j][n] for j in range(6)) for n in trainable(apple.initial)}
+    cores = {n: torch.stack([apple.cores[j][n] for j in range(6)]) for n in trainable(apple.initial)}
+    mixed = {n: torch.tensordot(p, x, 1) for n, x in cores.items()}
     held = some.federation.split("train").of(2)
     out = torch.func.functional_call(some.module.train(), mixed, some.federation.x[held])
     (g,) = torch.autograd.grad(torch.nn.functional.cross_entropy(out, some.federation.y[held]), p)
@@ -497,7 +506,7 @@ def test_pfedhn_whose_hypernetwork_stays_generates_constants(name: str, particip
     before, after = plain.run(0), plain.run(ROUNDS)
     for old, new in zip(before, after, strict=True):
         for n in trainable(old):
-            assert torch.equal(old[n], new[n]) == (layer_of(n) not in plain.personal or old is None), n
+            assert torch.equal(old[n], new[n]) == (layer_of(n) not in plain.personal), n
 
 
 def test_a_step_of_the_hypernetwork_goes_towards_what_clients_learned() -> None:
@@ -563,11 +572,17 @@ def test_lag_on_fedavg_is_fedlag(participation: float) -> None:
 def test_lag_on_fedexp_that_never_extrapolates_is_fedlag(participation: float) -> None:
     some = clients(participation, TRAIN)
     assert_equal(PlainFedEXPLag(some, epsilon=1e9).run(ROUNDS), Lagged(some).run(ROUNDS))
-    plain = CASES["fedexp+lag"].plain(some, None)
-    assert isinstance(plain, PlainFedEXPLag)
+
+
+@PARTICIPATION
+@pytest.mark.parametrize("name", ["fedexp+lag", "scaffold+lag"])
+def test_layers_become_personal_and_steps_are_long(name: str, participation: float) -> None:
+    plain = CASES[name].plain(clients(participation, CASES[name].train), None)
+    assert isinstance(plain, Lagged)
     plain.run(ROUNDS)
-    assert max(plain.steps) > 1.01
-    assert any(plain.sets)
+    assert len({frozenset(each) for each in plain.sets[1:]}) > 1
+    if isinstance(plain, PlainFedEXPLag):
+        assert max(plain.steps) > 1.1
 
 
 def test_lag_on_scaffold_without_personal_layers_is_scaffold() -> None:
