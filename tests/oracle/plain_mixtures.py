@@ -127,15 +127,17 @@ class Plain:
 
 @dataclass
 class PlainFedAvg(Plain):
-    """FedAvg, which others must equal at their ends."""
+    """FedAvg, or FedProx with a strength, which others must equal at their ends."""
 
     uniform: bool = False
+    strength: float = 0.0
 
     def start(self) -> None:
         self.global_model = self.initial
 
     def round(self, t: int) -> None:
-        trained = {k: descended(self.clients, self.model(k, t), k, t) for k in self.clients.sampled(t)}
+        start, pull = self.global_model, pulled(self.strength, self.global_model)
+        trained = {k: descended(self.clients, start, k, t, edit=pull) for k in self.clients.sampled(t)}
         self.global_model = self.clients.mean(trained, self.uniform)
 
     def model(self, client: int, t: int) -> Model:

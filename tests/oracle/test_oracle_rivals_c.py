@@ -355,6 +355,7 @@ def alone(some: Clients, rounds: int = ROUNDS, strength: float = 0.0, rates: boo
 def test_plain_descent_is_the_librarys(participation: float) -> None:
     some = clients(participation, TRAIN)
     assert_equal(PlainFedAvg(some).run(ROUNDS), library("fedavg", some))
+    assert_equal(PlainFedAvg(some, strength=0.7).run(ROUNDS), library("fedprox", some, strength=0.7))
     fedrep = PlainFedPerFlayer(some, rates=False, mask=False, phases=FEDREP)
     assert_equal(fedrep.run(ROUNDS), library("fedrep", some, head_epochs=3))
 
@@ -485,6 +486,20 @@ def test_fedcac_whose_parameters_are_all_critical_is_a_uniform_mean() -> None:
     assert_equal(PlainFedCAC(some, share=1.0).run(ROUNDS), uniform, statistics=False)
 
 
+def test_critical_parameters_and_overlaps_by_hand() -> None:
+    """|(θ_new − θ_old)·θ_new| = 3, 2, 2, 0: with share 0.3 two of four; an overlap is the share that is common."""
+    plain = PlainFedCAC(clients(1.0, TRAIN), share=0.3)
+    new, old = torch.tensor([3.0, -1.0, 2.0, 5.0]), torch.tensor([2.0, 1.0, 1.0, 5.0])
+    assert plain.critical({"a": old}, {"a": new})["a"].tolist() == [1, 1, 0, 0]
+    plain.masks = {0: {"a": torch.tensor([1.0, 1, 0, 0])}, 1: {"a": torch.tensor([0.0, 1, 1, 0])}}
+    plain.masks[2] = {"a": torch.tensor([0.0, 0, 1, 1])}
+    assert [plain.overlap(0, j) for j in range(3)] == [1.0, 0.5, 0.0]
+    assert plain.collaborators(0, [0, 1, 2]) == {0: [0, 1], 1: [0, 1, 2], 2: [1, 2]}  # mean 1/3
+    plain.beta = 3.0
+    assert plain.collaborators(3, [0, 1, 2]) == {0: [0, 1], 1: [0, 1, 2], 2: [1, 2]}  # the largest itself
+    assert plain.collaborators(4, [0, 1, 2]) == {0: [0], 1: [1], 2: [2]}
+
+
 @PARTICIPATION
 def test_ifca_with_one_group_is_fedavg(participation: float) -> None:
     some = clients(participation, TRAIN)
@@ -520,6 +535,24 @@ def test_a_step_of_the_hypernetwork_goes_towards_what_clients_learned() -> None:
     assert sum(near) < sum(far)
 
 
+def test_a_step_of_the_hypernetwork_is_one_on_a_mean_over_the_cohort() -> None:
+    """The gradient of mean_i ½·‖h(v_i) − θ̃_i‖² with weight decay, by autograd; and what stays of it as momentum."""
+    some = clients(0.5, TRAIN)
+    plain = PlainPFedHN(some, net=drawn_hypernet(some), hyper_lr=0.03, momentum=0.9, decay=0.2)
+    before, cohort = plain.hyper.leaves(), some.sampled(0)
+    plain.round(0)
+    made = [before.generated(i, plain.initial) for i in cohort]
+    errors = [
+        (x - plain.own[i][n]).square().sum() / 2 for i, each in zip(cohort, made, strict=True) for n, x in each.items()
+    ]
+    decay = sum((x.square().sum() / 2 for x in before.parameters), torch.zeros(()))
+    loss = sum(errors, torch.zeros(())) / len(cohort) + 0.2 * decay
+    steps = torch.autograd.grad(loss, before.parameters)
+    for old, new, g in zip(before.parameters, plain.hyper.parameters, steps, strict=True):
+        torch.testing.assert_close(new, old - 0.03 * g, rtol=0, atol=1e-12)
+        torch.testing.assert_close(plain.optimiser.state[new]["momentum_buffer"], g, rtol=0, atol=1e-12)
+
+
 def test_the_hypernetwork_is_clipped_where_a_case_says_so() -> None:
     for name, clipped in (("pfedhn", False), ("pfedhn, clipped", True)):
         plain = CASES[name].plain(clients(1.0, TRAIN), None)
@@ -544,6 +577,10 @@ def test_the_global_branch_of_ditto_with_flayer_is_flayer_without_a_guide(partic
     ditto.run(ROUNDS)
     assert_equal([ditto.global_model] * 6, library("flayer", some, guide=False))
     assert len(set(ditto.A.values())) > 1
+    for k, A in ditto.A.items():
+        for n, x in ditto.model(k, ROUNDS).items():
+            share = A if layer_of(n) in HEAD else 1
+            torch.testing.assert_close(x, share * ditto.v[k][n] + (1 - share) * ditto.global_model[n])
 
 
 @PARTICIPATION
@@ -593,6 +630,39 @@ def test_lag_on_scaffold_without_personal_layers_is_scaffold() -> None:
     for n, c in scaffold.c.items():
         torch.testing.assert_close(c, torch.stack([each[n] for each in scaffold.c_i]).mean(0))
     assert max(float(c.abs().max()) for c in scaffold.c.values()) > 1e-3
+
+
+def test_a_step_of_scaffold_by_hand() -> None:
+    """One step: y = x − η(g − c_i + c) and c_i⁺ = g, and without c_i and c where the layer is personal."""
+    some = clients(1.0, replace(PURE, batch=100, epochs=1))
+    plain = PlainScaffoldLag(some, k=1)
+    plain.run(1)
+    plain.sets.append({"conv2", "bn2"})
+    start = plain.model(1, 1)
+    g = {n: (start[n] - x) / PURE.lr for n, x in descended(some, start, 1, 1).items()}
+    after = plain.trained(start, 1, 1)
+    for n, c in plain.c.items():
+        correction = torch.zeros_like(c) if layer_of(n) in ("conv2", "bn2") else c - plain.c_i[1][n]
+        torch.testing.assert_close(after[n], start[n] - PURE.lr * (g[n] + correction))
+        torch.testing.assert_close(plain.learned[1][n], g[n])
+
+
+def test_a_step_of_fedexp_by_hand() -> None:
+    """Three updates of length 1 at right angles in shared layers: ‖Δ̄‖² = Σp²; what is personal is averaged."""
+    some = clients(1.0, TRAIN)
+    plain, p = PlainFedEXPLag(some, epsilon=0.01), torch.tensor([31, 23, 14], dtype=torch.float64) / 68
+    w = plain.initial
+    trained = {k: {n: x.clone() for n, x in w.items()} for k in range(3)}
+    for k in range(3):
+        trained[k]["conv1.weight"].view(-1)[k] += 1
+        trained[k]["fc.bias"][k] += 9
+        trained[k]["bn1.running_mean"][k] += 9
+    new = plain.merged(trained, {"fc"})
+    step = 1 / (2 * (float(p.square().sum()) + 0.01))
+    assert step > 1.2
+    torch.testing.assert_close((new["conv1.weight"] - w["conv1.weight"]).view(-1)[:3], step * p)
+    torch.testing.assert_close(new["fc.bias"] - w["fc.bias"], 9 * p)
+    torch.testing.assert_close((new["bn1.running_mean"] - w["bn1.running_mean"])[:3], 9 * p)
 
 
 def test_control_variates_are_mean_gradients_of_personal_layers_too() -> None:
