@@ -93,7 +93,8 @@ class Policy(nn.Module):
         self.norm = nn.LayerNorm(2 * width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return relu(self.norm(self.linear(x))).unflatten(-1, (2, -1))
+        scores: Tensor = relu(self.norm(self.linear(x))).unflatten(-1, (2, -1))
+        return scores
 
 
 class GatedHead(ComposedHead):
@@ -223,9 +224,12 @@ def _composed(
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     out, width = weight.shape
-    made = nn.utils.skip_init(nn.Linear, width, out, bias=bias is not None)  # a draw would change the next part's
+    made: nn.Linear = nn.utils.skip_init(
+        nn.Linear, width, out, bias=bias is not None
+    )  # a draw would change the next part's
     made.weight = nn.Parameter(weight)
-    made.bias = None if bias is None else nn.Parameter(bias)
+    if bias is not None:
+        made.bias = nn.Parameter(bias)
     return made
 
 
