@@ -10,7 +10,7 @@ from stratafl.config.experiment import Experiment, to_tables, with_settings, wit
 from stratafl.config.settings import documented, parse_settings
 from stratafl.core.annotations import Named, Range
 from stratafl.core.records import Written, from_settings, record, to_settings
-from stratafl.errors import RecordError, StrataError
+from stratafl.errors import RecordError, StrataError, UnknownNameError
 from stratafl.policies import SGD, Constant, Cosine, Exponential, Stepped, Warmup
 
 
