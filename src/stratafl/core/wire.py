@@ -192,7 +192,11 @@ def _file(tensors: Rows) -> bytes:
     parts: list[bytes] = []
     end = 0
     for path, x in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):  # so all are aligned
-        parts.append(x.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        flat = x.detach().cpu().reshape(-1)
+        flat = (
+            flat if flat.stride(0) == 1 else flat.clone(memory_format=torch.contiguous_format)
+        )  # one number, expanded
+        parts.append(flat.view(torch.uint8).numpy().tobytes())
         begin, end = end, end + len(parts[-1])
         header[path] = {"dtype": NAMES[x.dtype], "shape": list(x.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
