@@ -69,7 +69,7 @@ def conforms(entries: Entries, form: Form, held: int) -> bool:
 
 def spoil_value(draw: Draw, entries: Entries) -> None:
     path = _some(draw, entries, lambda x: x.is_floating_point() and x.numel() > 0)
-    entries[path] = entries[path].clone()
+    entries[path] = entries[path].clone(memory_format=torch.contiguous_format)
     value = draw.choice((torch.nan, torch.inf, -torch.inf))
     entries[path].view(-1)[draw.randrange(entries[path].numel())] = value
 

@@ -27,7 +27,6 @@ from stratafl.execute import Matrix, simulation
 from stratafl.execute.executors import InOneProcess
 from stratafl.execute.round import unwatched
 from stratafl.testing import tiny_federation, tiny_model
-from stratafl.testing.watch import Watched
 
 METHODS = {
     "fedavg": fedavg(),
@@ -40,12 +39,14 @@ METHODS = {
 FIELDS = ("theta", "samples")
 
 
-class Replayed(Watched):
+class Replayed:
     """An algorithm whose clients have worked already."""
 
     def __init__(self, inner, done):
-        super().__init__(inner)
-        self.done = done
+        self.inner, self.done = inner, done
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
 
     def work(self, rnd, client, task):
         return self.done[int(task.ids)]
