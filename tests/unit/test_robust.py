@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from stratafl.algorithms import ALGORITHMS, algorithm, fedavg, fedbn, fedlag, fedper, flayer, local
+from stratafl.algorithms import ALGORITHMS, algorithm, fedavg, fedbn, fedper, flayer, local
 from stratafl.config.assemble import algorithm_of
 from stratafl.config.experiment import Experiment, with_settings
 from stratafl.core.parcel import ColumnMask, Field, LayerMask, Parcel
@@ -196,7 +196,7 @@ def test_every_mean_of_a_method_is_replaced(how):
 
 
 def test_a_method_without_a_mean_is_refused_in_one_line():
-    for method, by in ((fedlag(), "PersonaliseConflicts"), (local(), "nothing that is known")):
+    for method, by in ((pfedla(), "LearnWeights"), (local(), "nothing that is known")):
         with pytest.raises(RecordError, match=f"takes the place of a mean of uploads .* merges.* {by}") as refusal:
             robust(method, "median")
         assert "\n" not in str(refusal.value)
