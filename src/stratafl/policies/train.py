@@ -137,9 +137,7 @@ class SGD(Train):
             raise RecordError("nesterov needs a momentum above 0, such as momentum=0.9")
         for name in (*self.descent.followed, *self._carried):
             if name in (*OWN, self.row):
-                raise RecordError(
-                    f"'{name}' is what a descent calls its own: rename the field that moves along with it"
-                )
+                raise RecordError(f"'{name}' is what a descent calls its own: rename what moves along with it")
 
     @property
     def descent(self) -> Descent:
