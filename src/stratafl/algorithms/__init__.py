@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stratafl.algorithms.catalogue import METHODS
+from stratafl.algorithms.ditto import ditto as ditto
 from stratafl.algorithms.fedalp import fedalp as fedalp
 from stratafl.algorithms.fedavg import fedavg as fedavg
 from stratafl.algorithms.fedavg30local import fedavg30local as fedavg30local
@@ -25,8 +26,12 @@ from stratafl.algorithms.finetuning import fedavglpft as fedavglpft
 from stratafl.algorithms.flayer import flayer as flayer
 from stratafl.algorithms.lgfedavg import lgfedavg as lgfedavg
 from stratafl.algorithms.local import local as local
+from stratafl.algorithms.moon import moon as moon
+from stratafl.algorithms.perfedavg import perfedavg as perfedavg
 from stratafl.algorithms.pfedla import heurpfedla as heurpfedla
 from stratafl.algorithms.pfedla import pfedla as pfedla
+from stratafl.algorithms.pfedme import pfedme as pfedme
+from stratafl.algorithms.scaffold import scaffold as scaffold
 from stratafl.algorithms.simmix import simmix as simmix
 from stratafl.core.algorithm import Algorithm
 from stratafl.errors import unknown

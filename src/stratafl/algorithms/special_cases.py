@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from stratafl.algorithms.ditto import ditto
 from stratafl.algorithms.fedalp import fedalp
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.fedavg30local import fedavg30local
@@ -19,7 +20,11 @@ from stratafl.algorithms.finetuning import fedavgft, fedavglpft
 from stratafl.algorithms.flayer import flayer
 from stratafl.algorithms.lgfedavg import lgfedavg
 from stratafl.algorithms.local import alone, local
+from stratafl.algorithms.moon import moon
+from stratafl.algorithms.perfedavg import perfedavg
 from stratafl.algorithms.pfedla import heurpfedla, pfedla
+from stratafl.algorithms.pfedme import pfedme
+from stratafl.algorithms.scaffold import scaffold
 from stratafl.algorithms.simmix import simmix
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.layerwise import Layerwise
@@ -46,7 +51,18 @@ def _extended(record: Layerwise, like: Layerwise) -> Layerwise:
 
 
 UNIFORM = replace(fedavg(), merge=(Mean(weights="uniform"),))
+ONE_STEP = SGD(steps=1)
+ALL_SAMPLES = SGD(batch=100)
 SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
+    "ditto": (
+        SpecialCase(
+            "Ditto without a pull is Local",
+            ditto(strength=0.0),
+            local(train=SGD(purpose="personal")),
+            full_participation_only=True,
+        ),
+        SpecialCase("the global model of Ditto is FedAvg's", replace(ditto(), row="theta"), fedavg()),
+    ),
     "fedalp": (SpecialCase("FedALP with β = 0 is FedAvg", fedalp(beta=0.0, groups=2, warmup=1), fedavg()),),
     "fedavg30local": (
         SpecialCase("without a warm-up it is Local", fedavg30local(warmup=0), local(), full_participation_only=True),
@@ -121,6 +137,31 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
         SpecialCase("LG-FedAvg with every layer shared is FedAvg", lgfedavg(shared="head+base"), fedavg()),
         SpecialCase(
             "LG-FedAvg that shares nothing is Local", lgfedavg(shared="none"), local(), full_participation_only=True
+        ),
+    ),
+    "moon": (SpecialCase("MOON without contrast is FedAvg", moon(strength=0.0), fedavg()),),
+    "perfedavg": (
+        SpecialCase(
+            "Per-FedAvg that looks no step ahead is FedAvg, on all samples at once",
+            perfedavg(alpha=0.0, train=ALL_SAMPLES),
+            fedavg(train=ALL_SAMPLES),
+            batchnorm=False,  # with dropout, another draw is another mask
+        ),
+    ),
+    "pfedme": (
+        SpecialCase(
+            "pFedMe whose local model becomes the personal one after every step, η·λ = 1, is FedAvg",
+            replace(pfedme(strength=20.0, inner=1, personal_lr=0.1), row="theta"),
+            fedavg(train=SGD(lr=0.1)),
+        ),
+    ),
+    "scaffold": (
+        SpecialCase("with one client, SCAFFOLD is FedAvg", scaffold(), fedavg(), clients=1),
+        SpecialCase(
+            "SCAFFOLD of one step a round is FedAvg with uniform weights",
+            scaffold(train=ONE_STEP),
+            replace(UNIFORM, train=(ONE_STEP,)),
+            full_participation_only=True,
         ),
     ),
     "local": (
