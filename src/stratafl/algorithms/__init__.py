@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stratafl.algorithms.catalogue import METHODS
+from stratafl.algorithms.fedala import fedala as fedala
 from stratafl.algorithms.fedalp import fedalp as fedalp
 from stratafl.algorithms.fedavg import fedavg as fedavg
 from stratafl.algorithms.fedavg30local import fedavg30local as fedavg30local

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from stratafl.algorithms.fedala import fedala
 from stratafl.algorithms.fedalp import fedalp
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.fedavg30local import fedavg30local
@@ -34,6 +35,9 @@ class SpecialCase:
 
 UNIFORM = replace(fedavg(), merge=(Mean(weights="uniform"),))
 SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
+    "fedala": (
+        SpecialCase("FedALA whose weights stay at 1 is FedAvg", fedala(weights_lr=0.0, first_passes=1), fedavg()),
+    ),
     "fedalp": (SpecialCase("FedALP with β = 0 is FedAvg", fedalp(beta=0.0, groups=2, warmup=1), fedavg()),),
     "fedavg30local": (
         SpecialCase("without a warm-up it is Local", fedavg30local(warmup=0), local(), full_participation_only=True),
