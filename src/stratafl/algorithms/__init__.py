@@ -6,15 +6,21 @@ What a method says of itself is in `stratafl.algorithms.catalogue:METHODS`.
 from collections.abc import Callable
 from typing import Any
 
+from stratafl.algorithms.apple import apple as apple
 from stratafl.algorithms.catalogue import METHODS
 from stratafl.algorithms.ditto import ditto as ditto
+from stratafl.algorithms.fedala import fedala as fedala
 from stratafl.algorithms.fedalp import fedalp as fedalp
+from stratafl.algorithms.fedamp import fedamp as fedamp
+from stratafl.algorithms.fedamp import heurfedamp as heurfedamp
 from stratafl.algorithms.fedavg import fedavg as fedavg
 from stratafl.algorithms.fedavg30local import fedavg30local as fedavg30local
 from stratafl.algorithms.fedbabu import fedbabu as fedbabu
 from stratafl.algorithms.fedbias import fedbias as fedbias
 from stratafl.algorithms.fedbn import fedbn as fedbn
+from stratafl.algorithms.fedcac import fedcac as fedcac
 from stratafl.algorithms.fedexp import fedexp as fedexp
+from stratafl.algorithms.fedfomo import fedfomo as fedfomo
 from stratafl.algorithms.fedlag import fedlag as fedlag
 from stratafl.algorithms.fedopt import fedopt as fedopt
 from stratafl.algorithms.fedper import fedper as fedper

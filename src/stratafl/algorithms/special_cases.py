@@ -2,14 +2,19 @@
 
 from dataclasses import dataclass, replace
 
+from stratafl.algorithms.apple import apple
 from stratafl.algorithms.ditto import ditto
+from stratafl.algorithms.fedala import fedala
 from stratafl.algorithms.fedalp import fedalp
+from stratafl.algorithms.fedamp import fedamp, heurfedamp
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.fedavg30local import fedavg30local
 from stratafl.algorithms.fedbabu import fedbabu
 from stratafl.algorithms.fedbias import fedbias
 from stratafl.algorithms.fedbn import fedbn
+from stratafl.algorithms.fedcac import fedcac
 from stratafl.algorithms.fedexp import fedexp
+from stratafl.algorithms.fedfomo import fedfomo
 from stratafl.algorithms.fedlag import fedlag
 from stratafl.algorithms.fedopt import fedopt
 from stratafl.algorithms.fedper import fedper
@@ -29,7 +34,7 @@ from stratafl.algorithms.simmix import simmix
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.phased import Phased
-from stratafl.policies import SGD, Mean
+from stratafl.policies import SGD, Mean, ServerOptimizer
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,9 @@ def _extended(record: Layerwise, like: Layerwise) -> Layerwise:
 UNIFORM = replace(fedavg(), merge=(Mean(weights="uniform"),))
 ONE_STEP = SGD(steps=1)
 ALL_SAMPLES = SGD(batch=100)
+SIXTH = replace(  # of the learning rate on each of six clients, and six times their mean step on the server
+    fedavg(train=SGD(lr=SGD().lr / 6)), merge=(ServerOptimizer(weights="uniform", optimizer="sgd", lr=6.0),)
+)
 SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
     "ditto": (
         SpecialCase(
@@ -63,10 +71,45 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
         ),
         SpecialCase("the global model of Ditto is FedAvg's", replace(ditto(), row="theta"), fedavg()),
     ),
+    "apple": (
+        SpecialCase("with one client and weights that stay, APPLE is Local", apple(weights_lr=0.0), local(), clients=1),
+        SpecialCase(
+            "APPLE whose weights stay at 1/N takes the steps of all clients, each at 1/N of the learning rate",
+            apple(weights_lr=0.0),
+            SIXTH,
+            batchnorm=False,
+            full_participation_only=True,
+        ),
+    ),
+    "fedala": (
+        SpecialCase("FedALA whose weights stay at 1 is FedAvg", fedala(weights_lr=0.0, first_passes=1), fedavg()),
+    ),
     "fedalp": (SpecialCase("FedALP with β = 0 is FedAvg", fedalp(beta=0.0, groups=2, warmup=1), fedavg()),),
     "fedavg30local": (
         SpecialCase("without a warm-up it is Local", fedavg30local(warmup=0), local(), full_participation_only=True),
         SpecialCase("as long as it warms up it is FedAvg", Phased(fedavg30local(warmup=2).phases[:-1]), fedavg()),
+    ),
+    "fedamp": (
+        SpecialCase("FedAMP without a pull is Local", fedamp(strength=0.0), local(), full_participation_only=True),
+        SpecialCase(
+            "FedAMP that sees no difference is HeurFedAMP that looks at none",
+            fedamp(sigma=1e14),
+            heurfedamp(own=1 / 6, sharpness=0.0),
+        ),
+    ),
+    "fedcac": (
+        SpecialCase("FedCAC without critical parameters is FedAvg", fedcac(share=0.0), fedavg()),
+        SpecialCase(
+            "FedCAC in which all parameters are critical is FedAvg with uniform weights",
+            fedcac(share=1.0),
+            UNIFORM,
+            batchnorm=False,
+            full_participation_only=True,
+        ),
+    ),
+    "fedfomo": (
+        SpecialCase("with one client, FedFomo is Local", fedfomo(), local(), clients=1),
+        SpecialCase("FedFomo that sends no models is Local", fedfomo(models=0), local(), full_participation_only=True),
     ),
     "fedlag": (SpecialCase("FedLAG that personalises nothing is FedAvg", fedlag(k=0, warmup=0), fedavg()),),
     "flayer": (
@@ -80,6 +123,12 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
             flayer(rates=False, mask=False, accuracy=1.0),
             fedper(),
         ),
+    ),
+    "heurfedamp": (
+        SpecialCase(
+            "HeurFedAMP without a pull is Local", heurfedamp(strength=0.0), local(), full_participation_only=True
+        ),
+        SpecialCase("HeurFedAMP that looks at nobody is FedAMP that does so", heurfedamp(own=1.0), fedamp(alpha=0.0)),
     ),
     "heurpfedla": (SpecialCase("HeurpFedLA that retains nothing is pFedLA", heurpfedla(k=0), pfedla()),),
     "pfedla": (
