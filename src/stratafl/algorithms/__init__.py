@@ -15,6 +15,7 @@ from stratafl.algorithms.fedlag import fedlag as fedlag
 from stratafl.algorithms.fedper import fedper as fedper
 from stratafl.algorithms.fedprox import fedprox as fedprox
 from stratafl.algorithms.fedrep import fedrep as fedrep
+from stratafl.algorithms.fedrod import fedrod as fedrod
 from stratafl.algorithms.flayer import flayer as flayer
 from stratafl.algorithms.lgfedavg import lgfedavg as lgfedavg
 from stratafl.algorithms.local import local as local
