@@ -73,7 +73,7 @@ def test_a_method_with_nothing_for_new_clients_is_told_to_declare_it(build):
 
 def test_a_run_with_new_clients_that_cannot_be_served_is_refused_in_one_line():
     sim = testing.Case(mutants.keeps_rows(), "follow", 1.0, 2).joined
-    with pytest.raises(RecordError, match=r"serve: Deliver reads 'theta', of which the server has no row for .*welcome"):
+    with pytest.raises(RecordError, match=r"serve: Deliver reads 'theta', of which the server has no row .*`welcome`"):
         score_new_clients(sim, sim.start(), ("test",))
 
 

@@ -215,6 +215,17 @@ class DeliverMix(Serve):
         return {"theta": Field(rnd.layout.blend(weights[ids], rows_of(server, "models")))}
 
 
+@record
+class MeanModel(Serve):
+    """To a client without a row the mean of all rows."""
+
+    reads = ("models",)
+    writes = ("down.theta",)
+
+    def __call__(self, rnd, server, ids):
+        return {"theta": Field({n: x.mean(0) for n, x in rows_of(server, "models").items()}, common=True)}
+
+
 def row_keeper(serve, mix=Take()):
     return Layerwise(
         serve=(serve,),
@@ -228,7 +239,8 @@ def row_keeper(serve, mix=Take()):
 
 
 def test_server_that_keeps_a_row_per_client_keeps_the_contract():
-    check_algorithm(row_keeper(DeliverMix()), settings=[("follow", 0.5), ("local", 1.0)])
+    algorithm = replace(row_keeper(DeliverMix()), welcome=(MeanModel(),))
+    check_algorithm(algorithm, settings=[("follow", 0.5), ("local", 1.0)])
 
 
 def test_delivering_own_rows_is_local_training():

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import stratafl
-from stratafl.algorithms import fedavg, fedper
+from stratafl.algorithms import fedper
 from stratafl.core.describe import describe, head_of
 from stratafl.core.fields import Start, Together, Zeros
 from stratafl.core.layers import select
@@ -151,11 +151,13 @@ def test_a_module_called_head_may_hold_the_head():
 def test_a_part_that_the_head_has_not_is_unknown():
     with pytest.raises(UnknownNameError, match=r"unknown layer 'head.personl'; did you mean 'head.personal'\?"):
         describe(extended("two")).resolve("head.personl")
-    with pytest.raises(UnknownNameError, match="unknown layer 'head.personal'"):
+    with pytest.raises(UnknownNameError, match=r"unknown layer 'head.personal'"):
         describe(tiny_model()).resolve("head.personal")
 
 
-@pytest.mark.parametrize(("model", "head"), [(tiny_model, None), (tiny_model, "fc"), (Named, "top"), (Classified, None)])
+@pytest.mark.parametrize(
+    ("model", "head"), [(tiny_model, None), (tiny_model, "fc"), (Named, "top"), (Classified, None)]
+)
 def test_a_method_with_a_composed_head_runs_on_any_model(model, head):
     sim = made(kept_head("two"), model, head=head)
     progress = sim.run(Matrix())

@@ -5,19 +5,26 @@ from dataclasses import dataclass, replace
 from stratafl.algorithms.fedalp import fedalp
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.fedavg30local import fedavg30local
+from stratafl.algorithms.fedbabu import fedbabu
+from stratafl.algorithms.fedbias import fedbias
 from stratafl.algorithms.fedbn import fedbn
+from stratafl.algorithms.fedexp import fedexp
 from stratafl.algorithms.fedlag import fedlag
+from stratafl.algorithms.fedopt import fedopt
 from stratafl.algorithms.fedper import fedper
+from stratafl.algorithms.fedprior import PRIOR, fedprior
 from stratafl.algorithms.fedprox import fedprox
 from stratafl.algorithms.fedrep import fedrep
+from stratafl.algorithms.finetuning import fedavgft, fedavglpft
 from stratafl.algorithms.flayer import flayer
 from stratafl.algorithms.lgfedavg import lgfedavg
-from stratafl.algorithms.local import local
+from stratafl.algorithms.local import alone, local
 from stratafl.algorithms.pfedla import heurpfedla, pfedla
 from stratafl.algorithms.simmix import simmix
 from stratafl.core.algorithm import Algorithm
+from stratafl.core.layerwise import Layerwise
 from stratafl.core.phased import Phased
-from stratafl.policies import Mean
+from stratafl.policies import SGD, Mean
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,12 @@ class SpecialCase:
     batchnorm: bool = True
     full_participation_only: bool = False
     clients: int | None = None  # only so many clients
+    on: str = "all"  # the layers whose tensors are compared
+
+
+def _extended(record: Layerwise, like: Layerwise) -> Layerwise:
+    """A method on the model that another one makes."""
+    return replace(record, extension=like.extension)
 
 
 UNIFORM = replace(fedavg(), merge=(Mean(weights="uniform"),))
@@ -70,6 +83,30 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
         ),
     ),
     "fedavg": (SpecialCase("with one client, FedAvg is Local", fedavg(), local(), clients=1),),
+    "fedavgft": (SpecialCase("FedAvg-FT that tunes nothing is FedAvg", fedavgft(tune_epochs=0), fedavg()),),
+    "fedavglpft": (
+        SpecialCase("without head epochs, FedAvg-LP-FT is FedAvg-FT", fedavglpft(head_epochs=0), fedavgft()),
+    ),
+    "fedbabu": (
+        SpecialCase("FedBABU that fixes and tunes nothing is FedAvg", fedbabu(fixed="none", tune_epochs=0), fedavg()),
+    ),
+    "fedbias": (SpecialCase("with one client, FedBias is Local", fedbias(), _extended(alone(), fedbias()), clients=1),),
+    "fedexp": (SpecialCase("FedExP with a large ε is FedAvg", fedexp(epsilon=1e12), fedavg()),),
+    "fedopt": (
+        SpecialCase(
+            "FedOpt without momentum, at rate 1, is FedAvg",
+            fedopt(optimizer="momentum", beta1=0.0, server_lr=1.0),
+            fedavg(),
+        ),
+    ),
+    "fedprior": (
+        SpecialCase(
+            "FedPrior with equal priors is FedAvg",
+            fedprior(smoothing=1e15),
+            _extended(fedavg(train=SGD(layers=~PRIOR)), fedprior()),
+            on="not head.prior",
+        ),
+    ),
     "fedbn": (SpecialCase("without BatchNorm, FedBN is FedAvg", fedbn(), fedavg(), batchnorm=False),),
     "fedper": (
         SpecialCase("with one client, FedPer is Local", fedper(), local(), clients=1),

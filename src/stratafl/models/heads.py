@@ -224,7 +224,9 @@ def _composed(
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     out, width = weight.shape
-    made: nn.Linear = nn.utils.skip_init(nn.Linear, width, out, bias=bias is not None)  # a draw would change the next part's
+    made: nn.Linear = nn.utils.skip_init(
+        nn.Linear, width, out, bias=bias is not None
+    )  # a draw would change the next part's
     made.weight = nn.Parameter(weight)
     if bias is not None:
         made.bias = nn.Parameter(bias)

@@ -1,0 +1,21 @@
+"""FedBias: FedAvg whose only personal numbers are the biases of the output layer, one per class."""
+
+from dataclasses import replace
+
+from stratafl.algorithms.catalogue import method
+from stratafl.algorithms.fedper import fedper
+from stratafl.core.layerwise import Layerwise
+from stratafl.models.heads import HeadExtension
+from stratafl.policies import SGD
+
+
+@method(
+    "smallest personal part",
+    paper=None,
+    title=None,
+    sends="all but the biases of the output layer",
+    new_client="the global model with the initial biases",
+)
+def fedbias(*, train: SGD = SGD()) -> Layerwise:
+    """FedPer with W_P = the bias b_k of the head, which carries a client's class frequencies and little else."""
+    return replace(fedper(personal="head.bias", train=train), extension=HeadExtension("bias"))

@@ -1,0 +1,32 @@
+"""FedOpt (Reddi et al., 2021): FedAvg whose server treats the mean update as a gradient, for Adam, Yogi or momentum."""
+
+from dataclasses import replace
+from typing import Annotated, Literal
+
+from stratafl.algorithms.catalogue import method
+from stratafl.algorithms.fedavg import fedavg
+from stratafl.core.annotations import Range, Tune
+from stratafl.core.layerwise import Layerwise
+from stratafl.policies import SGD, ServerOptimizer
+
+
+@method(
+    "global",
+    paper="Reddi et al., 2021",
+    title="Adaptive Federated Optimization",
+    sends="the whole model",
+    new_client="the global model",
+    also=("FedAdam", "FedYogi", "FedAvgM"),
+)
+def fedopt(
+    *,
+    optimizer: Literal["adam", "yogi", "momentum"] = "adam",
+    server_lr: Annotated[float, Range(above=0), Tune(1e-3, 1.0, log=True)] = 0.01,
+    beta1: Annotated[float, Range(least=0, below=1), Tune(choices=(0.0, 0.9))] = 0.9,
+    beta2: Annotated[float, Range(least=0, below=1), Tune(choices=(0.9, 0.99, 0.999))] = 0.99,
+    tau: Annotated[float, Range(above=0), Tune(1e-5, 1e-1, log=True)] = 1e-3,
+    train: SGD = SGD(),
+) -> Layerwise:
+    """Algorithm 2: θ ← θ + η·m/(√v + τ), with m and v the running means of Δ̄ and Δ̄² (`momentum`: θ ← θ + η·m)."""
+    step = ServerOptimizer(optimizer=optimizer, lr=server_lr, beta1=beta1, beta2=beta2, tau=tau)
+    return replace(fedavg(train=train), merge=(step,))
