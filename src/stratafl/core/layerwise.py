@@ -232,7 +232,7 @@ def _check_common(alg: Layerwise) -> None:
     """Refuse to serve new clients rows by their ids: on a GPU a row that is not there would end the process."""
     for step in alg.serve:
         for name in step.reads:
-            if name in alg.server and _per_client(alg.server[name]):
+            if name in alg.server_fields and _per_client(alg.server_fields[name]):
                 kept = f"{_name(step)} reads '{name}', of which the server has no row for a client that never took part"
                 raise RecordError(f"serve: {kept}: declare `welcome`, the steps that serve new clients")
 
