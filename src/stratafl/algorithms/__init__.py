@@ -13,9 +13,11 @@ from stratafl.algorithms.fedavg30local import fedavg30local as fedavg30local
 from stratafl.algorithms.fedbabu import fedbabu as fedbabu
 from stratafl.algorithms.fedbias import fedbias as fedbias
 from stratafl.algorithms.fedbn import fedbn as fedbn
+from stratafl.algorithms.feddbe import feddbe as feddbe
 from stratafl.algorithms.fedexp import fedexp as fedexp
 from stratafl.algorithms.fedlag import fedlag as fedlag
 from stratafl.algorithms.fedopt import fedopt as fedopt
+from stratafl.algorithms.fedpac import fedpac as fedpac
 from stratafl.algorithms.fedper import fedper as fedper
 from stratafl.algorithms.fedprior import fedprior as fedprior
 from stratafl.algorithms.fedprox import fedprox as fedprox

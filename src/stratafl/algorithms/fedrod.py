@@ -56,7 +56,7 @@ class ClassPrior(Mix):
 
     def check(self, setup: Setup) -> None:
         if setup.classes is None:
-            raise RecordError("FedRoD needs classes, and the targets of this data are numbers")
+            raise RecordError("FedRoD needs classes, and the targets of this data are numbers: choose another method")
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         like = next(iter(rows_of(client, "theta").values()))
@@ -78,5 +78,5 @@ class TwoLosses:
         z = net.features(row, batch.x)
         generic = net.part("head.generic", row, z)
         personal = generic.detach() + net.part("head.personal", row, z.detach())
-        balanced = generic + constants["class_prior"] if self.balanced else generic  # Eq. 9: balanced softmax
+        balanced = generic + constants["class_prior"] if self.balanced else generic  # balanced softmax
         return batch.mean(cross_entropies(balanced, batch.y) + cross_entropies(personal, batch.y)), carry, {}
