@@ -28,6 +28,7 @@ from stratafl.config.tables import (
     LogTable,
     ModelTable,
     RunTable,
+    ServerTable,
     StopTable,
     partition_of,
 )
@@ -51,6 +52,7 @@ class Experiment:
 
     algorithm: AlgorithmTable = AlgorithmTable()
     train: SGD = SGD()
+    server: ServerTable = ServerTable()
     model: ModelTable = ModelTable()
     data: DataTable = DataTable()
     run: RunTable = RunTable()

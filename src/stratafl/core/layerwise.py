@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from stratafl.core.algorithm import Algorithm, Requirements, Total, Work
 from stratafl.core.fields import FieldSpec, Side
 from stratafl.core.footprint import Footprint, together
+from stratafl.core.form import BOUNDS, Bound
 from stratafl.core.layers import Select, select
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.parcel import Parcel, join
@@ -150,6 +151,15 @@ class Layerwise(Algorithm):
             else:
                 state |= step.finish(rnd, state, own)
         return {name: _kept(state[name], spec, rnd.layout, "server") for name, spec in self.server_fields.items()}
+
+    @property
+    def bounds(self) -> Mapping[str, Bound]:
+        """What its merges demand of uploads, where several demand something the strictest; and counts above 0."""
+        bounds = dict(super().bounds)
+        for name, bound in (each for step in self.merge for each in step.bounds.items()):
+            name = name.removeprefix("up.")
+            bounds[name] = max(bounds.get(name, bound), bound, key=BOUNDS.index)
+        return bounds
 
     def tell(self, rnd: Round, server: State) -> dict[str, Tensor]:
         return {name: value for step in self.steps for name, value in step.tell(rnd, server).items()}
