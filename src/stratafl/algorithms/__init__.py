@@ -19,14 +19,17 @@ from stratafl.algorithms.fedbabu import fedbabu as fedbabu
 from stratafl.algorithms.fedbias import fedbias as fedbias
 from stratafl.algorithms.fedbn import fedbn as fedbn
 from stratafl.algorithms.fedcac import fedcac as fedcac
+from stratafl.algorithms.feddbe import feddbe as feddbe
 from stratafl.algorithms.fedexp import fedexp as fedexp
 from stratafl.algorithms.fedfomo import fedfomo as fedfomo
 from stratafl.algorithms.fedlag import fedlag as fedlag
 from stratafl.algorithms.fedopt import fedopt as fedopt
+from stratafl.algorithms.fedpac import fedpac as fedpac
 from stratafl.algorithms.fedper import fedper as fedper
 from stratafl.algorithms.fedprior import fedprior as fedprior
 from stratafl.algorithms.fedprox import fedprox as fedprox
 from stratafl.algorithms.fedrep import fedrep as fedrep
+from stratafl.algorithms.fedrod import fedrod as fedrod
 from stratafl.algorithms.finetuning import fedavgft as fedavgft
 from stratafl.algorithms.finetuning import fedavglpft as fedavglpft
 from stratafl.algorithms.flayer import flayer as flayer

@@ -13,14 +13,17 @@ from stratafl.algorithms.fedbabu import fedbabu
 from stratafl.algorithms.fedbias import fedbias
 from stratafl.algorithms.fedbn import fedbn
 from stratafl.algorithms.fedcac import fedcac
+from stratafl.algorithms.feddbe import SHIFT, feddbe
 from stratafl.algorithms.fedexp import fedexp
 from stratafl.algorithms.fedfomo import fedfomo
 from stratafl.algorithms.fedlag import fedlag
 from stratafl.algorithms.fedopt import fedopt
+from stratafl.algorithms.fedpac import fedpac
 from stratafl.algorithms.fedper import fedper
 from stratafl.algorithms.fedprior import PRIOR, fedprior
 from stratafl.algorithms.fedprox import fedprox
 from stratafl.algorithms.fedrep import fedrep
+from stratafl.algorithms.fedrod import PERSONAL, fedrod
 from stratafl.algorithms.finetuning import fedavgft, fedavglpft
 from stratafl.algorithms.flayer import flayer
 from stratafl.algorithms.lgfedavg import lgfedavg
@@ -33,7 +36,7 @@ from stratafl.algorithms.scaffold import scaffold
 from stratafl.algorithms.simmix import simmix
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.layerwise import Layerwise
-from stratafl.core.phased import Phased
+from stratafl.core.phased import Phase, Phased
 from stratafl.policies import SGD, Mean, ServerOptimizer
 
 
@@ -156,6 +159,13 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
         SpecialCase("FedBABU that fixes and tunes nothing is FedAvg", fedbabu(fixed="none", tune_epochs=0), fedavg()),
     ),
     "fedbias": (SpecialCase("with one client, FedBias is Local", fedbias(), _extended(alone(), fedbias()), clients=1),),
+    "feddbe": (
+        SpecialCase(
+            "FedDBE without a pull is FedPer with a personal shift, a round later",
+            feddbe(strength=0.0),
+            Phased((feddbe().phases[0], Phase(fedper(personal=SHIFT)))),
+        ),
+    ),
     "fedexp": (SpecialCase("FedExP with a large ε is FedAvg", fedexp(epsilon=1e12), fedavg()),),
     "fedopt": (
         SpecialCase(
@@ -163,6 +173,9 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
             fedopt(optimizer="momentum", beta1=0.0, server_lr=1.0),
             fedavg(),
         ),
+    ),
+    "fedpac": (
+        SpecialCase("with one client and no pull, FedPAC is FedRep", fedpac(strength=0.0), fedrep(), clients=1),
     ),
     "fedprior": (
         SpecialCase(
@@ -182,6 +195,14 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
     ),
     "fedprox": (SpecialCase("FedProx without a pull is FedAvg", fedprox(strength=0.0), fedavg()),),
     "fedrep": (SpecialCase("FedRep without personal layers is FedAvg", fedrep(personal="none"), fedavg()),),
+    "fedrod": (
+        SpecialCase(
+            "without balanced softmax, FedRoD is FedAvg below its personal heads",
+            fedrod(balanced=False),
+            _extended(fedavg(train=SGD(layers=~PERSONAL)), fedrod()),
+            on="not head.personal",
+        ),
+    ),
     "lgfedavg": (
         SpecialCase("LG-FedAvg with every layer shared is FedAvg", lgfedavg(shared="head+base"), fedavg()),
         SpecialCase(
