@@ -58,16 +58,9 @@ within = 100.0
 """
 
 
+# Methods that papers compare with and whose hyper-parameters they do not give.
 RIVALS = {"apple", "ditto", "fedala", "fedamp", "fedas", "fedbabu", "fedcac", "fedcp", "feddbe", "fedexp", "fedfomo"}
-RIVALS |= {
-    "fedpac",
-    "fedrod",
-    "gpfl",
-    "perfedavg",
-    "pfedhn",
-    "pfedme",
-    "scaffold",
-}  # that papers do not give options of
+RIVALS |= {"fedpac", "fedrod", "gpfl", "perfedavg", "pfedhn", "pfedme", "scaffold"}
 LAG = {f"{host}+lag" for host in ("scaffold", "fedexp", "pfedme", "fedbabu", "fedrod", "fedpac")}
 FLAYER = {f"{host}+flayer" for host in ("fedavg", "ditto", "fedamp", "fedper", "fedrep", "fedala")}
 
@@ -87,6 +80,12 @@ def put_together(name):
     (recipe,) = recipes(name)
     lacking = {row.name for row in recipe.runnable if _unknown(row.settings["algorithm.name"])}
     return replace(recipe, rows=tuple(row for row in recipe.rows if row.name not in lacking))
+
+
+@pytest.mark.xfail(strict=True, reason="some methods are on their way; once none is, use recipes for put_together")
+def test_every_method_of_a_recipe_is_in_the_catalogue():
+    every = [row for name in recipe_names() for recipe in recipes(name) for row in recipe.runnable]
+    assert [row.name for row in every if _unknown(row.settings["algorithm.name"])] == []
 
 
 @pytest.mark.parametrize("name", recipe_names())
