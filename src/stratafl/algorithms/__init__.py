@@ -8,11 +8,13 @@ from typing import Any
 
 from stratafl.algorithms.catalogue import METHODS
 from stratafl.algorithms.fedalp import fedalp as fedalp
+from stratafl.algorithms.fedas import fedas as fedas
 from stratafl.algorithms.fedavg import fedavg as fedavg
 from stratafl.algorithms.fedavg30local import fedavg30local as fedavg30local
 from stratafl.algorithms.fedbabu import fedbabu as fedbabu
 from stratafl.algorithms.fedbias import fedbias as fedbias
 from stratafl.algorithms.fedbn import fedbn as fedbn
+from stratafl.algorithms.fedcp import fedcp as fedcp
 from stratafl.algorithms.fedexp import fedexp as fedexp
 from stratafl.algorithms.fedlag import fedlag as fedlag
 from stratafl.algorithms.fedopt import fedopt as fedopt
@@ -23,6 +25,7 @@ from stratafl.algorithms.fedrep import fedrep as fedrep
 from stratafl.algorithms.finetuning import fedavgft as fedavgft
 from stratafl.algorithms.finetuning import fedavglpft as fedavglpft
 from stratafl.algorithms.flayer import flayer as flayer
+from stratafl.algorithms.gpfl import gpfl as gpfl
 from stratafl.algorithms.lgfedavg import lgfedavg as lgfedavg
 from stratafl.algorithms.local import local as local
 from stratafl.algorithms.pfedla import heurpfedla as heurpfedla

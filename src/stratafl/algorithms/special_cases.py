@@ -3,11 +3,13 @@
 from dataclasses import dataclass, replace
 
 from stratafl.algorithms.fedalp import fedalp
+from stratafl.algorithms.fedas import fedas
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.fedavg30local import fedavg30local
 from stratafl.algorithms.fedbabu import fedbabu
 from stratafl.algorithms.fedbias import fedbias
 from stratafl.algorithms.fedbn import fedbn
+from stratafl.algorithms.fedcp import Separation, fedcp
 from stratafl.algorithms.fedexp import fedexp
 from stratafl.algorithms.fedlag import fedlag
 from stratafl.algorithms.fedopt import fedopt
@@ -17,11 +19,13 @@ from stratafl.algorithms.fedprox import fedprox
 from stratafl.algorithms.fedrep import fedrep
 from stratafl.algorithms.finetuning import fedavgft, fedavglpft
 from stratafl.algorithms.flayer import flayer
+from stratafl.algorithms.gpfl import Conditions, gpfl
 from stratafl.algorithms.lgfedavg import lgfedavg
 from stratafl.algorithms.local import alone, local
 from stratafl.algorithms.pfedla import heurpfedla, pfedla
 from stratafl.algorithms.simmix import simmix
 from stratafl.core.algorithm import Algorithm
+from stratafl.core.layers import select
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.phased import Phased
 from stratafl.policies import SGD, Mean
@@ -45,6 +49,7 @@ def _extended(record: Layerwise, like: Layerwise) -> Layerwise:
     return replace(record, extension=like.extension)
 
 
+BASE = select("base")
 UNIFORM = replace(fedavg(), merge=(Mean(weights="uniform"),))
 SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
     "fedalp": (SpecialCase("FedALP with β = 0 is FedAvg", fedalp(beta=0.0, groups=2, warmup=1), fedavg()),),
@@ -82,6 +87,13 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
             full_participation_only=True,
         ),
     ),
+    "fedas": (
+        SpecialCase(
+            "FedAS without alignment, weighted by samples, is FedPer",
+            replace(fedas(align_epochs=0), merge=(Mean(), Mean("statistics"))),
+            fedper(),
+        ),
+    ),
     "fedavg": (SpecialCase("with one client, FedAvg is Local", fedavg(), local(), clients=1),),
     "fedavgft": (SpecialCase("FedAvg-FT that tunes nothing is FedAvg", fedavgft(tune_epochs=0), fedavg()),),
     "fedavglpft": (
@@ -91,6 +103,13 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
         SpecialCase("FedBABU that fixes and tunes nothing is FedAvg", fedbabu(fixed="none", tune_epochs=0), fedavg()),
     ),
     "fedbias": (SpecialCase("with one client, FedBias is Local", fedbias(), _extended(alone(), fedbias()), clients=1),),
+    "fedcp": (
+        SpecialCase(
+            "FedCP with two equal heads that stay as they are is FedAvg: a division of features does not matter",
+            replace(fedcp(), train=(SGD(layers=BASE, objective=Separation(0.0)),)),
+            _extended(fedavg(train=SGD(layers=BASE)), fedcp()),
+        ),
+    ),
     "fedexp": (SpecialCase("FedExP with a large ε is FedAvg", fedexp(epsilon=1e12), fedavg()),),
     "fedopt": (
         SpecialCase(
@@ -117,6 +136,14 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
     ),
     "fedprox": (SpecialCase("FedProx without a pull is FedAvg", fedprox(strength=0.0), fedavg()),),
     "fedrep": (SpecialCase("FedRep without personal layers is FedAvg", fedrep(personal="none"), fedavg()),),
+    "gpfl": (
+        SpecialCase(
+            "with one client, GPFL is Local with its loss",
+            gpfl(),
+            replace(_extended(alone(), gpfl()), mix=(Conditions(),), train=gpfl().train),
+            clients=1,
+        ),
+    ),
     "lgfedavg": (
         SpecialCase("LG-FedAvg with every layer shared is FedAvg", lgfedavg(shared="head+base"), fedavg()),
         SpecialCase(
