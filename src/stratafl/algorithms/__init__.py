@@ -13,12 +13,14 @@ from stratafl.algorithms.fedala import fedala as fedala
 from stratafl.algorithms.fedalp import fedalp as fedalp
 from stratafl.algorithms.fedamp import fedamp as fedamp
 from stratafl.algorithms.fedamp import heurfedamp as heurfedamp
+from stratafl.algorithms.fedas import fedas as fedas
 from stratafl.algorithms.fedavg import fedavg as fedavg
 from stratafl.algorithms.fedavg30local import fedavg30local as fedavg30local
 from stratafl.algorithms.fedbabu import fedbabu as fedbabu
 from stratafl.algorithms.fedbias import fedbias as fedbias
 from stratafl.algorithms.fedbn import fedbn as fedbn
 from stratafl.algorithms.fedcac import fedcac as fedcac
+from stratafl.algorithms.fedcp import fedcp as fedcp
 from stratafl.algorithms.feddbe import feddbe as feddbe
 from stratafl.algorithms.fedexp import fedexp as fedexp
 from stratafl.algorithms.fedfomo import fedfomo as fedfomo
@@ -33,6 +35,7 @@ from stratafl.algorithms.fedrod import fedrod as fedrod
 from stratafl.algorithms.finetuning import fedavgft as fedavgft
 from stratafl.algorithms.finetuning import fedavglpft as fedavglpft
 from stratafl.algorithms.flayer import flayer as flayer
+from stratafl.algorithms.gpfl import gpfl as gpfl
 from stratafl.algorithms.lgfedavg import lgfedavg as lgfedavg
 from stratafl.algorithms.local import local as local
 from stratafl.algorithms.moon import moon as moon

@@ -7,12 +7,14 @@ from stratafl.algorithms.ditto import ditto
 from stratafl.algorithms.fedala import fedala
 from stratafl.algorithms.fedalp import fedalp
 from stratafl.algorithms.fedamp import fedamp, heurfedamp
+from stratafl.algorithms.fedas import fedas
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.fedavg30local import fedavg30local
 from stratafl.algorithms.fedbabu import fedbabu
 from stratafl.algorithms.fedbias import fedbias
 from stratafl.algorithms.fedbn import fedbn
 from stratafl.algorithms.fedcac import fedcac
+from stratafl.algorithms.fedcp import Separation, fedcp
 from stratafl.algorithms.feddbe import SHIFT, feddbe
 from stratafl.algorithms.fedexp import fedexp
 from stratafl.algorithms.fedfomo import fedfomo
@@ -26,6 +28,7 @@ from stratafl.algorithms.fedrep import fedrep
 from stratafl.algorithms.fedrod import PERSONAL, fedrod
 from stratafl.algorithms.finetuning import fedavgft, fedavglpft
 from stratafl.algorithms.flayer import flayer
+from stratafl.algorithms.gpfl import Conditions, gpfl
 from stratafl.algorithms.lgfedavg import lgfedavg
 from stratafl.algorithms.local import alone, local
 from stratafl.algorithms.moon import moon
@@ -35,6 +38,7 @@ from stratafl.algorithms.pfedme import pfedme
 from stratafl.algorithms.scaffold import scaffold
 from stratafl.algorithms.simmix import simmix
 from stratafl.core.algorithm import Algorithm
+from stratafl.core.layers import select
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.phased import Phase, Phased
 from stratafl.policies import SGD, Mean, ServerOptimizer
@@ -58,6 +62,7 @@ def _extended(record: Layerwise, like: Layerwise) -> Layerwise:
     return replace(record, extension=like.extension)
 
 
+BASE = select("base")
 UNIFORM = replace(fedavg(), merge=(Mean(weights="uniform"),))
 ONE_STEP = SGD(steps=1)
 ALL_SAMPLES = SGD(batch=100)
@@ -150,6 +155,13 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
             full_participation_only=True,
         ),
     ),
+    "fedas": (
+        SpecialCase(
+            "FedAS without alignment, weighted by samples, is FedPer",
+            replace(fedas(align_epochs=0), merge=(Mean(), Mean("statistics"))),
+            fedper(),
+        ),
+    ),
     "fedavg": (SpecialCase("with one client, FedAvg is Local", fedavg(), local(), clients=1),),
     "fedavgft": (SpecialCase("FedAvg-FT that tunes nothing is FedAvg", fedavgft(tune_epochs=0), fedavg()),),
     "fedavglpft": (
@@ -164,6 +176,13 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
             "FedDBE without a pull is FedPer with a personal shift, a round later",
             feddbe(strength=0.0),
             Phased((feddbe().phases[0], Phase(fedper(personal=SHIFT)))),
+        ),
+    ),
+    "fedcp": (
+        SpecialCase(
+            "FedCP with two equal heads that stay as they are is FedAvg: a division of features does not matter",
+            replace(fedcp(), train=(SGD(layers=BASE, objective=Separation(0.0)),)),
+            _extended(fedavg(train=SGD(layers=BASE)), fedcp()),
         ),
     ),
     "fedexp": (SpecialCase("FedExP with a large ε is FedAvg", fedexp(epsilon=1e12), fedavg()),),
@@ -201,6 +220,14 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
             fedrod(balanced=False),
             _extended(fedavg(train=SGD(layers=~PERSONAL)), fedrod()),
             on="not head.personal",
+        ),
+    ),
+    "gpfl": (
+        SpecialCase(
+            "with one client, GPFL is Local with its loss",
+            gpfl(),
+            replace(_extended(alone(), gpfl()), mix=(Conditions(),), train=gpfl().train),
+            clients=1,
         ),
     ),
     "lgfedavg": (
