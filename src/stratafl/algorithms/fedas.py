@@ -7,11 +7,10 @@ clients by the trace of their Fisher information, so a client that trained too l
 from dataclasses import replace
 from typing import Annotated
 
-import torch
-
 from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedper import fedper
 from stratafl.algorithms.fisher import fisher_trace
+from stratafl.algorithms.prototypes import ClassMeans, FromFeatures
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import Start
 from stratafl.core.layers import select
@@ -19,11 +18,9 @@ from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import Rows
 from stratafl.core.objectives import Batch, Frozen, Loss, Net
 from stratafl.core.records import record
-from stratafl.core.round import Round, Setup
+from stratafl.core.round import Round
 from stratafl.core.state import State, rows_of
-from stratafl.core.steps import Train
 from stratafl.core.task import Task
-from stratafl.errors import RecordError
 from stratafl.policies import SGD, Adopt, Broadcast, Copy, Mean, Take, Upload
 
 BASE, HEAD = select("base"), select("head")
@@ -58,23 +55,15 @@ def fedas(
 
 
 @record
-class OldPrototypes(Train):
+class OldPrototypes(FromFeatures):
     """c_k[y]: the mean features of each of the client's classes, with the base that it trained last."""
 
     reads = ("theta", "old")
     writes = ("prototypes",)
-    scores = True
-
-    def check(self, setup: Setup) -> None:
-        if setup.classes is None:
-            raise RecordError("fedas needs classes, and the targets of this data are numbers: choose another method")
 
     def __call__(self, rnd: Round, client: State, task: Task) -> State:
-        z, y, weight = task.features({**rows_of(client, "theta"), **rows_of(client, "old")}, "train")
-        counts = task.class_counts()
-        classes = torch.arange(counts.shape[1], device=y.device)
-        member = (y[:, None] == classes[:, None]) * weight[:, None].to(z.dtype)
-        return {"prototypes": member @ z.flatten(2) / counts.clamp(min=1)[:, :, None]}
+        before: State = {"theta": {**rows_of(client, "theta"), **rows_of(client, "old")}}
+        return {"prototypes": ClassMeans()(rnd, before, task)["prototypes"]}
 
 
 @record

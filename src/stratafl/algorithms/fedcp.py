@@ -101,10 +101,8 @@ class FirstHead(Mix):
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         theta, met = rows_of(client, "theta"), tensor_of(client, "met")
-        first = {}
-        for personal, generic in _heads(rnd.layout):
-            new = (met == 0).reshape(-1, *(1,) * (theta[personal].ndim - 1))
-            first[personal] = torch.where(new, theta[generic], theta[personal])
+        new = {p: (met == 0).reshape(-1, *(1,) * (theta[p].ndim - 1)) for p, _ in _heads(rnd.layout)}
+        first = {p: torch.where(new[p], theta[g], theta[p]) for p, g in _heads(rnd.layout)}
         return {"theta": {**theta, **first}, "met": torch.ones_like(met)}
 
 

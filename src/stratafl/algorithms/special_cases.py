@@ -27,6 +27,7 @@ from stratafl.algorithms.fedprox import fedprox
 from stratafl.algorithms.fedrep import fedrep
 from stratafl.algorithms.fedrod import PERSONAL, fedrod
 from stratafl.algorithms.finetuning import fedavgft, fedavglpft
+from stratafl.algorithms.fisher import StartTrace
 from stratafl.algorithms.flayer import flayer
 from stratafl.algorithms.gpfl import Conditions, gpfl
 from stratafl.algorithms.lgfedavg import lgfedavg
@@ -41,7 +42,7 @@ from stratafl.core.algorithm import Algorithm
 from stratafl.core.layers import select
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.phased import Phase, Phased
-from stratafl.policies import SGD, Mean, ServerOptimizer
+from stratafl.policies import SGD, Copy, Mean, ServerOptimizer
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,11 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
         SpecialCase(
             "FedAS without alignment, weighted by samples, is FedPer",
             replace(fedas(align_epochs=0), merge=(Mean(), Mean("statistics"))),
+            fedper(),
+        ),
+        SpecialCase(
+            "FedAS without alignment is FedPer if all traces are 0",
+            replace(fedas(), train=(SGD(), Copy("theta", "old"), Copy("theta", "statistics"), StartTrace())),
             fedper(),
         ),
     ),
