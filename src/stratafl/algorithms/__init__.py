@@ -23,8 +23,11 @@ from stratafl.algorithms.fedrep import fedrep as fedrep
 from stratafl.algorithms.finetuning import fedavgft as fedavgft
 from stratafl.algorithms.finetuning import fedavglpft as fedavglpft
 from stratafl.algorithms.flayer import flayer as flayer
+from stratafl.algorithms.ifca import ifca as ifca
 from stratafl.algorithms.lgfedavg import lgfedavg as lgfedavg
 from stratafl.algorithms.local import local as local
+from stratafl.algorithms.pfedhn import pfedhn as pfedhn
+from stratafl.algorithms.pfedhn import pfedhnpc as pfedhnpc
 from stratafl.algorithms.pfedla import heurpfedla as heurpfedla
 from stratafl.algorithms.pfedla import pfedla as pfedla
 from stratafl.algorithms.simmix import simmix as simmix
