@@ -36,10 +36,13 @@ from stratafl.algorithms.finetuning import fedavgft as fedavgft
 from stratafl.algorithms.finetuning import fedavglpft as fedavglpft
 from stratafl.algorithms.flayer import flayer as flayer
 from stratafl.algorithms.gpfl import gpfl as gpfl
+from stratafl.algorithms.ifca import ifca as ifca
 from stratafl.algorithms.lgfedavg import lgfedavg as lgfedavg
 from stratafl.algorithms.local import local as local
 from stratafl.algorithms.moon import moon as moon
 from stratafl.algorithms.perfedavg import perfedavg as perfedavg
+from stratafl.algorithms.pfedhn import pfedhn as pfedhn
+from stratafl.algorithms.pfedhn import pfedhnpc as pfedhnpc
 from stratafl.algorithms.pfedla import heurpfedla as heurpfedla
 from stratafl.algorithms.pfedla import pfedla as pfedla
 from stratafl.algorithms.pfedme import pfedme as pfedme
