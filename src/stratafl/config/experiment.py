@@ -29,6 +29,7 @@ from stratafl.config.tables import (
     LogTable,
     ModelTable,
     RunTable,
+    ServerTable,
     StopTable,
     partition_of,
 )
@@ -52,6 +53,7 @@ class Experiment:
 
     algorithm: AlgorithmTable = AlgorithmTable()
     train: SGD = SGD()
+    server: ServerTable = ServerTable()
     model: ModelTable = ModelTable()
     data: DataTable = DataTable()
     run: RunTable = RunTable()

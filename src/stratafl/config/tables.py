@@ -23,6 +23,7 @@ from stratafl.errors import unknown
 from stratafl.execute.memory import Store
 from stratafl.models import MODELS
 from stratafl.policies import SGD
+from stratafl.policies.robust import Factor, Share
 from stratafl.runtime.build import EngineName
 from stratafl.runtime.speed import Choice, Convolutions, Precision
 
@@ -58,6 +59,19 @@ class AlgorithmTable:
         "`package.module:builder`",
     ] = "fedper"
     options: Options = dataclasses.field(default_factory=dict)
+
+
+@record
+class ServerTable:
+    """How the server merges uploads, of methods that average them."""
+
+    merge: Annotated[
+        Literal["mean", "median", "trimmed", "clipped"],
+        "what takes the place of a method's mean: of each column the median, or the mean without the smallest and",
+        "largest values; or the mean of updates whose norm is clipped",
+    ] = "mean"
+    share: Annotated[Share, "`trimmed`: the share of the values that is left out on either side"] = 0.2
+    factor: Annotated[Factor, "`clipped`: the largest norm, as a multiple of the cohort's median"] = 1.0
 
 
 @record
@@ -177,8 +191,8 @@ class LogTable:
     to: Annotated[tuple[Annotated[str, Named(LOGGERS)], ...], "services that are told every round, as a list"] = ()
 
 
-TABLES: dict[str, type[Any]] = {"algorithm": AlgorithmTable, "train": SGD, "model": ModelTable, "data": DataTable}
-TABLES |= {"run": RunTable, "evaluate": EvaluateTable, "stop": StopTable, "log": LogTable}
+TABLES: dict[str, type[Any]] = {"algorithm": AlgorithmTable, "train": SGD, "server": ServerTable, "model": ModelTable}
+TABLES |= {"data": DataTable, "run": RunTable, "evaluate": EvaluateTable, "stop": StopTable, "log": LogTable}
 
 
 def partition_of(data: DataTable) -> Partition:
