@@ -6,8 +6,8 @@ use without a name: `with_flayer(my_method())`. They refuse what makes no sense 
 
 import inspect
 import typing
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from stratafl.algorithms.catalogue import GIVEN, METHODS, Method
@@ -21,12 +21,17 @@ PLUS = "+"
 
 @dataclass(frozen=True)
 class Part:
-    """What follows the `+`: a function from record to record, and the method of its paper."""
+    """What follows the `+`: a function from record to record, and the method of its paper, which it makes of FedAvg.
+
+    With the options `off` it changes nothing; with `soon` it acts from the first round on.
+    """
 
     label: str
     on: Callable[..., Algorithm]
     method: str
     idea: Callable[[Method], str]
+    off: Mapping[str, Any]
+    soon: Mapping[str, Any] = field(default_factory=dict)
     sends: Callable[[Method], str] = lambda host: host.sends
 
 
@@ -47,8 +52,17 @@ def _lag_idea(host: Method) -> str:
 
 
 PARTS = {
-    "flayer": Part("FLAYER", with_flayer, "flayer", _flayer_idea, _flayer_sends),
-    "lag": Part("LAG", with_lag, "fedlag", _lag_idea),
+    "flayer": Part(
+        "FLAYER",
+        with_flayer,
+        "flayer",
+        _flayer_idea,
+        off={"guide": False, "rates": False, "mask": False},
+        sends=_flayer_sends,
+    ),
+    "lag": Part(
+        "LAG", with_lag, "fedlag", _lag_idea, off={"k": 0, "warmup": 0}, soon={"k": 2, "xi": 0.0, "warmup": 0}
+    ),
 }
 
 
