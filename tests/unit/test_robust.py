@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from stratafl.algorithms import ALGORITHMS, algorithm, fedavg, fedbn, fedper, flayer, local
+from stratafl.algorithms import ALGORITHMS, algorithm, fedavg, fedbn, fedper, flayer, local, pfedla
 from stratafl.config.assemble import algorithm_of
 from stratafl.config.experiment import Experiment, with_settings
 from stratafl.core.parcel import ColumnMask, Field, LayerMask, Parcel

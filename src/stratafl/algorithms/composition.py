@@ -60,9 +60,7 @@ PARTS = {
         off={"guide": False, "rates": False, "mask": False},
         sends=_flayer_sends,
     ),
-    "lag": Part(
-        "LAG", with_lag, "fedlag", _lag_idea, off={"k": 0, "warmup": 0}, soon={"k": 2, "xi": 0.0, "warmup": 0}
-    ),
+    "lag": Part("LAG", with_lag, "fedlag", _lag_idea, off={"k": 0, "warmup": 0}, soon={"k": 2, "xi": 0.0, "warmup": 0}),
 }
 
 

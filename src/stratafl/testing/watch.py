@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 from stratafl.core.algorithm import Algorithm, Total, Work
+from stratafl.core.fields import FieldSpec
 from stratafl.core.form import Form
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import Rows
@@ -129,6 +130,10 @@ class _Declared(Step):
     @property
     def writes(self) -> Names:
         return self.step.writes  # type: ignore[no-any-return]
+
+    @property
+    def keeps(self) -> Mapping[str, FieldSpec]:
+        return self.step.keeps  # type: ignore[no-any-return]
 
     @property
     def splits(self) -> Names:
