@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 
 from stratafl.algorithms.apple import apple
+from stratafl.algorithms.catalogue import METHODS
+from stratafl.algorithms.composition import PARTS, composed, is_composition, parse_composition
 from stratafl.algorithms.ditto import ditto
 from stratafl.algorithms.fedala import fedala
 from stratafl.algorithms.fedalp import fedalp
@@ -300,3 +302,16 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
         ),
     ),
 }
+
+
+def special_cases_of(name: str) -> tuple[SpecialCase, ...]:
+    """Those of a method; a composition is the method if its part does nothing, and its paper's method on FedAvg."""
+    if not is_composition(name):
+        return SPECIAL_CASES.get(name, ())
+    host, part = parse_composition(name)
+    made, off = composed(name), PARTS[part].off
+    without = SpecialCase(f"without a part that acts, '{name}' is '{host}'", made(**off), METHODS[host].builder())
+    if host != "fedavg":
+        return (without,)
+    own = METHODS[PARTS[part].method]
+    return (without, SpecialCase(f"'{name}' is {own.label}", made(**PARTS[part].soon), own.builder(**PARTS[part].soon)))
