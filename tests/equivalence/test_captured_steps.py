@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from stratafl.algorithms import ALGORITHMS, algorithm, fedavg, fedprox, fedrep
+from stratafl.algorithms.perfedavg import Meta
 from stratafl.core.layers import select
 from stratafl.core.objectives import CrossEntropy
 from stratafl.core.records import record
 from stratafl.errors import RecordError, UnknownNameError
 from stratafl.execute import Matrix, simulation
-from stratafl.policies import SGD, Exponential
+from stratafl.policies import SGD, Clamp, Exponential
 from stratafl.runtime.captured import CapturedSteps
 from stratafl.runtime.speed import Speed
 from stratafl.testing import difference, tiny_federation, tiny_model, within_reach
@@ -55,8 +56,12 @@ def test_programs_are_used_and_kept():
         SGD(lr=0.1, momentum=0.9, weight_decay=0.01, clip=0.5),
         SGD(lr=0.1, epochs=2, batch=4),
         SGD(lr=0.1, steps=3),
+        SGD(lr=0.1, momentum=0.9, nesterov=True, optimizer_state="kept"),
+        SGD(lr=0.01, optimizer="adamw", weight_decay=0.01, optimizer_state="kept"),
+        SGD(lr=0.1, repeats=3, share=0.5, project=Clamp(-0.3, 0.3)),
+        SGD(lr=0.1, gradient=Meta("hf", 0.1, 1e-2)),
     ],
-    ids=["a rate that changes", "momentum", "epochs", "steps"],
+    ids=["a rate that changes", "momentum", "epochs", "steps", "nesterov", "adamw", "repeats", "three draws"],
 )
 def test_every_kind_of_descent_gives_the_same_bits(descent):
     plain, kept = outcomes(fedavg(train=descent))

@@ -174,14 +174,15 @@ def test_no_row_of_a_recipe_is_missing_that_is_in_the_catalogue(name):
 
 
 def test_names_of_papers_are_recognised(empty_again):
-    @method("regularised and meta", **SAYS, also=("PerFedAvg-FO", "FedAvg+FT"))
-    def perfedavg(*, train: SGD = SGD()) -> Layerwise:
-        """Per-FedAvg (Nobody et al., 1999): something."""
+    @method("regularised and meta", **SAYS, also=("MetaAvg-FO", "FedAvg+FT"))
+    def metaavg(*, train: SGD = SGD()) -> Layerwise:
+        """Meta-Avg (Nobody et al., 1999): something."""
         return fedavg(train=train)
 
-    found = METHODS["perfedavg"]
-    assert all(map(found.is_called, ("per-fedavg", "Per-FedAvg", "perfedavg", "PerFedAvg (FO)", "FedAvg-FT")))
+    found = METHODS["metaavg"]
+    assert all(map(found.is_called, ("meta-avg", "Meta-Avg", "metaavg", "MetaAvg (FO)", "FedAvg-FT")))
     assert not found.is_called("FedAvg")
+    assert METHODS["perfedavg"].is_called("Per-FedAvg")
     assert METHODS["lgfedavg"].is_called("LG-FedAvg")
 
 
