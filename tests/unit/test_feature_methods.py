@@ -107,6 +107,12 @@ def test_they_train_any_model(name) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
+def test_they_train_a_model_with_more_outputs_than_classes(name) -> None:
+    sim = simulated(METHODS[name], model=build("mlp", shape=SHAPE, classes=CLASSES + 2, hidden=(8,)))
+    assert all(bool(torch.isfinite(x).all()) for x in received(sim, sim.run(Matrix()), EVERYBODY).values())
+
+
+@pytest.mark.parametrize("name", METHODS)
 def test_they_refuse_targets_that_are_numbers(name) -> None:
     clients = [{"train": (torch.rand(8, *SHAPE).numpy(), torch.rand(8).numpy())} for _ in range(2)]
     with pytest.raises(RecordError, match="needs classes, and the targets of this data are numbers"):
