@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import torch
+from torch.nn.functional import pad
 
 from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
@@ -49,7 +50,7 @@ def fedrod(*, balanced: bool = True, train: SGD = SGD()) -> Layerwise:
 
 @record
 class ClassPrior(Mix):
-    """log n_{k,c} of each client, for the rest of the round."""
+    """log n_{k,c} of each client, for the rest of the round; outputs that are no class count as classes it has not."""
 
     reads = ("theta",)
     writes = ("class_prior",)
@@ -59,8 +60,9 @@ class ClassPrior(Mix):
             raise RecordError("FedRoD needs classes, and the targets of this data are numbers: choose another method")
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
-        like = next(iter(rows_of(client, "theta").values()))
-        return {"class_prior": torch.log(task.class_counts("train").to(like.dtype) + ABSENT)}
+        counts, bias = task.class_counts("train"), rows_of(client, "theta")[rnd.layout.trainable(PERSONAL)[-1]]
+        known = pad(counts.to(bias.dtype), (0, bias.shape[1] - counts.shape[1]))
+        return {"class_prior": torch.log(known + ABSENT)}
 
 
 @record

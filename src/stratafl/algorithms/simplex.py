@@ -12,7 +12,7 @@ from torch import Tensor
 ITERATIONS = 60  # about twenty are needed
 GAP = 1e-21  # α·s at the solution, of a Q scaled to a diagonal of about 1: where both are 0, α is exact to its root
 BACK = 0.995  # of the way to the boundary
-AT_ONCE = 2**24  # numbers in the matrices of the programmes that are solved side by side
+AT_ONCE = 2**22  # numbers in the matrices of the programmes that are solved side by side
 
 
 def minimise_on_simplex(Q: Tensor, g: Tensor) -> Tensor:
