@@ -14,6 +14,7 @@ from stratafl.runs.journal import Journal
 
 NAMES = ("east", "west", "south", "centre")
 BROKEN = "zone\x1b[31m-3"  # a name that would turn the terminal red
+LOST = "its upload is not finite in field 'theta'"
 
 
 def write(place, name, factor, broken=True):
@@ -50,13 +51,17 @@ def test_a_client_whose_training_overflows_hurts_nobody_and_is_named(strata, pla
     write(place, "without.npz", 1e30, broken=False)
     result = strata("run", "--algorithm", method, *asked("with.npz"), "--out", "with")
     assert result.code == 0, result.err
-    assert notes(result) == [r"note: round 1: client 'zone\x1b[31m-3' is left out: its upload is not finite"]
+    assert notes(result) == [
+        r"note: round 1: client 'zone\x1b[31m-3' is left out: its upload is not finite in field 'theta'"
+    ]
     words = " ".join(result.out.split())
-    assert "client 'zone\\x1b[31m-3' was left out of 3 of 3 rounds: its upload is not finite" in words
+    assert "client 'zone\\x1b[31m-3' was left out of 3 of 3 rounds: its upload is not finite in field 'theta'" in words
     assert "look at its data with: strata data show --config with/config.toml" in words
     assert "\x1b" not in result.out + result.err
     for line in lines(place / "with" / "rounds.jsonl"):
-        assert line["left_out"] == [{"client": 4, "reason": "its upload is not finite", "name": BROKEN}]
+        assert line["left_out"] == [
+            {"client": 4, "reason": "its upload is not finite in field 'theta'", "name": BROKEN}
+        ]
         assert line["train.loss"] < 10
     assert strata("run", "--algorithm", method, *asked("without.npz"), "--out", "without").code == 0
     if method != "pfedla":  # whose hypernetworks have an output for every client there is
@@ -92,10 +97,12 @@ def test_a_comparison_names_it_whoever_computes(strata, place, jobs):
     methods = ("-a", "fedavg,local", "--seeds", 1, "--jobs", jobs)
     result = strata("compare", *methods, *asked("mine.npz"), "--out", "c")
     assert result.code == 0, result.err
-    said = "note: fedavg, seed 0: round 1: client 'zone\\x1b[31m-3' is left out: its upload is not finite"
+    said = (
+        "note: fedavg, seed 0: round 1: client 'zone\\x1b[31m-3' is left out: its upload is not finite in field 'theta'"
+    )
     assert result.err.splitlines().count(said) == 1
     words = " ".join(result.out.split())
-    summed = "was left out of 6 of 6 rounds in 2 of 2 runs: its upload is not finite; its model is not finite"
+    summed = f"was left out of 6 of 6 rounds in 2 of 2 runs: {LOST}; its model is not finite"
     assert rf"client 'zone\x1b[31m-3' {summed}" in words  # who trains alone sends nothing, and has a model all the same
     page = (place / "c" / "report.html").read_text(encoding="utf-8")
     assert '<section id="flagged"' in page
@@ -106,9 +113,7 @@ def test_a_comparison_names_it_whoever_computes(strata, place, jobs):
 def test_a_model_that_diverges_for_all_is_one_line_and_keeps_its_last_finite_state(strata, place):
     result = strata("run", *SMALL, "--algorithm", "fedavg", "--rounds", 2, "--set", "train.lr=1e30", "--out", "done")
     assert result.code == 0
-    assert result.err == (
-        "note: round 1: all 4 clients are left out, so no model changes (client 0: its upload is not finite)\n"
-    )
+    assert result.err == (f"note: round 1: all 4 clients are left out, so no model changes (client 0: {LOST})\n")
     words = " ".join(result.out.split())
     assert "fedavg (diverged)" in words
     assert "diverged (the loss, or the upload of every client, became NaN or infinite): done" in words
@@ -138,5 +143,5 @@ def test_in_a_notebook_it_is_a_warning(caplog):
         fitted = fit(fedavg(), clients, build("mlp", shape=(4,), classes=2, hidden=(4,)), rounds=2)
     unit, *others = caplog.messages
     assert unit.startswith("client 2: column 0 has a typical size of 7.36e+29, the others 0.8")
-    assert others == ["round 1: client 2 is left out: its upload is not finite"]
+    assert others == ["round 1: client 2 is left out: its upload is not finite in field 'theta'"]
     assert [len(line["left_out"]) for line in fitted.history] == [1, 1]

@@ -7,20 +7,23 @@ import torch
 
 from stratafl.algorithms import ALGORITHMS, algorithm, fedalp, fedavg, fedlag, fedper, flayer, heurpfedla, local
 from stratafl.api import fit
+from stratafl.core.form import form_of
 from stratafl.core.layers import Layer
 from stratafl.core.layout import Layout, Spec
 from stratafl.core.parcel import ColumnMask, Field, LayerMask, Parcel
+from stratafl.core.schema import NOT_FINITE
 from stratafl.errors import ContractError, StageError
 from stratafl.evaluation.measure import upload_line
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Debug, Matrix, Messages, simulation, uploads
-from stratafl.execute.uploads import FAR, NOT_FINITE, LeftOut, Outlier, inspect, outliers
+from stratafl.execute.uploads import FAR, LeftOut, Outlier, inspect, outliers
 from stratafl.models import build
 from stratafl.policies import SGD
 from stratafl.testing import Case, difference, laws, tiny_federation, tiny_model
 from stratafl.testing.tampering import Tampered, claiming, not_finite
 
 NAN = torch.nan
+THETA = f"{NOT_FINITE} in field 'theta'"
 BAD = {
     "one NaN": not_finite(),
     "infinite": not_finite(torch.inf),
@@ -74,7 +77,7 @@ def test_every_executor_leaves_out_the_same(name, executor):
     without, _ = sim.round(sim.start(), Matrix(), cohort[~torch.isin(cohort, torch.tensor([1, 4]))])
     assert difference(after.tensors(), without.tensors()) <= 1e-12
     claim = "it claims 1000000000000 training samples and holds 7"
-    assert report.left_out == (LeftOut(1, NOT_FINITE), LeftOut(4, claim))
+    assert report.left_out == (LeftOut(1, THETA), LeftOut(4, claim))
     assert report.present.tolist() == [0, 2, 3, 5]
     assert report.up.clients.shape == (6,)  # they have sent their bytes all the same
 
@@ -85,7 +88,7 @@ def test_where_nobody_is_left_everything_stays_as_it_was():
     after, report = tampered(sim, c0="one NaN", c5="infinite").round(before, Matrix(), torch.tensor([5, 0]))
     assert after.t == before.t + 1
     assert difference(after.tensors(), replace(before, t=after.t).tensors()) == 0
-    assert report.left_out == (LeftOut(5, NOT_FINITE), LeftOut(0, NOT_FINITE))
+    assert report.left_out == (LeftOut(5, THETA), LeftOut(0, THETA))
 
 
 def test_the_debugger_says_where_it_came_about():
@@ -117,8 +120,10 @@ LAYOUT = Layout(
 RECEIVED = {"a.weight": torch.ones(2, 2), "a.mean": torch.zeros(2, 1), "b.weight": torch.zeros(2, 1)}
 
 
-def looked_at(samples=(4, 7), state=None, **fields):
-    return inspect(Parcel(fields), state or {}, RECEIVED, "theta", torch.tensor(samples), LAYOUT)
+def looked_at(held=(4, 7), state=None, **fields):
+    parcel = Parcel(fields)
+    form = form_of(parcel.pick(slice(0, 1)), LAYOUT).bounded({"samples": "positive"})
+    return inspect(parcel, form, state or {}, RECEIVED, "theta", torch.tensor(held), LAYOUT)
 
 
 def theta(a=((1, 1), (1, 1)), mean=((0,), (0,)), b=((0,), (0,)), mask=None, dtype=torch.float32):
@@ -143,7 +148,7 @@ def test_what_was_not_sent_does_not_count():
     sent = {name: torch.ones_like(x, dtype=torch.bool) for name, x in RECEIVED.items()}
     sent["a.weight"] = torch.tensor([[True, False], [True, True]])
     found = looked_at(theta=theta(a=((3, NAN), (NAN, 1)), mask=ColumnMask(sent)))
-    assert found.reasons == ["", NOT_FINITE]
+    assert found.reasons == ["", THETA]
     assert found.norms[0] == 2.0
     assert found.sound.tolist() == [0]
 
@@ -155,8 +160,9 @@ def test_one_value_of_any_field_is_enough(value):
         {"theta": theta(mean=((0,), (value,)))},  # statistics are averaged as well
         {"theta": theta(), "more": Field(torch.tensor([[0.0, 1.0], [value, 1.0]]))},
     ):
-        assert looked_at(**fields).reasons == ["", NOT_FINITE]
-    assert looked_at(more=Field(torch.tensor([value]), common=True)).reasons == [NOT_FINITE, NOT_FINITE]
+        more = f"{NOT_FINITE} in field 'more'"
+        assert looked_at(**fields).reasons == ["", more if "more" in fields else THETA]
+    assert looked_at(more=Field(torch.tensor([value]), common=True)).reasons == [more, more]
 
 
 def test_the_largest_numbers_are_finite():
@@ -165,9 +171,8 @@ def test_the_largest_numbers_are_finite():
 
 
 def test_a_count_is_the_clients_own():
-    assert looked_at(samples=(4, 7), samples_=Field(torch.tensor([1, 1]))).reasons == ["", ""]
-    counts = Parcel({"samples": Field(torch.tensor([4, 8]))})
-    found = inspect(counts, {}, RECEIVED, "theta", torch.tensor([4, 7]), LAYOUT)
+    assert looked_at(held=(4, 7), counts=Field(torch.tensor([1, 1]))).reasons == ["", ""]
+    found = looked_at(held=(4, 7), samples=Field(torch.tensor([4, 8])))
     assert found.reasons == ["", "it claims 8 training samples and holds 7"]
 
 
@@ -229,7 +234,7 @@ def test_the_line_of_a_round_names_them_and_its_loss_is_that_of_the_others():
     x[federation.split("train").of(2)] *= 1e30
     sim = simulation(fedper(), replace(federation, x=x), tiny_model(batchnorm=False), rounds=1)
     progress, entry = Trial(sim).round(sim.start())
-    assert entry.round["left_out"] == [{"client": 2, "name": "cem", "reason": NOT_FINITE}]
+    assert entry.round["left_out"] == [{"client": 2, "name": "cem", "reason": THETA}]
     assert entry.round["cohort"] == 6
     assert 0 < entry.round["train.loss"] < 10
     assert 2 not in progress.clients

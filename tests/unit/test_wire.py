@@ -351,6 +351,12 @@ def test_a_block_may_be_in_two_fields():
     assert all(same(back[name].rows["fc.bias"], shared["fc.bias"]) for name in parcel)
 
 
+def test_a_number_that_is_expanded_is_sent_as_often_as_it_is_seen():
+    for shape in ((1, 3), (1, 1)):
+        back = there_and_back(Parcel({"x": Field(torch.tensor(2.5).expand(shape))}))
+        assert torch.equal(back["x"].tensor, torch.full(shape, 2.5))
+
+
 # Memory: what is decoded is as large as the form
 
 

@@ -10,9 +10,10 @@ import numpy as np
 from torch import nn
 
 from stratafl.algorithms import ALGORITHMS
+from stratafl.algorithms.composition import composed, is_composition
 from stratafl.config.experiment import Experiment
 from stratafl.config.plugins import called, imported, parameters
-from stratafl.config.tables import DataTable, ModelTable, RunTable, partition_of, without_effect
+from stratafl.config.tables import DataTable, ModelTable, RunTable, ServerTable, partition_of, without_effect
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.annotations import checked
@@ -25,6 +26,7 @@ from stratafl.evaluation.diagnostics import LayerDiagnostics
 from stratafl.execute import Simulation, simulation
 from stratafl.execute.memory import device_of
 from stratafl.models import MODELS
+from stratafl.policies.robust import robust
 from stratafl.runtime.speed import Speed
 
 _HELD = (int, float, str, bool, list, Select)
@@ -32,7 +34,9 @@ log = logging.getLogger("stratafl")
 
 
 def builder_of(name: str, trust: Trust | bool = NOTHING) -> Callable[..., Any]:
-    """What makes the method of this name: of the catalogue, or at a path that is trusted."""
+    """What makes the method of this name: of the catalogue, composed, or at a path that is trusted."""
+    if is_composition(name):
+        return composed(name)
     return ALGORITHMS.get(name) or imported("algorithm", name, trust)
 
 
@@ -50,7 +54,21 @@ def algorithm_of(experiment: Experiment, trust: Trust | bool = NOTHING) -> Algor
     made = called(table.name, builder, options, {"train": experiment.train})
     if not isinstance(made, Algorithm):
         raise RecordError(f"'{table.name}' gives {type(made).__name__}, not an algorithm")
-    return made
+    return _with_merge(made, experiment)
+
+
+def _with_merge(algorithm: Algorithm, experiment: Experiment) -> Algorithm:
+    """The method with the merge that the table [server] asks for."""
+    server, usual = experiment.server, ServerTable()
+    for key, merge in (("share", "trimmed"), ("factor", "clipped")):
+        if getattr(server, key) != getattr(usual, key) and server.merge != merge:
+            raise RecordError(f"server.{key} has no effect with server.merge = '{server.merge}': it is for '{merge}'")
+    if server.merge == "mean":
+        return algorithm
+    try:
+        return robust(algorithm, server.merge, share=server.share, factor=server.factor)
+    except RecordError as error:
+        raise RecordError(f"{experiment.algorithm.name}: server.{error}") from error
 
 
 def _hints(builder: Callable[..., Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from stratafl.algorithms import ALGORITHMS
+from stratafl.algorithms.composition import is_composition, parse_composition
 from stratafl.config.protocols import PROTOCOLS
 from stratafl.core.annotations import WHOLE, Named, Range, Size, checked
 from stratafl.core.layout import Buffers, Granularity
@@ -22,6 +23,7 @@ from stratafl.errors import unknown
 from stratafl.execute.memory import Store
 from stratafl.models import MODELS
 from stratafl.policies import SGD
+from stratafl.policies.robust import Factor, Share
 from stratafl.runtime.build import EngineName
 from stratafl.runtime.speed import Choice, Convolutions, Precision
 
@@ -35,12 +37,41 @@ Seed = Range(least=0, most=WHOLE)
 Options = Mapping[str, Any]
 
 
+@dataclasses.dataclass(frozen=True)
+class MethodName(Named):
+    """A method of the catalogue, a composition such as `fedper+flayer`, or a path."""
+
+    def check(self, key: str, value: str) -> None:
+        if is_composition(value):
+            parse_composition(value)
+        else:
+            super().check(key, value)
+
+
 @record
 class AlgorithmTable:
     """Which method, and its options."""
 
-    name: Annotated[str, Named(ALGORITHMS, paths=True), "as in `strata list`, or `package.module:builder`"] = "fedper"
+    name: Annotated[
+        str,
+        MethodName(ALGORITHMS, paths=True),
+        "as in `strata list`, a [composition](algorithms/composition.md) such as `fedper+flayer`, or",
+        "`package.module:builder`",
+    ] = "fedper"
     options: Options = dataclasses.field(default_factory=dict)
+
+
+@record
+class ServerTable:
+    """How the server merges uploads, of methods that average them."""
+
+    merge: Annotated[
+        Literal["mean", "median", "trimmed", "clipped"],
+        "what takes the place of a method's mean: of each column the median, or the mean without the smallest and",
+        "largest values; or the mean of updates whose norm is clipped",
+    ] = "mean"
+    share: Annotated[Share, "`trimmed`: the share of the values that is left out on either side"] = 0.2
+    factor: Annotated[Factor, "`clipped`: the largest norm, as a multiple of the cohort's median"] = 1.0
 
 
 @record
@@ -160,8 +191,8 @@ class LogTable:
     to: Annotated[tuple[Annotated[str, Named(LOGGERS)], ...], "services that are told every round, as a list"] = ()
 
 
-TABLES: dict[str, type[Any]] = {"algorithm": AlgorithmTable, "train": SGD, "model": ModelTable, "data": DataTable}
-TABLES |= {"run": RunTable, "evaluate": EvaluateTable, "stop": StopTable, "log": LogTable}
+TABLES: dict[str, type[Any]] = {"algorithm": AlgorithmTable, "train": SGD, "server": ServerTable, "model": ModelTable}
+TABLES |= {"data": DataTable, "run": RunTable, "evaluate": EvaluateTable, "stop": StopTable, "log": LogTable}
 
 
 def partition_of(data: DataTable) -> Partition:

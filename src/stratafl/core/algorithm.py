@@ -6,6 +6,7 @@ deployed client calls the very same functions with C = 1.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,13 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from stratafl.core.footprint import Footprint
+from stratafl.core.form import Bound, Form, form_of
 from stratafl.core.layout import Rows
 from stratafl.core.parcel import Parcel
+from stratafl.core.rehearsal import Rehearsal
 from stratafl.core.reprs import short_repr
 from stratafl.core.round import Participation, Plan, Round, Setup
-from stratafl.core.state import State, rows_of
+from stratafl.core.state import State, moved, rows_of
 from stratafl.core.steps import Batching, Names
 from stratafl.core.task import Task
+from stratafl.errors import RecordError, StrataError, first_line
+
+COUNT = "samples"  # the field of an upload that holds n_k
 
 
 @short_repr
@@ -118,6 +124,29 @@ class Algorithm(ABC):
     @abstractmethod
     def absorb(self, rnd: Round, server: State, total: Total) -> State:
         """Server: its next state."""
+
+    @property
+    def bounds(self) -> Mapping[str, Bound]:
+        """What the values of an upload's fields must be; every other field is finite."""
+        return {COUNT: "positive"}
+
+    def upload_form(self, rnd: Round, server: State) -> Form:
+        """Server: the form of every upload of the round; the same in all rounds of a phase.
+
+        Found by rehearsing the round with a client that has no data, so that no client has to be believed.
+        """
+        ids, task = torch.tensor([0]), Rehearsal(rnd)
+        try:
+            client = self.receive(
+                rnd, moved(self.enrol(rnd.setup, ids), task.ids.device), self.download(rnd, server, ids), task
+            )
+            return form_of(self.work(rnd, client, task).upload, rnd.layout).bounded(self.bounds)
+        except StrataError:
+            raise
+        except Exception as error:  # an algorithm of anybody's may fail in any way
+            failed = f"a round without data ends in {first_line(error, typed=True)}"
+            say = "give it a method upload_form(rnd, server) that says so"
+            raise RecordError(f"what clients of {type(self).__name__} send is not known: {failed}; {say}") from error
 
     def deploy(self, rnd: Round, client: State, task: Task) -> Rows:
         """Client: the rows it would use in production, from what `receive` gave; may train a copy."""

@@ -3,16 +3,17 @@
 Algorithm, model and round fix the fields of a parcel, which of them are common, what kind of mask each has, and the
 type and shape of every tensor. So both sides know the form before anything is sent. It does not travel (only its digest
 does, to notice two sides that disagree), and what does not travel cannot be forged: whoever changes a message can
-change numbers, or select other columns where the sender is free to choose them, and nothing else.
+change numbers, or select other columns where the sender is free to choose them, and nothing else. Of an upload the form
+also says which numbers are possible at all (`Bound`); `schema.py` checks a parcel against its form.
 """
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 from math import prod
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ from stratafl.core.reprs import short_repr
 from stratafl.errors import WireError
 
 MaskKind = Literal["none", "layers", "columns"]
+Bound = Literal["any", "finite", "nonnegative", "positive"]  # each is stricter than the one before
+BOUNDS: tuple[Bound, ...] = get_args(Bound)
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 DTYPES |= {"I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -52,6 +55,7 @@ class FieldForm:
     common: bool
     mask: MaskKind
     value: TensorForm | Mapping[str, TensorForm]
+    bound: Bound = "any"  # what the receiver demands of every value that was sent
 
 
 @short_repr
@@ -63,8 +67,13 @@ class Form:
 
     @cached_property
     def digest(self) -> bytes:
-        """16 bytes that differ for different forms; the order of names does not matter."""
-        return blake2b(json.dumps(asdict(self), sort_keys=True).encode(), digest_size=16).digest()
+        """16 bytes that differ for different forms; the order of names and bounds do not matter."""
+        fields = {name: {k: v for k, v in asdict(f).items() if k != "bound"} for name, f in self.fields.items()}
+        return blake2b(json.dumps({"fields": fields}, sort_keys=True).encode(), digest_size=16).digest()
+
+    def bounded(self, bounds: Mapping[str, Bound]) -> "Form":
+        """The form with bounds on these fields; every other field is finite."""
+        return Form({name: replace(f, bound=bounds.get(name, "finite")) for name, f in self.fields.items()})
 
     def entries(self, layout: Layout) -> Iterator[tuple[str, TensorForm]]:
         """Every tensor that a message of this form can hold, with everything sent: values, then masks, by path."""
@@ -88,16 +97,20 @@ def bitmap(bits: int) -> TensorForm:
 def form_of(parcel: Parcel, layout: Layout) -> Form:
     """The form of the parcel of one client; a parcel that does not fit the model is refused.
 
-    A simulator stands on both sides and takes the form from the parcel that it sends; a site takes it from what its own
-    algorithm would send, which has the same form for every client (a law of the contract).
+    Of a download the simulator, which stands on both sides, takes the form from the parcel that it sends. The form of
+    uploads is `Algorithm.upload_form`, the same for every client (a law of the contract).
     """
     return Form({name: _field_form(name, field, layout) for name, field in parcel.items()})
+
+
+def mask_kind(field: Field) -> MaskKind:
+    return "none" if field.mask is None else "layers" if isinstance(field.mask, LayerMask) else "columns"
 
 
 def _field_form(name: str, field: Field, layout: Layout) -> FieldForm:
     if "/" in name:
         raise WireError(f"field '{name}' has a '/' in its name: choose a name without")
-    kind: MaskKind = "none" if field.mask is None else "layers" if isinstance(field.mask, LayerMask) else "columns"
+    kind = mask_kind(field)
     if isinstance(field.value, Tensor):
         if kind != "none":
             raise WireError(f"field '{name}' is a tensor with a mask of {kind}: only blocks of the matrix have masks")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from stratafl.core.algorithm import Algorithm, Requirements, Total, Work
 from stratafl.core.fields import FieldSpec, Side
 from stratafl.core.footprint import Footprint, together
+from stratafl.core.form import BOUNDS, Bound
 from stratafl.core.layers import Select, select
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.parcel import Parcel, join
@@ -151,6 +152,15 @@ class Layerwise(Algorithm):
                 state |= step.finish(rnd, state, own)
         return {name: _kept(state[name], spec, rnd.layout, "server") for name, spec in self.server_fields.items()}
 
+    @property
+    def bounds(self) -> Mapping[str, Bound]:
+        """What its merges demand of uploads, where several demand something the strictest; and counts above 0."""
+        bounds = dict(super().bounds)
+        for name, bound in (each for step in self.merge for each in step.bounds.items()):
+            name = name.removeprefix("up.")
+            bounds[name] = max(bounds.get(name, bound), bound, key=BOUNDS.index)
+        return bounds
+
     def tell(self, rnd: Round, server: State) -> dict[str, Tensor]:
         return {name: value for step in self.steps for name, value in step.tell(rnd, server).items()}
 
@@ -232,7 +242,7 @@ def _check_common(alg: Layerwise) -> None:
     """Refuse to serve new clients rows by their ids: on a GPU a row that is not there would end the process."""
     for step in alg.serve:
         for name in step.reads:
-            if name in alg.server and _per_client(alg.server[name]):
+            if name in alg.server_fields and _per_client(alg.server_fields[name]):
                 kept = f"{_name(step)} reads '{name}', of which the server has no row for a client that never took part"
                 raise RecordError(f"serve: {kept}: declare `welcome`, the steps that serve new clients")
 

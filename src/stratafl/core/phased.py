@@ -20,6 +20,7 @@ from stratafl.core.algorithm import Algorithm, Requirements, Total, Work
 from stratafl.core.annotations import Range
 from stratafl.core.fields import FieldSpec, Together
 from stratafl.core.footprint import Footprint, largest
+from stratafl.core.form import Form
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import Rows
 from stratafl.core.parcel import Parcel
@@ -148,6 +149,9 @@ class Phased(Algorithm):
 
     def absorb(self, rnd: Round, server: State, total: Total) -> State:
         return self._of(rnd).absorb(rnd, server, total)
+
+    def upload_form(self, rnd: Round, server: State) -> Form:
+        return self._of(rnd).upload_form(rnd, server)
 
     def tell(self, rnd: Round, server: State) -> dict[str, Tensor]:
         return self._of(rnd).tell(rnd, server)

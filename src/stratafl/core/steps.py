@@ -8,18 +8,21 @@ are fields of parcels) and, where the default is not true, what else it needs or
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from stratafl.core.fields import FieldSpec
 from stratafl.core.footprint import Footprint
+from stratafl.core.form import Bound
 from stratafl.core.parcel import Field, Parcel
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State
 from stratafl.core.task import Task
 
 Names = tuple[str, ...]
+NO_BOUNDS: Mapping[str, Bound] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,16 @@ class Send(Step, ABC):
         """The fields to send."""
 
 
-class MergeSums(Step, ABC):
+class Merge(Step, ABC):
+    """Uploads → server, in one of two ways."""
+
+    @property
+    def bounds(self) -> Mapping[str, Bound]:
+        """What values of uploads must be, such as `{"up.steps": "positive"}`; of all others, finite."""
+        return NO_BOUNDS
+
+
+class MergeSums(Merge):
     """Uploads → server, through sums that add up chunk by chunk and rank by rank."""
 
     def footprint(self, setup: Setup) -> Footprint:
@@ -137,7 +149,7 @@ class MergeSums(Step, ABC):
         """The server's fields that change."""
 
 
-class MergeRows(Step, ABC):
+class MergeRows(Merge):
     """Uploads → server, where all uploads are needed side by side."""
 
     def footprint(self, setup: Setup) -> Footprint:

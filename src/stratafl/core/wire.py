@@ -2,8 +2,9 @@
 
 A message is `MAGIC`, the digest of the parcel's form, a checksum of everything else, and a safetensors file with the
 values and masks. The receiver knows the form (`form.py`), so it believes nothing that the message says of fields, types
-or shapes, and what it decodes is as large as the form, whatever the bytes say. A parcel has exactly one encoding, and
-no other bytes are accepted. The checksum notices damage; it is no signature: anybody can compute it.
+or shapes, what it decodes is as large as the form, whatever the bytes say, and values are within the form's bounds. A
+parcel has exactly one encoding, and no other bytes are accepted. The checksum notices damage; it is no signature:
+anybody can compute it.
 """
 
 import json
@@ -15,9 +16,10 @@ import torch
 from safetensors import SafetensorError, deserialize
 from torch import Tensor
 
-from stratafl.core.form import DTYPES, NAMES, FieldForm, Form, TensorForm, bitmap, form_of
+from stratafl.core.form import DTYPES, NAMES, Bound, FieldForm, Form, TensorForm, bitmap, form_of
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.parcel import ColumnMask, Field, LayerMask, Parcel
+from stratafl.core.schema import extremes, out_of_bounds
 from stratafl.errors import WireError
 
 MAGIC = b"parcel 1"  # with the version of the encoding
@@ -35,15 +37,18 @@ def encode(parcel: Parcel, layout: Layout) -> bytes:
 def decode(data: bytes, layout: Layout, form: Form) -> Parcel:
     """The parcel of one client, which has this form; what was not sent is NaN. Anything else is a `WireError`."""
     body = _checked(data, layout, form)
-    try:
-        found: Entries = dict(deserialize(body))
-    except SafetensorError as error:
-        raise WireError("these bytes are not a parcel: what they hold is not a safetensors file") from error
+    found = _entries(body)
+    if data[_FORM] != form.digest:
+        same = "check that both sides run the same version, algorithm, model and round"
+        how = _difference(found, form, layout)
+        raise WireError(f"this parcel has other fields, types or shapes than expected: {how}{same}")
     parcel = Parcel({name: _read(name, field, found, layout) for name, field in form.fields.items()})
     for path in found:
         raise WireError(f"these bytes are not a parcel: they hold {path[:80]!r}, which is not part of its form")
     if _body(parcel, layout) != body:
         raise WireError("these bytes are not a parcel: they hold a name twice, or bits that mean nothing")
+    for name, field in parcel.items():
+        _check_values(name, field, form.fields[name].bound, layout)
     return parcel
 
 
@@ -60,7 +65,7 @@ def most_bytes(form: Form, layout: Layout) -> int:
 
 
 def _checked(data: bytes, layout: Layout, form: Form) -> bytes:
-    """The body of a message that is whole, no larger than its form allows, and meant to have that form."""
+    """The body of a message that is whole, and no larger than its form allows."""
     most = most_bytes(form, layout)
     if len(data) > most:
         raise WireError(f"these {len(data):,} bytes are not the parcel that is expected, which takes at most {most:,}")
@@ -69,10 +74,39 @@ def _checked(data: bytes, layout: Layout, form: Form) -> bytes:
     body = data[PREFIX:]
     if data[_SUM] != _checksum(data[: _FORM.stop], body):
         raise WireError("these bytes are not a parcel: their checksum is wrong, so they are damaged; send them again")
-    if data[_FORM] != form.digest:
-        same = "check that both sides run the same version, algorithm, model and round"
-        raise WireError(f"this parcel has other fields, types or shapes than expected: {same}")
     return body
+
+
+def _entries(body: bytes) -> Entries:
+    try:
+        return dict(deserialize(body))
+    except SafetensorError as error:
+        raise WireError("these bytes are not a parcel: what they hold is not a safetensors file") from error
+
+
+def _difference(found: Entries, form: Form, layout: Layout) -> str:
+    """The first difference that the entries of a message of another form show; some, such as a flag, show nowhere."""
+    expected = dict(form.entries(layout))
+    for path in found:
+        if path not in expected:
+            return f"it holds {path[:80]!r}; "
+    for path, entry in expected.items():
+        mask = form.fields[path.split("/")[1]].mask
+        if path not in found and (mask != "layers" or path.startswith("mask/")):
+            return f"it lacks '{path}'; "
+        held = found.get(path, {"dtype": entry.dtype, "shape": entry.shape})
+        if held["dtype"] != entry.dtype or (mask != "columns" and tuple(held["shape"]) != entry.shape):
+            return f"it holds '{path}' as {held['dtype']} {tuple(held['shape'])}, not {entry.dtype} {entry.shape}; "
+    return ""
+
+
+def _check_values(name: str, field: Field, bound: Bound, layout: Layout) -> None:
+    found = extremes(field, bound, 1, layout)
+    if found is not None:
+        low, high = found[:, 0].tolist()
+        wrong = out_of_bounds(name, bound, low, high)
+        if wrong:
+            raise WireError(wrong)
 
 
 def _checksum(head: bytes, body: bytes) -> bytes:
@@ -158,7 +192,11 @@ def _file(tensors: Rows) -> bytes:
     parts: list[bytes] = []
     end = 0
     for path, x in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):  # so all are aligned
-        parts.append(x.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        flat = x.detach().cpu().reshape(-1)
+        flat = (
+            flat if flat.stride(0) == 1 else flat.clone(memory_format=torch.contiguous_format)
+        )  # one number, expanded
+        parts.append(flat.view(torch.uint8).numpy().tobytes())
         begin, end = end, end + len(parts[-1])
         header[path] = {"dtype": NAMES[x.dtype], "shape": list(x.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stratafl.core.schema import NOT_FINITE
 from stratafl.errors import counted, shown
 from stratafl.evaluation.measure import Line
-from stratafl.execute.uploads import FAR, NOT_FINITE
+from stratafl.execute.uploads import FAR
 
 MOST = 3  # clients that are named one by one
 LEFT_OUT, OUTLIERS = "left_out", "outliers"  # keys of a line
@@ -52,7 +53,7 @@ def all_left_out(line: Line) -> bool:
 
 def diverged(line: Line) -> bool:
     """Whether every client of the round was left out because uploads are not finite."""
-    return all_left_out(line) and any(each["reason"] == NOT_FINITE for each in line[LEFT_OUT])
+    return all_left_out(line) and any(each["reason"].startswith(NOT_FINITE) for each in line[LEFT_OUT])
 
 
 def well_formed(line: Line) -> bool:

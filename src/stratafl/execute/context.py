@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.footprint import Footprint
+from stratafl.core.form import Form
 from stratafl.core.reprs import short_repr
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, join, moved, pick
@@ -124,6 +125,16 @@ class SimulationContext:
     def task(self, ids: Tensor, rnd: Round, watched: bool = False, splits: tuple[str, ...] | None = None) -> CohortTask:
         """The task of these clients, with the splits that the algorithm declares or those given here."""
         return CohortTask(self.runtime, ids, rnd, self.algorithm.requires.splits if splits is None else splits, watched)
+
+    def upload_form(self, rnd: Round, server: State) -> Form:
+        """The form of uploads, found once for each phase."""
+        if rnd.plan.phase not in self._forms:
+            self._forms[rnd.plan.phase] = self.algorithm.upload_form(rnd, server)
+        return self._forms[rnd.plan.phase]
+
+    @cached_property
+    def _forms(self) -> dict[int, Form]:
+        return {}
 
     # Client states
 

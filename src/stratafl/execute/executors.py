@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from stratafl.core.form import form_of
+from stratafl.core.form import Form, form_of
 from stratafl.core.layout import Layout
 from stratafl.core.machine import in_units
 from stratafl.core.parcel import Parcel
@@ -28,7 +28,7 @@ class InOneProcess:
     def groups(self, sim: SimulationContext, ids: Tensor) -> Iterator[Tensor]:
         yield from ids.split(1)
 
-    def carry(self, parcel: Parcel, layout: Layout) -> Parcel:
+    def carry(self, parcel: Parcel, layout: Layout, form: Form | None = None) -> Parcel:
         return parcel
 
     def stage(self, name: str, ids: Tensor, layout: Layout) -> AbstractContextManager[Watch]:
@@ -53,11 +53,11 @@ class Matrix(InOneProcess):
 class Messages(InOneProcess):
     """One client at a time (C = 1); every parcel is encoded to bytes and decoded, as in a deployment."""
 
-    def carry(self, parcel: Parcel, layout: Layout) -> Parcel:
+    def carry(self, parcel: Parcel, layout: Layout, form: Form | None = None) -> Parcel:
         """Encoded, decoded, and back on the device it came from."""
         from stratafl.core import wire  # needs safetensors, which is not needed elsewhere
 
-        arrived = wire.decode(wire.encode(parcel, layout), layout, form_of(parcel, layout))
+        arrived = wire.decode(wire.encode(parcel, layout), layout, form or form_of(parcel, layout))
         device = next((x.device for f in parcel.values() for x in tensors({"": f.value})), torch.device("cpu"))
         return arrived.to(device)
 
@@ -70,7 +70,7 @@ class Debug(InOneProcess):
     stage, the client and the layer.
     """
 
-    def carry(self, parcel: Parcel, layout: Layout) -> Parcel:
+    def carry(self, parcel: Parcel, layout: Layout, form: Form | None = None) -> Parcel:
         return parcel.poisoned(layout)
 
     @contextmanager
@@ -112,8 +112,8 @@ class Distributed:
         if len(mine):
             yield from self.inner.groups(sim, mine)
 
-    def carry(self, parcel: Parcel, layout: Layout) -> Parcel:
-        return self.inner.carry(parcel, layout)
+    def carry(self, parcel: Parcel, layout: Layout, form: Form | None = None) -> Parcel:
+        return self.inner.carry(parcel, layout, form)
 
     def stage(self, name: str, ids: Tensor, layout: Layout) -> AbstractContextManager[Watch]:
         return self.inner.stage(name, ids, layout)

@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from stratafl.core.algorithm import Total
+from stratafl.core.form import Form
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.machine import in_units
 from stratafl.core.parcel import Bytes, Parcel, count_bytes
 from stratafl.core.reprs import short_repr
 from stratafl.core.round import Round
-from stratafl.core.state import State, pick, rows_of
-from stratafl.errors import DataError, MemoryLimitError
+from stratafl.core.schema import misfit
+from stratafl.core.state import State, pick, rows_of, stored_bytes
+from stratafl.errors import DataError, MemoryLimitError, WireError
 from stratafl.execute.client_states import ClientStates
 from stratafl.execute.context import SimulationContext
 from stratafl.execute.memory import release_freed_memory
@@ -34,8 +36,8 @@ class Executor(Protocol):
     def groups(self, sim: SimulationContext, ids: Tensor) -> Iterator[Tensor]:
         """This process's share of the cohort, in groups that work together."""
 
-    def carry(self, parcel: Parcel, layout: Layout) -> Parcel:
-        """The parcel as it arrives on the other side."""
+    def carry(self, parcel: Parcel, layout: Layout, form: Form | None = None) -> Parcel:
+        """The parcel as it arrives on the other side; a `WireError` if it travels as bytes and has another form."""
 
     def stage(self, name: str, ids: Tensor, layout: Layout) -> AbstractContextManager["Watch"]:
         """Runs around each stage; the watch is called with what the stage returns."""
@@ -147,15 +149,14 @@ class RoundRun:
             state, upload, trained = algorithm.work(rnd, client, task)
             watch(state)
             watch(upload)
-        up = count_bytes(upload, layout, len(group))
+        form = sim.upload_form(rnd, self.server)
+        up = _upload_bytes(upload, form, layout, len(group))
         _check_rows(sim, up, len(group), len(self.ids))
         if device.type == "cuda":  # else the time of training would be counted where its result is read
             torch.cuda.synchronize(device)
         paused, received, sound = time.perf_counter(), rows_of(client, algorithm.row), group
         with executor.stage("fold", group, layout) as watch:
-            arrived = carry(upload, layout)
-            samples = sim.runtime.federation.counts("train")[group]
-            found = inspect(arrived, state, received, algorithm.row, samples, layout)
+            arrived, found = self._arrived(upload, form, state, received, group)
             if len(found.sound) < len(group):
                 there = found.sound.to(device)
                 sound, arrived, state = group[found.sound], arrived.pick(there), pick(state, there)
@@ -168,6 +169,18 @@ class RoundRun:
                 self.examine(sound, received, trained)
             kept = kept.updated(sound.tolist(), state)  # group by group, so that no cohort is held in RAM
         return total, kept, report
+
+    def _arrived(
+        self, upload: Parcel, form: Form, state: State, received: Rows, group: Tensor
+    ) -> tuple[Parcel, Inspection]:
+        """The uploads of a group as the server gets them, and what it finds in them."""
+        sim, layout = self.sim, self.rnd.layout
+        try:
+            arrived = self.executor.carry(upload, layout, form)
+        except WireError as error:
+            return Parcel({}), Inspection.refused(str(error), len(group))
+        samples = sim.runtime.federation.counts("train")[group]
+        return arrived, inspect(arrived, form, state, received, sim.algorithm.row, samples, layout)
 
 
 def _flagged(reports: list[GroupReport], ids: Tensor) -> tuple[tuple[LeftOut, ...], tuple[Outlier, ...]]:
@@ -192,6 +205,15 @@ def _summed(reports: list[GroupReport], ids: Tensor) -> tuple[Bytes, Bytes, Stat
         for name, one in like.items()
     }
     return replace(down, clients=down.clients[order]), replace(up, clients=up.clients[order]), notes
+
+
+def _upload_bytes(upload: Parcel, form: Form, layout: Layout, clients: int) -> Bytes:
+    """The bytes of uploads; of those that have another form, whose layers may be anything, only how many."""
+    if not misfit(upload, form, layout, clients):
+        return count_bytes(upload, layout, clients)
+    each = sum(stored_bytes({name: field.value}) for name, field in upload.items()) // clients
+    none = torch.zeros(len(layout.layers), dtype=torch.int64)
+    return Bytes(torch.full((clients,), each), none, each * clients, none)
 
 
 def _check_rows(sim: SimulationContext, upload: Bytes, group: int, cohort: int) -> None:

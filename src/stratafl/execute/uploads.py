@@ -1,12 +1,13 @@
 """Checks of uploads: which are left out of a round, and whose update is far from the others'.
 
-An upload is left out if a value that was sent, or that the client would keep, is not finite, or if its `samples` are
-not the client's number of training samples: it would spoil the next model of all clients, or its own for good. An
-update whose norm is at least ten times the cohort's median is reported and takes part, because a client may well have
-more to learn than the others.
+An upload is left out if it has another form than the method's uploads, if a value is outside the form's bounds (every
+value is finite, counts are above 0), if a value that the client would keep is not finite, or if its `samples` are not
+the client's number of training samples: it would spoil the next model of all clients, or its own for good. An update
+whose norm is at least ten times the cohort's median is reported and takes part, because a client may well have more to
+learn than the others.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from statistics import median
@@ -14,16 +15,17 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from stratafl.core.algorithm import COUNT
+from stratafl.core.form import Form
 from stratafl.core.layout import Layout, Rows, row_dot
 from stratafl.core.parcel import Field, Parcel
 from stratafl.core.reprs import short_repr
+from stratafl.core.schema import extremes, misfit, out_of_bounds
 from stratafl.core.state import State
 
-NOT_FINITE = "its upload is not finite"
 STATE_NOT_FINITE = "its model is not finite"
 FAR = 10.0  # times the median norm of the cohort's updates
 FEW = 3  # updates below which a median says nothing
-COUNT = "samples"  # the field of an upload that holds n_k
 
 
 @dataclass(frozen=True)
@@ -50,30 +52,51 @@ class Inspection:
     reasons: list[str]
     norms: list[float]
 
+    @staticmethod
+    def refused(reason: str, clients: int) -> "Inspection":
+        return Inspection([reason] * clients, [0.0] * clients)
+
     @property
     def sound(self) -> Tensor:
         return torch.tensor([place for place, reason in enumerate(self.reasons) if not reason], dtype=torch.int64)
 
 
-def inspect(up: Parcel, state: State, received: Rows, row: str, samples: Tensor, layout: Layout) -> Inspection:
+def inspect(
+    up: Parcel, form: Form, state: State, received: Rows, row: str, samples: Tensor, layout: Layout
+) -> Inspection:
     """Check uploads as they arrive, and the state that clients would keep.
 
-    `received` is what training started from, `samples` `[C]` what clients hold.
+    `received` is what training started from, `samples` `[C]` what clients hold. Clients that work together share
+    tensors, so that another form is theirs together.
     """
     clients = len(samples)
+    wrong = misfit(up, form, layout, clients)
+    if wrong:
+        return Inspection.refused(wrong, clients)
     device = next((x.device for x in received.values()), samples.device)
     held = samples.to(device, torch.float64)
-    sent = _finite([bound for field in up.values() for bound in _extremes(field, clients, layout)], held)
-    kept = _finite([bound for value in state.values() for bound in _extremes(Field(value), clients, layout)], held)
+    found = {name: extremes(field, form.fields[name].bound, clients, layout) for name, field in up.items()}
+    sent = {name: each for name, each in found.items() if each is not None}
+    kept = _finite([extremes(Field(value), "finite", clients, layout) for value in state.values()], held)
     squares = _squares(up, received, row, held, layout)
-    seen = torch.stack([sent, kept, _reported(up, held), squares]).cpu().tolist()  # the one transfer: each waits
-    reasons = [_reason(*each) for each in zip(*seen[:3], samples.tolist(), strict=True)]
-    return Inspection(reasons, [square**0.5 for square in seen[3]])
+    rows = torch.stack([kept, _reported(up, held), squares])
+    seen = torch.cat([*sent.values(), rows]).cpu().tolist()  # the one transfer: each waits
+    *bounds, keeps, reported, moved = seen
+    reasons = [
+        _reason(form, dict(zip(sent, zip(each[::2], each[1::2], strict=True), strict=True)), *rest)
+        for each, *rest in zip(_columns(bounds, clients), keeps, reported, samples.tolist(), strict=True)
+    ]
+    return Inspection(reasons, [square**0.5 for square in moved])
 
 
-def _finite(extremes: Sequence[Tensor], like: Tensor) -> Tensor:
+def _columns(rows: Sequence[Sequence[float]], count: int) -> list[list[float]]:
+    return [[row[place] for row in rows] for place in range(count)]
+
+
+def _finite(found: Sequence[Tensor | None], like: Tensor) -> Tensor:
     """`[C]`: 1 where all of these are finite."""
-    return torch.stack(list(extremes)).isfinite().all(0).double() if extremes else torch.ones_like(like)
+    there = [each for each in found if each is not None]
+    return torch.cat(there).isfinite().all(0).double() if there else torch.ones_like(like)
 
 
 def outliers(ids: Sequence[int], norms: Sequence[float]) -> tuple[Outlier, ...]:
@@ -90,28 +113,16 @@ def _rounded(ratio: float) -> float | None:
     return float(f"{ratio:.3g}") if isfinite(ratio) else None
 
 
-def _reason(sent: float, kept: float, reported: float, held: int) -> str:
-    if not sent:
-        return NOT_FINITE
+def _reason(form: Form, sent: Mapping[str, tuple[float, float]], kept: float, reported: float, held: int) -> str:
+    for name, (low, high) in sent.items():
+        wrong = out_of_bounds(name, form.fields[name].bound, low, high)
+        if wrong:
+            return wrong
     if not kept:
         return STATE_NOT_FINITE
     if reported != held:
         return f"it claims {reported:.0f} training samples and holds {held}"
     return ""
-
-
-def _extremes(field: Field, clients: int, layout: Layout) -> list[Tensor]:
-    """The smallest and the largest value of each client in each block, `[C]` in float64; NaN if any value is."""
-    sent = field.sent(layout)
-    named = {"": field.value} if isinstance(field.value, Tensor) else field.value
-    found: list[Tensor] = []
-    for name, block in named.items():
-        if not block.is_floating_point() or block.numel() == 0:
-            continue
-        there = block if sent is None else torch.where(sent[name], block, 0)  # what was not sent is NaN here
-        rows = there.reshape(1, -1).expand(clients, -1) if field.common else there.reshape(clients, -1)
-        found += [bound.double() for bound in torch.aminmax(rows, dim=1)]
-    return found
 
 
 def _reported(up: Parcel, held: Tensor) -> Tensor:

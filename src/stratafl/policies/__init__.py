@@ -2,11 +2,37 @@
 
 from stratafl.policies.merge import Increment, Mean, ServerOptimizer, StoreRows
 from stratafl.policies.mix import Adopt, Fresh, Prepare, Remember, Take
+from stratafl.policies.robust import ClippedMean, Median, TrimmedMean
 from stratafl.policies.schedules import Constant, Cosine, Exponential, Stepped, Warmup
 from stratafl.policies.send import Upload
 from stratafl.policies.serve import Broadcast, Deliver, MeanOfRows
 from stratafl.policies.train import SGD, Accuracy, Clamp, Copy, Pull
 
-__all__ = ["SGD", "Accuracy", "Adopt", "Broadcast", "Clamp", "Constant", "Copy", "Cosine", "Deliver", "Exponential"]
-__all__ += ["Fresh", "Increment", "Mean", "MeanOfRows", "Prepare", "Pull", "Remember", "ServerOptimizer", "Stepped"]
-__all__ += ["StoreRows", "Take", "Upload", "Warmup"]
+__all__ = [
+    "SGD",
+    "Accuracy",
+    "Adopt",
+    "Broadcast",
+    "Clamp",
+    "ClippedMean",
+    "Constant",
+    "Copy",
+    "Cosine",
+    "Deliver",
+    "Exponential",
+    "Fresh",
+    "Increment",
+    "Mean",
+    "MeanOfRows",
+    "Median",
+    "Prepare",
+    "Pull",
+    "Remember",
+    "ServerOptimizer",
+    "Stepped",
+    "StoreRows",
+    "Take",
+    "TrimmedMean",
+    "Upload",
+    "Warmup",
+]

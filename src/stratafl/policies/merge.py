@@ -9,6 +9,7 @@ from torch import Tensor
 from stratafl.core.annotations import Range
 from stratafl.core.fields import FieldSpec, Filled
 from stratafl.core.footprint import Footprint
+from stratafl.core.form import Bound
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.parcel import Field, Parcel
 from stratafl.core.records import record
@@ -42,6 +43,10 @@ class Mean(MergeSums):
     @property
     def writes(self) -> Names:
         return (self.field,)
+
+    @property
+    def bounds(self) -> Mapping[str, Bound]:
+        return {} if self.weights == "uniform" else {f"up.{self.weights}": "nonnegative"}
 
     def footprint(self, setup: Setup) -> Footprint:
         """The numerator; the denominator is as large only where columns are masked, which their sender says."""

@@ -56,7 +56,7 @@ def received(field: Field, own: Rows, rnd: Round, count: int) -> Rows:
 
 @record
 class Adopt(Mix):
-    """The first time a client is met, its own fields start from what it received.
+    """The first time a client is met, its own fields start from what it received; what it did not receive stays.
 
     Without it the model of a client that joins late would start from the initial weights, although the server has a
     trained one. `met` in the client's state is 1 once it took part.
@@ -85,14 +85,14 @@ class Adopt(Mix):
         met, source = tensor_of(client, "met"), rows_of(client, self.source)
         new = met == 0
         adopted: State = {
-            field: {n: torch.where(_each(new, x), source[n], x) for n, x in rows_of(client, field).items()}
+            field: {n: _adopted(new, source.get(n), x) for n, x in rows_of(client, field).items()}
             for field in self.fields
         }
         return {"met": torch.ones_like(met), **adopted}
 
 
-def _each(values: Tensor, block: Tensor) -> Tensor:
-    return values.reshape(-1, *(1,) * (block.ndim - 1))
+def _adopted(new: Tensor, source: Tensor | None, own: Tensor) -> Tensor:
+    return own if source is None else torch.where(new.reshape(-1, *(1,) * (own.ndim - 1)), source, own)
 
 
 @record

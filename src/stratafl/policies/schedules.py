@@ -43,7 +43,7 @@ class Cosine:
 
     floor: Annotated[float, Range(least=0, most=1)] = 0.0
 
-    def __call__(self, t: int, rounds: int) -> float:
+    def __call__(self, t: int, rounds: float) -> float:
         return self.floor + (1 - self.floor) * (1 + cos(pi * t / rounds)) / 2
 
 

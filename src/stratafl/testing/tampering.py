@@ -28,9 +28,10 @@ class Tampered(Watched):
         done = super().work(rnd, client, task)
         upload = done.upload
         for place, number in enumerate(task.ids.tolist()):
-            if number in self.changes:
+            if number in self.changes:  # what does not fit beside the others' can only be sent alone
                 changed = self.changes[number](upload.pick(slice(place, place + 1)))
-                upload = join([upload.pick(slice(place)), changed, upload.pick(slice(place + 1, None))])
+                parts = [upload.pick(slice(place)), changed, upload.pick(slice(place + 1, None))]
+                upload = changed if len(task) == 1 else join(parts)
         return done._replace(upload=upload)
 
 
@@ -55,10 +56,8 @@ def claiming(samples: float) -> Change:
     """Another number of samples than the client has; in methods that do not send it, a value that is not finite."""
 
     def change(parcel: Parcel) -> Parcel:
-        if "samples" not in parcel:
+        if "samples" not in parcel or not isfinite(samples):  # a count is a whole number
             return not_finite(-torch.inf)(parcel)
-        held = parcel["samples"].tensor
-        claimed = torch.full_like(held, samples, dtype=held.dtype if isfinite(samples) else torch.float64)
-        return Parcel({**parcel, "samples": Field(claimed)})
+        return Parcel({**parcel, "samples": Field(torch.full_like(parcel["samples"].tensor, samples))})
 
     return change

@@ -10,6 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 from stratafl.core.algorithm import Algorithm, Total, Work
+from stratafl.core.fields import FieldSpec
+from stratafl.core.form import Form
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import Rows
 from stratafl.core.parcel import Field, Parcel
@@ -54,6 +56,11 @@ class Watched(Algorithm):
     def work(self, rnd: Round, client: State, task: Task) -> Work:
         with unchanged("work", client):
             return self.inner.work(rnd, client, task)
+
+    def upload_form(self, rnd: Round, server: State) -> Form:
+        """That of the algorithm, whatever a watcher does to uploads."""
+        with unchanged("upload_form", server):
+            return self.inner.upload_form(rnd, server)
 
     def fold(self, rnd: Round, server: State, total: Total, uploads: Parcel, ids: Tensor) -> Total:
         with unchanged("fold", server, *total.sums, _values(uploads)):
@@ -123,6 +130,10 @@ class _Declared(Step):
     @property
     def writes(self) -> Names:
         return self.step.writes  # type: ignore[no-any-return]
+
+    @property
+    def keeps(self) -> Mapping[str, FieldSpec]:
+        return self.step.keeps  # type: ignore[no-any-return]
 
     @property
     def splits(self) -> Names:

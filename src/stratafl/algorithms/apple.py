@@ -1,0 +1,120 @@
+"""APPLE (Luo and Wu, 2022): each client learns how to mix the core models of all clients into its own."""
+
+from dataclasses import replace
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from stratafl.algorithms.catalogue import method
+from stratafl.core.annotations import Range, Tune
+from stratafl.core.fields import Number, Start
+from stratafl.core.footprint import Footprint
+from stratafl.core.layerwise import Layerwise
+from stratafl.core.layout import Layout, Rows
+from stratafl.core.parcel import Parcel
+from stratafl.core.records import record
+from stratafl.core.round import Round, Setup
+from stratafl.core.state import State, common, rows_of, tensor_of
+from stratafl.core.steps import Mix, Train
+from stratafl.core.task import Gradients, Task
+from stratafl.policies import SGD, Broadcast, Cosine, Prepare, StoreRows, Take, Upload
+from stratafl.policies.descent import Fields, GradientAt
+from stratafl.policies.followers import Downhill
+
+
+@method(
+    "mixtures",
+    paper="Luo and Wu, 2022",
+    title="Adapt to Adaptation: Learning Personalization for Cross-Silo Federated Learning",
+    sends="the core model",
+    new_client="a mixture of all cores by their numbers of samples, whose weights alone it trains",
+)
+def apple(
+    *,
+    weights_lr: Annotated[float, Range(least=0), Tune(1e-4, 0.1, log=True)] = 0.001,
+    strength: Annotated[float, Range(least=0), Tune(1e-3, 1.0, log=True)] = 0.1,
+    until: Annotated[float, Range(least=0, most=1), Tune(0.0, 0.5)] = 0.1,
+    scaled: bool = True,
+    train: SGD = SGD(),
+) -> Layerwise:
+    """w_i = Σ_j p_ij·w_j; core w_i and weights p_i move batch by batch, the cores of all others are constants.
+
+    For the share `until` of the rounds p_i is pulled to p_0. `scaled` multiplies the core's learning rate by N, because
+    p_ii starts at 1/N.
+    """
+    serve = (Broadcast(field="cores"), Broadcast(field="sizes"))
+    descent = replace(train, row="core", gradient=AtMixture(scaled), follow=(Downhill("p", "slope", weights_lr),))
+    return Layerwise(
+        serve=serve,
+        mix=(Take("cores"), Take("sizes"), Weigh(strength, until), Prepare(Personalise())),
+        train=(descent, Personalise()),
+        send=(Upload(field="core", columns="trainable"),),
+        merge=(StoreRows("cores", "core"), StoreRows("sizes", "samples")),
+        server={"cores": Start(per_client=True, columns="trainable"), "sizes": Number(1.0, per_client=True)},
+        client={"core": Start(), "p": Number(width="clients"), "met": Number()},
+        welcome=serve,
+    )
+
+
+@record
+class Weigh(Mix):
+    """p_0j = n_j/Σn, how strongly p_i is pulled to it, and where a client's own core is, which a new client lacks.
+
+    p_i starts at 1/N, that of a new client at p_0. λ(r) = (cos(πr/L) + 1)/2 for r < L, then 0.
+    """
+
+    strength: float
+    until: float
+    reads = ("sizes", "p", "met")
+    writes = ("p", "p_0", "pull", "place", "met")
+
+    def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
+        n, p, met = (tensor_of(client, name) for name in self.reads)
+        r, L, N = rnd.schedule[0], self.until * rnd.schedule[1], rnd.setup.clients
+        p_0, place = n / n.sum(1, keepdim=True), task.ids[:, None] == torch.arange(N, device=p.device)
+        start = torch.where(place.any(1, keepdim=True), 1 / N, p_0)
+        pull = 2 * self.strength * (Cosine()(r, L) if r < L else 0.0)  # ∂/∂p of λ(r)·μ·‖p − p_0‖²
+        weights = {"p": torch.where(met[:, None] > 0, p, start), "p_0": p_0, "place": place.to(p.dtype)}
+        return {**weights, "pull": met.new_full((len(p), 1), pull), "met": torch.ones_like(met)}
+
+
+@record
+class AtMixture:
+    """The gradient g at w_i = Σ_j p_ij·w_j: p_ii·g for the core, ⟨g, w_j⟩ + 2λ(r)μ(p_ij − p_0j) for each weight."""
+
+    scaled: bool = True
+    reads = ("p", "p_0", "pull", "place", "cores")
+    gives = ("slope",)
+    draws = 1
+
+    def __call__(self, gradient: GradientAt, row: Rows, client: Fields, layout: Layout) -> tuple[Gradients, State]:
+        p, p_0, pull, place = (tensor_of(client, name) for name in self.reads[:4])
+        cores = common(rows_of(client, "cores"))
+        out = gradient({**row, **mixture(p, place, cores, row, layout)})
+        others, own = layout.cross(out.rows, cores).sum(0), layout.dot(out.rows, row).sum(1, keepdim=True)
+        factor = (p * place).sum(1) * (p.shape[1] if self.scaled else 1)
+        moved = {n: g * factor.reshape(-1, *(1,) * (g.ndim - 1)) for n, g in out.rows.items()}
+        return replace(out, rows=moved), {"slope": torch.where(place > 0, own, others) + pull * (p - p_0)}
+
+
+@record
+class Personalise(Train):
+    """The client's model: the mixture of the cores, with its own statistics."""
+
+    reads = ("p", "place", "cores", "core")
+    writes = ("theta",)
+
+    def footprint(self, setup: Setup) -> Footprint:
+        """The mixture, and the cores once more where steps are captured."""
+        return Footprint(client=setup.row_bytes(), served=setup.clients * setup.row_bytes())
+
+    def __call__(self, rnd: Round, client: State, task: Task) -> State:
+        p, place, core = tensor_of(client, "p"), tensor_of(client, "place"), rows_of(client, "core")
+        return {"theta": {**core, **mixture(p, place, common(rows_of(client, "cores")), core, rnd.layout)}}
+
+
+def mixture(p: Tensor, place: Tensor, cores: Rows, own: Rows, layout: Layout) -> Rows:
+    """Σ_j p_ij·w_j, where w_i is the client's own core as it is now: one product for all others and all clients."""
+    mine, others = (p * place).sum(1), layout.blend(p * (1 - place), cores)
+    return {n: x.addcmul_(own[n], mine.reshape(-1, *(1,) * (x.ndim - 1))) for n, x in others.items()}

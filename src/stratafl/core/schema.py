@@ -1,0 +1,126 @@
+"""What may be in an upload: whether a parcel has the form that is expected, and whether its values are possible.
+
+The form is known before anything arrives (`Algorithm.upload_form`), so a sender can choose numbers within their bounds,
+and columns where the method leaves it the choice, and nothing else. Whether finite numbers make sense is not decided
+here: merges that withstand some wrong ones are in `policies/robust.py`.
+"""
+
+from collections.abc import Mapping
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from stratafl.core.form import DTYPES, NAMES, Bound, FieldForm, Form, TensorForm, mask_kind
+from stratafl.core.layout import Layout
+from stratafl.core.parcel import ColumnMask, Field, LayerMask, Parcel
+
+NOT_FINITE = "its upload is not finite"
+_SIGNED: tuple[Bound, ...] = ("nonnegative", "positive")
+
+
+def misfit(parcel: Parcel, form: Form, layout: Layout, clients: int) -> str:
+    """How the parcel of so many clients differs from its form, and "" if it does not; values are not looked at."""
+    for name in form.fields:
+        if name not in parcel:
+            return f"its upload has no field '{name}'"
+    for name, field in parcel.items():
+        if name not in form.fields:
+            return f"its upload has a field {name[:80]!r}, which the method does not ask for"
+        wrong = _field_misfit(field, form.fields[name], layout, clients)
+        if wrong:
+            return f"field '{name}' of its upload {wrong}"
+    return ""
+
+
+def _field_misfit(field: Field, form: FieldForm, layout: Layout, clients: int) -> str:
+    lead = () if form.common else (clients,)
+    if field.common != form.common:
+        return "has no value of its own for each client" if field.common else "is not one value for all clients"
+    if mask_kind(field) != form.mask:
+        return f"has a mask of kind '{mask_kind(field)}', not '{form.mask}'"
+    if isinstance(field.value, Tensor) or isinstance(form.value, TensorForm):
+        if isinstance(field.value, Tensor) and isinstance(form.value, TensorForm):
+            return _tensor_misfit("", field.value, form.value, lead)
+        return "is one tensor, not tensors by name" if isinstance(field.value, Tensor) else "is not one tensor"
+    wrong = _names_misfit(field.value, form.value)
+    if wrong:
+        return wrong
+    for key, block in form.value.items():
+        wrong = _tensor_misfit(f"'{key}' ", field.value[key], block, lead)
+        if wrong:
+            return wrong
+    return _mask_misfit(field, form.value, layout, lead)
+
+
+def _names_misfit(found: Mapping[str, object], expected: Mapping[str, object]) -> str:
+    for key in expected:
+        if key not in found:
+            return f"lacks '{key}'"
+    for key in found:
+        if key not in expected:
+            return f"holds {key[:80]!r}, which the method does not ask for"
+    return ""
+
+
+def _tensor_misfit(what: str, x: Tensor, form: TensorForm, lead: tuple[int, ...]) -> str:
+    if x.dtype != DTYPES[form.dtype] or tuple(x.shape) != (*lead, *form.shape):
+        shape = tuple(x.shape[len(lead) :]) if tuple(x.shape[: len(lead)]) == lead else tuple(x.shape)
+        return f"holds {what}as {NAMES.get(x.dtype, x.dtype)} {shape}, not {form.dtype} {form.shape}"
+    return ""
+
+
+def _mask_misfit(field: Field, blocks: Mapping[str, TensorForm], layout: Layout, lead: tuple[int, ...]) -> str:
+    if isinstance(field.mask, LayerMask):
+        return _bits_misfit(field.mask.sent, (*lead, len(layout.layers)))
+    if isinstance(field.mask, ColumnMask):
+        wrong = _names_misfit(field.mask.sent, blocks)
+        if wrong:
+            return f"has a mask that {wrong}"
+        each = (_bits_misfit(field.mask.sent[key], (*lead, *block.shape)) for key, block in blocks.items())
+        return next((wrong for wrong in each if wrong), "")
+    return ""
+
+
+def _bits_misfit(sent: Tensor, shape: tuple[int, ...]) -> str:
+    if sent.dtype != torch.bool or tuple(sent.shape) != shape:
+        return f"has a mask of {sent.dtype} {tuple(sent.shape)}, not {torch.bool} {shape}"
+    return ""
+
+
+# Values
+
+
+def extremes(field: Field, bound: Bound, clients: int, layout: Layout) -> Tensor | None:
+    """`[2, C]` in float64: the smallest and the largest value that each client sent, NaN if any is.
+
+    None where there is nothing to look at: whole numbers without a sign to respect, booleans, tensors without values.
+    """
+    sent = field.sent(layout)
+    named: Mapping[str, Tensor] = {"": field.value} if isinstance(field.value, Tensor) else field.value
+    each = [
+        _extremes(block, None if sent is None else sent[name], field.common, clients)
+        for name, block in named.items()
+        if block.numel() and block.dtype != torch.bool and (block.is_floating_point() or bound in _SIGNED)
+    ]
+    if not each or bound == "any":
+        return None
+    lows, highs = (torch.stack(side) for side in zip(*each, strict=True))
+    return torch.stack([lows.amin(0), highs.amax(0)])
+
+
+def _extremes(block: Tensor, sent: Tensor | None, common: bool, clients: int) -> tuple[Tensor, Tensor]:
+    there = block if sent is None else torch.where(sent, block, 1)  # what was not sent is NaN, and within all bounds
+    rows = there.reshape(1, -1).expand(clients, -1) if common else there.reshape(clients, -1)
+    low, high = torch.aminmax(rows, dim=1)
+    return low.double(), high.double()
+
+
+def out_of_bounds(name: str, bound: Bound, low: float, high: float) -> str:
+    """Why a client whose values reach from `low` to `high` is refused; "" if it is not."""
+    if bound != "any" and not (isfinite(low) and isfinite(high)):
+        return f"{NOT_FINITE} in field '{name}'"
+    if (bound == "positive" and low <= 0) or (bound == "nonnegative" and low < 0):
+        least = "above 0" if bound == "positive" else "at least 0"
+        return f"field '{name}' of its upload holds {low:g}, and every value must be {least}"
+    return ""
