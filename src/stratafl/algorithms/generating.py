@@ -18,7 +18,7 @@ from stratafl.core.steps import MergeRows, Names, Serve
 
 @record
 class Generate(Serve):
-    """θ_i = h(v_i; ψ) (line 4); for `new` clients from the mean of all embeddings."""
+    """θ_i = h(v_i; ψ); for `new` clients from the mean of all embeddings."""
 
     net: ModelGenerator
     new: bool = False
@@ -37,7 +37,7 @@ class Generate(Serve):
 
 @record
 class LearnGenerator(MergeRows):
-    """φ ← φ − lr·(1/|S|)·Σ_i (∂θ_i/∂φ)ᵀ·Δ_i with Δ_i = θ_i − θ̃_i, where φ is ψ and all v (lines 9 to 11).
+    """φ ← φ − lr·(1/|S|)·Σ_i (∂θ_i/∂φ)ᵀ·Δ_i with Δ_i = θ_i − θ̃_i, where φ is ψ and all v.
 
     The gradient is that of the whole cohort, so that the order of clients does not matter. It is clipped, then SGD with
     momentum and weight decay takes one step, which moves the embeddings of clients that were not there as well.

@@ -37,7 +37,7 @@ def ifca(*, groups: Annotated[int, Range(least=1), Tune(2, 10)] = 2, train: SGD 
     """M models θ_m, each drawn for itself: equal ones would be chosen by everybody alike. A single one is FedAvg's."""
     return replace(
         fedavg(train=train),
-        serve=(Broadcast(field="groups"),),  # line 4: all of them, to everybody
+        serve=(Broadcast(field="groups"),),  # all of them, to everybody
         mix=(ChooseGroup(),),
         send=(Upload(), Upload(field="group")),
         merge=(MeanOfGroups(groups),),
@@ -47,7 +47,7 @@ def ifca(*, groups: Annotated[int, Range(least=1), Tune(2, 10)] = 2, train: SGD 
 
 @record
 class ChooseGroup(Mix):
-    """m̂ = argmin_m L_k(θ_m) (line 8): the mean loss on the training split, in evaluation mode; of equals the first.
+    """m̂ = argmin_m L_k(θ_m): the mean loss on the training split, in evaluation mode; of equals the first.
 
     Statistics that stay with the client are the same for all groups.
     """
@@ -72,7 +72,7 @@ class ChooseGroup(Mix):
 
 @record
 class MeanOfGroups(MergeSums):
-    """θ_m = Σ_{k∈G_m} n_k·θ_k / Σ_{k∈G_m} n_k over those who chose it (line 14); a group that nobody chose is held."""
+    """θ_m = Σ_{k∈G_m} n_k·θ_k / Σ_{k∈G_m} n_k over those who chose it; a group that nobody chose is held."""
 
     groups: int
     reads = ("up.theta", "up.group", "up.samples", "groups")
@@ -84,7 +84,8 @@ class MeanOfGroups(MergeSums):
         return Footprint(sums=self.groups * row, client=block, merge=2 * self.groups * block)
 
     def fold(self, rnd: Round, server: State, sums: State, up: Parcel, ids: Tensor) -> State:
-        samples, m = up["samples"].tensor, up["group"].tensor
+        chosen, m = up["group"].tensor, up["group"].tensor.clamp(0, self.groups - 1)
+        samples = up["samples"].tensor * (chosen == m)  # who names a group that does not exist counts for none
         weight = tensor_of(sums, "weight") if sums else samples.new_zeros(self.groups, dtype=torch.float64)
         return {
             "top": add_rows_by_group(rows_of(sums, "top") if sums else {}, m, self.groups, samples, up["theta"].rows),

@@ -38,7 +38,6 @@ class ModelGenerator:
 
     @property
     def inner(self) -> tuple[str, ...]:
-        """The fields of the hidden layers."""
         return tuple(f"psi{d}.{part}" for d in range(self.depth + 1) for part in ("weight", "bias"))
 
     @property

@@ -77,7 +77,7 @@ def _generating(learn: LearnGenerator, personal: Select, train: SGD) -> Layerwis
     """Statistics cannot be generated, so they stay with the client, as personal layers do."""
     return replace(
         fedavg(train=train),
-        serve=(Generate(learn.net),),  # line 4
+        serve=(Generate(learn.net),),
         send=(Upload(~personal, columns="trainable"),),
         merge=(learn,),
         server=learn.net.fields(),
