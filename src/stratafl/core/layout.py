@@ -23,6 +23,7 @@ Rows = dict[str, Tensor]
 Granularity = Literal["tensor", "module", "block"]
 Buffers = Literal["follow", "local"]
 Columns = Literal["all", "trainable", "statistics"]
+DIFFERENCES = "donot_use_mm_for_euclid_dist"  # torch's word for distances that are not from inner products
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Spec:
 
 
 class Layout:
-    """Names ↔ columns, and the kernels of the matrix: spread, dot, blend, mask, norms, gram."""
+    """Names ↔ columns, and the kernels of the matrix: spread, dot, blend, mask, norms, gram, distances."""
 
     def __init__(self, specs: Iterable[Spec], layers: Iterable[Layer], buffers: Buffers = "follow") -> None:
         self.specs = {spec.name: spec for spec in specs}
@@ -157,6 +158,14 @@ class Layout:
         names = [name for name, spec in self._of(a) if spec.trainable]
         pairs = ((n, *_pair(a, b, n)) for n in names)
         return self._per_layer({n: _flat(x) @ _flat(y).T for n, x, y in pairs}, dim=0)
+
+    def squared_distances(self, a: Mapping[str, Tensor]) -> Tensor:
+        """`[C, C]`: ‖a_i − a_j‖² over the trainable columns.
+
+        From differences: equal rows are at distance 0, which sums of inner products would miss.
+        """
+        flat = [_flat(a[name]) for name, spec in self._of(a) if spec.trainable]
+        return sum((torch.cdist(x, x, compute_mode=DIFFERENCES).square() for x in flat), torch.zeros(()))
 
     def blend(self, weights: Tensor, rows: Mapping[str, Tensor], statistics: Tensor | None = None) -> Rows:
         """Mix rows: block by block `W_l · Θ_l`, for `weights` `[L, C, N]` or `[C, N]`, rows `[N, …]`.
