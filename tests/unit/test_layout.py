@@ -294,3 +294,22 @@ def test_kernels_on_a_parameter_without_axes(kernel):
 def test_a_parameter_without_axes_is_one_column():
     assert SCALE.columns == 1
     assert SCALE.spread(torch.tensor([[4.0], [5.0]]), ["scale"])["scale"].tolist() == [4.0, 5.0]
+
+
+def test_row_by_row_a_row_has_the_same_bits_whoever_is_beside_it(layout):
+    rows, others = draw(layout, C, 0, torch.float32), draw(layout, 20, 1, torch.float32)
+    weights = torch.randn(C, 20, generator=torch.Generator().manual_seed(2))
+    products, mixed = layout.cross(rows, others, each=True), layout.blend(weights, others, each=True)
+    torch.testing.assert_close(products, layout.cross(rows, others))
+    for c in range(C):
+        alone = {name: block[c : c + 1] for name, block in rows.items()}
+        assert torch.equal(products[:, c : c + 1], layout.cross(alone, others, each=True))
+        single = layout.blend(weights[c : c + 1], others, each=True)
+        assert all(torch.equal(mixed[name][c : c + 1], single[name]) for name in layout.specs)
+
+
+def test_squared_distances_are_those_of_trainable_columns(layout):
+    rows, trained = draw(layout, N, 5), {s.name for s in layout.specs.values() if s.trainable}
+    flat = matrix({name: block for name, block in rows.items() if name in trained})
+    expected = [[sum((a - b) ** 2 for a, b in zip(x, y, strict=True)) for y in flat] for x in flat]
+    close(layout.squared_distances(rows), expected)

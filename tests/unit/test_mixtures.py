@@ -10,8 +10,9 @@ from stratafl.algorithms.fedala import CountPasses, combined
 from stratafl.algorithms.fedamp import Attention, CosineAttention
 from stratafl.algorithms.fedcac import collaborators, critical
 from stratafl.algorithms.fedfomo import valued
+from stratafl.core.layers import Layer
+from stratafl.core.layout import Layout, Spec
 from stratafl.core.parcel import Parcel
-from stratafl.core.reduce import squared_distances
 from stratafl.core.state import pick, rows_of, tensor_of
 from stratafl.data import from_clients
 from stratafl.errors import DataError
@@ -136,9 +137,18 @@ def test_a_new_client_of_apple_trains_its_weights_alone():
 # FedAMP
 
 
-def test_equal_models_are_at_distance_0():
+def layout(rows, statistics=()):
+    """One layer of these tensors."""
+    specs = [Spec(n, tuple(x.shape[1:]), 0, n not in statistics) for n, x in rows.items()]
+    return Layout(specs, [Layer("fc", "linear", "fc", True, None, tuple(rows))])
+
+
+def test_equal_models_are_at_distance_0_and_the_order_of_tensors_does_not_matter():
     row = torch.randn(1, 1000, generator=torch.Generator().manual_seed(0))
-    far = squared_distances({"a": torch.cat([row, row + 1e-3, row]), "b": torch.tensor([[1.0], [1.0], [3.0]])})
+    rows = {"a": torch.cat([row, row + 1e-3, row]), "b": torch.tensor([[1.0], [1.0], [3.0]]), "mean": torch.eye(3)}
+    far = layout(rows, ["mean"]).squared_distances(rows)
+    again = layout(rows, ["mean"]).squared_distances(dict(reversed(rows.items())))
+    assert torch.equal(far, again)
     assert far[0, 1] == pytest.approx(1e-3, rel=1e-3)
     assert far[0, 2] == 4.0
     assert far.diagonal().tolist() == [0, 0, 0]
@@ -148,30 +158,27 @@ POINTS = {"a": torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]], dtype=torch.fl
 
 
 def test_attention_by_hand():
-    xi = Attention(alpha=0.4, sigma=2.0)(POINTS, None)
+    xi = Attention(alpha=0.4, sigma=2.0)(POINTS, layout(POINTS))
     assert xi[0].tolist() == pytest.approx([0, 0.2 * exp(-0.5), 0.2 * exp(-2)])
     assert torch.equal(xi, xi.T)
 
 
 def test_attention_follows_the_distances_and_leaves_a_client_its_share():
     """σ is the median, 4; the nearest weigh e^{−1/4} and e^{−1}, which is more than 1 − 1/3 together."""
-    xi, raw = Attention()(POINTS, None), [exp(-1 / 4), exp(-1)]
+    xi, raw = Attention()(POINTS, layout(POINTS)), [exp(-1 / 4), exp(-1)]
     assert xi[0].tolist() == pytest.approx([0, *(2 / 3 * x / sum(raw) for x in raw)])
-    assert Attention()({"a": torch.zeros(4, 3)}, None)[0].tolist() == pytest.approx([0, 0.25, 0.25, 0.25])
-    assert Attention()({"a": torch.zeros(1, 3)}, None).tolist() == [[0]]
+    equal, alone = {"a": torch.zeros(4, 3)}, {"a": torch.zeros(1, 3)}
+    assert Attention()(equal, layout(equal))[0].tolist() == pytest.approx([0, 0.25, 0.25, 0.25])
+    assert Attention()(alone, layout(alone)).tolist() == [[0]]
 
 
 def test_attention_by_cosines_by_hand():
-    rows = {"fc.weight": torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 3.0]], dtype=torch.float64)}
-
-    class Flat:
-        def gram(self, given):
-            x = given["fc.weight"]
-            return (x @ x.T)[None]
-
+    rows = {"a": torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 3.0]], dtype=torch.float64)}
     raw = [exp(0.0), exp(2 / 2**0.5)]
-    assert CosineAttention(0.4, 2.0)(rows, Flat())[0].tolist() == pytest.approx([0, *(0.6 * x / sum(raw) for x in raw)])
-    assert CosineAttention()({"fc.weight": torch.ones(1, 2)}, Flat()).tolist() == [[0]]
+    xi = CosineAttention(0.4, 2.0)(rows, layout(rows))
+    assert xi[0].tolist() == pytest.approx([0, *(0.6 * x / sum(raw) for x in raw)])
+    alone = {"a": torch.ones(1, 2)}
+    assert CosineAttention()(alone, layout(alone)).tolist() == [[0]]
 
 
 def test_what_a_client_did_not_receive_it_keeps_when_it_is_met():

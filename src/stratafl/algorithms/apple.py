@@ -40,8 +40,7 @@ def apple(
 ) -> Layerwise:
     """w_i = Σ_j p_ij·w_j; core w_i and weights p_i move batch by batch, the cores of all others are constants.
 
-    For the share `until` of the rounds p_i is pulled to p_0. `scaled` multiplies the core's learning rate by N, because
-    p_ii starts at 1/N.
+    For the share `until` of the rounds p_i is pulled to p_0. `scaled` cores learn N times as fast: p_ii starts at 1/N.
     """
     serve = (Broadcast(field="cores"), Broadcast(field="sizes"))
     descent = replace(train, row="core", gradient=AtMixture(scaled), follow=(Downhill("p", "slope", weights_lr),))
@@ -92,7 +91,8 @@ class AtMixture:
         p, p_0, pull, place = (tensor_of(client, name) for name in self.reads[:4])
         cores = common(rows_of(client, "cores"))
         out = gradient({**row, **mixture(p, place, cores, row, layout)})
-        others, own = layout.cross(out.rows, cores).sum(0), layout.dot(out.rows, row).sum(1, keepdim=True)
+        others = layout.cross(out.rows, cores, each=True).movedim(0, 2).contiguous().sum(2)  # each as if alone
+        own = layout.dot(out.rows, row).sum(1, keepdim=True)
         factor = (p * place).sum(1) * (p.shape[1] if self.scaled else 1)
         moved = {n: g * factor.reshape(-1, *(1,) * (g.ndim - 1)) for n, g in out.rows.items()}
         return replace(out, rows=moved), {"slope": torch.where(place > 0, own, others) + pull * (p - p_0)}
@@ -116,5 +116,5 @@ class Personalise(Train):
 
 def mixture(p: Tensor, place: Tensor, cores: Rows, own: Rows, layout: Layout) -> Rows:
     """Σ_j p_ij·w_j, where w_i is the client's own core as it is now: one product for all others and all clients."""
-    mine, others = (p * place).sum(1), layout.blend(p * (1 - place), cores)
+    mine, others = (p * place).sum(1), layout.blend(p * (1 - place), cores, each=True)
     return {n: x.addcmul_(own[n], mine.reshape(-1, *(1,) * (x.ndim - 1))) for n, x in others.items()}

@@ -17,7 +17,7 @@ from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.parcel import Field
 from stratafl.core.records import record
-from stratafl.core.reduce import cosines, squared_distances
+from stratafl.core.reduce import cosines
 from stratafl.core.round import Round
 from stratafl.core.state import State, rows_of
 from stratafl.core.steps import Serve
@@ -85,7 +85,7 @@ class Attention:
     sigma: float | None = None  # None: the median of all squared distances
 
     def __call__(self, rows: Rows, layout: Layout) -> Tensor:
-        d = squared_distances(rows)
+        d = layout.squared_distances(rows)
         apart, most = ~torch.eye(len(d), dtype=torch.bool, device=d.device), 1 - 1 / len(d)
         sigma = self.sigma or (float(d[apart].median()) if len(d) > 1 else 0.0) or 1.0
         xi = (sigma if self.alpha is None else self.alpha) / sigma * torch.exp(-d / sigma) * apart

@@ -23,6 +23,7 @@ Rows = dict[str, Tensor]
 Granularity = Literal["tensor", "module", "block"]
 Buffers = Literal["follow", "local"]
 Columns = Literal["all", "trainable", "statistics"]
+DIFFERENCES = "donot_use_mm_for_euclid_dist"  # torch's word for distances that are not from inner products
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Spec:
 
 
 class Layout:
-    """Names ↔ columns, and the kernels of the matrix: spread, dot, blend, mask, norms, gram."""
+    """Names ↔ columns, and the kernels of the matrix: spread, dot, blend, mask, norms, gram, distances."""
 
     def __init__(self, specs: Iterable[Spec], layers: Iterable[Layer], buffers: Buffers = "follow") -> None:
         self.specs = {spec.name: spec for spec in specs}
@@ -152,16 +153,30 @@ class Layout:
         """`[L, C, C]`: the inner products of all pairs of rows, layer by layer."""
         return self.cross(a, a)
 
-    def cross(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
-        """`[L, C, N]`: the inner products of the trainable columns of all rows of `a` with all rows of `b`."""
+    def cross(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor], *, each: bool = False) -> Tensor:
+        """`[L, C, N]`: the inner products of the trainable columns of all rows of `a` with all rows of `b`.
+
+        With `each`, as a training step needs it, the bits of a row do not depend on how many there are.
+        """
         names = [name for name, spec in self._of(a) if spec.trainable]
         pairs = ((n, *_pair(a, b, n)) for n in names)
-        return self._per_layer({n: _flat(x) @ _flat(y).T for n, x, y in pairs}, dim=0)
+        return self._per_layer({n: _product(_flat(x), _flat(y).T, each) for n, x, y in pairs}, dim=0)
 
-    def blend(self, weights: Tensor, rows: Mapping[str, Tensor], statistics: Tensor | None = None) -> Rows:
+    def squared_distances(self, a: Mapping[str, Tensor]) -> Tensor:
+        """`[C, C]`: ‖a_i − a_j‖² over the trainable columns.
+
+        From differences: equal rows are at distance 0, which sums of inner products would miss.
+        """
+        flat = [_flat(a[name]) for name, spec in self._of(a) if spec.trainable]
+        return sum((torch.cdist(x, x, compute_mode=DIFFERENCES).square() for x in flat), torch.zeros(()))
+
+    def blend(
+        self, weights: Tensor, rows: Mapping[str, Tensor], statistics: Tensor | None = None, *, each: bool = False
+    ) -> Rows:
         """Mix rows: block by block `W_l · Θ_l`, for `weights` `[L, C, N]` or `[C, N]`, rows `[N, …]`.
 
-        Statistics follow their layer; where its weights are not convex, give `statistics` `[C, N]` that are.
+        Statistics follow their layer; where its weights are not convex, give `statistics` `[C, N]` that are. With
+        `each`, as a training step needs it, the bits of a mixture do not depend on how many there are.
         """
 
         def weight(spec: Spec) -> Tensor:
@@ -169,7 +184,7 @@ class Layout:
                 return statistics
             return weights[spec.layer] if weights.ndim == 3 else weights
 
-        return {n: (weight(s) @ _flat(rows[n])).reshape(-1, *s.shape) for n, s in self._of(rows)}
+        return {n: _product(weight(s), _flat(rows[n]), each).reshape(-1, *s.shape) for n, s in self._of(rows)}
 
     def mask(self, chosen: Mapping[str, Tensor], a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Rows:
         """Column by column `a` where chosen, else `b`; `chosen` broadcasts (as `spread` gives it) or is dense."""
@@ -195,6 +210,13 @@ def _pair(a: Mapping[str, Tensor], b: Mapping[str, Tensor], name: str) -> tuple[
 
 def _flat(rows: Tensor) -> Tensor:
     return rows.reshape(len(rows), -1)  # not flatten(1), which a parameter without axes has not
+
+
+def _product(a: Tensor, b: Tensor, each: bool) -> Tensor:
+    """A product of matrices; with `each` row by row on a CPU, without a copy: that may take four times as long."""
+    if each and a.device.type == "cpu":
+        return torch.bmm(a.unsqueeze(1), b.expand(len(a), *b.shape)).squeeze(1)
+    return a @ b
 
 
 def row_dot(a: Tensor, b: Tensor) -> Tensor:

@@ -84,13 +84,6 @@ def _add_by_group(total: Tensor | None, places: Tensor, groups: int, weights: Te
     return total
 
 
-def squared_distances(rows: Mapping[str, Tensor]) -> Tensor:
-    """`[N, N]` from differences: rows that are equal are at distance 0, which a difference of products would miss."""
-    flat = (x.reshape(len(x), -1) for x in rows.values())
-    each = [torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist").square() for x in flat]
-    return torch.stack(each).sum(0)
-
-
 def cosines(gram: Tensor) -> Tensor:
     """`[L, C, C]` cosines from inner products; 0 with an update of norm 0."""
     norms = gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
