@@ -1,6 +1,7 @@
 """The catalogue: name → builder. A method is in it once a line here imports it. Names are lower case, no punctuation.
 
-What a method says of itself is in `stratafl.algorithms.catalogue:METHODS`.
+What a method says of itself is in `stratafl.algorithms.catalogue:METHODS`. A name such as `fedper+flayer` is a
+composition (`stratafl.algorithms.composition`).
 """
 
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from typing import Any
 
 from stratafl.algorithms.apple import apple as apple
 from stratafl.algorithms.catalogue import METHODS
+from stratafl.algorithms.composition import composed, is_composition
 from stratafl.algorithms.ditto import ditto as ditto
 from stratafl.algorithms.fedala import fedala as fedala
 from stratafl.algorithms.fedalp import fedalp as fedalp
@@ -36,10 +38,13 @@ from stratafl.algorithms.finetuning import fedavgft as fedavgft
 from stratafl.algorithms.finetuning import fedavglpft as fedavglpft
 from stratafl.algorithms.flayer import flayer as flayer
 from stratafl.algorithms.gpfl import gpfl as gpfl
+from stratafl.algorithms.ifca import ifca as ifca
 from stratafl.algorithms.lgfedavg import lgfedavg as lgfedavg
 from stratafl.algorithms.local import local as local
 from stratafl.algorithms.moon import moon as moon
 from stratafl.algorithms.perfedavg import perfedavg as perfedavg
+from stratafl.algorithms.pfedhn import pfedhn as pfedhn
+from stratafl.algorithms.pfedhn import pfedhnpc as pfedhnpc
 from stratafl.algorithms.pfedla import heurpfedla as heurpfedla
 from stratafl.algorithms.pfedla import pfedla as pfedla
 from stratafl.algorithms.pfedme import pfedme as pfedme
@@ -52,6 +57,9 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {name: METHODS[name].builder f
 
 
 def algorithm(name: str, **options: Any) -> Algorithm:
+    """A method of the catalogue, or a composition such as `fedper+flayer` with the options of both."""
+    if is_composition(name):
+        return composed(name)(**options)
     if name not in ALGORITHMS:
         raise unknown("algorithm", name, sorted(ALGORITHMS))
     return ALGORITHMS[name](**options)

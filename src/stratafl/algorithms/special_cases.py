@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 
 from stratafl.algorithms.apple import apple
+from stratafl.algorithms.catalogue import METHODS
+from stratafl.algorithms.composition import PARTS, composed, is_composition, parse_composition
 from stratafl.algorithms.ditto import ditto
 from stratafl.algorithms.fedala import fedala
 from stratafl.algorithms.fedalp import fedalp
@@ -30,10 +32,13 @@ from stratafl.algorithms.finetuning import fedavgft, fedavglpft
 from stratafl.algorithms.fisher import StartTrace
 from stratafl.algorithms.flayer import flayer
 from stratafl.algorithms.gpfl import Conditions, gpfl
+from stratafl.algorithms.ifca import ifca
 from stratafl.algorithms.lgfedavg import lgfedavg
 from stratafl.algorithms.local import alone, local
+from stratafl.algorithms.model_generator import BIASES, Part
 from stratafl.algorithms.moon import moon
 from stratafl.algorithms.perfedavg import perfedavg
+from stratafl.algorithms.pfedhn import pfedhn, pfedhnpc
 from stratafl.algorithms.pfedla import heurpfedla, pfedla
 from stratafl.algorithms.pfedme import pfedme
 from stratafl.algorithms.scaffold import scaffold
@@ -61,6 +66,12 @@ class SpecialCase:
 def _extended(record: Layerwise, like: Layerwise) -> Layerwise:
     """A method on the model that another one makes."""
     return replace(record, extension=like.extension)
+
+
+def _without_inputs(record: Layerwise) -> Layerwise:
+    """A method whose hypernetwork has output biases alone: all else is 0, and stays 0."""
+    zero = {name: replace(part, start="zero") for name, part in record.server.items() if isinstance(part, Part)}
+    return replace(record, server={**zero, BIASES: record.server[BIASES]})
 
 
 BASE = select("base")
@@ -140,6 +151,24 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
         SpecialCase("HeurFedAMP that looks at nobody is FedAMP that does so", heurfedamp(own=1.0), fedamp(alpha=0.0)),
     ),
     "heurpfedla": (SpecialCase("HeurpFedLA that retains nothing is pFedLA", heurpfedla(k=0), pfedla()),),
+    "ifca": (SpecialCase("IFCA with one group is FedAvg", ifca(groups=1), fedavg()),),
+    "pfedhn": (
+        SpecialCase(
+            "a hypernetwork of output biases alone is FedAvg with uniform weights",
+            _without_inputs(pfedhn(hyper_lr=1.0, momentum=0.0, decay=0.0, clip=1e9)),
+            UNIFORM,
+            batchnorm=False,
+        ),
+    ),
+    "pfedhnpc": (
+        SpecialCase("pFedHN-PC without personal layers is pFedHN", pfedhnpc(personal="none"), pfedhn()),
+        SpecialCase(
+            "pFedHN-PC with every layer personal is Local",
+            pfedhnpc(personal="all"),
+            local(),
+            full_participation_only=True,
+        ),
+    ),
     "pfedla": (
         SpecialCase(
             "pFedLA with fixed uniform weights is FedAvg with uniform weights",
@@ -273,3 +302,16 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
         ),
     ),
 }
+
+
+def special_cases_of(name: str) -> tuple[SpecialCase, ...]:
+    """Those of a method; a composition is the method if its part does nothing, and its paper's method on FedAvg."""
+    if not is_composition(name):
+        return SPECIAL_CASES.get(name, ())
+    host, part = parse_composition(name)
+    made, off = composed(name), PARTS[part].off
+    without = SpecialCase(f"without a part that acts, '{name}' is '{host}'", made(**off), METHODS[host].builder())
+    if host != "fedavg":
+        return (without,)
+    own = METHODS[PARTS[part].method]
+    return (without, SpecialCase(f"'{name}' is {own.label}", made(**PARTS[part].soon), own.builder(**PARTS[part].soon)))
