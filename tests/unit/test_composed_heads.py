@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 import stratafl
 from stratafl.algorithms import fedper
 from stratafl.core.describe import describe, head_of
-from stratafl.core.fields import Start, Together, Zeros
+from stratafl.core.fields import Filled, Start, Together
 from stratafl.core.layers import select
 from stratafl.core.records import from_toml, record, to_toml
 from stratafl.core.state import rows_of
@@ -253,7 +253,7 @@ def test_the_extension_is_a_record():
 def generic_and_personal():
     """FedRoD's fields: the server's model has no personal head, which is one of zeros."""
     own = select("head.personal")
-    server = {"theta": Together((Start(~own), Zeros(own)))}
+    server = {"theta": Together((Start(~own), Filled(0.0, own)))}
     return replace(kept_head("two", train=SGD(lr=0.3)), server=server, global_model="theta")
 
 

@@ -1,7 +1,7 @@
-"""FedAS (Yang et al., 2024): FedPer that aligns the base it receives to its old one, and trusts those who still learn.
+"""FedAS (Yang et al., 2024): FedPer that aligns the base it receives to its old one, and weighs by Fisher information.
 
-Alignment pulls the features of each class to the prototype that the client's last base made of it. The server weighs
-clients by the trace of their Fisher information, so a client that trained too little to have one counts less.
+Alignment pulls the features of each class to the prototype that the client's last base made of it. Weights by the trace
+of the Fisher information are to keep clients that rarely train from spoiling the base.
 """
 
 from dataclasses import replace

@@ -19,11 +19,10 @@ from stratafl.core.layout import Layout, Rows
 from stratafl.core.objectives import Batch, Frozen, Loss, Net, cross_entropies
 from stratafl.core.parcel import Parcel
 from stratafl.core.records import record
-from stratafl.core.round import Round, Setup
+from stratafl.core.round import Round
 from stratafl.core.state import State, rows_of
 from stratafl.core.steps import Mix
 from stratafl.core.task import Task
-from stratafl.errors import RecordError
 from stratafl.models.heads import HeadExtension
 from stratafl.policies import SGD, Take
 from stratafl.policies.descent import Fields
@@ -65,10 +64,6 @@ class Conditions(Mix):
     reads = ("theta",)
     writes = ("theta", "embeddings", "generic", "personal")
 
-    def check(self, setup: Setup) -> None:
-        if setup.classes is None:
-            raise RecordError("gpfl needs classes, and the targets of this data are numbers: choose another method")
-
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         theta = rows_of(client, "theta")
         (f,), (e,) = rnd.layout.trainable(self.frequencies), rnd.layout.trainable(self.embedding)
@@ -91,8 +86,7 @@ class Guided:
         received, g, p = (constants[name] for name in self.constants)
         z = net.features(row, batch.x)
         generic, personal = (net.part("head.valve", row, z, condition) for condition in (g, p))
-        embeddings = net.part("head.embedding", row, torch.arange(len(received), device=z.device))
-        cosines = normalize(generic, dim=1) @ normalize(embeddings, dim=1).T
+        cosines = normalize(generic, dim=1) @ normalize(net.part("head.embedding", row), dim=1).T
         logits = net.part("head.classifier", row, personal)
         guided = cross_entropies(cosines, batch.y) + cross_entropies(logits, batch.y)
         return batch.mean(guided) + self.strength * _magnitude(generic - received[batch.y], batch), carry, {}

@@ -146,15 +146,22 @@ class Valve(nn.Module):
         return relu(z * (self.gamma(condition) + 1) + self.beta(condition))
 
 
+class ClassEmbedding(nn.Embedding):
+    """A vector for each class; without class numbers all of them, `[classes, d]`, and no lookup to differentiate."""
+
+    def forward(self, classes: Tensor | None = None) -> Tensor:
+        return self.weight if classes is None else super().forward(classes)
+
+
 class ConditionalHead(ComposedHead):
     """A classifier of what a valve leaves of the features, given the client's classes (GPFL): h(CoV(z, p)).
 
     p = Σ_c f_c·e_c, with the client's class frequencies f (zeros at the start, which a method sets and never trains)
     and the class embeddings e; no gradient goes through p. An objective calls the parts: `head.valve` with features and
-    a condition, `head.embedding` with class numbers, `head.classifier`.
+    a condition, `head.embedding` with class numbers or without, `head.classifier`.
     """
 
-    def __init__(self, classifier: nn.Module, embedding: nn.Embedding, valve: Valve, frequencies: Offset) -> None:
+    def __init__(self, classifier: nn.Module, embedding: ClassEmbedding, valve: Valve, frequencies: Offset) -> None:
         super().__init__()
         self.classifier, self.embedding, self.valve = classifier, embedding, valve
         self.frequencies = frequencies
@@ -219,7 +226,7 @@ def _composed(
         return GatedHead(_linear(head.weight.detach().clone(), bias), head, Policy(width))
     if classes is None:
         raise ModelError("a conditional head needs classes: the targets of this federation are numbers")
-    return ConditionalHead(head, nn.Embedding(classes, width), Valve(width), Offset(torch.zeros(classes)))
+    return ConditionalHead(head, ClassEmbedding(classes, width), Valve(width), Offset(torch.zeros(classes)))
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
