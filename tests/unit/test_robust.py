@@ -179,6 +179,25 @@ def test_a_field_that_is_a_tensor_is_merged_and_what_the_server_does_not_keep_is
     assert set(merged(Median(), sim, some, up)) == set(some)
 
 
+def test_weights_may_be_for_each_entry_and_weight_0_is_not_sent():
+    """Prototypes [C, classes, features] weighted by class counts [C, classes]."""
+    draw = np.random.default_rng(0)
+    values, counts, held = draw.normal(size=(5, 3, 4)), draw.integers(0, 4, (5, 3)), draw.normal(size=(3, 4))
+    counts[:, 2] = 0  # a class that nobody has
+    up = Parcel({"c": Field(torch.from_numpy(values)), "n": Field(torch.from_numpy(counts))})
+    server = {"c": torch.from_numpy(held)}
+    for merge, plain in ((Median, plain_median), (TrimmedMean, plain_trimmed(0.2))):
+        options = {} if merge is Median else {"weights": "n"}
+        weights = np.ones_like(counts) if merge is Median else counts
+        expected = held.copy()
+        for i, j in np.ndindex(3, 4):
+            who = weights[:, i] > 0
+            if who.any():
+                expected[i, j] = plain(values[who, i, j], weights[who, i])
+        found = merge("c", **options).absorb(made(fedavg()).at(0), server, up, torch.arange(5))
+        assert np.abs(found["c"].numpy() - expected).max() <= 1e-12
+
+
 # From a method to a robust one
 
 

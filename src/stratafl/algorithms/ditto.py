@@ -24,7 +24,7 @@ def ditto(
     personal_epochs: Annotated[int | None, Range(least=0), Tune(1, 10)] = None,
     train: SGD = SGD(),
 ) -> Layerwise:
-    """Algorithm 1: w by FedAvg, and v_k on h_k(v) = F_k(v) + (strength/2)·‖v − w^t‖² (Eq. 2).
+    """Algorithm 1: w by FedAvg, and v_k on h_k(v) = F_k(v) + (strength/2)·‖v − w^t‖².
 
     `personal_epochs` are those of v_k, by default as many as those of w. Evaluated is v_k.
     """

@@ -38,13 +38,13 @@ def fedala(
     first_passes: Annotated[int, Range(least=1), Tune(1, 20)] = 10,
     train: SGD = SGD(),
 ) -> Layerwise:
-    """θ̂ = own + (received − own)⊙W in `layers`, where W ∈ [0, 1] is learned before each round (Eq. 4–5).
+    """θ̂ = own + (received − own)⊙W in `layers`, where W ∈ [0, 1] is learned before each round.
 
     W is learned on a `share` of the batches: in `first_passes` epochs the first time, in one afterwards.
     """
     top = select(layers)
     learn = SGD(lr=weights_lr, batch=train.batch, drop_last=train.drop_last, layers=top, row="W", purpose="ala")
-    learn = replace(learn, gradient=ThroughWeights(), project=Clamp(), share=share, epochs_from="passes")  # Eq. 5
+    learn = replace(learn, gradient=ThroughWeights(), project=Clamp(), share=share, epochs_from="passes")
     return replace(
         fedavg(),
         mix=(Take(), CountPasses(first_passes), Prepare(learn), Combine(top)),
@@ -74,7 +74,7 @@ class CountPasses(Mix):
 
 @record
 class ThroughWeights:
-    """∇_W L = ∇_θ̂ L ⊙ (received − own), with θ̂ = own + (received − own)⊙W (Eq. 5)."""
+    """∇_W L = ∇_θ̂ L ⊙ (received − own), with θ̂ = own + (received − own)⊙W."""
 
     reads = ("theta", "own")
     gives = ()
@@ -88,7 +88,7 @@ class ThroughWeights:
 
 @record
 class Combine(Mix):
-    """θ̂ in these layers (Eq. 4), all others as received; whoever never took part has no model of its own."""
+    """θ̂ in these layers, all others as received; whoever never took part has no model of its own."""
 
     layers: Select = select("last:1")
     reads = ("theta", "own", "W", "rounds")

@@ -40,7 +40,7 @@ def fedamp(
 ) -> Layerwise:
     """FedAMP (Huang et al., 2021): each client is pulled to a mixture in which similar clients weigh most.
 
-    The gradient is that of L_i + (strength/2)·‖w_i − u_i‖² (Eq. 5), with ξ from `Attention`.
+    The gradient is that of L_i + (strength/2)·‖w_i − u_i‖², with ξ from `Attention`.
     """
     return attentive(Attention(alpha, sigma), strength, train)
 

@@ -30,7 +30,7 @@ from stratafl.policies import SGD, StoreRows, Take, Upload
     new_client="the initial model, or a mixture of the models that others value most",
 )
 def fedfomo(*, models: Annotated[int, Range(least=0), Tune(1, 20)] = 5, train: SGD = SGD()) -> Layerwise:
-    """θ_i ← Σ_j w_j⁺·θ_j/Σ_j w_j⁺ over the models that client i is sent, those with the largest affinity P_ij (Eq. 4).
+    """θ_i ← Σ_j w_j⁺·θ_j/Σ_j w_j⁺ over the models that client i is sent, those with the largest affinity P_ij.
 
     It needs validation data: the weights of others come from a client's loss on its own validation split.
     """

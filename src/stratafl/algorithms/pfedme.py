@@ -44,7 +44,7 @@ def pfedme(
         lr=personal_lr,
         row="personal",
         repeats=inner,
-        edits=(*train.edits, Pull(strength, "theta")),  # line 7: ∇f_i(θ) + λ·(θ − w_i)
+        edits=(*train.edits, Pull(strength, "theta")),  # ∇f_i(θ) + λ·(θ − w_i)
         follow=(*train.follow, Approach(strength, train.lr / personal_lr)),
     )
     shared = fedavg()
@@ -52,7 +52,7 @@ def pfedme(
         shared,
         mix=(Take(), Adopt(("personal",))),
         train=(Copy("theta", "personal"), personal),
-        merge=(ServerOptimizer(lr=beta),),  # line 12: w ← (1 − β)·w + β·mean of w_i
+        merge=(ServerOptimizer(lr=beta),),  # w ← (1 − β)·w + β·mean of w_i
         client={**shared.client, "personal": Start()},
         row="personal",
         global_model="theta",
@@ -61,7 +61,7 @@ def pfedme(
 
 @record
 class Approach:
-    """w_i ← w_i − η·λ·(w_i − θ) (line 8) with η = `pace` times the descent's rate; statistics are those of θ."""
+    """w_i ← w_i − η·λ·(w_i − θ) with η = `pace` times the descent's rate; statistics are those of θ."""
 
     strength: float
     pace: float

@@ -42,8 +42,8 @@ def scaffold(*, server_lr: Annotated[float, Range(above=0), Tune(0.1, 2.0)] = 1.
         train=(corrected, Renew(corrected.counts)),
         send=(Upload(), Upload(field="c_change")),
         merge=(
-            ServerOptimizer(weights="uniform", lr=server_lr),  # line 16: x ← x + η_g·(1/|S|)·Σ (y_i − x)
-            Increment("c", by="c_change"),  # line 17: c ← c + (1/N)·Σ (c_i⁺ − c_i)
+            ServerOptimizer(weights="uniform", lr=server_lr),  # lines 16, 17: x ← x + η_g·(1/|S|)·Σ (y_i − x)
+            Increment("c", by="c_change"),  # c ← c + (1/N)·Σ (c_i⁺ − c_i)
         ),
         server={"theta": Start(), "c": Filled()},
         client={**fedavg().client, "c_i": Filled()},

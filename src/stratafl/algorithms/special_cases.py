@@ -9,12 +9,14 @@ from stratafl.algorithms.ditto import ditto
 from stratafl.algorithms.fedala import fedala
 from stratafl.algorithms.fedalp import fedalp
 from stratafl.algorithms.fedamp import fedamp, heurfedamp
+from stratafl.algorithms.fedas import fedas
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.fedavg30local import fedavg30local
 from stratafl.algorithms.fedbabu import fedbabu
 from stratafl.algorithms.fedbias import fedbias
 from stratafl.algorithms.fedbn import fedbn
 from stratafl.algorithms.fedcac import fedcac
+from stratafl.algorithms.fedcp import Separation, fedcp
 from stratafl.algorithms.feddbe import SHIFT, feddbe
 from stratafl.algorithms.fedexp import fedexp
 from stratafl.algorithms.fedfomo import fedfomo
@@ -27,19 +29,25 @@ from stratafl.algorithms.fedprox import fedprox
 from stratafl.algorithms.fedrep import fedrep
 from stratafl.algorithms.fedrod import PERSONAL, fedrod
 from stratafl.algorithms.finetuning import fedavgft, fedavglpft
+from stratafl.algorithms.fisher import StartTrace
 from stratafl.algorithms.flayer import flayer
+from stratafl.algorithms.gpfl import Conditions, gpfl
+from stratafl.algorithms.ifca import ifca
 from stratafl.algorithms.lgfedavg import lgfedavg
 from stratafl.algorithms.local import alone, local
+from stratafl.algorithms.model_generator import BIASES, Part
 from stratafl.algorithms.moon import moon
 from stratafl.algorithms.perfedavg import perfedavg
+from stratafl.algorithms.pfedhn import pfedhn, pfedhnpc
 from stratafl.algorithms.pfedla import heurpfedla, pfedla
 from stratafl.algorithms.pfedme import pfedme
 from stratafl.algorithms.scaffold import scaffold
 from stratafl.algorithms.simmix import simmix
 from stratafl.core.algorithm import Algorithm
+from stratafl.core.layers import select
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.phased import Phase, Phased
-from stratafl.policies import SGD, Mean, ServerOptimizer
+from stratafl.policies import SGD, Copy, Mean, ServerOptimizer
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,13 @@ def _extended(record: Layerwise, like: Layerwise) -> Layerwise:
     return replace(record, extension=like.extension)
 
 
+def _without_inputs(record: Layerwise) -> Layerwise:
+    """A method whose hypernetwork has output biases alone: all else is 0, and stays 0."""
+    zero = {name: replace(part, start="zero") for name, part in record.server.items() if isinstance(part, Part)}
+    return replace(record, server={**zero, BIASES: record.server[BIASES]})
+
+
+BASE = select("base")
 UNIFORM = replace(fedavg(), merge=(Mean(weights="uniform"),))
 ONE_STEP = SGD(steps=1)
 ALL_SAMPLES = SGD(batch=100)
@@ -136,6 +151,24 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
         SpecialCase("HeurFedAMP that looks at nobody is FedAMP that does so", heurfedamp(own=1.0), fedamp(alpha=0.0)),
     ),
     "heurpfedla": (SpecialCase("HeurpFedLA that retains nothing is pFedLA", heurpfedla(k=0), pfedla()),),
+    "ifca": (SpecialCase("IFCA with one group is FedAvg", ifca(groups=1), fedavg()),),
+    "pfedhn": (
+        SpecialCase(
+            "a hypernetwork of output biases alone is FedAvg with uniform weights",
+            _without_inputs(pfedhn(hyper_lr=1.0, momentum=0.0, decay=0.0, clip=1e9)),
+            UNIFORM,
+            batchnorm=False,
+        ),
+    ),
+    "pfedhnpc": (
+        SpecialCase("pFedHN-PC without personal layers is pFedHN", pfedhnpc(personal="none"), pfedhn()),
+        SpecialCase(
+            "pFedHN-PC with every layer personal is Local",
+            pfedhnpc(personal="all"),
+            local(),
+            full_participation_only=True,
+        ),
+    ),
     "pfedla": (
         SpecialCase(
             "pFedLA with fixed uniform weights is FedAvg with uniform weights",
@@ -152,6 +185,18 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
             full_participation_only=True,
         ),
     ),
+    "fedas": (
+        SpecialCase(
+            "FedAS without alignment, weighted by samples, is FedPer",
+            replace(fedas(align_epochs=0), merge=(Mean(), Mean("statistics"))),
+            fedper(),
+        ),
+        SpecialCase(
+            "FedAS without alignment is FedPer if all traces are 0",
+            replace(fedas(), train=(SGD(), Copy("theta", "old"), Copy("theta", "statistics"), StartTrace())),
+            fedper(),
+        ),
+    ),
     "fedavg": (SpecialCase("with one client, FedAvg is Local", fedavg(), local(), clients=1),),
     "fedavgft": (SpecialCase("FedAvg-FT that tunes nothing is FedAvg", fedavgft(tune_epochs=0), fedavg()),),
     "fedavglpft": (
@@ -166,6 +211,13 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
             "FedDBE without a pull is FedPer with a personal shift, a round later",
             feddbe(strength=0.0),
             Phased((feddbe().phases[0], Phase(fedper(personal=SHIFT)))),
+        ),
+    ),
+    "fedcp": (
+        SpecialCase(
+            "FedCP with two equal heads that stay as they are is FedAvg: a division of features does not matter",
+            replace(fedcp(), train=(SGD(layers=BASE, objective=Separation(0.0)),)),
+            _extended(fedavg(train=SGD(layers=BASE)), fedcp()),
         ),
     ),
     "fedexp": (SpecialCase("FedExP with a large ε is FedAvg", fedexp(epsilon=1e12), fedavg()),),
@@ -203,6 +255,14 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
             fedrod(balanced=False),
             _extended(fedavg(train=SGD(layers=~PERSONAL)), fedrod()),
             on="not head.personal",
+        ),
+    ),
+    "gpfl": (
+        SpecialCase(
+            "with one client, GPFL is Local with its loss",
+            gpfl(),
+            replace(_extended(alone(), gpfl()), mix=(Conditions(),), train=gpfl().train),
+            clients=1,
         ),
     ),
     "lgfedavg": (
