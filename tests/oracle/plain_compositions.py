@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+import plain_descents
 import torch
 from plain_clients import UNITS, Model, flat, is_statistic, layer_of
 from plain_fedlag import PlainFedLAG
@@ -167,6 +168,7 @@ class Lagged(Plain):
 
     k: int = 1
     xi: float = 0.0
+    scored: tuple[str, ...] = UNITS
 
     def start(self) -> None:
         self.global_model = self.initial
@@ -182,8 +184,8 @@ class Lagged(Plain):
 
     def conflicting(self, h: list[Model]) -> set[str]:
         counts = PlainFedLAG(self.clients, xi=self.xi).conflicts
-        scores = {layer: counts([flat(each, layer) for each in h]) for layer in UNITS}
-        ranked = sorted(UNITS, key=lambda layer: (scores[layer], UNITS.index(layer)), reverse=True)
+        scores = {layer: counts([flat(each, layer) for each in h]) for layer in self.scored}
+        ranked = sorted(self.scored, key=lambda layer: (scores[layer], UNITS.index(layer)), reverse=True)
         chosen = [layer for layer in ranked[: self.k] if scores[layer] > 0]
         return {*chosen, *({"conv1": "bn1", "conv2": "bn2"}[layer] for layer in chosen if layer != "fc")}
 
@@ -264,3 +266,50 @@ class PlainScaffoldLag(Lagged):
             self.c_i[k] = self.learned[k]
         mean, x = self.clients.mean(trained, uniform=True), self.global_model
         return {n: y if is_statistic(n) else x[n] + self.server_lr * (y - x[n]) for n, y in mean.items()}
+
+
+@dataclass
+class PlainFedBABULag(Lagged):
+    """FedBABU with LAG: the body is trained under the common head, which is neither scored nor averaged."""
+
+    scored: tuple[str, ...] = ("conv1", "conv2")
+
+    def trained(self, model: Model, client: int, t: int) -> Model:
+        return descended(self.clients, model, client, t, layers=BASE)
+
+
+@dataclass
+class PlainPFedMeLag(Lagged):
+    """pFedMe with LAG: w_i and its layers in L_p are what LAG looks at and what clients keep; θ_i is used.
+
+    Of layers in the new L_p the server's w is the mean, of all others (1 − β)·w + β·mean.
+    """
+
+    strength: float = 15.0
+    inner: int = 5
+    personal_lr: float = 0.01
+    beta: float = 1.0
+
+    def start(self) -> None:
+        super().start()
+        self.theta: dict[int, Model] = {}
+
+    def run(self, rounds: int) -> list[Model]:
+        """θ_i of all clients; w of those who never took part."""
+        return [self.theta.get(k, model) for k, model in enumerate(super().run(rounds))]
+
+    def trained(self, model: Model, client: int, t: int) -> Model:
+        theta, w = dict(model), {n: model[n] for n in trainable(model)}
+        for samples in plain_descents.batches(self.clients, client, t):
+            for _ in range(self.inner):
+                g, passed = plain_descents.gradient(self.clients, theta, samples)
+                step = {n: g[n] + self.strength * (theta[n] - w[n]) for n in g}
+                theta = {**theta, **{n: theta[n] - self.personal_lr * x for n, x in step.items()}, **passed}
+            w = {n: x - self.clients.train.lr * self.strength * (x - theta[n]) for n, x in w.items()}
+        self.theta[client] = theta
+        return {**w, **{n: x for n, x in theta.items() if is_statistic(n)}}
+
+    def merged(self, trained: Mapping[int, Model], personal: set[str]) -> Model:
+        mean, w = self.clients.mean(trained), self.global_model
+        mixed = [n for n in trainable(mean) if layer_of(n) not in personal]
+        return {**mean, **{n: (1 - self.beta) * w[n] + self.beta * mean[n] for n in mixed}}

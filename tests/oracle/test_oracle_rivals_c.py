@@ -19,8 +19,10 @@ from plain_compositions import (
     PlainDittoFlayer,
     PlainFedALAFlayer,
     PlainFedAMPFlayer,
+    PlainFedBABULag,
     PlainFedEXPLag,
     PlainFedPerFlayer,
+    PlainPFedMeLag,
     PlainScaffoldLag,
     layer_rates,
 )
@@ -170,6 +172,7 @@ def hyper_case(
 
 FEDREP = (("head", HEAD, 3), ("train", BASE, None))
 LAG = {"k": 2, "xi": 0.0}
+PFEDME = {"strength": 6.0, "inner": 3, "personal_lr": 0.1, "beta": 0.7}
 FAR = 0.3  # a learning rate at which layers become personal, and stop being so
 CASES = {
     "fedala": loop_case(
@@ -224,6 +227,22 @@ CASES = {
         {"k": 0},
         {**LAG, "warmup": 0, "epsilon": 1e-4},
         replace(TRAIN, lr=FAR),
+    ),
+    "fedbabu+lag": loop_case(
+        "fedbabu+lag",
+        PlainFedBABULag,
+        {**LAG, "k": 1},
+        {"k": 0},
+        {**LAG, "k": 1, "warmup": 0, "tune_epochs": 0},
+        replace(TRAIN, lr=FAR),
+    ),
+    "pfedme+lag": loop_case(
+        "pfedme+lag",
+        PlainPFedMeLag,
+        {**LAG, **PFEDME},
+        {"k": 0},
+        {**LAG, **PFEDME, "warmup": 0},
+        PURE,
     ),
     "scaffold+lag": loop_case(
         "scaffold+lag", PlainScaffoldLag, LAG, {"k": 0}, {**LAG, "warmup": 0}, replace(PURE, lr=FAR)
@@ -612,7 +631,7 @@ def test_lag_on_fedexp_that_never_extrapolates_is_fedlag(participation: float) -
 
 
 @PARTICIPATION
-@pytest.mark.parametrize("name", ["fedexp+lag", "scaffold+lag"])
+@pytest.mark.parametrize("name", ["fedbabu+lag", "fedexp+lag", "pfedme+lag", "scaffold+lag"])
 def test_layers_become_personal_and_steps_are_long(name: str, participation: float) -> None:
     plain = CASES[name].plain(clients(participation, CASES[name].train), None)
     assert isinstance(plain, Lagged)

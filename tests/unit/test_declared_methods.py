@@ -200,7 +200,7 @@ def test_a_page_of_the_index_is_the_methods_own_or_the_one_that_names_its_code(t
     (tmp_path / "pfedla.md").write_text(f"# Two\n\nCode: {code}\n")
     (tmp_path / "fedper.md").write_text("# FedPer\n\nOf simmix nothing, of local neither.\n")
     page = index_page(tmp_path)
-    assert [line.partition(")")[0] for line in page.splitlines() if "](" in line] == [
+    assert [line.partition(")")[0] for line in page.splitlines() if line.startswith("| [")] == [
         "| [FedPer](fedper.md",
         "| [HeurpFedLA](pfedla.md",
         "| [pFedLA](pfedla.md",

@@ -46,6 +46,8 @@ def with_flayer(
     options are those of `flayer`.
     """
     wanted = {"guide": guide, "rates": rates, "mask": mask}
+    if not isinstance(accuracy, str) and accuracy_of != "trained":
+        raise RecordError(f"accuracy={accuracy} is never measured: leave out accuracy_of={accuracy_of!r}")
     parts: dict[str, Callable[[Layerwise], Layerwise]] = {
         "guide": lambda each: with_guide(each, s=s, accuracy=accuracy, accuracy_of=accuracy_of),
         "rates": with_rates,
@@ -105,10 +107,8 @@ def with_guide(
     head, row = select(f"last:{s}"), host.row
     at, field = _received(host)
     sent = next((step.layers for step in host.serve if isinstance(step, Download) and step.field == field), None)
-    if sent == select("base") and s == 1:
+    if sent is not None and _without_head(sent):
         raise RecordError("guide: its head is never sent")
-    if not isinstance(accuracy, str) and accuracy_of != "trained":
-        raise RecordError(f"guide: accuracy={accuracy} is never measured: leave out accuracy_of={accuracy_of!r}")
     uploaded = any(f"up.{row}" in step.writes for step in host.send)
     guide = Guide(head, row, field, "received" if uploaded else "own")
     mix = (*host.mix[:at], guide, *host.mix[at + 1 :])
@@ -123,6 +123,11 @@ def with_guide(
     return replace(host, mix=mix, train=train, client=client)
 
 
+def _without_head(sent: Select) -> bool:
+    kept = ~sent
+    return not kept.inverted and any(term.partition(":")[0] in ("all", "head", "last", "blocks") for term in kept.terms)
+
+
 def _received(host: Layerwise) -> tuple[int, str]:
     """The step of mix that gives the client's model what was received, and the field of the download."""
     takes = [i for i, step in enumerate(host.mix) if isinstance(step, Take) and step.writes == (host.row,)]
@@ -135,8 +140,11 @@ def _received(host: Layerwise) -> tuple[int, str]:
     for step in host.mix[at + 1 :]:
         if host.row in step.writes:
             raise RecordError(f"guide: {type(step).__name__} already mixes what a client has and receives")
-    found = host.mix[at]
-    return at, found.field if isinstance(found, Take) else found.source  # type: ignore[attr-defined]
+    source = host.mix[at].source if isinstance(host.mix[at], Adopt) else host.row
+    fields = [step.field for step in host.mix if isinstance(step, Take) and step.writes == (source,)]
+    if not fields:
+        raise RecordError("guide: no head is received")
+    return at, fields[0]
 
 
 def keeping(spec: FieldSpec | None, layers: Select) -> FieldSpec:

@@ -1,0 +1,261 @@
+"""FLAYER's parts and LAG on other methods: where they act, what is refused, and their names everywhere."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from stratafl.algorithms import ALGORITHMS, algorithm, fedavg, fedlag, fedopt, fedper, fedprox, fedrep, flayer, lgfedavg
+from stratafl.algorithms.composition import PARTS, composed, composition
+from stratafl.algorithms.flayer import Guide, LayerRate, TopChange
+from stratafl.algorithms.flayer_on import acting, with_flayer, with_guide, with_mask, with_rates
+from stratafl.algorithms.lag_on import MoveShared, with_lag
+from stratafl.cli.list import print_catalogue
+from stratafl.config.assemble import algorithm_of, completed
+from stratafl.config.experiment import Experiment, from_tables, to_tables, with_settings, with_values
+from stratafl.core.fields import Number, Start, Together
+from stratafl.core.layers import select
+from stratafl.core.parcel import Field, Parcel
+from stratafl.errors import RecordError, UnknownNameError
+from stratafl.execute import simulation
+from stratafl.models import build
+from stratafl.policies import SGD, Mean, Remember, ServerOptimizer
+from stratafl.runs.comparison import Comparison
+from stratafl.testing import CLASSES, SHAPE, tiny_federation
+
+TRAIN = SGD(lr=0.02, momentum=0.5)
+
+
+# On FedAvg they are the methods of their papers
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"s": 2, "least": 0.3, "unsent": "zero"},
+        {"guide": False},
+        {"rates": False, "accuracy": "validation", "accuracy_of": "initialised"},
+        {"accuracy": 0.5},
+    ],
+)
+def test_flayer_on_fedavg_is_flayer(options):
+    assert algorithm("fedavg+flayer", **options, train=TRAIN) == flayer(**options, train=TRAIN)
+
+
+@pytest.mark.parametrize("options", [{}, {"k": 3, "xi": -0.2, "warmup": 0}, {"bn": "averaged", "warmup": 4}])
+def test_lag_on_fedavg_is_fedlag(options):
+    assert algorithm("fedavg+lag", **options, train=TRAIN) == fedlag(**options, train=TRAIN)
+
+
+def test_parts_one_by_one_are_flayer():
+    assert with_mask(with_rates(with_guide(fedavg()))) == flayer() == with_flayer(fedavg())
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedper", "fedrep", "fedbabu", "ditto", "fedala"])
+def test_without_its_parts_flayer_leaves_a_method_as_it_is(name):
+    assert algorithm(f"{name}+flayer", **PARTS["flayer"].off) == algorithm(name)
+
+
+# Where FLAYER's parts act
+
+
+TABLE_5 = {
+    "fedavg": ("guide", "rates", "mask"),
+    "ditto": ("guide", "rates", "mask"),
+    "fedamp": ("guide", "rates"),
+    "fedper": ("rates", "mask"),
+    "fedrep": ("rates", "mask"),
+    "fedala": ("rates", "mask"),
+}
+
+
+@pytest.mark.parametrize("host", TABLE_5)
+def test_parts_act_where_a_method_has_a_place_for_them(host):
+    assert tuple(part for part, reason in acting(algorithm(host)).items() if reason is None) == TABLE_5[host]
+
+
+def test_rates_are_those_of_every_descent_and_of_nothing_that_is_learned_before_it():
+    made = algorithm("fedrep+flayer")
+    assert [step.rates for step in made.train] == [(LayerRate(),)] * 2
+    ala = algorithm("fedala+flayer")
+    assert ala.mix[:-1] == algorithm("fedala").mix
+    assert ala.train[0].rates == (LayerRate(),)
+
+
+def test_what_is_masked_is_what_is_averaged():
+    (sent,) = algorithm("fedper+flayer", personal="last:2", least=0.2).send
+    assert sent == TopChange(0.2, ~select("last:2"))
+    changed = algorithm("scaffold+flayer").send
+    assert changed == (TopChange(), algorithm("scaffold").send[1])  # control variates are not averaged
+    assert algorithm("fedper+flayer", unsent="zero").merge == (Mean(unsent="zero"),)
+
+
+def test_change_is_measured_from_where_training_starts_and_an_anchor_that_is_there_is_used():
+    assert with_mask(fedprox()).mix == fedprox().mix
+    moved = replace(
+        fedavg(), mix=(Remember("met", "anchor"), *fedavg().mix), client={**fedavg().client, "met": Number()}
+    )
+    made = with_mask(moved)
+    assert made.mix[-1] == Remember("theta", "theta.start")
+    assert made.send == (TopChange(anchor="theta.start"),)
+
+
+def test_a_guide_is_for_heads_that_are_received():
+    head = select("last:1")
+    ditto, amp, lg = (algorithm(f"{name}+flayer") for name in ("ditto", "fedamp", "lgfedavg"))
+    assert ditto.mix[2] == Guide(head, "personal", "theta", "own")
+    assert amp.mix[2] == Guide(head, "theta", "u", "received")
+    assert (ditto.train[-1].row, amp.train[-1].row) == ("personal", "theta")
+    assert lg.mix[0] == Guide(head)
+    assert lg.client["theta"] == Together((lgfedavg().client["theta"], Start(head)))
+    for kept in ("head", "blocks:2", "last:1"):
+        with pytest.raises(RecordError, match="never sent"):
+            with_guide(fedper(personal=kept))
+    assert with_guide(fedper(personal="conv1")).mix[0] == Guide(head)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("local+flayer", {}, "local+flayer: nothing is sent: choose a method whose clients send what they trained"),
+        ("local+lag", {}, "local+lag: nothing is sent"),
+        ("fedamp+flayer", {"mask": True}, "fedamp+flayer: mask: no layer is uploaded to be averaged: leave out mask"),
+        ("fedper+flayer", {"guide": True}, "fedper+flayer: guide: its head is never sent: leave out guide"),
+        ("fedala+flayer", {"guide": True}, "guide: Combine already mixes"),
+        ("scaffold+flayer", {"rates": True}, "rates: Renew counts on one learning rate"),
+        ("fedavg+flayer", {"accuracy": 0.5, "accuracy_of": "initialised"}, "is never measured"),
+        ("flayer+flayer", {}, "it has FLAYER's parts already"),
+        ("flayer+lag", {}, "LAG needs a method that sends whole updates"),
+        ("fedlag+flayer", {}, "it has phases of its own"),
+        ("fedlag+lag", {}, "it has phases of its own"),
+        ("pfedla+lag", {}, "LAG needs a method that sends everybody one model"),
+        ("fedamp+lag", {}, "LAG needs a method that sends everybody one model"),
+        ("fedper+lag+flayer", {}, "adds several parts: write one method and one of flayer, lag"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_the_reason_in_one_line(name, options, says):
+    with pytest.raises(RecordError) as error:
+        algorithm(name, **options)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("fedper+flyer", {}, "unknown part of 'fedper+flyer' 'flyer'; did you mean 'flayer'?"),
+        ("fedpr+flayer", {}, "unknown algorithm 'fedpr'; did you mean 'fedper'?"),
+        ("fedper+flayer", {"leest": 1}, "unknown option of fedper+flayer 'leest'; did you mean 'least'?"),
+    ],
+)
+def test_names_that_do_not_exist_have_a_nearest_match(name, options, says):
+    with pytest.raises(UnknownNameError, match="did you mean") as error:
+        algorithm(name, **options)
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("host", ALGORITHMS)
+def test_any_method_is_composed_or_refused_in_one_line(host, part):
+    refused = ""
+    try:
+        composition(f"{host}+{part}")
+    except RecordError as error:
+        refused = str(error)
+    assert not refused or refused.startswith(f"{host}+{part}: ")
+    assert "\n" not in refused
+    assert "both have an option" not in refused
+
+
+# LAG on what a server does besides the mean
+
+
+def merged(step, personal):
+    """The server's model after two clients sent all ones and all threes, from zeros; layers in L_p as given."""
+    torch.manual_seed(0)
+    module = build("mlp", shape=SHAPE, classes=CLASSES, hidden=(4,))
+    sim = simulation(with_lag(fedavg(), warmup=0), tiny_federation((8, 8)), module, rounds=1, dtype=torch.float64)
+    rnd, layout = sim.at(0), sim.setup.layout
+    zeros = {n: torch.zeros(spec.shape, dtype=torch.float64) for n, spec in layout.specs.items()}
+    L = [float(layer.name in personal) for layer in layout.layers]
+    server = {"theta": zeros, "personal": torch.tensor(L, dtype=torch.float64)}
+    sent = {n: torch.stack([x + 1, x + 3]) for n, x in zeros.items()}
+    up = Parcel({"theta": Field(sent), "samples": Field(torch.tensor([1, 3]))})
+    after = step.finish(rnd, server, step.fold(rnd, server, {}, up, torch.arange(2)))["theta"]
+    head = layout.layer(layout.resolve("head")[0]).tensors
+    return {n: x.unique().tolist() for n, x in after.items()}, set(head)
+
+
+def test_a_server_optimizer_moves_shared_layers_and_keeps_the_mean_of_personal_ones():
+    step = MoveShared(ServerOptimizer(lr=0.5))
+    found, head = merged(step, {"fc"})
+    assert {n: x == [2.5] for n, x in found.items()} == {n: n in head for n in found}
+    assert {n: x == [1.25] for n, x in found.items()} == {n: n not in head for n in found}
+
+
+def test_steps_of_a_server_act_on_shared_layers():
+    last = with_lag(fedopt()).phases[-1].algorithm
+    assert last.merge[1] == MoveShared(fedopt().merge[0])
+    assert with_lag(algorithm("fedexp")).phases[-1].algorithm.merge[1].unless == "personal"
+
+
+def test_lag_keeps_what_a_method_keeps_and_withholds_only_what_it_sends():
+    made = with_lag(fedrep(), warmup=0).phases[0].algorithm
+    assert made.serve[0].layers == made.merge[0].layers == select("base")
+    assert made.client["theta"] == Start()
+    assert made.welcome == fedrep().serve
+    own = with_lag(fedper(initial="own"), warmup=0).phases[0].algorithm
+    assert own.client["theta"] == Together((Start(select("head"), own=True), Start(select("base"))))
+
+
+# Names
+
+
+def test_a_composition_takes_the_options_of_both_and_says_what_it_is():
+    found = composition("fedper+flayer")
+    assert [each.name for each in found.hyperparameters][::4] == ["personal", "s", "accuracy"]
+    assert (found.label, found.kind, found.year) == ("FedPer + FLAYER", "personal parts", 2025)
+    assert found.idea == "FedPer with FLAYER's rates and mask; no guide: its head is never sent."
+    assert "only what changed most" in found.sends
+    assert composed("fedper+flayer").__name__ == "fedper+flayer"
+    assert composition("scaffold+lag").label == "SCAFFOLD + LAG"
+
+
+def test_a_configuration_names_a_composition():
+    typed = ["algorithm.name=fedper+flayer", "fedper+flayer.least=0.3", "flayer.s=2", "fedper.personal=blocks:2"]
+    made = with_settings(Experiment(), typed)
+    assert dict(made.algorithm.options) == {"least": 0.3, "s": 2, "personal": "blocks:2"}
+    assert from_tables(to_tables(made)) == made
+    assert algorithm_of(made) == algorithm("fedper+flayer", least=0.3, s=2, personal="blocks:2", train=made.train)
+    assert completed(made).algorithm.options["unsent"] == "held"
+    with pytest.raises(UnknownNameError, match="option of fedrep, the method is fedper"):
+        with_values(made, {"fedrep.head_epochs": 2})
+    with pytest.raises(UnknownNameError, match="'lug'; did you mean 'lag'"):
+        with_values(Experiment(), {"algorithm.name": "fedper+lug"})
+    with pytest.raises(RecordError, match="must be at most 1"):
+        algorithm_of(with_values(made, {"algorithm.least": 2.0}))
+
+
+def test_a_comparison_holds_compositions(tmp_path):
+    base = with_settings(Experiment(), ["run.rounds=1", "data.clients=4"])
+    methods, settings = ["fedper", "fedper+flayer"], {"fedper+flayer.least": 0.5}
+    made = Comparison.create(tmp_path / "c", base, methods, 1, settings)
+    read = Comparison.open(tmp_path / "c")
+    assert [member.folder.parent.name for member in read.members()] == methods
+    assert [dict(member.experiment.algorithm.options) for member in made.members()] == [{}, {"least": 0.5}]
+
+
+def test_the_catalogue_shows_a_composition(capsys):
+    print_catalogue("scaffold+lag", as_json=True)
+    (entry,) = json.loads(capsys.readouterr().out)["algorithms"]
+    assert entry["name"] == "scaffold+lag"
+    assert [each["name"] for each in entry["hyperparameters"]][:5] == ["server_lr", "k", "xi", "warmup", "bn"]
+    print_catalogue("fedper+flayer", as_json=False)
+    assert "FedPer + FLAYER" in capsys.readouterr().out
+    with pytest.raises(RecordError, match="nothing is sent"):
+        print_catalogue("local+lag", as_json=True)
