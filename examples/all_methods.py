@@ -116,7 +116,7 @@ def run(given: argparse.Namespace) -> None:
     part, parts = map(int, given.part.split("/"))
     path = Path(given.to)
     done = {(r["method"], r["alpha"], r["seed"]) for r in _lines([path])} if path.exists() else set()
-    todo = [(m, a, s) for m in given.only.split(",") if m for a in ALPHAS for s in SEEDS]
+    todo = [(m, a, s) for s in SEEDS for a in ALPHAS for m in given.only.split(",") if m]
     for method, alpha, seed in todo[part::parts]:
         if (method, alpha, seed) in done:
             continue

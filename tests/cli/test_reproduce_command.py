@@ -55,11 +55,11 @@ def without_gpu(monkeypatch):
 
 def test_what_a_scale_needs_of_a_machine_is_said_once_and_nothing_is_written(refused, monkeypatch):
     without_gpu(monkeypatch)
-    line = refused("reproduce", "flayer/table2", "--scale", "short", says="flayer/table2 at scale short uses tf32")
+    line = refused("reproduce", "flayer/table4", "--scale", "short", says="flayer/table4 at scale short uses tf32")
     assert line.endswith(
         "needs a GPU, but this machine computes on a CPU; use --scale smoke or --set run.precision=fp32"
     )
-    refused("reproduce", "flayer", "--scale", "short", says="flayer/fig3 at scale short uses tf32")
+    refused("reproduce", "fedper", "--scale", "short", says="fedper/fig11 at scale short uses tf32")
     refused(*NAME, "--set", "run.device=cuda", says="there is no device 'cuda' on this machine")
     line = refused(*NAME, "--set", "run.precision=tf32", says="flayer/table4 at scale smoke")
     assert line.endswith("use --set run.precision=fp32")

@@ -63,10 +63,10 @@ class Batch:
     key: Tensor
 
     def uniform(self, purpose: str, shape: tuple[int, ...]) -> Tensor:
-        """Numbers of [0, 1): those of padded samples would only follow, because samples are the first axis."""
+        """Numbers of (0, 1) with 23 bits: those of padding would only follow, because samples are the first axis."""
         numbers = torch.arange(torch.Size((len(self.y), *shape)).numel())
         drawn = keys.stream(keys.fold(self.key, keys.purpose_number(purpose)), numbers)
-        return (drawn.double() / 2.0**64 + 0.5).reshape(len(self.y), *shape)
+        return (((drawn >> 41).double() + 2**22 + 0.5) / 2**23).reshape(len(self.y), *shape)
 
 
 class Parts(nn.Module):

@@ -55,9 +55,16 @@ MODELS: dict[str, Callable[[], nn.Module]] = {"convnorm": convnorm, "mlp": mlp}
 FEDERATIONS: dict[str, Callable[[], Federation]] = {"tiny": tiny_federation, "skewed": skewed}
 
 # The names that the library gives to what it draws, by the name here.
-_POLICY = {f"policy.{i}.{part}": f"fc.policy.{i}.{part}" for i in (0, 1) for part in ("weight", "bias")}
+_POLICY = {
+    f"policy.{i}.{part}": f"fc.policy.{theirs}.{part}"
+    for i, theirs in ((0, "linear"), (1, "norm"))
+    for part in ("weight", "bias")
+}
 _VALVE = {
-    f"{m}.{i}.{part}": f"fc.{m}.{i}.{part}" for m in ("gamma", "beta") for i in (0, 2) for part in ("weight", "bias")
+    f"{m}.{i}.{part}": f"fc.valve.{m}.{theirs}.{part}"
+    for m in ("gamma", "beta")
+    for i, theirs in ((0, "linear"), (2, "norm"))
+    for part in ("weight", "bias")
 }
 DRAWN: dict[str, Mapping[str, str]] = {
     "fedcp": _POLICY,
@@ -83,7 +90,7 @@ CASES = {
     "feddbe": Case("feddbe", PlainFedDBE, {"strength": 2.0, "momentum": 0.4}),
     "feddbe, no momentum": Case("feddbe", PlainFedDBE, {"strength": 1.5, "momentum": 1.0}),
     "fedcp": Case("fedcp", PlainFedCP, {"strength": 2.0}),
-    "gpfl": Case("gpfl", PlainGPFL, {"strength": 0.05, "decay": 0.2}, replace(TRAIN, weight_decay=0.0)),
+    "gpfl": Case("gpfl", PlainGPFL, {"strength": 0.05, "decay": 0.2}),
     "fedas": Case("fedas", PlainFedAS, {"align_lr": 0.05, "align_epochs": 2}, PLAIN_SGD),
     "fedbias": Case("fedbias", PlainFedBias),
     "fedprior": Case("fedprior", PlainFedPrior, {"smoothing": 0.5}, has_global=True),

@@ -123,6 +123,11 @@ def test_where_less_is_better_the_number_is_shown_as_it_is():
     assert found.reason.startswith("B against A: -2.0 (±")
 
 
+def test_relative_seconds_have_two_digits_and_less_is_better():
+    (found,) = judged("above", row=B, than=A, measure="relative")
+    assert (found.holds, found.reason.partition(" (")[0]) == (True, "B against A: -2.00")
+
+
 def test_what_has_no_round_of_convergence_may_still_improve():
     (found,) = judged("above", row=A, than="nobody", measure="rounds")
     assert (found.holds, found.reason) == (None, f"'{A}' or 'nobody' was not run, or is still improving")
@@ -160,7 +165,8 @@ def test_a_verdict_after_fewer_rounds_than_the_paper_has_says_so():
     (over,) = reasons("rises", row=A, columns=["x", "y"])
     assert over.endswith("; 40 rounds in place of 200; 40 rounds in place of 100")
     assert reasons("above", row=A, than=B, by=20.0)[0].endswith("; 40 rounds in place of 200")
-    assert "in place" not in " ".join(reasons("above", row=A, than=B, measure="bytes"))  # the same in every round
+    for measure in ("seconds", "relative", "bytes"):  # the same in every round
+        assert "in place" not in " ".join(reasons("above", row=A, than=B, measure=measure))
     assert "in place" not in reasons("above", row=A, than="D")[0]  # not run
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from stratafl.algorithms import ALGORITHMS, algorithm, fedavg, fedbn, fedlag, fedper, flayer, local
+from stratafl.algorithms import ALGORITHMS, algorithm, fedavg, fedbn, fedper, flayer, local, pfedla
 from stratafl.config.assemble import algorithm_of
 from stratafl.config.experiment import Experiment, with_settings
 from stratafl.core.parcel import ColumnMask, Field, LayerMask, Parcel
@@ -179,6 +179,25 @@ def test_a_field_that_is_a_tensor_is_merged_and_what_the_server_does_not_keep_is
     assert set(merged(Median(), sim, some, up)) == set(some)
 
 
+def test_weights_may_be_for_each_entry_and_weight_0_is_not_sent():
+    """Prototypes [C, classes, features] weighted by class counts [C, classes]."""
+    draw = np.random.default_rng(0)
+    values, counts, held = draw.normal(size=(5, 3, 4)), draw.integers(0, 4, (5, 3)), draw.normal(size=(3, 4))
+    counts[:, 2] = 0  # a class that nobody has
+    up = Parcel({"c": Field(torch.from_numpy(values)), "n": Field(torch.from_numpy(counts))})
+    server = {"c": torch.from_numpy(held)}
+    for merge, plain in ((Median, plain_median), (TrimmedMean, plain_trimmed(0.2))):
+        options = {} if merge is Median else {"weights": "n"}
+        weights = np.ones_like(counts) if merge is Median else counts
+        expected = held.copy()
+        for i, j in np.ndindex(3, 4):
+            who = weights[:, i] > 0
+            if who.any():
+                expected[i, j] = plain(values[who, i, j], weights[who, i])
+        found = merge("c", **options).absorb(made(fedavg()).at(0), server, up, torch.arange(5))
+        assert np.abs(found["c"].numpy() - expected).max() <= 1e-12
+
+
 # From a method to a robust one
 
 
@@ -196,7 +215,7 @@ def test_every_mean_of_a_method_is_replaced(how):
 
 
 def test_a_method_without_a_mean_is_refused_in_one_line():
-    for method, by in ((fedlag(), "PersonaliseConflicts"), (local(), "nothing that is known")):
+    for method, by in ((pfedla(), "LearnWeights"), (local(), "nothing that is known")):
         with pytest.raises(RecordError, match=f"takes the place of a mean of uploads .* merges.* {by}") as refusal:
             robust(method, "median")
         assert "\n" not in str(refusal.value)

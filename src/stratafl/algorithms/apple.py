@@ -19,8 +19,8 @@ from stratafl.core.state import State, common, rows_of, tensor_of
 from stratafl.core.steps import Mix, Train
 from stratafl.core.task import Gradients, Task
 from stratafl.policies import SGD, Broadcast, Cosine, Prepare, StoreRows, Take, Upload
+from stratafl.policies.descent import Fields, GradientAt
 from stratafl.policies.followers import Downhill
-from stratafl.policies.train import Fields, GradientAt
 
 
 @method(

@@ -53,7 +53,7 @@ KINDS: dict[Kind, str] = {
     "controls": "to see where the gain of other methods comes from",
 }
 METHODS: dict[str, "Method"] = {}
-_GIVEN = "train"  # not an option of the method: it comes from the table [train]
+GIVEN = "train"  # not an option of the method: it comes from the table [train]
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Method:
     def hyperparameters(self) -> tuple[Hyperparameter, ...]:
         hints = typing.get_type_hints(self.builder, include_extras=True)
         options = inspect.signature(self.builder).parameters.values()
-        return tuple(hyperparameter(p.name, hints[p.name], p.default) for p in options if p.name != _GIVEN)
+        return tuple(hyperparameter(p.name, hints[p.name], p.default) for p in options if p.name != GIVEN)
 
     def is_called(self, name: str) -> bool:
         """Whether a paper may mean this method by a name, such as 'Per-FedAvg' for perfedavg."""

@@ -20,7 +20,7 @@ from stratafl.core.state import State, rows_of, tensor_of
 from stratafl.core.steps import Mix
 from stratafl.core.task import Gradients, Task
 from stratafl.policies import SGD, Clamp, Copy, Prepare, Take
-from stratafl.policies.train import Fields, GradientAt
+from stratafl.policies.descent import Fields, GradientAt
 
 
 @method(

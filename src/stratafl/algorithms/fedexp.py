@@ -11,11 +11,11 @@ from stratafl.algorithms.fedavg import fedavg
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.footprint import Footprint
 from stratafl.core.layerwise import Layerwise
-from stratafl.core.layout import row_dot
 from stratafl.core.parcel import Parcel
 from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
-from stratafl.core.state import State, rows_of, tensor_of
+from stratafl.core.state import Computed, State, rows_of, tensor_of
+from stratafl.core.steps import Names
 from stratafl.policies import SGD, Mean
 from stratafl.policies.merge import kept_blocks
 
@@ -39,31 +39,41 @@ class Extrapolate(Mean):
     """The server's model moves along Δ̄, the mean update, by η_g ≥ 1; statistics take the mean."""
 
     epsilon: float = 1e-3
+    unless: str | None = None  # a field with a number for each layer: where it is above 0, only the mean is taken
+
+    @property
+    def reads(self) -> Names:
+        return (*super().reads, *(() if self.unless is None else (self.unless,)))
 
     def footprint(self, setup: Setup) -> Footprint:
         """The sums of the mean, and a client's update of one tensor at a time."""
         return Footprint(client=setup.block_bytes(torch.float64), sums=setup.row_bytes(dtype=torch.float64))
 
     def fold(self, rnd: Round, server: State, sums: State, up: Parcel, ids: Tensor) -> State:
-        """The sums of the mean, Σ p_k‖Δ_k‖² and Σ p_k."""
+        """The sums of the mean, Σ p_k‖Δ_k‖² layer by layer, and Σ p_k."""
         held = rows_of(server, self.field)
         rows, sent = kept_blocks(up[self.field], held, rnd.layout)
-        squares = torch.zeros(len(ids), dtype=torch.float64, device=next(iter(rows.values())).device)
-        for name, row in rows.items():
-            if rnd.layout.specs[name].trainable:
-                update = row.double() - held[name]
-                update = update if sent is None else torch.where(sent[name], update, 0)
-                squares += row_dot(update, update)
-        weights = torch.ones_like(squares) if self.weights == "uniform" else up[self.weights].tensor.to(squares)
-        norms = torch.stack([(weights * squares).sum(), weights.sum()])
-        return {**super().fold(rnd, server, sums, up, ids), "norms": norms + (tensor_of(sums, "norms") if sums else 0)}
+
+        def update(name: str) -> Tensor:
+            delta = rows[name].double() - held[name]
+            return delta if sent is None else torch.where(sent[name], delta, 0)
+
+        updates = Computed(rows, update)
+        squares = rnd.layout.dot(updates, updates)
+        weights = torch.ones_like(squares[:, 0]) if self.weights == "uniform" else up[self.weights].tensor.to(squares)
+        norms, weight = (weights[:, None] * squares).sum(0), weights.sum()
+        before = (tensor_of(sums, "norms"), tensor_of(sums, "weight")) if sums else (0, 0)
+        mean = super().fold(rnd, server, sums, up, ids)
+        return {**mean, "norms": norms + before[0], "weight": weight + before[1]}
 
     def finish(self, rnd: Round, server: State, sums: State) -> State:
-        held, mean = rows_of(server, self.field), self.mean(server, sums)
-        trainable = [name for name in mean if rnd.layout.specs[name].trainable]
+        held, mean, layout = rows_of(server, self.field), self.mean(server, sums), rnd.layout
+        norms = tensor_of(sums, "norms")
+        far = torch.ones_like(norms) if self.unless is None else (tensor_of(server, self.unless) <= 0).to(norms)
+        trainable = [name for name in mean if layout.specs[name].trainable]
         delta = {name: mean[name].double() - held[name] for name in trainable}  # Δ̄
-        total, weight = tensor_of(sums, "norms")
-        square = torch.stack([x.square().sum() for x in delta.values()]).sum()
-        eta = (total / weight / (2 * (square + self.epsilon))).clamp(min=1)
-        moved = {name: (held[name] + eta * x).to(held[name].dtype) for name, x in delta.items()}
+        square = torch.stack([x.square().sum() * far[layout.specs[name].layer] for name, x in delta.items()]).sum()
+        eta = ((norms * far).sum() / tensor_of(sums, "weight") / (2 * (square + self.epsilon))).clamp(min=1)
+        steps = 1 + (eta - 1) * far  # of each layer
+        moved = {n: (held[n] + steps[layout.specs[n].layer] * x).to(held[n].dtype) for n, x in delta.items()}
         return {self.field: {**mean, **moved}}

@@ -25,9 +25,10 @@ from stratafl.core.records import record
 from stratafl.core.reduce import conflicting_pairs
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import Computed, State, expand, rows_of, tensor_of
-from stratafl.core.steps import MergeRows, Serve
+from stratafl.core.steps import MergeRows
 from stratafl.errors import RecordError
 from stratafl.policies import SGD, Broadcast, Mean, Take
+from stratafl.policies.serve import Download
 
 
 @method(
@@ -79,18 +80,12 @@ def _lag(conflicts: "PersonaliseConflicts", mean: Mean, train: SGD) -> Layerwise
 
 
 @record
-class BroadcastShared(Serve):
+class BroadcastShared(Download):
     """The averaged layers, those of L_g (Eq. 4); of L_p nothing is sent, and `Take` leaves a client's own (Eq. 5)."""
-
-    field: str = "theta"
 
     @property
     def reads(self) -> tuple[str, ...]:
         return (self.field, "personal")
-
-    @property
-    def writes(self) -> tuple[str, ...]:
-        return (f"down.{self.field}",)
 
     def footprint(self, setup: Setup) -> Footprint:
         """Each client puts what it received and what it keeps together."""
@@ -98,7 +93,7 @@ class BroadcastShared(Serve):
 
     def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
         shared = tensor_of(server, "personal") == 0  # L_g
-        return {self.field: Field(rows_of(server, self.field), common=True, mask=LayerMask(shared))}
+        return {self.field: Field(self.sent(rnd, server), common=True, mask=LayerMask(shared))}
 
 
 @record
@@ -120,7 +115,7 @@ class PersonaliseConflicts(MergeRows):
         return (f"up.{self.field}", self.field, *self.writes)
 
     def check(self, setup: Setup) -> None:
-        most = len(setup.layout.computing)
+        most = len(self._scored(setup.layout))
         if self.k is not None and self.k > most:
             raise RecordError(f"fedlag: k is from 0 to {most}, the layers of this model that are scored, not {self.k}")
 
@@ -146,10 +141,13 @@ class PersonaliseConflicts(MergeRows):
             "conflicts": conflicts.to(like.dtype),
         }
 
+    def _scored(self, layout: Layout) -> list[int]:
+        allowed = {layout.index[name] for name in layout.resolve(self.layers)}
+        return [i for i in layout.computing if i in allowed]
+
     def _personal(self, conflicts: Tensor, layout: Layout) -> Tensor:
         """Booleans `[L]`: the k scored layers with the most conflicts, of equals the later, and their BatchNorms."""
-        allowed = {layout.index[name] for name in layout.resolve(self.layers)}
-        scored = torch.tensor([i for i in layout.computing if i in allowed], dtype=torch.int64, device=conflicts.device)
+        scored = torch.tensor(self._scored(layout), dtype=torch.int64, device=conflicts.device)
         found = conflicts[scored].flip(0)
         most = min(5, max(1, len(scored) // 2)) if self.k is None else self.k  # where k is left open, half at most
         order = found.argsort(descending=True, stable=True)[:most]

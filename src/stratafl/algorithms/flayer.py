@@ -105,14 +105,19 @@ def _refuse_given(why: str, options: Mapping[str, Any]) -> None:
 
 @record
 class Guide(Mix):
-    """θ̃_k = [θ_g of the base, A_k·θ_k + (1 − A_k)·θ_g of the head] (Eq. 2)."""
+    """θ̃_k = [θ_g of the base, A_k·θ_k + (1 − A_k)·θ_g of the head] (Eq. 2), of the layers that are received.
+
+    Of a model beside the one that is received, such as Ditto's, only the head is mixed (`base="own"`).
+    """
 
     head: Select
-    own: str = "theta"  # the client's model; what is received is `down.theta`
+    own: str = "theta"  # the client's model
+    field: str = "theta"  # what it receives
+    base: Literal["received", "own"] = "received"
 
     @property
     def reads(self) -> Names:
-        return (self.own, "accuracy", "down.theta")
+        return (self.own, "accuracy", f"down.{self.field}")
 
     @property
     def writes(self) -> Names:
@@ -127,12 +132,13 @@ class Guide(Mix):
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         """Statistics of the head are mixed with the same convex weights, where they travel."""
-        own, received = rows_of(client, self.own), rows_of(Take(into=self.own)(rnd, client, down, task), self.own)
+        own, sent = rows_of(client, self.own), down[self.field].rows
+        received = rows_of(Take(self.field, self.own)(rnd, client, down, task), self.own)
         A = tensor_of(client, "accuracy")
-        head = [name for name in rnd.layout.travelling(self.head) if name in own]
+        head = [name for name in rnd.layout.travelling(self.head) if name in own and name in sent]
         task.note("mix/own", A[:, None] * rnd.layout.layer_mask(self.head, A.device))
         mixed = {n: _each(A, own[n]) * own[n] + (1 - _each(A, own[n])) * received[n] for n in head}
-        return {self.own: {**received, **mixed}}
+        return {self.own: {**(received if self.base == "received" else own), **mixed}}
 
 
 def _each(values: Tensor, block: Tensor) -> Tensor:

@@ -29,7 +29,6 @@ from stratafl.core.steps import Batching, Mix, Send, Train
 from stratafl.core.task import Stack, Task
 from stratafl.errors import RecordError
 from stratafl.policies import SGD, Accuracy, Remember, Take
-from stratafl.policies.train import descend
 
 log = logging.getLogger("stratafl")
 HEAD_RATE = 0.2
@@ -100,7 +99,7 @@ class HeadEpoch(Mix):
         # What this gives is the model that is evaluated as received.
         trained = rnd.layout.trainable()[-self.p :]
         sgd = SGD(batch=self.batch, shuffle=False, drop_last=True, frozen_modules_train=True, purpose="head")
-        after = descend(task, sgd, trained, self.lr * HEAD_RATE, rows_of(client, "theta"), client)
+        after = sgd.descend(task, trained, self.lr * HEAD_RATE, rows_of(client, "theta"), client)
         return {"theta": after["row"]}
 
 

@@ -3,33 +3,51 @@
 from dataclasses import dataclass, replace
 
 from stratafl.algorithms.apple import apple
+from stratafl.algorithms.catalogue import METHODS
+from stratafl.algorithms.composition import PARTS, composed, is_composition, parse_composition
+from stratafl.algorithms.ditto import ditto
 from stratafl.algorithms.fedala import fedala
 from stratafl.algorithms.fedalp import fedalp
 from stratafl.algorithms.fedamp import fedamp, heurfedamp
+from stratafl.algorithms.fedas import fedas
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.fedavg30local import fedavg30local
 from stratafl.algorithms.fedbabu import fedbabu
 from stratafl.algorithms.fedbias import fedbias
 from stratafl.algorithms.fedbn import fedbn
 from stratafl.algorithms.fedcac import fedcac
+from stratafl.algorithms.fedcp import Separation, fedcp
+from stratafl.algorithms.feddbe import SHIFT, feddbe
 from stratafl.algorithms.fedexp import fedexp
 from stratafl.algorithms.fedfomo import fedfomo
 from stratafl.algorithms.fedlag import fedlag
 from stratafl.algorithms.fedopt import fedopt
+from stratafl.algorithms.fedpac import fedpac
 from stratafl.algorithms.fedper import fedper
 from stratafl.algorithms.fedprior import PRIOR, fedprior
 from stratafl.algorithms.fedprox import fedprox
 from stratafl.algorithms.fedrep import fedrep
+from stratafl.algorithms.fedrod import PERSONAL, fedrod
 from stratafl.algorithms.finetuning import fedavgft, fedavglpft
+from stratafl.algorithms.fisher import StartTrace
 from stratafl.algorithms.flayer import flayer
+from stratafl.algorithms.gpfl import Conditions, gpfl
+from stratafl.algorithms.ifca import ifca
 from stratafl.algorithms.lgfedavg import lgfedavg
 from stratafl.algorithms.local import alone, local
+from stratafl.algorithms.model_generator import BIASES, Part
+from stratafl.algorithms.moon import moon
+from stratafl.algorithms.perfedavg import perfedavg
+from stratafl.algorithms.pfedhn import pfedhn, pfedhnpc
 from stratafl.algorithms.pfedla import heurpfedla, pfedla
+from stratafl.algorithms.pfedme import pfedme
+from stratafl.algorithms.scaffold import scaffold
 from stratafl.algorithms.simmix import simmix
 from stratafl.core.algorithm import Algorithm
+from stratafl.core.layers import select
 from stratafl.core.layerwise import Layerwise
-from stratafl.core.phased import Phased
-from stratafl.policies import SGD, Mean, ServerOptimizer
+from stratafl.core.phased import Phase, Phased
+from stratafl.policies import SGD, Copy, Mean, ServerOptimizer
 
 
 @dataclass(frozen=True)
@@ -50,11 +68,29 @@ def _extended(record: Layerwise, like: Layerwise) -> Layerwise:
     return replace(record, extension=like.extension)
 
 
+def _without_inputs(record: Layerwise) -> Layerwise:
+    """A method whose hypernetwork has output biases alone: all else is 0, and stays 0."""
+    zero = {name: replace(part, start="zero") for name, part in record.server.items() if isinstance(part, Part)}
+    return replace(record, server={**zero, BIASES: record.server[BIASES]})
+
+
+BASE = select("base")
 UNIFORM = replace(fedavg(), merge=(Mean(weights="uniform"),))
+ONE_STEP = SGD(steps=1)
+ALL_SAMPLES = SGD(batch=100)
 SIXTH = replace(  # of the learning rate on each of six clients, and six times their mean step on the server
     fedavg(train=SGD(lr=SGD().lr / 6)), merge=(ServerOptimizer(weights="uniform", optimizer="sgd", lr=6.0),)
 )
 SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
+    "ditto": (
+        SpecialCase(
+            "Ditto without a pull is Local",
+            ditto(strength=0.0),
+            local(train=SGD(purpose="personal")),
+            full_participation_only=True,
+        ),
+        SpecialCase("the global model of Ditto is FedAvg's", replace(ditto(), row="theta"), fedavg()),
+    ),
     "apple": (
         SpecialCase("with one client and weights that stay, APPLE is Local", apple(weights_lr=0.0), local(), clients=1),
         SpecialCase(
@@ -115,6 +151,24 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
         SpecialCase("HeurFedAMP that looks at nobody is FedAMP that does so", heurfedamp(own=1.0), fedamp(alpha=0.0)),
     ),
     "heurpfedla": (SpecialCase("HeurpFedLA that retains nothing is pFedLA", heurpfedla(k=0), pfedla()),),
+    "ifca": (SpecialCase("IFCA with one group is FedAvg", ifca(groups=1), fedavg()),),
+    "pfedhn": (
+        SpecialCase(
+            "a hypernetwork of output biases alone is FedAvg with uniform weights",
+            _without_inputs(pfedhn(hyper_lr=1.0, momentum=0.0, decay=0.0, clip=1e9)),
+            UNIFORM,
+            batchnorm=False,
+        ),
+    ),
+    "pfedhnpc": (
+        SpecialCase("pFedHN-PC without personal layers is pFedHN", pfedhnpc(personal="none"), pfedhn()),
+        SpecialCase(
+            "pFedHN-PC with every layer personal is Local",
+            pfedhnpc(personal="all"),
+            local(),
+            full_participation_only=True,
+        ),
+    ),
     "pfedla": (
         SpecialCase(
             "pFedLA with fixed uniform weights is FedAvg with uniform weights",
@@ -131,6 +185,18 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
             full_participation_only=True,
         ),
     ),
+    "fedas": (
+        SpecialCase(
+            "FedAS without alignment, weighted by samples, is FedPer",
+            replace(fedas(align_epochs=0), merge=(Mean(), Mean("statistics"))),
+            fedper(),
+        ),
+        SpecialCase(
+            "FedAS without alignment is FedPer if all traces are 0",
+            replace(fedas(), train=(SGD(), Copy("theta", "old"), Copy("theta", "statistics"), StartTrace())),
+            fedper(),
+        ),
+    ),
     "fedavg": (SpecialCase("with one client, FedAvg is Local", fedavg(), local(), clients=1),),
     "fedavgft": (SpecialCase("FedAvg-FT that tunes nothing is FedAvg", fedavgft(tune_epochs=0), fedavg()),),
     "fedavglpft": (
@@ -140,6 +206,20 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
         SpecialCase("FedBABU that fixes and tunes nothing is FedAvg", fedbabu(fixed="none", tune_epochs=0), fedavg()),
     ),
     "fedbias": (SpecialCase("with one client, FedBias is Local", fedbias(), _extended(alone(), fedbias()), clients=1),),
+    "feddbe": (
+        SpecialCase(
+            "FedDBE without a pull is FedPer with a personal shift, a round later",
+            feddbe(strength=0.0),
+            Phased((feddbe().phases[0], Phase(fedper(personal=SHIFT)))),
+        ),
+    ),
+    "fedcp": (
+        SpecialCase(
+            "FedCP with two equal heads that stay as they are is FedAvg: a division of features does not matter",
+            replace(fedcp(), train=(SGD(layers=BASE, objective=Separation(0.0)),)),
+            _extended(fedavg(train=SGD(layers=BASE)), fedcp()),
+        ),
+    ),
     "fedexp": (SpecialCase("FedExP with a large ε is FedAvg", fedexp(epsilon=1e12), fedavg()),),
     "fedopt": (
         SpecialCase(
@@ -147,6 +227,9 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
             fedopt(optimizer="momentum", beta1=0.0, server_lr=1.0),
             fedavg(),
         ),
+    ),
+    "fedpac": (
+        SpecialCase("with one client and no pull, FedPAC is FedRep", fedpac(strength=0.0), fedrep(), clients=1),
     ),
     "fedprior": (
         SpecialCase(
@@ -166,10 +249,51 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
     ),
     "fedprox": (SpecialCase("FedProx without a pull is FedAvg", fedprox(strength=0.0), fedavg()),),
     "fedrep": (SpecialCase("FedRep without personal layers is FedAvg", fedrep(personal="none"), fedavg()),),
+    "fedrod": (
+        SpecialCase(
+            "without balanced softmax, FedRoD is FedAvg below its personal heads",
+            fedrod(balanced=False),
+            _extended(fedavg(train=SGD(layers=~PERSONAL)), fedrod()),
+            on="not head.personal",
+        ),
+    ),
+    "gpfl": (
+        SpecialCase(
+            "with one client, GPFL is Local with its loss",
+            gpfl(),
+            replace(_extended(alone(), gpfl()), mix=(Conditions(),), train=gpfl().train),
+            clients=1,
+        ),
+    ),
     "lgfedavg": (
         SpecialCase("LG-FedAvg with every layer shared is FedAvg", lgfedavg(shared="head+base"), fedavg()),
         SpecialCase(
             "LG-FedAvg that shares nothing is Local", lgfedavg(shared="none"), local(), full_participation_only=True
+        ),
+    ),
+    "moon": (SpecialCase("MOON without contrast is FedAvg", moon(strength=0.0), fedavg()),),
+    "perfedavg": (
+        SpecialCase(
+            "Per-FedAvg that looks no step ahead is FedAvg, on all samples at once",
+            perfedavg(alpha=0.0, train=ALL_SAMPLES),
+            fedavg(train=ALL_SAMPLES),
+            batchnorm=False,  # with dropout, another draw is another mask
+        ),
+    ),
+    "pfedme": (
+        SpecialCase(
+            "pFedMe whose local model becomes the personal one after every step, η·λ = 1, is FedAvg",
+            replace(pfedme(strength=20.0, inner=1, personal_lr=0.1), row="theta"),
+            fedavg(train=SGD(lr=0.1)),
+        ),
+    ),
+    "scaffold": (
+        SpecialCase("with one client, SCAFFOLD is FedAvg", scaffold(), fedavg(), clients=1),
+        SpecialCase(
+            "SCAFFOLD of one step a round is FedAvg with uniform weights",
+            scaffold(train=ONE_STEP),
+            replace(UNIFORM, train=(ONE_STEP,)),
+            full_participation_only=True,
         ),
     ),
     "local": (
@@ -178,3 +302,16 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
         ),
     ),
 }
+
+
+def special_cases_of(name: str) -> tuple[SpecialCase, ...]:
+    """Those of a method; a composition is the method if its part does nothing, and its paper's method on FedAvg."""
+    if not is_composition(name):
+        return SPECIAL_CASES.get(name, ())
+    host, part = parse_composition(name)
+    made, off = composed(name), PARTS[part].off
+    without = SpecialCase(f"without a part that acts, '{name}' is '{host}'", made(**off), METHODS[host].builder())
+    if host != "fedavg":
+        return (without,)
+    own = METHODS[PARTS[part].method]
+    return (without, SpecialCase(f"'{name}' is {own.label}", made(**PARTS[part].soon), own.builder(**PARTS[part].soon)))

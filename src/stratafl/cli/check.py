@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from stratafl.algorithms.special_cases import SPECIAL_CASES
+from stratafl.algorithms.special_cases import special_cases_of
 from stratafl.cli.console import result_console
 from stratafl.config.assemble import algorithm_of
 from stratafl.config.experiment import Experiment, with_values
@@ -19,7 +19,7 @@ def check(name: str, options: Sequence[str], quick: bool) -> int:
     given = parse_settings(f"algorithm.{option.removeprefix(f'{name}.')}" for option in options)
     algorithm = algorithm_of(with_values(Experiment(), {"algorithm.name": name, **given}), typed([name]))
     console, broken, total = result_console(), 0, 0
-    laws = SPECIAL_CASES.get(name, ()) if not options else ()
+    laws = special_cases_of(name) if not options else ()
     with console.status(f"checking {name}") as status:
         for result in law_results(algorithm, laws, settings=SETTINGS[:1] if quick else SETTINGS):
             total += 1

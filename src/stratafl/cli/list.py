@@ -11,6 +11,7 @@ from rich.text import Text
 
 from stratafl.algorithms import ALGORITHMS
 from stratafl.algorithms.catalogue import KINDS, METHODS, Hyperparameter, Method, hyperparameter
+from stratafl.algorithms.composition import PARTS, composition, is_composition
 from stratafl.cli.console import result_console, titled_table
 from stratafl.config.plugins import parameters
 from stratafl.config.protocols import PROTOCOLS
@@ -46,18 +47,30 @@ def catalogue() -> dict[str, list[dict[str, Any]]]:
 
 def print_catalogue(name: str | None, as_json: bool) -> None:
     """Print everything; or what is called `name`, or what is listed under it, such as models."""
-    found = catalogue() if name is None else _named(catalogue(), name)
+    method = _method(name)
+    found = catalogue() if name is None else _named(catalogue(), name) if method is None else _entry(method)
     if as_json:
         print(json.dumps(found, indent=2))
         return
     console = result_console()
-    if name in ALGORITHMS:
-        _print_method(console, METHODS[name])
+    if method is not None:
+        _print_method(console, method)
     elif "algorithms" in found:
         _print_methods(console)
     for title, entries in found.items():
         if title != "algorithms":
             _print_entries(console, title, entries)
+
+
+def _method(name: str | None) -> Method | None:
+    """The method or composition of this name."""
+    if name is None or name in METHODS:
+        return METHODS.get(name or "")
+    return composition(name) if is_composition(name) else None
+
+
+def _entry(method: Method) -> dict[str, list[dict[str, Any]]]:
+    return {"algorithms": [_method_entry(method)]}
 
 
 def _named(known: Catalogue, name: str) -> dict[str, list[dict[str, Any]]]:
@@ -142,7 +155,9 @@ def _print_methods(console: Console) -> None:
                 table.add_row(Text(method.name, "cyan"), method.idea, method.paper or "")
         if table.row_count:
             console.print(Text.assemble((kind, "bold"), f": {meaning}"), table, "", sep="\n")
-    console.print("strata list NAME shows a method's options, what it sends, what new clients get.\n")
+    parts = ", ".join(f"NAME+{part} puts {each.label} on a method" for part, each in PARTS.items())
+    console.print("strata list NAME shows a method's options, what it sends, what new clients get.")
+    console.print(f"{parts}, such as fedper+flayer.\n")
 
 
 def _print_method(console: Console, method: Method) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from torch import nn
 
 from stratafl.algorithms import ALGORITHMS
+from stratafl.algorithms.composition import composed, is_composition
 from stratafl.config.experiment import Experiment
 from stratafl.config.plugins import called, imported, parameters
 from stratafl.config.tables import DataTable, ModelTable, RunTable, ServerTable, partition_of, without_effect
@@ -33,7 +34,9 @@ log = logging.getLogger("stratafl")
 
 
 def builder_of(name: str, trust: Trust | bool = NOTHING) -> Callable[..., Any]:
-    """What makes the method of this name: of the catalogue, or at a path that is trusted."""
+    """What makes the method of this name: of the catalogue, composed, or at a path that is trusted."""
+    if is_composition(name):
+        return composed(name)
     return ALGORITHMS.get(name) or imported("algorithm", name, trust)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.algorithms import ALGORITHMS
+from stratafl.algorithms.composition import PLUS, is_composition
 from stratafl.config.migrations import migrate
 from stratafl.config.protocols import PROTOCOLS
 from stratafl.config.settings import Settings, parse_settings
@@ -152,7 +153,7 @@ def with_values(experiment: Experiment, settings: Settings) -> Experiment:
         tables = _open_again(experiment, settings["run.protocol"])
     for path in sorted(settings, key=lambda path: path not in _CHOICES):  # whose options may come before
         (name, _, key), value = path.partition("."), settings[path]
-        table = "algorithm" if name == tables["algorithm"].get("name") else name
+        table = "algorithm" if name in _method_names(tables["algorithm"].get("name")) else name
         if table in ALGORITHMS:
             raise UnknownNameError(
                 f"{table}.{shown(key)} is an option of {table}, the method is {shown(tables['algorithm']['name'])}"
@@ -165,6 +166,11 @@ def with_values(experiment: Experiment, settings: Settings) -> Experiment:
             tables[table] = _divided_anew(tables[table], value)
         tables[table][key] = value
     return from_tables(tables)
+
+
+def _method_names(name: Any) -> tuple[str, ...]:
+    """What its options may be written after: the method, and what a composition is made of."""
+    return (name, *name.split(PLUS)) if isinstance(name, str) and is_composition(name) else (name,)
 
 
 def names_code(experiment: Experiment) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from stratafl.algorithms import ALGORITHMS
+from stratafl.algorithms.composition import is_composition, parse_composition
 from stratafl.config.protocols import PROTOCOLS
 from stratafl.core.annotations import WHOLE, Named, Range, Size, checked
 from stratafl.core.layout import Buffers, Granularity
@@ -36,11 +37,27 @@ Seed = Range(least=0, most=WHOLE)
 Options = Mapping[str, Any]
 
 
+@dataclasses.dataclass(frozen=True)
+class MethodName(Named):
+    """A method of the catalogue, a composition such as `fedper+flayer`, or a path."""
+
+    def check(self, key: str, value: str) -> None:
+        if is_composition(value):
+            parse_composition(value)
+        else:
+            super().check(key, value)
+
+
 @record
 class AlgorithmTable:
     """Which method, and its options."""
 
-    name: Annotated[str, Named(ALGORITHMS, paths=True), "as in `strata list`, or `package.module:builder`"] = "fedper"
+    name: Annotated[
+        str,
+        MethodName(ALGORITHMS, paths=True),
+        "as in `strata list`, a [composition](algorithms/composition.md) such as `fedper+flayer`, or",
+        "`package.module:builder`",
+    ] = "fedper"
     options: Options = dataclasses.field(default_factory=dict)
 
 

@@ -121,6 +121,11 @@ def default_objective(classes: int | None) -> Objective:
     return MeanSquaredError() if classes is None else CrossEntropy()
 
 
+def losses(output: Tensor, y: Tensor) -> Tensor:
+    """The default loss of each sample `[B]`: cross-entropy for labels, squared error for numbers."""
+    return sample_losses(output, y, None if y.is_floating_point() else output.shape[-1])
+
+
 def sample_losses(output: Tensor, y: Tensor, classes: int | None) -> Tensor:
     """The loss of each sample `[B]`, for evaluation."""
     if classes is None:

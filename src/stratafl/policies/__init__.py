@@ -20,8 +20,6 @@ __all__ = [
     "Cosine",
     "Deliver",
     "Exponential",
-]
-__all__ += [
     "Fresh",
     "Increment",
     "Mean",
@@ -32,5 +30,9 @@ __all__ += [
     "Remember",
     "ServerOptimizer",
     "Stepped",
+    "StoreRows",
+    "Take",
+    "TrimmedMean",
+    "Upload",
+    "Warmup",
 ]
-__all__ += ["StoreRows", "Take", "TrimmedMean", "Upload", "Warmup"]

@@ -6,7 +6,7 @@ from stratafl.core.layout import Layout, Rows
 from stratafl.core.records import record
 from stratafl.core.state import State, tensor_of
 from stratafl.core.steps import Names
-from stratafl.policies.train import Fields
+from stratafl.policies.descent import Fields
 
 
 @record

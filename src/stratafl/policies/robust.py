@@ -38,7 +38,11 @@ NUMBERS = 8  # float64 numbers beside each column while a piece is sorted and av
 
 @record
 class RobustMerge(MergeRows):
-    """A field of the server from the same field of all uploads, piece by piece."""
+    """A field of the server from the same field of all uploads, piece by piece.
+
+    Weights are those of `Mean`: n_k, equal, or a field with a number for each client, or for each entry of the leading
+    axes of a tensor. What has weight 0 counts as not sent.
+    """
 
     field: str = "theta"
     weights: str = "samples"
@@ -54,37 +58,38 @@ class RobustMerge(MergeRows):
 
     @property
     def bounds(self) -> Mapping[str, Bound]:
-        return {} if self.weights == "uniform" else {f"up.{self.weights}": "positive"}
+        return {} if self.weights == "uniform" else {f"up.{self.weights}": "nonnegative"}
 
     def footprint(self, setup: Setup) -> Footprint:
-        """The uploads of one tensor, some of its columns in float64, and the server's new row."""
+        """The uploads of one tensor and their weights, some columns in float64, and the server's new row."""
         largest = max(setup.start[name].numel() for name in setup.layout.specs)
         piece = NUMBERS * torch.float64.itemsize * min(largest, PIECE)
-        return Footprint(absorbed=setup.block_bytes() + piece, merge=setup.row_bytes())
+        return Footprint(
+            absorbed=setup.block_bytes() + setup.block_bytes(torch.float64) + piece, merge=setup.row_bytes()
+        )
 
     def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
         field, held = up[self.field], server[self.field]
         weights = torch.ones(len(ids)) if self.weights == "uniform" else up[self.weights].tensor
-        blocks = _Blocks(field, held, rnd.layout)
-        weights = weights.to(blocks.device, torch.float64)
+        blocks = _Blocks(field, held, weights, rnd.layout)
         scales = self._scales(blocks, rnd.layout)
-        new = {name: self._merged(blocks, name, weights, scales[name]) for name in blocks.names}
+        new = {name: self._merged(blocks, name, scales[name]) for name in blocks.names}
         return {self.field: new[""] if isinstance(held, Tensor) else {**held, **new}}
 
     def _scales(self, blocks: "_Blocks", layout: Layout) -> Mapping[str, Tensor | None]:
         return dict.fromkeys(blocks.names)
 
-    def _merged(self, blocks: "_Blocks", name: str, weights: Tensor, scale: Tensor | None) -> Tensor:
+    def _merged(self, blocks: "_Blocks", name: str, scale: Tensor | None) -> Tensor:
         held = blocks.held[name]
         new = torch.empty_like(held, memory_format=torch.contiguous_format)
-        for some, x, sent, old in blocks.pieces(name):
-            merged = self._columns(x if scale is None else old + scale[:, None] * (x - old), sent, weights)
-            new.view(-1)[some] = torch.where(sent.any(0), merged, old).to(held.dtype)
+        for some, x, weights, old in blocks.pieces(name):
+            merged = self._columns(x if scale is None else old + scale[:, None] * (x - old), weights)
+            new.view(-1)[some] = torch.where((weights > 0).any(0), merged, old).to(held.dtype)
         return new
 
     @abstractmethod
-    def _columns(self, x: Tensor, sent: Tensor, weights: Tensor) -> Tensor:
-        """What columns `[C, P]` in float64 come to, `[P]`; where nobody sent one, anything."""
+    def _columns(self, x: Tensor, weights: Tensor) -> Tensor:
+        """What columns `[C, P]` in float64 come to, `[P]`; what has weight 0 was not sent, and may be NaN."""
 
 
 @record
@@ -96,7 +101,8 @@ class Median(RobustMerge):
 
     weights: Literal["uniform"] = "uniform"
 
-    def _columns(self, x: Tensor, sent: Tensor, weights: Tensor) -> Tensor:
+    def _columns(self, x: Tensor, weights: Tensor) -> Tensor:
+        sent = weights > 0
         ordered = torch.where(sent, x, torch.inf).sort(0).values  # what was not sent comes last
         count = sent.sum(0, keepdim=True)
         low, high = (ordered.gather(0, place.clamp(min=0)) for place in ((count - 1) // 2, count // 2))
@@ -112,12 +118,13 @@ class TrimmedMean(RobustMerge):
 
     share: Share = 0.2
 
-    def _columns(self, x: Tensor, sent: Tensor, weights: Tensor) -> Tensor:
+    def _columns(self, x: Tensor, weights: Tensor) -> Tensor:
+        sent = weights > 0
         ordered, order = torch.where(sent, x, torch.inf).sort(0)
         count = sent.sum(0)
         cut = torch.minimum((self.share * count - 1e-9).ceil().long(), (count - 1) // 2).clamp(min=0)
         rank = torch.arange(len(x), device=x.device)[:, None]
-        kept = torch.where((rank >= cut) & (rank < count - cut), weights[order], 0)
+        kept = torch.where((rank >= cut) & (rank < count - cut), weights.gather(0, order), 0)
         return (kept * torch.where(kept > 0, ordered, 0)).sum(0) / kept.sum(0).clamp(min=1e-300)
 
 
@@ -135,9 +142,8 @@ class ClippedMean(RobustMerge):
         kinds = {name: name not in layout.specs or layout.specs[name].trainable for name in blocks.names}
         scales: dict[bool, Tensor] = {}
         for kind in set(kinds.values()):
-            norms = sum(blocks.squares(name) for name in blocks.names if kinds[name] is kind)
-            assert isinstance(norms, Tensor)
-            scales[kind] = self._scale(norms.sqrt())
+            squares = torch.stack([blocks.squares(name) for name in blocks.names if kinds[name] is kind])
+            scales[kind] = self._scale(squares.sum(0).sqrt())
         return {name: scales[kind] for name, kind in kinds.items()}
 
     def _scale(self, norms: Tensor) -> Tensor:
@@ -145,34 +151,35 @@ class ClippedMean(RobustMerge):
         middle = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
         return (self.factor * middle / norms.clamp(min=1e-300)).clamp(max=1)
 
-    def _columns(self, x: Tensor, sent: Tensor, weights: Tensor) -> Tensor:
-        there = torch.where(sent, weights[:, None], 0)
-        return (there * torch.where(sent, x, 0)).sum(0) / there.sum(0).clamp(min=1e-300)
+    def _columns(self, x: Tensor, weights: Tensor) -> Tensor:
+        return (weights * torch.where(weights > 0, x, 0)).sum(0) / weights.sum(0).clamp(min=1e-300)
 
 
 class _Blocks:
     """The blocks of a field that the server keeps, some columns of all clients at a time; a tensor is one block."""
 
-    def __init__(self, field: Field, held: Value, layout: Layout) -> None:
+    def __init__(self, field: Field, held: Value, weights: Tensor, layout: Layout) -> None:
         self._value: Mapping[str, Tensor] = {"": field.value} if isinstance(field.value, Tensor) else field.value
         self._sent: Rows | None = field.sent(layout)
         self.held: Mapping[str, Tensor] = {"": held} if isinstance(held, Tensor) else held
         self.names = tuple(name for name in self._value if name in self.held)
-        self.device = next((x.device for x in self.held.values()), torch.device("cpu"))
+        device = next((x.device for x in self.held.values()), weights.device)
+        self._weights = weights.to(device, torch.float64)
 
     def pieces(self, name: str) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-        """Places, values `[C, P]` in float64, which of them were sent, and what the server holds `[P]`."""
-        block, held = self._value[name], self.held[name].reshape(-1)
-        flat = block.reshape(len(block), -1)
-        sent = None if self._sent is None else self._sent[name].expand(block.shape).reshape(flat.shape)
+        """Places, values and weights `[C, P]` in float64, 0 of what was not sent, and what the server holds `[P]`."""
+        block, held, weights = self._value[name], self.held[name].reshape(-1), self._weights
+        spread = weights.reshape((*weights.shape, *(1,) * (block.ndim - weights.ndim))).expand(block.shape)
+        masked = spread if self._sent is None else torch.where(self._sent[name], spread, 0)
+        flat, each = (x.reshape(len(block), -1) for x in (block, masked))
         for some in (slice(at, at + PIECE) for at in range(0, flat.shape[1], PIECE)):
-            x = flat[:, some].double()
-            yield some, x, torch.ones_like(x, dtype=torch.bool) if sent is None else sent[:, some], held[some].double()
+            yield some, flat[:, some].double(), each[:, some], held[some].double()
 
     def squares(self, name: str) -> Tensor:
         """`[C]`: the squared norm of what each client sent, from what the server holds."""
-        parts = [torch.where(sent, x - old, 0).square().sum(1) for _, x, sent, old in self.pieces(name)]
-        return torch.stack(parts).sum(0) if parts else torch.zeros(len(self._value[name]), device=self.device)
+        none = torch.zeros(len(self._weights), dtype=torch.float64, device=self._weights.device)
+        parts = (torch.where(w > 0, x - old, 0).square().sum(1) for _, x, w, old in self.pieces(name))
+        return sum(parts, none)
 
 
 # From a method to a robust one

@@ -24,12 +24,14 @@ MEASURES = {
     "spread": "standard deviation of test accuracy over clients, points",
     "rounds": "rounds to convergence",
     "seconds": "seconds per round (median)",
+    "relative": "seconds per round, divided by FedAvg's",
     "time": "seconds to convergence",
     "bytes": "MiB per round, both ways",
 }
 MORE_IS_BETTER = ("score", "trained", "global")
 OF_CONVERGENCE = ("rounds", "time")
-PER_ROUND = ("seconds", "bytes")  # the number of rounds does not matter for these
+PER_ROUND = ("seconds", "relative", "bytes")  # the number of rounds does not matter for these
+REFERENCE = "FedAvg"  # the row by whose seconds those of all rows are divided
 OVER_COLUMNS = ("rises", "widens", "flat")
 KINDS = {  # with the keys that they need
     "best": ("row",),

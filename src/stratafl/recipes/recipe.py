@@ -10,7 +10,8 @@ readings = ["trained"]                     other measures that the printed accur
 [[claims]]  says, kind, …                  written before the run, see `claims`
 
 Settings apply in the order recipe, column, row, scale, command; a later one replaces an earlier one. `flayer.s` is an
-option of that method only. Another model or partition drops the options of the one before.
+option of that method only, and of combinations with it such as `fedper+flayer`. Another model or partition drops the
+options of the one before.
 """
 
 import tomllib
@@ -28,9 +29,10 @@ from stratafl.config.settings import Settings
 from stratafl.core.annotations import Range, checked
 from stratafl.core.records import from_settings
 from stratafl.errors import RecordError, StrataError, unknown
-from stratafl.recipes.claims import MEASURES, Claim
+from stratafl.recipes.claims import MEASURES, REFERENCE, Claim
 
 SCALES = ("smoke", "short", "full")
+EXTENSIONS = ("flayer", "lag")  # what follows "+" in the name of a combination
 T = TypeVar("T")
 
 
@@ -101,8 +103,8 @@ class Recipe:
 
     @property
     def measures(self) -> list[str]:
-        """The score, the other measures in the paper, and those that its numbers may be."""
-        shown = ("score", *self.readings)
+        """The score, the other measures in the paper or its claims, and those that its numbers may be."""
+        shown = {"score", *self.readings, *(claim.measure for claim in self.claims)}
         return [name for name in MEASURES if name in shown or any(row.prints(name) for row in self.rows)]
 
     @property
@@ -136,14 +138,21 @@ class Recipe:
         first = {"run.protocol": self.protocol} | ({"algorithm.name": method} if method else {})
         made = with_values(Experiment(), first)
         for layer in layers:
-            made = with_values(made, {k: v for k, v in _for(method, layer).items() if k != "algorithm.name"})
+            given = {k: v for k, v in _for(method, layer).items() if k != "algorithm.name"}
+            made = with_values(made, given) if given else made
         return with_values(made, _for(method, more))
 
 
 def _for(method: str | None, settings: Settings) -> Settings:
-    """The settings without options of other methods."""
-    others = ALGORITHMS.keys() - {method}
-    return {path: value for path, value in settings.items() if path.partition(".")[0] not in others}
+    """The settings without options of other methods; those of each part of a combination are options of it."""
+    parts, found = (method or "").split("+"), dict[str, Any]()
+    for path, value in settings.items():
+        table, _, key = path.partition(".")
+        if table in parts:
+            found[f"algorithm.{key}"] = value
+        elif table not in ALGORITHMS and table not in EXTENSIONS:
+            found[path] = value
+    return found
 
 
 def recipe_names() -> list[str]:
@@ -233,6 +242,8 @@ def _check(recipe: Recipe) -> None:
         claim.check()
         _known("row", claim.names, rows)
         _known("column", claim.columns or [], columns)
+    if "relative" in recipe.measures and REFERENCE not in rows:
+        raise RecordError(f"'relative' divides by the seconds of the row '{REFERENCE}', which is not there; add it")
 
 
 def _different(kind: str, names: list[str]) -> None:

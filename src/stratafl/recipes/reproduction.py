@@ -25,7 +25,7 @@ from stratafl.config.trust import NOTHING, Trust
 from stratafl.errors import BusyError, DataError, RunError, counted
 from stratafl.execute.memory import device_of
 from stratafl.files import write_atomically
-from stratafl.recipes.claims import OF_CONVERGENCE
+from stratafl.recipes.claims import OF_CONVERGENCE, REFERENCE
 from stratafl.recipes.recipe import Cell, Recipe
 from stratafl.recipes.verdicts import Numbers, Printed, verdicts
 from stratafl.report.outcome import Outcome, read_outcome
@@ -157,6 +157,8 @@ class Reproduction:
         return self.ended.get(place)
 
     def numbers(self, measure: str = "score") -> Numbers:
+        if measure == "relative":
+            return relative(self.numbers("seconds"))
         table: dict[tuple[str, str], dict[int, float]] = {}
         for cell, one in self.outcomes():
             value = None if one is None else measured(one, measure)
@@ -245,6 +247,16 @@ def run_name(experiment: Experiment, trust: Trust | bool = NOTHING) -> str:
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
     name = f"{experiment.algorithm.name}-{Path(experiment.data.name).stem}-{experiment.model.name}"
     return f"{''.join(c if c.isalnum() else '-' for c in name)}-{digest}"
+
+
+def relative(seconds: Numbers) -> Numbers:
+    """Seconds per round, divided by FedAvg's in the same column with the same seed; empty where FedAvg has none."""
+    found: dict[tuple[str, str], dict[int, float]] = {}
+    for (row, column), values in seconds.items():
+        usual = seconds.get((REFERENCE, column), {})
+        shares = {seed: value / usual[seed] for seed, value in values.items() if usual.get(seed)}
+        found |= {(row, column): shares} if shares else {}
+    return found
 
 
 def measured(one: Outcome, measure: str) -> float | None:

@@ -47,7 +47,7 @@ class PairedDifference:
 
     def text(self, claim: Claim, noise: bool) -> str:
         """The difference of the numbers themselves, with its margin."""
-        digits = 2 if claim.measure in ("seconds", "time", "bytes") else 1
+        digits = 2 if claim.measure in ("seconds", "relative", "time", "bytes") else 1
         value = f"{round(claim.sign * self.mean, digits) + 0.0:+.{digits}f}"  # + 0.0: no minus before zero
         if self.margin is None:
             return f"{value} (one seed)"

@@ -1,0 +1,124 @@
+"""Compositions: FLAYER's parts or LAG on another method, by a name such as `fedper+flayer` or `scaffold+lag`.
+
+A composition takes the options of the method and those of the part. The parts are functions from record to record, of
+use without a name: `with_flayer(my_method())`. They refuse what makes no sense and say why.
+"""
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stratafl.algorithms.catalogue import GIVEN, METHODS, Method
+from stratafl.algorithms.flayer_on import acting, with_flayer
+from stratafl.algorithms.lag_on import with_lag
+from stratafl.core.algorithm import Algorithm
+from stratafl.errors import RecordError, unknown
+
+PLUS = "+"
+
+
+@dataclass(frozen=True)
+class Part:
+    """What follows the `+`: a function from record to record, and the method of its paper, which it makes of FedAvg.
+
+    With the options `off` it changes nothing; with `soon` it acts from the first round on.
+    """
+
+    label: str
+    on: Callable[..., Algorithm]
+    method: str
+    idea: Callable[[Method], str]
+    off: Mapping[str, Any]
+    soon: Mapping[str, Any] = field(default_factory=dict)
+    sends: Callable[[Method], str] = lambda host: host.sends
+
+
+def _flayer_idea(host: Method) -> str:
+    parts = acting(host.builder())
+    acts = " and ".join(name for name, reason in parts.items() if reason is None)
+    left = "".join(f"; no {reason}" for reason in parts.values() if reason is not None)
+    return f"{host.label} with FLAYER's {acts}{left}."
+
+
+def _flayer_sends(host: Method) -> str:
+    masked = acting(host.builder())["mask"] is None
+    return f"{host.sends}; of each layer only what changed most" if masked else host.sends
+
+
+def _lag_idea(host: Method) -> str:
+    return f"{host.label} in which layers with conflicting updates become personal."
+
+
+PARTS = {
+    "flayer": Part(
+        "FLAYER",
+        with_flayer,
+        "flayer",
+        _flayer_idea,
+        off={"guide": False, "rates": False, "mask": False},
+        sends=_flayer_sends,
+    ),
+    "lag": Part("LAG", with_lag, "fedlag", _lag_idea, off={"k": 0, "warmup": 0}, soon={"k": 2, "xi": 0.0, "warmup": 0}),
+}
+
+
+def is_composition(name: str) -> bool:
+    """Whether a name is written as one; a path `package.module:name` is not."""
+    return PLUS in name and ":" not in name
+
+
+def parse_composition(name: str) -> tuple[str, str]:
+    """The method and the part; names that do not exist are refused with the nearest match."""
+    host, _, part = name.partition(PLUS)
+    if host not in METHODS:
+        raise unknown("algorithm", host, sorted(METHODS))
+    if part not in PARTS:
+        if PLUS in part:
+            raise RecordError(f"'{name}' adds several parts: write one method and one of {', '.join(PARTS)}")
+        raise unknown(f"part of '{name}'", part, PARTS)
+    return host, part
+
+
+def composition(name: str) -> Method:
+    """What the catalogue would say of a composition; refused with the reason if it makes no sense."""
+    host_name, part_name = parse_composition(name)
+    host, part, built = METHODS[host_name], PARTS[part_name], composed(name)
+    built()  # or it is refused
+    paper = METHODS[part.method]
+    idea, sends, label = part.idea(host), part.sends(host), f"{host.label} + {part.label}"
+    return Method(name, built, host.kind, label, idea, paper.paper, paper.title, sends, host.new_client)
+
+
+def composed(name: str) -> Callable[..., Algorithm]:
+    """A function of the options of both that builds the composition."""
+    host_name, part_name = parse_composition(name)
+    host, part = METHODS[host_name].builder, PARTS[part_name].on
+    own, more = (_options(each) for each in (host, part))
+    del more[next(iter(more))]  # the method itself
+
+    def build(**options: Any) -> Algorithm:
+        for option in options:
+            if option not in {**own, **more}:
+                raise unknown(f"option of {name}", option, [*own, *more])
+        made = host(**{option: value for option, value in options.items() if option in own})
+        try:
+            found = part(made, **{option: value for option, value in options.items() if option in more.keys() - own})
+        except RecordError as error:
+            raise RecordError(f"{name}: {error}") from error
+        if both := own.keys() & more.keys():
+            raise RecordError(f"{name}: both have an option '{min(both)}', of which only one could be set")
+        return found
+
+    build.__name__ = build.__qualname__ = name
+    build.__doc__ = part.__doc__
+    hints = {**typing.get_type_hints(host, include_extras=True), **typing.get_type_hints(part, include_extras=True)}
+    taken = {**own, **more, **({GIVEN: own[GIVEN]} if GIVEN in own else {})}
+    build.__annotations__ = {option: hints[option] for option in taken if option in hints}
+    build.__signature__ = inspect.Signature([taken[option] for option in taken])  # type: ignore[attr-defined]
+    return build
+
+
+def _options(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(function).parameters)

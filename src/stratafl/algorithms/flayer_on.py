@@ -1,0 +1,214 @@
+"""FLAYER's three parts on other methods: functions from record to record.
+
+    with_flayer(fedper())                    # fedper+flayer
+    with_mask(with_rates(fedrep()))
+
+The paper applies FLAYER to six methods (Table 5) and says no more than that it does not replace their foundations. Each
+part acts where the method has a place for it: the guide where a head is received and nobody else mixes it, rates in
+every descent, the mask on what is uploaded to be averaged. A part without a place is refused with the reason, or left
+out by `with_flayer` unless it was asked for.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated, Literal
+
+from stratafl.algorithms.flayer import Guide, LayerRate, Share, Split, TopChange
+from stratafl.core.algorithm import Algorithm
+from stratafl.core.annotations import Fixed, Range, Tune
+from stratafl.core.fields import FieldSpec, Filled, Number, Start, Together
+from stratafl.core.layers import Select, select
+from stratafl.core.layerwise import Layerwise
+from stratafl.core.phased import Phased
+from stratafl.core.records import validated
+from stratafl.core.steps import Mix, Train
+from stratafl.errors import RecordError
+from stratafl.policies import SGD, Accuracy, Adopt, Copy, Mean, Remember, Take, Upload
+from stratafl.policies.serve import Download
+
+
+@validated
+def with_flayer(
+    host: Algorithm,
+    *,
+    s: Annotated[int, Range(least=1), Tune(1, 3)] = 1,
+    guide: bool | None = None,
+    rates: bool | None = None,
+    mask: bool | None = None,
+    accuracy: Split | Annotated[Share, Fixed("measured; a given A is for experiments")] = "train",
+    accuracy_of: Literal["trained", "initialised"] = "trained",
+    least: Annotated[Share, Tune(0.05, 0.5)] = 0.1,
+    unsent: Literal["held", "zero"] = "held",
+) -> Layerwise:
+    """Local rates for each layer, a head mixed by accuracy, and an upload of what changed most.
+
+    `guide`, `rates` and `mask` switch the parts; left open, a part acts where the method has a place for it. The other
+    options are those of `flayer`.
+    """
+    wanted = {"guide": guide, "rates": rates, "mask": mask}
+    parts: dict[str, Callable[[Layerwise], Layerwise]] = {
+        "guide": lambda each: with_guide(each, s=s, accuracy=accuracy, accuracy_of=accuracy_of),
+        "rates": with_rates,
+        "mask": lambda each: with_mask(each, least=least, unsent=unsent),
+    }
+    record, reasons = sending(host), dict[str, str]()
+    if any(isinstance(step, Guide | TopChange) for step in record.steps):
+        raise RecordError("it has FLAYER's parts already: leave out +flayer")
+    for name, part in parts.items():
+        try:
+            record = part(record) if wanted[name] is not False else record
+        except RecordError as error:
+            if wanted[name]:
+                raise RecordError(f"{error}: leave out {name}=True") from error
+            reasons[name] = str(error)
+    if len(reasons) == len(parts):
+        raise RecordError(", and ".join(reasons.values()) + ": choose another method")
+    return record
+
+
+def acting(host: Algorithm) -> dict[str, str | None]:
+    """FLAYER's parts: None for one that acts on this method, or else why it does not."""
+    found: dict[str, str | None] = {}
+    for name, part in {"guide": with_guide, "rates": with_rates, "mask": with_mask}.items():
+        try:
+            part(sending(host))
+            found[name] = None
+        except RecordError as error:
+            found[name] = str(error)
+    return found
+
+
+def sending(host: Algorithm) -> Layerwise:
+    """The record of a method without phases in which clients send something."""
+    records = host.records if isinstance(host, Phased) else (host,)
+    if not any(isinstance(each, Layerwise) and each.send for each in records):
+        raise RecordError("nothing is sent: choose a method whose clients send what they trained")
+    if not isinstance(host, Layerwise):
+        raise RecordError("it has phases of its own: choose a method without")
+    return host
+
+
+# Eq. 2
+
+
+def with_guide(
+    host: Layerwise,
+    *,
+    s: int = 1,
+    accuracy: str | float = "train",
+    accuracy_of: Literal["trained", "initialised"] = "trained",
+) -> Layerwise:
+    """A·own + (1 − A)·received in the last `s` layers, where the method takes the received head.
+
+    A model that is never sent, as Ditto's personal one, keeps its own base.
+    """
+    head, row = select(f"last:{s}"), host.row
+    at, field = _received(host)
+    sent = next((step.layers for step in host.serve if isinstance(step, Download) and step.field == field), None)
+    if sent == select("base") and s == 1:
+        raise RecordError("guide: its head is never sent")
+    if not isinstance(accuracy, str) and accuracy_of != "trained":
+        raise RecordError(f"guide: accuracy={accuracy} is never measured: leave out accuracy_of={accuracy_of!r}")
+    uploaded = any(f"up.{row}" in step.writes for step in host.send)
+    guide = Guide(head, row, field, "received" if uploaded else "own")
+    mix = (*host.mix[:at], guide, *host.mix[at + 1 :])
+    if isinstance(host.mix[at], Adopt):  # whoever is met first starts from what it receives, whatever A is
+        mix = (*host.mix[: at + 1], guide, *host.mix[at + 1 :])
+    start = Number(0.0 if isinstance(accuracy, str) else float(accuracy))
+    client = {**host.client, row: keeping(host.client.get(row), head), "accuracy": start}
+    train = host.train
+    if isinstance(accuracy, str):
+        measured = Accuracy(accuracy, row)
+        train = (*train, measured) if accuracy_of == "trained" else (measured, *train)
+    return replace(host, mix=mix, train=train, client=client)
+
+
+def _received(host: Layerwise) -> tuple[int, str]:
+    """The step of mix that gives the client's model what was received, and the field of the download."""
+    takes = [i for i, step in enumerate(host.mix) if isinstance(step, Take) and step.writes == (host.row,)]
+    adopts = [i for i, step in enumerate(host.mix) if isinstance(step, Adopt) and host.row in step.fields]
+    if any(isinstance(step, Copy) and step.into == host.row for step in host.train):
+        raise RecordError("guide: training starts from what is received, not from the model that clients use")
+    if len(takes) + len(adopts) != 1:
+        raise RecordError(f"guide: {'the server makes a head for each client' if takes else 'no head is received'}")
+    (at,) = takes or adopts
+    for step in host.mix[at + 1 :]:
+        if host.row in step.writes:
+            raise RecordError(f"guide: {type(step).__name__} already mixes what a client has and receives")
+    found = host.mix[at]
+    return at, found.field if isinstance(found, Take) else found.source  # type: ignore[attr-defined]
+
+
+def keeping(spec: FieldSpec | None, layers: Select) -> FieldSpec:
+    """What a client keeps of its model, and these layers too."""
+    more = Start(layers)
+    if spec is None or spec == Start(select("none")):
+        return more
+    if spec in (Start(), Start(~layers)):
+        return Start()
+    return Together((spec, more))
+
+
+# Eq. 4
+
+
+def with_rates(host: Layerwise) -> Layerwise:
+    """Every descent of a client's training with a rate for each layer and step, whatever it trains."""
+    descents = [step for step in host.train if isinstance(step, SGD)]
+    if not descents:
+        raise RecordError("rates: it has no descent whose rates could change")
+    for step in host.train:
+        counted = {each.counts[-1] for each in descents} & set(step.reads)
+        if counted:
+            raise RecordError(f"rates: {type(step).__name__} counts on one learning rate for all layers")
+    return replace(host, train=tuple(_with_rate(step) for step in host.train))
+
+
+def _with_rate(step: Train) -> Train:
+    return replace(step, rates=(*step.rates, LayerRate())) if isinstance(step, SGD) else step
+
+
+# Eq. 5–9
+
+
+def with_mask(host: Layerwise, *, least: float = 0.1, unsent: Literal["held", "zero"] = "held") -> Layerwise:
+    """Of every row that is uploaded for a mean, what changed most since training began."""
+    means = {step.field for step in host.merge if isinstance(step, Mean) and _is_rows(host.server_fields[step.field])}
+    means &= {step.field for step in host.send if isinstance(step, Upload) and step.columns == "all"}
+    if not means:
+        raise RecordError("mask: no layer is uploaded to be averaged")
+    for step in host.merge:
+        whole = {name for name in means if f"up.{name}" in step.reads}
+        if whole and not isinstance(step, Mean):
+            raise RecordError(f"mask: {type(step).__name__} needs whole models of clients")
+    mix, anchors = _anchored(host.mix, means)
+    return replace(
+        host,
+        mix=mix,
+        send=tuple(
+            TopChange(least, step.layers, step.field, anchors[step.field])
+            if isinstance(step, Upload) and step.field in means
+            else step
+            for step in host.send
+        ),
+        merge=tuple(replace(m, unsent=unsent) if isinstance(m, Mean) and m.field in means else m for m in host.merge),
+    )
+
+
+def _is_rows(spec: FieldSpec) -> bool:
+    return isinstance(spec, Start | Filled | Together)
+
+
+def _anchored(mix: tuple[Mix, ...], fields: set[str]) -> tuple[tuple[Mix, ...], dict[str, str]]:
+    """Mix with a memory of where training starts for each field, and its name; one that is there is used."""
+    anchors: dict[str, str] = {}
+    for field in sorted(fields):
+        later = [step for step in mix if isinstance(step, Remember) and step.field == field]
+        last = max((i for i, step in enumerate(mix) if field in step.writes), default=-1)
+        found = [step for step in later if mix.index(step) > last]
+        if not found:
+            taken = {name for step in mix for name in step.writes}
+            found = [Remember(field, "anchor" if "anchor" not in taken else f"{field}.start")]
+            mix = (*mix, found[0])
+        anchors[field] = found[0].name
+    return mix, anchors

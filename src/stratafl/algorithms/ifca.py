@@ -1,0 +1,101 @@
+"""IFCA (Ghosh et al., 2020): several models, of which each client trains the one that fits its data best.
+
+Algorithm 1 with model averaging. Nobody is assigned to a group for good: every client chooses anew in every round, and
+so does a new client, or one that is only evaluated.
+"""
+
+from dataclasses import replace
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from stratafl.algorithms.catalogue import method
+from stratafl.algorithms.fedavg import fedavg
+from stratafl.core.annotations import Range, Tune
+from stratafl.core.fields import Start
+from stratafl.core.footprint import Footprint
+from stratafl.core.layerwise import Layerwise
+from stratafl.core.parcel import Parcel
+from stratafl.core.records import record
+from stratafl.core.reduce import add_rows_by_group
+from stratafl.core.round import Round, Setup
+from stratafl.core.state import State, expand, rows_of, tensor_of
+from stratafl.core.steps import MergeSums, Mix
+from stratafl.core.task import Task
+from stratafl.policies import SGD, Broadcast, Upload
+
+
+@method(
+    "clustered",
+    paper="Ghosh et al., 2020",
+    title="An Efficient Framework for Clustered Federated Learning",
+    sends="the whole model and the number of its group",
+    new_client="of the groups' models the one with the smallest loss on its training split",
+)
+def ifca(*, groups: Annotated[int, Range(least=1), Tune(2, 10)] = 2, train: SGD = SGD()) -> Layerwise:
+    """M models θ_m, each drawn for itself: equal ones would be chosen by everybody alike. A single one is FedAvg's."""
+    return replace(
+        fedavg(train=train),
+        serve=(Broadcast(field="groups"),),  # line 4: all of them, to everybody
+        mix=(ChooseGroup(),),
+        send=(Upload(), Upload(field="group")),
+        merge=(MeanOfGroups(groups),),
+        server={"groups": Start(copies=groups, own=groups > 1)},
+    )
+
+
+@record
+class ChooseGroup(Mix):
+    """m̂ = argmin_m L_k(θ_m) (line 8): the mean loss on the training split, in evaluation mode; of equals the first.
+
+    Statistics that stay with the client are the same for all groups.
+    """
+
+    reads = ("down.groups", "theta")
+    writes = ("theta", "group")
+    scores = True
+
+    def footprint(self, setup: Setup) -> Footprint:
+        return Footprint(client=setup.row_bytes())
+
+    def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
+        groups, own, count = down["groups"].rows, rows_of(client, "theta"), len(task)
+        models = zip(*(x.unbind() for x in groups.values()), strict=True)
+        losses = [
+            task.scores({**own, **expand(dict(zip(groups, model, strict=True)), count)}, "train").loss
+            for model in models
+        ]
+        m = torch.stack(losses).nan_to_num(torch.inf).argmin(0)  # a loss that became NaN is no small one
+        return {"theta": {**own, **{name: x[m] for name, x in groups.items()}}, "group": m}
+
+
+@record
+class MeanOfGroups(MergeSums):
+    """θ_m = Σ_{k∈G_m} n_k·θ_k / Σ_{k∈G_m} n_k over those who chose it (line 14); a group that nobody chose is held."""
+
+    groups: int
+    reads = ("up.theta", "up.group", "up.samples", "groups")
+    writes = ("groups",)
+
+    def footprint(self, setup: Setup) -> Footprint:
+        """A sum per group, and their quotients, one tensor at a time."""
+        row, block = (f(dtype=torch.float64) for f in (setup.row_bytes, setup.block_bytes))
+        return Footprint(sums=self.groups * row, client=block, merge=2 * self.groups * block)
+
+    def fold(self, rnd: Round, server: State, sums: State, up: Parcel, ids: Tensor) -> State:
+        samples, m = up["samples"].tensor, up["group"].tensor
+        weight = tensor_of(sums, "weight") if sums else samples.new_zeros(self.groups, dtype=torch.float64)
+        return {
+            "top": add_rows_by_group(rows_of(sums, "top") if sums else {}, m, self.groups, samples, up["theta"].rows),
+            "weight": weight.index_add(0, m, samples.double()),  # whole numbers: their order changes no bit
+        }
+
+    def finish(self, rnd: Round, server: State, sums: State) -> State:
+        top, weight, held = rows_of(sums, "top"), tensor_of(sums, "weight"), rows_of(server, "groups")
+        return {"groups": {name: _mean_or_held(top[name], weight, x) for name, x in held.items()}}
+
+
+def _mean_or_held(top: Tensor, weight: Tensor, held: Tensor) -> Tensor:
+    each = weight.reshape(-1, *(1,) * (top.ndim - 1))
+    return torch.where(each > 0, top / each.clamp(min=1), held).to(held.dtype)

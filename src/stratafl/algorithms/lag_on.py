@@ -1,0 +1,151 @@
+"""LAG on other methods: a function from record to record.
+
+    with_lag(scaffold(), k=2)                # scaffold+lag
+
+LAG changes what clients receive: of the layers on which their updates conflict, L_p, a client keeps its own. It needs a
+method whose server sends one model to everybody and averages what comes back. What such a method does besides acts on
+layers that are shared; of L_p the server keeps the plain mean.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+
+from stratafl.algorithms.fedexp import Extrapolate
+from stratafl.algorithms.fedlag import BroadcastShared, PersonaliseConflicts
+from stratafl.algorithms.flayer_on import keeping, sending
+from stratafl.algorithms.scaffold import Correct
+from stratafl.core.algorithm import Algorithm
+from stratafl.core.annotations import Range, Tune
+from stratafl.core.fields import FieldSpec, Number, Start
+from stratafl.core.footprint import Footprint
+from stratafl.core.layerwise import Layerwise
+from stratafl.core.parcel import Parcel
+from stratafl.core.phased import Phase, Phased
+from stratafl.core.records import record, validated
+from stratafl.core.round import Round, Setup
+from stratafl.core.state import State, rows_of, tensor_of
+from stratafl.core.steps import MergeRows, MergeSums, Mix, Names, Step
+from stratafl.core.task import Task
+from stratafl.errors import RecordError
+from stratafl.policies import SGD, Broadcast, Mean, ServerOptimizer, Take, Upload
+
+THETA = "theta"  # the model that is sent to everybody and averaged
+
+
+@validated
+def with_lag(
+    host: Algorithm,
+    *,
+    k: Annotated[int, Range(least=0), Tune(1, 5)] | None = None,
+    xi: Annotated[float, Range(above=-1, most=0), Tune(-0.5, 0.0)] = -0.1,
+    warmup: Annotated[int, Range(least=0), Tune(0, 60)] = 30,
+    bn: Literal["follow", "averaged"] = "follow",
+) -> Phased:
+    """Layers on which clients' updates point against each other become personal, after `warmup` rounds without it.
+
+    The options are those of `fedlag`; means are the method's own.
+    """
+    shared = _shared(host)
+    conflicts = PersonaliseConflicts(k, xi, bn, THETA, shared.layers)
+    record = sending(host)
+    first = (Phase(_lagged(record, shared, replace(conflicts, k=0)), rounds=warmup),) if warmup else ()
+    return Phased((*first, Phase(_lagged(record, shared, conflicts))))
+
+
+def _shared(host: Algorithm) -> Broadcast:
+    """The step that sends the model; refused if it cannot be withheld, or if whole models do not come back."""
+    record = sending(host)
+    sent = [step for step in record.serve if isinstance(step, Broadcast) and step.field == THETA]
+    needs = {
+        "sends everybody one model, of which a layer can be withheld": len(sent) == 1,
+        "sends whole updates, between which conflicts are counted": _has(Upload, record.send),
+        "takes the model that it receives": any(isinstance(x, Take) and x.writes == (THETA,) for x in record.mix),
+        "averages the model that it sends": _has(Mean, record.merge),
+    }
+    for needed, there in needs.items():
+        if not there:
+            raise RecordError(f"LAG needs a method that {needed}: choose another one")
+    return sent[0]
+
+
+def _has(kind: type[Upload] | type[Mean], steps: tuple[Step, ...]) -> bool:
+    return any(isinstance(step, kind) and step.field == THETA for step in steps)
+
+
+def _lagged(host: Layerwise, shared: Broadcast, conflicts: PersonaliseConflicts) -> Layerwise:
+    """One phase; `Take` leaves a client's own where nothing is sent (Eq. 5)."""
+    at = next(i for i, step in enumerate(host.merge) if isinstance(step, Mean) and step.field == THETA)
+    return replace(
+        host,
+        serve=tuple(BroadcastShared(step.layers) if step is shared else step for step in host.serve),
+        mix=(*host.mix, Uncorrected()) if _corrects(host) else host.mix,
+        merge=(*host.merge[:at], conflicts, _on_shared(host.merge[at]), *host.merge[at + 1 :]),
+        server={
+            **host.server,
+            "rows": Start(shared.layers, per_client=True),
+            "personal": Number(0.0, width="layers"),
+            "conflicts": Number(0.0, width="layers"),
+        },
+        client={**host.client, THETA: keeping(host.client.get(THETA), shared.layers)},
+        welcome=host.welcome or host.serve,
+    )
+
+
+# What methods do besides the mean, on layers that are shared
+
+
+def _on_shared(step: MergeSums | MergeRows) -> MergeSums | MergeRows:
+    if isinstance(step, Extrapolate):  # FedExP: η_g is that of the layers that are averaged
+        return replace(step, unless="personal")
+    return MoveShared(step) if isinstance(step, ServerOptimizer) else step
+
+
+def _corrects(host: Layerwise) -> bool:
+    return any(isinstance(edit, Correct) for step in host.train if isinstance(step, SGD) for edit in step.edits)
+
+
+@record
+class MoveShared(MergeSums):
+    """A server's step on the layers that are averaged; of L_p it keeps the plain mean."""
+
+    step: ServerOptimizer
+
+    @property
+    def reads(self) -> Names:
+        return (*self.step.reads, "personal")
+
+    @property
+    def writes(self) -> Names:
+        return self.step.writes
+
+    @property
+    def keeps(self) -> Mapping[str, FieldSpec]:
+        return self.step.keeps
+
+    def footprint(self, setup: Setup) -> Footprint:
+        return self.step.footprint(setup)
+
+    def fold(self, rnd: Round, server: State, sums: State, up: Parcel, ids: Tensor) -> State:
+        return self.step.fold(rnd, server, sums, up, ids)
+
+    def finish(self, rnd: Round, server: State, sums: State) -> State:
+        after, mean = self.step.finish(rnd, server, sums), self.step.mean(server, sums)
+        moved = rows_of(after, self.step.field)
+        personal = rnd.layout.spread(tensor_of(server, "personal") > 0, moved)
+        return {**after, self.step.field: {n: torch.where(personal[n], mean[n], x) for n, x in moved.items()}}
+
+
+@record
+class Uncorrected(Mix):
+    """SCAFFOLD in a layer of L_p: c counts as c_i, so that steps are not corrected and c_i⁺ is the mean gradient."""
+
+    reads = ("c", "c_i", f"down.{THETA}")
+    writes = ("c",)
+
+    def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
+        sent, c, c_i = down[THETA].sent(rnd.layout), rows_of(client, "c"), rows_of(client, "c_i")
+        return {"c": c if sent is None else {n: torch.where(sent[n], x, c_i[n]) for n, x in c.items()}}

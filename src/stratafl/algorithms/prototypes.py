@@ -1,0 +1,70 @@
+"""What clients tell of their features, and what the server makes of it: prototypes are mean features of each class."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from stratafl.core.fields import FieldSpec, Number
+from stratafl.core.records import record
+from stratafl.core.round import Round, Setup
+from stratafl.core.state import State, rows_of, tensor_of
+from stratafl.core.steps import Names, Train
+from stratafl.core.task import Task
+from stratafl.errors import RecordError
+from stratafl.policies import Mean
+
+
+class FromFeatures(Train):
+    """A step that looks at what the head is given, on the training split and in evaluation mode."""
+
+    scores = True  # it takes memory as evaluation does
+
+    def check(self, setup: Setup) -> None:
+        if setup.classes is None:
+            raise RecordError("this method needs classes, and the targets of this data are numbers: choose another one")
+
+
+@record
+class ClassMeans(FromFeatures):
+    """c_k[y]: the mean features of each class (0 for one that the client does not have), and its class counts."""
+
+    reads = ("theta",)
+    writes = ("prototypes", "class_counts")
+
+    def __call__(self, rnd: Round, client: State, task: Task) -> State:
+        counts = task.class_counts("train")
+        z, y, weight = task.features(rows_of(client, "theta"), "train")
+        means = class_sums(z, y, weight, counts.shape[1]) / counts.clamp(min=1)[:, :, None]
+        return {"prototypes": means.to(z.dtype), "class_counts": counts}
+
+
+def class_sums(z: Tensor, y: Tensor, weight: Tensor, classes: int) -> Tensor:
+    """`[C, classes, d]` in float64: the features of all samples of each class, summed."""
+    member = (y[:, None] == torch.arange(classes, device=y.device)[:, None]) * weight[:, None]
+    return member @ z.double().flatten(2)
+
+
+@record
+class Prototypes(Mean):
+    """The mean of the clients' prototypes by class counts; `known` is 1 once somebody had the class."""
+
+    field: str = "prototypes"
+    weights: str = "class_counts"
+
+    @property
+    def keeps(self) -> Mapping[str, FieldSpec]:
+        return {self.field: Number(width=("classes", "features")), "known": Number(width="classes")}
+
+    @property
+    def reads(self) -> Names:
+        return (*super().reads, "known")
+
+    @property
+    def writes(self) -> Names:
+        return (self.field, "known")
+
+    def finish(self, rnd: Round, server: State, sums: State) -> State:
+        known = tensor_of(server, "known")
+        (counts,) = rows_of(sums, "bottom").values()  # [classes, d], the same for all features
+        return {**super().finish(rnd, server, sums), "known": known.maximum((counts[:, 0] > 0).to(known.dtype))}

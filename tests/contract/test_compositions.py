@@ -1,0 +1,49 @@
+"""FLAYER's parts and LAG on every method of the papers' tables: the contract, and what they are at the ends."""
+
+import pytest
+import torch
+
+from stratafl.algorithms import algorithm
+from stratafl.algorithms.composition import PARTS, parse_composition
+from stratafl.algorithms.special_cases import special_cases_of
+from stratafl.evaluation.evaluate import received
+from stratafl.execute import Matrix
+from stratafl.testing import Case, check_algorithm, check_special_case, difference
+
+TABLE_5 = tuple(f"{host}+flayer" for host in ("fedavg", "ditto", "fedamp", "fedper", "fedrep", "fedala"))
+LAG = tuple(
+    f"{host}+lag" for host in ("fedavg", "fedexp", "pfedme", "scaffold", "fedbabu", "fedrod", "fedpac")
+)  # Table 6, Fig. 5 and the published code
+COMPOSITIONS = (*TABLE_5, *LAG)
+QUICK = ("fedper+flayer", "fedexp+lag")
+SOME_SLOW = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in COMPOSITIONS]
+
+
+def acting(name):
+    """The composition, in which the part acts from the first round on."""
+    return algorithm(name, **PARTS[parse_composition(name)[1]].soon)
+
+
+@pytest.mark.parametrize("setting", [("follow", 0.5), pytest.param(("local", 1.0), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", SOME_SLOW)
+def test_contract(name, setting):
+    check_algorithm(acting(name), rounds=3, settings=[setting])
+
+
+@pytest.mark.parametrize("name", SOME_SLOW)
+def test_a_part_that_does_nothing_leaves_the_method_and_on_fedavg_it_is_that_of_its_paper(name):
+    for law in special_cases_of(name):
+        for participation, buffers in ((1.0, "follow"), (0.5, "local")):
+            check_special_case(law, rounds=3, participation=participation, buffers=buffers)
+
+
+@pytest.mark.parametrize("name", COMPOSITIONS)
+def test_a_part_changes_what_clients_use(name):
+    case, ids = Case(acting(name), "follow", 1.0, rounds=3), torch.arange(6)
+    progress = case.plain.run(Matrix())
+    without = case.simulation(algorithm(parse_composition(name)[0]))
+    gap = difference(received(case.plain, progress, ids), received(without, without.run(Matrix()), ids))
+    assert gap > 1e-4
+    if name in LAG:
+        told = case.plain.algorithm.tell(case.plain.at(progress.t), progress.server)
+        assert 1 <= int(told["personal"].sum()) < len(case.plain.setup.layout.layers)
