@@ -8,7 +8,7 @@ import torch
 from stratafl.algorithms import apple, fedala, fedamp, fedcac, fedfomo
 from stratafl.algorithms.fedala import CountPasses, combined
 from stratafl.algorithms.fedamp import Attention, CosineAttention
-from stratafl.algorithms.fedcac import collaborators, critical
+from stratafl.algorithms.fedcac import collaborators, critical, overlaps
 from stratafl.algorithms.fedfomo import valued
 from stratafl.core.layers import Layer
 from stratafl.core.layout import Layout, Spec
@@ -198,10 +198,18 @@ def test_statistics_of_fedamp_never_leave_the_client():
 
 
 def test_critical_parameters_by_hand():
-    change = torch.tensor([[3.0, -2.0, 2.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
-    assert critical(change, 0.3).tolist() == [[1, 1, 0, 0], [1, 1, 0, 0]]
-    assert critical(change.reshape(2, 2, 2), 0.25).tolist() == [[[1, 0], [0, 0]]] * 2
-    assert critical(change, 0.0).sum() == 0
+    """|(θ_new − θ_old)·θ_new| is 3, 2, 2, 0 for the first client, and 0 everywhere for the second."""
+    new = torch.tensor([[3.0, -1.0, 2.0, 5.0], [1.0, 1.0, 1.0, 1.0]])
+    old = torch.tensor([[2.0, 1.0, 1.0, 5.0], [1.0, 1.0, 1.0, 1.0]])
+    assert critical(new, old, 0.3).int().tolist() == [[1, 1, 0, 0], [1, 1, 0, 0]]
+    assert critical(new.reshape(2, 2, 2), old.reshape(2, 2, 2), 0.25).int().tolist() == [[[1, 0], [0, 0]]] * 2
+    assert critical(new, old, 0.0).sum() == 0
+
+
+def test_overlaps_by_hand():
+    M = {"a": torch.tensor([[1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]).bool(), "b": torch.ones(3, 1).bool()}
+    assert torch.allclose(overlaps(M) * 3, torch.tensor([[3.0, 2, 1], [2, 3, 2], [1, 2, 3]], dtype=torch.float64))
+    assert overlaps({"a": torch.zeros(2, 3).bool()}).tolist() == [[0, 0], [0, 0]]
 
 
 def test_collaborators_by_hand():

@@ -39,7 +39,7 @@ def fedfomo(*, models: Annotated[int, Range(least=0), Tune(1, 20)] = 5, train: S
         serve=(SendValued(models),),
         mix=(Take("models"), MixBetter()),
         send=(Upload(), Upload(field="gain")),
-        merge=(AddGain(models), StoreRows()),  # whom it was sent is known from P before it changes
+        merge=(AddGain(models), StoreRows()),  # P, as it was, says whom a client was sent
         server={"rows": Start(per_client=True), "P": Number(width="clients", per_client=True)},
         client={"theta": Start()},
         welcome=(SendValued(models),),
