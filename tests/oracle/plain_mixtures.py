@@ -209,20 +209,23 @@ class PlainFedALA(Plain):
 class PlainAPPLE(Plain):
     """APPLE: w_i^p = Σ_j p_ij·w_j, whose gradient moves the client's core w_i and its p_i.
 
-    Sums, products and regularisation are over trainable columns, and p_i starts at 1/N. Sizes are ones until a client
-    uploads its own; p_0 is their shares before the round. The core's step uses p_ii, and p's step the cores, of before
+    Sums, products and regularisation are over trainable columns, and p_ii starts at `own`, at 1/N without. Sizes are ones until a
+    client uploads its own; p_0 is their shares before the round. The core's step uses p_ii, and p's step the cores, of before
     the step; there is no momentum. Statistics are the client's own, from its passes at w_i^p.
     """
 
     weights_lr: float = 0.001
     strength: float = 0.1
     until: float = 0.1
+    own: float | None = 0.5
     scaled: bool = True
     rounds: int = 3
 
     def start(self) -> None:
         self.cores: dict[int, Model] = {k: dict(self.initial) for k in range(self.N)}
-        self.p = torch.full((self.N, self.N), 1 / self.N, dtype=torch.float64)
+        self.first = 1 / self.N if self.own is None else self.own
+        rest = (1 - self.first) / (self.N - 1)
+        self.p = torch.full((self.N, self.N), rest, dtype=torch.float64).fill_diagonal_(self.first)
         self.sizes = torch.ones(self.N, dtype=torch.float64)
 
     def personal(self, p: Tensor, cores: Mapping[int, Model], statistics: Model) -> Model:
@@ -243,7 +246,7 @@ class PlainAPPLE(Plain):
             net.load_state_dict(self.personal(p, cores, cores[i]), strict=False)
             g = gradients_of(self.clients, net, batch)
             inner = torch.stack([sum((g[n] * cores[j][n]).sum() for n in g) for j in range(self.N)])  # type: ignore[misc]
-            step = sgd.lr * (self.N if self.scaled else 1) * float(p[i])
+            step = sgd.lr * (1 / self.first if self.scaled else 1) * float(p[i])
             cores[i] = {**state(net), **{n: cores[i][n] - step * g[n] for n in g}}
             p = p - self.weights_lr * (inner + 2 * self.loss_scheduler(t) * self.strength * (p - p_0))
         return cores[i], p

@@ -191,6 +191,9 @@ CASES = {
         {"layers": "last:2", "weights_lr": 8.0, "share": 0.7, "first_passes": 2},
     ),
     "apple": case("apple", PlainAPPLE, {"weights_lr": 0.0}, train=PURE, weights_lr=0.01, strength=0.7, until=0.9),
+    "apple, 1/N": case(
+        "apple", PlainAPPLE, {"own": 0.5}, train=PURE, weights_lr=0.01, strength=0.7, until=0.9, own=None
+    ),
     "apple, unscaled": case(
         "apple", PlainAPPLE, {"weights_lr": 0.0}, train=PURE, weights_lr=0.02, strength=0.5, until=0.5, scaled=False
     ),

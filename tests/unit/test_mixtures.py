@@ -105,7 +105,7 @@ def test_captured_steps_keep_the_cores_once():
 
 
 def test_apple_weighs_all_cores_equally_and_is_pulled_to_their_numbers_of_samples_for_a_while():
-    sim = made(apple(strength=0.5, until=0.5), rounds=4)
+    sim = made(apple(strength=0.5, until=0.5, own=None), rounds=4)
     progress = sim.start()
     _, _, client = at_work(sim, progress)
     assert torch.allclose(client["p"], torch.full((6, 6), 1 / 6, dtype=torch.float64))

@@ -35,18 +35,16 @@ def apple(
     weights_lr: Annotated[float, Range(least=0), Tune(1e-4, 0.1, log=True)] = 0.001,
     strength: Annotated[float, Range(least=0), Tune(1e-3, 1.0, log=True)] = 0.1,
     until: Annotated[float, Range(least=0, most=1), Tune(0.0, 0.5)] = 0.1,
+    own: Annotated[float, Range(above=0, most=1), Tune(0.2, 0.8)] | None = 0.5,
     scaled: bool = True,
     train: SGD = SGD(),
 ) -> Layerwise:
-    """w_i = Σ_j p_ij·w_j; core w_i and weights p_i move batch by batch, the cores of all others are constants.
-
-    For the share `until` of the rounds p_i is pulled to p_0. `scaled` cores learn N times as fast: p_ii starts at 1/N.
-    """
+    """w_i = Σ_j p_ij·w_j; core w_i and weights p_i move batch by batch, the cores of all others are constants."""
     serve = (Broadcast(field="cores"), Broadcast(field="sizes"))
-    descent = replace(train, row="core", gradient=AtMixture(scaled), follow=(Downhill("p", "slope", weights_lr),))
+    descent = replace(train, row="core", gradient=AtMixture(), follow=(Downhill("p", "slope", weights_lr),))
     return Layerwise(
         serve=serve,
-        mix=(Take("cores"), Take("sizes"), Weigh(strength, until), Prepare(Personalise())),
+        mix=(Take("cores"), Take("sizes"), Weigh(strength, until, own, scaled), Prepare(Personalise())),
         train=(descent, Personalise()),
         send=(Upload(field="core", columns="trainable"),),
         merge=(StoreRows("cores", "core"), StoreRows("sizes", "samples")),
@@ -60,40 +58,44 @@ def apple(
 class Weigh(Mix):
     """p_0j = n_j/Σn, how strongly p_i is pulled to it, and where a client's own core is, which a new client lacks.
 
-    p_i starts at 1/N, that of a new client at p_0. λ(r) = (cos(πr/L) + 1)/2 for r < L, then 0.
+    p_ii starts at `own` (None: 1/N) and the others share the rest; `scaled` cores learn 1/own times as fast. A new
+    client starts at p_0. λ(r) = (cos(πr/L) + 1)/2 for r < L = `until`·T, then 0.
     """
 
     strength: float
     until: float
+    own: float | None
+    scaled: bool
     reads = ("sizes", "p", "met")
-    writes = ("p", "p_0", "pull", "place", "met")
+    writes = ("p", "p_0", "pull", "place", "pace", "met")
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         n, p, met = (tensor_of(client, name) for name in self.reads)
         r, L, N = rnd.schedule[0], self.until * rnd.schedule[1], rnd.setup.clients
         p_0, place = n / n.sum(1, keepdim=True), task.ids[:, None] == torch.arange(N, device=p.device)
-        start = torch.where(place.any(1, keepdim=True), 1 / N, p_0)
+        mine = 1 / N if self.own is None or N == 1 else self.own
+        start = torch.where(place.any(1, keepdim=True), torch.where(place, mine, (1 - mine) / max(N - 1, 1)), p_0)
         pull = 2 * self.strength * (Cosine()(r, L) if r < L else 0.0)  # ∂/∂p of λ(r)·μ·‖p − p_0‖²
         weights = {"p": torch.where(met[:, None] > 0, p, start), "p_0": p_0, "place": place.to(p.dtype)}
-        return {**weights, "pull": met.new_full((len(p), 1), pull), "met": torch.ones_like(met)}
+        pace = met.new_full(met.shape, 1 / mine if self.scaled else 1.0)
+        return {**weights, "pull": met.new_full((len(p), 1), pull), "pace": pace, "met": torch.ones_like(met)}
 
 
 @record
 class AtMixture:
     """The gradient g at w_i = Σ_j p_ij·w_j: p_ii·g for the core, ⟨g, w_j⟩ + 2λ(r)μ(p_ij − p_0j) for each weight."""
 
-    scaled: bool = True
-    reads = ("p", "p_0", "pull", "place", "cores")
+    reads = ("p", "p_0", "pull", "place", "pace", "cores")
     gives = ("slope",)
     draws = 1
 
     def __call__(self, gradient: GradientAt, row: Rows, client: Fields, layout: Layout) -> tuple[Gradients, State]:
-        p, p_0, pull, place = (tensor_of(client, name) for name in self.reads[:4])
+        p, p_0, pull, place, pace = (tensor_of(client, name) for name in self.reads[:5])
         cores = common(rows_of(client, "cores"))
         out = gradient({**row, **mixture(p, place, cores, row, layout)})
         others = layout.cross(out.rows, cores, each=True).movedim(0, 2).contiguous().sum(2)  # each as if alone
         own = layout.dot(out.rows, row).sum(1, keepdim=True)
-        factor = (p * place).sum(1) * (p.shape[1] if self.scaled else 1)
+        factor = pace * (p * place).sum(1)
         moved = {n: g * factor.reshape(-1, *(1,) * (g.ndim - 1)) for n, g in out.rows.items()}
         return replace(out, rows=moved), {"slope": torch.where(place > 0, own, others) + pull * (p - p_0)}
 
@@ -106,8 +108,7 @@ class Personalise(Train):
     writes = ("theta",)
 
     def footprint(self, setup: Setup) -> Footprint:
-        """The mixture, and the cores once more where steps are captured."""
-        return Footprint(client=setup.row_bytes(), served=setup.clients * setup.row_bytes())
+        return Footprint(client=setup.row_bytes(), served=setup.clients * setup.row_bytes())  # captured cores too
 
     def __call__(self, rnd: Round, client: State, task: Task) -> State:
         p, place, core = tensor_of(client, "p"), tensor_of(client, "place"), rows_of(client, "core")

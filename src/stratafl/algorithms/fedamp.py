@@ -33,7 +33,7 @@ from stratafl.policies import SGD, Adopt, MeanOfRows, Pull, StoreRows, Take, Upl
 )
 def fedamp(
     *,
-    strength: Annotated[float, Range(least=0), Tune(0.01, 10.0, log=True)] = 1.0,
+    strength: Annotated[float, Range(least=0), Tune(0.01, 10.0, log=True)] = 0.1,
     alpha: Annotated[float, Range(least=0), Fixed("σ unless given: nearest clients then weigh most")] | None = None,
     sigma: Annotated[float, Range(above=0), Fixed("the distance between clients unless given")] | None = None,
     train: SGD = SGD(),
@@ -54,7 +54,7 @@ def fedamp(
 )
 def heurfedamp(
     *,
-    strength: Annotated[float, Range(least=0), Tune(0.01, 10.0, log=True)] = 1.0,
+    strength: Annotated[float, Range(least=0), Tune(0.01, 10.0, log=True)] = 0.1,
     own: Annotated[float, Range(least=0, most=1), Tune(0.1, 0.9)] = 0.5,
     sharpness: Annotated[float, Range(least=0), Tune(1.0, 100.0, log=True)] = 10.0,
     train: SGD = SGD(),

@@ -17,7 +17,7 @@ from stratafl.core.layers import Select, select
 from stratafl.core.layerwise import Layerwise
 from stratafl.policies import SGD, Upload
 
-Rate = Annotated[float, Range(least=0), Tune(1e-3, 1.0, log=True)]
+Rate = Annotated[float, Range(least=0), Tune(0.01, 1.0, log=True)]
 Share = Annotated[float, Range(least=0, below=1), Fixed("as in the authors' code")]
 Least0 = Annotated[float, Range(least=0), Fixed("as in the authors' code")]
 Above0 = Annotated[float, Range(above=0), Fixed("as in the authors' code")]
@@ -36,7 +36,7 @@ def pfedhn(
     embedding: Width | None = None,
     hidden: Width = 100,
     depth: Width = 3,
-    hyper_lr: Rate = 0.01,
+    hyper_lr: Rate = 0.1,
     momentum: Share = 0.9,
     decay: Least0 = 1e-3,
     clip: Above0 = 50.0,
@@ -61,7 +61,7 @@ def pfedhnpc(
     embedding: Width | None = None,
     hidden: Width = 100,
     depth: Width = 3,
-    hyper_lr: Rate = 0.01,
+    hyper_lr: Rate = 0.1,
     momentum: Share = 0.9,
     decay: Least0 = 1e-3,
     clip: Above0 = 50.0,

@@ -31,7 +31,7 @@ def pfedme(
     *,
     strength: Annotated[float, Range(least=0), Tune(1.0, 50.0, log=True)] = 15.0,
     inner: Annotated[int, Range(least=1), Tune(1, 10)] = 5,
-    personal_lr: Annotated[float, Range(above=0), Tune(1e-3, 0.5, log=True)] = 0.01,
+    personal_lr: Annotated[float, Range(above=0), Tune(0.01, 0.1, log=True)] = 0.05,
     beta: Annotated[float, Range(above=0), Fixed("1, except for proofs")] = 1.0,
     train: SGD = SGD(),
 ) -> Layerwise:

@@ -95,7 +95,7 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
         SpecialCase("with one client and weights that stay, APPLE is Local", apple(weights_lr=0.0), local(), clients=1),
         SpecialCase(
             "APPLE whose weights stay at 1/N takes the steps of all clients, each at 1/N of the learning rate",
-            apple(weights_lr=0.0),
+            apple(weights_lr=0.0, own=None),
             SIXTH,
             batchnorm=False,
             full_participation_only=True,
