@@ -209,12 +209,12 @@ class PlainFedALA(Plain):
 class PlainAPPLE(Plain):
     """APPLE: w_i^p = Σ_j p_ij·w_j, whose gradient moves the client's core w_i and its p_i.
 
-    Sums, products and regularisation are over trainable columns, and p_ii starts at `own`, at 1/N without. Sizes are ones until a
-    client uploads its own; p_0 is their shares before the round. The core's step uses p_ii, and p's step the cores, of before
-    the step; there is no momentum. Statistics are the client's own, from its passes at w_i^p.
+    Sums, products and regularisation are over trainable columns. p_ii starts at `own`, at 1/N without. Sizes are ones
+    until a client uploads its own; p_0 is their shares before the round. The core's step uses p_ii, and p's step the
+    cores, of before the step; there is no momentum. Statistics are the client's own, from its passes at w_i^p.
     """
 
-    weights_lr: float = 0.001
+    weights_lr: float = 1e-5
     strength: float = 0.1
     until: float = 0.1
     own: float | None = 0.5

@@ -419,7 +419,7 @@ def test_apple_with_fixed_equal_weights_sums_what_clients_learn() -> None:
     for t in range(ROUNDS):
         moved = [descended(slow, w, k, t) for k in some.everybody]
         w = {n: w[n] + sum((each[n] - w[n] for each in moved), torch.zeros_like(w[n])) for n in w}
-    assert_equal(PlainAPPLE(some, weights_lr=0.0).run(ROUNDS), [w] * 6, statistics=False)
+    assert_equal(PlainAPPLE(some, weights_lr=0.0, own=None).run(ROUNDS), [w] * 6, statistics=False)
 
 
 def test_apple_moves_its_weights_along_the_gradient_of_the_loss_in_them() -> None:

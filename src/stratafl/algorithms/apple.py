@@ -32,7 +32,7 @@ from stratafl.policies.followers import Downhill
 )
 def apple(
     *,
-    weights_lr: Annotated[float, Range(least=0), Tune(1e-4, 0.1, log=True)] = 0.001,
+    weights_lr: Annotated[float, Range(least=0), Tune(1e-6, 1e-3, log=True)] = 1e-5,
     strength: Annotated[float, Range(least=0), Tune(1e-3, 1.0, log=True)] = 0.1,
     until: Annotated[float, Range(least=0, most=1), Tune(0.0, 0.5)] = 0.1,
     own: Annotated[float, Range(above=0, most=1), Tune(0.2, 0.8)] | None = 0.5,
@@ -58,8 +58,7 @@ def apple(
 class Weigh(Mix):
     """p_0j = n_j/Σn, how strongly p_i is pulled to it, and where a client's own core is, which a new client lacks.
 
-    p_ii starts at `own` (None: 1/N) and the others share the rest; `scaled` cores learn 1/own times as fast. A new
-    client starts at p_0. λ(r) = (cos(πr/L) + 1)/2 for r < L = `until`·T, then 0.
+    p_ii starts at `own` (None: 1/N), a new client at p_0; `scaled` cores learn 1/own times as fast. λ(r): see Cosine.
     """
 
     strength: float
@@ -74,11 +73,12 @@ class Weigh(Mix):
         r, L, N = rnd.schedule[0], self.until * rnd.schedule[1], rnd.setup.clients
         p_0, place = n / n.sum(1, keepdim=True), task.ids[:, None] == torch.arange(N, device=p.device)
         mine = 1 / N if self.own is None or N == 1 else self.own
-        start = torch.where(place.any(1, keepdim=True), torch.where(place, mine, (1 - mine) / max(N - 1, 1)), p_0)
+        mixed = torch.full_like(p, (1 - mine) / max(N - 1, 1)).masked_fill(place, mine)
+        start = torch.where(place.any(1, keepdim=True), mixed, p_0)
         pull = 2 * self.strength * (Cosine()(r, L) if r < L else 0.0)  # ∂/∂p of λ(r)·μ·‖p − p_0‖²
-        weights = {"p": torch.where(met[:, None] > 0, p, start), "p_0": p_0, "place": place.to(p.dtype)}
-        pace = met.new_full(met.shape, 1 / mine if self.scaled else 1.0)
-        return {**weights, "pull": met.new_full((len(p), 1), pull), "pace": pace, "met": torch.ones_like(met)}
+        one, p = torch.ones_like(met), torch.where(met[:, None] > 0, p, start)
+        numbers = {"pull": pull * one[:, None], "pace": one / mine if self.scaled else one, "met": one}
+        return {"p": p, "p_0": p_0, "place": place.to(p.dtype), **numbers}
 
 
 @record
@@ -95,8 +95,7 @@ class AtMixture:
         out = gradient({**row, **mixture(p, place, cores, row, layout)})
         others = layout.cross(out.rows, cores, each=True).movedim(0, 2).contiguous().sum(2)  # each as if alone
         own = layout.dot(out.rows, row).sum(1, keepdim=True)
-        factor = pace * (p * place).sum(1)
-        moved = {n: g * factor.reshape(-1, *(1,) * (g.ndim - 1)) for n, g in out.rows.items()}
+        moved = {n: g * (pace * (p * place).sum(1)).reshape(-1, *(1,) * (g.ndim - 1)) for n, g in out.rows.items()}
         return replace(out, rows=moved), {"slope": torch.where(place > 0, own, others) + pull * (p - p_0)}
 
 
