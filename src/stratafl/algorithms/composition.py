@@ -20,7 +20,7 @@ PLUS = "+"
 
 
 @dataclass(frozen=True)
-class Part:
+class Addition:
     """What follows the `+`: a function from record to record, and the method of its paper, which it makes of FedAvg.
 
     With the options `off` it changes nothing; with `soon` it acts from the first round on.
@@ -52,7 +52,7 @@ def _lag_idea(host: Method) -> str:
 
 
 PARTS = {
-    "flayer": Part(
+    "flayer": Addition(
         "FLAYER",
         with_flayer,
         "flayer",
@@ -60,7 +60,9 @@ PARTS = {
         off={"guide": False, "rates": False, "mask": False},
         sends=_flayer_sends,
     ),
-    "lag": Part("LAG", with_lag, "fedlag", _lag_idea, off={"k": 0, "warmup": 0}, soon={"k": 2, "xi": 0.0, "warmup": 0}),
+    "lag": Addition(
+        "LAG", with_lag, "fedlag", _lag_idea, off={"k": 0, "warmup": 0}, soon={"k": 2, "xi": 0.0, "warmup": 0}
+    ),
 }
 
 
@@ -71,7 +73,9 @@ def is_composition(name: str) -> bool:
 
 def parse_composition(name: str) -> tuple[str, str]:
     """The method and the part; names that do not exist are refused with the nearest match."""
-    host, _, part = name.partition(PLUS)
+    host, _, part = (each.strip() for each in name.partition(PLUS))
+    if not host or not part:
+        raise RecordError(f"'{name}' is half a combination: write a method and a part, such as fedper+flayer")
     if host not in METHODS:
         raise unknown("algorithm", host, sorted(METHODS))
     if part not in PARTS:

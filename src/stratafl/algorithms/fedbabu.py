@@ -9,6 +9,7 @@ from stratafl.core.annotations import Range, Tune
 from stratafl.core.layers import Select, select
 from stratafl.core.layerwise import Layerwise
 from stratafl.policies import SGD
+from stratafl.policies.train import tuning
 
 
 @method(
@@ -29,5 +30,5 @@ def fedbabu(
     return replace(
         fedper(personal=fixed),
         train=(replace(train, layers=body),),
-        tune=(replace(train, epochs=tune_epochs, steps=None, purpose="tune"),),
+        tune=(tuning(train, tune_epochs),),
     )

@@ -21,12 +21,16 @@ from stratafl.policies import SGD, ServerOptimizer
 def fedopt(
     *,
     optimizer: Literal["adam", "yogi", "momentum"] = "adam",
-    server_lr: Annotated[float, Range(above=0), Tune(1e-3, 1.0, log=True)] = 0.01,
+    server_lr: Annotated[float, Range(above=0), Tune(1e-3, 1.0, log=True)] | None = None,
     beta1: Annotated[float, Range(least=0, below=1), Tune(choices=(0.0, 0.9))] = 0.9,
     beta2: Annotated[float, Range(least=0, below=1), Tune(choices=(0.9, 0.99, 0.999))] = 0.99,
     tau: Annotated[float, Range(above=0), Tune(1e-5, 1e-1, log=True)] = 1e-3,
     train: SGD = SGD(),
 ) -> Layerwise:
-    """Algorithm 2: θ ← θ + η·m/(√v + τ), with m and v the running means of Δ̄ and Δ̄² (`momentum`: θ ← θ + η·m)."""
-    step = ServerOptimizer(optimizer=optimizer, lr=server_lr, beta1=beta1, beta2=beta2, tau=tau)
+    """Algorithm 2: θ ← θ + η·m/(√v + τ), with m and v the running means of Δ̄ and Δ̄² (`momentum`: θ ← θ + η·m).
+
+    Left open, η = `server_lr` is 1 for momentum and 0.01 for the others, whose steps do not shrink with Δ̄.
+    """
+    lr = (1.0 if optimizer == "momentum" else 0.01) if server_lr is None else server_lr
+    step = ServerOptimizer(optimizer=optimizer, lr=lr, beta1=beta1, beta2=beta2, tau=tau)
     return replace(fedavg(train=train), merge=(step,))

@@ -31,7 +31,7 @@ HEAD, BASE = select("head"), select("base")
 
 
 @method(
-    "mixtures",
+    "personal parts",
     paper="Xu et al., 2023",
     title="Personalized Federated Learning with Feature Alignment and Classifier Collaboration",
     sends="the whole model, class counts, and mean features of each class before and after training",

@@ -7,6 +7,8 @@ frequencies never leave the client.
 from dataclasses import replace
 from typing import Annotated
 
+from torch.nn.functional import pad
+
 from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.core.annotations import Range, Tune
@@ -66,5 +68,8 @@ class OwnPrior(Mix):
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         theta, counts = rows_of(client, "theta"), task.class_counts()
         (name,) = rnd.layout.trainable(self.prior)
-        smoothed = counts.to(theta[name].dtype) + self.smoothing
+        known = pad(
+            counts.to(theta[name].dtype), (0, theta[name].shape[1] - counts.shape[1])
+        )  # outputs without a class
+        smoothed = known + self.smoothing
         return {"theta": {**theta, name: (smoothed / smoothed.sum(1, keepdim=True)).log()}}

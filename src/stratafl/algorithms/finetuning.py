@@ -9,6 +9,7 @@ from stratafl.core.annotations import Range, Tune
 from stratafl.core.layers import select
 from stratafl.core.layerwise import Layerwise
 from stratafl.policies import SGD
+from stratafl.policies.train import tuning
 
 Epochs = Annotated[int, Range(least=0), Tune(1, 10)]
 
@@ -23,8 +24,7 @@ Epochs = Annotated[int, Range(least=0), Tune(1, 10)]
 )
 def fedavgft(*, tune_epochs: Epochs = 1, train: SGD = SGD()) -> Layerwise:
     """FedAvg-FT (Yu et al., 2020): FedAvg; before use each client trains a copy of all layers for some epochs."""
-    everything = replace(train, epochs=tune_epochs, steps=None, purpose="tune")
-    return replace(fedavg(train=train), tune=(everything,), global_model="theta")
+    return replace(fedavg(train=train), tune=(tuning(train, tune_epochs),), global_model="theta")
 
 
 @method(
@@ -37,6 +37,6 @@ def fedavgft(*, tune_epochs: Epochs = 1, train: SGD = SGD()) -> Layerwise:
 )
 def fedavglpft(*, head_epochs: Epochs = 1, tune_epochs: Epochs = 1, train: SGD = SGD()) -> Layerwise:
     """FedAvg-LP-FT (Kumar et al., 2022): FedAvg; before use each client trains its head, then all layers of a copy."""
-    head = replace(train, layers=select("head"), epochs=head_epochs, steps=None, purpose="probe")
+    head = tuning(train, head_epochs, select("head"), "probe")
     tuned = fedavgft(tune_epochs=tune_epochs, train=train)
     return replace(tuned, tune=(head, *tuned.tune))

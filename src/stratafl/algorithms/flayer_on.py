@@ -21,10 +21,9 @@ from stratafl.core.layers import Select, select
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.phased import Phased
 from stratafl.core.records import validated
-from stratafl.core.steps import Mix, Train
+from stratafl.core.steps import Mix, Serve, Train
 from stratafl.errors import RecordError
 from stratafl.policies import SGD, Accuracy, Adopt, Copy, Mean, Remember, Take, Upload
-from stratafl.policies.serve import Download
 
 
 @validated
@@ -106,7 +105,7 @@ def with_guide(
     """
     head, row = select(f"last:{s}"), host.row
     at, field = _received(host)
-    sent = next((step.layers for step in host.serve if isinstance(step, Download) and step.field == field), None)
+    sent = next((_served(step) for step in host.serve if f"down.{field}" in step.writes), None)
     if sent is not None and _without_head(sent):
         raise RecordError("guide: its head is never sent")
     uploaded = any(f"up.{row}" in step.writes for step in host.send)
@@ -123,6 +122,12 @@ def with_guide(
     return replace(host, mix=mix, train=train, client=client)
 
 
+def _served(step: Serve) -> Select | None:
+    """The layers that a step sends, if it names them."""
+    named = getattr(step, "layers", None) or getattr(getattr(step, "net", None), "layers", None)
+    return named if isinstance(named, Select) else None
+
+
 def _without_head(sent: Select) -> bool:
     kept = ~sent
     return not kept.inverted and any(term.partition(":")[0] in ("all", "head", "last", "blocks") for term in kept.terms)
@@ -135,11 +140,11 @@ def _received(host: Layerwise) -> tuple[int, str]:
     if any(isinstance(step, Copy) and step.into == host.row for step in host.train):
         raise RecordError("guide: training starts from what is received, not from the model that clients use")
     if len(takes) + len(adopts) != 1:
-        raise RecordError(f"guide: {'the server makes a head for each client' if takes else 'no head is received'}")
+        raise RecordError(f"guide: {'several steps give a client its model' if takes else 'no head is received'}")
     (at,) = takes or adopts
     for step in host.mix[at + 1 :]:
         if host.row in step.writes:
-            raise RecordError(f"guide: {type(step).__name__} already mixes what a client has and receives")
+            raise RecordError(f"guide: {type(step).__name__} changes the model after it was received")
     met = host.mix[at]
     source = met.source if isinstance(met, Adopt) else host.row
     fields = [step.field for step in host.mix if isinstance(step, Take) and step.writes == (source,)]
@@ -185,7 +190,7 @@ def with_mask(host: Layerwise, *, least: float = 0.1, unsent: Literal["held", "z
     means = {step.field for step in host.merge if isinstance(step, Mean) and _is_rows(host.server_fields[step.field])}
     means &= {step.field for step in host.send if isinstance(step, Upload) and step.columns == "all"}
     if not means:
-        raise RecordError("mask: no layer is uploaded to be averaged")
+        raise RecordError("mask: no plain upload of whole layers is averaged")
     for step in host.merge:
         whole = {name for name in means if f"up.{name}" in step.reads}
         if whole and not isinstance(step, Mean):

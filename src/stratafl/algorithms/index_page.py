@@ -10,6 +10,9 @@ _HEAD = """# Methods
 `strata list` prints this table, `strata list fedrep` what there is to know of one method: options with their defaults \
 and sensible ranges, what is sent, what a new client gets. `--json` is the same for programs. \
 FLAYER's parts and LAG can be put on other methods, as `fedper+flayer`: see [compositions](composition.md).
+
+FedAF, which FedLAG's tables list, is not here: its clients condense their data, the server trains on that, and there is
+no client's model to share layer by layer.
 """
 
 

@@ -65,11 +65,19 @@ def _shared(host: Algorithm) -> Broadcast:
         "sends whole updates, between which conflicts are counted": _has(Upload, record.send),
         "takes the model that it receives": any(isinstance(x, Take) and x.writes == (THETA,) for x in record.mix),
         "averages the model that it sends": _has(Mean, record.merge),
+        "sends statistics with their layers": {step.columns for step in sent}
+        | {step.columns for step in _uploads(record)}
+        == {"all"},
     }
     for needed, there in needs.items():
         if not there:
             raise RecordError(f"LAG needs a method that {needed}: choose another one")
     return sent[0]
+
+
+def _columns(record: Layerwise, sent: list[Broadcast]) -> list[str]:
+    uploads = [step for step in record.send if isinstance(step, Upload) and step.field == THETA]
+    return [*(step.columns for step in sent), *(step.columns for step in uploads)]
 
 
 def _has(kind: type[Upload] | type[Mean], steps: tuple[Step, ...]) -> bool:

@@ -56,6 +56,7 @@ class Contrast:
 
     def __call__(self, net: Net, row: Rows, frozen: Frozen, batch: Batch, constants: Rows, carry: Rows) -> Loss:
         outputs, z = net.both(row, batch.x)
-        near, far = (cosine_similarity(z, net.features(frozen[name], batch.x)) for name in self.frozen)
+        others = (net.features(frozen[name], batch.x) for name in self.frozen)
+        near, far = (cosine_similarity(z.flatten(1), other.flatten(1)) for other in others)
         contrast = softplus((far - near) / self.temperature)
         return batch.mean(losses(outputs, batch.y) + self.strength * contrast), carry, {}

@@ -29,7 +29,7 @@ from stratafl.policies.descent import Fields
 )
 def pfedme(
     *,
-    strength: Annotated[float, Range(least=0), Tune(1.0, 50.0, log=True)] = 15.0,
+    strength: Annotated[float, Range(least=0), Tune(1.0, 20.0, log=True)] = 15.0,
     inner: Annotated[int, Range(least=1), Tune(1, 10)] = 5,
     personal_lr: Annotated[float, Range(above=0), Tune(0.01, 0.1, log=True)] = 0.05,
     beta: Annotated[float, Range(above=0), Fixed("1, except for proofs")] = 1.0,

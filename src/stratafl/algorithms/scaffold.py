@@ -21,6 +21,7 @@ from stratafl.core.round import Round
 from stratafl.core.state import State, rows_of, tensor_of
 from stratafl.core.steps import Names, Train
 from stratafl.core.task import Task
+from stratafl.errors import RecordError
 from stratafl.policies import SGD, Broadcast, Increment, Remember, ServerOptimizer, Take, Upload
 from stratafl.policies.descent import Fields
 
@@ -34,6 +35,10 @@ from stratafl.policies.descent import Fields
 )
 def scaffold(*, server_lr: Annotated[float, Range(above=0), Tune(0.1, 2.0)] = 1.0, train: SGD = SGD()) -> Layerwise:
     """Algorithm 1 with option II for c_i; clients count alike, whatever their n_k. `server_lr` is η_g."""
+    if train.optimizer != "sgd":
+        raise RecordError(
+            f"scaffold takes (x − y)/(K·η) for a gradient, which optimizer '{train.optimizer}' breaks: use sgd"
+        )
     corrected = replace(train, edits=(*train.edits, Correct()))
     return replace(
         fedavg(),

@@ -66,7 +66,9 @@ def _method(name: str | None) -> Method | None:
     """The method or composition of this name."""
     if name is None or name in METHODS:
         return METHODS.get(name or "")
-    return composition(name) if is_composition(name) else None
+    if is_composition(name):
+        return composition(name)
+    return next((each for each in METHODS.values() if each.is_called(name)), None)
 
 
 def _entry(method: Method) -> dict[str, list[dict[str, Any]]]:

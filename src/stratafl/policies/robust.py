@@ -6,6 +6,7 @@ against many who agree nothing here helps, and a client whose data is merely unl
 a column that one client sent (FLAYER) the median is that client's: there only clipping helps.
 """
 
+import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -29,6 +30,7 @@ from stratafl.core.steps import MergeRows, Names
 from stratafl.errors import RecordError
 from stratafl.policies.merge import Mean
 
+log = logging.getLogger("stratafl")
 How = Literal["median", "trimmed", "clipped"]
 Share = Annotated[float, Range(least=0, below=0.5)]
 Factor = Annotated[float, Range(above=0)]
@@ -199,6 +201,9 @@ def robust(algorithm: Algorithm, how: How, *, share: Share = 0.2, factor: Factor
         return replace(algorithm, phases=phases, finish=finish)
     if not isinstance(algorithm, Layerwise) or not _averages(algorithm):
         raise RecordError(_refusal(how, [algorithm]))
+    left = [type(step).__name__ for step in algorithm.merge if type(step) is not Mean]
+    if left:
+        log.warning("merge '%s' takes the place of means only; %s still see every upload", how, ", ".join(left))
     return _replaced(algorithm, how, share, factor)
 
 

@@ -11,12 +11,13 @@ is the `[train]` table of a configuration. Methods shape a descent by records:
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from stratafl.core.annotations import Range
+from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import FieldSpec, Filled, Number
 from stratafl.core.footprint import Footprint
 from stratafl.core.layers import Select, select
@@ -91,7 +92,7 @@ class SGD(Train):
     epoch takes, and `repeats` how often each batch is used in a row.
     """
 
-    lr: Annotated[float, Range(least=0, most=1e30), "learning rate"] = 0.05
+    lr: Annotated[float, Range(least=0, most=1e30), Tune(1e-3, 1.0, log=True), "learning rate"] = 0.05
     epochs: Annotated[int, Range(least=0, most=MANY), Some, "local epochs per round"] = 1
     batch: Annotated[int, Range(least=1, most=MANY), "samples per batch"] = 10
     optimizer: Annotated[Optimizer, "how a gradient becomes a step"] = "sgd"
@@ -223,6 +224,12 @@ class SGD(Train):
     def _counted(self, steps: Tensor, loss: Tensor, rate: float, client: State) -> State:
         like = next(iter(rows_of(client, self.row).values()))
         return dict(zip(self.counts, (steps, loss, like.new_full((len(steps),), rate)), strict=True))
+
+
+def tuning(train: SGD, epochs: int, layers: Select = select("all"), purpose: str = "tune") -> SGD:
+    """A descent before use, like training but for its epochs: at the full rate, and nothing is kept of it."""
+    full = replace(train, schedule=Constant(), decay=1.0, optimizer_state="dropped")
+    return replace(full, epochs=epochs, steps=None, layers=layers, purpose=purpose)
 
 
 @record
