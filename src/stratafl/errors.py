@@ -100,11 +100,14 @@ def unknown(kind: str, given: str, existing: Iterable[str]) -> UnknownNameError:
     return UnknownNameError(f"unknown {kind} '{short}'{hint}")
 
 
+MOST_LISTED = 60  # names in a message
+
+
 def choices(names: Iterable[str]) -> str:
     """What can be chosen, for a message: "choose one of: a, b", or "there is none"."""
     listed = list(map(shown, names))
-    more = f", … ({len(listed)} in all)" if len(listed) > 40 else ""
-    return f"choose one of: {', '.join(listed[:40])}{more}" if listed else "there is none"
+    more = f", … ({len(listed)} in all)" if len(listed) > MOST_LISTED else ""
+    return f"choose one of: {', '.join(listed[:MOST_LISTED])}{more}" if listed else "there is none"
 
 
 def first_line(error: BaseException, *, typed: bool = False) -> str:

@@ -58,7 +58,9 @@ ADAPTIVE = {"server_lr": 0.03, "beta1": 0.8, "beta2": 0.9, "tau": 0.02}
 PFEDME = {"strength": 6.0, "inner": 3, "personal_lr": 0.05, "beta": 0.6}
 CASES = {
     "scaffold": Case("scaffold", PlainScaffold, PLAIN, {"server_lr": 0.7}),
-    "scaffold, clipped, decayed": Case("scaffold", PlainScaffold, EVERYTHING, {"server_lr": 1.2}),
+    "scaffold, clipped, decayed": Case(
+        "scaffold", PlainScaffold, replace(EVERYTHING, momentum=0.0), {"server_lr": 1.2}
+    ),
     "fedexp": Case("fedexp", PlainFedExp, FAST, {"epsilon": 0.05}),
     "fedopt, adam": Case("fedopt", PlainFedOpt, HEAVY, {"optimizer": "adam", **ADAPTIVE}),
     "fedopt, yogi": Case("fedopt", PlainFedOpt, HEAVY, {"optimizer": "yogi", **ADAPTIVE}),

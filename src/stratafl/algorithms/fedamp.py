@@ -102,7 +102,11 @@ class CosineAttention:
 
     def __call__(self, rows: Rows, layout: Layout) -> Tensor:
         cos = cosines(layout.gram(rows).sum(0, keepdim=True))[0]
-        raw = torch.exp(self.sharpness * (cos - 1)).fill_diagonal_(0)
+        others = cos.clone().fill_diagonal_(-torch.inf)
+        nearest = others.max(1, keepdim=True).values.clamp(
+            min=-1
+        )  # in float32, others' weights would vanish without it
+        raw = torch.exp(self.sharpness * (others - nearest))
         return (1 - self.own) * raw / raw.sum(1, keepdim=True).clamp(min=torch.finfo(raw.dtype).tiny)  # N may be 1
 
 

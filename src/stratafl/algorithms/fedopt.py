@@ -24,7 +24,7 @@ def fedopt(
     server_lr: Annotated[float, Range(above=0), Tune(1e-3, 1.0, log=True)] | None = None,
     beta1: Annotated[float, Range(least=0, below=1), Tune(choices=(0.0, 0.9))] = 0.9,
     beta2: Annotated[float, Range(least=0, below=1), Tune(choices=(0.9, 0.99, 0.999))] = 0.99,
-    tau: Annotated[float, Range(above=0), Tune(1e-5, 1e-1, log=True)] = 1e-3,
+    tau: Annotated[float, Range(least=1e-8), Tune(1e-5, 1e-1, log=True)] = 1e-3,
     train: SGD = SGD(),
 ) -> Layerwise:
     """Algorithm 2: θ ← θ + η·m/(√v + τ), with m and v the running means of Δ̄ and Δ̄² (`momentum`: θ ← θ + η·m).

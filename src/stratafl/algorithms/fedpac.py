@@ -3,6 +3,7 @@
 FedRep with feature alignment, and with classifier collaboration by a quadratic programme on the server.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from stratafl.algorithms.prototypes import ClassMeans, FromFeatures, Prototypes,
 from stratafl.algorithms.simplex import minimise_on_simplex
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import Start
+from stratafl.core.form import Bound
 from stratafl.core.layers import select
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import Rows
@@ -97,6 +99,10 @@ class MixHeads(MergeRows):
 
     reads = ("up.theta", "up.H", "up.V", "heads")
     writes = ("heads",)
+
+    @property
+    def bounds(self) -> Mapping[str, Bound]:
+        return {"up.V": "nonnegative"}
 
     def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
         held, sent, V = rows_of(server, "heads"), up["theta"].rows, up["V"].tensor

@@ -65,14 +65,19 @@ def _shared(host: Algorithm) -> Broadcast:
         "sends whole updates, between which conflicts are counted": _has(Upload, record.send),
         "takes the model that it receives": any(isinstance(x, Take) and x.writes == (THETA,) for x in record.mix),
         "averages the model that it sends": _has(Mean, record.merge),
-        "sends statistics with their layers": {step.columns for step in sent}
-        | {step.columns for step in _uploads(record)}
-        == {"all"},
+        "sends statistics with their layers": all(columns == "all" for columns in _columns(record, sent)),
+        "trains what it received as it is": _untouched(record),
     }
     for needed, there in needs.items():
         if not there:
             raise RecordError(f"LAG needs a method that {needed}: choose another one")
     return sent[0]
+
+
+def _untouched(record: Layerwise) -> bool:
+    """Whether no step changes the model between its receipt and training: that would count as an update."""
+    writers = [step for step in record.mix if THETA in step.writes]
+    return bool(writers) and isinstance(writers[-1], Take)
 
 
 def _columns(record: Layerwise, sent: list[Broadcast]) -> list[str]:

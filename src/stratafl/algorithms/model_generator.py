@@ -104,6 +104,8 @@ class Part:
     def _values(self, setup: Setup, tensor: str, shape: tuple[int, ...]) -> Tensor:
         like = next(iter(setup.start.values()))
         values = torch.zeros(shape, dtype=like.dtype, device=like.device)
+        if values.is_meta:  # only its size is asked for
+            return values
         ids = torch.arange(setup.clients if self.name == "v" else 1)
         key = keys.keys(setup.seed, 0, ids, f"generator/{self.name}/{tensor}")[:, None]
         flat = values.reshape(len(ids), -1)

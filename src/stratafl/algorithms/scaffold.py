@@ -35,10 +35,10 @@ from stratafl.policies.descent import Fields
 )
 def scaffold(*, server_lr: Annotated[float, Range(above=0), Tune(0.1, 2.0)] = 1.0, train: SGD = SGD()) -> Layerwise:
     """Algorithm 1 with option II for c_i; clients count alike, whatever their n_k. `server_lr` is η_g."""
-    if train.optimizer != "sgd":
-        raise RecordError(
-            f"scaffold takes (x − y)/(K·η) for a gradient, which optimizer '{train.optimizer}' breaks: use sgd"
-        )
+    if train.optimizer != "sgd" or train.momentum:
+        given = f"momentum={train.momentum}" if train.momentum else f"optimizer '{train.optimizer}'"
+        why = "takes (x − y)/(K·η) for a mean gradient"
+        raise RecordError(f"scaffold {why}, which it is not with {given}: use plain sgd")
     corrected = replace(train, edits=(*train.edits, Correct()))
     return replace(
         fedavg(),

@@ -149,8 +149,9 @@ class ClippedMean(RobustMerge):
         return {name: scales[kind] for name, kind in kinds.items()}
 
     def _scale(self, norms: Tensor) -> Tensor:
-        ordered, count = norms.sort().values, len(norms)
-        middle = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
+        moved = norms[norms > 0]  # whoever took no step says nothing about how long steps are
+        ordered, count = moved.sort().values, len(moved)
+        middle = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2 if count else norms.new_zeros(())
         return (self.factor * middle / norms.clamp(min=1e-300)).clamp(max=1)
 
     def _columns(self, x: Tensor, weights: Tensor) -> Tensor:
@@ -228,5 +229,10 @@ def _robust_mean(mean: Mean, how: How, share: float, factor: float) -> RobustMer
     if how == "median":
         return Median(mean.field)
     if how == "trimmed":
-        return TrimmedMean(mean.field, mean.weights, share)
-    return ClippedMean(mean.field, mean.weights, factor)
+        return TrimmedMean(mean.field, _verified(mean.weights), share)
+    return ClippedMean(mean.field, _verified(mean.weights), factor)
+
+
+def _verified(weights: str) -> str:
+    """The number of samples is known; by any other weight that it sends, one client could decide alone."""
+    return weights if weights == "samples" else "uniform"

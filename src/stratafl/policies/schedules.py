@@ -31,7 +31,7 @@ class Constant:
 class Exponential:
     """The rate times `factor` after each round."""
 
-    factor: Annotated[float, Range(above=0)] = 0.99
+    factor: Annotated[float, Range(above=0, most=1)] = 0.99
 
     def __call__(self, t: int, rounds: int) -> float:
         return self.factor**t
@@ -52,7 +52,7 @@ class Stepped:
     """The rate times `factor` after every `rounds` rounds."""
 
     rounds: Annotated[int, Range(least=1)] = 30
-    factor: Annotated[float, Range(above=0)] = 0.1
+    factor: Annotated[float, Range(above=0, most=1)] = 0.1
 
     def __call__(self, t: int, rounds: int) -> float:
         return self.factor ** (t // self.rounds)

@@ -222,7 +222,7 @@ class SGD(Train):
         return descend(task, self.descent, passes, trained, rate, row, client, objective=self.objective, kept=kept)
 
     def _counted(self, steps: Tensor, loss: Tensor, rate: float, client: State) -> State:
-        like = next(iter(rows_of(client, self.row).values()))
+        like = next(iter(rows_of(client, self.row).values()), loss)  # of a row without layers, as the loss
         return dict(zip(self.counts, (steps, loss, like.new_full((len(steps),), rate)), strict=True))
 
 
