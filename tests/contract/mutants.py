@@ -12,7 +12,7 @@ from stratafl.core.parcel import Field, LayerMask, Parcel
 from stratafl.core.records import record
 from stratafl.core.state import rows_of
 from stratafl.core.steps import MergeRows, MergeSums, Mix, Send, Serve, Train
-from stratafl.policies import SGD, Broadcast, Deliver, Take, TakeNumber
+from stratafl.policies import SGD, Broadcast, Deliver, Take
 
 
 class Delegate(Algorithm):
@@ -287,7 +287,7 @@ def mean_of_chunk_means():
 
 
 @record
-class KeepRows(MergeRows):
+class RowsOfAll(MergeRows):
     """Each upload replaces the row of whoever sent it."""
 
     reads = ("up.theta", "theta")
@@ -301,7 +301,7 @@ class KeepRows(MergeRows):
 def keeps_rows(*, welcome=()):
     """A server that gives each client its own row back, and new clients whatever `welcome` says."""
     server = {"theta": Start(per_client=True)}
-    return replace(fedavg(), serve=(Deliver(),), merge=(KeepRows(),), server=server, welcome=welcome)
+    return replace(fedavg(), serve=(Deliver(),), merge=(RowsOfAll(),), server=server, welcome=welcome)
 
 
 @record
@@ -326,7 +326,7 @@ class RateOfOne(Serve):
 
 def looks_up_numbers_by_id():
     server = {**fedavg().server, "rates": Number(1.0, width="clients")}
-    return replace(fedavg(), serve=(Broadcast(), RateOfOne()), mix=(Take(), TakeNumber("rates")), server=server)
+    return replace(fedavg(), serve=(Broadcast(), RateOfOne()), mix=(Take(), Take("rates")), server=server)
 
 
 class ForgetsNewClients(Delegate):

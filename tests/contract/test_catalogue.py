@@ -37,11 +37,17 @@ ACTING = {
 
 # Two settings in which both values of both keys occur; the other combinations take their time elsewhere.
 QUICK = (("follow", 0.5), ("local", 1.0))
-EVERY = [s if s in QUICK else pytest.param(s, marks=pytest.mark.slow) for s in SETTINGS]
 
 
-@pytest.mark.parametrize("setting", EVERY, ids=lambda s: f"{s[0]}-{s[1]}")
-@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - set(ACTING)))
+def _settings():
+    """Of each method one of the two at once, in turn; all others are slow tests."""
+    for place, name in enumerate(sorted(set(ALGORITHMS) - set(ACTING))):
+        for setting in SETTINGS:
+            marks = () if setting == QUICK[place % 2] else pytest.mark.slow
+            yield pytest.param(name, setting, marks=marks, id=f"{name}-{setting[0]}-{setting[1]}")
+
+
+@pytest.mark.parametrize(("name", "setting"), list(_settings()))
 def test_contract(name, setting):
     check_algorithm(algorithm(name), settings=[setting])
 
@@ -123,8 +129,20 @@ def test_every_algorithm_has_a_degenerate_law():
     assert all(SPECIAL_CASES.values())
 
 
+def _marks(law, participation, buffers):
+    """A law is seen at once with half of the clients, if it holds there; its other settings are slow tests."""
+    quick = (1.0 if law.full_participation_only else 0.5, "follow")
+    return () if (participation, buffers) == quick else pytest.mark.slow
+
+
 CASES = [
-    pytest.param(law, participation, buffers, id=f"{law.says} ({participation}, {buffers})")
+    pytest.param(
+        law,
+        participation,
+        buffers,
+        id=f"{law.says} ({participation}, {buffers})",
+        marks=_marks(law, participation, buffers),
+    )
     for laws in SPECIAL_CASES.values()
     for law in laws
     for participation in (1.0, 0.5)

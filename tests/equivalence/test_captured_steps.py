@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from stratafl.algorithms import ALGORITHMS, algorithm, fedavg, fedprox, fedrep
+from methods import PARTICIPATION, every_method
+from stratafl.algorithms import algorithm, fedavg, fedprox, fedrep
 from stratafl.algorithms.perfedavg import Meta
 from stratafl.core.layers import select
 from stratafl.core.objectives import CrossEntropy
@@ -30,8 +31,8 @@ def outcomes(method, **options):
     return [made(method, speed, **options).run(Matrix()).tensors() for speed in (PLAIN, KEPT)]
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.5])
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("participation", PARTICIPATION)
+@pytest.mark.parametrize("name", every_method())
 def test_the_whole_catalogue_gives_the_same_bits(name, participation):
     method, rounds = within_reach(algorithm(name), 3)
     plain, kept = outcomes(method, rounds=rounds, participation=participation)

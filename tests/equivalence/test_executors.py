@@ -5,7 +5,8 @@ from functools import cache
 import pytest
 import torch
 
-from stratafl.algorithms import ALGORITHMS, algorithm
+from methods import every_method
+from stratafl.algorithms import algorithm
 from stratafl.data import digits
 from stratafl.execute import Debug, Matrix, Messages, simulation
 from stratafl.models import build
@@ -46,7 +47,7 @@ def test_float32_is_the_same_to_the_bit_for_other_models(model):
     assert difference(plain, run("fedper", Matrix(chunk=3), torch.float32, model)) == 0
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("name", every_method())
 def test_float64_agrees_between_matrix_and_chunks(name):
     plain = run(name, Matrix(), torch.float64)
     assert difference(plain, run(name, Matrix(chunk=3), torch.float64)) <= 1e-12

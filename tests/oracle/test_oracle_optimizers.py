@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR, LRScheduler, SequentialLR, StepLR
 
+from methods import PARTICIPATION
 from stratafl.algorithms import fedavg
 from stratafl.core.state import rows_of, tensor_of
 from stratafl.execute import Matrix, Progress, Simulation, simulation
@@ -79,7 +80,7 @@ def both(train: SGD, make: Make, keeps: bool, participation: float) -> tuple[Sim
     return sim, WithOptimisers(federation, module, (Phase(train),), make=make, keeps=keeps, **run)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("participation", PARTICIPATION)
 @pytest.mark.parametrize("keeps", [False, True], ids=["dropped", "kept"])
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_optimiser_is_that_of_torch(name: str, keeps: bool, participation: float) -> None:

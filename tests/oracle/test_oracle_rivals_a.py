@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import conv2d, cross_entropy, softplus
 
+from methods import PARTICIPATION
 from stratafl.algorithms import ALGORITHMS, algorithm, fedavg, fedper, fedprox, local
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.layers import select
@@ -120,7 +121,7 @@ def assert_stages(found: tuple[Simulation, Progress], plain: PlainMethod, tolera
 # The methods of the catalogue
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("participation", PARTICIPATION)
 @pytest.mark.parametrize("case", CASES)
 def test_method_is_its_plain_loop(case: str, participation: float) -> None:
     chosen = CASES[case]
@@ -130,7 +131,7 @@ def test_method_is_its_plain_loop(case: str, participation: float) -> None:
     assert_stages(simulated(algorithm(chosen.name, train=chosen.train, **chosen.options), plain.clients), plain)
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("participation", PARTICIPATION)
 @pytest.mark.parametrize("case", CASES)
 def test_models_move_and_the_method_is_not_fedavg(case: str, participation: float) -> None:
     """Otherwise a comparison would show nothing."""
@@ -172,7 +173,7 @@ def uniform(train: SGD) -> Algorithm:
     return replace(fedavg(train=train), merge=(Mean(weights="uniform"),))
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("participation", PARTICIPATION)
 def test_scaffold_begins_as_fedavg_with_uniform_weights(participation: float) -> None:
     plain = PlainScaffold(clients(participation, HEAVY))
     assert_stages(simulated(uniform(HEAVY), plain.clients, rounds=1), plain.run(1))
@@ -208,7 +209,7 @@ def test_control_variates_are_mean_gradients() -> None:
         assert furthest(plain.own_c[k], {n: (first[n] + second[n]) / 2 for n in first}) < 1e-10
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("participation", PARTICIPATION)
 @pytest.mark.parametrize("case", ["scaffold", "scaffold, clipped, decayed"])
 def test_the_servers_control_variate_is_the_mean_of_all_clients(case: str, participation: float) -> None:
     plain = oracle(case, participation)
@@ -237,7 +238,7 @@ DEGENERATE: dict[str, tuple[Callable[[Clients], PlainMethod], SGD]] = {
 }
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("participation", PARTICIPATION)
 @pytest.mark.parametrize("case", DEGENERATE)
 def test_degenerate_loops_are_fedavg(case: str, participation: float) -> None:
     make, train = DEGENERATE[case]
@@ -245,7 +246,7 @@ def test_degenerate_loops_are_fedavg(case: str, participation: float) -> None:
     assert_stages(simulated(fedavg(train=train), plain.clients), plain)
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("participation", PARTICIPATION)
 def test_fedexp_meets_both_sides_of_its_maximum(participation: float) -> None:
     plain = oracle("fedexp", participation)
     assert isinstance(plain, PlainFedExp)
@@ -328,7 +329,7 @@ def test_ditto_of_strength_0_is_local_training_beside_fedavg() -> None:
     assert furthest(rows_of(progress.server, "theta"), plain.global_model) < 1e-8
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("participation", PARTICIPATION)
 def test_personal_models_of_ditto_begin_as_those_of_fedprox(participation: float) -> None:
     train = replace(HEAVY, clip=0.5)
     plain = PlainDitto(clients(participation, train), strength=2.0, personal_epochs=3).run(1)
@@ -347,7 +348,7 @@ def test_personal_models_of_ditto_are_pulled_to_what_was_received() -> None:
         assert furthest(trainable(plain.personal[k]), expected) < 1e-10
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("participation", PARTICIPATION)
 def test_pfedme_whose_local_model_takes_over_its_personal_one_is_fedavg(participation: float) -> None:
     """With one inner step and η·strength = 1, w_i = θ after every batch, and nothing pulls."""
     plain = PlainPFedMe(clients(participation, PLAIN), strength=10.0, inner=1, personal_lr=0.07).run(ROUNDS)
@@ -357,7 +358,7 @@ def test_pfedme_whose_local_model_takes_over_its_personal_one_is_fedavg(particip
     assert furthest(plain.clients.mean(last), plain.global_model) < 1e-8
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("participation", PARTICIPATION)
 def test_pfedme_whose_local_model_stands_still_is_fedprox(participation: float) -> None:
     still = replace(PLAIN, lr=0.0)
     plain = PlainPFedMe(clients(participation, still), strength=3.0, inner=1, personal_lr=0.07).run(1)
@@ -435,7 +436,7 @@ def tuned(method: Algorithm, *steps: SGD) -> Algorithm:
     return replace(method, tune=steps)  # type: ignore[type-var]
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("participation", PARTICIPATION)
 def test_tuned_loops_are_fedavg_with_tune_steps(participation: float) -> None:
     everything = replace(HEAVY, epochs=3, purpose="tune")
     head = replace(HEAVY, epochs=2, purpose="probe", layers=select("head"))
@@ -444,7 +445,7 @@ def test_tuned_loops_are_fedavg_with_tune_steps(participation: float) -> None:
         assert_stages(simulated(tuned(fedavg(train=HEAVY), *steps), plain.clients), plain)
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("participation", PARTICIPATION)
 def test_perfedavg_is_deployed_after_one_step(participation: float) -> None:
     plain = PlainPerFedAvg(clients(participation, replace(WHOLE, batch=8)), alpha=0.3)
     sim, progress = simulated(
@@ -455,7 +456,7 @@ def test_perfedavg_is_deployed_after_one_step(participation: float) -> None:
     assert_rows(rows, map(plain.deployed, plain.clients.everybody))
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("participation", PARTICIPATION)
 @pytest.mark.parametrize("fixed", FIXED)
 def test_fedbabu_is_fedper_whose_personal_layers_nobody_trains(fixed: str, participation: float) -> None:
     plain = oracle({"head": "fedbabu", "last:2": "fedbabu, two blocks"}[fixed], participation)

@@ -46,6 +46,7 @@ from plain_mixtures import (
 )
 from torch import Tensor
 
+import methods
 from stratafl.algorithms import ALGORITHMS, algorithm
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.state import State
@@ -252,7 +253,7 @@ CASES = {
     ),
 }
 EVERY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-PARTICIPATION = pytest.mark.parametrize("participation", [1.0, 0.5])
+PARTICIPATION = pytest.mark.parametrize("participation", methods.PARTICIPATION)
 
 
 def method(case: Case) -> Algorithm:

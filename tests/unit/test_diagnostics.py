@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from stratafl.algorithms import ALGORITHMS, algorithm, fedalp, fedavg, fedlag, fedper, flayer, pfedla
+from methods import every_method
+from stratafl.algorithms import algorithm, fedalp, fedavg, fedlag, fedper, flayer, pfedla
 from stratafl.config.experiment import Experiment, with_settings
 from stratafl.core.describe import columns, describe
 from stratafl.core.layout import Layout
@@ -388,7 +389,7 @@ def test_a_server_tells_as_of_after_the_round():
     assert told(sim, SimpleNamespace(t=3, server=7)) == {"t": [[3], [7]]}
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("name", every_method())
 def test_every_method_has_its_lines(name):
     method, rounds = within_reach(ACTING.get(name) or algorithm(name), 2)
     _, entries = run(Trial(made(method, rounds=rounds), lab=LayerDiagnostics(1)))

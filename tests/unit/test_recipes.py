@@ -65,32 +65,15 @@ LAG = {f"{host}+lag" for host in ("scaffold", "fedexp", "pfedme", "fedbabu", "fe
 FLAYER = {f"{host}+flayer" for host in ("fedavg", "ditto", "fedamp", "fedper", "fedrep", "fedala")}
 
 
-def _unknown(method):
-    """Whether the catalogue still lacks a method; only what is on its way may be lacking."""
-    try:
-        with_values(Experiment(), {"algorithm.name": method})
-    except UnknownNameError:
-        assert method in RIVALS | LAG | FLAYER | {"fedavgft"}
-        return True
-    return False
-
-
-def put_together(name):
-    """A recipe that ships, without rows whose method is on its way."""
-    (recipe,) = recipes(name)
-    lacking = {row.name for row in recipe.runnable if _unknown(row.settings["algorithm.name"])}
-    return replace(recipe, rows=tuple(row for row in recipe.rows if row.name not in lacking))
-
-
-@pytest.mark.xfail(strict=True, reason="some methods are on their way; once none is, use recipes for put_together")
 def test_every_method_of_a_recipe_is_in_the_catalogue():
-    every = [row for name in recipe_names() for recipe in recipes(name) for row in recipe.runnable]
-    assert [row.name for row in every if _unknown(row.settings["algorithm.name"])] == []
+    for name in recipe_names():
+        for row in recipes(name)[0].runnable:
+            with_values(Experiment(), {"algorithm.name": row.settings["algorithm.name"]})
 
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_that_ships_can_be_put_together_at_every_scale(name):
-    recipe = put_together(name)
+    (recipe,) = recipes(name)
     assert {"smoke", "short", "full"} == set(recipe.scales) == set(SCALES)
     assert recipe.claims
     for scale in SCALES:
@@ -155,7 +138,7 @@ def test_hyper_parameters_that_a_paper_does_not_give_are_defaults_and_a_note_say
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_method_that_is_tuned_before_use_is_scored_after_it(name):
-    each = {cell.row: cell.experiment for cell in put_together(name).cells("smoke", seeds=1)}
+    each = {cell.row: cell.experiment for cell in recipes(name)[0].cells("smoke", seeds=1)}
     for row, experiment in each.items():
         method = algorithm_of(experiment)
         parts = [phase.algorithm for phase in getattr(method, "phases", ())] or [method]
@@ -177,7 +160,7 @@ def test_flayer_on_its_hosts_has_the_improvements_of_the_table():
 
 def test_recipes_with_the_same_experiment_share_it():
     def runs(name, *rows):
-        cells = [cell for cell in put_together(name).cells("full", seeds=1) if cell.row in rows]
+        cells = [cell for cell in recipes(name)[0].cells("full", seeds=1) if cell.row in rows]
         return {run_name(cell.experiment) for cell in cells}
 
     methods = ("FedAvg", "FedPer", "FLAYER")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from methods import every_method
 from stratafl.algorithms import ALGORITHMS, algorithm, fedavg, fedbn, fedper, flayer, local, pfedla
 from stratafl.config.assemble import algorithm_of
 from stratafl.config.experiment import Experiment, with_settings
@@ -227,7 +228,7 @@ WITHOUT = ("apple", "fedalp", "fedamp", "fedfomo", "fedlag", "heurfedamp", "heur
 # They have no mean; of fedalp the last phase has none.
 
 
-@pytest.mark.parametrize("name", sorted({*ALGORITHMS} - {*WITHOUT}))
+@pytest.mark.parametrize("name", every_method({*ALGORITHMS} - {*WITHOUT}))
 def test_every_method_that_averages_can_be_made_robust(name):
     sim = made(robust(algorithm(name), "trimmed"), rounds=40)
     _, report = sim.round(sim.start(), Messages())

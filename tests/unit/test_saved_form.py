@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from methods import every_method
 from stratafl.algorithms import ALGORITHMS, algorithm, fedalp, fedavg30local, fedlag, flayer, pfedla
 from stratafl.errors import DamagedError, RunError
 from stratafl.execute import Matrix
@@ -20,7 +21,7 @@ ACTING = {
 EVERY = {**{name: algorithm(name) for name in ALGORITHMS}, "fedavg30local": fedavg30local(warmup=1), **ACTING}
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", every_method(EVERY))
 def test_every_method_keeps_the_form_it_starts_with(name):
     sim = Case(EVERY[name], "local", 0.5, rounds=3).plain
     progress, form = sim.start(), SavedForm.of(sim)

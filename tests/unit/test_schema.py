@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from methods import every_method
 from stratafl.algorithms import ALGORITHMS, algorithm, fedalp, fedavg, fedlag, fedper, flayer, heurpfedla, pfedla
 from stratafl.core import wire
 from stratafl.core.algorithm import Algorithm, Total, Work
@@ -50,7 +51,7 @@ def test_the_form_of_fedavg_by_hand():
     )
 
 
-@pytest.mark.parametrize("name", sorted(EVERY))
+@pytest.mark.parametrize("name", every_method(EVERY))
 def test_what_is_rehearsed_is_what_a_client_sends(name):
     """In every phase; of all clients, and whatever statistics do, it is a law of the contract."""
     sim = made(EVERY[name], dtype=torch.float32)

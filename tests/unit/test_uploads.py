@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from methods import every_method
 from stratafl.algorithms import ALGORITHMS, algorithm, fedalp, fedavg, fedlag, fedper, flayer, heurpfedla, local
 from stratafl.api import fit
 from stratafl.core.form import form_of
@@ -52,7 +53,7 @@ def tampered(sim, **changes):
 # The round
 
 
-@pytest.mark.parametrize("name", sorted(EVERY))
+@pytest.mark.parametrize("name", every_method(EVERY))
 def test_the_others_are_where_they_would_be_without_them(name):
     sim, everybody = made(EVERY[name]), torch.arange(6)
     progress = sim.start()

@@ -140,7 +140,8 @@ def _received(host: Layerwise) -> tuple[int, str]:
     for step in host.mix[at + 1 :]:
         if host.row in step.writes:
             raise RecordError(f"guide: {type(step).__name__} already mixes what a client has and receives")
-    source = host.mix[at].source if isinstance(host.mix[at], Adopt) else host.row
+    met = host.mix[at]
+    source = met.source if isinstance(met, Adopt) else host.row
     fields = [step.field for step in host.mix if isinstance(step, Take) and step.writes == (source,)]
     if not fields:
         raise RecordError("guide: no head is received")

@@ -8,8 +8,8 @@ from stratafl.algorithms.catalogue import KINDS, METHODS, Method
 _HEAD = """# Methods
 
 `strata list` prints this table, `strata list fedrep` what there is to know of one method: options with their defaults \
-and sensible ranges, what is sent, what a new client gets. `--json` is the same for programs. FLAYER's parts and LAG can \
-be put on other methods, as `fedper+flayer`: see [compositions](composition.md).
+and sensible ranges, what is sent, what a new client gets. `--json` is the same for programs. \
+FLAYER's parts and LAG can be put on other methods, as `fedper+flayer`: see [compositions](composition.md).
 """
 
 
