@@ -38,6 +38,7 @@ PLAIN = SGD(lr=0.1, epochs=2, batch=8)
 HEAVY = replace(PLAIN, momentum=0.5, weight_decay=0.01)
 # Clients of 7 and of 4 samples take no step.
 EVERYTHING = replace(HEAVY, clip=0.5, drop_last=True, schedule=Exponential(0.8))
+CORRECTED = replace(EVERYTHING, momentum=0.0)
 FAST = replace(HEAVY, lr=0.5)  # clients that go far from each other
 WHOLE = SGD(lr=0.1, epochs=1, batch=40)  # one step a round, on all samples
 FIXED = {"head": ("fc",), "last:2": ("conv2", "bn2", "fc")}
@@ -58,9 +59,7 @@ ADAPTIVE = {"server_lr": 0.03, "beta1": 0.8, "beta2": 0.9, "tau": 0.02}
 PFEDME = {"strength": 6.0, "inner": 3, "personal_lr": 0.05, "beta": 0.6}
 CASES = {
     "scaffold": Case("scaffold", PlainScaffold, PLAIN, {"server_lr": 0.7}),
-    "scaffold, clipped, decayed": Case(
-        "scaffold", PlainScaffold, replace(EVERYTHING, momentum=0.0), {"server_lr": 1.2}
-    ),
+    "scaffold, clipped, decayed": Case("scaffold", PlainScaffold, CORRECTED, {"server_lr": 1.2}),
     "fedexp": Case("fedexp", PlainFedExp, FAST, {"epsilon": 0.05}),
     "fedopt, adam": Case("fedopt", PlainFedOpt, HEAVY, {"optimizer": "adam", **ADAPTIVE}),
     "fedopt, yogi": Case("fedopt", PlainFedOpt, HEAVY, {"optimizer": "yogi", **ADAPTIVE}),

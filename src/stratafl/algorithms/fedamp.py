@@ -101,12 +101,8 @@ class CosineAttention:
     sharpness: float = 10.0
 
     def __call__(self, rows: Rows, layout: Layout) -> Tensor:
-        cos = cosines(layout.gram(rows).sum(0, keepdim=True))[0]
-        others = cos.clone().fill_diagonal_(-torch.inf)
-        nearest = others.max(1, keepdim=True).values.clamp(
-            min=-1
-        )  # in float32, others' weights would vanish without it
-        raw = torch.exp(self.sharpness * (others - nearest))
+        cos = cosines(layout.gram(rows).sum(0, keepdim=True))[0].fill_diagonal_(-torch.inf)
+        raw = torch.exp(self.sharpness * (cos - cos.amax(1, keepdim=True).clamp(min=-1)))  # float32 keeps the nearest
         return (1 - self.own) * raw / raw.sum(1, keepdim=True).clamp(min=torch.finfo(raw.dtype).tiny)  # N may be 1
 
 

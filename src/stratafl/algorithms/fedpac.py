@@ -3,8 +3,8 @@
 FedRep with feature alignment, and with classifier collaboration by a quadratic programme on the server.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Annotated
 
 import torch
@@ -16,7 +16,6 @@ from stratafl.algorithms.prototypes import ClassMeans, FromFeatures, Prototypes,
 from stratafl.algorithms.simplex import minimise_on_simplex
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import Start
-from stratafl.core.form import Bound
 from stratafl.core.layers import select
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import Rows
@@ -99,10 +98,7 @@ class MixHeads(MergeRows):
 
     reads = ("up.theta", "up.H", "up.V", "heads")
     writes = ("heads",)
-
-    @property
-    def bounds(self) -> Mapping[str, Bound]:
-        return {"up.V": "nonnegative"}
+    bounds = MappingProxyType({"up.V": "nonnegative"})
 
     def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
         held, sent, V = rows_of(server, "heads"), up["theta"].rows, up["V"].tensor
