@@ -452,7 +452,7 @@ def files_of_at_most(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.parametrize(("size", "file"), [(100, "config.toml"), (1000, "environment.json")])
+@pytest.mark.parametrize(("size", "file"), [(100, "config.toml"), (1500, "environment.json")])
 def test_a_full_disk_at_the_start_leaves_nothing_behind(strata, place, size, file):
     with files_of_at_most(size):
         result = strata("run", *SMALL, "--out", "new")
