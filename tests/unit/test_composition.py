@@ -124,9 +124,13 @@ def test_a_guide_is_for_heads_that_are_received():
     [
         ("local+flayer", {}, "local+flayer: nothing is sent: choose a method whose clients send what they trained"),
         ("local+lag", {}, "local+lag: nothing is sent"),
-        ("fedamp+flayer", {"mask": True}, "fedamp+flayer: mask: no layer is uploaded to be averaged: leave out mask"),
+        (
+            "fedamp+flayer",
+            {"mask": True},
+            "fedamp+flayer: mask: no plain upload of whole layers is averaged: leave out mask",
+        ),
         ("fedper+flayer", {"guide": True}, "fedper+flayer: guide: its head is never sent: leave out guide"),
-        ("fedala+flayer", {"guide": True}, "guide: Combine already mixes"),
+        ("fedala+flayer", {"guide": True}, "guide: Combine changes the model after"),
         ("scaffold+flayer", {"rates": True}, "rates: Renew counts on one learning rate"),
         ("fedavg+flayer", {"accuracy": 0.5, "accuracy_of": "initialised"}, "is never measured"),
         ("flayer+flayer", {}, "it has FLAYER's parts already"),

@@ -224,8 +224,22 @@ def test_a_method_without_a_mean_is_refused_in_one_line():
         robust(flayer(unsent="zero"), "median")
 
 
-WITHOUT = ("apple", "fedalp", "fedamp", "fedfomo", "fedlag", "heurfedamp", "heurpfedla", "local", "pfedla", "simmix")
-# They have no mean; of fedalp the last phase has none.
+WITHOUT = ("apple", "fedamp", "fedexp", "fedfomo", "fedopt", "heurfedamp", "heurpfedla", "ifca", "local", "pfedhn")
+WITHOUT += ("pfedhnpc", "pfedla", "pfedme", "scaffold", "simmix")  # their server takes no plain mean
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_a_method_whose_server_takes_no_plain_mean_is_refused(name):
+    with pytest.raises(RecordError, match=r"takes the place of a mean of uploads") as refusal:
+        robust(algorithm(name), "trimmed")
+    assert "\n" not in str(refusal.value)
+
+
+def test_merges_that_stay_are_named(caplog):
+    robust(algorithm("fedpac"), "median")
+    assert "MixHeads" in caplog.text
+    robust(algorithm("fedlag"), "median")
+    assert "PersonaliseConflicts" in caplog.text
 
 
 @pytest.mark.parametrize("name", every_method({*ALGORITHMS} - {*WITHOUT}))
@@ -279,5 +293,5 @@ def test_a_configuration_names_the_merge():
         of("server.merge=median", "server.share=0.1")
     with pytest.raises(UnknownNameError, match=r"server.merge 'mode'; did you mean 'mean'"):
         of("server.merge=mode")
-    with pytest.raises(RecordError, match=r"^fedlag: server.merge 'median' takes the place of a mean"):
-        algorithm_of(with_settings(Experiment(), ["algorithm.name=fedlag", "server.merge=median"]))
+    with pytest.raises(RecordError, match=r"^pfedla: server.merge 'median' takes the place of a mean"):
+        algorithm_of(with_settings(Experiment(), ["algorithm.name=pfedla", "server.merge=median"]))

@@ -195,6 +195,7 @@ def robust(algorithm: Algorithm, how: How, *, share: Share = 0.2, factor: Factor
         records += [] if algorithm.finish is None else [algorithm.finish.algorithm]
         if not any(map(_averages, records)):
             raise RecordError(_refusal(how, records))
+        _name_what_stays(how, records)
         phases = tuple(replace(p, algorithm=_replaced(p.algorithm, how, share, factor)) for p in algorithm.phases)
         finish = algorithm.finish
         if finish is not None:
@@ -202,10 +203,15 @@ def robust(algorithm: Algorithm, how: How, *, share: Share = 0.2, factor: Factor
         return replace(algorithm, phases=phases, finish=finish)
     if not isinstance(algorithm, Layerwise) or not _averages(algorithm):
         raise RecordError(_refusal(how, [algorithm]))
-    left = [type(step).__name__ for step in algorithm.merge if type(step) is not Mean]
-    if left:
-        log.warning("merge '%s' takes the place of means only; %s still see every upload", how, ", ".join(left))
+    _name_what_stays(how, [algorithm])
     return _replaced(algorithm, how, share, factor)
+
+
+def _name_what_stays(how: How, records: list[Layerwise]) -> None:
+    steps = [type(step).__name__ for record in records for step in record.merge if type(step) is not Mean]
+    if steps:
+        stay = ", ".join(dict.fromkeys(steps))
+        log.warning("merge '%s' takes the place of plain means; these merges see every upload as it is: %s", how, stay)
 
 
 def _averages(algorithm: Layerwise) -> bool:
