@@ -244,7 +244,7 @@ def test_server_that_keeps_a_row_per_client_keeps_the_contract():
 
 
 def test_delivering_own_rows_is_local_training():
-    sim, progress = run(row_keeper(Deliver(field="models"), Take(field="models")))
+    sim, progress = run(row_keeper(Deliver(field="models"), Take("models", "theta")))
     alone, alone_progress = run(local())
     ids = torch.arange(N)
     assert difference(received(sim, progress, ids), received(alone, alone_progress, ids)) < 1e-12
@@ -440,5 +440,5 @@ def test_masks_per_client_are_counted():
 def test_broadcast_of_a_part_needs_the_rest_from_the_client():
     broken = replace(fedavg(), serve=(Broadcast(select("base")),))
     sim = simulation(broken, tiny_federation(), tiny_model(), rounds=1)
-    with pytest.raises(Exception, match="nobody who has all of 'fc'"):
+    with pytest.raises(Exception, match="nobody has 'fc' of the model"):
         sim.round(sim.start(), Matrix())

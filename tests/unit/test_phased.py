@@ -144,7 +144,7 @@ def marked(phase: float) -> Phase:
         merge=(Mark(phase, reads=("up.mark",)),),
         tune=(MarkModel(phase, writes=("theta",)),),
         server={"mark": Number()},
-        client={"mark": Number(), "theta": Start(select("none"))},
+        client={"mark": Number(), "theta": Start()},
     )
     return Phase(alg, rounds=1)
 

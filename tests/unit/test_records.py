@@ -62,7 +62,7 @@ def test_a_record_comes_back_from_toml(name):
 def test_an_algorithm_made_twice_is_equal_and_another_is_not(name):
     assert ALGORITHMS[name]() == ALGORITHMS[name]()
     assert ALGORITHMS[name](train=SGD(lr=0.123)) != ALGORITHMS[name]()
-    assert "lr=0.123" in repr(ALGORITHMS[name](train=SGD(lr=0.123)))
+    assert "batch=123" in repr(ALGORITHMS[name](train=SGD(batch=123)))
 
 
 HYPER = {"hyper_lr": 0.005, "embedding": 100, "width": 100, "depth": 3, "normalise": "softmax", "initial": "drawn"}

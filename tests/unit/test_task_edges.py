@@ -236,8 +236,8 @@ def test_sums_keep_blocks_that_a_later_chunk_does_not_hold():
 
 
 def test_weights_of_a_mean_are_checked():
-    with pytest.raises(UnknownNameError, match=r"unknown Mean\.weights 'smaples'; did you mean 'samples'"):
-        Mean(weights="smaples")
+    with pytest.raises(RecordError, match=r"merge: Mean reads 'up.smaples', which nobody gives"):
+        replace(fedavg(), merge=(Mean(weights="smaples"),))
 
 
 # Rounds

@@ -101,8 +101,8 @@ class CosineAttention:
     sharpness: float = 10.0
 
     def __call__(self, rows: Rows, layout: Layout) -> Tensor:
-        cos = cosines(layout.gram(rows).sum(0, keepdim=True))[0].fill_diagonal_(-torch.inf)
-        raw = torch.exp(self.sharpness * (cos - cos.amax(1, keepdim=True).clamp(min=-1)))  # float32 keeps the nearest
+        cos = cosines(layout.gram(rows).sum(0, keepdim=True))[0].fill_diagonal_(-1)
+        raw = torch.exp(self.sharpness * (cos - cos.amax(1, keepdim=True))).fill_diagonal_(0)
         return (1 - self.own) * raw / raw.sum(1, keepdim=True).clamp(min=torch.finfo(raw.dtype).tiny)  # N may be 1
 
 

@@ -48,7 +48,9 @@ def catalogue() -> dict[str, list[dict[str, Any]]]:
 def print_catalogue(name: str | None, as_json: bool) -> None:
     """Print everything; or what is called `name`, or what is listed under it, such as models."""
     method = _method(name)
-    found = catalogue() if name is None else _named(catalogue(), name) if method is None else _entry(method)
+    found = catalogue() if name is None else _entry(method) if method is not None else _named(catalogue(), name)
+    if name in METHODS:  # other things may have the name of a method
+        found = {**_named(catalogue(), str(name)), **found}
     if as_json:
         print(json.dumps(found, indent=2))
         return

@@ -115,6 +115,7 @@ class RoundRun:
         if len(ids) == 0:
             raise DataError("the cohort is empty: a round needs at least one client")
         total, kept, reports = Total(), self.clients, list[GroupReport]()
+        sim.upload_form(rnd, server)  # once for each phase, and no client's time
         begin = time.perf_counter()
         for group in self.executor.groups(sim, ids):
             total, kept, report = self._run_group(total, kept, group)

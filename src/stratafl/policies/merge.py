@@ -18,7 +18,7 @@ from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, Value, rows_of
 from stratafl.core.steps import MergeRows, MergeSums, Names
 
-TENSOR = ""  # the only block of a field that is a tensor
+TENSOR = "tensor"  # the name of the only block of a field that is a tensor
 Positive = Annotated[float, Range(above=0)]
 
 
