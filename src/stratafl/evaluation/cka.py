@@ -48,7 +48,7 @@ def grams(template: nn.Module, rows: Rows, samples: Tensor, layout: Layout) -> M
     for layer in layout.layers:
         path = outlet(layer, module)
         if path:
-            module.get_submodule(path).register_forward_hook(partial(_see, seen, layer.name))
+            module.get_submodule(path).register_forward_hook(partial(_see, seen, layer.name, len(samples)))
     for client in range(len(next(iter(rows.values())))):
         module.load_state_dict({name: block[client] for name, block in rows.items()}, strict=False)
         seen.clear()
@@ -69,8 +69,9 @@ def outlet(layer: Layer, module: nn.Module) -> str:
     return path if path and called else owners[-1]
 
 
-def _see(seen: dict[str, Tensor], name: str, module: nn.Module, inputs: object, out: object) -> None:
+def _see(seen: dict[str, Tensor], name: str, samples: int, module: nn.Module, inputs: object, out: object) -> None:
     first = out[0] if isinstance(out, tuple) else out  # a recurrent layer gives its states as well
-    if isinstance(first, Tensor):
+    # A layer that is not given samples, such as GPFL's valve of a condition, has nothing to compare.
+    if isinstance(first, Tensor) and first.ndim > 1 and len(first) == samples:
         # Features of all clients and layers would not fit; n² numbers do, and an in-place activation cannot touch them.
         seen[name] = centred_gram(first.detach().flatten(1))
