@@ -63,6 +63,8 @@ def test_an_algorithm_made_twice_is_equal_and_another_is_not(name):
     assert ALGORITHMS[name]() == ALGORITHMS[name]()
     assert ALGORITHMS[name](train=SGD(lr=0.123)) != ALGORITHMS[name]()
     assert "batch=123" in repr(ALGORITHMS[name](train=SGD(batch=123)))
+    # pFedMe's own rate is personal_lr; that of its local model, train.lr, is in proportion to it.
+    assert ("pace=2.46" if name == "pfedme" else "lr=0.123") in repr(ALGORITHMS[name](train=SGD(lr=0.123)))
 
 
 HYPER = {"hyper_lr": 0.005, "embedding": 100, "width": 100, "depth": 3, "normalise": "softmax", "initial": "drawn"}

@@ -236,7 +236,8 @@ def test_sums_keep_blocks_that_a_later_chunk_does_not_hold():
 
 
 def test_weights_of_a_mean_are_checked():
-    with pytest.raises(RecordError, match=r"merge: Mean reads 'up.smaples', which nobody gives"):
+    says = r"merge: Mean reads 'up\.smaples', which nobody gives; choose one of: theta, up\.samples, up\.theta"
+    with pytest.raises(RecordError, match=says):
         replace(fedavg(), merge=(Mean(weights="smaples"),))
 
 

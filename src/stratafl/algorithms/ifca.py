@@ -16,6 +16,7 @@ from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import Start
 from stratafl.core.footprint import Footprint
 from stratafl.core.layerwise import Layerwise
+from stratafl.core.layout import per_client
 from stratafl.core.parcel import Parcel
 from stratafl.core.records import record
 from stratafl.core.reduce import add_rows_by_group
@@ -98,5 +99,5 @@ class MeanOfGroups(MergeSums):
 
 
 def _mean_or_held(top: Tensor, weight: Tensor, held: Tensor) -> Tensor:
-    each = weight.reshape(-1, *(1,) * (top.ndim - 1))
+    each = per_client(weight, top)
     return torch.where(each > 0, top / each.clamp(min=1), held).to(held.dtype)

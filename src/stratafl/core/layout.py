@@ -219,6 +219,11 @@ def _product(a: Tensor, b: Tensor, each: bool) -> Tensor:
     return a @ b
 
 
+def per_client(values: Tensor, block: Tensor) -> Tensor:
+    """`[C]` values, one for each client, ready to broadcast against a block `[C, …]`."""
+    return values.reshape(-1, *(1,) * (block.ndim - 1))
+
+
 def row_dot(a: Tensor, b: Tensor) -> Tensor:
     """`[C]`: the inner product of two blocks, row by row."""
     # A batched product gives each row the same bits for every C; a sum over [1, P] is split over threads. On a GPU it

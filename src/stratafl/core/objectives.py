@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stratafl.core import keys
-from stratafl.core.layout import Rows
+from stratafl.core.layout import Rows, per_client
 from stratafl.core.records import record
 from stratafl.core.reprs import short_repr
 
@@ -46,7 +46,7 @@ class Batch:
 
     def average(self, values: Tensor) -> Tensor:
         """The mean over the real samples, dimension by dimension: `[B, d]` to `[d]`."""
-        weight = self.weight.reshape(-1, *(1,) * (values.ndim - 1))
+        weight = per_client(self.weight, values)
         return (values * weight).sum(0) / self.weight.sum()
 
 

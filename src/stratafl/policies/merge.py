@@ -16,24 +16,18 @@ from stratafl.core.records import record
 from stratafl.core.reduce import add_rows, add_weights, mean_or_hold
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, Value, rows_of
-from stratafl.core.steps import MergeRows, MergeSums, Names
+from stratafl.core.steps import Merge, MergeRows, MergeSums, Names
 
 TENSOR = "tensor"  # the name of the only block of a field that is a tensor
 Positive = Annotated[float, Range(above=0)]
 
 
 @record
-class Mean(MergeSums):
-    """Σ w_k·θ_k / Σ w_k, column by column over those who sent it; what nobody sent is held.
-
-    The weights are n_k, equal (`uniform`), or any field that clients send: a number each, or a number for each entry of
-    the leading axes of a tensor, such as class counts for prototypes. Columns that the server does not keep are left
-    out. With `unsent="zero"` a column that a client did not send counts as 0 in the mean over all.
-    """
+class Averaged(Merge):
+    """A field of the server from the same field of uploads, with weights: what a mean and its robust kin declare."""
 
     field: str = "theta"
     weights: str = "samples"
-    unsent: Literal["held", "zero"] = "held"
 
     @property
     def reads(self) -> Names:
@@ -48,6 +42,22 @@ class Mean(MergeSums):
     def bounds(self) -> Mapping[str, Bound]:
         return {} if self.weights == "uniform" else {f"up.{self.weights}": "nonnegative"}
 
+    def weights_of(self, up: Parcel, ids: Tensor) -> Tensor:
+        """`[C]`, or `[C, …]` for each entry of the leading axes of a tensor."""
+        return torch.ones_like(ids) if self.weights == "uniform" else up[self.weights].tensor
+
+
+@record
+class Mean(Averaged, MergeSums):
+    """Σ w_k·θ_k / Σ w_k, column by column over those who sent it; what nobody sent is held.
+
+    The weights are n_k, equal (`uniform`), or any field that clients send: a number each, or a number for each entry of
+    the leading axes of a tensor, such as class counts for prototypes. Columns that the server does not keep are left
+    out. With `unsent="zero"` a column that a client did not send counts as 0 in the mean over all.
+    """
+
+    unsent: Literal["held", "zero"] = "held"
+
     def footprint(self, setup: Setup) -> Footprint:
         """The numerator; the denominator is as large only where columns are masked, which their sender says."""
         return Footprint(sums=setup.row_bytes(dtype=torch.float64))
@@ -56,10 +66,10 @@ class Mean(MergeSums):
         """Numerator and denominator, client by client."""
         top, bottom = (rows_of(sums, name) if sums else {} for name in ("top", "bottom"))
         rows, sent = kept_blocks(up[self.field], server[self.field], rnd.layout)
-        weights = torch.ones_like(ids) if self.weights == "uniform" else up[self.weights].tensor
+        weights = self.weights_of(up, ids)
         if weights.ndim > 1:
             once = torch.ones_like(ids)
-            each = {n: _broadcast(weights, x) for n, x in rows.items()}
+            each = {n: broadcast(weights.to(x.dtype), x) for n, x in rows.items()}
             weighted = {n: x * each[n] for n, x in rows.items()}
             return {"top": add_rows(top, once, weighted, None), "bottom": add_rows(bottom, once, each, None)}
         return {
@@ -68,7 +78,7 @@ class Mean(MergeSums):
         }
 
     def finish(self, rnd: Round, server: State, sums: State) -> State:
-        return {self.field: _like(self.mean(server, sums), server[self.field])}
+        return {self.field: as_field(self.mean(server, sums), server[self.field])}
 
     def mean(self, server: State, sums: State) -> Rows:
         """The mean of each block; what nobody sent is held."""
@@ -87,11 +97,13 @@ def kept_blocks(field: Field, kept: Value, layout: Layout) -> tuple[Rows, Rows |
     return {n: rows[n] for n in names}, None if sent is None else {n: sent[n] for n in names}
 
 
-def _broadcast(weights: Tensor, block: Tensor) -> Tensor:
-    return weights.reshape(*weights.shape, *(1,) * (block.ndim - weights.ndim)).to(block.dtype).expand_as(block)
+def broadcast(weights: Tensor, block: Tensor) -> Tensor:
+    """Weights of the leading axes of a block, in its shape."""
+    return weights.reshape((*weights.shape, *(1,) * (block.ndim - weights.ndim))).expand(block.shape)
 
 
-def _like(rows: Rows, value: Value) -> Value:
+def as_field(rows: Rows, value: Value) -> Value:
+    """Blocks as what the field is: rows, or a tensor."""
     return rows[TENSOR] if isinstance(value, Tensor) else rows
 
 
@@ -131,7 +143,7 @@ class ServerOptimizer(Mean):
         moved = {**mean, **{n: held[n] + self.lr * direction for n, (direction, _, _) in step.items()}}
         kept: dict[str, Value] = {f"{self.field}.moment": {n: m for n, (_, m, _) in step.items() if m is not None}}
         kept[f"{self.field}.square"] = {n: v for n, (_, _, v) in step.items() if v is not None}
-        return {self.field: _like(moved, server[self.field]), **{name: kept[name] for name in self.keeps}}
+        return {self.field: as_field(moved, server[self.field]), **{name: kept[name] for name in self.keeps}}
 
     def _step(self, delta: Tensor, m: Tensor | None, v: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The direction, and the next m and v."""
@@ -175,7 +187,7 @@ class Increment(MergeSums):
     def finish(self, rnd: Round, server: State, sums: State) -> State:
         held, clients = blocks(server[self.field]), rnd.setup.clients
         grown = {n: (held[n] + x / clients).to(held[n].dtype) for n, x in rows_of(sums, "sum").items()}
-        return {self.field: _like({**held, **grown}, server[self.field])}
+        return {self.field: as_field({**held, **grown}, server[self.field])}
 
 
 @record

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from stratafl.core.layout import Rows
+from stratafl.core.layout import Rows, per_client
 
 Optimizer = Literal["sgd", "adam", "adamw"]
 
@@ -66,4 +66,4 @@ class Direction:
 
 
 def _wide(like: Tensor) -> Callable[[Tensor], Tensor]:
-    return lambda values: values.to(like.dtype).reshape(-1, *(1,) * (like.ndim - 1))
+    return lambda values: per_client(values.to(like.dtype), like)

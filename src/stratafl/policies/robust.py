@@ -18,7 +18,6 @@ from torch import Tensor
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.annotations import Range
 from stratafl.core.footprint import Footprint
-from stratafl.core.form import Bound
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.parcel import Field, Parcel
@@ -26,9 +25,9 @@ from stratafl.core.phased import Phased
 from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, Value
-from stratafl.core.steps import MergeRows, Names
+from stratafl.core.steps import MergeRows
 from stratafl.errors import RecordError
-from stratafl.policies.merge import Mean
+from stratafl.policies.merge import Averaged, Mean, as_field, blocks, broadcast
 
 log = logging.getLogger("stratafl")
 How = Literal["median", "trimmed", "clipped"]
@@ -39,28 +38,12 @@ NUMBERS = 8  # float64 numbers beside each column while a piece is sorted and av
 
 
 @record
-class RobustMerge(MergeRows):
+class RobustMerge(Averaged, MergeRows):
     """A field of the server from the same field of all uploads, piece by piece.
 
     Weights are those of `Mean`: n_k, equal, or a field with a number for each client, or for each entry of the leading
     axes of a tensor. What has weight 0 counts as not sent.
     """
-
-    field: str = "theta"
-    weights: str = "samples"
-
-    @property
-    def reads(self) -> Names:
-        counts = () if self.weights == "uniform" else (f"up.{self.weights}",)
-        return (f"up.{self.field}", *counts, self.field)
-
-    @property
-    def writes(self) -> Names:
-        return (self.field,)
-
-    @property
-    def bounds(self) -> Mapping[str, Bound]:
-        return {} if self.weights == "uniform" else {f"up.{self.weights}": "nonnegative"}
 
     def footprint(self, setup: Setup) -> Footprint:
         """The uploads of one tensor and their weights, some columns in float64, and the server's new row."""
@@ -72,19 +55,18 @@ class RobustMerge(MergeRows):
 
     def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
         field, held = up[self.field], server[self.field]
-        weights = torch.ones(len(ids)) if self.weights == "uniform" else up[self.weights].tensor
-        blocks = _Blocks(field, held, weights, rnd.layout)
-        scales = self._scales(blocks, rnd.layout)
-        new = {name: self._merged(blocks, name, scales[name]) for name in blocks.names}
-        return {self.field: new[""] if isinstance(held, Tensor) else {**held, **new}}
+        uploads = _Uploads(field, held, self.weights_of(up, ids), rnd.layout)
+        scales = self._scales(uploads, rnd.layout)
+        new = {name: self._merged(uploads, name, scales[name]) for name in uploads.names}
+        return {self.field: as_field({**blocks(held), **new}, held)}
 
-    def _scales(self, blocks: "_Blocks", layout: Layout) -> Mapping[str, Tensor | None]:
-        return dict.fromkeys(blocks.names)
+    def _scales(self, uploads: "_Uploads", layout: Layout) -> Mapping[str, Tensor | None]:
+        return dict.fromkeys(uploads.names)
 
-    def _merged(self, blocks: "_Blocks", name: str, scale: Tensor | None) -> Tensor:
-        held = blocks.held[name]
+    def _merged(self, uploads: "_Uploads", name: str, scale: Tensor | None) -> Tensor:
+        held = uploads.held[name]
         new = torch.empty_like(held, memory_format=torch.contiguous_format)
-        for some, x, weights, old in blocks.pieces(name):
+        for some, x, weights, old in uploads.pieces(name):
             merged = self._columns(x if scale is None else old + scale[:, None] * (x - old), weights)
             new.view(-1)[some] = torch.where((weights > 0).any(0), merged, old).to(held.dtype)
         return new
@@ -140,11 +122,11 @@ class ClippedMean(RobustMerge):
 
     factor: Factor = 1.0
 
-    def _scales(self, blocks: "_Blocks", layout: Layout) -> Mapping[str, Tensor | None]:
-        kinds = {name: name not in layout.specs or layout.specs[name].trainable for name in blocks.names}
+    def _scales(self, uploads: "_Uploads", layout: Layout) -> Mapping[str, Tensor | None]:
+        kinds = {name: name not in layout.specs or layout.specs[name].trainable for name in uploads.names}
         scales: dict[bool, Tensor] = {}
         for kind in set(kinds.values()):
-            squares = torch.stack([blocks.squares(name) for name in blocks.names if kinds[name] is kind])
+            squares = torch.stack([uploads.squares(name) for name in uploads.names if kinds[name] is kind])
             scales[kind] = self._scale(squares.sum(0).sqrt())
         return {name: scales[kind] for name, kind in kinds.items()}
 
@@ -158,13 +140,12 @@ class ClippedMean(RobustMerge):
         return (weights * torch.where(weights > 0, x, 0)).sum(0) / weights.sum(0).clamp(min=1e-300)
 
 
-class _Blocks:
-    """The blocks of a field that the server keeps, some columns of all clients at a time; a tensor is one block."""
+class _Uploads:
+    """What all clients sent of the blocks that the server keeps, some columns at a time."""
 
     def __init__(self, field: Field, held: Value, weights: Tensor, layout: Layout) -> None:
-        self._value: Mapping[str, Tensor] = {"": field.value} if isinstance(field.value, Tensor) else field.value
+        self._value, self.held = blocks(field.value), blocks(held)  # as they are: blocks may be joined when asked for
         self._sent: Rows | None = field.sent(layout)
-        self.held: Mapping[str, Tensor] = {"": held} if isinstance(held, Tensor) else held
         self.names = tuple(name for name in self._value if name in self.held)
         device = next((x.device for x in self.held.values()), weights.device)
         self._weights = weights.to(device, torch.float64)
@@ -172,7 +153,7 @@ class _Blocks:
     def pieces(self, name: str) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
         """Places, values and weights `[C, P]` in float64, 0 of what was not sent, and what the server holds `[P]`."""
         block, held, weights = self._value[name], self.held[name].reshape(-1), self._weights
-        spread = weights.reshape((*weights.shape, *(1,) * (block.ndim - weights.ndim))).expand(block.shape)
+        spread = broadcast(weights, block)
         masked = spread if self._sent is None else torch.where(self._sent[name], spread, 0)
         flat, each = (x.reshape(len(block), -1) for x in (block, masked))
         for some in (slice(at, at + PIECE) for at in range(0, flat.shape[1], PIECE)):
