@@ -1,8 +1,6 @@
 """`python -m stratafl` is `strata`."""
 
-import sys
-
-from stratafl.cli import main
+from stratafl.cli import command
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -18,6 +18,7 @@ from stratafl.algorithms import (
     heurpfedla,
     pfedla,
 )
+from stratafl.cli import end_rank
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.layout import Rows
 from stratafl.core.state import flatten
@@ -94,3 +95,4 @@ def main(target: str) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1])
+    end_rank(0)

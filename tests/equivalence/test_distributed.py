@@ -272,3 +272,18 @@ def test_what_the_environment_says(monkeypatch):
     monkeypatch.setenv("RANK", "first")
     with pytest.raises(RunError, match="RANK is a whole number that torchrun sets, not 'first'"):
         world_size()
+
+
+def test_a_rank_that_has_done_its_work_does_not_abort_when_python_ends():
+    program = """
+import atexit, os
+from stratafl.cli import end_rank
+class Held:
+    def __del__(self):
+        os.abort()
+held = Held()
+atexit.register(print, "said")
+end_rank(3)
+"""
+    (done,) = ended([started(["-c", program])])
+    assert (done.code, done.out) == (3, "said\n")

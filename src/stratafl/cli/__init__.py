@@ -4,16 +4,38 @@
 `compare.py`). `console.py` is where all of them print. Only this package imports typer and rich.
 """
 
+import atexit
 import os
 import shlex
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from stratafl.cli.interrupt import INTERRUPTED
 from stratafl.errors import StrataError, TrustError, shown
 
 LONGEST = 4000  # letters of an error, whatever it names
 # `list`, `run` … are modules of this package: here they are not the functions of these names.
+
+
+def command() -> NoReturn:
+    """The process `strata`."""
+    code = main()
+    if "RANK" in os.environ:
+        end_rank(code)
+    sys.exit(code)
+
+
+def end_rank(code: int) -> NoReturn:
+    """End a process of torchrun without taking Python apart.
+
+    A thread of gloo that still holds a tensor at that moment aborts a process that has done its work
+    (pytorch/pytorch#179291).
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
