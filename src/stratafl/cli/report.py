@@ -16,6 +16,8 @@ from stratafl.report.formats import size
 from stratafl.report.majority import MAJORITY, majority
 from stratafl.report.outcome import measure, what_counts
 from stratafl.report.page import is_report, write_report
+from stratafl.report.paired import Paired, pairs_csv, with_first
+from stratafl.report.paired import pairs as all_pairs
 from stratafl.report.study import not_started, only_verdicts
 from stratafl.runs.summary import evaluated
 
@@ -36,12 +38,17 @@ def report(folders: Sequence[Path], out: Path | None, **options: Any) -> None:
 
 
 def print_ranking(
-    folders: Sequence[Path], *, csv: Path | None = None, svg: Path | None = None, target: float | None = None
+    folders: Sequence[Path],
+    *,
+    csv: Path | None = None,
+    pairs: Path | None = None,
+    svg: Path | None = None,
+    target: float | None = None,
 ) -> None:
     """Print the ranking of all runs in these folders; write it to files if asked."""
     if target is not None and not 0 < target < float("inf"):
         raise RunError(f"--target must be a score above 0, not {target}")
-    check_new([csv, svg])
+    check_new([csv, pairs, svg])
     outcomes = _outcomes(folders)
     if target is not None and target > 1 and outcomes[0].metric.percent:
         raise RunError(f"--target must be a share above 0 and at most 1, not {target}")
@@ -50,12 +57,18 @@ def print_ranking(
     console.print(ranking_table(ranks, outcomes, console.width))
     for text in (*(Text(said, style="yellow") for said in not_started(folders)), *_footnotes(ranks, outcomes)):
         console.print(text)
+    found = all_pairs(ranks)
+    for text in _pair_lines(found):
+        console.print(text, soft_wrap=not console.is_terminal)
     console.print(Text(f"runs: {', '.join(map(str, folders))}", style="dim"))
     if target is not None:
         console.print(target_table(outcomes, target))
     if csv is not None:
         write_atomically(csv, to_csv(ranks).encode())
         console.print(Text(f"table: {csv}"))
+    if pairs is not None:
+        write_atomically(pairs, pairs_csv(found).encode())
+        console.print(Text(f"pairs: {pairs}"))
     if svg is not None:
         drawn = svg_picture("strata compare", ranking_table(ranks, outcomes, PIPED_WIDTH), *_footnotes(ranks, outcomes))
         write_atomically(svg, drawn.encode())
@@ -106,6 +119,16 @@ def _footnotes(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> list[Text]
     flagged = [Text(said, style="yellow") for said in flag_sentences(outcomes)]
     look = [Text(f"look at its data with: {command}", style="yellow")] if (command := where_to_look(outcomes)) else []
     return [*leaks, *lost, *same, *flagged, *look, Text(_caption(ranks, outcomes), style="dim")]
+
+
+def _pair_lines(found: Sequence[Paired]) -> list[Text]:
+    """The pairs with the first method, and what their numbers are."""
+    if not found:
+        return []
+    unit = "points, " if found[0].percent else ""
+    many = f"; verdicts are corrected for {len(found)} pairs" if len(found) > 1 else ""
+    about = f"in brackets: {unit}95 % intervals over seeds and clients{many}"
+    return [*(Text(pair.short) for pair in with_first(found)), Text(about, style="dim")]
 
 
 def _caption(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> str:

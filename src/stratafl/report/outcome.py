@@ -9,6 +9,7 @@ from typing import Any
 from stratafl.config.experiment import from_tables, to_tables
 from stratafl.config.metrics import stored_metric
 from stratafl.config.tables import EvaluateTable
+from stratafl.core.keys import Seeds
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, RunError
 from stratafl.evaluation.flags import diverged, well_formed
@@ -43,6 +44,16 @@ class Outcome:
         return int(self.config["run"]["seed"])
 
     @property
+    def seeds(self) -> Seeds:
+        """With those of its parts, which tell one run of a configuration from another."""
+        tables = (
+            self.config["data"].get("seed"),
+            self.config["model"].get("seed"),
+            self.config["run"].get("batch_seed"),
+        )
+        return Seeds.of(self.seed, *tables)
+
+    @property
     def regression(self) -> bool:
         """Whether the data has no classes."""
         return not any(key.endswith(".deployed.accuracy") for key in last(self.lines))
@@ -65,11 +76,18 @@ class Outcome:
     def by_client(self) -> dict[int, float]:
         """The metric of each client that took part, on test data at the selected round; undefined ones are left out."""
         key = f"test.{self.evaluate.stage}.{self.metric.key}"
-        lines = lines_of_round(
-            self.folder / "clients.jsonl", int(self.numbers()["selected_round"]), summed=self.checked
-        )
-        there = [line for line in lines if not line.get("new") and line.get(key) is not None]
-        return {int(line["client"]): float(line[key]) for line in there}
+        return {int(line["client"]): float(line[key]) for line in self._client_lines if line.get(key) is not None}
+
+    def test_samples(self) -> dict[int, int]:
+        """How many test samples each client has that took part."""
+        return {int(line["client"]): int(line.get("test.samples") or 0) for line in self._client_lines}
+
+    @cached_property
+    def _client_lines(self) -> list[Line]:
+        directory.check_committed(self.folder, "clients")
+        selected = int(self.numbers()["selected_round"])
+        lines = lines_of_round(self.folder / "clients.jsonl", selected, summed=self.checked)
+        return [line for line in lines if not line.get("new")]
 
     @property
     def stopped(self) -> bool:
