@@ -16,6 +16,7 @@ from stratafl.report.study import Study
 
 POINTS = 500  # of a curve at most
 MARKED = 40  # a curve with more points has no markers
+CLOSER = 0.6  # the second half of the rounds can be shown alone if it needs less than this part of the axis
 ACCURACY = "accuracy"
 AXES = {"rounds": "round", "bytes": "bytes up and down, all clients", "seconds": "seconds of training and server"}
 MEASURES = {
@@ -70,7 +71,9 @@ def curves_chart(study: Study) -> Chart | None:
             measures[title] = Branches({axis: _figure(kept, study.labels, unit, axis) for axis in AXES})
     if not measures:
         return None
-    caption = "Mean ± one standard deviation (the band) over seeds, for the rounds that every seed has reached."
+    several = any(len(rank.members) > 1 for rank in study.ranks)
+    band = "Mean over seeds; the band is one standard deviation to each side. " if several else "One seed. "
+    caption = f"{band}The axis starts where the values start, not at 0."
     controls = (Control("show"), Control("over", "switch"))
     return Chart("curves", "Learning curves", caption, measures, controls, height=460)
 
@@ -89,8 +92,22 @@ def _figure(found: Sequence[tuple[int, list[Point]]], labels: Sequence[str], uni
     traces += [_line(place, labels[place], points, axis, share) for place, points in found]
     x: dict[str, Any] = {"title": {"text": AXES[axis]}, "rangemode": "tozero"}
     x |= {"tickformat": "~s", "ticksuffix": "B"} if axis == "bytes" else {}
-    y = {"title": {"text": unit}, **({"tickformat": ".0%"} if share else {})}
-    return {"data": traces, "layout": {"xaxis": x, "yaxis": y}}
+    every = [value for trace in traces for value in trace["y"]]
+    layout = {"xaxis": x, "yaxis": charts.value_axis(unit, every, share=share)}
+    closer = _end_range([points for _, points in found], share)
+    return {"data": traces, "layout": layout | ({"meta": {"end": closer}} if closer else {})}
+
+
+def _end_range(found: Sequence[Sequence[Point]], share: bool) -> list[float] | None:
+    """The range of the second half of the rounds, if it shows the differences at the end much larger."""
+    last = max(point.at["rounds"] for points in found for point in points)
+    late = [point.mean for points in found for point in points if point.at["rounds"] >= last / 2]
+    limits = (0.0, 1.0) if share else None
+    least = charts.NARROWEST if share else 0.0
+    whole = charts.value_range([point.mean for points in found for point in points], bounds=limits, least=least)
+    closer = charts.value_range(late, bounds=limits, least=least)
+    much = whole and closer and closer[1] - closer[0] < CLOSER * (whole[1] - whole[0])
+    return closer if much else None
 
 
 def _line(place: int, label: str, points: Sequence[Point], axis: str, share: bool) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Tables of a report: the ranking with its intervals, ablations, and all runs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from stratafl.errors import counted
 from stratafl.report.formats import MARK, NOTHING, difference, differing, duration, limits, minute, score, size, spread
 from stratafl.report.intervals import interval
 from stratafl.report.outcome import measure, what_counts
@@ -10,41 +11,81 @@ from stratafl.report.study import Study
 from stratafl.report.tables import Cell, Table, text
 
 ABLATION_KEYS = 6  # configurations that differ in more keys are no ablation
-TITLES = {"worst10": "worst 10 %", "spread": "spread", "last": "last round", "best": "best round"}
-TITLES |= {"received": "as received", "trained": "after training"}
+NUMBERS = {"client_mean": "mean over clients", "spread": "spread", "last": "last round", "best": "best round"}
+NUMBERS |= {"received": "as received", "trained": "after training", "converged_round": "converged"}
+NEW = {"new_received": "as received", "new_trained": "after one round", "new_deployed": "deployed"}
 
 
 def ranking_table(study: Study) -> Table:
+    """The ranking in as few columns as a decision needs, so that it fits a page; `numbers_table` has the others."""
     first, loss = winner(study.ranks), study.regression
-    columns = {name: title for name, title in TITLES.items() if has_column(name, study.ranks)}
-    head = ("method", "seeds", study.metric, "95 % interval", "against the first", *columns.values())
+    counts = len({len(rank.seeds) for rank in study.ranks}) > 1
+    head = ("method", *(("seeds",) if counts else ()), study.metric, "against the first", "worst 10 %")
 
     def row(rank: Rank) -> tuple[Cell, ...]:
         values, numbers = list(rank.by_seed("score").values()), rank.numbers
         against = rank.difference_from(first) if first and rank is not first else None
         cells = [text(rank.title, "first" if rank is first and len(study.ranks) > 1 else "")]
+        cells += [text(len(rank.seeds))] if counts else []
         lost = "score" not in numbers and rank.diverged
         reached = DIVERGED if lost else spread(numbers.get("score"), loss)
-        cells += [text(len(rank.seeds)), Cell(reached, None, "strong")]
-        cells += [Cell(limits(interval(values), loss)), Cell("first" if rank is first else difference(against, loss))]
-        for name in columns:
-            given = numbers.get(name)
-            alone = name in ("worst10", "spread")
-            cells.append(Cell(score(given.mean if given else None, loss) if alone else spread(given, loss)))
-        keys = ("converged_round", "bytes", "seconds")
-        converged, sent, seconds = (numbers[key].mean if key in numbers else None for key in keys)
-        cells.append(Cell(NOTHING if converged is None else f"{converged:.0f}"))
+        found = interval(values)
+        cells.append(Cell(reached, None, "strong", f"95 % interval {limits(found, loss)}" if found else ""))
+        cells.append(Cell("first" if rank is first else difference(against, loss)))
+        worst = numbers.get("worst10")
+        cells.append(Cell(score(worst.mean if worst else None, loss)))
+        sent, seconds = (numbers[key].mean if key in numbers else None for key in ("bytes", "seconds"))
         return (*cells, Cell(size(sent)), Cell(duration(seconds)))
 
     caption = (
         f"Test {measure(loss)} {what_counts(study.outcomes)}; mean ± standard deviation over seeds. "
         "Interval: Student's t over seeds. Against the first: paired difference over common seeds (t interval, not "
-        "corrected for the number of methods). Spread: standard deviation over clients. Communication: up and down, "
-        "all clients."
+        "corrected for the number of methods). Worst 10 %: mean over the clients with the lowest scores. "
+        "Communication: up and down, all clients, the whole run."
     )
     rows = tuple(row(rank) for rank in study.ranks)
     written = to_csv(study.ranks, compared=True)
-    return Table("ranking", caption, (*head, "converged", "communication", "time"), rows, written=written)
+    return Table("ranking", caption, (*head, "communication", "time"), rows, written=written)
+
+
+def numbers_table(study: Study) -> Table | None:
+    """The numbers of each method that a referee asks for."""
+    columns = {name: title for name, title in NUMBERS.items() if has_column(name, study.ranks)}
+    caption = (
+        "Other numbers of the same runs. Spread: standard deviation over clients. As received, after training: the "
+        "models at these stages in the selected round. Converged: the first round within half a point of the best."
+    )
+    return _table_of("numbers", caption, columns, study)
+
+
+def new_clients_table(study: Study) -> Table | None:
+    """What clients that took no part in training reach."""
+    columns = {name: title for name, title in NEW.items() if has_column(name, study.ranks)}
+    new = sorted({one.config["data"]["new_clients"] for one in study.outcomes if one.config["data"]["new_clients"]})
+    count = counted(new[0], "new client") if len(new) == 1 else "New clients"
+    verb = "takes" if new == [1] else "take"
+    caption = (
+        f"{count}, which {verb} no part in training: test {study.metric} of the model as received, after one round of "
+        "training on their own samples, and as deployed; mean ± standard deviation over seeds"
+    )
+    return _table_of("new", caption, columns, study)
+
+
+def _table_of(name: str, caption: str, columns: Mapping[str, str], study: Study) -> Table | None:
+    """A row of numbers for each method; None if no method has one of them."""
+    if not columns:
+        return None
+
+    def cell(rank: Rank, key: str) -> Cell:
+        given = rank.numbers.get(key)
+        if key == "converged_round":
+            return Cell(NOTHING if given is None else f"{given.mean:.0f}", given.mean if given else None)
+        alone = key == "spread"
+        shown = score(given.mean if given else None, study.regression) if alone else spread(given, study.regression)
+        return Cell(shown, given.mean if given else None)
+
+    rows = tuple((text(rank.label), *(cell(rank, key) for key in columns)) for rank in study.ranks)
+    return Table(name, caption, ("method", *columns.values()), rows)
 
 
 def runs_table(study: Study) -> Table:

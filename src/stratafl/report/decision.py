@@ -1,0 +1,184 @@
+"""The decision that a study supports, in plain words: what to use and why, who gains, how sure, what would change it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from stratafl.algorithms.catalogue import KINDS, METHODS
+from stratafl.core.reprs import short_repr
+from stratafl.errors import counted
+from stratafl.report.doubts import doubts, learned_nothing, seeds_of
+from stratafl.report.formats import listed, score, size
+from stratafl.report.gains import ALONE, Gains, client_gains
+from stratafl.report.gains_charts import points
+from stratafl.report.paired import Paired, pairs
+from stratafl.report.ranking import Rank, winner
+from stratafl.report.study import Study
+
+POINT = 0.01  # methods that differ by less, and that cannot be told apart, are equally good
+MOST = 4  # doubts in a decision; the notes have all of them
+
+
+@short_repr
+@dataclass(frozen=True)
+class Decision:
+    """What to use (None if nothing can be recommended), as a headline and answers by question; doubts come first."""
+
+    use: Rank | None
+    headline: str
+    answers: tuple[tuple[str, str], ...] = ()
+    cautions: tuple[str, ...] = ()
+
+
+def decision(study: Study) -> Decision:
+    if not study.ranks:
+        return Decision(None, "This report has verdicts on published claims but no runs.")
+    found = doubts(study)
+    more = len(found) - MOST
+    said = (*found[:MOST], *((f"{counted(more, 'more note')} under Ranking.",) if more > 0 else ()))
+    rivals = [rank for rank in study.ranks if not rank.leaks and "score" in rank.numbers]
+    first = winner(study.ranks)
+    if first is None:
+        return Decision(None, "No method can be recommended: no run has a result that can be ranked.", (), said)
+    if learned_nothing(study):
+        return Decision(None, "Use none of these models: they have learned nothing.", (), said)
+    compared = pairs(study.ranks)
+    use = _to_use(first, rivals, compared)
+    others = [rank for rank in rivals if rank is not use]
+    answers = (
+        ("Why", _why(use, first, others, study)),
+        ("Who gains", _gains(use, study)),
+        ("How sure", _sure(use, others, compared)),
+        ("What would change it", _change(use, others, compared)),
+    )
+    return Decision(use, _headline(use, others), tuple((title, text) for title, text in answers if text), said)
+
+
+def _to_use(first: Rank, rivals: Sequence[Rank], pairs: Sequence[Paired]) -> Rank:
+    """The first, or the one that sends least among those that are as good as it."""
+    equals = [rank for rank in rivals if rank is first or _as_good(rank, first, pairs)]
+    return min(equals, key=lambda rank: (_bytes(rank), rivals.index(rank)))
+
+
+def _as_good(rank: Rank, first: Rank, pairs: Sequence[Paired]) -> bool:
+    """Whether they differ by less than a point, or a hundredth of the score, and it cannot be told that they differ."""
+    own, best = rank.numbers["score"].mean, first.numbers["score"].mean
+    near = abs(own - best) < POINT * (abs(best) if first.members[0].regression else 1)
+    found = _between(rank, first, pairs)
+    return near and (found is None or found.verdict == "unclear")
+
+
+def _bytes(rank: Rank) -> float:
+    return rank.numbers["bytes"].mean if "bytes" in rank.numbers else inf
+
+
+def _between(rank: Rank, other: Rank, compared: Sequence[Paired]) -> Paired | None:
+    """The comparison of two methods, whichever comes first in it."""
+    return next((pair for pair in compared if {pair.first, pair.second} == {rank.label, other.label}), None)
+
+
+def _headline(use: Rank, others: Sequence[Rank]) -> str:
+    name = str(use.settings["algorithm.name"])
+    if name == ALONE:
+        return f"Train every client alone ({use.label}): no federated method here is better." if others else _alone(use)
+    if not others:
+        return _alone(use)
+    known = METHODS.get(name)
+    return f"Use {use.label}: {KINDS[known.kind]}." if known and known.kind != "controls" else f"Use {use.label}."
+
+
+def _alone(use: Rank) -> str:
+    return f"There is nothing to choose from: {use.label} is the only method."
+
+
+def _why(use: Rank, first: Rank, others: Sequence[Rank], study: Study) -> str:
+    loss, reached = study.regression, score(use.numbers["score"].mean, study.regression)
+    if not others:
+        return f"It reaches a test {study.metric} of {reached}."
+    if use is first:
+        following = score(others[0].numbers["score"].mean, loss)
+        said = [f"It has the best test {study.metric}: {reached}. {others[0].label} follows with {following}."]
+    else:
+        best = score(first.numbers["score"].mean, loss)
+        said = [
+            f"{first.label} has the best test {study.metric} ({best}), but that cannot be told from the {reached} of "
+            f"{use.label}, which sends less: {size(_bytes(use))} against {size(_bytes(first))} in all."
+        ]
+    if use is first and _bytes(use) < inf:
+        cost = f"All clients together send and receive {size(_bytes(use))}." if _bytes(use) else "It sends nothing."
+        said.append(cost)
+    return " ".join(said)
+
+
+def _gains(use: Rank, study: Study) -> str:
+    """Which clients are better off than alone, by name."""
+    if str(use.settings["algorithm.name"]) == ALONE:
+        return ""
+    found = next((each for each in client_gains(study) if each.label == use.label), None)
+    if found is None:
+        return f"Unknown, because no run trains every client alone. Add {ALONE} to the methods."
+    return " ".join([*_counts(found), *_joining(use, study)]) if found.clients else f"Unknown: {found.why}."
+
+
+def _counts(found: Gains) -> list[str]:
+    """How many clients gain and lose, and the names of those that lose."""
+    better = [each for each in found.clients if each.difference > 0]
+    worse = sorted((each for each in found.clients if each.difference < 0), key=lambda each: each.difference)
+    total, unit = len(found.clients), " points" if found.metric.percent else ""
+    said = [
+        f"Compared with training alone, {len(better)} of {counted(total, 'client')} score better and {len(worse)} worse; "
+        f"the mean difference is {points(found.mean, found.metric)}{unit}."
+    ]
+    if worse:
+        named = [f"{found.client_label(each)} ({points(each.difference, found.metric)})" for each in worse]
+        said.append(f"Worse off: {listed(named, 4)}.")
+    return [*said, *_certain(found)]
+
+
+def _certain(found: Gains) -> list[str]:
+    if not found.sure:
+        return []
+    sure = {word: sum(each.verdict == word for each in found.clients) for word in ("gains", "loses")}
+    return [f"Beyond chance are {sure['gains']} of the gains and {sure['loses']} of the losses."]
+
+
+def _joining(use: Rank, study: Study) -> list[str]:
+    new = use.numbers.get("new_trained")
+    reached = score(new.mean, study.regression) if new else ""
+    return [f"Clients that join later reach {reached} after one round of training."] if new else []
+
+
+def _sure(use: Rank, others: Sequence[Rank], compared: Sequence[Paired]) -> str:
+    """What the paired comparisons say of the method against each of the others."""
+    if not others:
+        return ""
+    found = [(rank.label, _between(use, rank, compared)) for rank in others]
+    known = [(label, _seen_from(use, pair)) for label, pair in found if pair is not None]
+    if not known:
+        return "Unknown: with one run of each method, nothing says how much of a difference is chance."
+    better = [label for label, verdict in known if verdict == "better"]
+    unclear = [label for label, verdict in known if verdict == "unclear"]
+    worse = [label for label, verdict in known if verdict == "worse"]
+    said = []
+    if better:
+        every = len(better) == len(others) and len(others) > 1
+        said.append(f"Better than {'all the others' if every else listed(better, 6)}, beyond chance.")
+    said += [f"Cannot be told from {listed(unclear, 6)}."] if unclear else []
+    said += [f"Worse than {listed(worse, 6)}, beyond chance."] if worse else []
+    return " ".join([*said, f"From {seeds_of([use, *others])} of each method."])
+
+
+def _seen_from(use: Rank, pair: Paired) -> str:
+    turned = {"better": "worse", "worse": "better"}
+    return pair.verdict if pair.first == use.label else turned.get(pair.verdict, pair.verdict)
+
+
+def _change(use: Rank, others: Sequence[Rank], compared: Sequence[Paired]) -> str:
+    found = [(rank.label, _between(use, rank, compared)) for rank in others]
+    open_ = [(label, pair.more_seeds) for label, pair in found if pair is not None and pair.verdict == "unclear"]
+    if not open_:
+        return ""
+    label, more = open_[0]
+    if more is None:
+        return f"Only far more runs than are sensible would tell it from {label}: the difference is too small."
+    return f"About {counted(more, 'more seed')} would tell it from {label}, if the difference stays as it is."

@@ -1,0 +1,143 @@
+"""Doubts about a ranking, the gravest first: what a reader must know before acting on it."""
+
+from collections.abc import Sequence
+from math import isclose
+from statistics import fmean
+
+from stratafl.errors import counted
+from stratafl.report.formats import listed, minus, score
+from stratafl.report.ranking import INCOMPARABLE, Rank
+from stratafl.report.study import RunRecord, Study
+
+SAME_STEPS = 1.05  # methods whose numbers of steps differ by less have trained equally long
+HARDLY = 0.002  # a method that is ahead of the largest class by less has learned nothing
+
+
+def doubts(study: Study) -> list[str]:
+    """Sentences on what makes the ranking doubtful."""
+    return [
+        *_of_learning(study),
+        *_of_leaks(study),
+        *_of_ends(study),
+        *_of_seeds(study),
+        *_of_tuning(study),
+        *_of_stages(study),
+        *_of_steps(study),
+        *_of_selection(study),
+    ]
+
+
+def learned_nothing(study: Study) -> bool:
+    """Whether every comparable method is no better than always giving the answer that is most frequent."""
+    base = majority(study)
+    scored = [rank for rank in study.ranks if not rank.leaks and "score" in rank.numbers]
+    return base is not None and bool(scored) and all(_no_better(rank, base) for rank in scored)
+
+
+def majority(study: Study) -> float | None:
+    """The accuracy of always giving the most frequent class, over all test samples; None if it is unknown."""
+    if study.regression or not study.records:
+        return None
+    shares = [_largest_class(record) for record in study.records.values()]
+    known = [share for share in shares if share is not None]
+    return fmean(known) if known and len(known) == len(shares) else None
+
+
+def _largest_class(record: RunRecord) -> float | None:
+    rows = record.class_counts.counts.get("test", ())[: record.outcome.clients or None]
+    totals = [sum(column) for column in zip(*rows, strict=True)]
+    return max(totals) / sum(totals) if len(totals) > 1 and sum(totals) else None
+
+
+def _no_better(rank: Rank, base: float) -> bool:
+    return rank.numbers["score"].mean <= base + HARDLY
+
+
+def _of_learning(study: Study) -> list[str]:
+    base = majority(study)
+    if base is None:
+        return []
+    found = [rank.label for rank in study.ranks if "score" in rank.numbers and _no_better(rank, base)]
+    if not found:
+        return []
+    who = "No method is" if len(found) == len(study.ranks) else f"{listed(found)} {'is' if len(found) == 1 else 'are'} not"
+    return [f"{who} better than always giving the most frequent answer ({score(base)})."]
+
+
+def _of_leaks(study: Study) -> list[str]:
+    leaking = [rank.label for rank in study.ranks if rank.leaks]
+    return [f"{listed(leaking)}: {INCOMPARABLE}, so it is not considered."] if leaking else []
+
+
+def _of_ends(study: Study) -> list[str]:
+    """Methods that diverged, and runs that are not at their end."""
+    lost = [rank.label for rank in study.ranks if "score" not in rank.numbers or rank.diverged]
+    short = [rank.label for rank in study.ranks if rank.rounds[0] < rank.rounds[1] and not rank.stopped]
+    said = [f"{listed(lost)} diverged: training went out of control; try a smaller learning rate."] if lost else []
+    are = "is" if len(short) == 1 else "are"
+    return said + ([f"{listed(short)} {are} not finished; the order may still change."] if short else [])
+
+
+def _of_seeds(study: Study) -> list[str]:
+    if len(study.ranks) < 2 or any(len(rank.seeds) > 1 for rank in study.ranks):
+        return []
+    return ["Every method ran once: how much of a difference is chance is unknown. Repeat with --seeds 3 or more."]
+
+
+def _of_tuning(study: Study) -> list[str]:
+    """One learning rate for all methods says little about any of them."""
+    rates = {rank.settings.get("train.lr") for rank in study.ranks}
+    names = {rank.settings["algorithm.name"] for rank in study.ranks}
+    if len(names) < 2 or len(rates) > 1:
+        return []
+    (rate,) = rates
+    shown = f" ({minus(f'{rate:g}')})" if isinstance(rate, int | float) else ""
+    return [f"All methods used one learning rate{shown}; with a rate tuned for each, the order may change."]
+
+
+def tuned_before_use(rank: Rank) -> bool:
+    """Whether a client trains its model once more before it is used: it then differs from the one as received."""
+    found = [one.numbers() for one in rank.members]
+    pairs = [(each["received"], each["deployed"]) for each in found if {"received", "deployed"} <= each.keys()]
+    return any(not isclose(received, deployed, abs_tol=1e-9) for received, deployed in pairs)
+
+
+def _of_stages(study: Study) -> list[str]:
+    if any(one.evaluate.stage != "deployed" for one in study.outcomes):
+        return []
+    found = [rank.label for rank in study.ranks if tuned_before_use(rank)]
+    if not found or len(found) == len(study.ranks):
+        return []
+    verb, them = ("trains", "It has") if len(found) == 1 else ("train", "They have")
+    return [
+        f"{listed(found)} {verb} each client's model once more before it is used; the other methods do not. "
+        f"{them} an advantage that any method could have."
+    ]
+
+
+def _of_steps(study: Study) -> list[str]:
+    steps = {rank.label: _steps(rank) for rank in study.ranks}
+    known = {label: count for label, count in steps.items() if count}
+    if len(known) < 2 or max(known.values()) <= SAME_STEPS * min(known.values()):
+        return []
+    most, least = (choose(known, key=lambda label: known[label]) for choose in (max, min))
+    ratio = known[most] / known[least]
+    return [f"The methods did not train equally long: {most} took {ratio:.1f} times the training steps of {least}."]
+
+
+def _steps(rank: Rank) -> float | None:
+    """Training steps of all clients in the whole run, the mean over seeds; None if they are not recorded."""
+    runs = [[line.get("train.steps") for line in one.lines] for one in rank.members]
+    if any(not isinstance(count, int | float) for run in runs for count in run):
+        return None
+    return fmean(sum(run) for run in runs)
+
+
+def _of_selection(study: Study) -> list[str]:
+    best = [one for one in study.outcomes if one.evaluate.select == "best"]
+    return ["The round was chosen by its test score, which is optimistic."] if best else []
+
+
+def seeds_of(ranks: Sequence[Rank]) -> str:
+    counts = {len(rank.seeds) for rank in ranks}
+    return counted(max(counts), "seed") if len(counts) == 1 else f"up to {counted(max(counts), 'seed')}"
