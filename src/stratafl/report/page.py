@@ -16,6 +16,15 @@ from stratafl.report.class_counts import class_counts_chart
 from stratafl.report.client_scores import clients_chart, worst_table
 from stratafl.report.curves import curves_chart
 from stratafl.report.flagged_clients import flag_table
+from stratafl.report.gains import ALONE
+from stratafl.report.gains_charts import (
+    dependence_table,
+    gains_chart,
+    gains_table,
+    how_to_get,
+    losers_table,
+    unpaired,
+)
 from stratafl.report.layer_charts import bytes_chart, methods_chart, mixing_chart, rounds_chart
 from stratafl.report.ranking_tables import ablation_tables, ranking_table, runs_table
 from stratafl.report.study import Study
@@ -105,6 +114,7 @@ def sections(study: Study) -> list[Section]:
         layers = (rounds_chart(study) or hint, methods_chart(study), mixing_chart(study), bytes_chart(study))
         made += [
             Section("ranked", "Ranking", ranking_table(study)),
+            Section("gains", "Who gains", *gains_parts(study)),
             Section("course", "Learning curves", curves_chart(study)),
             Section("spread", "Clients", clients_chart(study), worst_table(study)),
             Section("flagged", "Clients left out", flag_table(study.ranks)),
@@ -115,6 +125,15 @@ def sections(study: Study) -> list[Section]:
         pairs = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts(study))
         made.append(Section("made", "What was run", f"<dl>{pairs}</dl>", runs_table(study)))
     return [section for section in made if section.parts]
+
+
+def gains_parts(study: Study) -> list[Part | None]:
+    """Who gains, or how to get to know it; nothing for a single method."""
+    names = {rank.settings["algorithm.name"] for rank in study.ranks}
+    if not study.gains:
+        return [f"<p>{escape(how_to_get())}</p>" if len(names) > 1 and ALONE not in names else None]
+    said = "".join(f"<p>{escape(each)}</p>" for each in unpaired(study.gains))
+    return [gains_table(study), said or None, gains_chart(study), losers_table(study), dependence_table(study)]
 
 
 def in_script(value: Any) -> str:
