@@ -87,11 +87,12 @@ def report(
     csv: Annotated[Path | None, option("--csv FILE", "Write the table as CSV.")] = None,
     svg: Annotated[Path | None, option("--svg FILE", "Draw the table as a picture.")] = None,
     target: Annotated[float | None, option("--target A", "Show the cost to reach this accuracy, 0 to 1.")] = None,
+    clients: Annotated[Path | None, option("--clients FILE", "Write who gains, client by client, as CSV.")] = None,
 ) -> None:
     """Rank runs in a table, or write one HTML file with curves, clients, layers and more."""
     from stratafl.cli.report import report
 
-    report(folders, out, csv=csv, svg=svg, target=target)
+    report(folders, out, csv=csv, svg=svg, target=target, clients=clients)
 
 
 @app.command(epilog="Example: [bold]strata reproduce flayer/table2 --scale smoke[/]")

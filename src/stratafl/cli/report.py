@@ -7,12 +7,15 @@ from typing import Any
 from rich.text import Text
 
 from stratafl.cli.console import PIPED_WIDTH, note_console, print_note, result_console, show_warnings, svg_picture
+from stratafl.cli.gains import gains_parts
 from stratafl.cli.ranking import ranking_table, seeds_differ, target_table
 from stratafl.errors import RunError
 from stratafl.files import check_folder, check_new, write_atomically
 from stratafl.report import INCOMPARABLE, MARK, Outcome, Rank, gather, ranking, read_outcome, run_folders, to_csv
 from stratafl.report.flagged_clients import flag_sentences, where_to_look
 from stratafl.report.formats import size
+from stratafl.report.gains import gains_of
+from stratafl.report.gains_charts import clients_csv
 from stratafl.report.outcome import measure, what_counts
 from stratafl.report.page import is_report, write_report
 from stratafl.report.study import not_started, only_verdicts
@@ -35,18 +38,26 @@ def report(folders: Sequence[Path], out: Path | None, **options: Any) -> None:
 
 
 def print_ranking(
-    folders: Sequence[Path], *, csv: Path | None = None, svg: Path | None = None, target: float | None = None
+    folders: Sequence[Path],
+    *,
+    csv: Path | None = None,
+    svg: Path | None = None,
+    target: float | None = None,
+    clients: Path | None = None,
 ) -> None:
     """Print the ranking of all runs in these folders; write it to files if asked."""
     if target is not None and not 0 < target <= 1:
         raise RunError(f"--target must be an accuracy above 0 and at most 1, not {target}")
-    check_new([csv, svg])
+    check_new([csv, svg, clients])
     outcomes = _outcomes(folders)
     ranks = ranking(outcomes)
     console = result_console()
     console.print(ranking_table(ranks, outcomes, console.width))
     for text in (*(Text(said, style="yellow") for said in not_started(folders)), *_footnotes(ranks, outcomes)):
         console.print(text)
+    gains = gains_of(ranks)
+    for part in gains_parts(ranks, gains, console.width):
+        console.print(part)
     console.print(Text(f"runs: {', '.join(map(str, folders))}", style="dim"))
     if target is not None and outcomes[0].regression:
         raise RunError(f"--target {target} is an accuracy, but these runs are regressions: leave it out")
@@ -55,6 +66,9 @@ def print_ranking(
     if csv is not None:
         write_atomically(csv, to_csv(ranks).encode())
         console.print(Text(f"table: {csv}"))
+    if clients is not None:
+        write_atomically(clients, clients_csv(ranks, gains).encode())
+        console.print(Text(f"clients: {clients}"))
     if svg is not None:
         drawn = svg_picture("strata compare", ranking_table(ranks, outcomes, PIPED_WIDTH), *_footnotes(ranks, outcomes))
         write_atomically(svg, drawn.encode())

@@ -9,7 +9,7 @@ from stratafl.core.reprs import short_repr
 from stratafl.errors import counted
 from stratafl.report.doubts import doubts, learned_nothing, seeds_of
 from stratafl.report.formats import listed, score, size
-from stratafl.report.gains import ALONE, Gains, client_gains
+from stratafl.report.gains import ALONE, Gains
 from stratafl.report.gains_charts import points
 from stratafl.report.paired import Paired, pairs
 from stratafl.report.ranking import Rank, winner
@@ -114,7 +114,7 @@ def _gains(use: Rank, study: Study) -> str:
     """Which clients are better off than alone, by name."""
     if str(use.settings["algorithm.name"]) == ALONE:
         return ""
-    found = next((each for each in client_gains(study) if each.label == use.label), None)
+    found = next((each for each in study.gains if each.label == use.label), None)
     if found is None:
         return f"Unknown, because no run trains every client alone. Add {ALONE} to the methods."
     return " ".join([*_counts(found), *_joining(use, study)]) if found.clients else f"Unknown: {found.why}."

@@ -18,6 +18,15 @@ from stratafl.report.curves import curves_chart
 from stratafl.report.decision import decision
 from stratafl.report.decision_chart import decision_chart
 from stratafl.report.flagged_clients import flag_table
+from stratafl.report.gains import ALONE
+from stratafl.report.gains_charts import (
+    dependence_table,
+    gains_chart,
+    gains_table,
+    how_to_get,
+    losers_table,
+    unpaired,
+)
 from stratafl.report.layer_charts import bytes_chart, methods_chart, mixing_chart, rounds_chart
 from stratafl.report.ranking_tables import (
     ablation_tables,
@@ -126,6 +135,7 @@ def sections(study: Study) -> list[Section]:
         layers = (rounds_chart(study) or hint, methods_chart(study), mixing_chart(study), bytes_chart(study))
         made += [
             Section("ranked", "Ranking", lead, caution if warned else None, ranking_table(study), numbers_table(study)),
+            Section("gains", "Who gains", *gains_parts(study)),
             Section("course", "Learning curves", curves_chart(study)),
             Section("spread", "Clients", clients_chart(study), worst_table(study), new_clients_table(study)),
             Section("flagged", "Clients left out", flag_table(study.ranks)),
@@ -136,6 +146,15 @@ def sections(study: Study) -> list[Section]:
         pairs = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts(study))
         made.append(Section("made", "What was run", f"<dl>{pairs}</dl>", runs_table(study)))
     return [section for section in made if section.parts]
+
+
+def gains_parts(study: Study) -> list[Part | None]:
+    """Who gains, or how to get to know it; nothing for a single method."""
+    names = {rank.settings["algorithm.name"] for rank in study.ranks}
+    if not study.gains:
+        return [f"<p>{escape(how_to_get())}</p>" if len(names) > 1 and ALONE not in names else None]
+    said = "".join(f"<p>{escape(each)}</p>" for each in unpaired(study.gains))
+    return [gains_table(study), said or None, gains_chart(study), losers_table(study), dependence_table(study)]
 
 
 def in_script(value: Any) -> str:

@@ -4,9 +4,10 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import UnionType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, RunError, StrataError
@@ -20,6 +21,9 @@ from stratafl.runs.comparison import Comparison
 from stratafl.runs.directory import COMPARISON, CONFIG, check_committed, config_of, environment_of, is_run
 from stratafl.runs.journal import line_bodies, parsed_line
 from stratafl.runs.summary import evaluated
+
+if TYPE_CHECKING:
+    from stratafl.report.gains import Gains
 
 NOT_DIAGNOSTICS = ("round", "layer", "columns", "bytes.down", "bytes.up")  # keys of a layer's line
 _ROUND = re.compile(rb'"round":\s*(\d{1,18})')
@@ -92,6 +96,13 @@ class Study:
     @property
     def metric(self) -> str:
         return "loss" if self.regression else "accuracy"
+
+    @cached_property
+    def gains(self) -> "list[Gains]":
+        """Each method against training alone, client by client."""
+        from stratafl.report.gains import client_gains  # which reads studies
+
+        return client_gains(self)
 
     @property
     def layer_names(self) -> list[str]:
