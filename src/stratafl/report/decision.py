@@ -32,7 +32,7 @@ class Decision:
 
 def decision(study: Study) -> Decision:
     if not study.ranks:
-        return Decision(None, "This report has verdicts on published claims but no runs.")
+        return Decision(None, "This report has verdicts but no runs.")
     found = doubts(study)
     more = len(found) - MOST
     said = (*found[:MOST], *((f"{counted(more, 'more note')} under Ranking.",) if more > 0 else ()))

@@ -93,8 +93,8 @@ def is_report(path: Path) -> bool:
 
 
 def page(study: Study) -> str:
-    first, rest = decision_section(study), sections(study)
-    made = [first, *rest]
+    made = sections(study)
+    first, *rest = made
     charts = [part for section in made for part in section.parts if isinstance(part, Chart)]
     tables = {part.name: part.csv for section in made for part in section.parts if not isinstance(part, Chart | str)}
     title, subtitle = _title(study)
@@ -124,7 +124,7 @@ def decision_section(study: Study) -> Section:
 
 
 def sections(study: Study) -> list[Section]:
-    """Everything after the decision; sections without content are left out."""
+    """The decision, then everything; sections without content are left out."""
     warned = "".join(f"<li>{escape(line)}</li>" for line in cautions(study))
     caution = f'<div class="caution" role="note"><strong>Please note</strong><ul>{warned}</ul></div>'
     made = [Section("reproduction", "Published claims", verdict_table(study.verdicts))]
@@ -145,7 +145,7 @@ def sections(study: Study) -> list[Section]:
         ]
         pairs = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts(study))
         made.append(Section("made", "What was run", f"<dl>{pairs}</dl>", runs_table(study)))
-    return [section for section in made if section.parts]
+    return [decision_section(study), *(section for section in made if section.parts)]
 
 
 def gains_parts(study: Study) -> list[Part | None]:
