@@ -53,6 +53,7 @@ def compare(
     *,
     algorithms: Annotated[str, option("--algorithms -a NAMES", "Separated by commas.", show_default=False)] = METHODS,
     seeds: Annotated[int, option("--seeds N", "Number of seeds, from --seed on.")] = 3,
+    vary: Annotated[str, option("--vary PART", "What seeds vary: all, partition, weights or batches.")] = "all",
     jobs: Jobs = 1,
     options: RunOptions,
 ) -> int:
@@ -62,7 +63,7 @@ def compare(
     """
     from stratafl.cli.compare import start_comparison
 
-    return start_comparison(options, algorithms, seeds, jobs)
+    return start_comparison(options, algorithms, seeds, jobs, vary)
 
 
 @app.command(epilog="Example: [bold]strata resume runs/first[/]")

@@ -37,7 +37,7 @@ Worker: TypeAlias = "subprocess.Popen[bytes]"
 _POLL = 0.2  # seconds between two looks at the journals
 
 
-def start_comparison(options: RunOptions, names: str, seeds: int, jobs: int) -> int:
+def start_comparison(options: RunOptions, names: str, seeds: int, jobs: int, vary: str = "all") -> int:
     """A new comparison, to its end or until it is interrupted; the exit code."""
     settings, base, methods = options.settings(), experiment_of(options.config), names_in(names)
     trusted = options.trusted([*methods, *paths_in(settings)])
@@ -46,7 +46,7 @@ def start_comparison(options: RunOptions, names: str, seeds: int, jobs: int) -> 
         if options.out is not None:
             refuse_existing(options.out)
         folder = options.out or new_folder("compare")
-        comparison = Comparison.create(folder, base, methods, seeds, settings, trusted)
+        comparison = Comparison.create(folder, base, methods, seeds, settings, trusted, vary)
         release_warnings()
         return drive_comparison(comparison, jobs)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from stratafl.config.experiment import from_tables, to_tables
 from stratafl.config.tables import EvaluateTable
+from stratafl.core.keys import Seeds
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, RunError
 from stratafl.evaluation.flags import diverged, well_formed
@@ -37,6 +38,12 @@ class Outcome:
     @property
     def seed(self) -> int:
         return int(self.config["run"]["seed"])
+
+    @property
+    def seeds(self) -> Seeds:
+        """With those of its parts, which tell one run of a configuration from another."""
+        tables = (self.config["data"].get("seed"), self.config["model"].get("seed"), self.config["run"].get("batch_seed"))
+        return Seeds.of(self.seed, *tables)
 
     @property
     def regression(self) -> bool:

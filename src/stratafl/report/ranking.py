@@ -17,7 +17,8 @@ log = logging.getLogger("stratafl")
 DIVERGED = "diverged"
 NONE = (None, None)
 SCORES = ("received", "trained", "deployed", "spread", "worst10", "best", "last", "converged_round")  # of every run
-BESIDES = ("run.seed", "run.memory_limit", "run.store", "run.checkpoint", "evaluate.lab", "log.to")  # not the method's
+SEEDS = ("run.seed", "data.seed", "model.seed", "run.batch_seed")
+BESIDES = (*SEEDS, "run.memory_limit", "run.store", "run.checkpoint", "evaluate.lab", "log.to")  # not the method's
 INCOMPARABLE = "test data influences its training: not comparable"
 
 
@@ -54,8 +55,8 @@ class Rank:
             said.append(f"{several}{DIVERGED}")
         return f"{self.label} ({', '.join(said)})" if said else self.label
 
-    def by_seed(self, name: str) -> dict[int, float]:
-        return {one.seed: numbers[name] for one in self.members if name in (numbers := one.numbers())}
+    def by_seed(self, name: str) -> dict[tuple[int, ...], float]:
+        return {one.seeds.parts: numbers[name] for one in self.members if name in (numbers := one.numbers())}
 
     def difference_from(self, other: "Rank") -> Interval | None:
         """The paired difference of scores, this one minus the other; None without two common seeds."""
@@ -69,7 +70,7 @@ def ranking(outcomes: Sequence[Outcome]) -> list[Rank]:
     groups: dict[str, list[Outcome]] = {}
     for one in outcomes:
         group = groups.setdefault(json.dumps(_method(one.config), sort_keys=True, default=str), [])
-        if one.seed in (other.seed for other in group):
+        if one.seeds.parts in (other.seeds.parts for other in group):
             log.warning("'%s' repeats a configuration and a seed, so it is left out", one.folder)
         else:
             group.append(one)
