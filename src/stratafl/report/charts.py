@@ -105,6 +105,13 @@ def value_range(
     return [float(f"{end:.{DIGITS}g}") for end in ends]
 
 
+def percent_bar(low: float, high: float) -> dict[str, Any]:
+    """A colour bar in per cent, whose ticks have as many decimals as they need; it knows no format by distance."""
+    width = high - low
+    decimals = 0 if width >= 0.04 else 1 if width >= 0.004 else 2
+    return {"thickness": 12, "tickformat": f".{decimals}%"}
+
+
 def scatter(mode: str, x: Sequence[Any], y: Sequence[Any], **more: Any) -> dict[str, Any]:
     return {"type": "scatter", "mode": mode, "x": x, "y": y, **more}
 

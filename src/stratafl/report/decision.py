@@ -7,11 +7,11 @@ from math import inf
 from stratafl.algorithms.catalogue import KINDS, METHODS
 from stratafl.core.reprs import short_repr
 from stratafl.errors import counted
-from stratafl.report.doubts import doubts, learned_nothing, seeds_of
+from stratafl.report.doubts import doubts, learned_nothing
 from stratafl.report.formats import listed, score, size
 from stratafl.report.gains import ALONE, Gains
 from stratafl.report.gains_charts import points
-from stratafl.report.paired import Paired, pairs
+from stratafl.report.paired import Paired
 from stratafl.report.ranking import Rank, winner
 from stratafl.report.study import Study
 
@@ -42,7 +42,7 @@ def decision(study: Study) -> Decision:
         return Decision(None, "No method can be recommended: no run has a result that can be ranked.", (), said)
     if learned_nothing(study):
         return Decision(None, "Use none of these models: they have learned nothing.", (), said)
-    compared = pairs(study.ranks)
+    compared = study.pairs
     use = _to_use(first, rivals, compared)
     others = [rank for rank in rivals if rank is not use]
     answers = (
@@ -150,22 +150,20 @@ def _joining(use: Rank, study: Study) -> list[str]:
 
 def _sure(use: Rank, others: Sequence[Rank], compared: Sequence[Paired]) -> str:
     """What the paired comparisons say of the method against each of the others."""
-    if not others:
-        return ""
     found = [(rank.label, _between(use, rank, compared)) for rank in others]
-    known = [(label, _seen_from(use, pair)) for label, pair in found if pair is not None]
+    known = [(label, pair, _seen_from(use, pair)) for label, pair in found if pair is not None and pair.seeds]
     if not known:
-        return "Unknown: with one run of each method, nothing says how much of a difference is chance."
-    better = [label for label, verdict in known if verdict == "better"]
-    unclear = [label for label, verdict in known if verdict == "unclear"]
-    worse = [label for label, verdict in known if verdict == "worse"]
+        return "Unknown: the methods have no seed in common." if others else ""
+    judged = {word: [label for label, _, verdict in known if verdict == word] for word in ("better", "unclear", "worse")}
     said = []
-    if better:
-        every = len(better) == len(others) and len(others) > 1
-        said.append(f"Better than {'all the others' if every else listed(better, 6)}, beyond chance.")
-    said += [f"Cannot be told from {listed(unclear, 6)}."] if unclear else []
-    said += [f"Worse than {listed(worse, 6)}, beyond chance."] if worse else []
-    return " ".join([*said, f"From {seeds_of([use, *others])} of each method."])
+    if judged["better"]:
+        every = len(judged["better"]) == len(others) > 1
+        said.append(f"It is better than {'all the others' if every else listed(judged['better'], 6)}, beyond chance.")
+    said += [f"It cannot be told from {listed(judged['unclear'], 6)}."] if judged["unclear"] else []
+    said += [f"It is worse than {listed(judged['worse'], 6)}, beyond chance."] if judged["worse"] else []
+    seeds, clients = (max(getattr(pair, name) for _, pair, _ in known) for name in ("seeds", "clients"))
+    basis = f"This rests on {counted(seeds, 'seed')} and {counted(clients, 'client')}"
+    return " ".join([*said, f"{basis}{'; other seeds may differ' if seeds == 1 else ''}."])
 
 
 def _seen_from(use: Rank, pair: Paired) -> str:
@@ -174,11 +172,18 @@ def _seen_from(use: Rank, pair: Paired) -> str:
 
 
 def _change(use: Rank, others: Sequence[Rank], compared: Sequence[Paired]) -> str:
+    """How many more seeds would tell the method from the next one that it cannot be told from."""
     found = [(rank.label, _between(use, rank, compared)) for rank in others]
-    open_ = [(label, pair.more_seeds) for label, pair in found if pair is not None and pair.verdict == "unclear"]
+    open_ = [(label, pair) for label, pair in found if pair is not None and pair.seeds and pair.verdict == "unclear"]
     if not open_:
         return ""
-    label, more = open_[0]
-    if more is None:
-        return f"Only far more runs than are sensible would tell it from {label}: the difference is too small."
-    return f"About {counted(more, 'more seed')} would tell it from {label}, if the difference stays as it is."
+    label, pair = open_[0]
+    if pair.seeds == 1:
+        return f"More seeds may tell it from {label}: repeat with --seeds 3."
+    if pair.limited:
+        return f"More seeds would not tell it from {label}, because clients differ too much; more clients might."
+    if pair.difference.low == pair.difference.high:
+        return f"Nothing tells it from {label} here: all their scores differ by the same amount."
+    if pair.more_seeds is None:
+        return f"Only far more seeds than are sensible would tell it from {label}: the difference is too small."
+    return f"About {counted(pair.more_seeds, 'more seed')} would tell it from {label}, if the difference stays as it is."

@@ -1,10 +1,8 @@
 """Doubts about a ranking, the gravest first: what a reader must know before acting on it."""
 
-from collections.abc import Sequence
 from math import isclose
 from statistics import fmean
 
-from stratafl.errors import counted
 from stratafl.report.formats import listed, minus, score
 from stratafl.report.ranking import INCOMPARABLE, Rank
 from stratafl.report.study import RunRecord, Study
@@ -136,8 +134,3 @@ def _steps(rank: Rank) -> float | None:
 def _of_selection(study: Study) -> list[str]:
     best = [one for one in study.outcomes if one.evaluate.select == "best"]
     return ["The round was chosen by its test score, which is optimistic."] if best else []
-
-
-def seeds_of(ranks: Sequence[Rank]) -> str:
-    counts = {len(rank.seeds) for rank in ranks}
-    return counted(max(counts), "seed") if len(counts) == 1 else f"up to {counted(max(counts), 'seed')}"

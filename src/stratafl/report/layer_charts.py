@@ -103,8 +103,8 @@ def _heat(key: str, ends: tuple[float, float], record: RunRecord) -> Figure | No
     names = [layer for layer in layers.names if layer in found]
     form = ".1%" if key in SHARES and key != "cka" else ".3g"
     look = {"x": list(map(str, rounds)), "y": list(map(plain_text, names)), "xgap": 1, "ygap": 1}
-    stops = {"tickformatstops": [dict(stop) for stop in charts.PERCENT]} if form == ".1%" else {}
-    look |= {"colorbar": {"thickness": 12, **stops}, "zmin": rounded(ends[0]), "zmax": rounded(ends[1])}
+    bar = charts.percent_bar(*ends) if form == ".1%" else {"thickness": 12}
+    look |= {"colorbar": bar, "zmin": rounded(ends[0]), "zmax": rounded(ends[1])}
     look |= {"texttemplate": f"%{{z:{form}}}"} if len(rounds) * len(names) <= 80 else {}
     z = [[rounded(found[layer].get(number)) for number in rounds] for layer in names]
     trace = heat_map(z, f"%{{y}}, round %{{x}}: %{{z:{form}}}", **look)

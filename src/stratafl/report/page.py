@@ -28,6 +28,9 @@ from stratafl.report.gains_charts import (
     unpaired,
 )
 from stratafl.report.layer_charts import bytes_chart, methods_chart, mixing_chart, rounds_chart
+from stratafl.report.metric_tables import confusion_chart, metrics_table
+from stratafl.report.paired import pairs_table
+from stratafl.report.ranking import winner
 from stratafl.report.ranking_tables import (
     ablation_tables,
     new_clients_table,
@@ -135,10 +138,12 @@ def sections(study: Study) -> list[Section]:
         layers = (rounds_chart(study) or hint, methods_chart(study), mixing_chart(study), bytes_chart(study))
         made += [
             Section("ranked", "Ranking", lead, caution if warned else None, ranking_table(study), numbers_table(study)),
+            Section("paired", "How sure", pairs_table(study.pairs)),
             Section("gains", "Who gains", *gains_parts(study)),
             Section("course", "Learning curves", curves_chart(study)),
             Section("spread", "Clients", clients_chart(study), worst_table(study), new_clients_table(study)),
             Section("flagged", "Clients left out", flag_table(study.ranks)),
+            Section("metrics", "All metrics", metrics_table(study), confusion_chart(study, winner(study.ranks))),
             Section("lab", "Layers", *layers),
             Section("held", "Data", class_counts_chart(study) or "<p>These runs record no class counts.</p>"),
             Section("ablations", "Ablations", *ablation_tables(study)),
@@ -182,7 +187,8 @@ def _title(study: Study) -> tuple[str, str]:
     what = named if len(methods) <= 3 else f"{len(methods)} methods"
     told = dict(facts(study))
     seeds, rounds = len({one.seed for one in outcomes}), told["rounds"]
-    counts = [(len(study.ranks), "configuration"), (seeds, "seed"), (len(outcomes), "run")]
+    kind = "method" if len(study.ranks) == len(methods) else "configuration"
+    counts = [(len(study.ranks), kind), (seeds, "seed"), (len(outcomes), "run")]
     rounds = counted(int(rounds), "round") if rounds.isdecimal() else f"{rounds} rounds"
     words = [told["data"], told["model"], rounds] if len(data) == 1 else []
     words += [counted(n, word) for n, word in counts]

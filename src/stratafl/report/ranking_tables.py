@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from stratafl.errors import counted
 from stratafl.report.formats import MARK, NOTHING, difference, differing, duration, limits, minute, score, size, spread
-from stratafl.report.intervals import interval
+from stratafl.report.intervals import Interval, interval
 from stratafl.report.outcome import measure, what_counts
 from stratafl.report.ranking import DIVERGED, Rank, has_column, to_csv, winner
 from stratafl.report.study import Study
@@ -24,28 +24,37 @@ def ranking_table(study: Study) -> Table:
 
     def row(rank: Rank) -> tuple[Cell, ...]:
         values, numbers = list(rank.by_seed("score").values()), rank.numbers
-        against = rank.difference_from(first) if first and rank is not first else None
         cells = [text(rank.title, "first" if rank is first and len(study.ranks) > 1 else "")]
         cells += [text(len(rank.seeds))] if counts else []
         lost = "score" not in numbers and rank.diverged
         reached = DIVERGED if lost else spread(numbers.get("score"), loss)
-        found = interval(values)
+        found, worst = interval(values), numbers.get("worst10")
         cells.append(Cell(reached, None, "strong", f"95 % interval {limits(found, loss)}" if found else ""))
-        cells.append(Cell("first" if rank is first else difference(against, loss)))
-        worst = numbers.get("worst10")
-        cells.append(Cell(score(worst.mean if worst else None, loss)))
+        cells += [_against(rank, first, study), Cell(score(worst.mean if worst else None, loss))]
         sent, seconds = (numbers[key].mean if key in numbers else None for key in ("bytes", "seconds"))
         return (*cells, Cell(size(sent)), Cell(duration(seconds)))
 
     caption = (
         f"Test {measure(loss)} {what_counts(study.outcomes)}; mean ± standard deviation over seeds. "
-        "Interval: Student's t over seeds. Against the first: paired difference over common seeds (t interval, not "
-        "corrected for the number of methods). Worst 10 %: mean over the clients with the lowest scores. "
-        "Communication: up and down, all clients, the whole run."
+        "Interval: Student's t over seeds. Against the first: paired difference by seed and client with its 95 % "
+        "interval; whether it is worse is corrected for the number of pairs. Worst 10 %: mean over the clients with "
+        "the worst scores. Communication: up and down, all clients, the whole run."
     )
     rows = tuple(row(rank) for rank in study.ranks)
     written = to_csv(study.ranks, compared=True)
     return Table("ranking", caption, (*head, "communication", "time"), rows, written=written)
+
+
+def _against(rank: Rank, first: Rank | None, study: Study) -> Cell:
+    if first is None or rank is first:
+        return Cell("first" if rank is first else NOTHING)
+    pair = next((each for each in study.pairs if (each.first, each.second) == (first.label, rank.label)), None)
+    if pair is None or not pair.seeds:
+        return Cell(NOTHING)
+    given = pair.difference
+    turned = Interval(-given.mean, -given.high, -given.low)  # this one minus the first
+    words = {"better": "worse", "worse": "better", "unclear": "cannot be told"}
+    return Cell(difference(turned, study.regression), -given.mean, "", words[pair.verdict])
 
 
 def numbers_table(study: Study) -> Table | None:

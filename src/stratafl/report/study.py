@@ -24,6 +24,7 @@ from stratafl.runs.summary import evaluated
 
 if TYPE_CHECKING:
     from stratafl.report.gains import Gains
+    from stratafl.report.paired import Paired
 
 NOT_DIAGNOSTICS = ("round", "layer", "columns", "bytes.down", "bytes.up")  # keys of a layer's line
 _ROUND = re.compile(rb'"round":\s*(\d{1,18})')
@@ -103,6 +104,13 @@ class Study:
         from stratafl.report.gains import client_gains  # which reads studies
 
         return client_gains(self)
+
+    @cached_property
+    def pairs(self) -> "list[Paired]":
+        """All pairs of methods, compared seed by seed and client by client."""
+        from stratafl.report.paired import pairs  # which reads studies
+
+        return pairs(self.ranks)
 
     @property
     def layer_names(self) -> list[str]:
