@@ -16,7 +16,7 @@ from stratafl.report.study import Study
 
 POINTS = 500  # of a curve at most
 MARKED = 40  # a curve with more points has no markers
-CLOSER = 0.6  # the second half of the rounds can be shown alone if it needs less than this part of the axis
+CLOSER = 0.75  # the second half of the rounds can be shown alone if it needs less than this part of the axis
 ACCURACY = "accuracy"
 AXES = {"rounds": "round", "bytes": "bytes up and down, all clients", "seconds": "seconds of training and server"}
 MEASURES = {
