@@ -38,31 +38,34 @@ class Limits:
     high: Array
 
 
-def limits(gains: Array, noise: Noise, bound: float | None = None) -> Limits:
+def limits(gains: Array, noise: Noise, bound: float | None = None, counted: bool = False) -> Limits:
     """95 % intervals of the gains `[S, K]` of K clients with S seeds, cut at ±`bound` where scores have one.
 
-    Every client gets two more samples, one for and one against the method, by the amount that is usual in the
-    federation: the interval of paired proportions by Bonett and Price (2012), for any score. Otherwise five samples on
-    which both models agree would give an interval of width 0. They move the centre towards 0.
+    Every client gets two more samples, one for and one against the method. Otherwise five samples on which both models
+    agree would give an interval of width 0. For scores that count right samples these differ by 1, as in the interval
+    of paired proportions by Bonett and Price (2012), and move its centre towards 0; `_usual` says what others have.
     """
     mean, full = gains.mean(axis=0), noise.size + PSEUDO
     own = noise.size**2 * noise.variance  # sum of squares of the samples' differences
-    usual = _usual(own, noise.size, bound)
+    usual = bound**2 if bound and counted else _usual(own, noise.size, bound)
     samples = (own + PSEUDO * usual + PSEUDO * noise.size * mean**2 / full) / full**2
     seeds, freedom = _between_seeds(gains, noise)
     total = samples + seeds
     with np.errstate(divide="ignore", invalid="ignore"):  # Satterthwaite's degrees of freedom
         combined = total**2 / (samples**2 / (full - 1) + seeds**2 / freedom)
     half = t_quantile(np.where(total > 0, combined, 1)) * np.sqrt(total)
-    centre, end = mean * noise.size / full, np.inf if bound is None else bound
+    centre, end = mean * noise.size / full if counted else mean, np.inf if bound is None else bound
     return Limits(np.clip(centre - half, -end, end), np.clip(centre + half, -end, end))
 
 
 def _usual(own: Array, size: Array, bound: float | None) -> float:
-    """The mean squared difference of a sample in the federation, with one more sample that differs by the bound."""
-    extra = 0 if bound is None else 1
-    count = float(size.sum()) + extra
-    return (float(own.sum()) + extra * (bound or 0) ** 2) / count if count else 0.0
+    """The squared difference of an added sample: the mean one in the federation.
+
+    Where there is a bound, the federation has one more sample that differs by it, because a federation in which both
+    models are perfect so far has no usual difference.
+    """
+    more = 0 if bound is None else 1
+    return (float(own.sum()) + more * (bound or 0) ** 2) / (float(size.sum()) + more)
 
 
 def _between_seeds(gains: Array, noise: Noise) -> tuple[Array, float]:

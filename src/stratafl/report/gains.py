@@ -256,8 +256,8 @@ def _clients(pairs: Sequence[_Pair], metric: Metric) -> tuple[list[ClientGain], 
     """The gains of the clients that these pairs have in common, and how many have no score."""
     sign = 1 if metric.larger_is_better else -1
     gains = sign * np.stack([pair.scores.values - pair.other.values for pair in pairs])
-    over = _limits(pairs, gains, bound_of(metric))
-    each = [_limits([pair], row[None], bound_of(metric)) for pair, row in zip(pairs, gains, strict=True)]
+    over = _limits(pairs, gains, metric)
+    each = [_limits([pair], row[None], metric) for pair, row in zip(pairs, gains, strict=True)]
     found = []
     for at, client in enumerate(pairs[0].scores.ids.tolist()):
         lines = [_seed_gain(*one, at) for one in zip(pairs, gains, each, strict=True) if isfinite(one[1][at])]
@@ -267,14 +267,14 @@ def _clients(pairs: Sequence[_Pair], metric: Metric) -> tuple[list[ClientGain], 
     return found, gains.shape[1] - len(found)
 
 
-def _limits(pairs: Sequence[_Pair], gains: Array, bound: float | None) -> Limits | None:
+def _limits(pairs: Sequence[_Pair], gains: Array, metric: Metric) -> Limits | None:
     """The intervals of all clients, NaN for those that are undefined with some seed; None without resamples."""
     first, whole = pairs[0].scores, np.isfinite(gains).all(axis=0)
     shared = all(pair.scores.pairs_with(first) for pair in pairs)
     noise = paired_noise([pair.scores for pair in pairs], [pair.other for pair in pairs], shared)
     if noise is None or not whole.any():
         return None
-    found = limits(gains[:, whole], Noise(*(part[whole] for part in noise)), bound)
+    found = limits(gains[:, whole], Noise(*(part[whole] for part in noise)), bound_of(metric), metric.percent)
     low, high = np.full(len(whole), np.nan), np.full(len(whole), np.nan)
     low[whole], high[whole] = found.low, found.high
     return Limits(low, high)
