@@ -14,14 +14,19 @@ A bootstrap of n values has a variance that is too small by (n − 1)/n, a third
 are stretched by √(n/(n − 1)), those between clients likewise. Few seeds also make that variance itself uncertain, so
 limits do not come from percentiles (three seeds have ten different samples) but from Student's t distribution: from
 those with n − 1 and with the clients' degrees of freedom, averaged by their shares of the variance. One distribution
-with degrees of freedom in between (Satterthwaite) finds differences twice as often as it may, where there are three
-seeds that happen to be near each other. With two seeds the shares are those of standard errors, which counts the seeds
-more.
+with degrees of freedom in between (Satterthwaite) finds differences where there are none twice as often as it may, when
+three seeds happen to be near each other.
+
+With 3 seeds and 15 pairs, a difference would have to be 17 standard errors for a single pair to tell. So pairs share
+what they know of seeds (`sharing`): half of a variance between seeds is the pair's own, half the median of all pairs,
+with twice the degrees of freedom. If a pair's own variance tells more, that counts. Because seeds matter more to some
+methods than to others, neither alone would do: a noisy method among quiet ones would be found different by chance.
 
 The two draws together overestimate the variance somewhat, because the means of seeds already differ by their clients:
 the error is on the safe side.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import isclose, sqrt
@@ -50,6 +55,7 @@ class Uncertainty:
     clients: float  # as many clients of equal weight are as certain
     crossed: bool
     cells: int  # pairs of a seed and a client
+    seed_freedom: float  # degrees of freedom of `between_seeds`
 
     @property
     def error(self) -> float:
@@ -59,8 +65,9 @@ class Uncertainty:
     def tail(self, t: float) -> float:
         """The probability of a mean that is at least `t` standard errors from 0 if there is no difference."""
         of_clients = max(self.clients - 1, 1) * (1 if self.crossed else self.seeds)
-        power = 0.5 if self.seeds == 2 else 1.0
-        parts = ((self.between_seeds**power, max(self.seeds - 1, 1)), (self.between_clients**power, of_clients))
+        # With two seeds their variance is hardly known: a share of standard errors counts it more.
+        power = 0.5 if self.seed_freedom <= 1 else 1.0
+        parts = ((self.between_seeds**power, self.seed_freedom), (self.between_clients**power, of_clients))
         whole = sum(part for part, _ in parts)
         return sum(part / whole * two_sided(t, freedom) for part, freedom in parts if part)
 
@@ -81,7 +88,9 @@ class Uncertainty:
         """As it would be with so many seeds, if nothing else changed."""
         share = self.seeds / seeds
         clients = self.between_clients - (1 - share) * self.of_both
-        return replace(self, between_seeds=share * self.between_seeds, between_clients=clients, seeds=seeds)
+        freedom = self.seed_freedom * (seeds - 1) / max(self.seeds - 1, 1)
+        known = {"between_seeds": share * self.between_seeds, "between_clients": clients, "seed_freedom": freedom}
+        return replace(self, **known, seeds=seeds)
 
 
 def uncertainty(differences: Array, weights: Array, crossed: bool) -> Uncertainty:
@@ -106,7 +115,46 @@ def uncertainty(differences: Array, weights: Array, crossed: bool) -> Uncertaint
     if crossed:
         both = min(both, _interaction(weights, values, means, mean))
     cells = int((weights > 0).sum())
-    return Uncertainty(mean, between_seeds, between_clients, both, seeds, clients, crossed, cells)
+    return Uncertainty(mean, between_seeds, between_clients, both, seeds, clients, crossed, cells, max(seeds - 1, 1))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean and how sure it is: by the pair's own variance between seeds, and by one that it shares with others."""
+
+    ways: tuple[Uncertainty, ...]
+
+    @property
+    def mean(self) -> float:
+        return self.ways[0].mean
+
+    @property
+    def seeds(self) -> int:
+        return self.ways[0].seeds
+
+    @property
+    def p(self) -> float:
+        return min(way.p for way in self.ways)
+
+    def interval(self) -> Interval:
+        return min((way.interval() for way in self.ways), key=lambda each: each.high - each.low)
+
+    def with_seeds(self, seeds: int) -> "Estimate":
+        return Estimate(tuple(way.with_seeds(seeds) for way in self.ways))
+
+
+def sharing(pairs: Sequence[Uncertainty]) -> list[Estimate]:
+    """Each pair by itself, and with a variance between seeds that is half its own, half the median of all pairs."""
+    return [Estimate((pair, shared) if (shared := _shared(pair, pairs)) else (pair,)) for pair in pairs]
+
+
+def _shared(pair: Uncertainty, pairs: Sequence[Uncertainty]) -> Uncertainty | None:
+    like = [other.between_seeds for other in pairs if other.seeds == pair.seeds]
+    freedom = pair.seeds - 1
+    if freedom < 1 or len(like) < 3:  # two methods make one pair, three make three
+        return None
+    usual = float(np.median(like)) / (1 - 2 / (9 * freedom)) ** 3  # the median of χ² is less than its mean
+    return replace(pair, between_seeds=(pair.between_seeds + usual) / 2, seed_freedom=2 * freedom)
 
 
 def _clients(weights: Array) -> float:

@@ -16,7 +16,7 @@ import numpy as np
 
 from stratafl.core.reprs import short_repr
 from stratafl.errors import counted
-from stratafl.report.bootstrap import ALPHA, Array, Uncertainty, uncertainty
+from stratafl.report.bootstrap import ALPHA, Array, Estimate, Uncertainty, sharing, uncertainty
 from stratafl.report.formats import minus
 from stratafl.report.intervals import Interval
 from stratafl.report.outcome import Outcome
@@ -113,10 +113,11 @@ class Paired:
 def pairs(ranks: Sequence[Rank]) -> list[Paired]:
     """All pairs of methods that can be compared, in the order of the ranking."""
     couples = list(combinations([_Method(r) for r in ranks if not r.leaks and "score" in r.numbers], 2))
-    each = [_uncertainty(_common(first, second)) for first, second in couples]
-    adjusted, level = holm([1.0 if found is None else found.p for found in each])
-    found = zip(couples, each, adjusted, strict=True)
-    return [replace(_paired(*couple, *known, level), pairs=len(couples)) for couple, *known in found]
+    own = {couple: found for couple in couples if (found := _uncertainty(_common(*couple))) is not None}
+    each = dict(zip(own, sharing(list(own.values())), strict=True))
+    adjusted, level = holm([each[couple].p if couple in each else 1.0 for couple in couples])
+    found = zip(couples, adjusted, strict=True)
+    return [replace(_paired(*couple, each.get(couple), p, level), pairs=len(couples)) for couple, p in found]
 
 
 def with_first(found: Sequence[Paired]) -> list[Paired]:
@@ -221,7 +222,7 @@ def _common(first: _Method, second: _Method) -> list[Couple]:
     return [(run, second.runs[parts]) for parts, run in first.runs.items() if parts in second.runs]
 
 
-def _paired(first: _Method, second: _Method, found: Uncertainty | None, adjusted: float, level: float) -> Paired:
+def _paired(first: _Method, second: _Method, found: Estimate | None, adjusted: float, level: float) -> Paired:
     ranks = (first.rank, second.rank)
     loss, names = ranks[0].members[0].regression, [rank.label for rank in ranks]
     if found is None:
@@ -247,9 +248,9 @@ def _paired(first: _Method, second: _Method, found: Uncertainty | None, adjusted
     )
 
 
-def _more_seeds(found: Uncertainty, level: float) -> tuple[int | None, bool]:
+def _more_seeds(found: Estimate, level: float) -> tuple[int | None, bool]:
     """How many more seeds would tell at this level, if the difference stays; and whether clients are the obstacle."""
-    if found.seeds < 2 or found.mean == 0 or found.error == 0:
+    if found.seeds < 2 or found.mean == 0:
         return None, False
     if found.with_seeds(MANY).p >= level:
         return None, True
