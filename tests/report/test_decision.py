@@ -115,7 +115,7 @@ def test_unequal_steps_unfinished_runs_leaks_and_one_rate_are_doubts(tmp_path):
     assert "fedavg †: test data influences its training" in said
     assert "fedrep is not finished" in said
     assert "All methods used one learning rate" in said
-    assert "fedrep took 3.0 times the training steps of fedavg" in said
+    assert "A round of fedrep has 3.0 times the training steps of a round of fedavg" in said
 
 
 def test_a_loss_is_lower_when_it_is_better(tmp_path):

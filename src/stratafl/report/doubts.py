@@ -120,15 +120,14 @@ def _of_steps(study: Study) -> list[str]:
         return []
     most, least = (choose(known, key=lambda label: known[label]) for choose in (max, min))
     ratio = known[most] / known[least]
-    return [f"The methods did not train equally long: {most} took {ratio:.1f} times the training steps of {least}."]
+    return [f"A round of {most} has {ratio:.1f} times the training steps of a round of {least}."]
 
 
 def _steps(rank: Rank) -> float | None:
-    """Training steps of all clients in the whole run, the mean over seeds; None if they are not recorded."""
-    runs = [[line.get("train.steps") for line in one.lines] for one in rank.members]
-    if any(not isinstance(count, int | float) for run in runs for count in run):
-        return None
-    return fmean(sum(run) for run in runs)
+    """Training steps of all clients in a round, the mean over rounds and seeds; None if they are not recorded."""
+    counts = [line.get("train.steps") for one in rank.members for line in one.lines]
+    known = [count for count in counts if isinstance(count, int | float)]
+    return fmean(known) if known and len(known) == len(counts) else None
 
 
 def _of_selection(study: Study) -> list[str]:

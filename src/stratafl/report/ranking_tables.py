@@ -42,7 +42,7 @@ def ranking_table(study: Study) -> Table:
     )
     rows = tuple(row(rank) for rank in study.ranks)
     written = to_csv(study.ranks, compared=True)
-    return Table("ranking", caption, (*head, "communication", "time"), rows, written=written)
+    return Table("ranking", caption, (*head, "communication", "time"), rows, written=written, stacked=True)
 
 
 def _against(rank: Rank, first: Rank | None, study: Study) -> Cell:
