@@ -86,6 +86,7 @@ def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Runs, or folders that hold runs.")],
     out: Annotated[Path | None, option("--out -o FILE", "Write the HTML report.")] = None,
     csv: Annotated[Path | None, option("--csv FILE", "Write the table as CSV.")] = None,
+    pairs: Annotated[Path | None, option("--pairs FILE", "Write all pairs of methods as CSV.")] = None,
     svg: Annotated[Path | None, option("--svg FILE", "Draw the table as a picture.")] = None,
     target: Annotated[float | None, option("--target A", "Show the cost to reach this accuracy, 0 to 1.")] = None,
     clients: Annotated[Path | None, option("--clients FILE", "Write who gains, client by client, as CSV.")] = None,
@@ -93,7 +94,7 @@ def report(
     """Rank runs in a table, or write one HTML file with curves, clients, layers and more."""
     from stratafl.cli.report import report
 
-    report(folders, out, csv=csv, svg=svg, target=target, clients=clients)
+    report(folders, out, csv=csv, pairs=pairs, svg=svg, target=target, clients=clients)
 
 
 @app.command(epilog="Example: [bold]strata reproduce flayer/table2 --scale smoke[/]")

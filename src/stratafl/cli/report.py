@@ -11,13 +11,25 @@ from stratafl.cli.gains import gains_parts
 from stratafl.cli.ranking import ranking_table, seeds_differ, target_table
 from stratafl.errors import RunError
 from stratafl.files import check_folder, check_new, write_atomically
-from stratafl.report import INCOMPARABLE, MARK, Outcome, Rank, gather, ranking, read_outcome, run_folders, to_csv
+from stratafl.report import (
+    INCOMPARABLE,
+    MARK,
+    Outcome,
+    Rank,
+    gather,
+    ranking,
+    read_outcome,
+    run_folders,
+    to_csv,
+)
 from stratafl.report.flagged_clients import flag_sentences, where_to_look
 from stratafl.report.formats import size
 from stratafl.report.gains import gains_of
 from stratafl.report.gains_charts import clients_csv
 from stratafl.report.outcome import measure, what_counts
 from stratafl.report.page import is_report, write_report
+from stratafl.report.paired import Paired, pairs_csv, with_first
+from stratafl.report.paired import pairs as all_pairs
 from stratafl.report.study import not_started, only_verdicts
 from stratafl.runs.summary import evaluated
 
@@ -41,6 +53,7 @@ def print_ranking(
     folders: Sequence[Path],
     *,
     csv: Path | None = None,
+    pairs: Path | None = None,
     svg: Path | None = None,
     target: float | None = None,
     clients: Path | None = None,
@@ -48,7 +61,7 @@ def print_ranking(
     """Print the ranking of all runs in these folders; write it to files if asked."""
     if target is not None and not 0 < target <= 1:
         raise RunError(f"--target must be an accuracy above 0 and at most 1, not {target}")
-    check_new([csv, svg, clients])
+    check_new([csv, pairs, svg, clients])
     outcomes = _outcomes(folders)
     ranks = ranking(outcomes)
     console = result_console()
@@ -58,6 +71,9 @@ def print_ranking(
     gains = gains_of(ranks)
     for part in gains_parts(ranks, gains, console.width):
         console.print(part)
+    found = all_pairs(ranks)
+    for text in _pair_lines(found):
+        console.print(text, soft_wrap=not console.is_terminal)
     console.print(Text(f"runs: {', '.join(map(str, folders))}", style="dim"))
     if target is not None and outcomes[0].regression:
         raise RunError(f"--target {target} is an accuracy, but these runs are regressions: leave it out")
@@ -69,6 +85,9 @@ def print_ranking(
     if clients is not None:
         write_atomically(clients, clients_csv(ranks, gains).encode())
         console.print(Text(f"clients: {clients}"))
+    if pairs is not None:
+        write_atomically(pairs, pairs_csv(found).encode())
+        console.print(Text(f"pairs: {pairs}"))
     if svg is not None:
         drawn = svg_picture("strata compare", ranking_table(ranks, outcomes, PIPED_WIDTH), *_footnotes(ranks, outcomes))
         write_atomically(svg, drawn.encode())
@@ -117,6 +136,16 @@ def _footnotes(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> list[Text]
     flagged = [Text(said, style="yellow") for said in flag_sentences(outcomes)]
     look = [Text(f"look at its data with: {command}", style="yellow")] if (command := where_to_look(outcomes)) else []
     return [*leaks, *lost, *flagged, *look, Text(_caption(ranks, outcomes), style="dim")]
+
+
+def _pair_lines(found: Sequence[Paired]) -> list[Text]:
+    """The pairs with the first method, and what their numbers are."""
+    lines = [Text(pair.short) for pair in with_first(found)]
+    unit = "points, " if found and found[0].percent else ""
+    many = f"; verdicts are corrected for {len(found)} pairs" if len(found) > 1 else ""
+    return (
+        [*lines, Text(f"in brackets: {unit}95 % intervals over seeds and clients{many}", style="dim")] if lines else []
+    )
 
 
 def _caption(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> str:

@@ -145,7 +145,9 @@ class DataTable:
     split: Annotated[
         str, Named(SPLIT), "how samples are split: `stratified` by class (numbers by quantile), or at `random`"
     ] = "stratified"
-    seed: Annotated[int | None, Seed, "seed of the partition and of the splits; none: `run.seed`, see [noise](noise.md)"] = None
+    seed: Annotated[
+        int | None, Seed, "seed of the partition and of the splits; none: `run.seed`, see [noise](noise.md)"
+    ] = None
     options: Options = dataclasses.field(default_factory=dict)
 
 

@@ -1,7 +1,7 @@
 """What is known of a round: the federation's setup, the round's number and plan, who is sampled, its random keys."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -34,7 +34,7 @@ class Setup:
     fresh: Callable[[Tensor], Rows]  # an initial model for each client of its own, keyed by (seed, id)
     clients: int
     rounds: int
-    seeds: keys.Seeds = keys.Seeds()
+    seeds: keys.Seeds = field(default_factory=keys.Seeds)
     classes: int | None = None
     features: int = 0  # the width of what the head is given
     participation: float = 1.0  # the share of clients that a round samples

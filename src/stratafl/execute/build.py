@@ -60,7 +60,7 @@ def simulation(
     `model` is a module (its weights are the common start) or a function that makes one (drawn from the seed); `weights`
     is a file with the initial weights; `seed` is one for everything, or one for each part; `buffers` says whether
     BatchNorm statistics follow their layer or stay local; `memory_limit` is what all of it may take, in bytes; `store`
-    is where client states are kept between rounds (on the `device`, in `ram`, on `disk`; `auto`: by size, and by whether
+    is where client states are kept between rounds (on the `device`, in `ram`, on `disk`; `auto`: by size, and whether
     checkpoints are `saved`); the last `new_clients` clients of the federation never take part in training; a run that
     has `begun` may go on although its rounds never reach a phase of the algorithm.
     """

@@ -67,9 +67,9 @@ class Uncertainty:
         of_clients = max(self.clients - 1, 1) * (1 if self.crossed else self.seeds)
         # With two seeds their variance is hardly known: a share of standard errors counts it more.
         power = 0.5 if self.seed_freedom <= 1 else 1.0
-        parts = ((self.between_seeds**power, self.seed_freedom), (self.between_clients**power, of_clients))
-        whole = sum(part for part, _ in parts)
-        return sum(part / whole * two_sided(t, freedom) for part, freedom in parts if part)
+        of_seeds, others = float(self.between_seeds**power), float(self.between_clients**power)
+        parts = ((of_seeds, self.seed_freedom), (others, of_clients))
+        return sum(part * two_sided(t, freedom) for part, freedom in parts if part) / (of_seeds + others)
 
     @property
     def p(self) -> float:
@@ -89,8 +89,8 @@ class Uncertainty:
         share = self.seeds / seeds
         clients = self.between_clients - (1 - share) * self.of_both
         freedom = self.seed_freedom * (seeds - 1) / max(self.seeds - 1, 1)
-        known = {"between_seeds": share * self.between_seeds, "between_clients": clients, "seed_freedom": freedom}
-        return replace(self, **known, seeds=seeds)
+        known = replace(self, between_seeds=share * self.between_seeds, between_clients=clients)
+        return replace(known, seeds=seeds, seed_freedom=freedom)
 
 
 def uncertainty(differences: Array, weights: Array, crossed: bool) -> Uncertainty:
@@ -177,7 +177,7 @@ def _grouped(weights: Array, values: Array) -> tuple[Array, Array]:
 
 
 def _crossed_draws(weights: Array, values: Array) -> Array:
-    """The weighted mean of each seed in each draw of clients, which is the same draw for all seeds: `[seeds, draws]`."""
+    """The weighted mean of each seed in each draw of clients, the same draws for all seeds: `[seeds, draws]`."""
     counts = _counts(weights.shape[1])
     total = counts @ weights.T
     return (np.divide(counts @ (weights * values).T, total, out=np.zeros_like(total), where=total > 0)).T

@@ -42,7 +42,11 @@ class Outcome:
     @property
     def seeds(self) -> Seeds:
         """With those of its parts, which tell one run of a configuration from another."""
-        tables = (self.config["data"].get("seed"), self.config["model"].get("seed"), self.config["run"].get("batch_seed"))
+        tables = (
+            self.config["data"].get("seed"),
+            self.config["model"].get("seed"),
+            self.config["run"].get("batch_seed"),
+        )
         return Seeds.of(self.seed, *tables)
 
     @property

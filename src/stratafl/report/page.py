@@ -132,7 +132,7 @@ def sections(study: Study) -> list[Section]:
     caution = f'<div class="caution" role="note"><strong>Please note</strong><ul>{warned}</ul></div>'
     made = [Section("reproduction", "Published claims", verdict_table(study.verdicts))]
     if study.ranks:
-        lead = f'<p class="lead">{escape(summary(study))}</p>'
+        lead = f'<p class="lead">{escape(summary(study, study.pairs))}</p>'
         runs = "This run has" if len(study.records) == 1 else "These runs have"
         hint = f"<p>{runs} no layer diagnostics. Add <code>--lab 10</code>.</p>"
         layers = (rounds_chart(study) or hint, methods_chart(study), mixing_chart(study), bytes_chart(study))

@@ -42,7 +42,9 @@ class Paired:
     p: float
     adjusted: float  # p after Holm's correction
     verdict: Judgement  # of the first
-    more_seeds: int | None  # that would tell, if the difference stays as it is; None: nothing to tell, or more than MOST
+    more_seeds: (
+        int | None
+    )  # that would tell, if the difference stays as it is; None: nothing to tell, or more than MOST
     seeds: int
     clients: int
     pairs: int = 1  # that p is adjusted for
@@ -67,6 +69,12 @@ class Paired:
         if self.verdict != "unclear":
             return f"{self.first} is {self.verdict} than {self.second} by {self.distance} ({self._limits}{only})"
         return f"{self.first} or {self.second}: cannot be told ({self._limits}{only}){self._wanted}"
+
+    @property
+    def told(self) -> str:
+        """The difference, its interval and what would tell, without the names."""
+        more = self._wanted.removesuffix(" would tell") if self.verdict == "unclear" and self.seeds > 1 else ""
+        return f"{self.distance}, {self._interval}{more}"
 
     @property
     def distance(self) -> str:
@@ -113,11 +121,12 @@ class Paired:
 def pairs(ranks: Sequence[Rank]) -> list[Paired]:
     """All pairs of methods that can be compared, in the order of the ranking."""
     couples = list(combinations([_Method(r) for r in ranks if not r.leaks and "score" in r.numbers], 2))
-    own = {couple: found for couple in couples if (found := _uncertainty(_common(*couple))) is not None}
+    known = {couple: _uncertainty(_common(*couple)) for couple in couples}
+    own = {couple: found for couple, found in known.items() if found is not None}
     each = dict(zip(own, sharing(list(own.values())), strict=True))
     adjusted, level = holm([each[couple].p if couple in each else 1.0 for couple in couples])
-    found = zip(couples, adjusted, strict=True)
-    return [replace(_paired(*couple, each.get(couple), p, level), pairs=len(couples)) for couple, p in found]
+    made = [_paired(*couple, each.get(couple), p, level) for couple, p in zip(couples, adjusted, strict=True)]
+    return [replace(pair, pairs=len(couples)) for pair in made]
 
 
 def with_first(found: Sequence[Paired]) -> list[Paired]:
@@ -183,8 +192,10 @@ def _more(pair: Paired) -> str:
 def _basis(found: Sequence[Paired]) -> str:
     """How many seeds and clients the pairs have."""
     seeds, clients = ({getattr(pair, name) for pair in found} for name in ("seeds", "clients"))
-    said = [counted(max(each), name) if len(each) == 1 else f"up to {counted(max(each), name)}"
-            for each, name in ((seeds, "seed"), (clients, "client"))]
+    said = [
+        counted(max(each), name) if len(each) == 1 else f"up to {counted(max(each), name)}"
+        for each, name in ((seeds, "seed"), (clients, "client"))
+    ]
     return ", ".join(said)
 
 
@@ -223,26 +234,25 @@ def _common(first: _Method, second: _Method) -> list[Couple]:
 
 
 def _paired(first: _Method, second: _Method, found: Estimate | None, adjusted: float, level: float) -> Paired:
-    ranks = (first.rank, second.rank)
-    loss, names = ranks[0].members[0].regression, [rank.label for rank in ranks]
+    one, other, loss = first.rank, second.rank, first.rank.members[0].regression
     if found is None:
-        mine, theirs = (rank.numbers["score"].mean for rank in ranks)
-        nothing = Interval(mine - theirs, -inf, inf)
-        return Paired(*names, nothing, 1.0, 1.0, "unclear", None, seeds=0, clients=0, percent=not loss)
+        apart = Interval(one.numbers["score"].mean - other.numbers["score"].mean, -inf, inf)
+        return Paired(one.label, other.label, apart, 1.0, 1.0, "unclear", None, seeds=0, clients=0, percent=not loss)
     verdict: Judgement = "unclear"
     if adjusted < ALPHA:
         verdict = "better" if (found.mean > 0) != loss else "worse"
     more, limited = _more_seeds(found, level) if verdict == "unclear" else (None, False)
     common = _common(first, second)
     return Paired(
-        *names,
-        found.interval(),
-        found.p,
-        adjusted,
-        verdict,
-        more,
+        first=one.label,
+        second=other.label,
+        difference=found.interval(),
+        p=found.p,
+        adjusted=adjusted,
+        verdict=verdict,
+        more_seeds=more,
         seeds=len(common),
-        clients=max(len(one.clients) for one, _ in common),
+        clients=max(len(run.clients) for run, _ in common),
         percent=not loss,
         limited=limited,
     )

@@ -151,7 +151,9 @@ class Comparison:
                 raise RunError(f"'{folder / COMPARISON}' is damaged: '{method}' has no table of settings")
         vary = head.get("vary", "all")  # comparisons of older versions do not say it
         if vary not in get_args(Varied):
-            raise RunError(f"'{folder / COMPARISON}' is damaged: vary is {shown(vary)}, not one of {', '.join(get_args(Varied))}")
+            raise RunError(
+                f"'{folder / COMPARISON}' is damaged: vary is {shown(vary)}, not one of {', '.join(get_args(Varied))}"
+            )
         return cls(folder, from_stored(tables), tuple(methods), tuple(seeds), own, vary=vary)
 
     def members(self) -> Iterator[Member]:
