@@ -6,6 +6,7 @@ from typing import Any
 
 from stratafl.errors import counted
 from stratafl.evaluation.measure import Line
+from stratafl.evaluation.metrics import Metric
 from stratafl.report.charts import (
     COLOURS,
     Chart,
@@ -18,7 +19,7 @@ from stratafl.report.charts import (
     value_axis,
 )
 from stratafl.report.formats import NOTHING, listed, score
-from stratafl.report.outcome import SQUARED, measure, what_counts
+from stratafl.report.outcome import measure, what_counts
 from stratafl.report.ranking import Rank
 from stratafl.report.study import RunRecord, Study
 from stratafl.report.tables import Cell, Table, text
@@ -60,10 +61,10 @@ def clients_chart(study: Study) -> Chart | None:
     if not there:
         return None
     many = max(map(len, there.values())) > STRIP
-    figure = (_steps if many else _boxes)(there, labels, study.regression)
+    figure = (_steps if many else _boxes)(there, labels, study.measured)
     what = _what_is_drawn(study, many)
     counts = what_counts(study.outcomes, one_by_one=True)
-    caption = f"Test {measure(study.regression)} by client, {counts}. {what}"
+    caption = f"Test {measure(study.measured)} by client, {counts}. {what}"
     return Chart("clients", "Scores of clients", caption, figure, height=420 if many else 130 + 52 * len(there))
 
 
@@ -85,18 +86,18 @@ def _what_is_drawn(study: Study, many: bool) -> str:
     return f"Each point is a {what} ({total}); the box holds the middle half of the points."
 
 
-def _boxes(there: Mapping[str, Sequence[tuple[str, float]]], labels: Sequence[str], loss: bool) -> Figure:
+def _boxes(there: Mapping[str, Sequence[tuple[str, float]]], labels: Sequence[str], metric: Metric) -> Figure:
     traces = []
     for label, clients in there.items():
         marker = {"color": COLOURS[labels.index(label) % len(COLOURS)], "size": 4, "opacity": 0.55}
         x, texts = [rounded(value) for _, value in clients], [plain_text(who) for who, _ in clients]
         traces.append({**BOX, "name": label, "x": x, "y": [label] * len(x), "text": texts, "marker": marker})
     every = [value for clients in there.values() for _, value in clients]
-    layout = {"xaxis": _axis(every, loss), "yaxis": category_axis(down=True), "showlegend": False}
+    layout = {"xaxis": _axis(every, metric), "yaxis": category_axis(down=True), "showlegend": False}
     return {"data": traces, "layout": layout}
 
 
-def _steps(there: Mapping[str, Sequence[tuple[str, float]]], labels: Sequence[str], loss: bool) -> Figure:
+def _steps(there: Mapping[str, Sequence[tuple[str, float]]], labels: Sequence[str], metric: Metric) -> Figure:
     scores = {label: [value for _, value in clients] for label, clients in there.items()}
     every = [value for values in scores.values() for value in values]
     low, high = min(every), max(every)
@@ -108,7 +109,7 @@ def _steps(there: Mapping[str, Sequence[tuple[str, float]]], labels: Sequence[st
         line = {**line_style(labels.index(label))["line"], "shape": "hvh"}
         traces.append(scatter("lines", centres, shares, name=label, line=line))
     y = {"title": {"text": "share of clients"}, "tickformat": ".0%", "rangemode": "tozero"}
-    return {"data": traces, "layout": {"xaxis": _axis(every, loss), "yaxis": y}}
+    return {"data": traces, "layout": {"xaxis": _axis(every, metric), "yaxis": y}}
 
 
 def histogram(values: Sequence[float], low: float, width: float) -> list[float]:
@@ -119,14 +120,15 @@ def histogram(values: Sequence[float], low: float, width: float) -> list[float]:
     return [count / len(values) for count in counts]
 
 
-def _axis(values: Sequence[float], loss: bool) -> dict[str, Any]:
-    return value_axis(SQUARED if loss else "accuracy", values, share=not loss)
+def _axis(values: Sequence[float], metric: Metric) -> dict[str, Any]:
+    return value_axis(metric.title, values, share=metric.percent)
 
 
 def worst_table(study: Study) -> Table | None:
     """The clients with the worst scores; a client that every seed has counts once, with its mean."""
-    head = ("method", "client", "seed", study.metric, "test samples", "training samples", CLASSES)
-    rows, sign = list[tuple[Cell, ...]](), -1 if study.regression else 1
+    metric = study.measured
+    head = ("method", "client", "seed", metric.title, "test samples", "training samples", CLASSES)
+    rows = list[tuple[Cell, ...]]()
     for rank in study.ranks:
         records = study.of(rank)
         shared = len(records) > 1 and all(record.class_counts == records[0].class_counts for record in records)
@@ -134,10 +136,10 @@ def worst_table(study: Study) -> Table | None:
         for record, line, key in _scored(records, study.metric):
             who = (0 if shared else record.outcome.seed, int(line["client"]))
             groups.setdefault(who, []).append((record, line, key))
-        found = sorted(groups.values(), key=lambda group: sign * _mean(group))
-        rows += [_client(rank, group, study.regression) for group in found[:WORST]]
+        found = sorted(groups.values(), key=lambda group: metric.sign * _mean(group))
+        rows += [_client(rank, group, metric) for group in found[:WORST]]
     kept = [at for at, title in enumerate(head) if title != CLASSES or any(row[at].shown != NOTHING for row in rows)]
-    caption = f"The {WORST} clients of each method with the worst test {study.metric} in the selected round"
+    caption = f"The {WORST} clients of each method with the worst test {metric.title} in the selected round"
     shown = tuple(tuple(row[at] for at in kept) for row in rows)
     return Table("worst", caption, tuple(head[at] for at in kept), shown, left=2) if rows else None
 
@@ -146,7 +148,7 @@ def _mean(group: Sequence[Scored]) -> float:
     return fmean(line[key] for _, line, key in group)
 
 
-def _client(rank: Rank, group: Sequence[Scored], loss: bool) -> tuple[Cell, ...]:
+def _client(rank: Rank, group: Sequence[Scored], metric: Metric) -> tuple[Cell, ...]:
     (record, line, _), value = group[0], _mean(group)
     client, counts = int(line["client"]), record.class_counts.counts.get("train", ())
     held = counts[client] if client < len(counts) else ()
@@ -156,4 +158,4 @@ def _client(rank: Rank, group: Sequence[Scored], loss: bool) -> tuple[Cell, ...]
     samples = (line.get("test.samples", NOTHING), sum(held) if held else NOTHING)
     told = (*samples, listed(classes, 8) if classes else NOTHING)
     who = (rank.label, client_label(record, line), seed)
-    return (*map(text, who), Cell(score(value, loss), value, "strong"), *map(text, told))
+    return (*map(text, who), Cell(score(value, metric), value, "strong"), *map(text, told))

@@ -37,13 +37,14 @@ def decision(study: Study) -> Decision:
     more = len(found) - MOST
     said = (*found[:MOST], *((f"{counted(more, 'more note')} under Ranking.",) if more > 0 else ()))
     rivals = [rank for rank in study.ranks if not rank.leaks and "score" in rank.numbers]
+    learned = [rank for rank in rivals if not learned_nothing(rank, study)]
     first = winner(study.ranks)
     if first is None:
         return Decision(None, "No method can be recommended: no run has a result that can be ranked.", (), said)
-    if learned_nothing(study):
-        return Decision(None, "Use none of these models: they have learned nothing.", (), said)
+    if not learned:
+        return Decision(None, "Use none of these models: they have learned nothing of use.", (), said)
     compared = study.pairs
-    use = _to_use(first, rivals, compared)
+    use = _to_use(first, learned, compared)
     others = [rank for rank in rivals if rank is not use]
     answers = (
         ("Why", _why(use, first, others, study)),
@@ -56,14 +57,15 @@ def decision(study: Study) -> Decision:
 
 def _to_use(first: Rank, rivals: Sequence[Rank], pairs: Sequence[Paired]) -> Rank:
     """The first, or the one that sends least among those that are as good as it."""
-    equals = [rank for rank in rivals if rank is first or _as_good(rank, first, pairs)]
+    equals = [rank for rank in rivals if rank is first or _as_good(rank, first, pairs)] or rivals[:1]
     return min(equals, key=lambda rank: (_bytes(rank), rivals.index(rank)))
 
 
 def _as_good(rank: Rank, first: Rank, pairs: Sequence[Paired]) -> bool:
     """Whether they differ by less than a point, or a hundredth of the score, and it cannot be told that they differ."""
     own, best = rank.numbers["score"].mean, first.numbers["score"].mean
-    near = abs(own - best) < POINT * (abs(best) if first.members[0].regression else 1)
+    metric = first.members[0].metric
+    near = abs(own - best) < POINT * (1 if metric.percent else abs(best))
     found = _between(rank, first, pairs)
     return near and (found is None or found.verdict == "unclear")
 
@@ -92,16 +94,17 @@ def _alone(use: Rank) -> str:
 
 
 def _why(use: Rank, first: Rank, others: Sequence[Rank], study: Study) -> str:
-    loss, reached = study.regression, score(use.numbers["score"].mean, study.regression)
+    metric = study.measured
+    reached = score(use.numbers["score"].mean, metric)
     if not others:
-        return f"It reaches a test {study.metric} of {reached}."
+        return f"It reaches a test {metric.title} of {reached}."
     if use is first:
-        following = score(others[0].numbers["score"].mean, loss)
-        said = [f"It has the best test {study.metric}: {reached}. {others[0].label} follows with {following}."]
+        following = score(others[0].numbers["score"].mean, metric)
+        said = [f"It has the best test {metric.title}: {reached}. {others[0].label} follows with {following}."]
     else:
-        best = score(first.numbers["score"].mean, loss)
+        best = score(first.numbers["score"].mean, metric)
         said = [
-            f"{first.label} has the best test {study.metric} ({best}), but that cannot be told from the {reached} of "
+            f"{first.label} has the best test {metric.title} ({best}), but that cannot be told from the {reached} of "
             f"{use.label}, which sends less: {size(_bytes(use))} against {size(_bytes(first))} in all."
         ]
     if use is first and _bytes(use) < inf:
@@ -144,7 +147,7 @@ def _certain(found: Gains) -> list[str]:
 
 def _joining(use: Rank, study: Study) -> list[str]:
     new = use.numbers.get("new_trained")
-    reached = score(new.mean, study.regression) if new else ""
+    reached = score(new.mean, study.measured) if new else ""
     return [f"Clients that join later reach {reached} after one round of training."] if new else []
 
 

@@ -23,10 +23,11 @@ def decision_chart(study: Study, use: Rank | None = None) -> Chart | None:
     colours = [COLOURS[0] if rank is use else COLOURS[6] for _, rank in shown]
     symbols = ["diamond" if rank is use else "circle" for _, rank in shown]
     marker = {"color": colours, "symbol": symbols, "size": 13}
-    hover = "%{y}: %{x:.1%}<extra></extra>" if not study.regression else "%{y}: %{x:.4g}<extra></extra>"
+    metric = study.measured
+    hover = f"%{{y}}: %{{x:{'.1%' if metric.percent else '.4g'}}}<extra></extra>"
     traces.append(scatter("markers", means, names, name="mean", marker=marker, hovertemplate=hover))
     values = [x for trace in traces for x in trace["x"]]
-    x_axis = value_axis(f"test {study.metric}", values, share=not study.regression)
+    x_axis = value_axis(f"test {metric.title}", values, share=metric.percent)
     layout = {"xaxis": x_axis, "yaxis": category_axis(down=True), "showlegend": False}
     rest = f" The first {MOST} of {len(scored)} methods." if len(scored) > MOST else ""
     caption = f"{_better(study)}. {_points(shown)} The axis does not start at 0.{rest}"
@@ -35,7 +36,7 @@ def decision_chart(study: Study, use: Rank | None = None) -> Chart | None:
 
 
 def _better(study: Study) -> str:
-    return f"Test {study.metric}: {'lower' if study.regression else 'higher'} is better"
+    return f"Test {study.measured.title}: {'higher' if study.measured.larger_is_better else 'lower'} is better"
 
 
 def _points(shown: Sequence[tuple[str, Rank]]) -> str:

@@ -1,14 +1,15 @@
 """Doubts about a ranking, the gravest first: what a reader must know before acting on it."""
 
+from collections.abc import Sequence
 from math import isclose
 from statistics import fmean
 
 from stratafl.report.formats import listed, minus, score
 from stratafl.report.ranking import INCOMPARABLE, Rank
-from stratafl.report.study import RunRecord, Study
+from stratafl.report.study import Study
 
 SAME_STEPS = 1.05  # methods whose numbers of steps differ by less have trained equally long
-HARDLY = 0.002  # a method that is ahead of the largest class by less has learned nothing
+HARDLY = 0.002  # a method that is ahead of the most frequent class by less is no better
 
 
 def doubts(study: Study) -> list[str]:
@@ -25,41 +26,36 @@ def doubts(study: Study) -> list[str]:
     ]
 
 
-def learned_nothing(study: Study) -> bool:
-    """Whether every comparable method is no better than always giving the answer that is most frequent."""
-    base = majority(study)
-    scored = [rank for rank in study.ranks if not rank.leaks and "score" in rank.numbers]
-    return base is not None and bool(scored) and all(_no_better(rank, base) for rank in scored)
+def learned_nothing(rank: Rank, study: Study) -> bool:
+    """Whether a method always gives one answer, or is no better than giving every client its most frequent class."""
+    return rank.one_answer or _no_better(rank, study)
 
 
-def majority(study: Study) -> float | None:
-    """The accuracy of always giving the most frequent class, over all test samples; None if it is unknown."""
-    if study.regression or not study.records:
-        return None
-    shares = [_largest_class(record) for record in study.records.values()]
-    known = [share for share in shares if share is not None]
-    return fmean(known) if known and len(known) == len(shares) else None
-
-
-def _largest_class(record: RunRecord) -> float | None:
-    rows = record.class_counts.counts.get("test", ())[: record.outcome.clients or None]
-    totals = [sum(column) for column in zip(*rows, strict=True)]
-    return max(totals) / sum(totals) if len(totals) > 1 and sum(totals) else None
-
-
-def _no_better(rank: Rank, base: float) -> bool:
-    return rank.numbers["score"].mean <= base + HARDLY
+def _no_better(rank: Rank, study: Study) -> bool:
+    base = study.majority
+    if base is None or "score" not in rank.numbers:
+        return False
+    ahead = study.measured.sign * (rank.numbers["score"].mean - base.numbers["score"].mean)
+    return ahead <= HARDLY
 
 
 def _of_learning(study: Study) -> list[str]:
-    base = majority(study)
-    if base is None:
-        return []
-    found = [rank.label for rank in study.ranks if "score" in rank.numbers and _no_better(rank, base)]
-    if not found:
-        return []
-    who = "No method is" if len(found) == len(study.ranks) else f"{listed(found)} {'is' if len(found) == 1 else 'are'} not"
-    return [f"{who} better than always giving the most frequent answer ({score(base)})."]
+    scored = [rank for rank in study.ranks if "score" in rank.numbers]
+    one = [rank.label for rank in scored if rank.one_answer]
+    low = [rank.label for rank in scored if _no_better(rank, study) and not rank.one_answer]
+    said = [f"{_says(one, scored, 'gives', 'give')} one answer for all samples of a client."] if one else []
+    if low and study.majority is not None:
+        base = score(study.majority.numbers["score"].mean, study.measured)
+        most = f"always giving a client its most frequent class ({base})"
+        said.append(f"{_says(low, scored, 'is', 'are')} no better than {most}.")
+    return said
+
+
+def _says(labels: Sequence[str], ranks: Sequence[Rank], one: str, several: str) -> str:
+    """Subject and verb."""
+    if len(labels) == len(ranks) > 1:
+        return f"Every method {one}"
+    return f"{listed(list(labels), 6)} {one if len(labels) == 1 else several}"
 
 
 def _of_leaks(study: Study) -> list[str]:

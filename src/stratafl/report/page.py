@@ -41,6 +41,7 @@ from stratafl.report.ranking_tables import (
 from stratafl.report.study import Study
 from stratafl.report.summary import cautions, facts, summary
 from stratafl.report.tables import Table, escape
+from stratafl.report.tuning_tables import rates_chart, tuning_table
 from stratafl.report.verdict import verdict_table
 from stratafl.version import VERSION
 
@@ -144,6 +145,7 @@ def sections(study: Study) -> list[Section]:
             Section("spread", "Clients", clients_chart(study), worst_table(study), new_clients_table(study)),
             Section("flagged", "Clients left out", flag_table(study.ranks)),
             Section("metrics", "All metrics", metrics_table(study), confusion_chart(study, winner(study.ranks))),
+            Section("tuning", "Tuning", tuning_table(study), rates_chart(study)),
             Section("lab", "Layers", *layers),
             Section("held", "Data", class_counts_chart(study) or "<p>These runs record no class counts.</p>"),
             Section("ablations", "Ablations", *ablation_tables(study)),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from stratafl.errors import counted
-from stratafl.report.formats import MARK, NOTHING, difference, differing, duration, limits, minute, score, size, spread
+from stratafl.report.formats import MARK, NOTHING, Kind, difference, differing, duration, limits, minute, score, size, spread
 from stratafl.report.intervals import Interval, interval
 from stratafl.report.outcome import measure, what_counts
 from stratafl.report.ranking import DIVERGED, Rank, has_column, to_csv, winner
@@ -18,31 +18,41 @@ NEW = {"new_received": "as received", "new_trained": "after one round", "new_dep
 
 def ranking_table(study: Study) -> Table:
     """The ranking in as few columns as a decision needs, so that it fits a page; `numbers_table` has the others."""
-    first, loss = winner(study.ranks), study.regression
+    first, metric = winner(study.ranks), study.measured
     counts = len({len(rank.seeds) for rank in study.ranks}) > 1
-    head = ("method", *(("seeds",) if counts else ()), study.metric, "against the first", "worst 10 %")
+    head = ("method", *(("seeds",) if counts else ()), metric.title, "against the first", "worst 10 %")
 
     def row(rank: Rank) -> tuple[Cell, ...]:
         values, numbers = list(rank.by_seed("score").values()), rank.numbers
         cells = [text(rank.title, "first" if rank is first and len(study.ranks) > 1 else "")]
         cells += [text(len(rank.seeds))] if counts else []
         lost = "score" not in numbers and rank.diverged
-        reached = DIVERGED if lost else spread(numbers.get("score"), loss)
-        found, worst = interval(values), numbers.get("worst10")
-        cells.append(Cell(reached, None, "strong", f"95 % interval {limits(found, loss)}" if found else ""))
-        cells += [_against(rank, first, study), Cell(score(worst.mean if worst else None, loss))]
+        reached = DIVERGED if lost else spread(numbers.get("score"), metric)
+        worst = numbers.get("worst10")
+        cells.append(Cell(reached, None, "strong", _interval(values, metric)))
+        cells += [_against(rank, first, study), Cell(score(worst.mean if worst else None, metric))]
         sent, seconds = (numbers[key].mean if key in numbers else None for key in ("bytes", "seconds"))
         return (*cells, Cell(size(sent)), Cell(duration(seconds)))
 
     caption = (
-        f"Test {measure(loss)} {what_counts(study.outcomes)}; mean ± standard deviation over seeds. "
+        f"Test {measure(metric)} {what_counts(study.outcomes)}; mean ± standard deviation over seeds. "
         "Interval: Student's t over seeds. Against the first: paired difference by seed and client with its 95 % "
         "interval; whether it is worse is corrected for the number of pairs. Worst 10 %: mean over the clients with "
         "the worst scores. Communication: up and down, all clients, the whole run."
     )
-    rows = tuple(row(rank) for rank in study.ranks)
+    rows = [row(rank) for rank in study.ranks]
+    if study.majority is not None:
+        caption += " Majority class: every client always gives the class that it has most in training."
+        rows.append(row(study.majority))
     written = to_csv(study.ranks, compared=True)
-    return Table("ranking", caption, (*head, "communication", "time"), rows, written=written, stacked=True)
+    return Table("ranking", caption, (*head, "communication", "time"), tuple(rows), written=written, stacked=True)
+
+
+def _interval(values: Sequence[float], kind: Kind) -> str:
+    """The t interval over seeds; the two values themselves, of which it would say nothing."""
+    if len(values) == 2:
+        return " and ".join(score(value, kind) for value in values)
+    return f"95 % interval {limits(interval(values), kind)}" if len(values) > 2 else ""
 
 
 def _against(rank: Rank, first: Rank | None, study: Study) -> Cell:
@@ -54,7 +64,7 @@ def _against(rank: Rank, first: Rank | None, study: Study) -> Cell:
     given = pair.difference
     turned = Interval(-given.mean, -given.high, -given.low)  # this one minus the first
     words = {"better": "worse", "worse": "better", "unclear": "cannot be told"}
-    return Cell(difference(turned, study.regression), -given.mean, "", words[pair.verdict])
+    return Cell(difference(turned, study.measured), -given.mean, "", words[pair.verdict])
 
 
 def numbers_table(study: Study) -> Table | None:
@@ -74,7 +84,7 @@ def new_clients_table(study: Study) -> Table | None:
     count = counted(new[0], "new client") if len(new) == 1 else "New clients"
     verb = "takes" if new == [1] else "take"
     caption = (
-        f"{count}, which {verb} no part in training: test {study.metric} of the model as received, after one round of "
+        f"{count}, which {verb} no part in training: test {study.measured.title} of the model as received, after one round of "
         "training on their own samples, and as deployed; mean ± standard deviation over seeds"
     )
     return _table_of("new", caption, columns, study)
@@ -90,7 +100,8 @@ def _table_of(name: str, caption: str, columns: Mapping[str, str], study: Study)
         if key == "converged_round":
             return Cell(NOTHING if given is None else f"{given.mean:.0f}", given.mean if given else None)
         alone = key == "spread"
-        shown = score(given.mean if given else None, study.regression) if alone else spread(given, study.regression)
+        kind = study.measured
+        shown = score(given.mean if given else None, kind) if alone else spread(given, kind)
         return Cell(shown, given.mean if given else None)
 
     rows = tuple((text(rank.label), *(cell(rank, key) for key in columns)) for rank in study.ranks)
@@ -98,14 +109,14 @@ def _table_of(name: str, caption: str, columns: Mapping[str, str], study: Study)
 
 
 def runs_table(study: Study) -> Table:
-    head = ("run", "method", "seed", "rounds", "selected", study.metric, "started", "device", "commit")
+    head = ("run", "method", "seed", "rounds", "selected", study.measured.title, "started", "device", "commit")
     rows = []
     for rank in study.ranks:
         for record in study.of(rank):
             one, env, numbers = record.outcome, record.environment, record.outcome.numbers()
             rounds = f"{one.rounds} of {one.config['run']['rounds']}"
             value = numbers.get("score")
-            scored = Cell(DIVERGED if value is None and one.diverged else score(value, study.regression), value)
+            scored = Cell(DIVERGED if value is None and one.diverged else score(value, study.measured), value)
             cells = [text(one.folder), text(rank.label), text(one.seed), Cell(rounds, one.rounds)]
             cells += [text(int(numbers["selected_round"])), scored, text(minute(env.get("started")))]
             rows.append((*cells, text(env.get("device") or NOTHING), text(str(env.get("commit") or NOTHING)[:10])))
@@ -124,17 +135,17 @@ def ablation_tables(study: Study) -> list[Table]:
 
 def _ablation(number: int, name: str, group: Sequence[Rank], keys: Sequence[str], study: Study) -> Table:
     options = [key.removeprefix("algorithm.") for key in keys]
-    head = (*options, "seeds", study.metric, "95 % interval", "against the best")
-    loss = study.regression
+    head = (*options, "seeds", study.measured.title, "95 % interval", "against the best")
+    metric = study.measured
 
     def row(rank: Rank) -> tuple[Cell, ...]:
         config, numbers = rank.settings, rank.numbers.get("score")
         against = rank.difference_from(group[0]) if rank is not group[0] else None
-        shown = spread(numbers, loss) + (f" {MARK}" if rank.leaks else "")
+        shown = spread(numbers, metric) + (f" {MARK}" if rank.leaks else "")
         cells = [*(text(config.get(key, NOTHING)) for key in keys), text(len(rank.seeds))]
         cells += [Cell(shown, numbers.mean if numbers else None, "strong")]
-        cells += [Cell(limits(interval(list(rank.by_seed("score").values())), loss))]
-        behind = "best" if rank is group[0] else difference(against, loss)
+        cells += [Cell(limits(interval(list(rank.by_seed("score").values())), metric))]
+        behind = "best" if rank is group[0] else difference(against, metric)
         return (*cells, Cell(behind, against.mean if against else None))
 
     caption = f"{name}: configurations that differ in {', '.join(keys)}"

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, RunError, StrataError
 from stratafl.evaluation.measure import Line
+from stratafl.evaluation.metrics import METRICS, Metric
 from stratafl.report.charts import short_labels
 from stratafl.report.outcome import Outcome, read_outcome, run_folders
 from stratafl.report.ranking import Rank, ranking
+from stratafl.report.tuned import TunedMethod, read_tuning
 from stratafl.report.verdict import VERDICTS, Verdict, read_verdicts
 from stratafl.runs.class_counts import read_class_counts
 from stratafl.runs.comparison import Comparison
@@ -77,6 +79,7 @@ class Study:
     repeated: list[Path]
     verdicts: list[Verdict]
     not_started: Sequence[str] = ()  # a sentence on each comparison with runs that have not started
+    tuned: Sequence[TunedMethod] = ()  # what tunings in the folders chose
 
     def of(self, rank: Rank) -> list[RunRecord]:
         return [self.records[one.folder] for one in rank.members]
@@ -97,6 +100,18 @@ class Study:
     @property
     def metric(self) -> str:
         return "loss" if self.regression else "accuracy"
+
+    @property
+    def measured(self) -> Metric:
+        """What methods are ranked by; accuracy without any."""
+        return self.ranks[0].members[0].metric if self.ranks else METRICS["accuracy"]
+
+    @cached_property
+    def majority(self) -> Rank | None:
+        """What always giving each client's most frequent class scores; None if it is unknown."""
+        from stratafl.report.majority import majority  # which reads ranks
+
+        return majority(self.ranks)
 
     @cached_property
     def gains(self) -> "list[Gains]":
@@ -129,7 +144,8 @@ def gather(folders: Sequence[Path]) -> Study:
     records = {one.folder: _record(one) for rank in ranks for one in rank.members}
     empty = [one.folder for one in found if not evaluated(one.lines)]
     repeated = [one.folder for one in scored if one.folder not in records]
-    return Study(ranks, records, empty, repeated, verdicts, not_started(folders))
+    tuned = [method for folder in folders for method in read_tuning(folder)]
+    return Study(ranks, records, empty, repeated, verdicts, not_started(folders), tuned)
 
 
 def only_verdicts(folder: Path) -> bool:
