@@ -116,7 +116,8 @@ def test_axes_show_the_differences(client):
 
 def test_points_are_what_the_caption_says(client):
     shown = """const place = document.getElementById("chart-clients");
-        return [place.data.map(each => each.x.length), place.closest("figure").querySelector("figcaption").textContent]"""
+        return [place.data.map(each => each.x.length),
+                place.closest("figure").querySelector("figcaption").textContent]"""
     points, caption = client.do(shown)
     assert points == [8, 8, 8]
     assert "Each point is a client with one seed (4 clients × 2 seeds = 8)" in caption

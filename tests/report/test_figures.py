@@ -329,12 +329,15 @@ def test_a_regression_has_no_classes_and_says_which_loss_it_is(tmp_path):
     held = {"classes": None, "clients": 2, "counts": {"train": [[3], [4]], "test": [[1], [1]]}}
     study = gather([as_regression(write_run(tmp_path / "0", [0.5], clients=2, holdings=held))])
     assert class_counts_chart(study).caption == "The number of samples of each client."
-    assert worst_table(study).head == ("method", "client", "seed", "loss", "test samples", "training samples")
+    assert worst_table(study).head == (
+        *("method", "client", "seed", "mean squared error", "test samples", "training samples"),
+    )
     assert ranking_table(study).caption.startswith("Test loss (mean squared error) of deployed models")
     assert axis_titles(clients_chart(study))[0] == "mean squared error"
     curves = curves_chart(study)
     titles = {name: axis_titles(curves, name, "rounds")[1] for name in options(curves)}
-    assert titles == {"test loss, deployed": "mean squared error", "training loss": "loss"}
+    assert (titles["test loss, deployed"], titles["training loss"]) == ("mean squared error", "loss")
+    assert not any("accuracy" in name for name in titles)
 
 
 def test_commands_stand_in_the_order_in_which_they_were_given(tmp_path):

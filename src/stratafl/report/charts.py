@@ -77,7 +77,9 @@ def category_axis(title: str = "", down: bool = False) -> dict[str, Any]:
     return {"type": "category", "automargin": True, **titled, **({"autorange": "reversed"} if down else {})}
 
 
-def value_axis(title: str, values: Iterable[float | None], *, share: bool, least: float | None = None) -> dict[str, Any]:
+def value_axis(
+    title: str, values: Iterable[float | None], *, share: bool, least: float | None = None
+) -> dict[str, Any]:
     """An axis that shows these values and little else; a share is written in per cent.
 
     It spans at least 2 points of a share, or `least`, so that nothing looks large because all values are alike.

@@ -97,9 +97,7 @@ def curves_chart(study: Study) -> Chart | None:
     return Chart("curves", "Learning curves", caption, measures, controls, height=460)
 
 
-def _figure(
-    found: Sequence[tuple[int, list[Point]]], labels: Sequence[str], quantity: Quantity, axis: str
-) -> Figure:
+def _figure(found: Sequence[tuple[int, list[Point]]], labels: Sequence[str], quantity: Quantity, axis: str) -> Figure:
     share = quantity.share
     least, most = (-inf, inf) if quantity.unit in UNBOUNDED else (0, 1 if share else inf)
     traces = [_band(place, points, axis, least, most) for place, points in found if any(point.std for point in points)]

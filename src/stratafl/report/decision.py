@@ -157,7 +157,9 @@ def _sure(use: Rank, others: Sequence[Rank], compared: Sequence[Paired]) -> str:
     known = [(label, pair, _seen_from(use, pair)) for label, pair in found if pair is not None and pair.seeds]
     if not known:
         return "Unknown: the methods have no seed in common." if others else ""
-    judged = {word: [label for label, _, verdict in known if verdict == word] for word in ("better", "unclear", "worse")}
+    judged = {
+        word: [label for label, _, verdict in known if verdict == word] for word in ("better", "unclear", "worse")
+    }
     said = []
     if judged["better"]:
         every = len(judged["better"]) == len(others) > 1
@@ -189,4 +191,6 @@ def _change(use: Rank, others: Sequence[Rank], compared: Sequence[Paired]) -> st
         return f"Nothing tells it from {label} here: all their scores differ by the same amount."
     if pair.more_seeds is None:
         return f"Only far more seeds than are sensible would tell it from {label}: the difference is too small."
-    return f"About {counted(pair.more_seeds, 'more seed')} would tell it from {label}, if the difference stays as it is."
+    return (
+        f"About {counted(pair.more_seeds, 'more seed')} would tell it from {label}, if the difference stays as it is."
+    )

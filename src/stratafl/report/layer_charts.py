@@ -83,7 +83,9 @@ def _rounds(journals: Sequence[LayerJournal], key: str, most: int) -> list[int]:
 def _values(study: Study, key: str) -> list[float]:
     """All values of a number, over methods, seeds, layers and rounds."""
     found = (record.layers.numbers.get(key, {}) for record in study.records.values())
-    return [value for by_layer in found for rounds in by_layer.values() for value in rounds.values() if value is not None]
+    return [
+        value for by_layer in found for rounds in by_layer.values() for value in rounds.values() if value is not None
+    ]
 
 
 def _ends(study: Study, key: str) -> tuple[float, float]:

@@ -104,7 +104,9 @@ def confusion_chart(study: Study, rank: Rank | None) -> Chart | None:
     layout = {"xaxis": category_axis("class given"), "yaxis": category_axis("true class", down=True)}
     some = f" The {CLASSES} largest of {len(totals)} classes." if len(totals) > CLASSES else ""
     seeds = f", {len(found)} seeds together" if len(found) > 1 else ""
-    caption = f"{rank.label}: of the test samples of each class (rows), the share that is given each class{seeds}.{some}"
+    caption = (
+        f"{rank.label}: of the test samples of each class (rows), the share that is given each class{seeds}.{some}"
+    )
     height = min(900, 170 + (26 if len(shown) <= 30 else 9) * max(len(shown), 5))
     return Chart("confusion", "Confusion matrix", caption, {"data": [trace], "layout": layout}, height=height)
 

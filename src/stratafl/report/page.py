@@ -124,7 +124,9 @@ def decision_section(study: Study) -> Section:
     headline = f'<p class="headline">{escape(made.headline)}</p>'
     answers = "".join(f"<dt>{escape(title)}</dt><dd>{escape(said)}</dd>" for title, said in made.answers)
     listed = f'<dl class="answers">{answers}</dl>' if answers else None
-    return Section("decision", "Decision", caution if warned else None, headline, listed, decision_chart(study, made.use))
+    return Section(
+        "decision", "Decision", caution if warned else None, headline, listed, decision_chart(study, made.use)
+    )
 
 
 def sections(study: Study) -> list[Section]:

@@ -3,7 +3,19 @@
 from collections.abc import Mapping, Sequence
 
 from stratafl.errors import counted
-from stratafl.report.formats import MARK, NOTHING, Kind, difference, differing, duration, limits, minute, score, size, spread
+from stratafl.report.formats import (
+    MARK,
+    NOTHING,
+    Kind,
+    difference,
+    differing,
+    duration,
+    limits,
+    minute,
+    score,
+    size,
+    spread,
+)
 from stratafl.report.intervals import Interval, interval
 from stratafl.report.outcome import measure, what_counts
 from stratafl.report.ranking import DIVERGED, Rank, has_column, to_csv, winner
@@ -84,8 +96,8 @@ def new_clients_table(study: Study) -> Table | None:
     count = counted(new[0], "new client") if len(new) == 1 else "New clients"
     verb = "takes" if new == [1] else "take"
     caption = (
-        f"{count}, which {verb} no part in training: test {study.measured.title} of the model as received, after one round of "
-        "training on their own samples, and as deployed; mean ± standard deviation over seeds"
+        f"{count}, which {verb} no part in training: test {study.measured.title} of the model as received, after one "
+        "round of training on their own samples, and as deployed; mean ± standard deviation over seeds"
     )
     return _table_of("new", caption, columns, study)
 

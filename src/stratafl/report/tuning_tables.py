@@ -17,8 +17,8 @@ def tuning_table(study: Study) -> Table | None:
     head = ("method", "chosen", "validation", "test, tuned", "test, untuned", "trials", "to know")
     rows = tuple(_row(each) for each in study.tuned)
     caption = (
-        "Every method was tuned with the same budget on validation data alone; test data was scored afterwards, on fresh "
-        "seeds. Untuned: the same seeds with the default settings."
+        "Every method was tuned with the same budget on validation data alone; test data was scored afterwards, on "
+        "fresh seeds. Untuned: the same seeds with the default settings."
     )
     return Table("tuned", caption, head, rows, left=2, stacked=True)
 
@@ -67,6 +67,7 @@ def _curve(place: int, label: str, each: TunedMethod, points: Sequence[tuple[flo
     chosen = (each.settings or {}).get(LR)
     sizes = [13 if rate == chosen else 7 for rate, _, _ in points]
     x, y = [rate for rate, _, _ in points], [rounded(value) for _, value, _ in points]
-    hover = f"%{{x:g}}: %{{y:{'.4g' if each.regression else '.1%'}}}, %{{customdata}} rounds<extra>%{{fullData.name}}</extra>"
+    form = ".4g" if each.regression else ".1%"
+    hover = f"%{{x:g}}: %{{y:{form}}}, %{{customdata}} rounds<extra>%{{fullData.name}}</extra>"
     more = {"line": style["line"], "marker": {**style["marker"], "size": sizes}, "hovertemplate": hover}
     return scatter("lines+markers", x, y, name=plain_text(label), customdata=[r for *_, r in points], **more)
