@@ -1,4 +1,4 @@
-"""The decision that a study supports, in plain words: what to use and why, who gains, how sure, what would change it."""
+"""The decision that a study supports, in plain words: what to use and why, who gains, how sure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -114,24 +114,25 @@ def _why(use: Rank, first: Rank, others: Sequence[Rank], study: Study) -> str:
 
 
 def _gains(use: Rank, study: Study) -> str:
-    """Which clients are better off than alone, by name."""
-    if str(use.settings["algorithm.name"]) == ALONE:
-        return ""
-    found = next((each for each in study.gains if each.label == use.label), None)
+    """Which clients are better off than alone, by name; if alone is best, what the next method would do for them."""
+    alone = str(use.settings["algorithm.name"]) == ALONE
+    found = next((each for each in study.gains if alone or each.label == use.label), None)
     if found is None:
-        return f"Unknown, because no run trains every client alone. Add {ALONE} to the methods."
-    return " ".join([*_counts(found), *_joining(use, study)]) if found.clients else f"Unknown: {found.why}."
+        return "" if alone else f"Unknown, because no run trains every client alone. Add {ALONE} to the methods."
+    if not found.clients:
+        return f"Unknown: {found.why}."
+    said = _counts(found, f"With {found.label}, compared with" if alone else "Compared with")
+    return " ".join([*said, *([] if alone else _joining(use, study))])
 
 
-def _counts(found: Gains) -> list[str]:
+def _counts(found: Gains, start: str) -> list[str]:
     """How many clients gain and lose, and the names of those that lose."""
     better = [each for each in found.clients if each.difference > 0]
     worse = sorted((each for each in found.clients if each.difference < 0), key=lambda each: each.difference)
-    total, unit = len(found.clients), " points" if found.metric.percent else ""
-    said = [
-        f"Compared with training alone, {len(better)} of {counted(total, 'client')} score better and {len(worse)} worse; "
-        f"the mean difference is {points(found.mean, found.metric)}{unit}."
-    ]
+    total, unit = counted(len(found.clients), "client"), " points" if found.metric.percent else ""
+    several = f" in {len(found.seeds)} seeds" if found.by_seed and len(found.seeds) > 1 else ""
+    said = [f"{start} training alone, {len(better)} of {total}{several} score better and {len(worse)} worse."]
+    said.append(f"The mean difference is {points(found.mean, found.metric)}{unit}.")
     if worse:
         named = [f"{found.client_label(each)} ({points(each.difference, found.metric)})" for each in worse]
         said.append(f"Worse off: {listed(named, 4)}.")

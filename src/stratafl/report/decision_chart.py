@@ -1,6 +1,7 @@
 """The picture of a decision: the score of each method and of each of its seeds."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from stratafl.errors import counted
 from stratafl.report.charts import COLOURS, Chart, category_axis, plain_text, rounded, scatter, value_axis
@@ -47,7 +48,7 @@ def _points(shown: Sequence[tuple[str, Rank]]) -> str:
     return f"Large: {runs} with different random seeds. Small: each of them."
 
 
-def _seeds(shown: Sequence[tuple[str, Rank]]) -> dict[str, object]:
+def _seeds(shown: Sequence[tuple[str, Rank]]) -> dict[str, Any]:
     points = [(rounded(value), plain_text(label)) for label, rank in shown for value in rank.by_seed("score").values()]
     x, y = [value for value, _ in points], [label for _, label in points]
     marker = {"color": COLOURS[6], "size": 6, "symbol": "line-ns-open", "line": {"width": 2}, "opacity": 0.8}

@@ -5,6 +5,8 @@ from math import isfinite
 from statistics import fmean
 from typing import NamedTuple
 
+import torch
+
 from stratafl.evaluation.metrics import METRICS, Metric
 from stratafl.evaluation.predictions import Predictions
 from stratafl.report import charts
@@ -88,7 +90,7 @@ def confusion_chart(study: Study, rank: Rank | None) -> Chart | None:
     found = _stored(rank) if rank is not None else None
     if rank is None or found is None or not found[0].labelled:
         return None
-    counts = sum(each.confusion() for each in found)
+    counts = torch.stack([each.confusion() for each in found]).sum(0)
     totals = counts.sum(1)
     kept = totals.argsort(descending=True, stable=True)[:CLASSES].sort().values
     held = totals[kept] > 0
