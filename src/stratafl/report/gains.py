@@ -166,7 +166,8 @@ class _Runs:
 
     def __init__(self, ranks: Sequence[Rank]) -> None:
         self.metric = ranks[0].members[0].metric
-        folders = [one.folder for rank in ranks for one in rank.members]
+        self.imported = ":" in self.metric.name  # your own code, which no report runs
+        folders = [] if self.imported else [one.folder for rank in ranks for one in rank.members]
         found = {folder: read_predictions(folder) for folder in folders}
         there = {folder: each for folder, each in found.items() if each is not None and len(each)}
         replicates = replicates_for(self.metric, list(there.values()))
@@ -177,10 +178,10 @@ class _Runs:
 
     def validated(self, rank: Rank) -> float:
         """The mean over seeds of the validation score, larger is better; −∞ without one."""
-        found = [read_predictions(one.folder, "validation") for one in rank.members]
+        found = [] if self.imported else [read_predictions(one.folder, "validation") for one in rank.members]
         values = [each.value(self.metric) for each in found if each is not None and len(each)]
         value = fmean(values) if values and len(values) == len(found) else float("nan")
-        return (value if self.metric.larger_is_better else -value) if isfinite(value) else float("-inf")
+        return self.metric.sign * value if isfinite(value) else float("-inf")
 
 
 def _is(rank: Rank, reference: str) -> bool:
@@ -205,7 +206,9 @@ def _gains(rank: Rank, alone: Rank, runs: _Runs) -> Gains:
         return replace(empty, why=f"it has no seed in common with {alone.label}")
     pairs = [_Pair(seed, mine[seed], theirs[seed], runs) for seed in seeds]
     if not all(pair.predicted for pair in pairs):
-        return _without_intervals(empty, pairs)
+        own = "reports do not run your own metric, so there are no intervals"
+        missing = "its runs or those of training alone have no stored predictions: finish them with strata resume"
+        return _without_intervals(replace(empty, why=own if runs.imported else missing), pairs)
     unlike = [pair.seed for pair in pairs if not pair.fits]
     if unlike:
         where = ", ".join(map(str, unlike))
@@ -254,8 +257,7 @@ def _same_clients(pairs: Sequence[_Pair]) -> bool:
 
 def _clients(pairs: Sequence[_Pair], metric: Metric) -> tuple[list[ClientGain], int]:
     """The gains of the clients that these pairs have in common, and how many have no score."""
-    sign = 1 if metric.larger_is_better else -1
-    gains = sign * np.stack([pair.scores.values - pair.other.values for pair in pairs])
+    gains = metric.sign * np.stack([pair.scores.values - pair.other.values for pair in pairs])
     over = _limits(pairs, gains, metric)
     each = [_limits([pair], row[None], metric) for pair, row in zip(pairs, gains, strict=True)]
     found = []
@@ -300,7 +302,7 @@ def _traits(pairs: Sequence[_Pair], client: int) -> list[float | None]:
 
 def _without_intervals(empty: Gains, pairs: Sequence[_Pair]) -> Gains:
     """Differences alone, of runs that are unfinished or of an older version."""
-    sign, clients = 1 if empty.metric.larger_is_better else -1, []
+    sign, clients = empty.metric.sign, []
     for pair in pairs:
         mine, theirs = pair.method.by_client(), pair.alone.by_client()
         for client in sorted(set(mine) & set(theirs)):
@@ -308,5 +310,4 @@ def _without_intervals(empty: Gains, pairs: Sequence[_Pair]) -> Gains:
             gain = SeedGain(pair.seed, score, alone, sign * (score - alone), None, None, samples)
             own = pair.facts.traits(client)
             clients.append(ClientGain(client, pair.facts.name(client), (gain,), None, None, *own))
-    why = "its runs or those of training alone have no stored predictions: finish them with strata resume"
-    return replace(empty, clients=tuple(clients), by_seed=True, why=why)
+    return replace(empty, clients=tuple(clients), by_seed=True)

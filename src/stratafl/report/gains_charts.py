@@ -239,7 +239,8 @@ def clients_csv(ranks: Sequence[Rank], found: Sequence[Gains]) -> str:
             for client, value in outcome.by_client().items():
                 pair = pairs.get((outcome.seed, client))
                 about = [rank.label, each.alone if pair and each else None, outcome.metric.name, outcome.seed, client]
-                told = [facts.name(client), *facts.traits(client), facts.test_samples(client) or None, value]
+                told = [facts.name(client), *facts.traits(client), facts.test_samples(client) or None]
+                told += [pair[1].score if pair else value]
                 lines.append([*about, *told, *(_pair_cells(*pair) if pair else [None] * 9)])
     return as_csv(CSV, lines)
 
