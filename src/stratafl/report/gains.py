@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isfinite
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Literal, NamedTuple
 
@@ -171,10 +172,16 @@ class _Runs:
         found = {folder: read_predictions(folder) for folder in folders}
         there = {folder: each for folder, each in found.items() if each is not None and len(each)}
         replicates = replicates_for(self.metric, list(there.values()))
+        self._facts = dict[Path, ClientFacts]()
         self._scores = {folder: ClientScores(each, self.metric, replicates) for folder, each in there.items()}
 
     def scores(self, one: Outcome) -> ClientScores | None:
         return self._scores.get(one.folder)
+
+    def facts(self, one: Outcome) -> ClientFacts:
+        if one.folder not in self._facts:
+            self._facts[one.folder] = ClientFacts(one.folder)
+        return self._facts[one.folder]
 
     def validated(self, rank: Rank) -> float:
         """The mean over seeds of the validation score, larger is better; −∞ without one."""
@@ -227,7 +234,7 @@ class _Pair:
     """A method and training alone with the same seed."""
 
     def __init__(self, seed: int, method: Outcome, alone: Outcome, runs: _Runs) -> None:
-        self.seed, self.method, self.alone = seed, method, alone
+        self.seed, self.method, self.alone, self.facts = seed, method, alone, runs.facts(alone)
         scores, other = runs.scores(method), runs.scores(alone)
         self.predicted = scores is not None and other is not None
         if scores is not None and other is not None:
@@ -236,10 +243,6 @@ class _Pair:
     @property
     def fits(self) -> bool:
         return self.scores.pairs_with(self.other)
-
-    @cached_property
-    def facts(self) -> ClientFacts:
-        return ClientFacts(self.alone.folder)
 
     @property
     def partition_seed(self) -> int:

@@ -88,7 +88,7 @@ def gains_table(study: Study) -> Table | None:
         rows.append((*cells, Cell(told, each.client_label(each.worst))))
     against = ", ".join(dict.fromkeys(each.alone for each in found))
     caption = " ".join([f"Clients against {against}: {unit(found[0].metric)}.", *reading(found)])
-    return Table("gains", caption, head, tuple(rows), written=summary_csv(found))
+    return Table("gains", caption, head, tuple(rows), written=summary_csv(found), stacked=True)
 
 
 def summary_csv(found: Sequence[Gains]) -> str:
@@ -107,14 +107,17 @@ def summary_csv(found: Sequence[Gains]) -> str:
 def losers_table(study: Study) -> Table | None:
     """The clients of each method that lose most; its CSV has all clients."""
     found = [each for each in study.gains if each.clients]
-    head = ("method", "client", "difference", "verdict", "score", "alone", "test samples", *TRAITS)
+    head = ("method", "client", "difference", "verdict", "score", "alone", "test", "training", "skew", "distance")
     rows = list[tuple[Cell, ...]]()
     for each in found:
         rows += [_loser(each, client) for client in sorted(each.clients, key=lambda one: one.difference)[:WORST]]
     empty = [title for title in head if all(row[head.index(title)].shown == NOTHING for row in rows)]
     kept = [at for at, title in enumerate(head) if title not in empty]
     shown = tuple(tuple(row[at] for at in kept) for row in rows)
-    caption = f"The {WORST} clients of each method that gain least or lose most; the CSV has all clients"
+    caption = (
+        f"The {WORST} clients of each method that gain least or lose most, with their test and training samples; "
+        "the CSV has all clients"
+    )
     written = clients_csv(study.ranks, found)
     return Table("losers", caption, tuple(head[at] for at in kept), shown, left=2, written=written) if rows else None
 
