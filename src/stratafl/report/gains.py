@@ -11,7 +11,7 @@ from functools import cached_property
 from math import isfinite
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,6 @@ from stratafl.report.gain_intervals import Limits, Noise, limits
 from stratafl.report.outcome import Outcome
 from stratafl.report.ranking import Rank
 from stratafl.report.resampling import ClientScores, bound_of, paired_noise, replicates_for
-from stratafl.report.study import Study
 from stratafl.runs.predictions import read_predictions
 
 ALONE = "local"  # the method that trains every client alone
@@ -150,13 +149,23 @@ class Gains:
         return dependences([each.difference for each in self.clients], values)
 
 
-def client_gains(study: Study, reference: str = ALONE) -> list[Gains]:
+class Ranked(Protocol):
+    """A study, which imports this module."""
+
+    @property
+    def ranks(self) -> Sequence[Rank]: ...
+
+
+def client_gains(study: Ranked, reference: str = ALONE) -> list[Gains]:
     """The gains of every method of a study against the reference, best first; empty if that was not run."""
     return gains_of(study.ranks, reference)
 
 
 def gains_of(ranks: Sequence[Rank], reference: str = ALONE) -> list[Gains]:
     """The gains of every configuration in the order of the ranking."""
+    ranks = [rank for rank in ranks if rank.members]
+    if not any(_is(rank, reference) for rank in ranks):
+        return []
     runs = _Runs(ranks)
     pairs = [(rank, _reference(rank, ranks, reference, runs)) for rank in ranks if not _is(rank, reference)]
     return [_gains(rank, alone, runs) for rank, alone in pairs if alone is not None]
@@ -226,8 +235,8 @@ def _gains(rank: Rank, alone: Rank, runs: _Runs) -> Gains:
     why = "" if clients else f"no client has a defined {runs.metric.title}"
     if any(each.low is None for each in clients) and not any(each.low is not None for each in clients):
         why = f"{runs.metric.title} takes too long to resample for so many runs and clients"
-    missing = sum(count for _, count in found)
-    return replace(empty, clients=clients, by_seed=len(groups) == len(pairs), undefined=missing, why=why)
+    undefined = sum(count for _, count in found)
+    return replace(empty, clients=clients, by_seed=len(groups) == len(pairs), undefined=undefined, why=why)
 
 
 class _Pair:
@@ -274,7 +283,7 @@ def _clients(pairs: Sequence[_Pair], metric: Metric) -> tuple[list[ClientGain], 
 
 def _limits(pairs: Sequence[_Pair], gains: Array, metric: Metric) -> Limits | None:
     """The intervals of all clients, NaN for those that are undefined with some seed; None without resamples."""
-    first, whole = pairs[0].scores, np.isfinite(gains).all(axis=0)
+    first, whole = pairs[0].scores, np.asarray(np.isfinite(gains).all(axis=0))
     shared = all(pair.scores.pairs_with(first) for pair in pairs)
     noise = paired_noise([pair.scores for pair in pairs], [pair.other for pair in pairs], shared)
     if noise is None or not whole.any():

@@ -1,4 +1,4 @@
-"""How much each test sample moves a client's score, for scores whose bootstrap variance is then known without resamples.
+"""How much each test sample moves a client's score: from that the variance of a bootstrap follows without resamples.
 
 A score is its value plus the mean of its samples' influences, up to a rest that vanishes faster. For means that is
 exact; for AUROC it is the variance of DeLong, DeLong and Clarke-Pearson (1988). `values` of a sample are the client's

@@ -5,13 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, RunError, StrataError
 from stratafl.evaluation.measure import Line
 from stratafl.report.charts import short_labels
 from stratafl.report.client_journal import is_number, lines_of_round
+from stratafl.report.gains import Gains, client_gains
 from stratafl.report.outcome import Outcome, read_outcome, run_folders
 from stratafl.report.ranking import Rank, ranking
 from stratafl.report.verdict import VERDICTS, Verdict, read_verdicts
@@ -20,9 +21,6 @@ from stratafl.runs.comparison import Comparison
 from stratafl.runs.directory import COMPARISON, CONFIG, check_committed, config_of, environment_of, is_run
 from stratafl.runs.journal import line_bodies, parsed_line
 from stratafl.runs.summary import evaluated
-
-if TYPE_CHECKING:
-    from stratafl.report.gains import Gains
 
 NOT_DIAGNOSTICS = ("round", "layer", "columns", "bytes.down", "bytes.up")  # keys of a layer's line
 Matrix = list[list[float | None]]
@@ -97,10 +95,8 @@ class Study:
         return self.ranks[0].members[0].metric.key if self.ranks else "accuracy"
 
     @cached_property
-    def gains(self) -> "list[Gains]":
+    def gains(self) -> list[Gains]:
         """Each method against training alone, client by client."""
-        from stratafl.report.gains import client_gains  # which reads studies
-
         return client_gains(self)
 
     @property
