@@ -2,11 +2,15 @@
 
 import numpy as np
 import pytest
+import torch
 from scipy.special import stdtrit
 from scipy.stats import spearmanr
 
+from stratafl.evaluation.metrics import METRICS
+from stratafl.evaluation.predictions import Predictions
 from stratafl.report.client_traits import average_ranks, dependences, spearman, thirds, traits_of
 from stratafl.report.gain_intervals import Noise, limits, noise_of_means, noise_of_replicates, pooled, t_quantile
+from stratafl.report.resampling import ClientScores, paired_noise
 
 
 def one(x):
@@ -180,3 +184,45 @@ def test_thirds_have_their_mean_gain_and_clients_without_a_trait_are_left_out():
     assert [each.gain for each in parts] == pytest.approx([0.2, 0.45, 0.65])
     (only,) = dependences([0.1] * 3, {"training samples": [1, None, 3], "class skew": [None, None, None]})
     assert (only.trait, only.correlation, only.thirds) == ("training samples", None, ())
+
+
+def scores_of(rng, metric, classes, replicates=0):
+    """Three clients of 30, 60 and 9 samples, and one with a single class; probabilities with some ties."""
+    client = np.repeat([0, 1, 2, 3], [30, 60, 9, 5])
+    y = np.where(client == 3, 0, rng.integers(0, classes, len(client)))
+
+    def drawn():
+        raw = torch.as_tensor(rng.normal(size=(len(y), classes)).round(1)) + 1.5 * torch.eye(classes)[y]
+        return Predictions(torch.as_tensor(client), torch.as_tensor(y), raw.softmax(-1).float())
+
+    return [ClientScores(drawn(), METRICS[metric], replicates) for _ in range(4)]
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("metric", ["accuracy", "balanced_accuracy", "auroc", "log_loss"])
+def test_the_influence_of_samples_gives_the_score_and_the_variance_of_resamples(metric, classes):
+    scores = scores_of(np.random.default_rng(3), metric, classes, 1500)
+    first = scores[0]
+    sums = np.bincount(first.place, first.of_samples, minlength=4)
+    assert sums / first.samples == pytest.approx(first.values, nan_ok=True)
+    exact = paired_noise(scores[:2], scores[2:], shared=True)
+    drawn = np.stack([a.resampled - b.resampled for a, b in zip(scores[:2], scores[2:], strict=True)], axis=1)
+    resampled = noise_of_replicates(drawn, first.size)
+    assert exact.variance[:2] == pytest.approx(resampled.variance[:2], rel=0.25)
+    assert exact.explained[:2] == pytest.approx(resampled.explained[:2], rel=0.25)
+
+
+def test_runs_on_the_same_samples_are_resampled_alike():
+    first, second, *_ = scores_of(np.random.default_rng(0), "macro_f1", 2, 50)
+    again = ClientScores(first.predictions, first.metric, 50)
+    assert (first.resampled[:, :3] == again.resampled[:, :3]).all()
+    paired = (first.resampled - second.resampled)[:, 1].var()
+    apart = (first.resampled - second.resampled[::-1])[:, 1].var()
+    assert paired < apart
+
+
+def test_auroc_is_as_certain_as_its_rarer_class():
+    client, y = [0] * 12 + [1] * 12, [1] + [0] * 11 + [1, 0] * 6
+    scores = torch.full((24, 2), 0.5)
+    found = ClientScores(Predictions(torch.tensor(client), torch.tensor(y), scores), METRICS["auroc"], 0)
+    assert found.size == pytest.approx([1 / (1 + 1 / 11), 3])

@@ -60,7 +60,10 @@ def test_differences_of_two_clients_by_hand(tmp_path):
     write(tmp_path, "local", 0, eight([1, 1, 1, 0, 1, 0, 0, 0]))
     write(tmp_path, "fedper", 0, eight([1, 1, 0, 0, 1, 1, 1, 0]))
     found = gains_in(tmp_path)
-    assert [(each.score, each.alone, each.difference) for each in found.clients] == [(0.5, 0.75, -0.25), (0.75, 0.25, 0.5)]
+    assert [(each.score, each.alone, each.difference) for each in found.clients] == [
+        (0.5, 0.75, -0.25),
+        (0.75, 0.25, 0.5),
+    ]
     assert (found.mean, found.median, found.worse, found.better) == (0.125, 0.125, 0.5, 0.5)
     first, second = found.clients
     own = np.array([0.75, 1.0])  # sums of squares of (0, 0, −1, 0) and (0, 1, 1, 0) about their means
@@ -253,7 +256,7 @@ def test_the_page_has_tables_and_a_chart_with_the_names_of_sites(tmp_path):
     study = gather([three_seeds(tmp_path, NAMES)])
     table, worst, chart = gains_table(study), losers_table(study), gains_chart(study)
     assert table.rows[0][-1].shown == "Voss: +0.0"
-    assert [row[1].shown for row in worst.rows][0] == "Voss"
+    assert worst.rows[0][1].shown == "Voss"
     assert worst.csv == clients_csv(study.ranks, study.gains)
     assert options(chart) == ["fedper"]
     assert options(chart, "fedper") == ["difference", "training samples"]

@@ -15,8 +15,8 @@ SPARE = ("median", "clients", "worst client")  # first to go
 
 
 def gains_parts(ranks: Sequence[Rank], found: Sequence[Gains], width: int) -> list[Table | Text]:
-    """The table and what to know about it; one line if there is nothing to compare with, nothing for a single method."""
-    names = {str(rank.settings["algorithm.name"]) for rank in ranks}
+    """The table and what to know about it; one line if `local` was not run; nothing for a single method."""
+    names = {str(rank.settings["algorithm.name"]) for rank in ranks if rank.members}
     if len(names) < 2:
         return []
     if not found:

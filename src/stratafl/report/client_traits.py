@@ -5,6 +5,7 @@ All three come from the class counts of the training split. Distances between fe
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import isfinite
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stratafl.report.charts import thinned
 from stratafl.report.intervals import Interval
 from stratafl.runs.class_counts import read_class_counts
 from stratafl.runs.directory import config_of
@@ -21,6 +23,7 @@ NEAREST = 3  # clients from which the distance is measured
 FEWEST = 8  # clients below which there is no correlation
 THIRDS = 6  # clients below which there are no thirds
 RESAMPLES, DRAWS = 1000, 2_000_000  # of clients, and how many draws these are at most
+OTHERS = 2000  # clients, evenly spaced, among which the nearest are looked for
 CHUNK = 256  # clients whose distances to all others are computed at once
 TRAITS = {
     "training samples": ("smallest", "middle", "largest"),
@@ -55,7 +58,11 @@ class ClientFacts:
         counts = found.get("counts", {})
         self.names: list[str] = list(found.get("client_names", ()))
         self._test = [sum(row) for row in counts.get("test", ())]
-        self._traits = traits_of(counts["train"]) if counts.get("train") else None
+        self._train = counts.get("train", ())
+
+    @cached_property
+    def _traits(self) -> Traits | None:
+        return traits_of(self._train) if self._train else None
 
     def name(self, client: int) -> str:
         return self.names[client] if client < len(self.names) else ""
@@ -98,13 +105,14 @@ def traits_of(counts: Sequence[Sequence[int]]) -> Traits:
 
 def _nearest(shares: Array) -> Array:
     there = np.flatnonzero(np.isfinite(shares[:, 0]))  # clients with training samples
+    others = there[thinned(len(there), OTHERS)]
     found, most = np.full(len(shares), np.nan), min(NEAREST, len(there) - 1)
     for start in range(0, len(there) if most > 0 else 0, CHUNK):
         some = there[start : start + CHUNK]
-        apart = np.zeros((len(some), len(there)))
+        apart = np.zeros((len(some), len(others)))
         for label in range(shares.shape[1]):  # class by class: all at once would need clients² × classes numbers
-            apart += np.abs(shares[some, label][:, None] - shares[there, label]) / 2
-        apart[np.arange(len(some)), start + np.arange(len(some))] = np.inf  # not from itself
+            apart += np.abs(shares[some, label][:, None] - shares[others, label]) / 2
+        apart[some[:, None] == others] = np.inf  # not from itself
         found[some] = np.partition(apart, most - 1, axis=1)[:, :most].mean(axis=1)
     return found
 

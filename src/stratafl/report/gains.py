@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isfinite
+from pathlib import Path
 from statistics import fmean, median
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,6 @@ from stratafl.report.gain_intervals import Limits, Noise, limits
 from stratafl.report.outcome import Outcome
 from stratafl.report.ranking import Rank
 from stratafl.report.resampling import ClientScores, bound_of, paired_noise, replicates_for
-from stratafl.report.study import Study
 from stratafl.runs.predictions import read_predictions
 
 ALONE = "local"  # the method that trains every client alone
@@ -149,13 +149,23 @@ class Gains:
         return dependences([each.difference for each in self.clients], values)
 
 
-def client_gains(study: Study, reference: str = ALONE) -> list[Gains]:
+class Ranked(Protocol):
+    """A study, which imports this module."""
+
+    @property
+    def ranks(self) -> Sequence[Rank]: ...
+
+
+def client_gains(study: Ranked, reference: str = ALONE) -> list[Gains]:
     """The gains of every method of a study against the reference, best first; empty if that was not run."""
     return gains_of(study.ranks, reference)
 
 
 def gains_of(ranks: Sequence[Rank], reference: str = ALONE) -> list[Gains]:
     """The gains of every configuration in the order of the ranking."""
+    ranks = [rank for rank in ranks if rank.members]
+    if not any(_is(rank, reference) for rank in ranks):
+        return []
     runs = _Runs(ranks)
     pairs = [(rank, _reference(rank, ranks, reference, runs)) for rank in ranks if not _is(rank, reference)]
     return [_gains(rank, alone, runs) for rank, alone in pairs if alone is not None]
@@ -166,21 +176,28 @@ class _Runs:
 
     def __init__(self, ranks: Sequence[Rank]) -> None:
         self.metric = ranks[0].members[0].metric
-        folders = [one.folder for rank in ranks for one in rank.members]
+        self.imported = ":" in self.metric.name  # your own code, which no report runs
+        folders = [] if self.imported else [one.folder for rank in ranks for one in rank.members]
         found = {folder: read_predictions(folder) for folder in folders}
         there = {folder: each for folder, each in found.items() if each is not None and len(each)}
         replicates = replicates_for(self.metric, list(there.values()))
+        self._facts = dict[Path, ClientFacts]()
         self._scores = {folder: ClientScores(each, self.metric, replicates) for folder, each in there.items()}
 
     def scores(self, one: Outcome) -> ClientScores | None:
         return self._scores.get(one.folder)
 
+    def facts(self, one: Outcome) -> ClientFacts:
+        if one.folder not in self._facts:
+            self._facts[one.folder] = ClientFacts(one.folder)
+        return self._facts[one.folder]
+
     def validated(self, rank: Rank) -> float:
         """The mean over seeds of the validation score, larger is better; −∞ without one."""
-        found = [read_predictions(one.folder, "validation") for one in rank.members]
+        found = [] if self.imported else [read_predictions(one.folder, "validation") for one in rank.members]
         values = [each.value(self.metric) for each in found if each is not None and len(each)]
         value = fmean(values) if values and len(values) == len(found) else float("nan")
-        return (value if self.metric.larger_is_better else -value) if isfinite(value) else float("-inf")
+        return self.metric.sign * value if isfinite(value) else float("-inf")
 
 
 def _is(rank: Rank, reference: str) -> bool:
@@ -205,7 +222,9 @@ def _gains(rank: Rank, alone: Rank, runs: _Runs) -> Gains:
         return replace(empty, why=f"it has no seed in common with {alone.label}")
     pairs = [_Pair(seed, mine[seed], theirs[seed], runs) for seed in seeds]
     if not all(pair.predicted for pair in pairs):
-        return _without_intervals(empty, pairs)
+        own = "reports do not run your own metric, so there are no intervals"
+        missing = "its runs or those of training alone have no stored predictions: finish them with strata resume"
+        return _without_intervals(replace(empty, why=own if runs.imported else missing), pairs)
     unlike = [pair.seed for pair in pairs if not pair.fits]
     if unlike:
         where = ", ".join(map(str, unlike))
@@ -216,15 +235,15 @@ def _gains(rank: Rank, alone: Rank, runs: _Runs) -> Gains:
     why = "" if clients else f"no client has a defined {runs.metric.title}"
     if any(each.low is None for each in clients) and not any(each.low is not None for each in clients):
         why = f"{runs.metric.title} takes too long to resample for so many runs and clients"
-    missing = sum(count for _, count in found)
-    return replace(empty, clients=clients, by_seed=len(groups) == len(pairs), undefined=missing, why=why)
+    undefined = sum(count for _, count in found)
+    return replace(empty, clients=clients, by_seed=len(groups) == len(pairs), undefined=undefined, why=why)
 
 
 class _Pair:
     """A method and training alone with the same seed."""
 
     def __init__(self, seed: int, method: Outcome, alone: Outcome, runs: _Runs) -> None:
-        self.seed, self.method, self.alone = seed, method, alone
+        self.seed, self.method, self.alone, self.facts = seed, method, alone, runs.facts(alone)
         scores, other = runs.scores(method), runs.scores(alone)
         self.predicted = scores is not None and other is not None
         if scores is not None and other is not None:
@@ -233,10 +252,6 @@ class _Pair:
     @property
     def fits(self) -> bool:
         return self.scores.pairs_with(self.other)
-
-    @cached_property
-    def facts(self) -> ClientFacts:
-        return ClientFacts(self.alone.folder)
 
     @property
     def partition_seed(self) -> int:
@@ -254,8 +269,7 @@ def _same_clients(pairs: Sequence[_Pair]) -> bool:
 
 def _clients(pairs: Sequence[_Pair], metric: Metric) -> tuple[list[ClientGain], int]:
     """The gains of the clients that these pairs have in common, and how many have no score."""
-    sign = 1 if metric.larger_is_better else -1
-    gains = sign * np.stack([pair.scores.values - pair.other.values for pair in pairs])
+    gains = metric.sign * np.stack([pair.scores.values - pair.other.values for pair in pairs])
     over = _limits(pairs, gains, metric)
     each = [_limits([pair], row[None], metric) for pair, row in zip(pairs, gains, strict=True)]
     found = []
@@ -269,7 +283,7 @@ def _clients(pairs: Sequence[_Pair], metric: Metric) -> tuple[list[ClientGain], 
 
 def _limits(pairs: Sequence[_Pair], gains: Array, metric: Metric) -> Limits | None:
     """The intervals of all clients, NaN for those that are undefined with some seed; None without resamples."""
-    first, whole = pairs[0].scores, np.isfinite(gains).all(axis=0)
+    first, whole = pairs[0].scores, np.asarray(np.isfinite(gains).all(axis=0))
     shared = all(pair.scores.pairs_with(first) for pair in pairs)
     noise = paired_noise([pair.scores for pair in pairs], [pair.other for pair in pairs], shared)
     if noise is None or not whole.any():
@@ -300,7 +314,7 @@ def _traits(pairs: Sequence[_Pair], client: int) -> list[float | None]:
 
 def _without_intervals(empty: Gains, pairs: Sequence[_Pair]) -> Gains:
     """Differences alone, of runs that are unfinished or of an older version."""
-    sign, clients = 1 if empty.metric.larger_is_better else -1, []
+    sign, clients = empty.metric.sign, []
     for pair in pairs:
         mine, theirs = pair.method.by_client(), pair.alone.by_client()
         for client in sorted(set(mine) & set(theirs)):
@@ -308,5 +322,4 @@ def _without_intervals(empty: Gains, pairs: Sequence[_Pair]) -> Gains:
             gain = SeedGain(pair.seed, score, alone, sign * (score - alone), None, None, samples)
             own = pair.facts.traits(client)
             clients.append(ClientGain(client, pair.facts.name(client), (gain,), None, None, *own))
-    why = "its runs or those of training alone have no stored predictions: finish them with strata resume"
-    return replace(empty, clients=tuple(clients), by_seed=True, why=why)
+    return replace(empty, clients=tuple(clients), by_seed=True)

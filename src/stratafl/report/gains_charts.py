@@ -6,8 +6,18 @@ from typing import Any
 from stratafl.errors import counted
 from stratafl.evaluation.metrics import Metric
 from stratafl.report import charts
-from stratafl.report.charts import Branches, Chart, Control, Figure, category_axis, plain_text, rounded, scatter, thinned
-from stratafl.report.client_traits import NEAREST, TRAITS, ClientFacts, Dependence
+from stratafl.report.charts import (
+    Branches,
+    Chart,
+    Control,
+    Figure,
+    category_axis,
+    plain_text,
+    rounded,
+    scatter,
+    thinned,
+)
+from stratafl.report.client_traits import NEAREST, ClientFacts, Dependence
 from stratafl.report.formats import NOTHING, difference, minus, score
 from stratafl.report.gains import ALONE, ClientGain, Gains, SeedGain, verdict
 from stratafl.report.intervals import Interval
@@ -17,10 +27,16 @@ from stratafl.report.tables import Cell, Table, as_csv, text
 
 WORST = 3  # clients of each method in the table
 SHOWN = 200  # clients in the chart at most
-LOOKS = {"gains": ("#009E73", "triangle-up"), "loses": ("#D55E00", "triangle-down"), "cannot be told": ("#808080", "circle")}
-CSV = ("method", "against", "metric", "seed", "client", "name", "training_samples", "class_skew", "distance")
-CSV += ("test_samples", "score", "alone", "difference", "low", "high", "verdict")
-CSV += ("client_difference", "client_low", "client_high", "client_verdict")
+LOOKS = {
+    "gains": ("#009E73", "triangle-up"),
+    "loses": ("#D55E00", "triangle-down"),
+    "cannot be told": ("#808080", "circle"),
+}
+CSV = (
+    *("method", "against", "metric", "seed", "client", "name", "training_samples", "class_skew", "distance"),
+    *("test_samples", "score", "alone", "difference", "low", "high", "verdict"),
+    *("client_difference", "client_low", "client_high", "client_verdict"),
+)
 
 
 def points(value: float | None, metric: Metric) -> str:
@@ -88,7 +104,7 @@ def gains_table(study: Study) -> Table | None:
         rows.append((*cells, Cell(told, each.client_label(each.worst))))
     against = ", ".join(dict.fromkeys(each.alone for each in found))
     caption = " ".join([f"Clients against {against}: {unit(found[0].metric)}.", *reading(found)])
-    return Table("gains", caption, head, tuple(rows), written=summary_csv(found))
+    return Table("gains", caption, head, tuple(rows), written=summary_csv(found), stacked=True)
 
 
 def summary_csv(found: Sequence[Gains]) -> str:
@@ -107,14 +123,17 @@ def summary_csv(found: Sequence[Gains]) -> str:
 def losers_table(study: Study) -> Table | None:
     """The clients of each method that lose most; its CSV has all clients."""
     found = [each for each in study.gains if each.clients]
-    head = ("method", "client", "difference", "verdict", "score", "alone", "test samples", *TRAITS)
+    head = ("method", "client", "difference", "verdict", "score", "alone", "test", "training", "skew", "distance")
     rows = list[tuple[Cell, ...]]()
     for each in found:
         rows += [_loser(each, client) for client in sorted(each.clients, key=lambda one: one.difference)[:WORST]]
     empty = [title for title in head if all(row[head.index(title)].shown == NOTHING for row in rows)]
     kept = [at for at, title in enumerate(head) if title not in empty]
     shown = tuple(tuple(row[at] for at in kept) for row in rows)
-    caption = f"The {WORST} clients of each method that gain least or lose most; the CSV has all clients"
+    caption = (
+        f"The {WORST} clients of each method that gain least or lose most, with their test and training samples; "
+        "the CSV has all clients"
+    )
     written = clients_csv(study.ranks, found)
     return Table("losers", caption, tuple(head[at] for at in kept), shown, left=2, written=written) if rows else None
 
@@ -147,10 +166,10 @@ def dependence_table(study: Study) -> Table | None:
         for one in each.dependences
     ]
     caption = (
-        "What the differences go with. Correlation: Spearman's over clients with its 95 % bootstrap interval. Thirds of "
-        "the clients, smallest values first: their mean difference. Class skew: total variation distance from the "
-        f"classes of all clients; distance from the others: its mean to the {NEAREST} nearest clients, by class counts. "
-        "Small clients have noisy differences, which weakens correlations."
+        "What the differences go with. Correlation: Spearman's over clients with its 95 % bootstrap interval. Thirds: "
+        "the mean difference of the clients with the smallest, middle and largest values. Class skew: total variation "
+        "distance from the classes of all clients; distance from the others: its mean to the "
+        f"{NEAREST} nearest clients. Small clients have noisy differences, which weakens correlations."
     )
     return Table("dependence", caption, head, tuple(rows), left=2) if rows else None
 
@@ -184,7 +203,9 @@ def gains_chart(study: Study) -> Chart | None:
     most = max(len(each.clients) for each in found)
     cut = f" {SHOWN} of {most} clients, evenly spaced." if most > SHOWN else ""
     over = " Bars: 95 % intervals." if any(each.sure for each in found) else ""
-    caption = f"Each client's model against the one it trains alone: {unit(found[0].metric)}. Above 0 it gains.{over}{cut}"
+    caption = (
+        f"Each client's model against the one it trains alone: {unit(found[0].metric)}. Above 0 it gains.{over}{cut}"
+    )
     return Chart("gains", "Who gains", caption, tree, (Control("method"), Control("order by", "switch")), 440)
 
 
@@ -193,14 +214,14 @@ def _figure(each: Gains, ordered: Sequence[ClientGain]) -> Figure:
     names = charts.distinct([plain_text(_short(each.client_label(one))) for one in kept])
     factor = 100 if each.metric.percent else 1
     traces = []
-    for verdict, (colour, symbol) in LOOKS.items():
-        some = [(name, one) for name, one in zip(names, kept, strict=True) if one.verdict == verdict]
+    for said, (colour, symbol) in LOOKS.items():
+        some = [(name, one) for name, one in zip(names, kept, strict=True) if one.verdict == said]
         if some:
             marker = {"color": colour, "symbol": symbol, "size": 8}
             y = [rounded(factor * one.difference) for _, one in some]
             bars = _bars([one for _, one in some], factor, colour)
             hover = [_hover(one, each) for _, one in some]
-            trace = scatter("markers", [name for name, _ in some], y, name=verdict, marker=marker, text=hover, **bars)
+            trace = scatter("markers", [name for name, _ in some], y, name=said, marker=marker, text=hover, **bars)
             traces.append(trace | {"hovertemplate": "%{x}: %{text}<extra></extra>"})
     x = category_axis("client") | {"categoryorder": "array", "categoryarray": names}
     y_axis = {"title": {"text": "percentage points" if factor == 100 else "difference"}, "zeroline": True}
@@ -239,7 +260,8 @@ def clients_csv(ranks: Sequence[Rank], found: Sequence[Gains]) -> str:
             for client, value in outcome.by_client().items():
                 pair = pairs.get((outcome.seed, client))
                 about = [rank.label, each.alone if pair and each else None, outcome.metric.name, outcome.seed, client]
-                told = [facts.name(client), *facts.traits(client), facts.test_samples(client) or None, value]
+                told = [facts.name(client), *facts.traits(client), facts.test_samples(client) or None]
+                told += [pair[1].score if pair else value]
                 lines.append([*about, *told, *(_pair_cells(*pair) if pair else [None] * 9)])
     return as_csv(CSV, lines)
 

@@ -159,7 +159,7 @@ def sections(study: Study) -> list[Section]:
 
 def gains_parts(study: Study) -> list[Part | None]:
     """Who gains, or how to get to know it; nothing for a single method."""
-    names = {rank.settings["algorithm.name"] for rank in study.ranks}
+    names = {rank.settings["algorithm.name"] for rank in study.ranks if rank.members}
     if not study.gains:
         return [f"<p>{escape(how_to_get())}</p>" if len(names) > 1 and ALONE not in names else None]
     said = "".join(f"<p>{escape(each)}</p>" for each in unpaired(study.gains))

@@ -1,40 +1,35 @@
 """The scores of a run's clients on their own test samples, and on resamples of these samples.
 
-A score that is a mean over samples needs no resamples: the variance of its bootstrap is known from its samples. Others,
-such as AUROC, are computed anew on every resample. Resamples depend on how many samples each client has and on nothing
-else, so two runs on the same samples are resampled alike, which makes their difference a paired one.
+Accuracy, AUROC and others need no resamples: the variance of their bootstrap follows from the influence of each sample
+(`influence`). Others, such as macro-F1, are computed anew on every resample. Resamples depend on how many samples each
+client has and on nothing else, so two runs on the same samples are resampled alike: their difference is a paired one.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from stratafl.evaluation.metrics import METRICS, Metric
+from stratafl.evaluation.metrics import Metric
 from stratafl.evaluation.predictions import Predictions
 from stratafl.report.gain_intervals import Noise, noise_of_means, noise_of_replicates, pooled
+from stratafl.report.influence import AT_ONCE, LINEAR, sample_values, side_by_side
 
 Array = NDArray[np.float64]
-MEANS = ("accuracy", "log_loss", "brier", "mse", "mae")  # over samples
 BY_CLASS = ("balanced_accuracy", "macro_f1", "auroc", "auprc", "sensitivity")  # as certain as their rarest class
 RANKED = ("auroc", "auprc", "sensitivity")  # of two classes there is one such score, not one for each class
 SHARES = ("auroc", "auprc", "ece")  # from 0 to 1 like a metric in per cent
 REPLICATES, FEWEST = 200, 25  # resamples, and how few are still an interval
-CELLS = 400_000_000  # scores that are resampled for all runs of a study at most: about half a minute
-CALLS = 20_000  # of somebody's own function
-AT_ONCE = 4_000_000  # scores that are resampled at once
+CELLS = 40_000_000  # scores that are resampled for all runs of a study at most: ten seconds or so
 
 
 def replicates_for(metric: Metric, runs: Sequence[Predictions]) -> int:
     """How many resamples of all these runs can be afforded; 0 if too few, or if none are needed."""
-    if metric.name in MEANS or not runs:
+    if metric.name in LINEAR or not runs:
         return 0
-    work = sum(each.scores.numel() if _kind(metric) in RANKED else len(each) * 4 for each in runs)
-    calls = 0 if _built_in(metric) else sum(len(each.clients) for each in runs)
-    most = min(REPLICATES, CELLS // max(work, 1), CALLS // calls if calls else REPLICATES)
+    most = min(REPLICATES, CELLS // sum(each.scores.numel() for each in runs))
     return most if most >= FEWEST else 0
 
 
@@ -45,10 +40,6 @@ def bound_of(metric: Metric) -> float | None:
 
 def _kind(metric: Metric) -> str:
     return metric.name.partition("@")[0]
-
-
-def _built_in(metric: Metric) -> bool:
-    return _kind(metric) in METRICS
 
 
 class ClientScores:
@@ -72,18 +63,17 @@ class ClientScores:
 
     @cached_property
     def of_samples(self) -> Array | None:
-        """The score of each sample alone, if the score of a client is their mean."""
-        if self.metric.name not in MEANS:
-            return None
-        y, scores = self.predictions.y[:, None], self.predictions.scores[:, None]
-        return np.asarray(self.metric(y, scores, torch.ones(y.shape)).numpy())
+        """Values of the samples whose mean is the score of their client, if there are such values."""
+        linear = self.metric.name in LINEAR
+        return sample_values(self.metric, self.predictions, self.place, self.samples) if linear else None
 
     @cached_property
     def resampled(self) -> Array:
         """The score of each client in each resample `[B, K]`, NaN where it is undefined."""
         found, generator = np.full((self._count, len(self.ids)), np.nan), torch.Generator().manual_seed(0)
-        for clients, at, count in _by_size(self.place, self.samples):
-            step = max(1, AT_ONCE // (at.numel() * self.predictions.scores.shape[1]))
+        classes = self.predictions.scores.shape[1]
+        for clients, at, count in side_by_side(self.place, self.samples, classes):
+            step = max(1, AT_ONCE // (at.numel() * classes))
             for start in range(0, self._count, step):
                 several = min(step, self._count - start)
                 drawn = torch.rand((several, *at.shape), generator=generator, dtype=torch.float64)
@@ -108,20 +98,6 @@ class ClientScores:
         return np.asarray((1 if one_score else there.sum(axis=1) ** 2) / np.maximum(inverse, 1e-300))
 
 
-def _by_size(
-    place: NDArray[np.int64], samples: NDArray[np.int64]
-) -> Iterator[tuple[NDArray[np.int64], Tensor, Tensor]]:
-    """Clients of similar size at a time: which ones, their samples side by side `[C, n]`, and how many each has."""
-    order, first = np.argsort(place, kind="stable"), np.cumsum(samples) - samples
-    left = np.argsort(-samples, kind="stable")
-    while len(left):
-        longest = int(samples[left[0]])
-        near = np.flatnonzero(samples[left] * 2 >= longest)[: max(1, AT_ONCE // longest)]
-        some, left = left[near], left[len(near) :]
-        at = order[np.minimum(first[some, None] + np.arange(longest), len(order) - 1)]
-        yield some, torch.from_numpy(at), torch.from_numpy(samples[some])[:, None]
-
-
 def paired_noise(method: Sequence[ClientScores], alone: Sequence[ClientScores], shared: bool) -> Noise | None:
     """The noise of the differences of clients over seeds; None without resamples.
 
@@ -140,6 +116,7 @@ def _noise(method: Sequence[ClientScores], alone: Sequence[ClientScores]) -> Noi
     means = [(a.of_samples, b.of_samples) for a, b in pairs]
     differences = [a - b for a, b in means if a is not None and b is not None]
     if differences:
-        return noise_of_means(np.stack(differences), first.place, len(first.ids))[1]
+        stacked = np.nan_to_num(np.stack(differences))  # of clients without a score, who get no interval either
+        return noise_of_means(stacked, first.place, len(first.ids))[1]._replace(size=first.size)
     resampled = np.stack([a.resampled - b.resampled for a, b in pairs], axis=1)
     return noise_of_replicates(resampled, first.size) if len(resampled) else None

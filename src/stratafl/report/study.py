@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, RunError, StrataError
@@ -13,7 +13,10 @@ from stratafl.evaluation.measure import Line
 from stratafl.evaluation.metrics import METRICS, Metric
 from stratafl.report.charts import short_labels
 from stratafl.report.client_journal import is_number, lines_of_round
+from stratafl.report.gains import Gains, client_gains
+from stratafl.report.majority import majority
 from stratafl.report.outcome import Outcome, read_outcome, run_folders
+from stratafl.report.paired import Paired, pairs
 from stratafl.report.ranking import Rank, ranking
 from stratafl.report.tuned import TunedMethod, read_tuning
 from stratafl.report.verdict import VERDICTS, Verdict, read_verdicts
@@ -22,10 +25,6 @@ from stratafl.runs.comparison import Comparison
 from stratafl.runs.directory import COMPARISON, CONFIG, check_committed, config_of, environment_of, is_run
 from stratafl.runs.journal import line_bodies, parsed_line
 from stratafl.runs.summary import evaluated
-
-if TYPE_CHECKING:
-    from stratafl.report.gains import Gains
-    from stratafl.report.paired import Paired
 
 NOT_DIAGNOSTICS = ("round", "layer", "columns", "bytes.down", "bytes.up")  # keys of a layer's line
 Matrix = list[list[float | None]]
@@ -108,22 +107,16 @@ class Study:
     @cached_property
     def majority(self) -> Rank | None:
         """What always giving each client's most frequent class scores; None if it is unknown."""
-        from stratafl.report.majority import majority  # which reads ranks
-
         return majority(self.ranks)
 
     @cached_property
-    def gains(self) -> "list[Gains]":
+    def gains(self) -> list[Gains]:
         """Each method against training alone, client by client."""
-        from stratafl.report.gains import client_gains  # which reads studies
-
         return client_gains(self)
 
     @cached_property
-    def pairs(self) -> "list[Paired]":
+    def pairs(self) -> list[Paired]:
         """All pairs of methods, compared seed by seed and client by client."""
-        from stratafl.report.paired import pairs  # which reads studies
-
         return pairs(self.ranks)
 
     @property
