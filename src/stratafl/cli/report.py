@@ -11,17 +11,7 @@ from stratafl.cli.gains import gains_parts
 from stratafl.cli.ranking import ranking_table, seeds_differ, target_table
 from stratafl.errors import RunError
 from stratafl.files import check_folder, check_new, write_atomically
-from stratafl.report import (
-    INCOMPARABLE,
-    MARK,
-    Outcome,
-    Rank,
-    gather,
-    ranking,
-    read_outcome,
-    run_folders,
-    to_csv,
-)
+from stratafl.report import INCOMPARABLE, MARK, Outcome, Rank, gather, ranking, read_outcome, run_folders, to_csv
 from stratafl.report.flagged_clients import flag_sentences, where_to_look
 from stratafl.report.formats import size
 from stratafl.report.gains import gains_of
@@ -143,12 +133,12 @@ def _footnotes(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> list[Text]
 
 def _pair_lines(found: Sequence[Paired]) -> list[Text]:
     """The pairs with the first method, and what their numbers are."""
-    lines = [Text(pair.short) for pair in with_first(found)]
-    unit = "points, " if found and found[0].percent else ""
+    if not found:
+        return []
+    unit = "points, " if found[0].percent else ""
     many = f"; verdicts are corrected for {len(found)} pairs" if len(found) > 1 else ""
-    return (
-        [*lines, Text(f"in brackets: {unit}95 % intervals over seeds and clients{many}", style="dim")] if lines else []
-    )
+    about = f"in brackets: {unit}95 % intervals over seeds and clients{many}"
+    return [*(Text(pair.short) for pair in with_first(found)), Text(about, style="dim")]
 
 
 def _caption(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> str:

@@ -76,11 +76,18 @@ class Outcome:
     def by_client(self) -> dict[int, float]:
         """The metric of each client that took part, on test data at the selected round; undefined ones are left out."""
         key = f"test.{self.evaluate.stage}.{self.metric.key}"
-        lines = lines_of_round(
-            self.folder / "clients.jsonl", int(self.numbers()["selected_round"]), summed=self.checked
-        )
-        there = [line for line in lines if not line.get("new") and line.get(key) is not None]
-        return {int(line["client"]): float(line[key]) for line in there}
+        return {int(line["client"]): float(line[key]) for line in self._client_lines if line.get(key) is not None}
+
+    def test_samples(self) -> dict[int, int]:
+        """How many test samples each client has that took part."""
+        return {int(line["client"]): int(line.get("test.samples") or 0) for line in self._client_lines}
+
+    @cached_property
+    def _client_lines(self) -> list[Line]:
+        directory.check_committed(self.folder, "clients")
+        selected = int(self.numbers()["selected_round"])
+        lines = lines_of_round(self.folder / "clients.jsonl", selected, summed=self.checked)
+        return [line for line in lines if not line.get("new")]
 
     @property
     def stopped(self) -> bool:

@@ -21,10 +21,9 @@ from stratafl.report.formats import minus
 from stratafl.report.intervals import Interval
 from stratafl.report.outcome import Outcome
 from stratafl.report.ranking import Rank
-from stratafl.report.study import lines_of_round
 from stratafl.report.tables import Cell, Table, as_csv, text
 from stratafl.runs.class_counts import read_class_counts
-from stratafl.runs.directory import check_committed, config_of
+from stratafl.runs.directory import config_of
 
 Judgement = Literal["better", "worse", "unclear"]
 MOST = 100  # more seeds than this are "more than 100"
@@ -215,7 +214,7 @@ class _Run:
 
     def __init__(self, outcome: Outcome) -> None:
         self.outcome, self.score = outcome, outcome.numbers()["score"]
-        self.clients, self.samples = _client_scores(outcome)
+        self.clients, self.samples = outcome.by_client(), outcome.test_samples()
 
 
 class _Method:
@@ -234,13 +233,13 @@ def _common(first: _Method, second: _Method) -> list[Couple]:
 
 
 def _paired(first: _Method, second: _Method, found: Estimate | None, adjusted: float, level: float) -> Paired:
-    one, other, loss = first.rank, second.rank, first.rank.members[0].regression
+    one, other, metric = first.rank, second.rank, first.rank.members[0].metric
     if found is None:
         apart = Interval(one.numbers["score"].mean - other.numbers["score"].mean, -inf, inf)
-        return Paired(one.label, other.label, apart, 1.0, 1.0, "unclear", None, seeds=0, clients=0, percent=not loss)
+        return Paired(one.label, other.label, apart, 1.0, 1.0, "unclear", None, 0, 0, percent=metric.percent)
     verdict: Judgement = "unclear"
     if adjusted < ALPHA:
-        verdict = "better" if (found.mean > 0) != loss else "worse"
+        verdict = "better" if metric.sign * found.mean > 0 else "worse"
     more, limited = _more_seeds(found, level) if verdict == "unclear" else (None, False)
     common = _common(first, second)
     return Paired(
@@ -253,7 +252,7 @@ def _paired(first: _Method, second: _Method, found: Estimate | None, adjusted: f
         more_seeds=more,
         seeds=len(common),
         clients=max(len(run.clients) for run, _ in common),
-        percent=not loss,
+        percent=metric.percent,
         limited=limited,
     )
 
@@ -296,7 +295,7 @@ def _differences(one: _Run, other: _Run) -> dict[int, tuple[float, float]]:
     if not both:  # as if the run were a single client
         return {0: (score, 1.0)}
     equal = one.outcome.evaluate.average == "clients"
-    weights = {client: 1.0 if equal else one.samples.get(client, 1.0) for client in both}
+    weights = {client: 1.0 if equal else float(one.samples[client] or 1) for client in both}
     whole, each = sum(weights.values()), {client: one.clients[client] - other.clients[client] for client in both}
     shift = score - sum(weights[client] * each[client] for client in both) / whole
     return {client: (each[client] + shift, weights[client] / whole) for client in both}
@@ -317,14 +316,3 @@ def _named_clients(one: Outcome) -> bool:
         return False
     found = read_class_counts(one.folder, config_of(one.folder))
     return bool(found and found.get("client_names"))
-
-
-def _client_scores(one: Outcome) -> tuple[dict[int, float], dict[int, float]]:
-    """The score and the number of test samples of each client that took part, at the selected round."""
-    check_committed(one.folder, "clients")
-    selected = int(one.numbers()["selected_round"])
-    lines = lines_of_round(one.folder / "clients.jsonl", selected, summed=one.checked)
-    key = f"test.{one.evaluate.stage}.{'loss' if one.regression else 'accuracy'}"
-    there = [line for line in lines if not line.get("new") and line.get(key) is not None]
-    scores = {int(line["client"]): float(line[key]) for line in there}
-    return scores, {int(line["client"]): float(line.get("test.samples") or 1) for line in there}

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from stratafl.errors import counted
+from stratafl.evaluation.metrics import Metric
 from stratafl.report.flagged_clients import flag_sentences
 from stratafl.report.formats import Environment, differing, limits, listed, machine, minus, score, span, versions
 from stratafl.report.intervals import interval
@@ -30,19 +31,21 @@ def summary(study: Study, found: Sequence[Paired] | None = None) -> str:
 
 
 def _first(first: Rank, study: Study, alone: bool) -> str:
-    loss, values = study.regression, list(first.by_seed("score").values())
-    reached = score(first.numbers["score"].mean, loss)
-    what = f"a test loss of {reached}" if loss else f"{reached} test accuracy"
-    return f"{first.label} {'reaches' if alone else 'comes first with'} {what} ({_sure(values, loss)})."
+    metric, values = first.members[0].metric, list(first.by_seed("score").values())
+    reached, title = score(first.numbers["score"].mean, metric), "loss" if metric.key == "loss" else metric.title
+    what = f"{reached} test {title}" if metric.percent else f"a test {title} of {reached}"
+    tied = [rank.label for rank in study.ranks if rank.place == first.place and rank is not first]
+    verb = "reaches" if alone else f"shares the first place with {listed(tied)}, at" if tied else "comes first with"
+    return f"{first.label} {verb} {what} ({_sure(values, metric)})."
 
 
-def _sure(values: Sequence[float], loss: bool) -> str:
+def _sure(values: Sequence[float], metric: Metric) -> str:
     """What a mean over seeds is of; the t interval of two values would say nothing."""
     if len(values) == 1:
         return "one seed"
     if len(values) == 2:
-        return f"2 seeds: {' and '.join(score(value, loss) for value in values)}"
-    return f"mean of {len(values)} seeds, 95 % interval {limits(interval(values), loss)}"
+        return f"2 seeds: {' and '.join(score(value, metric) for value in values)}"
+    return f"mean of {len(values)} seeds, 95 % interval {limits(interval(values), metric)}"
 
 
 def _rivals(first: Rank, rivals: Sequence[Paired]) -> list[str]:
@@ -93,6 +96,8 @@ def cautions(study: Study) -> list[str]:
             said.append(f"{rank.label} is not finished: {done} of {counted(asked, 'round')}.")
         if "score" not in rank.numbers or any(one.diverged for one in rank.members):
             said.append(f"{rank.label} diverged: its loss, or the upload of every client, became NaN or infinite.")
+        if rank.one_answer:
+            said.append(f"{rank.label} gives every sample of a client the same class, so it has learned nothing.")
     said += [f"{sentence[0].upper()}{sentence[1:]}." for sentence in flag_sentences(study.outcomes)]
     said += study.not_started
     said += [f"'{folder}' has no evaluated round yet and is left out." for folder in study.empty]
@@ -149,7 +154,7 @@ def facts(study: Study) -> list[tuple[str, str]]:
         ("clients per round", _all(f"{100 * one.config['run']['participation']:g} %" for one in outcomes)),
         ("seeds", listed([str(seed) for seed in seeds])),
         ("seeds vary", varied(outcomes)),
-        ("score", f"test {measure(study.regression)} {what_counts(outcomes)}"),
+        ("score", f"test {measure(outcomes[0].metric)} {what_counts(outcomes)}"),
         ("machine", _all(machine(env) for env in environments)),
         ("versions", _all(versions(env) for env in environments)),
         ("started", span([str(env["started"]) for env in environments if env.get("started")])),

@@ -29,9 +29,9 @@ from stratafl.runs.json_files import is_list_of
 from stratafl.runs.run import Run, with_absolute_paths
 
 SEEDS = 10_000  # of a comparison, at most
+OPEN = (AUTO, PLAIN)  # settings that each run makes definite by its data
 Varied = Literal["all", "partition", "weights", "batches"]
 OWN_SEEDS = {"partition": "data.seed", "weights": "model.seed", "batches": "run.batch_seed"}
-OPEN = (AUTO, PLAIN)  # settings that each run makes definite by its data
 
 
 @short_repr
