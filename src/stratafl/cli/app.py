@@ -89,11 +89,12 @@ def report(
     pairs: Annotated[Path | None, option("--pairs FILE", "Write all pairs of methods as CSV.")] = None,
     svg: Annotated[Path | None, option("--svg FILE", "Draw the table as a picture.")] = None,
     target: Annotated[float | None, option("--target A", "Show the cost to reach this score, such as 0.9.")] = None,
+    clients: Annotated[Path | None, option("--clients FILE", "Write who gains, client by client, as CSV.")] = None,
 ) -> None:
     """Rank runs in a table, or write one HTML file with curves, clients, layers and more."""
     from stratafl.cli.report import report
 
-    report(folders, out, csv=csv, pairs=pairs, svg=svg, target=target)
+    report(folders, out, csv=csv, pairs=pairs, svg=svg, target=target, clients=clients)
 
 
 @app.command(epilog="Example: [bold]strata reproduce flayer/table2 --scale smoke[/]")

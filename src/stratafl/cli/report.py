@@ -7,12 +7,15 @@ from typing import Any
 from rich.text import Text
 
 from stratafl.cli.console import PIPED_WIDTH, note_console, print_note, result_console, show_warnings, svg_picture
+from stratafl.cli.gains import gains_parts
 from stratafl.cli.ranking import ranking_table, seeds_differ, target_table
 from stratafl.errors import RunError
 from stratafl.files import check_folder, check_new, write_atomically
 from stratafl.report import INCOMPARABLE, MARK, Outcome, Rank, gather, ranking, read_outcome, run_folders, to_csv
 from stratafl.report.flagged_clients import flag_sentences, where_to_look
 from stratafl.report.formats import size
+from stratafl.report.gains import gains_of
+from stratafl.report.gains_charts import clients_csv
 from stratafl.report.majority import MAJORITY, majority
 from stratafl.report.outcome import measure, what_counts
 from stratafl.report.page import is_report, write_report
@@ -44,11 +47,12 @@ def print_ranking(
     pairs: Path | None = None,
     svg: Path | None = None,
     target: float | None = None,
+    clients: Path | None = None,
 ) -> None:
     """Print the ranking of all runs in these folders; write it to files if asked."""
     if target is not None and not 0 < target < float("inf"):
         raise RunError(f"--target must be a score above 0, not {target}")
-    check_new([csv, pairs, svg])
+    check_new([csv, pairs, svg, clients])
     outcomes = _outcomes(folders)
     if target is not None and target > 1 and outcomes[0].metric.percent:
         raise RunError(f"--target must be a share above 0 and at most 1, not {target}")
@@ -57,6 +61,9 @@ def print_ranking(
     console.print(ranking_table(ranks, outcomes, console.width))
     for text in (*(Text(said, style="yellow") for said in not_started(folders)), *_footnotes(ranks, outcomes)):
         console.print(text)
+    gains = gains_of(ranks)
+    for part in gains_parts(ranks, gains, console.width):
+        console.print(part)
     found = all_pairs(ranks)
     for text in _pair_lines(found):
         console.print(text, soft_wrap=not console.is_terminal)
@@ -66,6 +73,9 @@ def print_ranking(
     if csv is not None:
         write_atomically(csv, to_csv(ranks).encode())
         console.print(Text(f"table: {csv}"))
+    if clients is not None:
+        write_atomically(clients, clients_csv(ranks, gains).encode())
+        console.print(Text(f"clients: {clients}"))
     if pairs is not None:
         write_atomically(pairs, pairs_csv(found).encode())
         console.print(Text(f"pairs: {pairs}"))

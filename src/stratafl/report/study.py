@@ -3,16 +3,22 @@
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, RunError, StrataError
 from stratafl.evaluation.measure import Line
+from stratafl.evaluation.metrics import METRICS, Metric
 from stratafl.report.charts import short_labels
 from stratafl.report.client_journal import is_number, lines_of_round
+from stratafl.report.gains import Gains, client_gains
+from stratafl.report.majority import majority
 from stratafl.report.outcome import Outcome, read_outcome, run_folders
+from stratafl.report.paired import Paired, pairs
 from stratafl.report.ranking import Rank, ranking
+from stratafl.report.tuned import TunedMethod, read_tuning
 from stratafl.report.verdict import VERDICTS, Verdict, read_verdicts
 from stratafl.runs.class_counts import read_class_counts
 from stratafl.runs.comparison import Comparison
@@ -70,6 +76,7 @@ class Study:
     repeated: list[Path]
     verdicts: list[Verdict]
     not_started: Sequence[str] = ()  # a sentence on each comparison with runs that have not started
+    tuned: Sequence[TunedMethod] = ()  # what tunings in the folders chose
 
     def of(self, rank: Rank) -> list[RunRecord]:
         return [self.records[one.folder] for one in rank.members]
@@ -93,6 +100,26 @@ class Study:
         return self.ranks[0].members[0].metric.key if self.ranks else "accuracy"
 
     @property
+    def measured(self) -> Metric:
+        """What methods are ranked by; accuracy without any."""
+        return self.ranks[0].members[0].metric if self.ranks else METRICS["accuracy"]
+
+    @cached_property
+    def majority(self) -> Rank | None:
+        """What always giving each client's most frequent class scores; None if it is unknown."""
+        return majority(self.ranks)
+
+    @cached_property
+    def gains(self) -> list[Gains]:
+        """Each method against training alone, client by client."""
+        return client_gains(self)
+
+    @cached_property
+    def pairs(self) -> list[Paired]:
+        """All pairs of methods, compared seed by seed and client by client."""
+        return pairs(self.ranks)
+
+    @property
     def layer_names(self) -> list[str]:
         """The layers of all runs, in the order of their models."""
         return list(dict.fromkeys(name for record in self.records.values() for name in record.layers.names))
@@ -109,7 +136,8 @@ def gather(folders: Sequence[Path]) -> Study:
     records = {one.folder: _record(one) for rank in ranks for one in rank.members}
     empty = [one.folder for one in found if not evaluated(one.lines)]
     repeated = [one.folder for one in scored if one.folder not in records]
-    return Study(ranks, records, empty, repeated, verdicts, not_started(folders))
+    tuned = [method for folder in folders for method in read_tuning(folder)]
+    return Study(ranks, records, empty, repeated, verdicts, not_started(folders), tuned)
 
 
 def only_verdicts(folder: Path) -> bool:

@@ -151,7 +151,7 @@ def facts(study: Study) -> list[tuple[str, str]]:
     pairs = [
         ("methods", listed([rank.label for rank in study.ranks], 20)),
         ("data", _all(_data(study.records[one.folder]) for one in outcomes)),
-        ("model", _all(_model(one, env) for one, env in zip(outcomes, environments, strict=True))),
+        ("model", _models(study)),
         ("training", _all(_training(one) for one in outcomes)),
         ("rounds", _all(str(one.config["run"]["rounds"]) for one in outcomes)),
         ("clients per round", _all(f"{100 * one.config['run']['participation']:g} %" for one in outcomes)),
@@ -182,12 +182,23 @@ def _data(record: RunRecord) -> str:
         "pfllib": f"PFLlib's Dirichlet shares, α = {data['alpha']:g}",
         "classes": f"{counted(data.get('per_client') or 0, 'class', 'classes')} each",
     }
-    return f"{Path(data['name']).stem}, {counted(one.clients, 'client')}, {shown.get(partition, partition)}"
+    new = f" + {data['new_clients']} new" if data["new_clients"] else ""
+    return f"{Path(data['name']).stem}, {counted(one.clients, 'client')}{new}, {shown.get(partition, partition)}"
 
 
-def _model(one: Outcome, env: Environment) -> str:
-    columns = env.get("columns")
-    return str(one.config["model"]["name"]) + (f" ({columns:,} parameters)" if isinstance(columns, int) else "")
+def _models(study: Study) -> str:
+    """Each model with its parameters; with the methods that have so many, if they differ."""
+    found: dict[tuple[str, int | None], list[str]] = {}
+    for rank in study.ranks:
+        for record in study.of(rank):
+            columns = record.environment.get("columns")
+            key = (str(record.outcome.config["model"]["name"]), columns if isinstance(columns, int) else None)
+            found.setdefault(key, []).append(rank.label)
+    said = []
+    for (name, columns), labels in found.items():
+        whose = f": {listed(list(dict.fromkeys(labels)), 6)}" if len(found) > 1 else ""
+        said.append(name + (f" ({columns:,} parameters{whose})" if columns else f" ({whose[2:]})" if whose else ""))
+    return _all(said)
 
 
 def _training(one: Outcome) -> str:

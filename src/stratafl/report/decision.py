@@ -1,0 +1,197 @@
+"""The decision that a study supports, in plain words: what to use and why, who gains, how sure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from stratafl.algorithms.catalogue import KINDS, METHODS
+from stratafl.core.reprs import short_repr
+from stratafl.errors import counted
+from stratafl.report.doubts import doubts, learned_nothing
+from stratafl.report.formats import listed, score, size
+from stratafl.report.gains import ALONE, Gains
+from stratafl.report.gains_charts import points
+from stratafl.report.paired import Paired
+from stratafl.report.ranking import Rank, winner
+from stratafl.report.study import Study
+
+POINT = 0.01  # methods that differ by less, and that cannot be told apart, are equally good
+MOST = 4  # doubts in a decision; the notes have all of them
+
+
+@short_repr
+@dataclass(frozen=True)
+class Decision:
+    """What to use (None if nothing can be recommended), as a headline and answers by question; doubts come first."""
+
+    use: Rank | None
+    headline: str
+    answers: tuple[tuple[str, str], ...] = ()
+    cautions: tuple[str, ...] = ()
+
+
+def decision(study: Study) -> Decision:
+    if not study.ranks:
+        return Decision(None, "This report has verdicts but no runs.")
+    found = doubts(study)
+    more = len(found) - MOST
+    said = (*found[:MOST], *((f"{counted(more, 'more note')} under Ranking.",) if more > 0 else ()))
+    rivals = [rank for rank in study.ranks if not rank.leaks and "score" in rank.numbers]
+    learned = [rank for rank in rivals if not learned_nothing(rank, study)]
+    first = winner(study.ranks)
+    if first is None:
+        return Decision(None, "No method can be recommended: no run has a result that can be ranked.", (), said)
+    if not learned:
+        return Decision(None, "Use none of these models: they have learned nothing of use.", (), said)
+    compared = study.pairs
+    use = _to_use(first, learned, compared)
+    others = [rank for rank in rivals if rank is not use]
+    answers = (
+        ("Why", _why(use, first, others, study)),
+        ("Who gains", _gains(use, study)),
+        ("How sure", _sure(use, others, compared)),
+        ("What would change it", _change(use, others, compared)),
+    )
+    return Decision(use, _headline(use, others), tuple((title, text) for title, text in answers if text), said)
+
+
+def _to_use(first: Rank, rivals: Sequence[Rank], pairs: Sequence[Paired]) -> Rank:
+    """The first, or the one that sends least among those that are as good as it."""
+    equals = [rank for rank in rivals if rank is first or _as_good(rank, first, pairs)] or rivals[:1]
+    return min(equals, key=lambda rank: (_bytes(rank), rivals.index(rank)))
+
+
+def _as_good(rank: Rank, first: Rank, pairs: Sequence[Paired]) -> bool:
+    """Whether they differ by less than a point, or a hundredth of the score, and it cannot be told that they differ."""
+    own, best = rank.numbers["score"].mean, first.numbers["score"].mean
+    metric = first.members[0].metric
+    near = abs(own - best) < POINT * (1 if metric.percent else abs(best))
+    found = _between(rank, first, pairs)
+    return near and (found is None or found.verdict == "unclear")
+
+
+def _bytes(rank: Rank) -> float:
+    return rank.numbers["bytes"].mean if "bytes" in rank.numbers else inf
+
+
+def _between(rank: Rank, other: Rank, compared: Sequence[Paired]) -> Paired | None:
+    """The comparison of two methods, whichever comes first in it."""
+    return next((pair for pair in compared if {pair.first, pair.second} == {rank.label, other.label}), None)
+
+
+def _headline(use: Rank, others: Sequence[Rank]) -> str:
+    name = str(use.settings["algorithm.name"])
+    if name == ALONE:
+        return f"Train every client alone ({use.label}): no federated method here is better." if others else _alone(use)
+    if not others:
+        return _alone(use)
+    known = METHODS.get(name)
+    return f"Use {use.label}: {KINDS[known.kind]}." if known and known.kind != "controls" else f"Use {use.label}."
+
+
+def _alone(use: Rank) -> str:
+    return f"There is nothing to choose from: {use.label} is the only method."
+
+
+def _why(use: Rank, first: Rank, others: Sequence[Rank], study: Study) -> str:
+    metric = study.measured
+    reached = score(use.numbers["score"].mean, metric)
+    if not others:
+        return f"It reaches a test {metric.title} of {reached}."
+    if use is first:
+        following = score(others[0].numbers["score"].mean, metric)
+        said = [f"It has the best test {metric.title}: {reached}. {others[0].label} follows with {following}."]
+    else:
+        best = score(first.numbers["score"].mean, metric)
+        said = [
+            f"{first.label} has the best test {metric.title} ({best}), but that cannot be told from the {reached} of "
+            f"{use.label}, which sends less: {size(_bytes(use))} against {size(_bytes(first))} in all."
+        ]
+    if use is first and _bytes(use) < inf:
+        cost = f"All clients together send and receive {size(_bytes(use))}." if _bytes(use) else "It sends nothing."
+        said.append(cost)
+    return " ".join(said)
+
+
+def _gains(use: Rank, study: Study) -> str:
+    """Which clients are better off than alone, by name; if alone is best, what the next method would do for them."""
+    alone = str(use.settings["algorithm.name"]) == ALONE
+    found = next((each for each in study.gains if alone or each.label == use.label), None)
+    if found is None:
+        return "" if alone else f"Unknown, because no run trains every client alone. Add {ALONE} to the methods."
+    if not found.clients:
+        return f"Unknown: {found.why}."
+    said = _counts(found, f"With {found.label}, compared with" if alone else "Compared with")
+    return " ".join([*said, *([] if alone else _joining(use, study))])
+
+
+def _counts(found: Gains, start: str) -> list[str]:
+    """How many clients gain and lose, and the names of those that lose."""
+    better = [each for each in found.clients if each.difference > 0]
+    worse = sorted((each for each in found.clients if each.difference < 0), key=lambda each: each.difference)
+    total, unit = counted(len(found.clients), "client"), " points" if found.metric.percent else ""
+    several = f" in {len(found.seeds)} seeds" if found.by_seed and len(found.seeds) > 1 else ""
+    said = [f"{start} training alone, {len(better)} of {total}{several} score better and {len(worse)} worse."]
+    said.append(f"The mean difference is {points(found.mean, found.metric)}{unit}.")
+    if worse:
+        named = [f"{found.client_label(each)} ({points(each.difference, found.metric)})" for each in worse]
+        said.append(f"Worse off: {listed(named, 4)}.")
+    return [*said, *_certain(found)]
+
+
+def _certain(found: Gains) -> list[str]:
+    if not found.sure:
+        return []
+    sure = {word: sum(each.verdict == word for each in found.clients) for word in ("gains", "loses")}
+    return [f"Beyond chance are {sure['gains']} of the gains and {sure['loses']} of the losses."]
+
+
+def _joining(use: Rank, study: Study) -> list[str]:
+    new = use.numbers.get("new_trained")
+    reached = score(new.mean, study.measured) if new else ""
+    return [f"Clients that join later reach {reached} after one round of training."] if new else []
+
+
+def _sure(use: Rank, others: Sequence[Rank], compared: Sequence[Paired]) -> str:
+    """What the paired comparisons say of the method against each of the others."""
+    found = [(rank.label, _between(use, rank, compared)) for rank in others]
+    known = [(label, pair, _seen_from(use, pair)) for label, pair in found if pair is not None and pair.seeds]
+    if not known:
+        return "Unknown: the methods have no seed in common." if others else ""
+    judged = {
+        word: [label for label, _, verdict in known if verdict == word] for word in ("better", "unclear", "worse")
+    }
+    said = []
+    if judged["better"]:
+        every = len(judged["better"]) == len(others) > 1
+        said.append(f"It is better than {'all the others' if every else listed(judged['better'], 6)}, beyond chance.")
+    said += [f"It cannot be told from {listed(judged['unclear'], 6)}."] if judged["unclear"] else []
+    said += [f"It is worse than {listed(judged['worse'], 6)}, beyond chance."] if judged["worse"] else []
+    seeds, clients = (max(getattr(pair, name) for _, pair, _ in known) for name in ("seeds", "clients"))
+    basis = f"This rests on {counted(seeds, 'seed')} and {counted(clients, 'client')}"
+    return " ".join([*said, f"{basis}{'; other seeds may differ' if seeds == 1 else ''}."])
+
+
+def _seen_from(use: Rank, pair: Paired) -> str:
+    turned = {"better": "worse", "worse": "better"}
+    return pair.verdict if pair.first == use.label else turned.get(pair.verdict, pair.verdict)
+
+
+def _change(use: Rank, others: Sequence[Rank], compared: Sequence[Paired]) -> str:
+    """How many more seeds would tell the method from the next one that it cannot be told from."""
+    found = [(rank.label, _between(use, rank, compared)) for rank in others]
+    open_ = [(label, pair) for label, pair in found if pair is not None and pair.seeds and pair.verdict == "unclear"]
+    if not open_:
+        return ""
+    label, pair = open_[0]
+    if pair.seeds == 1:
+        return f"More seeds may tell it from {label}: repeat with --seeds 3."
+    if pair.limited:
+        return f"More seeds would not tell it from {label}, because clients differ too much; more clients might."
+    if pair.difference.low == pair.difference.high:
+        return f"Nothing tells it from {label} here: all their scores differ by the same amount."
+    if pair.more_seeds is None:
+        return f"Only far more seeds than are sensible would tell it from {label}: the difference is too small."
+    return (
+        f"About {counted(pair.more_seeds, 'more seed')} would tell it from {label}, if the difference stays as it is."
+    )
