@@ -83,9 +83,10 @@ def largest_share(federation: Federation) -> tuple[int, float]:
     return label, float(counts[label] / counts.sum())  # type: ignore[index, union-attr]
 
 
-def chosen_by_classes(federation: Federation) -> str:
+def chosen_by_classes(federation: Federation, change: str = "--metric accuracy") -> str:
+    """Why balanced accuracy is the metric, and how to change that."""
     label, share = largest_share(federation)
     return (
         f"class '{shown(federation.class_name(label))}' has {share:.1%} of the samples, so rounds are selected and "
-        "methods ranked by balanced accuracy; change that with --metric accuracy"
+        f"methods ranked by balanced accuracy; change that with {change}"
     )
