@@ -45,7 +45,7 @@ sendable(StartMessage, RoundMessage)
 def trial_of(experiment: Experiment, sim: Simulation, process_group: ProcessGroup) -> Trial:
     evaluate = experiment.evaluate
     executor = Matrix() if process_group.world_size == 1 else Distributed(process_group)
-    return Trial(sim, evaluate.every, evaluate.clients, LayerDiagnostics(evaluate.lab), executor)
+    return Trial(sim, evaluate.every, evaluate.clients, LayerDiagnostics(evaluate.lab), executor, evaluate.test)
 
 
 def refuse_disk(process_group: ProcessGroup, sim: Simulation) -> None:
