@@ -1,0 +1,111 @@
+"""What a tuning came to: `tuning.json`, which `strata tune` writes, as tables and a chart of the learning rate."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from stratafl.errors import DamagedError
+from stratafl.report.intervals import Spread
+from stratafl.runs.json_files import read_json
+
+TUNING_RESULT = "tuning.json"
+LR = "train.lr"
+
+
+@dataclass(frozen=True)
+class TunedTrial:
+    """A trial: its settings, how far it ran, and its validation score at the first rung and at its end."""
+
+    number: int
+    settings: Mapping[str, Any]
+    rounds: int
+    steps: int
+    first: float | None = None
+    score: float | None = None
+    failed: str | None = None
+
+
+@dataclass(frozen=True)
+class TunedMethod:
+    """A method: its chosen and default settings, its trials, and its test scores by seed with either of them."""
+
+    method: str
+    settings: Mapping[str, Any] | None  # None: every trial failed
+    default: Mapping[str, Any]
+    validation: float | None
+    sides: Mapping[str, str] = field(default_factory=dict)  # of each number: inside, lowest or highest of those tried
+    widened: bool = False
+    left: Sequence[str] = ()  # settings that have a range and were left at their defaults
+    trials: Sequence[TunedTrial] = ()
+    tuned: Mapping[str, float] = field(default_factory=dict)
+    untuned: Mapping[str, float] = field(default_factory=dict)
+    regression: bool = False
+
+    @property
+    def steps(self) -> int:
+        return sum(trial.steps for trial in self.trials)
+
+    @property
+    def rounds(self) -> int:
+        return sum(trial.rounds for trial in self.trials)
+
+    @property
+    def failed(self) -> list[TunedTrial]:
+        return [trial for trial in self.trials if trial.failed]
+
+    def spread(self, which: str) -> Spread | None:
+        """The test score over seeds, `tuned` or `untuned`."""
+        values = list(getattr(self, which).values())
+        return Spread.of(values) if values else None
+
+    def curve(self) -> list[tuple[float, float, int]]:
+        """For each learning rate the best validation score of its trials, and after how many rounds that was.
+
+        Of trials that ran for different numbers of rounds, the one that ran longest counts.
+        """
+        best: dict[float, TunedTrial] = {}
+        for trial in self.trials:
+            rate = trial.settings.get(LR)
+            if rate is None or trial.score is None or trial.failed:
+                continue
+            rival = best.get(rate)
+            if rival is None or (trial.rounds, self._good(trial)) > (rival.rounds, self._good(rival)):
+                best[rate] = trial
+        return [(rate, float(best[rate].score or 0.0), best[rate].rounds) for rate in sorted(best)]
+
+    def _good(self, trial: TunedTrial) -> float:
+        return (-1 if self.regression else 1) * float(trial.score or 0.0)
+
+    def remark(self) -> str:
+        """What a reader should know of the choice: values at the end of what was tried, and trials that failed."""
+        said = []
+        for path, side in self.sides.items():
+            again = ", after widening once" if path == LR and self.widened else ""
+            if side != "inside":
+                said.append(f"{path.removeprefix('algorithm.')} is the {side} tried{again}")
+        count = len(self.failed)
+        said += [f"{count} of {len(self.trials)} trials failed or diverged"] if count else []
+        left = ", ".join(path.removeprefix("algorithm.") for path in self.left)
+        return "; ".join([*said, *([f"left at its default: {left}"] if left else [])])
+
+
+def to_table(methods: Sequence[TunedMethod], about: Mapping[str, Any]) -> dict[str, Any]:
+    return {**about, "methods": [asdict(each) for each in methods]}
+
+
+def read_tuning(folder: Path) -> list[TunedMethod]:
+    """The result of the tuning in a folder; nothing if there is none."""
+    path = folder / TUNING_RESULT
+    if not path.is_file():
+        return []
+    try:
+        return [_method(entry) for entry in read_json(path)["methods"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedError(f"'{path}' is damaged: {error}") from error
+
+
+def _method(entry: Mapping[str, Any]) -> TunedMethod:
+    known = {each.name for each in fields(TunedMethod)}
+    trials = [TunedTrial(**{k: t[k] for k in t if k in {f.name for f in fields(TunedTrial)}}) for t in entry["trials"]]
+    return TunedMethod(**{**{key: entry[key] for key in entry if key in known}, "trials": trials})

@@ -1,0 +1,298 @@
+"""A tuning: the searches of several methods in one directory, what they chose, and the chosen ones on fresh seeds.
+
+tune.toml                    the methods, the plan, and the common configuration
+trials/METHOD/000/           run directories that score no test sample, see `search`
+tuned.toml                   what was chosen, written when every search has ended
+winners/                     a comparison of the chosen settings on fresh seeds
+untuned/                     the same with the defaults, of methods whose choice is another
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from os import close
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from stratafl.config.assemble import completed, simulation_of
+from stratafl.config.experiment import Experiment, from_stored, names_code, read_toml, to_tables, with_values
+from stratafl.config.settings import Settings
+from stratafl.config.trust import NOTHING, Trust
+from stratafl.core.annotations import WHOLE
+from stratafl.errors import BusyError, DataError, RecordError, RunError, counted, shown, unknown
+from stratafl.files import is_plain, write_atomically
+from stratafl.runs.comparison import SEEDS, Comparison, is_comparison, shared_and_own
+from stratafl.runs.directory import TUNING, check_config, config_of, is_run, lock, new_folder, refuse_existing
+from stratafl.runs.format import FORMAT, check_format
+from stratafl.runs.json_files import is_list_of
+from stratafl.runs.run import with_absolute_paths
+from stratafl.tuning.search import Choice, Plan, Search, Work, is_open
+from stratafl.tuning.space import OWN, own_settings
+
+TUNED, WINNERS, UNTUNED, TRIALS = "tuned.toml", "winners", "untuned", "trials"
+
+
+class Tuning:
+    """Methods that are tuned alike, in a directory; `own` are settings of single methods."""
+
+    def __init__(
+        self,
+        folder: Path,
+        base: Experiment,
+        methods: Sequence[str],
+        own: Mapping[str, Settings],
+        plan: Plan,
+        seeds: int,
+        trust: Trust = NOTHING,
+    ) -> None:
+        self.folder, self.base, self.methods, self.own = folder, base, tuple(methods), own
+        self.plan, self.seeds, self.trust = plan, seeds, trust
+        self._made: dict[str, Comparison] = {}
+
+    @classmethod
+    def create(
+        cls,
+        folder: Path,
+        base: Experiment,
+        methods: Sequence[str],
+        settings: Settings,
+        plan: Plan,
+        seeds: int = 3,
+        trust: Trust = NOTHING,
+    ) -> "Tuning":
+        """A new tuning; everything is checked before the directory is made. Settings are as those of a comparison.
+
+        The trials have the seed of `base`, the chosen settings so many seeds after that.
+        """
+        refuse_existing(folder)
+        common, own = shared_and_own(methods, settings)
+        base = with_absolute_paths(with_values(base, common))
+        if not 1 <= seeds <= SEEDS or base.run.seed + seeds > WHOLE:
+            raise RecordError(
+                f"--seeds must be from 1 to {SEEDS:,}, and the last seed at most {WHOLE}, not {shown(seeds)}"
+            )
+        made = cls(folder, base, methods, own, plan, seeds, trust)
+        made._check()
+        with new_folder(folder) as partial:
+            write_atomically(partial / TUNING, tomli_w.dumps(made._tables()).encode())
+        return made
+
+    @classmethod
+    def open(cls, folder: Path, trust: Trust | bool = NOTHING) -> "Tuning":
+        """A stored tuning to continue; refused if its trials are not what it says."""
+        made = cls.read(folder, Trust.of(trust).asked_by(folder / TUNING))
+        for search in made.searches if made.plan.sampler == "grid" else ():
+            for number, settings in enumerate(search.points):
+                if is_run(search.place(number)):
+                    today = to_tables(completed(search.experiment(settings), made.trust))
+                    check_config(folder / TUNING, to_tables(config_of(search.place(number))), today)
+        return made
+
+    @classmethod
+    def read(cls, folder: Path, trust: Trust = NOTHING) -> "Tuning":
+        tables = read_toml(folder / TUNING, plain=True)
+        head = tables.pop("tune", {})
+        check_format(folder / TUNING, head.get("format") if isinstance(head, dict) else None)
+        methods, seeds, own, plan = (head.get(key) for key in ("methods", "seeds", "settings", "plan"))
+        sound = methods and is_list_of(str, methods) and type(seeds) is int and isinstance(plan, dict)
+        if not (sound and isinstance(own, dict) and all(isinstance(own.get(method), dict) for method in methods)):
+            raise RunError(f"'{folder / TUNING}' is damaged: it lacks methods, seeds, settings or a plan")
+        try:
+            made = Plan(**{**plan, "only": tuple(plan.get("only", ()))})
+        except (TypeError, ValueError) as error:
+            raise RunError(f"'{folder / TUNING}' is damaged: {error}") from error
+        return cls(folder, from_stored(tables), methods, own, made, seeds, trust)
+
+    @cached_property
+    def searches(self) -> list[Search]:
+        """The search of each method."""
+        return [
+            Search(self.folder / TRIALS / plain_name(m), self.experiment(m), self.plan, self.trust)
+            for m in self.methods
+        ]
+
+    def experiment(self, method: str) -> Experiment:
+        """The configuration of a method at its defaults, with the seed of the trials."""
+        return with_values(self.base, {"algorithm.name": method, **self.own[method]})
+
+    @property
+    def names_code(self) -> bool:
+        return any(names_code(self.experiment(method)) for method in self.methods)
+
+    def work(self) -> list[Work]:
+        """What can be done now: trials, and when all methods have a choice, runs on fresh seeds; nothing at the end."""
+        if not is_plain(self.folder / TUNED):
+            if work := self._trials_left():
+                return work
+            self._fix()
+        return self._runs_left()
+
+    def choices(self) -> dict[str, Choice]:
+        """What every search came to; those that have not ended are left out."""
+        found = {search.method: search.choice() for search in self._shared() or self.searches}
+        return {method: choice for method, choice in found.items() if choice is not None}
+
+    def tuned(self) -> dict[str, dict[str, Any]]:
+        """What was chosen for each method, as it was written down."""
+        return read_tuned(self.folder)
+
+    def comparisons(self) -> list[Comparison]:
+        """The chosen settings on fresh seeds, and the defaults on the same seeds where they differ."""
+        tuned = self.tuned()
+        chosen = {method: entry["settings"] for method, entry in tuned.items() if "settings" in entry}
+        other = [method for method in chosen if not tuned[method].get("is_default")]
+        defaults = {method: {} for method in other}
+        found = [self._comparison(WINNERS, chosen), *([self._comparison(UNTUNED, defaults)] if other else [])]
+        return found
+
+    def _comparison(self, name: str, settings: Mapping[str, Settings]) -> Comparison:
+        folder = self.folder / name
+        if not is_comparison(folder):
+            with self._alone(name):
+                if not is_comparison(folder):
+                    own = {
+                        path: v for m in settings for path, v in own_settings(m, {**self.own[m], **settings[m]}).items()
+                    }
+                    base = with_values(self.base, {"run.seed": self.base.run.seed + 1})
+                    Comparison.create(folder, base, list(settings), self.seeds, own, self.trust, checked=False)
+        if name not in self._made:
+            self._made[name] = Comparison.open(folder, self.trust)
+        return self._made[name]
+
+    def _trials_left(self) -> list[Work]:
+        if self.plan.budget == "steps" and (first := [work for each in self.searches for work in each.first_work()]):
+            return first
+        found = [work for search in self._shared() or self.searches for work in search.work()]
+        return sorted(found, key=lambda work: (work.rounds, work.folder.name))
+
+    def _shared(self) -> list[Search] | None:
+        """The searches with as many trials as the budget gives each of them; None if that is not known yet."""
+        if self.plan.budget == "trials":
+            return self.searches
+        taken = [search.steps_per_round() for search in self.searches]
+        if None in taken:
+            return None
+        steps = [each or 0.0 for each in taken]
+        least = min((each for each in steps if each), default=0.0)
+        shares = [max(1, int(self.plan.trials * least / each)) if each else self.plan.trials for each in steps]
+        return [search.with_trials(share) for search, share in zip(self.searches, shares, strict=True)]
+
+    def _fix(self) -> None:
+        """Write down what was chosen; from here on it stays."""
+        choices = self.choices()
+        if all(choice.settings is None for choice in choices.values()):
+            why = next((trial.failed for choice in choices.values() for trial in choice.trials if trial.failed), "")
+            raise RunError(
+                f"no trial in '{self.folder}' gave a score on validation data; the first: {why or 'no round'}"
+            )
+        head = {"format": FORMAT, "seed": self.base.run.seed, "rounds": self.base.run.rounds}
+        tables = {"tuned": {**head, "methods": {method: _entry(choice) for method, choice in choices.items()}}}
+        write_atomically(self.folder / TUNED, tomli_w.dumps(tables).encode())
+
+    def _runs_left(self) -> list[Work]:
+        totals = {search.method: search.rounds for search in self.searches}
+        work = [
+            Work(
+                each.method,
+                f"{each.method}, seed {each.seed}",
+                each.experiment,
+                each.folder,
+                totals[each.method],
+                self.trust,
+            )
+            for comparison in self.comparisons()
+            for each in comparison.members()
+        ]
+        return [each for each in work if is_open(each)]
+
+    @contextmanager
+    def _alone(self, name: str) -> Iterator[None]:
+        """Only one process at a time, the others wait."""
+        place = self.folder / f".{name}.claim"
+        place.mkdir(exist_ok=True)
+        while True:
+            try:
+                handle = lock(place)
+                break
+            except BusyError:
+                time.sleep(0.1)
+        try:
+            yield
+        finally:
+            close(handle)
+
+    def _check(self) -> None:
+        """Refuse what cannot be tuned: methods that cannot be run, that see test data, or without validation data."""
+        known = set[str]()
+        for method, search in zip(self.methods, self.searches, strict=True):
+            sim = simulation_of(search.base, trust=self.trust)
+            known |= {each.path.replace(OWN, f"{method}.") for each in search.space}
+            if sim.algorithm.leaks is not None:
+                raise RecordError(f"{method} cannot be tuned on validation data: {sim.algorithm.leaks}; leave it out")
+            if not int(sim.runtime.federation.counts("validation").sum()):
+                raise DataError(f"{method} has no validation data to be tuned on: set data.validation, such as 0.1")
+            if search.base.evaluate.stage == "global" and sim.algorithm.global_model is None:
+                raise RecordError(f"{method} has no global model, and evaluate.stage = 'global': choose another stage")
+        for name in (*self.plan.only, *self.plan.grids):
+            if name not in known:
+                raise unknown("setting to tune", name, sorted(known))
+
+    def _tables(self) -> dict[str, Any]:
+        own = {method: {k: v for k, v in settings.items() if v is not None} for method, settings in self.own.items()}
+        plan = {
+            **vars(self.plan),
+            "only": list(self.plan.only),
+            "grids": {k: list(v) for k, v in self.plan.grids.items()},
+        }
+        head = {"format": FORMAT, "methods": list(self.methods), "seeds": self.seeds, "settings": own, "plan": plan}
+        return {"tune": head, **to_tables(self.base)}
+
+
+def is_tuning(folder: Path) -> bool:
+    return is_plain(folder / TUNING)
+
+
+def read_tuned(folder: Path) -> dict[str, dict[str, Any]]:
+    """What a finished tuning chose for each method."""
+    if not is_tuning(folder):
+        raise RunError(f"'{folder}' is not a tuning: it has no {TUNING}; make one with 'strata tune'")
+    if not is_plain(folder / TUNED):
+        raise RunError(f"the tuning '{folder}' has not chosen yet: continue it with 'strata resume {folder}'")
+    head = read_toml(folder / TUNED, plain=True).get("tuned", {})
+    check_format(folder / TUNED, head.get("format") if isinstance(head, dict) else None)
+    methods = head.get("methods")
+    if not isinstance(methods, dict) or not all(isinstance(entry, dict) for entry in methods.values()):
+        raise RunError(f"'{folder / TUNED}' is damaged: it has no table of methods")
+    return methods
+
+
+def tuned_settings(folder: Path, methods: Sequence[str]) -> dict[str, Any]:
+    """What a tuning chose for these methods, as the settings of a comparison."""
+    tuned = read_tuned(folder)
+    for method in methods:
+        if "settings" not in tuned.get(method, {}):
+            raise RunError(
+                f"'{folder}' has not tuned {shown(method)}, but {', '.join(tuned)}: leave it out, or tune it"
+            )
+    return {path: v for method in methods for path, v in own_settings(method, tuned[method]["settings"]).items()}
+
+
+def plain_name(method: str) -> str:
+    return method.replace(":", "-").replace("/", "-")
+
+
+def _entry(choice: Choice) -> dict[str, Any]:
+    """A choice as a table of TOML, which has no none."""
+    failed = [f"trial {trial.number}: {trial.failed}" for trial in choice.trials if trial.failed]
+    entry: dict[str, Any] = {} if choice.settings is None else {"settings": _known(choice.settings)}
+    entry |= {} if choice.score is None else {"validation": choice.score}
+    entry |= {"is_default": choice.is_default, "default": _known(choice.default), "trials": len(choice.trials)}
+    entry |= {"rounds": choice.rounds, "steps": choice.steps, "sides": dict(choice.sides), "widened": choice.widened}
+    return entry | {"left_at_default": list(choice.left), "failed": failed}
+
+
+def _known(settings: Settings) -> dict[str, Any]:
+    return {path: value for path, value in settings.items() if value is not None}
