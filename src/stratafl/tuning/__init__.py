@@ -1,4 +1,4 @@
-"""Tuning: every method gets the same number of trials, is judged on validation data alone, and then runs on fresh seeds.
+"""Tuning: every method gets the same trials, is judged on validation data alone, and then runs on fresh seeds.
 
 `space` says what is looked for and where, `grid` which values are tried, `halving` which trials go on, `search` what
 the journals of one method's trials decide, and `tuning` holds the searches of several methods in one directory.

@@ -70,7 +70,7 @@ def _shared(folder: Path, jobs: int, trust: bool) -> int:
         for worker in workers:
             worker.wait()
         return STOPPED
-    return max(abs(worker.returncode) for worker in workers)
+    return max(abs(int(worker.returncode)) for worker in workers)
 
 
 class _Progress:

@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 from itertools import product
-from math import exp, isfinite, log
+from math import exp, isfinite, log, prod
 from typing import Any
-
-import numpy as np
 
 from stratafl.config.settings import Settings
 from stratafl.core.annotations import Tune
@@ -30,13 +28,11 @@ def counts(dimensions: Sequence[Dimension], trials: int) -> list[int]:
     """
     found = [len(each.values) or 1 for each in dimensions]
     most = [len(each.values) or _most(each) for each in dimensions]
-    if int(np.prod(found)) > trials:
-        raise RecordError(
-            f"the given grids have {int(np.prod(found))} points and there are {trials} trials: raise them"
-        )
+    if (given := prod(found)) > trials:
+        raise RecordError(f"the given grids have {given} points, more than --trials {trials}: raise it, or give fewer")
     weights = [WEIGHT if each.path == LR else 1 for each in dimensions]
     while True:
-        whole = int(np.prod(found))
+        whole = prod(found)
         able = [i for i, n in enumerate(found) if n < most[i] and whole // n * (n + 1) <= trials]
         if not able:
             return found
@@ -82,9 +78,8 @@ def _spaced(tune: Tune, count: int, *, ends: bool, whole: bool) -> list[float]:
     assert tune.low is not None
     assert tune.high is not None
     low, high = (log(tune.low), log(tune.high)) if tune.log else (tune.low, tune.high)
-    shares = (
-        [i / (count - 1) for i in range(count)] if ends and count > 1 else [(i + 0.5) / count for i in range(count)]
-    )
+    apart, first = (count - 1, 0.0) if ends and count > 1 else (count, 0.5)
+    shares = [(i + first) / apart for i in range(count)]
     places = [low + share * (high - low) for share in shares]
     return list(dict.fromkeys(_rounded(exp(place) if tune.log else place, whole) for place in places))
 

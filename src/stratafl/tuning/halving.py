@@ -16,8 +16,8 @@ class Rung:
 def rungs(trials: int, rounds: int, eta: int = 2, every: int = 1) -> list[Rung]:
     """The schedule: of n trials, ⌈n/ηᵏ⌉ go on to rung k, which ends after η times the rounds of the one before.
 
-    At least two trials (if there are two) run all rounds, so that the last decision is one between complete runs. A rung
-    ends where rounds are evaluated (`every` so many). With η = 1 every trial runs all rounds.
+    At least two trials (if there are two) run all rounds, so that the last decision is one between complete runs. A
+    rung ends where rounds are evaluated (`every` so many). With η = 1 every trial runs all rounds.
     """
     steps = 0
     while eta > 1 and eta ** (steps + 1) < trials:

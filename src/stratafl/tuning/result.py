@@ -87,9 +87,8 @@ def text_table(tuning: Tuning) -> str:
     """The result as plain text, for a machine without a terminal."""
     lines = [HEAD, *rows(results(tuning))]
     widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
-    return "\n".join(
-        "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
+    cells = [[f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)] for line in lines]
+    return "\n".join("  ".join(line).rstrip() for line in cells)
 
 
 def _method(
@@ -135,10 +134,10 @@ def _methods_csv(found: Sequence[TunedMethod]) -> str:
 def _trials_csv(found: Sequence[TunedMethod]) -> str:
     paths = list(dict.fromkeys(path for each in found for trial in each.trials for path in trial.settings))
     head = ["method", "trial", *(path.removeprefix(OWN) for path in paths), "rounds", "steps"]
-    lines = [
-        [each.method, t.number, *(t.settings.get(path) for path in paths), t.rounds, t.steps, t.first, t.score]
-        + [t.settings == each.settings, t.failed]
-        for each in found
-        for t in each.trials
-    ]
+    lines: list[list[Any]] = []
+    for each in found:
+        for t in each.trials:
+            values = [t.settings.get(path) for path in paths]
+            scores = [t.first, t.score, t.settings == each.settings, t.failed]
+            lines.append([each.method, t.number, *values, t.rounds, t.steps, *scores])
     return as_csv([*head, "validation_first_rung", "validation", "chosen", "failed"], lines)

@@ -202,9 +202,8 @@ class Search:
         chosen = None if best is None else numbers[best]
         score = None if best is None else self.score(best, self.rounds)
         tried = {each.path: [s[each.path] for s in numbers.values()] for each in self.space if each.numeric}
-        sides = (
-            {} if chosen is None else {p: side(values, chosen[p]) for p, values in tried.items() if len({*values}) > 1}
-        )
+        several = {path: values for path, values in tried.items() if len({*values}) > 1}
+        sides = {} if chosen is None else {path: side(values, chosen[path]) for path, values in several.items()}
         left = tuple(each.path for each in self.space if len({str(s[each.path]) for s in numbers.values()}) == 1)
         return Choice(chosen, self.default, score, results, sides, len(numbers) > len(self.points), left)
 

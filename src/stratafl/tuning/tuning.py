@@ -22,9 +22,9 @@ from stratafl.config.experiment import Experiment, from_stored, names_code, read
 from stratafl.config.settings import Settings
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.annotations import WHOLE
-from stratafl.errors import BusyError, DataError, RecordError, RunError, counted, shown, unknown
+from stratafl.errors import BusyError, DataError, RecordError, RunError, shown, unknown
 from stratafl.files import is_plain, write_atomically
-from stratafl.runs.comparison import SEEDS, Comparison, is_comparison, shared_and_own
+from stratafl.runs.comparison import SEEDS, Comparison, Member, is_comparison, shared_and_own
 from stratafl.runs.directory import TUNING, check_config, config_of, is_run, lock, new_folder, refuse_existing
 from stratafl.runs.format import FORMAT, check_format
 from stratafl.runs.json_files import is_list_of
@@ -70,10 +70,8 @@ class Tuning:
         refuse_existing(folder)
         common, own = shared_and_own(methods, settings)
         base = with_absolute_paths(with_values(base, common))
-        if not 1 <= seeds <= SEEDS or base.run.seed + seeds > WHOLE:
-            raise RecordError(
-                f"--seeds must be from 1 to {SEEDS:,}, and the last seed at most {WHOLE}, not {shown(seeds)}"
-            )
+        if not 1 <= seeds <= min(SEEDS, WHOLE - base.run.seed):
+            raise RecordError(f"--seeds must be from 1 to {min(SEEDS, WHOLE - base.run.seed):,}, not {shown(seeds)}")
         made = cls(folder, base, methods, own, plan, seeds, trust)
         made._check()
         with new_folder(folder) as partial:
@@ -109,10 +107,8 @@ class Tuning:
     @cached_property
     def searches(self) -> list[Search]:
         """The search of each method."""
-        return [
-            Search(self.folder / TRIALS / plain_name(m), self.experiment(m), self.plan, self.trust)
-            for m in self.methods
-        ]
+        places = {method: self.folder / TRIALS / plain_name(method) for method in self.methods}
+        return [Search(place, self.experiment(m), self.plan, self.trust) for m, place in places.items()]
 
     def experiment(self, method: str) -> Experiment:
         """The configuration of a method at its defaults, with the seed of the trials."""
@@ -144,18 +140,17 @@ class Tuning:
         tuned = self.tuned()
         chosen = {method: entry["settings"] for method, entry in tuned.items() if "settings" in entry}
         other = [method for method in chosen if not tuned[method].get("is_default")]
-        defaults = {method: {} for method in other}
-        found = [self._comparison(WINNERS, chosen), *([self._comparison(UNTUNED, defaults)] if other else [])]
-        return found
+        defaults: dict[str, Settings] = {method: {} for method in other}
+        return [self._comparison(WINNERS, chosen), *([self._comparison(UNTUNED, defaults)] if other else [])]
 
     def _comparison(self, name: str, settings: Mapping[str, Settings]) -> Comparison:
         folder = self.folder / name
         if not is_comparison(folder):
             with self._alone(name):
                 if not is_comparison(folder):
-                    own = {
-                        path: v for m in settings for path, v in own_settings(m, {**self.own[m], **settings[m]}).items()
-                    }
+                    own = dict[str, Any]()
+                    for method, chosen in settings.items():
+                        own |= own_settings(method, {**self.own[method], **chosen})
                     base = with_values(self.base, {"run.seed": self.base.run.seed + 1})
                     Comparison.create(folder, base, list(settings), self.seeds, own, self.trust, checked=False)
         if name not in self._made:
@@ -184,10 +179,8 @@ class Tuning:
         """Write down what was chosen; from here on it stays."""
         choices = self.choices()
         if all(choice.settings is None for choice in choices.values()):
-            why = next((trial.failed for choice in choices.values() for trial in choice.trials if trial.failed), "")
-            raise RunError(
-                f"no trial in '{self.folder}' gave a score on validation data; the first: {why or 'no round'}"
-            )
+            why = [trial.failed for choice in choices.values() for trial in choice.trials if trial.failed]
+            raise RunError(f"every trial in '{self.folder}' failed; the first: {why[0] if why else 'no score'}")
         head = {"format": FORMAT, "seed": self.base.run.seed, "rounds": self.base.run.rounds}
         tables = {"tuned": {**head, "methods": {method: _entry(choice) for method, choice in choices.items()}}}
         write_atomically(self.folder / TUNED, tomli_w.dumps(tables).encode())
@@ -195,18 +188,16 @@ class Tuning:
     def _runs_left(self) -> list[Work]:
         totals = {search.method: search.rounds for search in self.searches}
         work = [
-            Work(
-                each.method,
-                f"{each.method}, seed {each.seed}",
-                each.experiment,
-                each.folder,
-                totals[each.method],
-                self.trust,
-            )
-            for comparison in self.comparisons()
-            for each in comparison.members()
+            Work(each.method, f"{each.method}, seed {each.seed}", each.experiment, each.folder, total, self.trust)
+            for each in self._members()
+            for total in [totals[each.method]]
         ]
         return [each for each in work if is_open(each)]
+
+    def _members(self) -> list[Member]:
+        """The runs on fresh seeds, seed by seed."""
+        found = [member for comparison in self.comparisons() for member in comparison.members()]
+        return sorted(found, key=lambda member: member.seed)
 
     @contextmanager
     def _alone(self, name: str) -> Iterator[None]:
@@ -242,11 +233,8 @@ class Tuning:
 
     def _tables(self) -> dict[str, Any]:
         own = {method: {k: v for k, v in settings.items() if v is not None} for method, settings in self.own.items()}
-        plan = {
-            **vars(self.plan),
-            "only": list(self.plan.only),
-            "grids": {k: list(v) for k, v in self.plan.grids.items()},
-        }
+        grids = {path: list(values) for path, values in self.plan.grids.items()}
+        plan = {**vars(self.plan), "only": list(self.plan.only), "grids": grids}
         head = {"format": FORMAT, "methods": list(self.methods), "seeds": self.seeds, "settings": own, "plan": plan}
         return {"tune": head, **to_tables(self.base)}
 
@@ -274,9 +262,7 @@ def tuned_settings(folder: Path, methods: Sequence[str]) -> dict[str, Any]:
     tuned = read_tuned(folder)
     for method in methods:
         if "settings" not in tuned.get(method, {}):
-            raise RunError(
-                f"'{folder}' has not tuned {shown(method)}, but {', '.join(tuned)}: leave it out, or tune it"
-            )
+            raise RunError(f"'{folder}' has not tuned {shown(method)}, only {', '.join(tuned)}: leave it out")
     return {path: v for method in methods for path, v in own_settings(method, tuned[method]["settings"]).items()}
 
 
