@@ -29,11 +29,15 @@ def sparkline(values: Sequence[float], width: int = _SPARKS) -> str:
 
 
 def scores_so_far(history: Sequence[Line]) -> tuple[str, list[float]]:
-    """The test accuracies of deployed models so far, or the losses of a regression, after the last of them as text."""
-    for key, shown in (("accuracy", "{:.1%}"), ("loss", "{:.4g}")):
-        values = [float(line[at]) for line in history if line.get(at := f"test.deployed.{key}") is not None]
-        if values:
-            return minus(shown.format(values[-1])), values
+    """The test accuracies of deployed models so far, or the losses of a regression, after the last of them as text.
+
+    Those on validation data if test data is not scored.
+    """
+    for split in ("test", "validation"):
+        for key, shown in (("accuracy", "{:.1%}"), ("loss", "{:.4g}")):
+            values = [float(line[at]) for line in history if line.get(at := f"{split}.deployed.{key}") is not None]
+            if values:
+                return minus(shown.format(values[-1])), values
     return "", []
 
 

@@ -6,10 +6,10 @@ the journals of one method's trials decide, and `tuning` holds the searches of s
 """
 
 from stratafl.tuning.halving import Rung, promoted, rungs
-from stratafl.tuning.search import Choice, Plan, Search
+from stratafl.tuning.search import Choice, Plan, Search, Work
 from stratafl.tuning.space import Dimension, search_space
 from stratafl.tuning.tuning import Tuning, is_tuning
 from stratafl.tuning.worker import advance
 
-__all__ = ["Choice", "Dimension", "Plan", "Rung", "Search", "Tuning", "advance"]
+__all__ = ["Choice", "Dimension", "Plan", "Rung", "Search", "Tuning", "Work", "advance"]
 __all__ += ["is_tuning", "promoted", "rungs", "search_space"]

@@ -42,7 +42,8 @@ def counts(dimensions: Sequence[Dimension], trials: int) -> list[int]:
 def levels_of(dimension: Dimension, count: int) -> list[Any]:
     """So many values, the default among them, in their order.
 
-    A learning rate goes to both ends of its range, other numbers to the middles of equal parts.
+    Learning rates have one ratio, as large as the range allows with the default among them. Other numbers are in the
+    middles of equal parts of their range, the nearest of them replaced by the default.
     """
     if dimension.values:
         return list(dimension.values)
@@ -54,11 +55,29 @@ def levels_of(dimension: Dimension, count: int) -> list[Any]:
         others = [value for value in tune.choices if value != default]
         return [default, *others][:count]
     outside = default is None or not tune.covers(default)
+    if dimension.path == LR and not outside:
+        return _anchored(tune, default, count)
     values = _spaced(tune, count - outside, ends=dimension.path == LR, whole=dimension.whole)
     if outside:
         return [None, *values] if default is None else sorted([default, *values])
     near = min(range(len(values)), key=lambda i: _distance(tune, values[i], default))
     return sorted({*values[:near], default, *values[near + 1 :]})
+
+
+def _anchored(tune: Tune, default: float, count: int) -> list[float]:
+    """So many values with one ratio, the default among them, as far apart as all of them fit into the range."""
+    assert tune.low is not None
+    assert tune.high is not None
+    reach = log(default / tune.low), log(tune.high / default)
+    steps = {below: _step(reach, below, count - 1 - below) for below in range(count)}
+    below = max(steps, key=lambda each: steps[each])
+    factors = [exp(steps[below] * (i - below)) for i in range(count)]
+    return [default if i == below else _rounded(default * factor, False) for i, factor in enumerate(factors)]
+
+
+def _step(reach: tuple[float, float], below: int, above: int) -> float:
+    """The largest step of which so many fit below and above."""
+    return min(length / number for length, number in zip(reach, (below, above), strict=True) if number)
 
 
 def beyond(dimension: Dimension, levels: Sequence[float], value: float) -> float | None:
@@ -75,13 +94,17 @@ def beyond(dimension: Dimension, levels: Sequence[float], value: float) -> float
 
 
 def _spaced(tune: Tune, count: int, *, ends: bool, whole: bool) -> list[float]:
+    """Values at the ends of equal parts of the range, or in their middles; whole numbers are all different."""
     assert tune.low is not None
     assert tune.high is not None
-    low, high = (log(tune.low), log(tune.high)) if tune.log else (tune.low, tune.high)
     apart, first = (count - 1, 0.0) if ends and count > 1 else (count, 0.5)
     shares = [(i + first) / apart for i in range(count)]
+    if whole:
+        every = range(round(tune.low), round(tune.high) + 1)
+        return [every[min(int(share * len(every)), len(every) - 1)] for share in shares]
+    low, high = (log(tune.low), log(tune.high)) if tune.log else (tune.low, tune.high)
     places = [low + share * (high - low) for share in shares]
-    return list(dict.fromkeys(_rounded(exp(place) if tune.log else place, whole) for place in places))
+    return [_rounded(exp(place) if tune.log else place, whole) for place in places]
 
 
 def _most(dimension: Dimension) -> int:
