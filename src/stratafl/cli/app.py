@@ -10,6 +10,7 @@ import typer
 
 from stratafl.bench.options import BenchOptions
 from stratafl.cli.options import (
+    METHODS,
     AsJson,
     Config,
     Data,
@@ -25,7 +26,6 @@ from stratafl.cli.options import (
 
 # The root of typer's own errors: click's up to 0.25, then a copy of click's, since 0.29 TyperException.
 UsageProblem: type[Any] = typer.BadParameter.__mro__[-4]
-METHODS = "local,fedavg,fedper,fedrep,fedbn,lgfedavg"  # that are compared unless you name others
 _STYLE: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": "rich"}
 _EXAMPLE = "Example: [bold]strata compare --algorithms fedavg,fedper --rounds 20[/]. Every command has --help."
 _DATA = "List data sets, show which client has what, export copies for machines without a network."
@@ -65,16 +65,17 @@ def compare(
     *,
     algorithms: Annotated[str, option("--algorithms -a NAMES", "Separated by commas.", show_default=False)] = METHODS,
     seeds: Annotated[int, option("--seeds N", "Number of seeds, from --seed on.")] = 3,
+    tuned: Annotated[Path | None, option("--tuned DIR", "With what a tuning chose.")] = None,
     jobs: Jobs = 1,
     options: RunOptions,
 ) -> int:
     """Run several methods and seeds on the same data, and rank them.
 
-    --set METHOD.option=value is a setting of one method.
+    --set METHOD.option=value or METHOD.train.lr=value is a setting of one method.
     """
     from stratafl.cli.compare import start_comparison
 
-    return start_comparison(options, algorithms, seeds, jobs)
+    return start_comparison(options, algorithms, seeds, jobs, tuned)
 
 
 @app.command(epilog="Example: [bold]strata tune --algorithms fedavg,fedper,local --trials 12 --rounds 20[/]")

@@ -13,7 +13,7 @@ from rich.console import Console
 from stratafl.cli.console import note_console, print_note, show_warnings
 from stratafl.cli.display import Display, DisplayedRun, Watch
 from stratafl.cli.interrupt import INTERRUPTED, Interrupt, interruptible
-from stratafl.cli.options import RunOptions, experiment_of, names_in
+from stratafl.cli.options import METHODS, RunOptions, experiment_of, names_in
 from stratafl.cli.report import REPORT, print_ranking, write_report_if_possible
 from stratafl.cli.run import advance, drive, new_folder, print_interrupted, resume_command, torchrun_group
 from stratafl.cli.tune import resume_tuning, take_tuning
@@ -26,12 +26,20 @@ from stratafl.execute import ProcessGroup
 from stratafl.runs import Comparison, Member, Run, is_comparison, refuse_existing
 from stratafl.runs.directory import ROUNDS
 from stratafl.runs.journal import read_lines
-from stratafl.tuning.tuning import is_tuning
+from stratafl.tuning.tuning import fresh_experiment, is_tuning, read_tuned, tuned_settings
 
 
-def start_comparison(options: RunOptions, names: str, seeds: int, jobs: int) -> int:
-    """A new comparison, to its end or until it is interrupted; the exit code."""
+def start_comparison(options: RunOptions, names: str, seeds: int, jobs: int, tuned: Path | None = None) -> int:
+    """A new comparison, to its end or until it is interrupted; the exit code.
+
+    `tuned` is the directory of a tuning: its methods with what it chose, its data and model, and seeds after its own,
+    unless the options say otherwise.
+    """
     settings, base, methods = options.settings(), experiment_of(options.config), names_in(names)
+    if tuned is not None:
+        methods = methods if names != METHODS else list(read_tuned(tuned))
+        settings = {**tuned_settings(tuned, methods), **settings}
+        base = fresh_experiment(tuned) if options.config is None else base
     trusted = options.trusted([*methods, *paths_in(settings)])
     with torchrun_group() as process_group, show_warnings(note_console()) as release_warnings:
         refuse_torchrun(process_group)

@@ -30,7 +30,7 @@ from stratafl.runs.format import FORMAT, check_format
 from stratafl.runs.json_files import is_list_of
 from stratafl.runs.run import with_absolute_paths
 from stratafl.tuning.search import Choice, Plan, Search, Work, is_open
-from stratafl.tuning.space import OWN, own_settings
+from stratafl.tuning.space import OWN, own_settings, search_space
 
 TUNED, WINNERS, UNTUNED, TRIALS = "tuned.toml", "winners", "untuned", "trials"
 
@@ -145,15 +145,12 @@ class Tuning:
 
     def _comparison(self, name: str, settings: Mapping[str, Settings]) -> Comparison:
         folder = self.folder / name
-        if not is_comparison(folder):
+        if name not in self._made:
             with self._alone(name):
                 if not is_comparison(folder):
-                    own = dict[str, Any]()
-                    for method, chosen in settings.items():
-                        own |= own_settings(method, {**self.own[method], **chosen})
-                    base = with_values(self.base, {"run.seed": self.base.run.seed + 1})
-                    Comparison.create(folder, base, list(settings), self.seeds, own, self.trust, checked=False)
-        if name not in self._made:
+                    own = [own_settings(method, {**self.own[method], **each}) for method, each in settings.items()]
+                    given, base = {path: v for each in own for path, v in each.items()}, fresh_experiment(self.folder)
+                    Comparison.create(folder, base, list(settings), self.seeds, given, self.trust, checked=False)
             self._made[name] = Comparison.open(folder, self.trust)
         return self._made[name]
 
@@ -220,7 +217,8 @@ class Tuning:
         known = set[str]()
         for method, search in zip(self.methods, self.searches, strict=True):
             sim = simulation_of(search.base, trust=self.trust)
-            known |= {each.path.replace(OWN, f"{method}.") for each in search.space}
+            every = search_space(search.base, grids=self.plan.grids, trust=self.trust)
+            known |= {each.path.replace(OWN, f"{method}.") for each in every}
             if sim.algorithm.leaks is not None:
                 raise RecordError(f"{method} cannot be tuned on validation data: {sim.algorithm.leaks}; leave it out")
             if not int(sim.runtime.federation.counts("validation").sum()):
@@ -257,12 +255,18 @@ def read_tuned(folder: Path) -> dict[str, dict[str, Any]]:
     return methods
 
 
+def fresh_experiment(folder: Path) -> Experiment:
+    """The configuration that a tuning was made for, with the first seed after its own."""
+    base = Tuning.read(folder).base
+    return with_values(base, {"run.seed": base.run.seed + 1})
+
+
 def tuned_settings(folder: Path, methods: Sequence[str]) -> dict[str, Any]:
     """What a tuning chose for these methods, as the settings of a comparison."""
     tuned = read_tuned(folder)
     for method in methods:
         if "settings" not in tuned.get(method, {}):
-            raise RunError(f"'{folder}' has not tuned {shown(method)}, only {', '.join(tuned)}: leave it out")
+            raise RunError(f"'{folder}' has not tuned {shown(method)}, only {', '.join(tuned)}: choose among these")
     return {path: v for method in methods for path, v in own_settings(method, tuned[method]["settings"]).items()}
 
 
