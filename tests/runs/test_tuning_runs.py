@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from kill import lines
+from test_kill import ENVIRONMENT
 
 from stratafl.config import assemble
 from stratafl.config.experiment import Experiment, with_values
@@ -22,7 +23,6 @@ from stratafl.runs.directory import config_of
 from stratafl.tuning import Plan, Tuning, advance
 from stratafl.tuning.result import results, text_table, write_results
 from stratafl.tuning.tuning import tuned_settings
-from test_kill import ENVIRONMENT
 
 SETTINGS = {
     **{"model.hidden": [8], "data.clients": 4, "data.partition": "iid", "data.validation": 0.2},
@@ -126,7 +126,7 @@ def test_trials_that_fail_or_diverge_count_as_the_worst_and_are_said(tmp_path):
 def test_what_cannot_be_tuned_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(DataError, match=r"fedavg has no validation data to be tuned on: set data\.validation"):
         created(tmp_path / "a", **{"data.validation": 0.0})
-    with pytest.raises(RecordError, match="flayer cannot be tuned on validation data: .* steers its training"):
+    with pytest.raises(RecordError, match=r"flayer cannot be tuned on validation data: .* steers its training"):
         created(tmp_path / "a", ["flayer"], **{"flayer.preset": "official", "train.drop_last": True})
     with pytest.raises(RecordError, match="looks at test samples"):
         with_values(Experiment(), {"evaluate.select": "best", "evaluate.test": False})

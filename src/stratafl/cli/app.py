@@ -143,12 +143,15 @@ def reproduce(
     seeds: Annotated[int | None, option("--seeds N", "By default the scale's.")] = None,
     out: Annotated[Path | None, option("--out -o DIR", "By default runs/reproduce.")] = None,
     minutes: Annotated[float | None, option("--minutes M", "Stop after M minutes.")] = None,
+    rows: Annotated[str, option("--rows NAMES", "These alone, separated by commas.", show_default=False)] = "",
+    columns: Annotated[str, option("--columns NAMES", "These alone.", show_default=False)] = "",
+    tuned: Annotated[bool, option("--tuned", "Tune the learning rate of every row.")] = False,
     trust: Trust = False,
 ) -> int:
     """Run a table of a paper, compare it with the printed numbers, and judge the claims."""
     from stratafl.cli.reproduce import reproduce
 
-    return reproduce(name, scale, settings_of(settings), seeds, out, minutes, trust)
+    return reproduce(name, scale, settings_of(settings), seeds, out, minutes, trust, rows, columns, tuned)
 
 
 @app.command(epilog="Example: [bold]strata check fedper[/], or [bold]strata check my_package.my_module:my_method[/]")

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from stratafl.errors import BusyError, MemoryLimitError, RunError, TrustError, first_line
+from stratafl.errors import BusyError, DataError, MemoryLimitError, RunError, TrustError, first_line
 from stratafl.evaluation.measure import Line
 from stratafl.files import write_atomically
 from stratafl.runs import Run, is_run
@@ -94,8 +94,8 @@ def perform(work: Work, watch: Watch, note: Notes, interrupted: Callable[[], boo
         ) from error
     except BusyError:
         time.sleep(POLL)
-    except (RunError, TrustError, MemoryLimitError, MemoryError, OSError):
-        raise  # what the machine or the folder lacks says nothing about the settings
+    except (DataError, RunError, TrustError, MemoryLimitError, MemoryError, OSError):
+        raise  # what the data, the machine or the folder lacks says nothing about the settings
     except Exception as error:
         if work.failure is None:
             raise
