@@ -38,7 +38,6 @@ from stratafl.runs.run import Run
 from stratafl.tuning.search import Choice, Plan, Search, shown_settings
 from stratafl.tuning.space import LR
 
-LATER = {"test": True}  # keys of [evaluate] that came later, as runs had them before
 FILE, RESULT = "reproduce.toml", "result.md"
 FEW = 10  # with more columns left out, they are counted instead of named
 VALIDATION = 0.1  # share of validation data in the trials of recipes whose runs have none
@@ -303,11 +302,22 @@ class Reproduction:
 def run_name(experiment: Experiment, trust: Trust | bool = NOTHING) -> str:
     """The name of the run directory of an experiment: method, data, model, and a digest of all settings."""
     told = to_tables(completed(experiment, trust))
-    told["evaluate"] = {key: value for key, value in told["evaluate"].items() if LATER.get(key) != value}
-    told["data"] = {key: value for key, value in told["data"].items() if BEFORE.get(key) != value}  # older runs lack it
+    _as_before(told)
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
     name = f"{experiment.algorithm.name}-{Path(experiment.data.name).stem}-{experiment.model.name}"
     return f"{''.join(c if c.isalnum() else '-' for c in name)}-{digest}"
+
+
+def _as_before(told: dict[str, dict[str, Any]]) -> None:
+    """Settings as they were before some of their keys came: the same experiment keeps its name."""
+    for table, then in BEFORE.items():
+        told[table] = {key: value for key, value in told[table].items() if then.get(key) != value}
+    evaluate = told["evaluate"]
+    for key, usual in (("better", "auto"), ("test", True)):
+        if evaluate.get(key) == usual:
+            del evaluate[key]
+    if evaluate["average"] == "auto" and "metric" not in evaluate:
+        evaluate["average"] = "samples"
 
 
 def relative(seconds: Numbers) -> Numbers:

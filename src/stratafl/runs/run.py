@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -20,19 +20,21 @@ import tomli_w
 
 from stratafl.config.assemble import completed, simulation_of
 from stratafl.config.experiment import Experiment, to_tables
+from stratafl.config.metrics import with_metric
 from stratafl.config.migrations import numbered
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.reprs import short_repr
 from stratafl.data.loading import is_place
-from stratafl.errors import RunError
+from stratafl.errors import DamagedError, RunError
 from stratafl.evaluation.measure import Line
 from stratafl.execute import SINGLE_PROCESS, ProcessGroup, Progress, Simulation
 from stratafl.files import write_atomically
 from stratafl.runs import directory, environment, loggers
 from stratafl.runs.class_counts import write_class_counts
-from stratafl.runs.distributed import RoundMessage, hand_out, refuse_disk, trial_of
+from stratafl.runs.distributed import RoundMessage, check_stage, final_predictions, hand_out, refuse_disk, trial_of
 from stratafl.runs.journal import Mark, read_lines
 from stratafl.runs.json_files import read_json, write_json
+from stratafl.runs.predictions import PREDICTIONS, predicted_round, write_predictions
 from stratafl.runs.run_files import RunFiles
 from stratafl.runs.stored import simulation_of_run
 from stratafl.runs.summary import Selection, stop_reason
@@ -54,11 +56,16 @@ class Run:
     """An experiment in its directory, new or resumed; use it in a `with` block."""
 
     def __init__(
-        self, folder: Path, experiment: Experiment, sim: Simulation, process_group: ProcessGroup = SINGLE_PROCESS
+        self,
+        folder: Path,
+        experiment: Experiment,
+        sim: Simulation,
+        process_group: ProcessGroup = SINGLE_PROCESS,
+        trust: Trust | bool = NOTHING,
     ) -> None:
         self.folder, self.experiment, self.sim, self.process_group = folder, experiment, sim, process_group
         self._place = folder.absolute()
-        self.trial = trial_of(experiment, sim, process_group)
+        self.trial = trial_of(experiment, sim, process_group, trust)
         self._lock = directory.lock(folder)
         try:
             directory.clear_partial(folder)
@@ -71,6 +78,8 @@ class Run:
             selection = Selection.of(self.history, experiment.evaluate, selected)
             self._done = _Done(progress, self._files.marks, selection)
             self.notes = self._files.notes  # what the user should know
+            if not self.finished:  # of rounds that are repeated
+                (folder / PREDICTIONS).unlink(missing_ok=True)
             if selection.line is not None and selection.progress is None:
                 self.notes.append(f"the state after the selected round {selection.line['round']} was not kept")
         except BaseException:
@@ -94,6 +103,8 @@ class Run:
         experiment = completed(with_absolute_paths(experiment), trust)
         loggers.check(experiment.log.to)
         sim = simulation_of(experiment, trust=trust)
+        experiment = with_metric(experiment, sim.runtime.federation, trust)
+        check_stage(experiment.evaluate.stage, sim)
         refuse_disk(process_group, sim)
         tables = to_tables(experiment)
         identity = {"config": tables, **environment.identity(sim)}
@@ -103,14 +114,15 @@ class Run:
             write_json(partial / directory.ENVIRONMENT, {**about, "resumed": [], "identity": identity})
             write_class_counts(partial, sim.runtime.federation)
             write_json(partial / directory.PREPROCESSING, sim.runtime.federation.preprocessing.to_table())
-        return cls(folder, experiment, sim, process_group)
+        return cls(folder, experiment, sim, process_group, trust)
 
     @classmethod
     def open(cls, folder: Path, process_group: ProcessGroup = SINGLE_PROCESS, trust: Trust | bool = NOTHING) -> Self:
         """A stored run; refused if its configuration, data or model are no longer what they were."""
         then, experiment = directory.environment_of(folder), directory.config_of(folder)
         loggers.check(experiment.log.to)
-        run = cls(folder, experiment, simulation_of_run(folder, then, experiment, trust), process_group)
+        trust = Trust.of(trust).asked_by(folder / directory.CONFIG, then.get("folder"))
+        run = cls(folder, experiment, simulation_of_run(folder, then, experiment, trust), process_group, trust)
         try:
             if not run.finished:
                 run._note_resumption(then)
@@ -134,7 +146,7 @@ class Run:
     @property
     def stopped(self) -> str | None:
         """Why the run ended early, if it did."""
-        return stop_reason(self.history, self.experiment.stop)
+        return stop_reason(self.history, self.experiment.stop, self.experiment.evaluate)
 
     def rounds(self) -> Iterator[Line]:
         """Go on to the end, and yield the line of each round. You may stop after any of them."""
@@ -163,6 +175,17 @@ class Run:
             self._files.save(progress, self._done.selection.progress, self._done.marks)
             self._saved, self._saved_at = progress.t, time.monotonic()
         self._saving = self._saved_at - begin
+
+    def write_predictions(self) -> None:
+        """Write what the models that count give for every sample, if the run is finished and it is not there yet."""
+        selection, stage = self._done.selection, self.experiment.evaluate.stage
+        number = None if selection.line is None else int(selection.line["round"])
+        missing = self.finished and number is not None and _predicted(self.folder) != number
+        if self.process_group.told(missing):
+            found = final_predictions(self.trial, selection, stage)
+            if found and number is not None:
+                self._check_place()
+                write_predictions(self.folder, found, number, stage, self._lock)
 
     def _check_place(self) -> None:
         """Raise if the directory is no longer at its path: another run may be there now."""
@@ -214,8 +237,20 @@ class Run:
         if alone or isinstance(error, RunError):  # saving again would fail too, and hide why
             self.sim.runtime.close()
             os.close(self._lock)
-        else:
+            return
+        try:
+            self.save()
+            if error is None:
+                self.write_predictions()
+        finally:
             self.close()
+
+
+def _predicted(folder: Path) -> int | None:
+    """The round whose predictions are there and undamaged."""
+    with suppress(DamagedError):
+        return predicted_round(folder)
+    return None
 
 
 def _about(folder: Path, experiment: Experiment) -> loggers.About:

@@ -8,6 +8,7 @@ trials.csv      a line per trial
 from collections.abc import Sequence
 from typing import Any
 
+from stratafl.config.metrics import stored_metric
 from stratafl.config.settings import Settings
 from stratafl.files import write_atomically
 from stratafl.report.formats import NOTHING, score, spread
@@ -17,30 +18,29 @@ from stratafl.report.tuned import TUNING_RESULT, TunedMethod, TunedTrial, to_tab
 from stratafl.runs.directory import is_run
 from stratafl.runs.json_files import write_json
 from stratafl.runs.summary import evaluated
-from stratafl.tuning.search import Choice, shown_settings
+from stratafl.tuning.search import Choice, Search, shown_settings
 from stratafl.tuning.space import OWN
-from stratafl.tuning.tuning import UNTUNED, Tuning
+from stratafl.tuning.tuning import UNTUNED, WINNERS, Tuning
 
 HEAD = ("method", "chosen", "validation", "test, tuned", "test, untuned", "remark")
 
 
 def results(tuning: Tuning) -> list[TunedMethod]:
     """Every method, in the order of the tuning, with the test scores that there are."""
-    scores: dict[str, dict[str, dict[str, float]]] = {"tuned": {}, "untuned": {}}
-    regression = False
+    scores: dict[str, dict[str, dict[str, float]]] = {WINNERS: {}, UNTUNED: {}}
     for comparison in tuning.comparisons():
-        kind = "untuned" if comparison.folder.name == UNTUNED else "tuned"
         for member in comparison.members():
             outcome = read_outcome(member.folder) if is_run(member.folder) else None
-            if outcome is not None and evaluated(outcome.lines):
-                regression = outcome.regression
-                if (found := outcome.numbers().get("score")) is not None:
-                    scores[kind].setdefault(member.method, {})[str(member.seed)] = found
+            found = outcome.numbers().get("score") if outcome is not None and evaluated(outcome.lines) else None
+            if found is not None:
+                scores[comparison.folder.name].setdefault(member.method, {})[str(member.seed)] = found
     made = []
-    for method, choice in tuning.choices().items():
-        tuned = scores["tuned"].get(method, {})
-        untuned = tuned if choice.is_default else scores["untuned"].get(method, {})
-        made.append(_method(method, choice, tuned, untuned, regression))
+    for search in tuning.shared():
+        choice, method = search.choice(), search.method
+        if choice is not None:
+            tuned = scores[WINNERS].get(method, {})
+            untuned = tuned if choice.is_default else scores[UNTUNED].get(method, {})
+            made.append(_method(search, choice, tuned, untuned))
     return made
 
 
@@ -61,9 +61,9 @@ def rows(found: Sequence[TunedMethod]) -> list[tuple[str, ...]]:
         (
             each.method,
             NOTHING if each.settings is None else shown_settings(_tuned_only(each, each.settings)),
-            score(each.validation, each.regression),
-            spread(each.spread("tuned"), each.regression),
-            spread(each.spread("untuned"), each.regression),
+            score(each.validation, not each.percent),
+            spread(each.spread("tuned"), not each.percent),
+            spread(each.spread("untuned"), not each.percent),
             each.remark(),
         )
         for each in ranked(found)
@@ -73,7 +73,7 @@ def rows(found: Sequence[TunedMethod]) -> list[tuple[str, ...]]:
 def ranked(found: Sequence[TunedMethod]) -> list[TunedMethod]:
     def place(each: TunedMethod) -> float:
         mean = each.spread("tuned")
-        return float("inf") if mean is None else (1 if each.regression else -1) * mean.mean
+        return float("inf") if mean is None else (-1 if each.larger else 1) * mean.mean
 
     return sorted(found, key=place)
 
@@ -91,20 +91,18 @@ def text_table(tuning: Tuning) -> str:
     return "\n".join("  ".join(line).rstrip() for line in cells)
 
 
-def _method(
-    method: str, choice: Choice, tuned: dict[str, float], untuned: dict[str, float], regression: bool
-) -> TunedMethod:
-    sign = -1.0 if regression else 1.0
+def _method(search: Search, choice: Choice, tuned: dict[str, float], untuned: dict[str, float]) -> TunedMethod:
+    metric = stored_metric(search.evaluate(0), regression=False)
 
     def natural(value: float | None) -> float | None:
-        return None if value is None else sign * value
+        return None if value is None else metric.sign * value
 
     trials = [
         TunedTrial(t.number, dict(t.settings), t.rounds, t.steps, natural(t.first), natural(t.score), t.failed)
         for t in choice.trials
     ]
     return TunedMethod(
-        method,
+        search.method,
         None if choice.settings is None else dict(choice.settings),
         dict(choice.default),
         natural(choice.score),
@@ -114,7 +112,9 @@ def _method(
         trials,
         tuned,
         untuned,
-        regression,
+        metric.name,
+        metric.larger_is_better,
+        metric.percent,
     )
 
 

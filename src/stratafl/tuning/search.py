@@ -21,9 +21,9 @@ from stratafl.errors import RecordError, unknown
 from stratafl.evaluation.flags import diverged
 from stratafl.evaluation.measure import Line
 from stratafl.runs import checkpoint
-from stratafl.runs.directory import CHECKPOINTS, ROUNDS
+from stratafl.runs.directory import CHECKPOINTS, ROUNDS, config_of, is_run
 from stratafl.runs.journal import read_lines
-from stratafl.runs.summary import evaluated, quality, stop_reason
+from stratafl.runs.summary import BY_LOSS, evaluated, quality, stop_reason
 from stratafl.tuning.grid import beyond, points
 from stratafl.tuning.halving import Rung, promoted, rungs
 from stratafl.tuning.space import LR, NO_GRIDS, OWN, Dimension, Grids, search_space
@@ -117,6 +117,7 @@ class Search:
         self.method, self.trials = base.algorithm.name, plan.trials if trials is None else trials
         self.base = blinded(base)
         self._journals: dict[Path, tuple[int, list[Line]]] = {}
+        self._evaluate: dict[Path, EvaluateTable] = {}
 
     def with_trials(self, trials: int) -> "Search":
         """The same search with another number of trials."""
@@ -217,7 +218,9 @@ class Search:
     def reached(self, number: int, rounds: int) -> bool:
         """Whether a trial has come to a round, has stopped by its own rule, or cannot be run."""
         lines = self.lines(number)
-        if lines and (lines[-1]["round"] >= rounds or stop_reason(lines, self.base.stop) is not None):
+        if lines and (
+            lines[-1]["round"] >= rounds or stop_reason(lines, self.base.stop, self.evaluate(number)) is not None
+        ):
             return True
         return (self.folder / f"{number:03}.failed").exists()
 
@@ -233,7 +236,15 @@ class Search:
         """The score of a trial after so many rounds; −∞ if it failed, None if no round was evaluated."""
         if self.failed(number, rounds) is not None:
             return -inf
-        return validation_score([line for line in self.lines(number) if line["round"] <= rounds], self.base.evaluate)
+        upto = [line for line in self.lines(number) if line["round"] <= rounds]
+        return validation_score(upto, self.evaluate(number))
+
+    def evaluate(self, number: int) -> EvaluateTable:
+        """What a trial is judged by; its run has made definite what was left to the data."""
+        folder = self.place(number)
+        if folder not in self._evaluate and is_run(folder):
+            self._evaluate[folder] = config_of(folder).evaluate
+        return self._evaluate.get(folder, self.base.evaluate)
 
     def lines(self, number: int) -> list[Line]:
         """The rounds of a trial that a checkpoint covers, so that they stay what they are."""
@@ -267,8 +278,10 @@ def committed_lines(folder: Path) -> list[Line]:
 def is_open(work: Work) -> bool:
     """Whether the run has not come as far as it is to be advanced, can be run, and has not stopped by its own rule."""
     lines = committed_lines(work.folder)
-    if lines and (lines[-1]["round"] >= work.rounds or stop_reason(lines, work.experiment.stop) is not None):
-        return False
+    if lines:
+        begun = config_of(work.folder)
+        if lines[-1]["round"] >= work.rounds or stop_reason(lines, begun.stop, begun.evaluate) is not None:
+            return False
     return work.failure is None or not work.failure.exists()
 
 
@@ -281,9 +294,15 @@ def blinded(experiment: Experiment) -> Experiment:
 
 
 def validation_score(lines: Sequence[Line], evaluate: EvaluateTable) -> float | None:
-    """The best score so far on validation data, or the last one if the last round counts; None without any."""
+    """The best score so far on validation data, or the last one if the last round counts; None without any.
+
+    Higher is better. A metric that is not defined on this data, such as one of a single class, leaves it to the loss.
+    """
     place, prefix = f"validation.{evaluate.stage}", "client_" if evaluate.average == "clients" else ""
-    values = [quality(line, place, prefix) for line in evaluated(lines) if any(key.startswith(place) for key in line)]
+    there = [line for line in evaluated(lines) if any(key.startswith(f"{place}.") for key in line)]
+    values = [quality(line, place, prefix, evaluate) for line in there]
+    if not any(map(isfinite, values)):
+        values = [quality(line, place, "", BY_LOSS) for line in there]
     if not values:
         return None
     return values[-1] if evaluate.select == "last" else max(values)

@@ -19,13 +19,15 @@ import tomli_w
 
 from stratafl.config.assemble import completed, simulation_of
 from stratafl.config.experiment import Experiment, from_stored, names_code, read_toml, to_tables, with_values
+from stratafl.config.metrics import with_metric
 from stratafl.config.settings import Settings
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.annotations import WHOLE
 from stratafl.errors import BusyError, DataError, RecordError, RunError, shown, unknown
 from stratafl.files import is_plain, write_atomically
-from stratafl.runs.comparison import SEEDS, Comparison, Member, is_comparison, shared_and_own
-from stratafl.runs.directory import TUNING, check_config, config_of, is_run, lock, new_folder, refuse_existing
+from stratafl.runs.comparison import SEEDS, Comparison, Member, check_member, is_comparison, shared_and_own
+from stratafl.runs.directory import TUNING, is_run, lock, new_folder, refuse_existing
+from stratafl.runs.distributed import check_stage
 from stratafl.runs.format import FORMAT, check_format
 from stratafl.runs.json_files import is_list_of
 from stratafl.runs.run import with_absolute_paths
@@ -85,8 +87,8 @@ class Tuning:
         for search in made.searches if made.plan.sampler == "grid" else ():
             for number, settings in enumerate(search.points):
                 if is_run(search.place(number)):
-                    today = to_tables(completed(search.experiment(settings), made.trust))
-                    check_config(folder / TUNING, to_tables(config_of(search.place(number))), today)
+                    today = completed(search.experiment(settings), made.trust)
+                    check_member(folder / TUNING, search.place(number), today)
         return made
 
     @classmethod
@@ -128,7 +130,7 @@ class Tuning:
 
     def choices(self) -> dict[str, Choice]:
         """What every search came to; those that have not ended are left out."""
-        found = {search.method: search.choice() for search in self._shared() or self.searches}
+        found = {search.method: search.choice() for search in self.shared()}
         return {method: choice for method, choice in found.items() if choice is not None}
 
     def tuned(self) -> dict[str, dict[str, Any]]:
@@ -157,16 +159,16 @@ class Tuning:
     def _trials_left(self) -> list[Work]:
         if self.plan.budget == "steps" and (first := [work for each in self.searches for work in each.first_work()]):
             return first
-        found = [work for search in self._shared() or self.searches for work in search.work()]
+        found = [work for search in self.shared() for work in search.work()]
         return sorted(found, key=lambda work: (work.rounds, work.folder.name))
 
-    def _shared(self) -> list[Search] | None:
-        """The searches with as many trials as the budget gives each of them; None if that is not known yet."""
+    def shared(self) -> list[Search]:
+        """The searches with as many trials as the budget gives each of them; equally many while steps are unknown."""
         if self.plan.budget == "trials":
             return self.searches
         taken = [search.steps_per_round() for search in self.searches]
         if None in taken:
-            return None
+            return self.searches
         steps = [each or 0.0 for each in taken]
         least = min((each for each in steps if each), default=0.0)
         shares = [max(1, int(self.plan.trials * least / each)) if each else self.plan.trials for each in steps]
@@ -223,8 +225,7 @@ class Tuning:
                 raise RecordError(f"{method} cannot be tuned on validation data: {sim.algorithm.leaks}; leave it out")
             if not int(sim.runtime.federation.counts("validation").sum()):
                 raise DataError(f"{method} has no validation data to be tuned on: set data.validation, such as 0.1")
-            if search.base.evaluate.stage == "global" and sim.algorithm.global_model is None:
-                raise RecordError(f"{method} has no global model, and evaluate.stage = 'global': choose another stage")
+            check_stage(with_metric(search.base, sim.runtime.federation, self.trust).evaluate.stage, sim)
         for name in (*self.plan.only, *self.plan.grids):
             if name not in known:
                 raise unknown("setting to tune", name, sorted(known))
