@@ -77,19 +77,19 @@ def take_tuning(folder: Path, trust: Trust) -> int:
 
 def plan_sentences(tuning: Tuning) -> list[str]:
     """What will be tried, method by method where they differ, and what it costs."""
-    plan, first = tuning.plan, tuning.searches[0]
-    said = []
+    plan, seed, said = tuning.plan, tuning.base.run.seed, list[str]()
     for search in tuning.searches:
         tried = {each.path: {str(point[each.path]) for point in search.points} for each in search.space}
         several = [f"{_plain(path)} ({len(values)} values)" for path, values in tried.items() if len(values) > 1]
         left = [_plain(path) for path, values in tried.items() if len(values) == 1]
-        text = f"{search.method}: {counted(len(search.points), 'trial')} of {', '.join(several) or 'its defaults'}"
+        if plan.sampler == "tpe":
+            several, left = [*map(_plain, tried), "by TPE"], []
+        text = f"{search.method}: {counted(search.planned, 'trial')} of {', '.join(several) or 'its defaults'}"
         said.append(text + (f"; left at default: {', '.join(left)}" if left else ""))
-    course = " → ".join(f"{rung.trials} for {counted(rung.rounds, 'round')}" for rung in first.schedule)
-    fresh = f"seeds {tuning.base.run.seed + 1} to {tuning.base.run.seed + tuning.seeds}"
-    fresh = fresh if tuning.seeds > 1 else f"seed {tuning.base.run.seed + 1}"
-    shared = " of the method with the fewest local steps" if plan.budget == "steps" else " of each method"
-    return [*said, f"trials{shared}: {course}, on validation data; then what is chosen runs on {fresh}"]
+    course = " → ".join(f"{each.trials} for {counted(each.rounds, 'round')}" for each in tuning.searches[0].schedule)
+    fresh = f"seeds {seed + 1} to {seed + tuning.seeds}" if tuning.seeds > 1 else f"seed {seed + 1}"
+    whose = "of the method with the fewest local steps" if plan.budget == "steps" else "of each method"
+    return [*said, f"trials {whose}: {course}, on validation data; then what is chosen runs on {fresh}"]
 
 
 def print_tuning(tuning: Tuning) -> None:
@@ -120,7 +120,7 @@ def _displayed(tuning: Tuning) -> dict[Path, DisplayedRun]:
     found: dict[Path, DisplayedRun] = {}
     for search in tuning.searches:
         method, total = search.method, search.rounds
-        for number in range(len(search.points)):
+        for number in range(search.planned):
             expected = _expected(search.schedule, number)
             found[search.place(number)] = DisplayedRun(method, expected, 0, f"{method}, trial {number}: ")
         for name in (WINNERS, UNTUNED):

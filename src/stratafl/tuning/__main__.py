@@ -51,7 +51,7 @@ def _opened(given: argparse.Namespace) -> Tuning:
     if is_tuning(given.folder):
         return Tuning.open(given.folder, trust)
     grids, only = parse_grids(given.grid), tuple(name for name in given.only.split(",") if name)
-    plan = Plan(given.trials, given.eta, only, grids, budget=given.budget, widen=not given.no_widen)
+    plan = Plan(given.trials, given.eta, only, grids, given.sampler, given.budget, not given.no_widen)
     base = Experiment() if given.config is None else load(given.config)
     return Tuning.create(given.folder, base, methods, parse_settings(given.set), plan, given.seeds, trust)
 
@@ -93,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--eta", type=int, default=2, help="1: every trial runs all rounds")
     parser.add_argument("--only", default="", help="tune these settings alone, such as train.lr")
     parser.add_argument("--grid", action="append", default=[], help="such as train.lr=0.001,0.01,0.1")
+    parser.add_argument("--sampler", default="grid", choices=("grid", "tpe"))
     parser.add_argument("--budget", default="trials", choices=("trials", "steps"))
     parser.add_argument("--no-widen", action="store_true")
     parser.add_argument("--config", type=Path)

@@ -134,6 +134,11 @@ class Search:
         """The settings of each trial; the first is the default."""
         return points(self.space, self.trials)
 
+    @property
+    def planned(self) -> int:
+        """How many trials there are, before the range is widened."""
+        return len(self.points)
+
     @cached_property
     def rounds(self) -> int:
         """The rounds of a complete run, with a finishing phase."""
@@ -141,7 +146,7 @@ class Search:
 
     @cached_property
     def schedule(self) -> list[Rung]:
-        return rungs(len(self.points), self.rounds, self.plan.eta, self.base.evaluate.every)
+        return rungs(self.planned, self.rounds, self.plan.eta, self.base.evaluate.every)
 
     @property
     def default(self) -> Settings:
@@ -204,9 +209,13 @@ class Search:
         score = None if best is None else self.score(best, self.rounds)
         tried = {each.path: [s[each.path] for s in numbers.values()] for each in self.space if each.numeric}
         several = {path: values for path, values in tried.items() if len({*values}) > 1}
-        sides = {} if chosen is None else {path: side(values, chosen[path]) for path, values in several.items()}
+        sides = {} if chosen is None else {path: self.side(path, chosen[path], several[path]) for path in several}
         left = tuple(each.path for each in self.space if len({str(s[each.path]) for s in numbers.values()}) == 1)
-        return Choice(chosen, self.default, score, results, sides, len(numbers) > len(self.points), left)
+        return Choice(chosen, self.default, score, results, sides, len(numbers) > self.planned, left)
+
+    def side(self, path: str, chosen: Any, tried: Sequence[Any]) -> Side:
+        """Where the chosen value of a setting lies among those tried."""
+        return side(tried, chosen)
 
     def result(self, number: int, settings: Settings) -> TrialResult:
         lines = self.lines(number)
@@ -266,7 +275,7 @@ class Search:
     def first_work(self) -> list[Work]:
         """What `steps_per_round` waits for."""
         rounds = rungs(self.plan.trials, self.rounds, self.plan.eta, self.base.evaluate.every)[0].rounds
-        return [] if self.reached(0, rounds) else [self.work_at(0, self.points[0], rounds)]
+        return [] if self.reached(0, rounds) else [self.work_at(0, self.default, rounds)]
 
 
 def committed_lines(folder: Path) -> list[Line]:

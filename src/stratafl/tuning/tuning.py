@@ -33,6 +33,7 @@ from stratafl.runs.json_files import is_list_of
 from stratafl.runs.run import with_absolute_paths
 from stratafl.tuning.search import Choice, Plan, Search, Work, is_open
 from stratafl.tuning.space import OWN, own_settings, search_space
+from stratafl.tuning.tpe import TPESearch, optuna_or_refusal
 
 TUNED, WINNERS, UNTUNED, TRIALS = "tuned.toml", "winners", "untuned", "trials"
 
@@ -110,7 +111,8 @@ class Tuning:
     def searches(self) -> list[Search]:
         """The search of each method."""
         places = {method: self.folder / TRIALS / plain_name(method) for method in self.methods}
-        return [Search(place, self.experiment(m), self.plan, self.trust) for m, place in places.items()]
+        kind = TPESearch if self.plan.sampler == "tpe" else Search
+        return [kind(place, self.experiment(m), self.plan, self.trust) for m, place in places.items()]
 
     def experiment(self, method: str) -> Experiment:
         """The configuration of a method at its defaults, with the seed of the trials."""
@@ -216,6 +218,8 @@ class Tuning:
 
     def _check(self) -> None:
         """Refuse what cannot be tuned: methods that cannot be run, that see test data, or without validation data."""
+        if self.plan.sampler == "tpe":
+            optuna_or_refusal()
         known = set[str]()
         for method, search in zip(self.methods, self.searches, strict=True):
             sim = simulation_of(search.base, trust=self.trust)
