@@ -1,13 +1,14 @@
 """What is tried, which trials go on, and what is chosen: by hand, without a run."""
 
-from math import inf, prod
+import sys
+from math import inf, log, prod
 
 import pytest
 
 from stratafl.algorithms import ALGORITHMS
 from stratafl.config.experiment import Experiment, with_values
 from stratafl.core.annotations import Range, Tune
-from stratafl.errors import RecordError, UnknownNameError
+from stratafl.errors import RecordError, RunError, UnknownNameError
 from stratafl.runs.checkpoint import Checkpoint, save
 from stratafl.runs.comparison import shared_and_own
 from stratafl.runs.journal import Journal
@@ -16,6 +17,7 @@ from stratafl.tuning.grid import beyond, counts, levels_of, points
 from stratafl.tuning.halving import rounds_in_all
 from stratafl.tuning.search import has_diverged, side, validation_score
 from stratafl.tuning.space import Dimension, own_settings, parse_grids
+from stratafl.tuning.tpe import TPESearch
 from stratafl.tuning.tuning import Tuning
 
 LR = "train.lr"
@@ -247,3 +249,44 @@ def test_equal_steps_give_fewer_trials_to_methods_with_longer_rounds(tmp_path):
         save(work.folder / "checkpoint", Checkpoint(work.rounds, {}, {"rounds": journal.mark}, None))
     methods = [work.method for work in tuning.work()]
     assert (methods.count("fedavg"), methods.count("fedrep")) == (11, 8)  # the first of fedavg is where it is to go
+
+
+class Suggested(Synthetic):
+    """The same with trials that TPE suggests; better the nearer the learning rate is to 0.2."""
+
+    def __init__(self, folder):
+        base = with_values(Experiment(), {"algorithm.name": "fedprox", "run.rounds": 2})
+        self.search = TPESearch(folder, base, Plan(trials=7, sampler="tpe"))
+        self.base, self.folder, self.asked = base, folder, list[dict]()
+
+    def run(self, anew=False):
+        while work := self.search.work():
+            settings = {LR: work[0].experiment.train.lr, **work[0].experiment.algorithm.options}
+            self.asked.append(settings)
+            good = 0.9 - abs(log(settings[LR] / 0.2)) / 10
+            self.scores = [lambda t, good=good: line(t, good)] * len(self.asked)
+            self.advance(work[0])
+            if anew:
+                self.search = TPESearch(self.folder, self.base, Plan(trials=7, sampler="tpe"))
+        return self.search.choice()
+
+
+def test_a_resumed_search_by_tpe_is_told_the_same(tmp_path):
+    optuna = pytest.importorskip("optuna")
+    whole, parts = Suggested(tmp_path / "whole"), Suggested(tmp_path / "parts")
+    first, second = whole.run(), parts.run(anew=True)
+    assert whole.asked == parts.asked
+    assert first == second
+    assert whole.asked[0] == {LR: 0.05, "strength": 0.01}  # the default
+    assert len({str(settings) for settings in whole.asked}) == 7
+    assert first.settings[LR] == min((each[LR] for each in whole.asked), key=lambda rate: abs(log(rate / 0.2)))
+    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "whole" / "optuna.log"))
+    study = optuna.load_study(study_name="fedprox", storage=optuna.storages.JournalStorage(backend))
+    assert [trial.value for trial in study.trials] == [trial.score for trial in first.trials]
+
+
+def test_without_optuna_it_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    plan = Plan(trials=2, sampler="tpe")
+    with pytest.raises(RunError, match=r"needs 'optuna', which is not installed: pip install 'stratafl\[tune\]'"):
+        Tuning.create(tmp_path / "a", Experiment(), ["local"], {}, plan, 1)

@@ -45,6 +45,11 @@ class TunedMethod:
     percent: bool = True
 
     @property
+    def regression(self) -> bool:
+        """Whether its scores are numbers and not shares."""
+        return not self.percent
+
+    @property
     def steps(self) -> int:
         return sum(trial.steps for trial in self.trials)
 
