@@ -224,6 +224,7 @@ class Tuning:
         for method, search in zip(self.methods, self.searches, strict=True):
             sim = simulation_of(search.base, trust=self.trust)
             every = search_space(search.base, grids=self.plan.grids, trust=self.trust)
+            _ = search.points  # refused if they are too many
             known |= {each.path.replace(OWN, f"{method}.") for each in every}
             if sim.algorithm.leaks is not None:
                 raise RecordError(f"{method} cannot be tuned on validation data: {sim.algorithm.leaks}; leave it out")
