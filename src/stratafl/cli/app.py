@@ -9,11 +9,23 @@ from typing import Annotated, Any
 import typer
 
 from stratafl.bench.options import BenchOptions
-from stratafl.cli.options import AsJson, Config, Data, Jobs, RunOptions, Set, Trust, option, settings_of, with_options
+from stratafl.cli.options import (
+    METHODS,
+    AsJson,
+    Config,
+    Data,
+    Jobs,
+    RunOptions,
+    Set,
+    Trust,
+    names_in,
+    option,
+    settings_of,
+    with_options,
+)
 
 # The root of typer's own errors: click's up to 0.25, then a copy of click's, since 0.29 TyperException.
 UsageProblem: type[Any] = typer.BadParameter.__mro__[-4]
-METHODS = "local,fedavg,fedper,fedrep,fedbn,lgfedavg"  # that are compared unless you name others
 _STYLE: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": "rich"}
 _EXAMPLE = "Example: [bold]strata compare --algorithms fedavg,fedper --rounds 20[/]. Every command has --help."
 _DATA = "List data sets, show which client has what, export copies for machines without a network."
@@ -54,27 +66,56 @@ def compare(
     algorithms: Annotated[str, option("--algorithms -a NAMES", "Separated by commas.", show_default=False)] = METHODS,
     seeds: Annotated[int, option("--seeds N", "Number of seeds, from --seed on.")] = 3,
     vary: Annotated[str, option("--vary PART", "What seeds vary: all, partition, weights or batches.")] = "all",
+    tuned: Annotated[Path | None, option("--tuned DIR", "With what a tuning chose.")] = None,
     jobs: Jobs = 1,
     options: RunOptions,
 ) -> int:
     """Run several methods and seeds on the same data, and rank them.
 
-    --set METHOD.option=value is a setting of one method.
+    --set METHOD.option=value or METHOD.train.lr=value is a setting of one method.
     """
     from stratafl.cli.compare import start_comparison
 
-    return start_comparison(options, algorithms, seeds, jobs, vary)
+    return start_comparison(options, algorithms, seeds, jobs, vary, tuned)
+
+
+@app.command(epilog="Example: [bold]strata tune --algorithms fedavg,fedper,local --trials 12 --rounds 20[/]")
+@with_options
+def tune(
+    *,
+    algorithms: Annotated[str, option("--algorithms -a NAMES", "Separated by commas.", show_default=False)] = METHODS,
+    trials: Annotated[int, option("--trials -t N", "Trials of each method.")] = 12,
+    seeds: Annotated[int, option("--seeds N", "Fresh seeds of what is chosen.")] = 3,
+    only: Annotated[str, option("--only NAMES", "Tune these alone, such as train.lr.", show_default=False)] = "",
+    grid: Annotated[list[str] | None, option("--grid KEY=V,V", "Try these values; repeatable.")] = None,
+    eta: Annotated[int, option("--eta N", "One of N trials goes on; 1: all run to the end.")] = 2,
+    sampler: Annotated[str, option("--sampler NAME", "grid, or tpe (Optuna).")] = "grid",
+    budget: Annotated[str, option("--budget NAME", "Equal trials, or equal local steps.")] = "trials",
+    widen: Annotated[bool, option("--widen/--no-widen", "One more trial if the best rate is at the edge.")] = True,
+    jobs: Jobs = 1,
+    options: RunOptions,
+) -> int:
+    """Tune several methods alike on validation data, then run what is chosen on fresh seeds.
+
+    Test data is not scored before the choice is made.
+    """
+    from stratafl.cli.tune import start_tuning
+    from stratafl.tuning import Plan
+    from stratafl.tuning.space import parse_grids
+
+    plan = Plan(trials, eta, tuple(names_in(only)), parse_grids(grid or []), sampler, budget, widen)
+    return start_tuning(options, algorithms, plan, seeds, jobs)
 
 
 @app.command(epilog="Example: [bold]strata resume runs/first[/]")
 def resume(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The directory of a run or a comparison.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The directory of a run, comparison or tuning.")],
     jobs: Jobs = 1,
     trust: Trust = False,
     worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
     typed: Annotated[list[str] | None, typer.Option("--typed", hidden=True)] = None,
 ) -> int:
-    """Continue a run or comparison where it stopped; the result is the same."""
+    """Continue a run, comparison or tuning where it stopped; the result is the same."""
     from stratafl.cli.compare import resume
     from stratafl.config.trust import typed as trust_in
 
@@ -105,12 +146,15 @@ def reproduce(
     seeds: Annotated[int | None, option("--seeds N", "By default the scale's.")] = None,
     out: Annotated[Path | None, option("--out -o DIR", "By default runs/reproduce.")] = None,
     minutes: Annotated[float | None, option("--minutes M", "Stop after M minutes.")] = None,
+    rows: Annotated[str, option("--rows NAMES", "These alone, separated by commas.", show_default=False)] = "",
+    columns: Annotated[str, option("--columns NAMES", "These alone.", show_default=False)] = "",
+    tuned: Annotated[bool, option("--tuned", "Tune the learning rate of every row.")] = False,
     trust: Trust = False,
 ) -> int:
     """Run a table of a paper, compare it with the printed numbers, and judge the claims."""
     from stratafl.cli.reproduce import reproduce
 
-    return reproduce(name, scale, settings_of(settings), seeds, out, minutes, trust)
+    return reproduce(name, scale, settings_of(settings), seeds, out, minutes, trust, rows, columns, tuned)
 
 
 @app.command(epilog="Example: [bold]strata check fedper[/], or [bold]strata check my_package.my_module:my_method[/]")

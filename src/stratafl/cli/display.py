@@ -31,18 +31,23 @@ def sparkline(values: Sequence[float], width: int = _SPARKS) -> str:
 
 
 def scores_so_far(history: Sequence[Line]) -> tuple[str, list[float]]:
-    """The test scores of deployed models so far, by the metric that the run has, after the last of them as text."""
-    for key, shown in _keys(history):
-        values = [float(line[at]) for line in history if line.get(at := f"test.deployed.{key}") is not None]
-        if values:
-            return minus(shown.format(values[-1])), values
+    """The test scores of deployed models so far, by the metric that the run has, after the last of them as text.
+
+    Those on validation data if test data is not scored.
+    """
+    for split in ("test", "validation"):
+        for key, shown in _keys(history, split):
+            values = [float(line[at]) for line in history if line.get(at := f"{split}.deployed.{key}") is not None]
+            if values:
+                return minus(shown.format(values[-1])), values
     return "", []
 
 
-def _keys(history: Sequence[Line]) -> list[tuple[str, str]]:
+def _keys(history: Sequence[Line], split: str) -> list[tuple[str, str]]:
     """What a score may be called in lines, and how it is written: a metric beyond accuracy and loss comes first."""
-    last = next((line for line in reversed(history) if f"{DEPLOYED}loss" in line), {})
-    further = [key.removeprefix(DEPLOYED) for key in last if key.startswith(DEPLOYED)]
+    place = f"{split}.deployed."
+    last = next((line for line in reversed(history) if f"{place}loss" in line), {})
+    further = [key.removeprefix(place) for key in last if key.startswith(place)]
     further = [key for key in further if key not in USUAL and not key.startswith("client_")]
     found = []
     for name in further:

@@ -33,6 +33,7 @@ Trust = Annotated[bool, option("--trust", "Import code that a file or run names.
 Jobs = Annotated[int, option("--jobs -j N", "Processes that share the runs.", min=1)]
 AsJson = Annotated[bool, option("--json", "Print JSON instead of tables.")]
 
+METHODS = "local,fedavg,fedper,fedrep,fedbn,lgfedavg"  # that are compared unless you name others
 SHORT_FOR = {
     **{"algorithm": "algorithm.name", "model": "model.name", "data": "data.name"},
     **{"lab": "evaluate.lab", "metric": "evaluate.metric"},

@@ -63,7 +63,9 @@ class Experiment:
     log: LogTable = LogTable()
 
     def __post_init__(self) -> None:
-        data, stop = self.data, self.stop
+        data, stop, evaluate = self.data, self.stop, self.evaluate
+        if evaluate.select == "best" and not evaluate.test:
+            raise RecordError("evaluate.select = 'best' looks at test samples: set it to 'validation' or 'last'")
         if self.train != from_settings("train", SGD, to_settings(self.train)):
             raise RecordError(f"of train, a configuration holds {', '.join(keys_of(SGD))} and nothing else")
         check_name(data.name)

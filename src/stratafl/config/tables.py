@@ -204,6 +204,7 @@ class EvaluateTable:
         Literal["received", "trained", "deployed", "global"],
         "the models that count: as received, right after training, deployed, or the global one",
     ] = "deployed"
+    test: Annotated[bool, "whether test samples are scored; `false` in the trials of `strata tune`"] = True
     lab: Annotated[int, SomeOrNone, "rounds between looks at every layer (conflicts, CKA, weights …); 0: never"] = 0
 
 

@@ -51,7 +51,10 @@ class RoundLines:
 @short_repr
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """A simulation, every how many rounds it is evaluated, and on how many clients (0: all), always the same ones."""
+    """A simulation, every how many rounds it is evaluated, and on how many clients (0: all), always the same ones.
+
+    Without `test` the test samples are never scored.
+    """
 
     sim: Simulation
     every: int = 1
@@ -60,6 +63,7 @@ class Trial:
     executor: Executor = Matrix()
     metric: Metric | None = None  # None: accuracy, or the squared error of numbers
     stage: str = "deployed"  # of the models that count
+    test: bool = True
 
     @property
     def predicts(self) -> bool:
@@ -81,9 +85,9 @@ class Trial:
 
     @cached_property
     def splits(self) -> tuple[str, ...]:
-        """The held-out splits that have samples."""
-        federation = self.sim.runtime.federation
-        return tuple(split for split in ("validation", "test") if int(federation.counts(split).sum()))
+        """The held-out splits that have samples, and are scored."""
+        federation, scored = self.sim.runtime.federation, ("validation", "test") if self.test else ("validation",)
+        return tuple(split for split in scored if int(federation.counts(split).sum()))
 
     def round(self, progress: Progress) -> tuple[Progress, RoundLines]:
         """One round, evaluated if it is due."""

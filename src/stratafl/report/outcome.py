@@ -15,6 +15,7 @@ from stratafl.errors import DamagedError, RunError
 from stratafl.evaluation.flags import diverged, well_formed
 from stratafl.evaluation.measure import Line
 from stratafl.evaluation.metrics import METRICS, Metric
+from stratafl.files import is_plain
 from stratafl.report.client_journal import lines_of_round
 from stratafl.runs import directory
 from stratafl.runs.format import CHECKSUMS
@@ -202,15 +203,24 @@ def what_counts(outcomes: Sequence[Outcome], one_by_one: bool = False) -> str:
 
 
 def run_folders(places: Iterable[Path]) -> list[Path]:
-    """All run directories in these folders and below, each once."""
+    """All run directories in these folders and below, each once; of a tuning only the runs of what it chose."""
     found: list[Path] = []
     for place in places:
         below = (path.parent for path in place.glob("**/config.toml") if not path.parent.name.startswith("."))
-        here = [place] if directory.is_run(place) else sorted(filter(directory.is_run, below))
+        here = sorted(each for each in below if directory.is_run(each) and not _beside(place, each))
+        here = [place] if directory.is_run(place) else here
         if not here:
             raise RunError(f"there is no run in '{place}'" if place.exists() else f"there is no folder '{place}'")
         found += [folder for folder in here if folder not in found]
     return found
+
+
+def _beside(place: Path, run: Path) -> bool:
+    """Whether a run is a trial, or has the untuned settings, of a tuning in this place or below."""
+    if len(run.parts) < 3 or run.parents[1].name not in ("trials", "untuned"):
+        return False
+    tuning = run.parents[2]
+    return is_plain(tuning / directory.TUNING) and tuning.is_relative_to(place)
 
 
 def _number(line: Line, key: str) -> float | None:

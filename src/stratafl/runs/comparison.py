@@ -29,6 +29,7 @@ from stratafl.runs.json_files import is_list_of
 from stratafl.runs.run import Run, with_absolute_paths
 
 SEEDS = 10_000  # of a comparison, at most
+METHOD_TABLES = ("train", "server")  # tables in which methods may differ; in the others they would not be comparable
 OPEN = (AUTO, PLAIN)  # settings that each run makes definite by its data
 Varied = Literal["all", "partition", "weights", "batches"]
 OWN_SEEDS = {"partition": "data.seed", "weights": "model.seed", "batches": "run.batch_seed"}
@@ -86,32 +87,22 @@ class Comparison:
         settings: Settings,
         trust: Trust = NOTHING,
         vary: str = "all",
+        checked: bool = True,
     ) -> "Comparison":
-        """A new comparison; `settings` are of `table.key`, or of `method.key` for one method alone."""
-        if not methods or len(set(methods)) < len(methods):
-            raise RecordError(f"a comparison needs methods, each once, not '{','.join(methods)}'")
+        """A new comparison; `settings` are of `table.key`, or of `method.key` or `method.table.key` for one alone.
+
+        Unless it is `checked` elsewhere that every method can be run, that is done before anything is written.
+        """
+        common, own = shared_and_own(methods, settings)
         if not 1 <= seeds <= SEEDS:
             raise RecordError(f"a comparison has from 1 to {SEEDS:,} seeds, not {shown(seeds)}")
-        for given in settings:
-            table, _, option = given.partition(".")
-            if table == "algorithm":
-                raise RecordError(
-                    f"'{given}' would be an option of every method: write METHOD.{option} for one of them"
-                )
-            if table in ALGORITHMS and table not in methods:
-                raise RecordError(f"'{given}' is an option of {table}, which is not compared: {', '.join(methods)}")
-        own: dict[str, Settings] = {}
-        for m in methods:
-            mine = {path: v for path, v in settings.items() if path.startswith(f"{m}.")}
-            own[m] = {f"algorithm.{path.removeprefix(f'{m}.')}": v for path, v in mine.items()}
-        common = {path: v for path, v in settings.items() if not any(path.startswith(f"{m}.") for m in methods)}
         base = with_absolute_paths(with_values(base, common))
         first = base.run.seed
         if first + seeds - 1 > WHOLE:
             raise RecordError(f"the last of {counted(seeds, 'seed')} from {first} on would be above {WHOLE}")
         varied = _varied(vary, base)
         made = cls(folder, base, tuple(methods), tuple(range(first, first + seeds)), own, trust, varied)
-        for member in made.members():
+        for member in made.members() if checked else ():
             if member.seed == first:
                 # Errors of any method come before the first one runs.
                 sim = simulation_of(member.experiment, trust=trust)
@@ -128,9 +119,7 @@ class Comparison:
         made = replace(cls.read(folder), trust=trust)
         for member in made.members():
             if is_run(member.folder):
-                begun, today = to_tables(config_of(member.folder)), to_tables(completed(member.experiment, trust))
-                chosen = {key: begun["evaluate"][key] for key, value in today["evaluate"].items() if value in OPEN}
-                check_config(folder / COMPARISON, begun, today | {"evaluate": today["evaluate"] | chosen})
+                check_member(folder / COMPARISON, member.folder, completed(member.experiment, trust))
         return made
 
     @classmethod
@@ -180,6 +169,30 @@ class Comparison:
         head = {"format": FORMAT, "methods": list(self.methods), "seeds": list(self.seeds), "vary": self.vary}
         head["settings"] = own
         return {"compare": head, **to_tables(self.base)}
+
+
+def check_member(path: Path, run: Path, experiment: Experiment) -> None:
+    """Raise if a run was not begun with an experiment that the file at `path` describes."""
+    begun, today = to_tables(config_of(run)), to_tables(experiment)
+    chosen = {key: begun["evaluate"][key] for key, value in today["evaluate"].items() if value in OPEN}
+    check_config(path, begun, today | {"evaluate": today["evaluate"] | chosen})
+
+
+def shared_and_own(methods: Sequence[str], settings: Settings) -> tuple[Settings, dict[str, Settings]]:
+    """The settings of all methods, and those of each, where `method.key` is an option and `method.table.key` is not."""
+    if not methods or len(set(methods)) < len(methods):
+        raise RecordError(f"a comparison needs methods, each once, not '{','.join(methods)}'")
+    for given in settings:
+        table, _, option = given.partition(".")
+        if table == "algorithm":
+            raise RecordError(f"'{given}' would be an option of every method: write METHOD.{option} for one of them")
+        if table in ALGORITHMS and table not in methods:
+            raise RecordError(f"'{given}' is an option of {table}, which is not compared: {', '.join(methods)}")
+    own: dict[str, Settings] = {}
+    for m in methods:
+        mine = {path.removeprefix(f"{m}."): v for path, v in settings.items() if path.startswith(f"{m}.")}
+        own[m] = {key if key.partition(".")[0] in METHOD_TABLES else f"algorithm.{key}": v for key, v in mine.items()}
+    return {path: v for path, v in settings.items() if not any(path.startswith(f"{m}.") for m in methods)}, own
 
 
 def is_comparison(folder: Path) -> bool:

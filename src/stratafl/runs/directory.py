@@ -39,6 +39,7 @@ CONFIG, ENVIRONMENT, PREPROCESSING, ROUNDS = "config.toml", "environment.json", 
 JOURNALS = ("rounds", "clients", "layers")
 CHECKPOINTS, CLIENT_STATES = "checkpoint", "memories.bin"
 COMPARISON = "compare.toml"  # in a folder that holds the runs of a comparison
+TUNING = "tune.toml"  # in a folder that holds the trials of a tuning
 
 
 def is_run(folder: Path) -> bool:
@@ -71,7 +72,7 @@ def refuse_existing(folder: Path) -> None:
         return
     if not folder.is_dir():
         raise RunError(f"'{folder}' exists and is not a folder: choose another --out")
-    for file, kind in ((ENVIRONMENT, "run"), (COMPARISON, "comparison")):
+    for file, kind in ((ENVIRONMENT, "run"), (COMPARISON, "comparison"), (TUNING, "tuning")):
         if (folder / file).exists():
             again = f"strata resume {shlex.quote(str(folder))}"
             raise RunError(f"'{folder}' already holds a {kind}: continue it with '{again}', or choose another --out")

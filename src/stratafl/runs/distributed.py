@@ -53,7 +53,7 @@ def trial_of(
     executor = Matrix() if process_group.world_size == 1 else Distributed(process_group)
     lab = LayerDiagnostics(evaluate.lab)
     metric = metric_for(evaluate, sim.runtime.federation, trust)
-    return Trial(sim, evaluate.every, evaluate.clients, lab, executor, metric, evaluate.stage)
+    return Trial(sim, evaluate.every, evaluate.clients, lab, executor, metric, evaluate.stage, evaluate.test)
 
 
 def check_stage(stage: str, sim: Simulation) -> None:

@@ -1,0 +1,153 @@
+"""`strata tune`: every method gets the same trials on validation data, then its choice runs on fresh seeds."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.text import Text
+
+from stratafl.cli.console import note_console, print_note, result_console, show_warnings, titled_table
+from stratafl.cli.display import Display, DisplayedRun, Watch
+from stratafl.cli.interrupt import INTERRUPTED, interruptible
+from stratafl.cli.options import RunOptions, experiment_of, names_in
+from stratafl.cli.report import REPORT, write_report_if_possible
+from stratafl.cli.run import new_folder, print_interrupted, resume_command
+from stratafl.cli.workers import Crew, share
+from stratafl.config.experiment import paths_in
+from stratafl.config.trust import NOTHING, Trust
+from stratafl.errors import counted
+from stratafl.evaluation.measure import Line
+from stratafl.runs import refuse_existing
+from stratafl.runs.directory import ROUNDS
+from stratafl.runs.journal import read_lines
+from stratafl.tuning import Plan, Tuning, Work, advance
+from stratafl.tuning.halving import Rung
+from stratafl.tuning.result import HEAD, rows, write_results
+from stratafl.tuning.tuning import UNTUNED, WINNERS, plain_name
+
+
+def start_tuning(options: RunOptions, names: str, plan: Plan, seeds: int, jobs: int) -> int:
+    """A new tuning, to its end or until it is interrupted; the exit code."""
+    settings, base, methods = options.settings(), experiment_of(options.config), names_in(names)
+    trusted = options.trusted([*methods, *paths_in(settings)])
+    with show_warnings(note_console()) as release_warnings:
+        if options.out is not None:
+            refuse_existing(options.out)
+        folder = options.out or new_folder("tune")
+        tuning = Tuning.create(folder, base, methods, settings, plan, seeds, trusted)
+        release_warnings()
+        return drive_tuning(tuning, jobs)
+
+
+def resume_tuning(folder: Path, jobs: int, trust: Trust = NOTHING) -> int:
+    with show_warnings(note_console()) as release_warnings:
+        tuning = Tuning.open(folder, trust)
+        release_warnings()
+        return drive_tuning(tuning, jobs)
+
+
+def drive_tuning(tuning: Tuning, jobs: int) -> int:
+    """Finish all trials and the runs of what was chosen, then print the table and write the report; the exit code."""
+    console, again = note_console(), resume_command(tuning.folder, tuning.names_code)
+    for said in plan_sentences(tuning):
+        console.print(said, markup=False)
+    runs = _displayed(tuning)
+    with Display(console, list(runs.values())) as display, interruptible(console) as interrupt:
+        watches = {folder: display.watch(run) for folder, run in runs.items()}
+        if jobs == 1:
+            finished = advance(tuning, _by_folder(watches), _noted, lambda: interrupt.asked)
+        else:
+            finished = share(Crew(tuning.folder, tuning.trust, again, jobs), interrupt, watches)
+    if not finished:
+        return print_interrupted(tuning.folder, tuning.names_code)
+    print_tuning(tuning)
+    write_report_if_possible([tuning.folder], tuning.folder / REPORT)
+    return 0
+
+
+def take_tuning(folder: Path, trust: Trust) -> int:
+    """The work of one of several processes: whatever is left, or until the process that started it ends."""
+    parent = os.getppid()
+    with interruptible(note_console(), quiet=True) as interrupt:
+        done = advance(
+            Tuning.open(folder, trust), note=_noted, interrupted=lambda: interrupt.asked or os.getppid() != parent
+        )
+    return 0 if done else INTERRUPTED
+
+
+def plan_sentences(tuning: Tuning) -> list[str]:
+    """What will be tried, method by method where they differ, and what it costs."""
+    plan, seed, said = tuning.plan, tuning.base.run.seed, list[str]()
+    for search in tuning.searches:
+        tried = {each.path: {str(point[each.path]) for point in search.points} for each in search.space}
+        several = [f"{_plain(path)} ({len(values)} values)" for path, values in tried.items() if len(values) > 1]
+        left = [_plain(path) for path, values in tried.items() if len(values) == 1]
+        if plan.sampler == "tpe":
+            several, left = [*map(_plain, tried), "by TPE"], []
+        text = f"{search.method}: {counted(search.planned, 'trial')} of {', '.join(several) or 'its defaults'}"
+        said.append(text + (f"; left at default: {', '.join(left)}" if left else ""))
+    course = " → ".join(f"{each.trials} for {counted(each.rounds, 'round')}" for each in tuning.searches[0].schedule)
+    fresh = f"seeds {seed + 1} to {seed + tuning.seeds}" if tuning.seeds > 1 else f"seed {seed + 1}"
+    whose = "of the method with the fewest local steps" if plan.budget == "steps" else "of each method"
+    return [*said, f"trials {whose}: {course}, on validation data; then what is chosen runs on {fresh}"]
+
+
+def print_tuning(tuning: Tuning) -> None:
+    """Print the table of the result, and where everything is."""
+    found, console = write_results(tuning), result_console()
+    narrow = console.width < 100
+    columns = [name for name in HEAD if not (narrow and name == "remark")]
+    table = titled_table("tuned alike", columns, names=["method"], text=["chosen", "remark"])
+    for row in rows(found):
+        cells = dict(zip(HEAD, row, strict=True))
+        table.add_row(*(cells[name].replace(" %", "%") for name in columns))
+    console.print(table)
+    for each in found if narrow else ():
+        if remark := each.remark():
+            console.print(Text(f"{each.method}: {remark}", style="yellow"))
+    for each in found:
+        for trial in each.failed:
+            console.print(Text(f"{each.method}, trial {trial.number}: {trial.failed}", style="yellow"))
+    spent = ", ".join(f"{each.method} {each.rounds:,} rounds and {each.steps:,} steps" for each in found)
+    console.print(Text(f"spent on trials: {spent}", style="dim"))
+    console.print(Text(f"written to {tuning.folder}: tuned.toml, tuned.csv, trials.csv", style="dim"))
+    again = f"strata compare --tuned {tuning.folder}"
+    console.print(Text(f"use the result with: {again}", style="dim"))
+
+
+def _displayed(tuning: Tuning) -> dict[Path, DisplayedRun]:
+    """Every run that there may be, with the rounds that it is expected to have."""
+    found: dict[Path, DisplayedRun] = {}
+    for search in tuning.searches:
+        method, total = search.method, search.rounds
+        for number in range(search.planned):
+            expected = _expected(search.schedule, number)
+            found[search.place(number)] = DisplayedRun(method, expected, 0, f"{method}, trial {number}: ")
+        for name in (WINNERS, UNTUNED):
+            for seed in range(tuning.base.run.seed + 1, tuning.base.run.seed + 1 + tuning.seeds):
+                place = tuning.folder / name / plain_name(method) / f"seed-{seed}"
+                found[place] = DisplayedRun(method, total, 0, f"{method}, seed {seed}: ")
+    for folder, run in found.items():
+        run.done = len(read_lines(folder / ROUNDS))
+    return found
+
+
+def _expected(schedule: Sequence[Rung], number: int) -> int:
+    """The rounds of a trial if those with the lowest numbers went on; the sum over all trials is right in any case."""
+    return max((rung.rounds for rung in schedule if number < rung.trials), default=0)
+
+
+def _by_folder(watches: dict[Path, Watch]) -> Callable[[Work, int, Sequence[Line]], None]:
+    def watch(work: Work, rounds: int, history: Sequence[Line]) -> None:
+        if work.folder in watches:  # one beyond the range is not
+            watches[work.folder](rounds, history)
+
+    return watch
+
+
+def _noted(work: Work, said: str) -> None:
+    print_note(f"{work.title}: {said}")
+
+
+def _plain(path: str) -> str:
+    return path.removeprefix("algorithm.")

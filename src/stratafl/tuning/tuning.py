@@ -1,0 +1,294 @@
+"""A tuning: the searches of several methods in one directory, what they chose, and the chosen ones on fresh seeds.
+
+tune.toml                    the methods, the plan, and the common configuration
+trials/METHOD/000/           run directories that score no test sample, see `search`
+tuned.toml                   what was chosen, written when every search has ended
+winners/                     a comparison of the chosen settings on fresh seeds
+untuned/                     the same with the defaults, of methods whose choice is another
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from os import close
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from stratafl.config.assemble import completed, simulation_of
+from stratafl.config.experiment import Experiment, from_stored, names_code, read_toml, to_tables, with_values
+from stratafl.config.metrics import with_metric
+from stratafl.config.settings import Settings
+from stratafl.config.trust import NOTHING, Trust
+from stratafl.core.annotations import WHOLE
+from stratafl.errors import BusyError, DataError, RecordError, RunError, shown, unknown
+from stratafl.files import is_plain, write_atomically
+from stratafl.runs.comparison import SEEDS, Comparison, Member, check_member, is_comparison, shared_and_own
+from stratafl.runs.directory import TUNING, is_run, lock, new_folder, refuse_existing
+from stratafl.runs.distributed import check_stage
+from stratafl.runs.format import FORMAT, check_format
+from stratafl.runs.json_files import is_list_of
+from stratafl.runs.run import with_absolute_paths
+from stratafl.tuning.search import Choice, Plan, Search, Work, is_open
+from stratafl.tuning.space import OWN, own_settings, search_space
+from stratafl.tuning.tpe import TPESearch, optuna_or_refusal
+
+TUNED, WINNERS, UNTUNED, TRIALS = "tuned.toml", "winners", "untuned", "trials"
+
+
+class Tuning:
+    """Methods that are tuned alike, in a directory; `own` are settings of single methods."""
+
+    def __init__(
+        self,
+        folder: Path,
+        base: Experiment,
+        methods: Sequence[str],
+        own: Mapping[str, Settings],
+        plan: Plan,
+        seeds: int,
+        trust: Trust = NOTHING,
+    ) -> None:
+        self.folder, self.base, self.methods, self.own = folder, base, tuple(methods), own
+        self.plan, self.seeds, self.trust = plan, seeds, trust
+        self._made: dict[str, Comparison] = {}
+
+    @classmethod
+    def create(
+        cls,
+        folder: Path,
+        base: Experiment,
+        methods: Sequence[str],
+        settings: Settings,
+        plan: Plan,
+        seeds: int = 3,
+        trust: Trust = NOTHING,
+    ) -> "Tuning":
+        """A new tuning; everything is checked before the directory is made. Settings are as those of a comparison.
+
+        The trials have the seed of `base`, the chosen settings so many seeds after that.
+        """
+        refuse_existing(folder)
+        common, own = shared_and_own(methods, settings)
+        base = with_absolute_paths(with_values(base, common))
+        if not 1 <= seeds <= min(SEEDS, WHOLE - base.run.seed):
+            raise RecordError(f"--seeds must be from 1 to {min(SEEDS, WHOLE - base.run.seed):,}, not {shown(seeds)}")
+        made = cls(folder, base, methods, own, plan, seeds, trust)
+        made._check()
+        with new_folder(folder) as partial:
+            write_atomically(partial / TUNING, tomli_w.dumps(made._tables()).encode())
+        return made
+
+    @classmethod
+    def open(cls, folder: Path, trust: Trust | bool = NOTHING) -> "Tuning":
+        """A stored tuning to continue; refused if its trials are not what it says."""
+        made = cls.read(folder, Trust.of(trust).asked_by(folder / TUNING))
+        for search in made.searches if made.plan.sampler == "grid" else ():
+            for number, settings in enumerate(search.points):
+                if is_run(search.place(number)):
+                    today = completed(search.experiment(settings), made.trust)
+                    check_member(folder / TUNING, search.place(number), today)
+        return made
+
+    @classmethod
+    def read(cls, folder: Path, trust: Trust = NOTHING) -> "Tuning":
+        tables = read_toml(folder / TUNING, plain=True)
+        head = tables.pop("tune", {})
+        check_format(folder / TUNING, head.get("format") if isinstance(head, dict) else None)
+        methods, seeds, own, plan = (head.get(key) for key in ("methods", "seeds", "settings", "plan"))
+        sound = methods and is_list_of(str, methods) and type(seeds) is int and isinstance(plan, dict)
+        if not (sound and isinstance(own, dict) and all(isinstance(own.get(method), dict) for method in methods)):
+            raise RunError(f"'{folder / TUNING}' is damaged: it lacks methods, seeds, settings or a plan")
+        try:
+            made = Plan(**{**plan, "only": tuple(plan.get("only", ()))})
+        except (TypeError, ValueError) as error:
+            raise RunError(f"'{folder / TUNING}' is damaged: {error}") from error
+        return cls(folder, from_stored(tables), methods, own, made, seeds, trust)
+
+    @cached_property
+    def searches(self) -> list[Search]:
+        """The search of each method."""
+        places = {method: self.folder / TRIALS / plain_name(method) for method in self.methods}
+        kind = TPESearch if self.plan.sampler == "tpe" else Search
+        return [kind(place, self.experiment(m), self.plan, self.trust) for m, place in places.items()]
+
+    def experiment(self, method: str) -> Experiment:
+        """The configuration of a method at its defaults, with the seed of the trials."""
+        return with_values(self.base, {"algorithm.name": method, **self.own[method]})
+
+    @property
+    def names_code(self) -> bool:
+        return any(names_code(self.experiment(method)) for method in self.methods)
+
+    def work(self) -> list[Work]:
+        """What can be done now: trials, and when all methods have a choice, runs on fresh seeds; nothing at the end."""
+        if not is_plain(self.folder / TUNED):
+            if work := self._trials_left():
+                return work
+            self._fix()
+        return self._runs_left()
+
+    def choices(self) -> dict[str, Choice]:
+        """What every search came to; those that have not ended are left out."""
+        found = {search.method: search.choice() for search in self.shared()}
+        return {method: choice for method, choice in found.items() if choice is not None}
+
+    def tuned(self) -> dict[str, dict[str, Any]]:
+        """What was chosen for each method, as it was written down."""
+        return read_tuned(self.folder)
+
+    def comparisons(self) -> list[Comparison]:
+        """The chosen settings on fresh seeds, and the defaults on the same seeds where they differ."""
+        tuned = self.tuned()
+        chosen = {method: entry["settings"] for method, entry in tuned.items() if "settings" in entry}
+        other = [method for method in chosen if not tuned[method].get("is_default")]
+        defaults: dict[str, Settings] = {method: {} for method in other}
+        return [self._comparison(WINNERS, chosen), *([self._comparison(UNTUNED, defaults)] if other else [])]
+
+    def _comparison(self, name: str, settings: Mapping[str, Settings]) -> Comparison:
+        folder = self.folder / name
+        if name not in self._made:
+            with self._alone(name):
+                if not is_comparison(folder):
+                    own = [own_settings(method, {**self.own[method], **each}) for method, each in settings.items()]
+                    given, base = {path: v for each in own for path, v in each.items()}, fresh_experiment(self.folder)
+                    Comparison.create(folder, base, list(settings), self.seeds, given, self.trust, checked=False)
+            self._made[name] = Comparison.open(folder, self.trust)
+        return self._made[name]
+
+    def _trials_left(self) -> list[Work]:
+        if self.plan.budget == "steps" and (first := [work for each in self.searches for work in each.first_work()]):
+            return first
+        found = [work for search in self.shared() for work in search.work()]
+        return sorted(found, key=lambda work: (work.rounds, work.folder.name))
+
+    def shared(self) -> list[Search]:
+        """The searches with as many trials as the budget gives each of them; equally many while steps are unknown."""
+        if self.plan.budget == "trials":
+            return self.searches
+        taken = [search.steps_per_round() for search in self.searches]
+        if None in taken:
+            return self.searches
+        steps = [each or 0.0 for each in taken]
+        least = min((each for each in steps if each), default=0.0)
+        shares = [max(1, int(self.plan.trials * least / each)) if each else self.plan.trials for each in steps]
+        return [search.with_trials(share) for search, share in zip(self.searches, shares, strict=True)]
+
+    def _fix(self) -> None:
+        """Write down what was chosen; from here on it stays."""
+        choices = self.choices()
+        if all(choice.settings is None for choice in choices.values()):
+            why = [trial.failed for choice in choices.values() for trial in choice.trials if trial.failed]
+            raise RunError(f"every trial in '{self.folder}' failed; the first: {why[0] if why else 'no score'}")
+        head = {"format": FORMAT, "seed": self.base.run.seed, "rounds": self.base.run.rounds}
+        tables = {"tuned": {**head, "methods": {method: _entry(choice) for method, choice in choices.items()}}}
+        write_atomically(self.folder / TUNED, tomli_w.dumps(tables).encode())
+
+    def _runs_left(self) -> list[Work]:
+        totals = {search.method: search.rounds for search in self.searches}
+        work = [
+            Work(each.method, f"{each.method}, seed {each.seed}", each.experiment, each.folder, total, self.trust)
+            for each in self._members()
+            for total in [totals[each.method]]
+        ]
+        return [each for each in work if is_open(each)]
+
+    def _members(self) -> list[Member]:
+        """The runs on fresh seeds, seed by seed."""
+        found = [member for comparison in self.comparisons() for member in comparison.members()]
+        return sorted(found, key=lambda member: member.seed)
+
+    @contextmanager
+    def _alone(self, name: str) -> Iterator[None]:
+        """Only one process at a time, the others wait."""
+        place = self.folder / f".{name}.claim"
+        place.mkdir(exist_ok=True)
+        while True:
+            try:
+                handle = lock(place)
+                break
+            except BusyError:
+                time.sleep(0.1)
+        try:
+            yield
+        finally:
+            close(handle)
+
+    def _check(self) -> None:
+        """Refuse what cannot be tuned: methods that cannot be run, that see test data, or without validation data."""
+        if self.plan.sampler == "tpe":
+            optuna_or_refusal()
+        known = set[str]()
+        for method, search in zip(self.methods, self.searches, strict=True):
+            sim = simulation_of(search.base, trust=self.trust)
+            every = search_space(search.base, grids=self.plan.grids, trust=self.trust)
+            _ = search.points  # refused if they are too many
+            known |= {each.path.replace(OWN, f"{method}.") for each in every}
+            if sim.algorithm.leaks is not None:
+                raise RecordError(f"{method} cannot be tuned on validation data: {sim.algorithm.leaks}; leave it out")
+            if not int(sim.runtime.federation.counts("validation").sum()):
+                raise DataError(f"{method} has no validation data to be tuned on: set data.validation, such as 0.1")
+            check_stage(with_metric(search.base, sim.runtime.federation, self.trust).evaluate.stage, sim)
+        for name in (*self.plan.only, *self.plan.grids):
+            if name not in known:
+                raise unknown("setting to tune", name, sorted(known))
+
+    def _tables(self) -> dict[str, Any]:
+        own = {method: {k: v for k, v in settings.items() if v is not None} for method, settings in self.own.items()}
+        grids = {path: list(values) for path, values in self.plan.grids.items()}
+        plan = {**vars(self.plan), "only": list(self.plan.only), "grids": grids}
+        head = {"format": FORMAT, "methods": list(self.methods), "seeds": self.seeds, "settings": own, "plan": plan}
+        return {"tune": head, **to_tables(self.base)}
+
+
+def is_tuning(folder: Path) -> bool:
+    return is_plain(folder / TUNING)
+
+
+def read_tuned(folder: Path) -> dict[str, dict[str, Any]]:
+    """What a finished tuning chose for each method."""
+    if not is_tuning(folder):
+        raise RunError(f"'{folder}' is not a tuning: it has no {TUNING}; make one with 'strata tune'")
+    if not is_plain(folder / TUNED):
+        raise RunError(f"the tuning '{folder}' has not chosen yet: continue it with 'strata resume {folder}'")
+    head = read_toml(folder / TUNED, plain=True).get("tuned", {})
+    check_format(folder / TUNED, head.get("format") if isinstance(head, dict) else None)
+    methods = head.get("methods")
+    if not isinstance(methods, dict) or not all(isinstance(entry, dict) for entry in methods.values()):
+        raise RunError(f"'{folder / TUNED}' is damaged: it has no table of methods")
+    return methods
+
+
+def fresh_experiment(folder: Path) -> Experiment:
+    """The configuration that a tuning was made for, with the first seed after its own."""
+    base = Tuning.read(folder).base
+    return with_values(base, {"run.seed": base.run.seed + 1})
+
+
+def tuned_settings(folder: Path, methods: Sequence[str]) -> dict[str, Any]:
+    """What a tuning chose for these methods, as the settings of a comparison."""
+    tuned = read_tuned(folder)
+    for method in methods:
+        if "settings" not in tuned.get(method, {}):
+            raise RunError(f"'{folder}' has not tuned {shown(method)}, only {', '.join(tuned)}: choose among these")
+    return {path: v for method in methods for path, v in own_settings(method, tuned[method]["settings"]).items()}
+
+
+def plain_name(method: str) -> str:
+    return method.replace(":", "-").replace("/", "-")
+
+
+def _entry(choice: Choice) -> dict[str, Any]:
+    """A choice as a table of TOML, which has no none."""
+    failed = [f"trial {trial.number}: {trial.failed}" for trial in choice.trials if trial.failed]
+    entry: dict[str, Any] = {} if choice.settings is None else {"settings": _known(choice.settings)}
+    entry |= {} if choice.score is None else {"validation": choice.score}
+    entry |= {"is_default": choice.is_default, "default": _known(choice.default), "trials": len(choice.trials)}
+    entry |= {"rounds": choice.rounds, "steps": choice.steps, "sides": dict(choice.sides), "widened": choice.widened}
+    return entry | {"left_at_default": list(choice.left), "failed": failed}
+
+
+def _known(settings: Settings) -> dict[str, Any]:
+    return {path: value for path, value in settings.items() if value is not None}

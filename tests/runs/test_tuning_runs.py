@@ -1,0 +1,167 @@
+"""A tuning on real runs: it never sees test data, loses nothing when it is stopped, and survives trials that fail."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from kill import lines
+from test_kill import ENVIRONMENT
+
+from stratafl.config import assemble
+from stratafl.config.experiment import Experiment, with_values
+from stratafl.errors import DataError, RecordError, RunError
+from stratafl.runs import is_run
+from stratafl.runs.directory import config_of
+from stratafl.tuning import Plan, Tuning, advance
+from stratafl.tuning.result import results, text_table, write_results
+from stratafl.tuning.tuning import tuned_settings
+
+SETTINGS = {
+    **{"model.hidden": [8], "data.clients": 4, "data.partition": "iid", "data.validation": 0.2},
+    **{"train.batch": 40, "run.rounds": 2, "run.checkpoint": 1},
+}
+METHODS = ["fedavg", "local"]
+RATES = {"train.lr": [0.01, 0.3, 3.0]}
+
+
+def created(folder, methods=METHODS, plan=None, **more):
+    return Tuning.create(folder, Experiment(), methods, {**SETTINGS, **more}, plan or Plan(3, grids=RATES), 1)
+
+
+def tuned(folder):
+    return tomllib.loads((folder / "tuned.toml").read_text())
+
+
+def trials(folder):
+    """The journals of all trials."""
+    found = sorted(path.parent for path in (folder / "trials").glob("*/*/rounds.jsonl"))
+    return {str(run.relative_to(folder)): [lines(run, name) for name in ("rounds", "clients")] for run in found}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed") / "tune"
+    assert advance(created(folder))
+    return folder
+
+
+def test_the_winners_run_on_fresh_seeds_and_are_reported(undisturbed):
+    tuning = Tuning.open(undisturbed)
+    assert tuning.work() == []
+    found = {each.method: each for each in results(tuning)}
+    assert list(found) == METHODS
+    for method, each in found.items():
+        assert list(each.tuned) == list(each.untuned) == ["1"]  # the trials have seed 0
+        assert each.settings["train.lr"] in {trial.settings["train.lr"] for trial in each.trials}
+        assert is_run(undisturbed / "winners" / method / "seed-1")
+        assert config_of(undisturbed / "winners" / method / "seed-1").train.lr == each.settings["train.lr"]
+        rounds = [trial.rounds for trial in each.trials]
+        assert sorted(rounds) == [1, 2, 2]
+        assert [rate for rate, _, _ in each.curve()] == sorted({trial.settings["train.lr"] for trial in each.trials})
+    write_results(tuning)
+    assert "fedavg" in text_table(tuning)
+    assert len((undisturbed / "tuned.csv").read_text().splitlines()) == 3
+    assert json.loads((undisturbed / "tuning.json").read_text())["methods"][0]["method"] == "fedavg"
+    assert tuned_settings(undisturbed, ["local"]) == {"local.train.lr": found["local"].settings["train.lr"]}
+    with pytest.raises(RunError, match="has not tuned fedper, only fedavg, local"):
+        tuned_settings(undisturbed, ["fedper"])
+
+
+def test_trials_score_no_test_sample(undisturbed):
+    for rounds, clients in trials(undisturbed).values():
+        assert any("validation.deployed.loss" in line for line in rounds)
+        assert not [key for line in [*rounds, *clients] for key in line if "test." in key]
+    winner = lines(undisturbed / "winners" / "local" / "seed-1", "rounds")
+    assert all("test.deployed.loss" in line for line in winner)
+
+
+def test_test_data_has_no_influence_on_choices_and_trials(tmp_path, undisturbed, monkeypatch):
+    divided = assemble.from_samples
+
+    def poisoned(*given, **named):
+        federation = divided(*given, **named)
+        x, y, test = federation.x.clone(), federation.y.clone(), federation.split("test").indices
+        assert len(test) > 100
+        x[test] = float("nan") if x.is_floating_point() else 255 - x[test]
+        y[test] = (y[test] + 1 + torch.arange(len(test)) % 5) % federation.classes
+        return replace(federation, x=x, y=y)
+
+    monkeypatch.setattr(assemble, "from_samples", poisoned)
+    assert advance(created(tmp_path / "tune"))
+    assert tuned(tmp_path / "tune") == tuned(undisturbed)
+    assert trials(tmp_path / "tune") == trials(undisturbed)
+    clean, spoilt = (lines(f / "winners" / "local" / "seed-1", "rounds") for f in (undisturbed, tmp_path / "tune"))
+    assert clean != spoilt  # so the poison was there
+
+
+@pytest.mark.slow
+def test_stopped_after_any_round_it_continues_to_the_same_choices(tmp_path, undisturbed):
+    made, stops = created(tmp_path / "tune"), 0
+    while not advance(made, interrupted=iter([False] + [True] * 9).__next__):
+        made, stops = Tuning.open(tmp_path / "tune"), stops + 1
+    assert stops > 5
+    assert tuned(tmp_path / "tune") == tuned(undisturbed)
+    assert trials(tmp_path / "tune") == trials(undisturbed)
+
+
+def test_trials_that_fail_or_diverge_count_as_the_worst_and_are_said(tmp_path):
+    grids = {"train.lr": [0.1, 1e30], "fedper.personal": ["head", "nosuch"]}
+    tuning, said = created(tmp_path / "tune", ["fedper"], Plan(4, eta=1, grids=grids, widen=False)), []
+    assert advance(tuning, note=lambda work, text: said.append(text))
+    assert len([text for text in said if "counts as the worst" in text and "nosuch" in text]) == 2
+    (found,) = results(tuning)
+    assert found.settings == {"train.lr": 0.1, "algorithm.personal": "head"}
+    assert sorted(trial.failed[:8] for trial in found.failed) == ["diverged", "unknown ", "unknown "]
+    assert "3 of 4 trials failed or diverged" in found.remark()
+
+
+def test_what_cannot_be_tuned_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(DataError, match=r"fedavg has no validation data to be tuned on: set data\.validation"):
+        created(tmp_path / "a", **{"data.validation": 0.0})
+    with pytest.raises(RecordError, match=r"flayer cannot be tuned on validation data: .* steers its training"):
+        created(tmp_path / "a", ["flayer"], **{"flayer.preset": "official", "train.drop_last": True})
+    with pytest.raises(RecordError, match="looks at test samples"):
+        with_values(Experiment(), {"evaluate.select": "best", "evaluate.test": False})
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_tuning_that_was_changed_is_not_continued(tmp_path):
+    created(tmp_path / "tune", ["local"], Plan(2, grids={"train.lr": [0.1, 0.2]}))
+    advance(Tuning.open(tmp_path / "tune"), interrupted=iter([False] + [True] * 9).__next__)
+    path = tmp_path / "tune" / "tune.toml"
+    path.write_text(path.read_text().replace("batch = 40", "batch = 20"))
+    with pytest.raises(RunError, match=r"train\.batch was 40 and is 20"):
+        Tuning.open(tmp_path / "tune")
+
+
+@pytest.mark.slow
+def test_killed_at_ten_random_moments_it_makes_the_same_choices(tmp_path, undisturbed):
+    folder, chance, kills = tmp_path / "tune", random.Random(0), 0
+    created(folder)
+    command = [sys.executable, "-m", "stratafl.tuning", str(folder), "--jobs", "2"]
+    begin = time.monotonic()
+    subprocess.run(command, env=ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)
+    whole = time.monotonic() - begin
+    assert tuned(folder) == tuned(undisturbed)
+    again = tmp_path / "killed"
+    created(again)
+    worker = [sys.executable, "-m", "stratafl.tuning", str(again)]
+    for _ in range(10):
+        processes = [subprocess.Popen(worker, env=ENVIRONMENT, stdout=subprocess.DEVNULL) for _ in range(2)]
+        time.sleep(3 + chance.random() * whole / 3)  # 3 s: until everything is imported
+        for process in processes:
+            process.send_signal(signal.SIGKILL)
+            kills += process.wait() == -signal.SIGKILL
+    subprocess.run(worker, env=ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)
+    assert kills > 5
+    assert tuned(again) == tuned(undisturbed)
+    assert trials(again) == trials(undisturbed)
+    assert not list(Path(again).glob("**/aside-*"))
