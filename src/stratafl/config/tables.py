@@ -172,6 +172,11 @@ class EvaluateTable:
         "the models that count: as received, right after training, deployed, or the global one",
     ] = "deployed"
     average: Annotated[Literal["samples", "clients"], "accuracy over all samples, or its mean over clients"] = "samples"
+    guard: Annotated[
+        bool,
+        "at the end, each client takes the model that is best for it on its validation samples, or stays with local",
+        "training, see [guard](guard.md)",
+    ] = False
     lab: Annotated[int, SomeOrNone, "rounds between looks at every layer (conflicts, CKA, weights …); 0: never"] = 0
 
 

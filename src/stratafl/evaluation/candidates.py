@@ -20,9 +20,9 @@ from stratafl.core.layers import select
 from stratafl.core.layout import Rows
 from stratafl.core.reprs import short_repr
 from stratafl.core.state import join, rows_of
-from stratafl.errors import unknown
+from stratafl.errors import DataError, unknown
 from stratafl.evaluation.evaluate import ClientModels, client_models, deployed, same_tensors
-from stratafl.evaluation.guard import SAFE, Choice
+from stratafl.evaluation.guard import SAFE, Choice, choose
 from stratafl.evaluation.predictions import Predictions, joined, row_predictions
 from stratafl.execute import Progress, Simulation
 from stratafl.execute.context import client_state_format
@@ -93,10 +93,35 @@ def alone_like(sim: Simulation, train: SGD) -> Simulation:
     return replace(sim, algorithm=algorithm, store=store, diagnosed_clients=0)
 
 
-def guarded_predictions(found: ByCandidate, choices: Mapping[int, Choice]) -> Predictions:
-    """Of the predictions of all candidates, those of the one that each client takes."""
-    parts = []
-    for name, given in found.items():
-        taken = torch.tensor([client for client, choice in choices.items() if choice.candidate == name])
-        parts.append(given.at(torch.isin(given.client, taken).nonzero()[:, 0]))
-    return joined(parts)
+@short_repr
+@dataclass(frozen=True, eq=False)
+class GuardedModels:
+    """Candidates, and what each client takes of them."""
+
+    candidates: Candidates
+    choices: Mapping[int, Choice]
+    found: Mapping[str, ByCandidate]  # predictions by split and candidate
+
+    def predictions(self, split: str) -> Predictions:
+        """What the model that each client takes gives for its own samples."""
+        parts = []
+        for name, given in self.found[split].items():
+            taken = torch.tensor(self.clients(name), dtype=torch.int64)
+            parts.append(given.at(torch.isin(given.client, taken).nonzero()[:, 0]))
+        return joined(parts)
+
+    def clients(self, name: str) -> list[int]:
+        """The clients that take this candidate."""
+        return [client for client, choice in self.choices.items() if choice.candidate == name]
+
+    def rows(self, client: int) -> Rows:
+        """The model that a client takes."""
+        return self.candidates.rows(self.choices[client].candidate, torch.tensor([client]))
+
+
+def guarded(candidates: Candidates, ids: Tensor, splits: Sequence[str]) -> GuardedModels:
+    """What each of these clients takes, by its validation samples."""
+    found = candidates.predictions(ids, splits)
+    if "validation" not in found:
+        raise DataError("the guard chooses on validation samples: set data.validation, such as 0.1")
+    return GuardedModels(candidates, choose(found["validation"], clients=ids.tolist()), found)
