@@ -13,6 +13,7 @@ from stratafl.files import check_folder, check_new, write_atomically
 from stratafl.report import INCOMPARABLE, MARK, Outcome, Rank, gather, ranking, read_outcome, run_folders, to_csv
 from stratafl.report.flagged_clients import flag_sentences, where_to_look
 from stratafl.report.formats import size
+from stratafl.report.guards import guard_sentences
 from stratafl.report.outcome import measure, what_counts
 from stratafl.report.page import is_report, write_report
 from stratafl.report.study import not_started, only_verdicts
@@ -102,7 +103,8 @@ def _footnotes(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> list[Text]
     lost = [Text(f"diverged ({why}): {', '.join(folders)}", style="bold red")] if folders else []
     flagged = [Text(said, style="yellow") for said in flag_sentences(outcomes)]
     look = [Text(f"look at its data with: {command}", style="yellow")] if (command := where_to_look(outcomes)) else []
-    return [*leaks, *lost, *flagged, *look, Text(_caption(ranks, outcomes), style="dim")]
+    guards = [Text(said) for said in guard_sentences(ranks)]
+    return [*leaks, *lost, *flagged, *look, *guards, Text(_caption(ranks, outcomes), style="dim")]
 
 
 def _caption(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> str:

@@ -9,12 +9,11 @@ The folder appears whole or not at all. A run that is killed before repeats the 
 """
 
 import shutil
-import time
 from collections.abc import Generator, Mapping
 from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -28,7 +27,6 @@ from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, StrataError
 from stratafl.evaluation.candidates import Candidates, GuardedModels, alone_like, guarded
-from stratafl.evaluation.evaluate import STAGES
 from stratafl.evaluation.guard import SAFE, Choice, Gain
 from stratafl.evaluation.measure import Line, client_lines, score_line
 from stratafl.evaluation.trial import Trial
@@ -41,6 +39,7 @@ from stratafl.runs.json_files import is_count, read_json, write_json
 from stratafl.runs.predictions import write_predictions
 from stratafl.runs.summary import Selection
 
+T = TypeVar("T")
 MODELS = "models.safetensors"
 COPIED = (directory.CONFIG, directory.ENVIRONMENT, directory.PREPROCESSING, CLASS_COUNTS)
 SCORES = ("test.", "validation.", "new.")
@@ -90,6 +89,15 @@ def train_alone(sim: Simulation, evaluate: EvaluateTable, rounds: int) -> Genera
     return selection.progress or progress
 
 
+def run_to_end(steps: Generator[int, None, T]) -> T:
+    """What the steps return at their end."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+
+
 def companion(sim: Simulation, experiment: Experiment, trust: Trust | bool = NOTHING) -> Simulation:
     """Local training of the same experiment; of the model without the layers that its method adds to it."""
     if not extended(sim):
@@ -118,19 +126,19 @@ def write_guard(folder: Path, made: GuardedModels, trial: Trial, history: list[L
     target, stage = folder / directory.GUARD, made.candidates.stage
     if target.exists():
         shutil.rmtree(target)
+    selected, classes = made.candidates.progress.t, trial.sim.setup.classes
+    given = {split: made.predictions(split) for split in trial.splits}
+    scores = {f"{split}.{each}": given[split].summed(trial.ids) for split in given for each in _places(stage)}
     with directory.new_folder(target) as partial:
         for name in COPIED:
             if (folder / name).exists():
                 shutil.copyfile(folder / name, partial / name)
         write_json(partial / directory.CHOICES, _table(made))
         write_atomically(partial / MODELS, save(_local_models(made)))
-        given = {split: made.predictions(split) for split in trial.splits}
-        write_predictions(partial, given, made.candidates.progress.t, stage)
-        scores = {f"{split}.{place}": each.summed(trial.ids) for split, each in given.items() for place in _places(stage)}
-        line, classes = score_line(scores, trial.sim.setup.classes), trial.sim.setup.classes
-        Journal(partial / directory.ROUNDS).append(_lines(history, made.candidates.progress.t, line, seconds))
+        write_predictions(partial, given, selected, stage)
+        Journal(partial / directory.ROUNDS).append(_lines(history, selected, score_line(scores, classes), seconds))
         clients = client_lines(trial.ids, scores, classes)
-        Journal(partial / "clients.jsonl").append({"round": made.candidates.progress.t, **each} for each in clients)
+        Journal(partial / "clients.jsonl").append({"round": selected, **each} for each in clients)
 
 
 def _places(stage: str) -> tuple[str, ...]:
@@ -165,7 +173,7 @@ def local_model(folder: Path, client: int) -> dict[str, Tensor]:
     try:
         tensors = load(data)
     except SafetensorError as error:
-        raise DamagedError(f"'{path}' is damaged: remove the folder, and write it again with 'strata resume'") from error
+        raise DamagedError(f"'{path}' is damaged: remove its folder, then 'strata resume' writes it again") from error
     mine = {name.partition("/")[2]: x for name, x in tensors.items() if name.partition("/")[0] == str(client)}
     if not mine:
         raise DamagedError(f"'{path}' is damaged: it has no model of client {client}")
@@ -186,7 +194,12 @@ def _table(made: GuardedModels) -> dict[str, Any]:
         }
         for choice in made.choices.values()
     ]
-    about = {"round": candidates.progress.t, "local_round": candidates.alone_progress.t, "epochs": candidates.epochs}
+    alone = candidates.alone_progress
+    about = {
+        "round": candidates.progress.t,
+        "local_round": 0 if alone is None else alone.t,
+        "epochs": candidates.epochs,
+    }
     return {**about, "safe": SAFE, "clients": clients}
 
 

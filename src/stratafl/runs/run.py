@@ -67,7 +67,7 @@ class Run:
         self.folder, self.experiment, self.sim, self.process_group = folder, experiment, sim, process_group
         self._place, self._trust = folder.absolute(), trust
         if guards(experiment) and process_group.world_size > 1:
-            raise RunError("the guard works in one process: leave out evaluate.guard, or start the run without torchrun")
+            raise RunError("the guard works in one process: leave out evaluate.guard, or do not use torchrun")
         self.trial = trial_of(experiment, sim, process_group)
         self._lock = directory.lock(folder)
         try:
