@@ -111,8 +111,7 @@ class Fitted:
         """
         train = local_descent(self.sim.algorithm)
         alone, trial = alone_like(self.sim, train), Trial(self.sim)
-        steps = train_alone(alone, EvaluateTable(), self.sim.setup.rounds)
-        best = run_to_end(steps)
+        best = run_to_end(train_alone(Trial(alone), EvaluateTable(), self.sim.setup.rounds))
         candidates = Candidates(self.sim, self.progress, alone, best, train, epochs=epochs)
         return Guarded(guarded(candidates, trial.ids, trial.splits))
 

@@ -17,6 +17,7 @@ from stratafl.algorithms import fedavg, fedper
 from stratafl.config.tables import EvaluateTable
 from stratafl.core.algorithm import Algorithm
 from stratafl.evaluation.candidates import Candidates, GuardedModels, alone_like, guarded
+from stratafl.evaluation.trial import Trial
 from stratafl.execute import Progress, Simulation, simulation
 from stratafl.policies import SGD
 from stratafl.runs.guard import run_to_end, train_alone
@@ -29,7 +30,7 @@ HALF, FEW = 0.5, 0.05  # of FedPer's share of clients that are worse off; a shar
 
 def selected(sim: Simulation) -> Progress:
     """The state after the round that is best on validation samples."""
-    return run_to_end(train_alone(sim, EVERY, ROUNDS))
+    return run_to_end(train_alone(Trial(sim, EVERY.every), EVERY, ROUNDS))
 
 
 @cache

@@ -17,8 +17,8 @@ log = logging.getLogger("stratafl")
 DIVERGED = "diverged"
 NONE = (None, None)
 SCORES = ("received", "trained", "deployed", "spread", "worst10", "best", "last", "converged_round")  # of every run
-BESIDES = ("run.seed", "run.memory_limit", "run.store", "run.checkpoint", "log.to")  # not the method's
-BESIDES += ("evaluate.lab", "evaluate.guard")
+# Settings that are not the method's.
+BESIDES = ("run.seed", "run.memory_limit", "run.store", "run.checkpoint", "evaluate.lab", "evaluate.guard", "log.to")
 INCOMPARABLE = "test data influences its training: not comparable"
 
 

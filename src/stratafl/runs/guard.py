@@ -27,8 +27,11 @@ from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, StrataError
 from stratafl.evaluation.candidates import Candidates, GuardedModels, alone_like, guarded
+from stratafl.evaluation.diagnostics import LayerDiagnostics
+from stratafl.evaluation.evaluate import StageScores
 from stratafl.evaluation.guard import SAFE, Choice, Gain
 from stratafl.evaluation.measure import Line, client_lines, score_line
+from stratafl.evaluation.predictions import StagePredictions
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Progress, Simulation
 from stratafl.files import explained, read_plain, write_atomically
@@ -78,10 +81,10 @@ def guarded_round(folder: Path) -> int | None:
         return None
 
 
-def train_alone(sim: Simulation, evaluate: EvaluateTable, rounds: int) -> Generator[int, None, Progress]:
+def train_alone(trial: Trial, evaluate: EvaluateTable, rounds: int) -> Generator[int, None, Progress]:
     """Train so many rounds and return the state after the one that is best on validation samples; yields each round."""
-    trial, by = Trial(sim, evaluate.every, evaluate.clients), replace(evaluate, select="validation", stage="deployed")
-    progress, selection = sim.start(), Selection()
+    by = replace(evaluate, select="validation", stage="deployed")
+    progress, selection = trial.sim.start(), Selection()
     while progress.t < rounds:
         progress, entry = trial.round(progress)
         selection = selection.after(entry.round, progress, by)
@@ -116,7 +119,8 @@ def guarding(
 ) -> Generator[int, None, GuardedModels]:
     """Train local models beside a run, and let each client choose; yields after each round of local training."""
     alone = companion(trial.sim, experiment, trust)
-    best = yield from train_alone(alone, experiment.evaluate, rounds)
+    beside = replace(trial, sim=alone, lab=LayerDiagnostics(), stage="deployed")
+    best = yield from train_alone(beside, experiment.evaluate, rounds)
     candidates = Candidates(trial.sim, progress, alone, best, experiment.train, experiment.evaluate.stage)
     return guarded(candidates, trial.ids, trial.splits)
 
@@ -128,7 +132,9 @@ def write_guard(folder: Path, made: GuardedModels, trial: Trial, history: list[L
         shutil.rmtree(target)
     selected, classes = made.candidates.progress.t, trial.sim.setup.classes
     given = {split: made.predictions(split) for split in trial.splits}
-    scores = {f"{split}.{each}": given[split].summed(trial.ids) for split in given for each in _places(stage)}
+    found = {f"{split}.{each}": given[split] for split in given for each in _places(stage)}
+    scores, values = trial.summed(trial.ids, found) if trial.predicts else (_summed(found, trial.ids), {})
+    line = score_line(scores, classes, values=values)
     with directory.new_folder(target) as partial:
         for name in COPIED:
             if (folder / name).exists():
@@ -136,9 +142,13 @@ def write_guard(folder: Path, made: GuardedModels, trial: Trial, history: list[L
         write_json(partial / directory.CHOICES, _table(made))
         write_atomically(partial / MODELS, save(_local_models(made)))
         write_predictions(partial, given, selected, stage)
-        Journal(partial / directory.ROUNDS).append(_lines(history, selected, score_line(scores, classes), seconds))
-        clients = client_lines(trial.ids, scores, classes)
+        Journal(partial / directory.ROUNDS).append(_lines(history, selected, line, seconds))
+        clients = client_lines(trial.ids, scores, classes, values)
         Journal(partial / "clients.jsonl").append({"round": selected, **each} for each in clients)
+
+
+def _summed(found: StagePredictions, ids: Tensor) -> StageScores:
+    return {place: each.summed(ids) for place, each in found.items()}
 
 
 def _places(stage: str) -> tuple[str, ...]:

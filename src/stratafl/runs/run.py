@@ -21,6 +21,7 @@ import tomli_w
 
 from stratafl.config.assemble import completed, simulation_of
 from stratafl.config.experiment import Experiment, to_tables
+from stratafl.config.metrics import with_metric
 from stratafl.config.migrations import numbered
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.reprs import short_repr
@@ -31,7 +32,7 @@ from stratafl.execute import SINGLE_PROCESS, ProcessGroup, Progress, Simulation
 from stratafl.files import write_atomically
 from stratafl.runs import directory, environment, loggers
 from stratafl.runs.class_counts import write_class_counts
-from stratafl.runs.distributed import RoundMessage, final_predictions, hand_out, refuse_disk, trial_of
+from stratafl.runs.distributed import RoundMessage, check_stage, final_predictions, hand_out, refuse_disk, trial_of
 from stratafl.runs.guard import guarded_round, guarding, guards, write_guard
 from stratafl.runs.journal import Mark, read_lines
 from stratafl.runs.json_files import read_json, write_json
@@ -68,7 +69,7 @@ class Run:
         self._place, self._trust = folder.absolute(), trust
         if guards(experiment) and process_group.world_size > 1:
             raise RunError("the guard works in one process: leave out evaluate.guard, or do not use torchrun")
-        self.trial = trial_of(experiment, sim, process_group)
+        self.trial = trial_of(experiment, sim, process_group, trust)
         self._lock = directory.lock(folder)
         try:
             directory.clear_partial(folder)
@@ -107,6 +108,8 @@ class Run:
         experiment = completed(with_absolute_paths(experiment), trust)
         loggers.check(experiment.log.to)
         sim = simulation_of(experiment, trust=trust)
+        experiment = with_metric(experiment, sim.runtime.federation, trust)
+        check_stage(experiment.evaluate.stage, sim)
         refuse_disk(process_group, sim)
         tables = to_tables(experiment)
         identity = {"config": tables, **environment.identity(sim)}
@@ -124,6 +127,7 @@ class Run:
         then, experiment = directory.environment_of(folder), directory.config_of(folder)
         directory.refuse_guard(folder)
         loggers.check(experiment.log.to)
+        trust = Trust.of(trust).asked_by(folder / directory.CONFIG, then.get("folder"))
         run = cls(folder, experiment, simulation_of_run(folder, then, experiment, trust), process_group, trust)
         try:
             if not run.finished:
@@ -148,7 +152,7 @@ class Run:
     @property
     def stopped(self) -> str | None:
         """Why the run ended early, if it did."""
-        return stop_reason(self.history, self.experiment.stop)
+        return stop_reason(self.history, self.experiment.stop, self.experiment.evaluate)
 
     def rounds(self) -> Iterator[Line]:
         """Go on to the end, and yield the line of each round. You may stop after any of them."""
