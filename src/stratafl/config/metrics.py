@@ -69,9 +69,7 @@ def metric_for(evaluate: EvaluateTable, federation: Federation, trust: Trust | b
     if evaluate.better != AUTO and ":" in name:
         return replace(metric, larger_is_better=evaluate.better == "larger")
     if evaluate.better != AUTO and (evaluate.better == "larger") != metric.larger_is_better:
-        raise RecordError(
-            f"evaluate.better = '{evaluate.better}' has no effect with '{name}': it is for your own metric"
-        )
+        raise RecordError(f"evaluate.better = '{evaluate.better}' has no effect with '{name}': it is for your own metric")
     return metric
 
 
