@@ -7,8 +7,13 @@ import pytest
 import torch
 
 import stratafl
+from stratafl.algorithms import ditto, fedper, local
 from stratafl.config.experiment import Experiment, from_tables
+from stratafl.data import digits
 from stratafl.errors import DamagedError, DataError, RecordError, RunError
+from stratafl.evaluation.candidates import local_descent
+from stratafl.models import MLP
+from stratafl.policies import SGD
 from stratafl.report import ranking, read_outcome, run_folders
 from stratafl.report.guards import guard_sentences
 from stratafl.runs import Run
@@ -20,6 +25,10 @@ SMALL = {"run": {"rounds": 2, "seed": 1}, "data": {"clients": 4, "validation": 0
 
 def experiment(method: str = "fedper", **tables: dict[str, object]) -> Experiment:
     return from_tables({**SMALL, "algorithm": {"name": method}, **tables})
+
+
+def model() -> MLP:
+    return MLP(shape=(1, 8, 8), classes=10, hidden=(8,))
 
 
 def finish(run: Run) -> None:
@@ -111,6 +120,28 @@ def test_the_folder_of_a_guard_is_not_a_run_to_continue(done: Path) -> None:
         Run.open(done / "guard")
     with pytest.raises(RunError, match="give the run itself"):
         stratafl.load(done / "guard")
+
+
+def test_in_python() -> None:
+    fitted = stratafl.fit(fedper(train=SGD(lr=0.1)), digits(clients=4, validation=0.2), model, rounds=2, device="cpu")
+    made = fitted.guard(epochs=1)
+    assert sorted(made.choices) == [0, 1, 2, 3]
+    federation, right = fitted.sim.runtime.federation, 0
+    for client in range(4):
+        held = federation.split("test").of(client)
+        right += int((made.model(client)(federation.x[held]).argmax(1) == federation.y[held]).sum())
+    assert made.accuracy == pytest.approx(right / len(federation.split("test").indices))
+    with pytest.raises(RunError, match="has no guard"):
+        fitted.guarded(0)
+    with pytest.raises(DataError, match="client 7 has no choice"):
+        made.model(7)
+
+
+def test_a_descent_that_a_method_shapes_is_plain_in_fine_tuning() -> None:
+    """Ditto pulls its personal model to an anchor; fine-tuning knows the rate, the batch and nothing of that."""
+    plain = SGD(lr=0.3, batch=7)
+    assert local_descent(ditto(train=plain)) == plain
+    assert local_descent(local(train=plain)) == plain
 
 
 def test_local_training_has_nothing_to_choose(tmp_path: Path) -> None:
