@@ -14,7 +14,7 @@ NAMED = 8  # clients in a sentence
 
 def guard_sentences(ranks: Sequence[Rank]) -> list[str]:
     """One sentence on each guarded method: how many clients take what, and which stay with local training."""
-    return [_sentence(rank) for rank in ranks if all(map(is_guard, rank.members))]
+    return [_sentence(rank) for rank in ranks if rank.members and all(map(is_guard, rank.members))]
 
 
 def is_guard(outcome: Outcome) -> bool:
