@@ -149,6 +149,19 @@ def test_local_training_has_nothing_to_choose(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "guard").exists()
 
 
+def test_local_models_of_a_comparison_are_used_and_are_the_same(done: Path, tmp_path: Path) -> None:
+    folders = [tmp_path / method / "seed-1" for method in ("local", "fedper")]
+    finish(Run.create(experiment("local"), folders[0]))
+    with Run.create(experiment(), folders[1]) as run:
+        list(run.rounds())
+        assert list(run.guarding()) == []  # no round of local training
+    assert read_guard(folders[1]) == read_guard(done)
+    other = experiment(data={"clients": 4, "validation": 0.2, "alpha": 5.0})
+    with Run.create(other, tmp_path / "fedavg" / "seed-1") as run:
+        list(run.rounds())
+        assert len(list(run.guarding())) == 2  # that local run had other data
+
+
 def test_it_needs_validation_samples() -> None:
     with pytest.raises(RecordError, match="the guard chooses on validation samples"):
         experiment(data={"clients": 4, "validation": 0.0})

@@ -21,7 +21,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from stratafl.config.assemble import simulation_of
-from stratafl.config.experiment import Experiment
+from stratafl.config.experiment import Experiment, to_tables
 from stratafl.config.tables import AlgorithmTable, EvaluateTable
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.reprs import short_repr
@@ -34,12 +34,15 @@ from stratafl.evaluation.measure import Line, client_lines, score_line
 from stratafl.evaluation.predictions import StagePredictions
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Progress, Simulation
+from stratafl.execute.disk import StateFile
+from stratafl.execute.simulation import SavedForm
 from stratafl.files import explained, read_plain, write_atomically
-from stratafl.runs import directory
+from stratafl.runs import checkpoint, directory
 from stratafl.runs.class_counts import CLASS_COUNTS
-from stratafl.runs.journal import Journal
+from stratafl.runs.journal import Journal, read_lines
 from stratafl.runs.json_files import is_count, read_json, write_json
 from stratafl.runs.predictions import write_predictions
+from stratafl.runs.stored import check_saved
 from stratafl.runs.summary import Selection
 
 T = TypeVar("T")
@@ -83,7 +86,7 @@ def guarded_round(folder: Path) -> int | None:
 
 def train_alone(trial: Trial, evaluate: EvaluateTable, rounds: int) -> Generator[int, None, Progress]:
     """Train so many rounds and return the state after the one that is best on validation samples; yields each round."""
-    by = replace(evaluate, select="validation", stage="deployed")
+    by = by_validation(evaluate)
     progress, selection = trial.sim.start(), Selection()
     while progress.t < rounds:
         progress, entry = trial.round(progress)
@@ -115,14 +118,50 @@ def extended(sim: Simulation) -> bool:
 
 
 def guarding(
-    experiment: Experiment, trial: Trial, progress: Progress, rounds: int, trust: Trust | bool = NOTHING
+    experiment: Experiment,
+    trial: Trial,
+    progress: Progress,
+    rounds: int,
+    trust: Trust | bool = NOTHING,
+    local: Path | None = None,
 ) -> Generator[int, None, GuardedModels]:
-    """Train local models beside a run, and let each client choose; yields after each round of local training."""
+    """Train local models beside a run, and let each client choose; yields after each round of local training.
+
+    If the folder `local` holds a finished run of local training with the same settings, its models are used instead.
+    """
     alone = companion(trial.sim, experiment, trust)
-    beside = replace(trial, sim=alone, lab=LayerDiagnostics(), stage="deployed")
-    best = yield from train_alone(beside, experiment.evaluate, rounds)
+    best = None if local is None else trained_alone(local, experiment, alone, rounds)
+    if best is None:
+        beside = replace(trial, sim=alone, lab=LayerDiagnostics(), stage="deployed")
+        best = yield from train_alone(beside, experiment.evaluate, rounds)
     candidates = Candidates(trial.sim, progress, alone, best, experiment.train, experiment.evaluate.stage)
     return guarded(candidates, trial.ids, trial.splits)
+
+
+def trained_alone(folder: Path, experiment: Experiment, alone: Simulation, rounds: int) -> Progress | None:
+    """The state after the best round of a finished run of local training; None unless it is what would be trained."""
+    if not directory.is_run(folder):
+        return None
+    try:
+        stored, mine = (to_tables(each) for each in (directory.config_of(folder), experiment))
+        if any(stored[name] != mine[name] for name in mine if name != "algorithm"):
+            return None
+        file = StateFile(folder / directory.CLIENT_STATES, alone.state_format.size, writable=False)
+        form = SavedForm.of(alone)
+        saved = checkpoint.find(folder / directory.CHECKPOINTS, lambda s: check_saved(alone, form, s, file)).checkpoint
+        if saved is None or saved.round != rounds or saved.selected is None:
+            return None
+        lines = read_lines(folder / directory.ROUNDS, until=saved.journals["rounds"])
+        best = Selection.of(lines, by_validation(experiment.evaluate), None).line
+        wanted = best is not None and best["round"] == saved.selected.round
+        return alone.restored(saved.selected.tensors, file) if wanted else None
+    except StrataError:  # a damaged one is as good as none
+        return None
+
+
+def by_validation(evaluate: EvaluateTable) -> EvaluateTable:
+    """How local training selects its round, whatever the run itself goes by."""
+    return replace(evaluate, select="validation", stage="deployed")
 
 
 def write_guard(folder: Path, made: GuardedModels, trial: Trial, history: list[Line], seconds: float) -> None:

@@ -27,6 +27,7 @@ from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.reprs import short_repr
 from stratafl.data.loading import is_place
 from stratafl.errors import DamagedError, RunError
+from stratafl.evaluation.guard import SAFE
 from stratafl.evaluation.measure import Line
 from stratafl.execute import SINGLE_PROCESS, ProcessGroup, Progress, Simulation
 from stratafl.files import write_atomically
@@ -188,7 +189,8 @@ class Run:
             return
         self.save()
         begin = time.monotonic()
-        made = yield from guarding(self.experiment, self.trial, selected, self.progress.t, self._trust)
+        local = self.folder.parent.parent / SAFE / self.folder.name  # beside it, in a comparison
+        made = yield from guarding(self.experiment, self.trial, selected, self.progress.t, self._trust, local)
         self._check_place()
         with uninterrupted():
             write_guard(self.folder, made, self.trial, self.history, time.monotonic() - begin)
