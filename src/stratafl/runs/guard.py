@@ -168,7 +168,8 @@ def write_guard(folder: Path, made: GuardedModels, trial: Trial, history: list[L
     """Write the folder `guard` of a run directory, in place of one that is there."""
     target, stage = folder / directory.GUARD, made.candidates.stage
     if target.exists():
-        shutil.rmtree(target)
+        with explained("replace", target):
+            shutil.rmtree(target)
     selected, classes = made.candidates.progress.t, trial.sim.setup.classes
     given = {split: made.predictions(split) for split in trial.splits}
     found = {f"{split}.{each}": given[split] for split in given for each in _places(stage)}
