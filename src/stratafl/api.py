@@ -10,7 +10,8 @@ fitted.export(3, "c3.onnx")   or .safetensors
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,15 @@ from torch import Tensor, nn
 from stratafl.config.metrics import chosen_by_classes, metric_for
 from stratafl.config.tables import EvaluateTable
 from stratafl.core.algorithm import Algorithm
+from stratafl.core.layout import Rows
 from stratafl.core.reprs import short_repr
 from stratafl.data import Federation, from_clients
 from stratafl.data.arrays import Array, plain_tensor
 from stratafl.errors import DataError, ModelError, RecordError, RunError, unknown
+from stratafl.evaluation.candidates import EPOCHS, Candidates, GuardedModels, alone_like, guarded, local_descent
 from stratafl.evaluation.evaluate import state_dict
 from stratafl.evaluation.flags import Notices
+from stratafl.evaluation.guard import SAFE, Choice
 from stratafl.evaluation.measure import Line
 from stratafl.evaluation.metrics import Metric, named_metric, own_metric
 from stratafl.evaluation.predictions import Predictions, predictions
@@ -35,6 +39,8 @@ from stratafl.execute import Progress, Simulation, simulation
 from stratafl.execute.build import ModelSource
 from stratafl.execute.tokens import check_given
 from stratafl.export import Predictor, to_onnx, to_safetensors
+from stratafl.runs.directory import GUARD, config_of
+from stratafl.runs.guard import companion, extended, local_model, read_guard, run_to_end, train_alone
 from stratafl.runs.stored import read_run, selected_line
 from stratafl.runs.summary import Selection, evaluated, selected
 
@@ -54,6 +60,7 @@ class Fitted:
     progress: Progress
     history: list[Line]
     counts: Line | None = None  # the line of the round that the run's settings select; None: by validation
+    folder: Path | None = None  # the run directory that it was loaded from
 
     def _about(self) -> str:
         kind = "regression" if self.sim.setup.classes is None else f"{self.sim.setup.classes} classes"
@@ -132,10 +139,34 @@ class Fitted:
         """
         if not isinstance(client, int):
             raise DataError(f"client must be a whole number from 0 to {self.clients - 1}, not {client!r}")
-        assert self.sim.template is not None  # every assembled simulation has one
-        module = copy.deepcopy(self.sim.template)
-        module.load_state_dict(state_dict(self.sim, self.progress, client), strict=False)
-        return module.eval()
+        return _module(self.sim, state_dict(self.sim, self.progress, client))
+
+    def guard(self, epochs: int = EPOCHS) -> "Guarded":
+        """Train local models, and let each client choose between those, its own model and fine-tuned ones.
+
+        It takes as long as training did, and chooses on validation samples. `epochs` are those of fine-tuning, with the
+        learning rate of the method's own training.
+        """
+        train = local_descent(self.sim.algorithm)
+        alone, trial = alone_like(self.sim, train), Trial(self.sim)
+        best = run_to_end(train_alone(Trial(alone), EvaluateTable(), self.sim.setup.rounds))
+        candidates = Candidates(self.sim, self.progress, alone, best, train, epochs=epochs)
+        return Guarded(guarded(candidates, trial.ids, trial.splits))
+
+    def guarded(self, client: int) -> nn.Module:
+        """The model that a client takes in a run with `--guard`, in evaluation mode."""
+        if self.folder is None or not (self.folder / GUARD).exists():
+            raise RunError("this run has no guard: load one that was started with --guard, or call guard()")
+        record = read_guard(self.folder)
+        if client not in record.choices:
+            raise DataError(f"client {client!r} has no choice: those that have are {first_few(record.choices)}")
+        name, experiment = record.choices[client].candidate, config_of(self.folder)
+        if name == SAFE:
+            sim = companion(self.sim, experiment) if extended(self.sim) else self.sim
+            return _module(sim, local_model(self.folder, client))
+        train, stage = experiment.train, experiment.evaluate.stage
+        candidates = Candidates(self.sim, self.progress, train=train, stage=stage, epochs=record.epochs)
+        return _module(self.sim, _only_row(candidates.rows(name, torch.tensor([client]))))
 
     def predictor(self, client: int) -> Predictor:
         """A client's own model with its preprocessing, as one module that takes raw samples.
@@ -175,6 +206,56 @@ class Fitted:
         else:
             raise RunError(f"cannot export to '{target}': choose a name that ends in .onnx or .safetensors")
         return target
+
+
+@short_repr
+@dataclass(frozen=True, eq=False)
+class Guarded:
+    """A trained federation in which each client has chosen its model on its validation samples."""
+
+    models: GuardedModels
+
+    def _about(self) -> str:
+        counts = Counter(choice.candidate for choice in self.choices.values())
+        return ", ".join(f"{count} {name}" for name, count in counts.most_common())
+
+    @property
+    def choices(self) -> Mapping[int, Choice]:
+        """What each client takes, with the gain and standard error of every candidate."""
+        return self.models.choices
+
+    @property
+    def accuracy(self) -> float:
+        """Test accuracy of the chosen models over all samples."""
+        if "test" not in self.models.found or not self.models.predictions("test").labelled:
+            raise DataError("there is no test accuracy: the federation has no labelled test samples")
+        return float(self.models.predictions("test").hits().double().mean())
+
+    def model(self, client: int) -> nn.Module:
+        """The model that a client takes, in evaluation mode."""
+        if client not in self.choices:
+            raise DataError(f"client {client!r} has no choice: those that have are {first_few(self.choices)}")
+        local = self.choices[client].candidate == SAFE
+        sim = self.models.candidates.alone if local else self.models.candidates.sim
+        assert sim is not None  # it was trained to choose
+        return _module(sim, _only_row(self.models.rows(client)))
+
+
+def _module(sim: Simulation, state: Mapping[str, Tensor]) -> nn.Module:
+    assert sim.template is not None  # every assembled simulation has one
+    module = copy.deepcopy(sim.template)
+    module.load_state_dict(dict(state), strict=False)
+    return module.eval()
+
+
+def _only_row(rows: Rows) -> dict[str, Tensor]:
+    return {name: block[0].clone() for name, block in rows.items()}
+
+
+def first_few(ids: Iterable[int]) -> str:
+    """The first of these numbers."""
+    listed = sorted(ids)
+    return ", ".join(map(str, listed[:8])) + (", …" if len(listed) > 8 else "")
 
 
 def fit(
@@ -244,4 +325,4 @@ def load(folder: str | Path, *, round: str = "selected", device: str = "auto", t
     running.
     """
     sim, progress, lines = read_run(Path(folder), round, device, trust)
-    return Fitted(sim, progress, lines, selected_line(Path(folder), lines))
+    return Fitted(sim, progress, lines, selected_line(Path(folder), lines), Path(folder))

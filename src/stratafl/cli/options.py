@@ -37,6 +37,7 @@ METHODS = "local,fedavg,fedper,fedrep,fedbn,lgfedavg"  # that are compared unles
 SHORT_FOR = {
     **{"algorithm": "algorithm.name", "model": "model.name", "data": "data.name"},
     **{"lab": "evaluate.lab", "metric": "evaluate.metric"},
+    "guard": "evaluate.guard",
     **{name: f"run.{name}" for name in ("rounds", "protocol", "seed", "device", "engine", "precision", "memory_limit")},
     "log": "log.to",
 }
@@ -79,6 +80,7 @@ class RunOptions:
     memory_limit: Annotated[str | None, option("--memory-limit SIZE", "Bytes a run may use, such as 8GB.")] = None
     metric: Annotated[str | None, option("--metric NAME", "Ranks methods, such as auroc.")] = None
     lab: Annotated[int | None, option("--lab N", "Layer diagnostics every N rounds.")] = None
+    guard: Annotated[bool | None, option("--guard", "End with a choice per client.")] = None
     log: Annotated[str | None, option("--log NAMES", "tensorboard, mlflow, wandb.")] = None
     trust: Trust = False
 

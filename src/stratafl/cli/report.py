@@ -16,6 +16,7 @@ from stratafl.report.flagged_clients import flag_sentences, where_to_look
 from stratafl.report.formats import size
 from stratafl.report.gains import gains_of
 from stratafl.report.gains_charts import clients_csv
+from stratafl.report.guards import guard_sentences
 from stratafl.report.majority import MAJORITY, majority
 from stratafl.report.outcome import measure, what_counts
 from stratafl.report.page import is_report, write_report
@@ -128,7 +129,8 @@ def _footnotes(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> list[Text]
     same = [Text(f"one answer: {rank.label} {nothing}", style="yellow") for rank in ranks if rank.one_answer]
     flagged = [Text(said, style="yellow") for said in flag_sentences(outcomes)]
     look = [Text(f"look at its data with: {command}", style="yellow")] if (command := where_to_look(outcomes)) else []
-    return [*leaks, *lost, *same, *flagged, *look, Text(_caption(ranks, outcomes), style="dim")]
+    guards = [Text(said) for said in guard_sentences(ranks)]
+    return [*leaks, *lost, *same, *flagged, *look, *guards, Text(_caption(ranks, outcomes), style="dim")]
 
 
 def _pair_lines(found: Sequence[Paired]) -> list[Text]:

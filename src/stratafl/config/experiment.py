@@ -72,6 +72,8 @@ class Experiment:
         partition_of(data)
         if (stop.target is not None or stop.patience is not None) and data.validation == 0:
             raise RecordError("stop looks at validation data: set data.validation, such as 0.1")
+        if self.evaluate.guard and data.validation == 0:
+            raise RecordError("the guard chooses on validation samples: set data.validation, such as 0.1")
 
 
 def from_tables(tables: Mapping[str, Any]) -> Experiment:

@@ -205,6 +205,11 @@ class EvaluateTable:
         "the models that count: as received, right after training, deployed, or the global one",
     ] = "deployed"
     test: Annotated[bool, "whether test samples are scored; `false` in the trials of `strata tune`"] = True
+    guard: Annotated[
+        bool,
+        "at the end, each client takes the model that is best for it on its validation samples, or stays with local",
+        "training, see [guard](guard.md)",
+    ] = False
     lab: Annotated[int, SomeOrNone, "rounds between looks at every layer (conflicts, CKA, weights …); 0: never"] = 0
 
 

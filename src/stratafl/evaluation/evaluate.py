@@ -59,7 +59,7 @@ class ClientModels:
         found: dict[str, T] = {}
         for split in splits:
             for stage, rows in models.items():
-                twins = [s for s in models if s != stage and f"{split}.{s}" in found and _same(models[s], rows)]
+                twins = [s for s in models if s != stage and f"{split}.{s}" in found and same_tensors(models[s], rows)]
                 found[f"{split}.{stage}"] = found[f"{split}.{twins[0]}"] if twins else given(rows, split)
         return found
 
@@ -176,5 +176,5 @@ def _score(sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, split: str) -> 
         return sim.task(ids, rnd, splits=(split,)).scores(rows, split)
 
 
-def _same(a: Rows, b: Rows) -> bool:
+def same_tensors(a: Rows, b: Rows) -> bool:
     return a.keys() == b.keys() and all(x is b[name] for name, x in a.items())

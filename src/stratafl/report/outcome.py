@@ -145,6 +145,8 @@ def read_outcome(folder: Path) -> Outcome:
     then = directory.environment_of(folder)
     config = to_tables(directory.config_of(folder))
     directory.check_config(folder / directory.CONFIG, (then.get("identity") or {}).get("config") or config, config)
+    if (folder / directory.CHOICES).exists():  # what the guard of a run came to is a method of its own
+        config["algorithm"]["name"] += ", guarded"
     path, checked = folder / directory.ROUNDS, then["format"] >= CHECKSUMS
     directory.check_committed(folder, "rounds")
     lines = read_lines(path, summed=checked)
@@ -208,7 +210,8 @@ def run_folders(places: Iterable[Path]) -> list[Path]:
     for place in places:
         below = (path.parent for path in place.glob("**/config.toml") if not path.parent.name.startswith("."))
         here = sorted(each for each in below if directory.is_run(each) and not _beside(place, each))
-        here = [place] if directory.is_run(place) else here
+        guard = [place / directory.GUARD] if directory.is_run(place / directory.GUARD) else []
+        here = [place, *guard] if directory.is_run(place) else here
         if not here:
             raise RunError(f"there is no run in '{place}'" if place.exists() else f"there is no folder '{place}'")
         found += [folder for folder in here if folder not in found]

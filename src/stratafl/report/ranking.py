@@ -20,7 +20,8 @@ TIED = 1e-9  # scores that differ by no more than this are equal
 NONE = (None, None)
 SCORES = ("received", "trained", "deployed", "spread", "worst10", "best", "last", "converged_round")  # of every run
 SEEDS = ("run.seed", "data.seed", "model.seed", "run.batch_seed")
-BESIDES = (*SEEDS, "run.memory_limit", "run.store", "run.checkpoint", "evaluate.lab", "log.to")  # not the method's
+# Settings that are not the method's.
+BESIDES = (*SEEDS, "run.memory_limit", "run.store", "run.checkpoint", "evaluate.lab", "evaluate.guard", "log.to")
 INCOMPARABLE = "test data influences its training: not comparable"
 
 

@@ -7,6 +7,7 @@ journals were. A resumed run cuts the journals back to that and repeats the miss
 
 import hashlib
 import os
+import shutil
 import signal
 import threading
 import time
@@ -26,12 +27,14 @@ from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.reprs import short_repr
 from stratafl.data.loading import is_place
 from stratafl.errors import DamagedError, RunError
+from stratafl.evaluation.guard import SAFE
 from stratafl.evaluation.measure import Line
 from stratafl.execute import SINGLE_PROCESS, ProcessGroup, Progress, Simulation
 from stratafl.files import write_atomically
 from stratafl.runs import directory, environment, loggers
 from stratafl.runs.class_counts import write_class_counts
 from stratafl.runs.distributed import RoundMessage, check_stage, final_predictions, hand_out, refuse_disk, trial_of
+from stratafl.runs.guard import guarded_round, guarding, guards, write_guard
 from stratafl.runs.journal import Mark, read_lines
 from stratafl.runs.json_files import read_json, write_json
 from stratafl.runs.predictions import PREDICTIONS, predicted_round, write_predictions
@@ -64,7 +67,9 @@ class Run:
         trust: Trust | bool = NOTHING,
     ) -> None:
         self.folder, self.experiment, self.sim, self.process_group = folder, experiment, sim, process_group
-        self._place = folder.absolute()
+        self._place, self._trust = folder.absolute(), trust
+        if guards(experiment) and process_group.world_size > 1:
+            raise RunError("the guard works in one process: leave out evaluate.guard, or do not use torchrun")
         self.trial = trial_of(experiment, sim, process_group, trust)
         self._lock = directory.lock(folder)
         try:
@@ -80,6 +85,7 @@ class Run:
             self.notes = self._files.notes  # what the user should know
             if not self.finished:  # of rounds that are repeated
                 (folder / PREDICTIONS).unlink(missing_ok=True)
+                shutil.rmtree(folder / directory.GUARD, ignore_errors=True)
             if selection.line is not None and selection.progress is None:
                 self.notes.append(f"the state after the selected round {selection.line['round']} was not kept")
         except BaseException:
@@ -120,6 +126,7 @@ class Run:
     def open(cls, folder: Path, process_group: ProcessGroup = SINGLE_PROCESS, trust: Trust | bool = NOTHING) -> Self:
         """A stored run; refused if its configuration, data or model are no longer what they were."""
         then, experiment = directory.environment_of(folder), directory.config_of(folder)
+        directory.refuse_guard(folder)
         loggers.check(experiment.log.to)
         trust = Trust.of(trust).asked_by(folder / directory.CONFIG, then.get("folder"))
         run = cls(folder, experiment, simulation_of_run(folder, then, experiment, trust), process_group, trust)
@@ -163,6 +170,30 @@ class Run:
             if self.process_group.told(RoundMessage(entry.round, self._due())).saved:
                 self.save()
             yield entry.round
+
+    @property
+    def unguarded(self) -> bool:
+        """Whether the rounds are done, and the choice of each client that the run ends with is not."""
+        selection = self._done.selection
+        if not guards(self.experiment) or not self.finished or selection.progress is None:
+            return False
+        return guarded_round(self.folder) != selection.progress.t
+
+    def guarding(self) -> Iterator[int]:
+        """Let each client choose its model, if the run ends so. Yields after each round of local training.
+
+        You may stop after any of them; a resumed run begins its guard again.
+        """
+        selected = self._done.selection.progress
+        if not self.unguarded or selected is None:
+            return
+        self.save()
+        begin = time.monotonic()
+        local = self.folder.parent.parent / SAFE / self.folder.name  # beside it, in a comparison
+        made = yield from guarding(self.experiment, self.trial, selected, self.progress.t, self._trust, local)
+        self._check_place()
+        with uninterrupted():
+            write_guard(self.folder, made, self.trial, self.history, time.monotonic() - begin)
 
     def save(self) -> None:
         """Write a checkpoint, unless the last one is of this round."""
