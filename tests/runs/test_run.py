@@ -94,6 +94,7 @@ def example(tmp_path_factory):
 
 def test_the_directory_holds_what_is_documented(example):
     names = {"config.toml", "environment.json", "class_counts.json", "preprocessing.json", "checkpoint"}
+    names |= {"predictions.safetensors"}
     journals = {"rounds.jsonl", "clients.jsonl", "layers.jsonl"}
     assert {path.name for path in example.folder.iterdir()} == names | journals
     assert sorted(os.listdir(example.folder / "checkpoint")) == ["000003", "000004"]

@@ -7,6 +7,7 @@ server's model for all clients, in methods that have one besides what they send.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from stratafl.execute.executors import evaluation_size
 from stratafl.execute.process_group import ProcessGroup, places
 from stratafl.execute.simulation import Progress, Simulation
 
+T = TypeVar("T")
 StageScores = dict[str, Scores]  # by "split.stage", such as "test.deployed"
 STAGES = ("received", "deployed")
 
@@ -48,14 +50,17 @@ class ClientModels:
         return algorithm.deploy(self.rnd, self.client, self.task)
 
     def scores(self, splits: Iterable[str], stages: Iterable[str]) -> StageScores:
-        """What their models score; a stage that has the same tensors as another one is not scored twice."""
+        """What their models score."""
+        return self.each(splits, stages, lambda rows, split: _score(self.sim, self.rnd, rows, self.ids, split))
+
+    def each(self, splits: Iterable[str], stages: Iterable[str], given: Callable[[Rows, str], T]) -> dict[str, T]:
+        """What is `given` for rows and split, by "split.stage"; once for stages that have the same tensors."""
         models = {stage: self.rows(stage) for stage in stages}
-        found: StageScores = {}
+        found: dict[str, T] = {}
         for split in splits:
             for stage, rows in models.items():
                 twins = [s for s in models if s != stage and f"{split}.{s}" in found and _same(models[s], rows)]
-                known = found[f"{split}.{twins[0]}"] if twins else None
-                found[f"{split}.{stage}"] = known or _score(self.sim, self.rnd, rows, self.ids, split)
+                found[f"{split}.{stage}"] = found[f"{split}.{twins[0]}"] if twins else given(rows, split)
         return found
 
 
@@ -79,7 +84,7 @@ def score_stages(
 ) -> StageScores:
     """Scores of these clients' models at each stage on each split, as many clients at a time as memory allows."""
     with sim.arithmetic():
-        return join_scores([some.scores(splits, stages) for some in _client_models(sim, progress, sim.checked(ids))])
+        return join_scores([some.scores(splits, stages) for some in client_models(sim, progress, sim.checked(ids))])
 
 
 def score_new_clients(
@@ -87,7 +92,7 @@ def score_new_clients(
 ) -> StageScores:
     """Scores of clients that never took part: as admitted, after training once from there, and deployed."""
     with sim.arithmetic():
-        models = _client_models(sim, progress, sim.new_clients if ids is None else ids, new=True)
+        models = client_models(sim, progress, sim.new_clients if ids is None else ids, new=True)
         return join_scores([some.scores(splits, ("received", "trained", "deployed")) for some in models])
 
 
@@ -137,11 +142,12 @@ def gather_scores(process_group: ProcessGroup, mine: Tensor, scores: StageScores
 
 def _models(sim: Simulation, progress: Progress, ids: Tensor, stage: str) -> Rows:
     with sim.arithmetic():
-        models = _client_models(sim, progress, sim.checked(ids))
+        models = client_models(sim, progress, sim.checked(ids))
         return rows_of(join([{"rows": some.rows(stage)} for some in models]), "rows")
 
 
-def _client_models(sim: Simulation, progress: Progress, ids: Tensor, new: bool = False) -> Iterator[ClientModels]:
+def client_models(sim: Simulation, progress: Progress, ids: Tensor, new: bool = False) -> Iterator[ClientModels]:
+    """These clients as they begin the next round, as many at a time as memory allows."""
     rnd, algorithm = sim.at(progress.t), sim.algorithm
     for group in ids.split(evaluation_size(sim, len(ids))):
         task = sim.task(group, rnd)

@@ -8,6 +8,7 @@ rounds.jsonl         one line per round
 clients.jsonl        one line per evaluated client and round
 layers.jsonl         one line per layer and round
 checkpoint/          the last two states, each with that of the selected round
+predictions.safetensors   what the models that count give for every validation and test sample, at the end
 memories.bin         the states of clients, if they are kept on disk
 """
 

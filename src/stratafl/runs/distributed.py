@@ -11,6 +11,7 @@ from stratafl.core.reprs import short_repr
 from stratafl.errors import RunError
 from stratafl.evaluation import LayerDiagnostics
 from stratafl.evaluation.measure import Line
+from stratafl.evaluation.predictions import Predictions, predict_in_shares, stage_predictions
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Distributed, Matrix, ProcessGroup, Progress, Simulation
 from stratafl.execute.client_states import InMemory
@@ -97,6 +98,23 @@ def collected(process_group: ProcessGroup, sim: Simulation, progress: Progress) 
     return replace(progress, clients=InMemory(sim.state_device, dict(process_group.collect(progress.clients))))
 
 
+def final_predictions(trial: Trial, selection: Selection, stage: str) -> dict[str, Predictions]:
+    """By split, what the models of the selected round give for every sample; every rank calls it.
+
+    Empty where that round's state was not kept, and of models right after training, which no state holds.
+    """
+    progress = selection.progress
+    if progress is None or stage == "trained" or not trial.splits:
+        return {}
+    found = predict_in_shares(
+        trial.executor.process_group,
+        trial.sim,
+        trial.ids,
+        lambda mine: stage_predictions(trial.sim, progress, mine, trial.splits, (stage,)),
+    )
+    return {key.partition(".")[0]: each for key, each in found.items()}
+
+
 class Follower:
     """A run as every rank but 0 sees it: it goes on, and ends, when rank 0 does, and writes nothing."""
 
@@ -144,3 +162,5 @@ class Follower:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.save()
+            if self.process_group.told(False):
+                final_predictions(self.trial, self._selection, self.experiment.evaluate.stage)

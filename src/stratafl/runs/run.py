@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -24,15 +24,16 @@ from stratafl.config.migrations import numbered
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.reprs import short_repr
 from stratafl.data.loading import is_place
-from stratafl.errors import RunError
+from stratafl.errors import DamagedError, RunError
 from stratafl.evaluation.measure import Line
 from stratafl.execute import SINGLE_PROCESS, ProcessGroup, Progress, Simulation
 from stratafl.files import write_atomically
 from stratafl.runs import directory, environment, loggers
 from stratafl.runs.class_counts import write_class_counts
-from stratafl.runs.distributed import RoundMessage, hand_out, refuse_disk, trial_of
+from stratafl.runs.distributed import RoundMessage, final_predictions, hand_out, refuse_disk, trial_of
 from stratafl.runs.journal import Mark, read_lines
 from stratafl.runs.json_files import read_json, write_json
+from stratafl.runs.predictions import PREDICTIONS, predicted_round, write_predictions
 from stratafl.runs.run_files import RunFiles
 from stratafl.runs.stored import simulation_of_run
 from stratafl.runs.summary import Selection, stop_reason
@@ -71,6 +72,8 @@ class Run:
             selection = Selection.of(self.history, experiment.evaluate, selected)
             self._done = _Done(progress, self._files.marks, selection)
             self.notes = self._files.notes  # what the user should know
+            if not self.finished:  # of rounds that are repeated
+                (folder / PREDICTIONS).unlink(missing_ok=True)
             if selection.line is not None and selection.progress is None:
                 self.notes.append(f"the state after the selected round {selection.line['round']} was not kept")
         except BaseException:
@@ -164,6 +167,17 @@ class Run:
             self._saved, self._saved_at = progress.t, time.monotonic()
         self._saving = self._saved_at - begin
 
+    def write_predictions(self) -> None:
+        """Write what the models that count give for every sample, if the run is finished and it is not there yet."""
+        selection, stage = self._done.selection, self.experiment.evaluate.stage
+        number = None if selection.line is None else int(selection.line["round"])
+        missing = self.finished and number is not None and _predicted(self.folder) != number
+        if self.process_group.told(missing):
+            found = final_predictions(self.trial, selection, stage)
+            if found and number is not None:
+                self._check_place()
+                write_predictions(self.folder, found, number, stage, self._lock)
+
     def _check_place(self) -> None:
         """Raise if the directory is no longer at its path: another run may be there now."""
         mine = os.fstat(self._lock)
@@ -214,8 +228,20 @@ class Run:
         if alone or isinstance(error, RunError):  # saving again would fail too, and hide why
             self.sim.runtime.close()
             os.close(self._lock)
-        else:
+            return
+        try:
+            self.save()
+            if error is None:
+                self.write_predictions()
+        finally:
             self.close()
+
+
+def _predicted(folder: Path) -> int | None:
+    """The round whose predictions are there and undamaged."""
+    with suppress(DamagedError):
+        return predicted_round(folder)
+    return None
 
 
 def _about(folder: Path, experiment: Experiment) -> loggers.About:
