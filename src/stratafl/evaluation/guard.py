@@ -1,0 +1,163 @@
+"""The guard: each client takes the candidate that is better than its safe choice on its validation data, or stays safe.
+
+A client's validation data is small, so its own mean gain is noisy. The guard shrinks it towards the federation's mean
+gain, the more the noisier it is and the less clients differ (empirical Bayes, normal-normal). For each candidate:
+
+    d_ij = u_ij(candidate) − u_ij(safe)                   the paired gain of client i on its sample j, see `utility`
+    g_i  = mean_j d_ij        e_i² = s_i² / n_i           its mean, and the square of its standard error
+    s_i² = (ν₀·s² + Σ_j (d_ij − g_i)²) / (ν₀ + n_i − 1)   a variance that ν₀ samples of the federation's s² steady
+    s²   = Σ_ij (d_ij − g_i)² / Σ_i (n_i − 1)             never below the mean of d² / Σ n_i
+    w_i  = 1 / e_i²           ḡ = Σ w_i g_i / Σ w_i
+    τ²   = max(0, (Σ w_i (g_i − ḡ)² − (N − 1)) / (Σ w_i − Σ w_i² / Σ w_i))      how much clients truly differ
+    v_i  = 1 / (e_i² + τ²)    μ = Σ v_i g_i / Σ v_i       the federation's mean gain, of variance 1 / Σ v_i
+    b_i  = τ² / (τ² + e_i²)
+    γ_i  = μ + b_i (g_i − μ)                              the shrunk gain
+    ε_i² = b_i e_i² + (1 − b_i)² / Σ v_i                  the square of its standard error
+
+Client i takes the candidate with the largest γ_i among those with γ_i > ε_i, and the safe choice if there is none. A
+client without validation samples has b_i = 0: it takes what the federation's mean says, if clients differ little.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from stratafl.core.reprs import short_repr
+from stratafl.errors import DataError, unknown
+from stratafl.evaluation.predictions import Predictions
+
+SAFE = "local"
+STEADY = 4.0  # ν₀: so many samples of the federation's variance are added to each client's own
+SMALLEST = 1e-12  # a standard error of 0 is taken as this
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a candidate gains over the safe choice for one client, on its validation samples.
+
+    `mean` and `error` are of its own samples alone, None without any; `shrunk` and `shrunk_error` are what the rule
+    compares, None if nobody has samples to tell.
+    """
+
+    mean: float | None
+    error: float | None
+    shrunk: float | None
+    shrunk_error: float | None
+
+    @property
+    def convincing(self) -> bool:
+        """Whether the shrunk gain exceeds its standard error."""
+        return self.shrunk is not None and self.shrunk_error is not None and self.shrunk > self.shrunk_error
+
+
+@short_repr
+@dataclass(frozen=True)
+class Choice:
+    """What one client takes, its number of validation samples, and the gain of every candidate but the safe one."""
+
+    client: int
+    candidate: str
+    samples: int
+    gains: Mapping[str, Gain] = field(default_factory=dict)
+
+    @property
+    def gain(self) -> Gain:
+        """The gain of what it takes; of the safe choice, nothing and for certain."""
+        return self.gains.get(self.candidate, Gain(0.0, 0.0, 0.0, 0.0))
+
+
+def choose(
+    validation: Mapping[str, Predictions], safe: str = SAFE, clients: Iterable[int] | None = None
+) -> dict[int, Choice]:
+    """What each client takes, by the predictions of every candidate for its validation samples.
+
+    `clients` are those that choose, by default all that have validation samples.
+    """
+    if safe not in validation:
+        raise unknown("candidate", safe, validation)
+    base = validation[safe]
+    ids = sorted(set(base.clients if clients is None else clients))
+    others = {name: each for name, each in validation.items() if name != safe}
+    for name, each in others.items():
+        _check_same_samples(name, each, safe, base)
+    gains = {name: client_gains(utility(each) - utility(base), base.client, ids) for name, each in others.items()}
+    samples, found = Counter(base.client.tolist()), {}
+    for place, client in enumerate(ids):
+        mine = {name: each[place] for name, each in gains.items()}
+        found[client] = Choice(client, _best(mine, safe), samples[client], mine)
+    return found
+
+
+def utility(predictions: Predictions) -> Tensor:
+    """How good each prediction is, `[n]` in float64; larger is better."""
+    if not predictions.labelled:
+        return -predictions.losses()
+    return predictions.hits().double()
+
+
+def client_gains(difference: Tensor, client: Tensor, ids: Sequence[int]) -> list[Gain]:
+    """The gain of each of these clients, from the paired difference of each sample and whose sample it is."""
+    place = {client: i for i, client in enumerate(ids)}
+    at = torch.tensor([place.get(each, -1) for each in client.tolist()], dtype=torch.int64)
+    difference, at = difference[at >= 0], at[at >= 0]
+    count = _sums(torch.ones_like(difference), at, len(ids))
+    mean = _sums(difference, at, len(ids)) / count.clamp(min=1)
+    error = _standard_errors(difference, mean, count, at)
+    shrunk, shrunk_error = shrink(mean, error)
+    columns = (mean.where(count > 0, torch.nan), error, shrunk, shrunk_error)
+    return [Gain(*(x if isfinite(x) else None for x in row)) for row in torch.stack(columns, 1).tolist()]
+
+
+def shrink(mean: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
+    """γ and ε of the clients `[N]`, from their means and standard errors; an infinite error says nothing.
+
+    If all are infinite, γ is NaN.
+    """
+    known = torch.isfinite(error)
+    if not known.any():
+        return torch.full_like(mean, torch.nan), error
+    square = error.clamp(min=SMALLEST).square()
+    between = between_variance(mean[known], square[known])
+    weight = 1 / (square[known] + between)
+    centre = (weight * mean[known]).sum() / weight.sum()
+    own = between / (between + square)  # b, 0 for an infinite error
+    left = torch.where(known, own * square, between)  # b·e² tends to τ²
+    return centre + own * (mean - centre), (left + (1 - own).square() / weight.sum()).sqrt()
+
+
+def between_variance(mean: Tensor, square: Tensor) -> float:
+    """τ² by the method of moments (DerSimonian and Laird), from means and squared standard errors; 0 of one client."""
+    weight = 1 / square
+    total = weight.sum()
+    excess = (weight * (mean - (weight * mean).sum() / total).square()).sum() - (len(mean) - 1)
+    scale = total - weight.square().sum() / total
+    return max(0.0, float(excess / scale)) if len(mean) > 1 else 0.0
+
+
+def _standard_errors(difference: Tensor, mean: Tensor, count: Tensor, at: Tensor) -> Tensor:
+    """e of each client `[N]`; infinite without samples, and of everybody if no variance can be told."""
+    squares = _sums((difference - mean[at]).square(), at, len(mean))
+    freedom = (count - 1).clamp(min=0)
+    if not freedom.sum():
+        return torch.full_like(mean, torch.inf)
+    common = torch.maximum(squares.sum() / freedom.sum(), difference.square().mean() / len(difference))
+    return ((STEADY * common + squares) / (STEADY + freedom) / count).sqrt()  # x / 0 is infinite
+
+
+def _sums(values: Tensor, at: Tensor, clients: int) -> Tensor:
+    return torch.zeros(clients, dtype=torch.float64).index_add(0, at, values)
+
+
+def _best(gains: Mapping[str, Gain], safe: str) -> str:
+    """The candidate with the largest convincing gain, the first of equal ones; the safe one if there is none."""
+    found = {name: gain.shrunk for name, gain in gains.items() if gain.shrunk is not None and gain.convincing}
+    return max(found, key=lambda name: found[name], default=safe)
+
+
+def _check_same_samples(name: str, one: Predictions, safe: str, other: Predictions) -> None:
+    if not (torch.equal(one.client, other.client) and torch.equal(one.y, other.y)):
+        raise DataError(f"the predictions of '{name}' and of '{safe}' are for different samples: give both the same")

@@ -1,0 +1,153 @@
+"""The guard's statistics against numbers worked out by hand, and its edges."""
+
+from math import inf, isclose, sqrt
+
+import pytest
+import torch
+from torch import Tensor
+
+from stratafl.errors import DataError, UnknownNameError
+from stratafl.evaluation import guard
+from stratafl.evaluation.guard import Gain, between_variance, choose, client_gains, shrink, utility
+from stratafl.evaluation.predictions import Predictions
+
+F64 = torch.float64
+
+
+def tensor(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=F64)
+
+
+def sure(client: list[int], correct: list[bool]) -> Predictions:
+    """Predictions of class 0 or 1 without a doubt, of samples that are all of class 0."""
+    wrong = torch.tensor([not each for each in correct], dtype=torch.int64)
+    scores = torch.nn.functional.one_hot(wrong, 2).float()
+    return Predictions(torch.tensor(client), torch.zeros(len(client), dtype=torch.int64), scores)
+
+
+def test_shrinkage_of_two_clients_by_hand() -> None:
+    """w = 100 each, ḡ = 0.2, Q = 8, so τ² = (8 − 1) / (200 − 100) = 0.07 and b = 0.07 / 0.08 = 0.875."""
+    mean, error = tensor(0.4, 0.0), tensor(0.1, 0.1)
+    assert isclose(between_variance(mean, error.square()), 0.07)
+    shrunk, shrunk_error = shrink(mean, error)
+    assert torch.allclose(shrunk, tensor(0.375, 0.025))  # 0.2 ± 0.875 · 0.2
+    assert torch.allclose(shrunk_error, tensor(*[sqrt(0.875**2 * 0.01 + 0.125**2 / 25)] * 2))  # Σ v = 2 / 0.08
+
+
+def test_shrinkage_with_unequal_errors_by_hand() -> None:
+    """w = 4 and 1, ḡ = 0.8, Q = 4·0.04 + 0.64 = 0.8 < 1, so τ² = 0: all have the weighted mean, of variance 1/5."""
+    shrunk, shrunk_error = shrink(tensor(1.0, 0.0), tensor(0.5, 1.0))
+    assert torch.allclose(shrunk, tensor(0.8, 0.8))
+    assert torch.allclose(shrunk_error, tensor(sqrt(0.2), sqrt(0.2)))
+
+
+def test_clients_with_little_data_are_shrunk_most() -> None:
+    mean = tensor(0.5, 0.5, -0.1, -0.1)
+    shrunk, _ = shrink(mean, tensor(0.05, 0.3, 0.05, 0.05))
+    assert shrunk[0] > shrunk[1] > 0.1
+    assert shrunk[2] == shrunk[3] < 0
+
+
+def test_standard_errors_by_hand() -> None:
+    """d = 1, 0, 1, 1 of client 5 and 0, 0 of client 7: s² = 0.75 / 4; the sums of squares are 0.75 and 0."""
+    gains = client_gains(tensor(1, 0, 1, 0, 1, 0), torch.tensor([5, 5, 5, 7, 5, 7]), [5, 7])
+    assert (gains[0].mean, gains[1].mean) == (0.75, 0.0)
+    assert gains[0].error is not None and isclose(gains[0].error, sqrt((4 * 0.1875 + 0.75) / 7 / 4))
+    assert gains[1].error is not None and isclose(gains[1].error, sqrt(4 * 0.1875 / 5 / 2))
+
+
+def test_a_variance_of_zero_is_not_believed() -> None:
+    """Every sample of every client is better: the variance is at least the mean square over the number of samples."""
+    gains = client_gains(tensor(1, 1, 1, 1), torch.tensor([0, 0, 1, 1]), [0, 1])
+    assert gains[0].error is not None and isclose(gains[0].error, sqrt(4 * 0.25 / 5 / 2))
+
+
+def test_one_client_is_its_own_federation() -> None:
+    (gain,) = client_gains(tensor(1, 1, 1, 0), torch.zeros(4, dtype=torch.int64), [0])
+    assert gain.mean == 0.75 and gain.error is not None
+    assert gain.shrunk is not None and isclose(gain.shrunk, 0.75)
+    assert gain.shrunk_error is not None and isclose(gain.shrunk_error, gain.error)
+
+
+def test_a_client_without_samples_gets_the_mean_of_the_federation() -> None:
+    gains = client_gains(tensor(1, 0, 1, 1), torch.tensor([0, 0, 1, 1]), [0, 1, 2])
+    assert (gains[2].mean, gains[2].error) == (None, None)
+    assert gains[2].shrunk is not None and 0.5 < gains[2].shrunk < 1
+
+
+@pytest.mark.parametrize("client", [[], [3]])
+def test_without_a_variance_everybody_is_safe(client: list[int]) -> None:
+    """No sample at all, or one: nobody can tell."""
+    found = choose({"tuned": sure(client, [True] * len(client)), "local": sure(client, [False] * len(client))}, clients=[3])
+    assert found[3].candidate == "local"
+    assert found[3].samples == len(client)
+    assert found[3].gains["tuned"].shrunk is None
+
+
+def test_equal_candidates_are_not_better() -> None:
+    same = sure([0, 0, 1, 1], [True, False, True, True])
+    found = choose({"received": same, "tuned": same, "local": same})
+    assert [each.candidate for each in found.values()] == ["local", "local"]
+    assert found[0].gains["tuned"] == Gain(0.0, 0.0, 0.0, found[0].gains["tuned"].shrunk_error)
+    assert found[0].gain == Gain(0.0, 0.0, 0.0, 0.0)
+
+
+def test_the_safe_choice_alone() -> None:
+    found = choose({"local": sure([4, 4], [True, False])})
+    assert (found[4].candidate, found[4].samples, dict(found[4].gains)) == ("local", 2, {})
+
+
+def test_every_client_takes_what_is_best_for_it() -> None:
+    """Ten samples each: candidate `a` is right for client 0 alone, `b` for client 1 alone, none for client 2."""
+    client = [i for i in range(3) for _ in range(10)]
+    right = {name: [each == i for each in client] for i, name in enumerate(("a", "b"))}
+    base = sure(client, [each == 2 or at % 10 < 3 for at, each in enumerate(client)])
+    found = choose({name: sure(client, hits) for name, hits in right.items()} | {"safe": base}, safe="safe")
+    assert {i: choice.candidate for i, choice in found.items()} == {0: "a", 1: "b", 2: "safe"}
+    assert found[0].gain.convincing
+
+
+def test_a_small_common_gain_convinces_a_client_that_could_not_tell_alone() -> None:
+    """Each of 40 clients has five samples, one better in every other client: 0.1 in the mean, and τ² = 0."""
+    client = [i for i in range(40) for _ in range(5)]
+    base = [at % 5 > 1 for at in range(200)]
+    better = [hit or (at % 10 == 0) for at, hit in enumerate(base)]
+    found = choose({"tuned": sure(client, better), "local": sure(client, base)})
+    assert {choice.candidate for choice in found.values()} == {"tuned"}
+    alone = choose({"tuned": sure(client[:5], better[:5]), "local": sure(client[:5], base[:5])})
+    assert alone[0].candidate == "local"
+
+
+def test_utility_is_half_hit_and_half_brier() -> None:
+    scores = torch.tensor([[0.75, 0.25], [0.25, 0.75]])
+    given = Predictions(torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64), scores)
+    right, wrong = 1 - 0.25**2, 1 - 0.75**2  # 1 − ½ Σ (p − 1)²
+    assert torch.allclose(utility(given), tensor((1 + right) / 2, wrong / 2))
+
+
+def test_utility_of_numbers_is_minus_the_squared_error() -> None:
+    given = Predictions(torch.zeros(2, dtype=torch.int64), torch.tensor([1.0, 2.0]), torch.tensor([[1.5], [2.0]]))
+    assert torch.allclose(utility(given), tensor(-0.25, 0))
+
+
+def test_scale_does_not_matter() -> None:
+    """Of numbers in another unit, the same choice."""
+    d, client = tensor(0.5, 0.1, -0.2, 0.4, 0.6, 0.1), torch.tensor([0, 0, 0, 1, 1, 1])
+    ones, thousands = client_gains(d, client, [0, 1]), client_gains(1000 * d, client, [0, 1])
+    for one, many in zip(ones, thousands, strict=True):
+        assert one.shrunk is not None and many.shrunk is not None and isclose(many.shrunk, 1000 * one.shrunk)
+        assert one.convincing == many.convincing
+
+
+def test_different_samples_are_refused() -> None:
+    with pytest.raises(DataError, match="different samples"):
+        choose({"tuned": sure([0, 1], [True, True]), "local": sure([0, 0], [True, True])})
+    with pytest.raises(UnknownNameError, match="candidate"):
+        choose({"tuned": sure([0], [True])})
+
+
+def test_an_infinite_error_has_no_weight() -> None:
+    shrunk, shrunk_error = shrink(tensor(0.4, 0.0, 9.9), tensor(0.1, 0.1, inf))
+    assert torch.allclose(shrunk, tensor(0.375, 0.025, 0.2))
+    assert isclose(float(shrunk_error[2]), sqrt(1 / 25))
+    assert guard.SAFE == "local"
