@@ -4,9 +4,8 @@
 says is in the record `Advice`; `words` puts it into sentences.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import isfinite
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,7 +16,6 @@ from stratafl.advice.trial import (
     Difference,
     Outcome,
     Problem,
-    Result,
     Training,
     Watch,
     configured,
@@ -73,7 +71,8 @@ class Advice:
     comparable: tuple[Candidate, ...]
     tried: tuple[Candidate, ...]
     outcome: Outcome
-    over_local: Difference | None  # of the best federated candidate; None if none was tried as far
+    over_local: Difference  # of the best federated candidate, so far
+    expected: Difference  # the same, as expected after all rounds: what decides
     best_federated: Candidate
     clients: tuple[Expectation, ...]
     metric: Metric
@@ -165,31 +164,26 @@ def _decided(
     outcome: Outcome,
     federation: Federation,
 ) -> Advice:
+    among = outcome.finalists
     alone = outcome.of(ALONE)
-    best = _best(outcome, alone.rounds)
-    over_local = difference(problem, best.predictions, alone.predictions)
-    federate = over_local.clear
-    chosen = best.candidate if federate else alone.candidate
+    best = next(each for each in among if each.candidate.method != ALONE)  # they are in order
+    so_far, expected = (difference(problem, best, alone, among, late=late) for late in (False, True))
+    chosen = best if expected.clear else alone
     return Advice(
-        configured(problem.experiment, chosen),
-        federate,
-        chosen,
+        configured(problem.experiment, chosen.candidate),
+        expected.clear,
+        chosen.candidate,
         facts,
         tuple(every),
         tuple(tried),
         outcome,
-        over_local,
+        so_far,
+        expected,
         best.candidate,
         _expectations(problem, best.predictions, alone.predictions),
         problem.metric,
         federation,
     )
-
-
-def _best(outcome: Outcome, rounds: int) -> Result:
-    """The best federated candidate among those that came as far as training alone."""
-    far = [each for each in outcome.results if each.rounds >= rounds and each.candidate.method != ALONE]
-    return max(far, key=lambda each: each.score if isfinite(each.score) else -float("inf"))
 
 
 def _expectations(problem: Problem, best: Predictions, alone: Predictions) -> tuple[Expectation, ...]:

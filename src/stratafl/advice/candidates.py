@@ -100,22 +100,22 @@ def short_list(facts: Facts, every: Sequence[Candidate]) -> list[Candidate]:
     shifted = facts.shift is not None and facts.shift.there and facts.shift.value >= STRONG
     skewed = facts.skew is not None and facts.skew.there
     if shifted and facts.groups:
-        count = min(facts.group_count, MOST_GROUPS)
+        count = max(max(GROUPS), min(facts.group_count, MOST_GROUPS))  # a model too many costs bytes, one too few more
         name = f"ifca (groups {count})"
         there.setdefault(name, Candidate("ifca", {"groups": count}))
-        take(name, f"clients fall into {count} groups by their features")
+        take(name, f"clients fall into {facts.group_count} groups by their features, which can have a model each")
     if shifted:
-        take("heurfedamp", "clients' features differ: it shares among those whose models are alike")
-        take("fedrep (personal head)", "features differ: the head of each client reads a common base its own way")
-        take("lgfedavg (shared head)", "features differ: each client has its own base")
-    if skewed and not shifted:
-        take("fedprior", "clients have different class frequencies, and each class looks alike everywhere")
-        take("flayer", "clients have different classes: it mixes heads and trains layers at their own rates")
+        take("heurfedamp", "features differ: it shares among clients whose models are alike")
+    else:
+        take("fedprior", "each class looks alike everywhere: only class frequencies stay with the client")
     if skewed:
         take("fedper (personal head)", "clients have different classes: the head is where they conflict")
-        take("fedrep (personal head)", "the same, with the head trained first")
+    if skewed and not shifted:
+        take("flayer", "clients have different classes: each mixes the shared head with its own")
+    if shifted and not facts.groups:
+        take("lgfedavg (shared head)", "features differ: each client has its own base")
     if facts.batchnorm:
         take("fedbn", "the model has BatchNorm, whose statistics can stay with each client")
-    if not skewed and not shifted:
-        take("fedper (personal head)", "to see whether a personal part helps although clients look alike")
+    if facts.classes is None and not shifted:
+        take("fedper (personal head)", "to see whether a personal head helps")
     return list(chosen.values())

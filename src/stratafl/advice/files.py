@@ -31,7 +31,7 @@ def write_advice(advice: Advice, folder: Path) -> Path:
 
 def plain(advice: Advice, config: Path) -> dict[str, Any]:
     """The advice as JSON holds it."""
-    facts, outcome, gain = advice.facts, advice.outcome, advice.over_local
+    facts, outcome, gain, later = advice.facts, advice.outcome, advice.over_local, advice.expected
     return {
         "federate": advice.federate,
         "method": advice.candidate.method,
@@ -40,7 +40,8 @@ def plain(advice: Advice, config: Path) -> dict[str, Any]:
         "answer": words.answer(advice),
         "metric": advice.metric.name,
         "best_federated": advice.best_federated.name,
-        "gain_over_local": None if gain is None else {"value": _number(gain.value), "error": _number(gain.error)},
+        "gain_over_local": {"value": _number(gain.value), "error": _number(gain.error)},
+        "expected_gain_over_local": {"value": _number(later.value), "error": _number(later.error)},
         "bytes": advice.bytes,
         "command": words.command(advice, config),
         "facts": {
@@ -54,7 +55,13 @@ def plain(advice: Advice, config: Path) -> dict[str, Any]:
         "budget": {"client_steps": outcome.steps, "allowed": outcome.allowed, "full_comparison": outcome.full},
         "comparable": [each.name for each in advice.comparable],
         "tried": [
-            {"candidate": each.candidate.name, "rounds": each.rounds, "score": _number(each.score), "why": each.candidate.why}
+            {
+                "candidate": each.candidate.name,
+                "rounds": each.rounds,
+                "score": _number(each.score),
+                "expected": _number(each.expected),
+                "why": each.candidate.why,
+            }
             for each in outcome.results
         ],
         "clients": [

@@ -6,7 +6,7 @@ one step of one client on one batch, of training and of tuning before use, as me
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil, isfinite, sqrt
+from math import ceil, isfinite, log, sqrt
 
 import numpy as np
 import torch
@@ -21,9 +21,8 @@ from stratafl.core.reprs import short_repr
 from stratafl.core.state import State
 from stratafl.data import Federation
 from stratafl.data.federation import Ragged
-from stratafl.errors import DataError, counted
 from stratafl.evaluation.evaluate import client_models
-from stratafl.evaluation.metrics import Metric
+from stratafl.evaluation.metrics import METRICS, Metric
 from stratafl.evaluation.predictions import Predictions, joined, row_predictions
 from stratafl.execute import Matrix, Progress, Simulation, simulation
 from stratafl.execute.build import ModelSource
@@ -32,8 +31,10 @@ from stratafl.runtime.speed import Speed
 
 HELD = 0.25  # at least this share of a client's samples outside the test split is for validation
 PARTS = 20  # of the validation samples, for standard errors
-STAGES = 3  # after each of which candidates leave
-FINALISTS = 2  # trainings that reach the last stage, besides training alone
+FIRST = 0.55  # share of the budget of the first stage, in which all take part
+FINALISTS = 2  # trainings that reach the second stage, besides training alone
+STEEPEST = 1.5  # exponent of a learning curve that is still believed
+OWN = 0.75  # weight of a candidate's own exponent; the rest is the mean of all
 
 Watch = Callable[[str, int, int], None]  # what is running, client-steps spent, client-steps allowed
 
@@ -184,13 +185,21 @@ def steps_in(notes: State | Mapping[str, Tensor]) -> int:
 @short_repr
 @dataclass(frozen=True)
 class Result:
-    """How far a candidate came, and how good it was on validation samples then."""
+    """How far a candidate came, how good it was on validation samples then, and what that lets expect."""
 
     candidate: Candidate
-    rounds: int
+    seen: Mapping[int, Predictions] = field(repr=False)  # by round
     score: float  # larger is better
-    predictions: Predictions = field(repr=False)
     bytes_per_round: float = 0.0
+    expected: float = float("nan")  # the score after all rounds, if its learning curve goes on
+
+    @property
+    def rounds(self) -> int:
+        return max(self.seen)
+
+    @property
+    def predictions(self) -> Predictions:
+        return self.seen[self.rounds]
 
 
 @short_repr
@@ -202,42 +211,56 @@ class Outcome:
     steps: int
     allowed: int
     full: int
-    curves: Mapping[str, Mapping[int, float]] = field(default_factory=dict)  # scores by candidate and round
 
     def of(self, name: str) -> Result:
         return next(each for each in self.results if each.candidate.name == name)
+
+    @property
+    def finalists(self) -> list[Result]:
+        """Those that came as far as any."""
+        return [each for each in self.results if each.rounds == self.results[0].rounds]
 
 
 def try_out(
     problem: Problem, trainings: Sequence[Training], allowed: float, full: float, watch: Watch | None = None
 ) -> Outcome:
-    """Advance all trainings in stages of equal numbers of rounds; after each the worse half leaves, never local."""
-    alive, left = list(trainings), dict[str, Result]()
-    curves: dict[str, dict[int, float]] = {}
+    """Advance all trainings to one round, then the best of them, and training alone, to a later one.
+
+    Both rounds are as late as the budget allows: `FIRST` of it is for the first stage.
+    """
 
     def spent() -> int:
         return sum(each.steps for each in trainings)
 
-    for stage in range(STAGES):
-        target = _target(problem, alive, (allowed - spent()) / (STAGES - stage))
-        if target <= alive[0].rounds and stage:
+    def tell(name: str) -> None:
+        if watch is not None:
+            watch(name, spent(), int(allowed))
+
+    found: dict[str, Result] = {}
+    alive = list(trainings)
+    for share in (FIRST * allowed, allowed):
+        target = max(1, _target(problem, alive, share - spent()))
+        if all(each.candidates[0].name in found and found[each.first.name].rounds >= target for each in alive):
             break
-        _advance(alive, max(target, 1), lambda name: watch and watch(name, spent(), int(allowed)))
-        found = [result for each in alive for result in _results(problem, each)]
-        for result in found:
-            left[result.candidate.name] = result
-            curves.setdefault(result.candidate.name, {})[result.rounds] = result.score
-        alive = _survivors(alive, found, stage)
-    ordered = sorted(left.values(), key=lambda each: (-each.rounds, -_rank(each.score)))
-    return Outcome(tuple(ordered), spent(), int(allowed), int(full), curves)
+        _advance(alive, target, tell)
+        for training in alive:
+            for result in _results(problem, training, found):
+                found[result.candidate.name] = result
+        alive = _survivors(alive, found)
+    results = sorted(found.values(), key=lambda each: -each.rounds)
+    furthest = [each for each in results if each.rounds == results[0].rounds]
+    guessed = dict(zip([each.candidate.name for each in furthest], expected(problem, furthest), strict=True))
+    results = [replace(each, expected=guessed.get(each.candidate.name, float("nan"))) for each in results]
+    results.sort(key=lambda each: (-each.rounds, -_rank(each.expected), -_rank(each.score)))
+    return Outcome(tuple(results), spent(), int(allowed), int(full))
 
 
 def _target(problem: Problem, alive: Sequence[Training], share: float) -> int:
-    """The round that all of them can reach within this share of client-steps."""
-    now = alive[0].rounds
+    """The round that all of them can reach within so many client-steps."""
     tuning = sum(problem.cost(each, 0) for training in alive for each in training.candidates)
-    one = sum(problem.cost(training.first, 1) - problem.cost(training.first, 0) for training in alive)
-    return min(problem.rounds, now + int(max(0.0, share - tuning) / max(one, 1)))
+    cost = [problem.cost(training.first, 1) - problem.cost(training.first, 0) for training in alive]
+    share += sum(one * training.rounds for one, training in zip(cost, alive, strict=True)) - tuning
+    return min(problem.rounds, int(max(0.0, share) / max(sum(cost), 1e-9)))
 
 
 def _advance(alive: Sequence[Training], target: int, tell: Callable[[str], object]) -> None:
@@ -247,26 +270,72 @@ def _advance(alive: Sequence[Training], target: int, tell: Callable[[str], objec
             tell(training.first.name)
 
 
-def _results(problem: Problem, training: Training) -> list[Result]:
+def _results(problem: Problem, training: Training, before: Mapping[str, Result]) -> list[Result]:
     per_round = training.bytes / max(1, training.rounds)
     found = []
     for each in training.candidates:
         given = training.predictions(each)
-        found.append(Result(each, training.rounds, problem.score(given), given, per_round))
+        earlier = before[each.name].seen if each.name in before else {}
+        found.append(Result(each, {**earlier, training.rounds: given}, problem.score(given), per_round))
     return found
 
 
-def _survivors(alive: Sequence[Training], found: Sequence[Result], stage: int) -> list[Training]:
-    """Training alone, and of the others the better half, in the end the best two."""
-    best = {id(each): max(_rank(r.score) for r in found if r.candidate in each.candidates) for each in alive}
+def _survivors(alive: Sequence[Training], found: Mapping[str, Result]) -> list[Training]:
+    """Training alone, and the best of the others."""
+
+    def best(training: Training) -> float:
+        return max(_rank(found[each.name].score) for each in training.candidates)
+
     alone = [each for each in alive if each.first.method == ALONE]
-    others = sorted((each for each in alive if each.first.method != ALONE), key=lambda each: -best[id(each)])
-    kept = max(FINALISTS, ceil(len(others) / 2)) if stage < STAGES - 2 else FINALISTS
-    return [*alone, *others[:kept]]
+    others = sorted((each for each in alive if each.first.method != ALONE), key=lambda each: -best(each))
+    return [*alone, *others[:FINALISTS]]
 
 
 def _rank(score: float) -> float:
     return score if isfinite(score) else -float("inf")
+
+
+# Learning curves
+
+
+def expected(problem: Problem, results: Sequence[Result], kept: Tensor | None = None) -> list[float]:
+    """The scores after all rounds, if errors go on falling as a power of the rounds; on the samples `kept`, or all.
+
+    e(T) = e(t)·(T/t)^−β with β = log(e(s)/e(t))/log(t/s) of the rounds s < t that were scored: between 0 and
+    `STEEPEST`, and drawn towards the mean of all candidates. Without an earlier round, and for metrics without a best
+    value, it is the score as it is.
+    """
+    scores = [_scored(problem, each.predictions, kept) for each in results]
+    perfect = _perfect(problem)
+    rounds = [sorted(each.seen)[-2:] for each in results]
+    if perfect is None or any(len(each) < 2 for each in rounds):
+        return scores
+    least = 0.5 / max(1, len(results[0].predictions))
+    late = [max(perfect - score, least) for score in scores]
+    early = [
+        max(perfect - _scored(problem, result.seen[pair[0]], kept), least)
+        for result, pair in zip(results, rounds, strict=True)
+    ]
+    own = [
+        log(e / l) / log(pair[1] / pair[0]) if isfinite(e) and isfinite(l) else 0.0
+        for e, l, pair in zip(early, late, rounds, strict=True)
+    ]
+    mean = sum(own) / len(own)
+    slopes = [min(STEEPEST, max(0.0, mean + OWN * (each - mean))) for each in own]
+    return [
+        perfect - l * (problem.rounds / pair[1]) ** -slope for l, slope, pair in zip(late, slopes, rounds, strict=True)
+    ]
+
+
+def _scored(problem: Problem, predictions: Predictions, kept: Tensor | None) -> float:
+    return problem.score(predictions if kept is None else predictions.at(kept))
+
+
+def _perfect(problem: Problem) -> float | None:
+    """The best score there is: 1 of a share, 0 of a loss; unknown of somebody's own metric."""
+    if problem.metric.name not in METRICS and not problem.metric.name.startswith("sensitivity"):
+        return None
+    return 1.0 if problem.metric.larger_is_better else 0.0
 
 
 # Differences
@@ -284,27 +353,34 @@ class Difference:
         return self.value > self.error
 
 
-def difference(problem: Problem, one: Predictions, other: Predictions) -> Difference:
-    """score(one) − score(other), with the jackknife's standard error over `PARTS` parts of the validation samples.
+def difference(problem: Problem, one: Result, other: Result, among: Sequence[Result], *, late: bool) -> Difference:
+    """score(one) − score(other), as they are or as expected after all rounds (`late`), with its standard error.
 
-    Each part has its share of every client's samples: √((G − 1)/G · Σ_g (d₋g − mean)²).
+    The error is the jackknife's over `PARTS` parts of the validation samples, each with its share of every client:
+    √((G − 1)/G · Σ_g (d₋g − mean)²).
     """
-    if len(one) != len(other):
-        raise DataError(f"{counted(len(one), 'prediction')} cannot be compared with {len(other):,}")
-    value = problem.score(one) - problem.score(other)
-    part = _parts(one.client, min(PARTS, len(one)))
-    without = []
-    for g in range(int(part.max()) + 1):
-        kept = (part != g).nonzero()[:, 0]
-        without.append(problem.score(one.at(kept)) - problem.score(other.at(kept)))
+    places = among.index(one), among.index(other)
+
+    def of(kept: Tensor | None) -> float:
+        scores = (
+            expected(problem, among, kept) if late else [_scored(problem, each.predictions, kept) for each in among]
+        )
+        return scores[places[0]] - scores[places[1]]
+
+    part = parts(one.predictions.client, min(PARTS, len(one.predictions)))
+    without = [of((part != g).nonzero()[:, 0]) for g in range(int(part.max()) + 1)]
+    return Difference(of(None), jackknife_error(without))
+
+
+def jackknife_error(without: Sequence[float]) -> float:
+    """The standard error of a number from its values without each part; infinite if they are not known."""
     known = np.array([each for each in without if isfinite(each)])
     if len(known) < 2:
-        return Difference(value, float("inf"))
-    spread = (len(known) - 1) / len(known) * float(((known - known.mean()) ** 2).sum())
-    return Difference(value, sqrt(spread))
+        return float("inf")
+    return sqrt((len(known) - 1) / len(known) * float(((known - known.mean()) ** 2).sum()))
 
 
-def _parts(client: Tensor, count: int) -> Tensor:
+def parts(client: Tensor, count: int) -> Tensor:
     """The part of each sample: the samples of a client are dealt out in turn, on from where the one before ended."""
     order = torch.argsort(client, stable=True)
     part = torch.empty(len(client), dtype=torch.int64)

@@ -26,27 +26,38 @@ _PERSONAL = {
     "head.prior": "only the class frequencies stay with each client",
     "head.personal": "a second head stays with each client",
 }
+_BY_METHOD = {
+    "flayer": "All layers are shared, and each client mixes the shared head with its own",
+    "heurfedamp": "Each client has its own mixture of all layers, mostly of clients whose models are like its own",
+    "ifca": "Each group of clients has its own model, and shares all layers of it",
+    "fedavgft": "All layers are shared, and each client trains all of them for one more epoch before use",
+    "fedavglpft": "All layers are shared; before use each client trains its head, then all layers, for one more epoch each",
+}
 
 
 def answer(advice: Advice) -> str:
     """Federate or not, with what, in one or two sentences."""
-    gain = advice.over_local
-    if advice.federate and gain is not None:
+    after, all_of = counted(_rounds(advice), "round"), counted(advice.experiment.run.rounds, "round")
+    so_far, later = points(advice.over_local, advice), points(advice.expected, advice)
+    label = advice.best_federated.label
+    if advice.federate:
         return (
-            f"Federate with {advice.candidate.label}: after {counted(_rounds(advice), 'round')} it is "
-            f"{points(gain, advice)} better than training alone on validation samples."
+            f"Federate with {label}: on validation samples it is {so_far} above training alone after {after}, "
+            f"and {later} are to be expected after {all_of}."
         )
-    if gain is None or gain.value <= 0:
-        found = f"no method was better than training alone after {counted(_rounds(advice), 'round')}"
-    else:
-        found = f"{advice.best_federated.label} is ahead by {points(gain, advice)}, which may be an accident"
-    return f"Train alone, or collect more data: {found}."
+    return (
+        f"Train alone, or collect more data: no method is clearly better. The best, {label}, is at {so_far} against "
+        f"training alone after {after}, and {later} are to be expected after {all_of}."
+    )
 
 
 def layers(advice: Advice) -> str:
     """Which layers are personal, and what the conflicts say."""
     personal = advice.candidate.personal
-    if not advice.federate:
+    by_method = _BY_METHOD.get(advice.candidate.method)
+    if by_method is not None and advice.federate:
+        said = by_method
+    elif not advice.federate:
         said = "All layers stay with each client"
     elif personal == "all":
         said = "Each client has a model of its own beside the shared one"
@@ -145,10 +156,16 @@ def unknown(advice: Advice) -> str:
     )
 
 
-def tried(advice: Advice) -> list[tuple[str, int, str, str]]:
-    """Of each candidate: its name, how far it came, its score, and why it was tried."""
+def tried(advice: Advice) -> list[tuple[str, str, str, str, str]]:
+    """Of each candidate: its name, how far it came, its score, the score to be expected, and why it was tried."""
     return [
-        (each.candidate.label, each.rounds, score(each.score, advice), each.candidate.why)
+        (
+            each.candidate.label,
+            str(each.rounds),
+            score(each.score, advice),
+            score(each.expected, advice),
+            each.candidate.why,
+        )
         for each in advice.outcome.results
     ]
 
@@ -179,8 +196,8 @@ def points(gain: Difference, advice: Advice) -> str:
     """A difference with its standard error: in points of a percentage."""
     what = advice.metric.title
     if advice.metric.percent:
-        return minus(f"{100 * gain.value:.1f} ± {100 * gain.error:.1f} points of {what}")
-    return minus(f"{gain.value:.3g} ± {gain.error:.2g} in {what}")
+        return minus(f"{100 * gain.value:+.1f} ± {100 * gain.error:.1f} points of {what}")
+    return minus(f"{gain.value:+.3g} ± {gain.error:.2g} in {what}")
 
 
 def _rounds(advice: Advice) -> int:
@@ -193,8 +210,8 @@ def markdown(advice: Advice, config: Path) -> str:
     lines += [method(advice.candidate), "", clients(advice), "", cost(advice), ""]
     lines += ["## Do next", "", "```", command(advice, config), check_command(advice, config), "```", ""]
     lines += ["## What was seen", "", "| | |", "|---|---|", *(f"| {name} | {said} |" for name, said in seen(advice)), ""]
-    lines += ["## What was tried", "", f"| method | rounds | {advice.metric.title} | why |", "|---|---|---|---|"]
-    lines += [f"| {name} | {rounds} | {value} | {why} |" for name, rounds, value, why in tried(advice)]
+    lines += ["## What was tried", "", f"| method | rounds | {advice.metric.title} | expected | why |", "|---|---|---|---|---|"]
+    lines += [f"| {' | '.join(row)} |" for row in tried(advice)]
     lines += ["", f"## What each client may expect of {advice.best_federated.label} over training alone", ""]
     lines += ["| client | training samples | validation samples | gain | |", "|---|---|---|---|---|"]
     lines += [f"| {' | '.join(client_row(each, advice))} |" for each in advice.clients]

@@ -64,9 +64,9 @@ def print_advice(advice: Advice, config: Path, console: Console) -> None:
     for name, said in words.seen(advice):
         facts.add_row(name, Text(said))
     console.print(facts)
-    tried = titled_table("what was tried", ("method", "rounds", advice.metric.title, "why"), text=["method", "why"])
-    for name, rounds, value, why in words.tried(advice):
-        tried.add_row(name, str(rounds), value, why)
+    tried = titled_table("what was tried", ("method", "rounds", advice.metric.title, "expected", "why"), text=["method", "why"])
+    for row in words.tried(advice):
+        tried.add_row(*map(Text, row))
     console.print(tried)
     _print_clients(advice, console)
     say(words.unknown(advice))
