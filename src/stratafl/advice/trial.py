@@ -6,6 +6,7 @@ one step of one client on one batch, of training and of tuning before use, as me
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import ceil, isfinite, log, sqrt
 
 import numpy as np
@@ -163,15 +164,16 @@ class Training:
         self.steps += steps_in(report.notes)
         self.bytes += report.down.total + report.up.total
 
-    def predictions(self, candidate: Candidate) -> Predictions:
-        """What the candidate's models give for validation samples; tuning them counts."""
-        sim, parts = self._deployed[candidate.name], []
+    def predictions(self, candidate: Candidate) -> tuple[Predictions, Predictions]:
+        """What the candidate's models give for validation and for training samples; tuning them counts."""
+        sim, found = self._deployed[candidate.name], list[tuple[Predictions, Predictions]]()
         with sim.arithmetic():
             for some in client_models(sim, self.progress, torch.arange(sim.setup.clients)):
                 rows = some.rows("deployed")
                 self.steps += steps_in(some.task.notes)  # type: ignore[attr-defined]
-                parts.append(row_predictions(sim, some.rnd, rows, some.ids, "validation"))
-        return joined(parts)
+                of = partial(row_predictions, sim, some.rnd, rows, some.ids)
+                found.append((of("validation"), of("train")))
+        return joined([each[0] for each in found]), joined([each[1] for each in found])
 
     def close(self) -> None:
         self.sim.runtime.close()
@@ -190,6 +192,7 @@ class Result:
     candidate: Candidate
     seen: Mapping[int, Predictions] = field(repr=False)  # by round
     score: float  # larger is better
+    fitted: float  # the score on training samples
     bytes_per_round: float = 0.0
     expected: float = float("nan")  # the score after all rounds, if its learning curve goes on
 
@@ -274,9 +277,10 @@ def _results(problem: Problem, training: Training, before: Mapping[str, Result])
     per_round = training.bytes / max(1, training.rounds)
     found = []
     for each in training.candidates:
-        given = training.predictions(each)
+        given, fitted = training.predictions(each)
         earlier = before[each.name].seen if each.name in before else {}
-        found.append(Result(each, {**earlier, training.rounds: given}, problem.score(given), per_round))
+        seen = {**earlier, training.rounds: given}
+        found.append(Result(each, seen, problem.score(given), problem.score(fitted), per_round))
     return found
 
 
@@ -301,9 +305,10 @@ def _rank(score: float) -> float:
 def expected(problem: Problem, results: Sequence[Result], kept: Tensor | None = None) -> list[float]:
     """The scores after all rounds, if errors go on falling as a power of the rounds; on the samples `kept`, or all.
 
-    e(T) = e(t)·(T/t)^−β with β = log(e(s)/e(t))/log(t/s) of the rounds s < t that were scored: between 0 and
-    `STEEPEST`, and drawn towards the mean of all candidates. Without an earlier round, and for metrics without a best
-    value, it is the score as it is.
+    Only the error that is left on training samples can still be trained away; what validation samples have above it
+    stays: e(T) = e(t) − a·(1 − (T/t)^−β), where a is the smaller of both errors, and β = log(e(s)/e(t))/log(t/s) of the
+    rounds s < t that were scored, between 0 and `STEEPEST` and drawn towards the mean of all candidates. Without an
+    earlier round, and for metrics without a best value, it is the score as it is.
     """
     scores = [_scored(problem, each.predictions, kept) for each in results]
     perfect = _perfect(problem)
@@ -317,13 +322,15 @@ def expected(problem: Problem, results: Sequence[Result], kept: Tensor | None = 
         for result, pair in zip(results, rounds, strict=True)
     ]
     own = [
-        log(e / l) / log(pair[1] / pair[0]) if isfinite(e) and isfinite(l) else 0.0
-        for e, l, pair in zip(early, late, rounds, strict=True)
+        log(before / after) / log(pair[1] / pair[0]) if isfinite(before) and isfinite(after) else 0.0
+        for before, after, pair in zip(early, late, rounds, strict=True)
     ]
     mean = sum(own) / len(own)
     slopes = [min(STEEPEST, max(0.0, mean + OWN * (each - mean))) for each in own]
+    left = [max(0.0, min(error, perfect - result.fitted)) for error, result in zip(late, results, strict=True)]
     return [
-        perfect - l * (problem.rounds / pair[1]) ** -slope for l, slope, pair in zip(late, slopes, rounds, strict=True)
+        perfect - error + part * (1 - (problem.rounds / pair[1]) ** -slope)
+        for error, part, slope, pair in zip(late, left, slopes, rounds, strict=True)
     ]
 
 
