@@ -8,7 +8,7 @@ from torch import Tensor
 
 from stratafl.errors import DataError, UnknownNameError
 from stratafl.evaluation import guard
-from stratafl.evaluation.guard import Gain, between_variance, choose, client_gains, shrink, utility
+from stratafl.evaluation.guard import Gain, between_variance, calibrated, choose, client_gains, shrink, utility
 from stratafl.evaluation.predictions import Predictions
 
 F64 = torch.float64
@@ -31,7 +31,7 @@ def test_shrinkage_of_two_clients_by_hand() -> None:
     assert isclose(between_variance(mean, error.square()), 0.07)
     shrunk, shrunk_error = shrink(mean, error)
     assert torch.allclose(shrunk, tensor(0.375, 0.025))  # 0.2 ± 0.875 · 0.2
-    assert torch.allclose(shrunk_error, tensor(*[sqrt(0.875**2 * 0.01 + 0.125**2 / 25)] * 2))  # Σ v = 2 / 0.08
+    assert torch.allclose(shrunk_error, tensor(*[sqrt(0.875 * 0.01 + 0.125**2 / 25)] * 2))  # Σ v = 2 / 0.08
 
 
 def test_shrinkage_with_unequal_errors_by_hand() -> None:
@@ -52,33 +52,42 @@ def test_standard_errors_by_hand() -> None:
     """d = 1, 0, 1, 1 of client 5 and 0, 0 of client 7: s² = 0.75 / 4; the sums of squares are 0.75 and 0."""
     gains = client_gains(tensor(1, 0, 1, 0, 1, 0), torch.tensor([5, 5, 5, 7, 5, 7]), [5, 7])
     assert (gains[0].mean, gains[1].mean) == (0.75, 0.0)
-    assert gains[0].error is not None and isclose(gains[0].error, sqrt((4 * 0.1875 + 0.75) / 7 / 4))
-    assert gains[1].error is not None and isclose(gains[1].error, sqrt(4 * 0.1875 / 5 / 2))
+    assert gains[0].error is not None
+    assert isclose(gains[0].error, sqrt((4 * 0.1875 + 0.75) / 7 / 4))
+    assert gains[1].error is not None
+    assert isclose(gains[1].error, sqrt(4 * 0.1875 / 5 / 2))
 
 
 def test_a_variance_of_zero_is_not_believed() -> None:
     """Every sample of every client is better: the variance is at least the mean square over the number of samples."""
     gains = client_gains(tensor(1, 1, 1, 1), torch.tensor([0, 0, 1, 1]), [0, 1])
-    assert gains[0].error is not None and isclose(gains[0].error, sqrt(4 * 0.25 / 5 / 2))
+    assert gains[0].error is not None
+    assert isclose(gains[0].error, sqrt(4 * 0.25 / 5 / 2))
 
 
 def test_one_client_is_its_own_federation() -> None:
     (gain,) = client_gains(tensor(1, 1, 1, 0), torch.zeros(4, dtype=torch.int64), [0])
-    assert gain.mean == 0.75 and gain.error is not None
-    assert gain.shrunk is not None and isclose(gain.shrunk, 0.75)
-    assert gain.shrunk_error is not None and isclose(gain.shrunk_error, gain.error)
+    assert gain.mean == 0.75
+    assert gain.error is not None
+    assert gain.shrunk is not None
+    assert isclose(gain.shrunk, 0.75)
+    assert gain.shrunk_error is not None
+    assert isclose(gain.shrunk_error, gain.error)
 
 
 def test_a_client_without_samples_gets_the_mean_of_the_federation() -> None:
     gains = client_gains(tensor(1, 0, 1, 1), torch.tensor([0, 0, 1, 1]), [0, 1, 2])
     assert (gains[2].mean, gains[2].error) == (None, None)
-    assert gains[2].shrunk is not None and 0.5 < gains[2].shrunk < 1
+    assert gains[2].shrunk is not None
+    assert 0.5 < gains[2].shrunk < 1
 
 
 @pytest.mark.parametrize("client", [[], [3]])
 def test_without_a_variance_everybody_is_safe(client: list[int]) -> None:
     """No sample at all, or one: nobody can tell."""
-    found = choose({"tuned": sure(client, [True] * len(client)), "local": sure(client, [False] * len(client))}, clients=[3])
+    found = choose(
+        {"tuned": sure(client, [True] * len(client)), "local": sure(client, [False] * len(client))}, clients=[3]
+    )
     assert found[3].candidate == "local"
     assert found[3].samples == len(client)
     assert found[3].gains["tuned"].shrunk is None
@@ -118,11 +127,33 @@ def test_a_small_common_gain_convinces_a_client_that_could_not_tell_alone() -> N
     assert alone[0].candidate == "local"
 
 
-def test_utility_is_half_hit_and_half_brier() -> None:
-    scores = torch.tensor([[0.75, 0.25], [0.25, 0.75]])
-    given = Predictions(torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64), scores)
-    right, wrong = 1 - 0.25**2, 1 - 0.75**2  # 1 − ½ Σ (p − 1)²
-    assert torch.allclose(utility(given), tensor((1 + right) / 2, wrong / 2))
+def test_utility_is_a_brier_score_of_calibrated_probabilities() -> None:
+    """Three of four are right at 90 %: with β = ½ it is 75 %, since the odds are 9 and 3, so (1 − p)² = 0.0625."""
+    scores = torch.tensor([[0.9, 0.1]]).repeat(4, 1)
+    y = torch.tensor([0, 0, 0, 1])
+    given = Predictions(torch.zeros(4, dtype=torch.int64), y, scores)
+    assert torch.allclose(calibrated(given)[:, 0], tensor(0.75, 0.75, 0.75, 0.75), atol=0.01)  # a grid of β
+    assert torch.allclose(utility(given), tensor(0.9375, 0.9375, 0.9375, 0.4375), atol=0.01)
+
+
+def test_confidence_alone_is_no_gain() -> None:
+    """The same answers, with more confidence: the same utility."""
+    torch.manual_seed(0)
+    logits, client = torch.randn(300, 5), torch.arange(300) % 3
+    y = torch.where(torch.arange(300) % 4 == 0, torch.arange(300) % 5, logits.argmax(1))
+    plain, sharp = (Predictions(client, y, torch.softmax(power * logits, 1)) for power in (0.5, 2.0))
+    assert (plain.losses().mean() - sharp.losses().mean()).abs() > 0.05
+    assert (utility(plain) - utility(sharp)).abs().max() < 0.02
+
+
+def test_calibration_of_few_samples_follows_the_federation() -> None:
+    """Client 0 has a wrong answer at 90 %, 200 others are right in three of four: it is still called 72 % or so."""
+    client = torch.tensor([0] + [1] * 200)
+    y = torch.tensor([1] + [int(at % 4 == 0) for at in range(200)])
+    given = Predictions(client, y, torch.tensor([[0.9, 0.1]]).repeat(201, 1))
+    found = calibrated(given)
+    assert 0.6 < float(found[0, 0]) < 0.72
+    assert isclose(float(found[1, 0]), 0.75, abs_tol=0.015)
 
 
 def test_utility_of_numbers_is_minus_the_squared_error() -> None:
@@ -135,7 +166,9 @@ def test_scale_does_not_matter() -> None:
     d, client = tensor(0.5, 0.1, -0.2, 0.4, 0.6, 0.1), torch.tensor([0, 0, 0, 1, 1, 1])
     ones, thousands = client_gains(d, client, [0, 1]), client_gains(1000 * d, client, [0, 1])
     for one, many in zip(ones, thousands, strict=True):
-        assert one.shrunk is not None and many.shrunk is not None and isclose(many.shrunk, 1000 * one.shrunk)
+        assert one.shrunk is not None
+        assert many.shrunk is not None
+        assert isclose(many.shrunk, 1000 * one.shrunk)
         assert one.convincing == many.convincing
 
 
@@ -149,5 +182,5 @@ def test_different_samples_are_refused() -> None:
 def test_an_infinite_error_has_no_weight() -> None:
     shrunk, shrunk_error = shrink(tensor(0.4, 0.0, 9.9), tensor(0.1, 0.1, inf))
     assert torch.allclose(shrunk, tensor(0.375, 0.025, 0.2))
-    assert isclose(float(shrunk_error[2]), sqrt(1 / 25))
+    assert isclose(float(shrunk_error[2]), sqrt(0.07 + 1 / 25))
     assert guard.SAFE == "local"

@@ -106,7 +106,7 @@ def report(
     out: Annotated[Path | None, option("--out -o FILE", "Write the HTML report.")] = None,
     csv: Annotated[Path | None, option("--csv FILE", "Write the table as CSV.")] = None,
     svg: Annotated[Path | None, option("--svg FILE", "Draw the table as a picture.")] = None,
-    target: Annotated[float | None, option("--target A", "Show the cost to reach this accuracy, 0 to 1.")] = None,
+    target: Annotated[float | None, option("--target A", "Show the cost to reach this score, such as 0.9.")] = None,
 ) -> None:
     """Rank runs in a table, or write one HTML file with curves, clients, layers and more."""
     from stratafl.cli.report import report

@@ -34,7 +34,9 @@ Jobs = Annotated[int, option("--jobs -j N", "Processes that share the runs.", mi
 AsJson = Annotated[bool, option("--json", "Print JSON instead of tables.")]
 
 SHORT_FOR = {
-    **{"algorithm": "algorithm.name", "model": "model.name", "data": "data.name", "lab": "evaluate.lab"},
+    **{"algorithm": "algorithm.name", "model": "model.name", "data": "data.name"},
+    **{"lab": "evaluate.lab", "metric": "evaluate.metric"},
+    "guard": "evaluate.guard",
     **{name: f"run.{name}" for name in ("rounds", "protocol", "seed", "device", "engine", "precision", "memory_limit")},
     "log": "log.to",
 }
@@ -75,7 +77,9 @@ class RunOptions:
     engine: Annotated[str | None, option("--engine NAME", "auto, stacked or loop.")] = None
     precision: Annotated[str | None, option("--precision NAME", "fp32, tf32 or bf16.")] = None
     memory_limit: Annotated[str | None, option("--memory-limit SIZE", "Bytes a run may use, such as 8GB.")] = None
+    metric: Annotated[str | None, option("--metric NAME", "What methods are ranked by, such as auroc.")] = None
     lab: Annotated[int | None, option("--lab N", "Layer diagnostics every N rounds.")] = None
+    guard: Annotated[bool | None, option("--guard", "End with a choice per client.")] = None
     log: Annotated[str | None, option("--log NAMES", "tensorboard, mlflow, wandb.")] = None
     trust: Trust = False
 

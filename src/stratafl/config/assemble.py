@@ -188,8 +188,6 @@ def simulation_of(
     tuning = tuning or {}
     algorithm = algorithm_of(experiment, trust)
     federation, model, run = federation_of(experiment), experiment.model, experiment.run
-    if federation.classes is None and experiment.stop.target is not None:
-        raise RecordError("stop.target is an accuracy, and this data has no classes: use stop.patience")
     compile = run.compile
     if compile == "auto" and tuning.get("compiled") is not None:
         compile = "on" if tuning["compiled"] else "off"

@@ -20,6 +20,7 @@ from stratafl.data.labels import TARGETS
 from stratafl.data.reading import NORMALISED
 from stratafl.data.splitting import SPLIT
 from stratafl.errors import unknown
+from stratafl.evaluation.metrics import METRICS, named_metric
 from stratafl.execute.memory import Store
 from stratafl.models import MODELS
 from stratafl.policies import SGD
@@ -44,6 +45,17 @@ class MethodName(Named):
     def check(self, key: str, value: str) -> None:
         if is_composition(value):
             parse_composition(value)
+        else:
+            super().check(key, value)
+
+
+@dataclasses.dataclass(frozen=True)
+class MetricName(Named):
+    """A metric of the catalogue, which may say a specificity, a choice by the data, or a path."""
+
+    def check(self, key: str, value: str) -> None:
+        if "@" in value and ":" not in value:
+            named_metric(value)
         else:
             super().check(key, value)
 
@@ -163,23 +175,44 @@ class EvaluateTable:
 
     every: Annotated[int, Some, "rounds between evaluations; the last round always is"] = 1
     clients: Annotated[int, SomeOrNone, "evaluate so many clients, always the same ones; 0: all"] = 0
+    metric: Annotated[
+        str,
+        MetricName(("auto", "plain", *METRICS), paths=True),
+        "what rounds are selected and methods ranked by: a [metric](metrics.md), or `package.module:function`; `auto`:",
+        "`accuracy`, or `balanced_accuracy` where the largest class has more than 60 % of the samples, `mse` for",
+        "numbers; `plain`: `accuracy` or `mse`, whatever the data",
+    ] = "auto"
+    average: Annotated[
+        Literal["auto", "samples", "clients"],
+        "the metric over all samples, or its mean over clients; `auto`: as [metrics](metrics.md) says",
+    ] = "auto"
+    better: Annotated[
+        Literal["auto", "larger", "smaller"],
+        "which values of a metric of your own are better; `auto`: as its `larger_is_better` says, or else larger ones",
+    ] = "auto"
     select: Annotated[
         Literal["validation", "best", "last"],
-        "the round that counts: by validation, by test accuracy (as many papers do), or the last",
+        "the round that counts: by the metric on validation data, on test data (as many papers do), or the last",
     ] = "validation"
     stage: Annotated[
         Literal["received", "trained", "deployed", "global"],
         "the models that count: as received, right after training, deployed, or the global one",
     ] = "deployed"
-    average: Annotated[Literal["samples", "clients"], "accuracy over all samples, or its mean over clients"] = "samples"
+    guard: Annotated[
+        bool,
+        "at the end, each client takes the model that is best for it on its validation samples, or stays with local",
+        "training, see [guard](guard.md)",
+    ] = False
     lab: Annotated[int, SomeOrNone, "rounds between looks at every layer (conflicts, CKA, weights …); 0: never"] = 0
 
 
 @record
 class StopTable:
-    """When to stop early, by the validation accuracy of deployed models."""
+    """When to stop early, by the metric of deployed models on validation data."""
 
-    target: Annotated[float | None, Range(above=0, most=1), "stop when this validation accuracy is reached"] = None
+    target: Annotated[
+        float | None, Range(above=0, most=1e12), "stop when the metric reaches this on validation data, such as 0.9"
+    ] = None
     patience: Annotated[int | None, Some, "stop when so many evaluations have brought no more than `margin`"] = None
     margin: Annotated[float, Range(least=0, most=1e12), "what counts as progress"] = 0.005
 

@@ -9,21 +9,23 @@
 `guard.py` decides between them; `runs/guard.py` trains the local models and writes down what was chosen.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from stratafl.algorithms import local
+from stratafl.core.algorithm import Algorithm
 from stratafl.core.layers import select
 from stratafl.core.layout import Rows
+from stratafl.core.records import from_settings, to_settings
 from stratafl.core.reprs import short_repr
 from stratafl.core.state import join, rows_of
-from stratafl.errors import unknown
+from stratafl.errors import DataError, unknown
 from stratafl.evaluation.evaluate import ClientModels, client_models, deployed, same_tensors
-from stratafl.evaluation.guard import SAFE, Choice
-from stratafl.evaluation.predictions import Predictions, joined, row_predictions
+from stratafl.evaluation.guard import SAFE, Choice, choose
+from stratafl.evaluation.predictions import Predictions, joined, predictions_of_rows
 from stratafl.execute import Progress, Simulation
 from stratafl.execute.context import client_state_format
 from stratafl.execute.memory import choose_store, limit_left
@@ -33,6 +35,7 @@ from stratafl.policies.train import tuning
 TUNED, HEAD_TUNED = "fine-tuned", "head fine-tuned"
 EPOCHS = 5  # of fine-tuning
 LAYERS = {TUNED: select("all"), HEAD_TUNED: select("head")}
+STAGES_AND_TUNED = ("received", *LAYERS)
 ByCandidate = dict[str, Predictions]
 
 
@@ -43,8 +46,8 @@ class Candidates:
 
     sim: Simulation
     progress: Progress
-    alone: Simulation
-    alone_progress: Progress
+    alone: Simulation | None = None
+    alone_progress: Progress | None = None
     train: SGD = SGD()
     stage: str = "deployed"
     epochs: int = EPOCHS
@@ -52,36 +55,47 @@ class Candidates:
     def predictions(self, ids: Tensor, splits: Sequence[str]) -> dict[str, ByCandidate]:
         """By split and candidate, what the models of these clients give for their own samples."""
         parts: dict[str, dict[str, list[Predictions]]] = {split: {} for split in splits}
-        for some, models in self._groups(ids):
+        for some in client_models(self.sim, self.progress, self.sim.checked(ids)):
+            models = {name: self._rows(name, some) for name in (*STAGES_AND_TUNED, SAFE)}
+            own = some.rows(self.stage)
+            if not any(same_tensors(own, models[stage]) for stage in STAGES_AND_TUNED):
+                models = {"received": models["received"], self.stage: own, **models}
             for split in splits:
-                for name, (sim, rows) in models.items():
-                    given = row_predictions(sim, some.rnd, rows, some.ids, split)
+                for name, rows in models.items():
+                    sim, progress = self._alone() if name == SAFE else (self.sim, self.progress)
+                    given = predictions_of_rows(sim, progress, rows, some.ids, split)
                     parts[split].setdefault(name, []).append(given)
         return {split: {name: joined(each) for name, each in found.items()} for split, found in parts.items()}
 
     def rows(self, name: str, ids: Tensor) -> Rows:
         """The models of these clients that are this candidate."""
-        found = []
-        for _, models in self._groups(ids):
-            if name not in models:
-                raise unknown("candidate", name, models)
-            found.append({"rows": models[name][1]})
-        return rows_of(join(found), "rows")
+        known = (*STAGES_AND_TUNED, self.stage, SAFE)
+        if name not in known:
+            raise unknown("candidate", name, known)
+        groups = client_models(self.sim, self.progress, self.sim.checked(ids))
+        return rows_of(join([{"rows": self._rows(name, some)} for some in groups]), "rows")
 
-    def _groups(self, ids: Tensor) -> Iterator[tuple[ClientModels, dict[str, tuple[Simulation, Rows]]]]:
-        """Some clients at a time, as many as memory allows: every candidate with the simulation it belongs to."""
-        for some in client_models(self.sim, self.progress, self.sim.checked(ids)):
-            with self.sim.arithmetic():
-                received, own = some.rows("received"), some.rows(self.stage)
-                models = {"received": (self.sim, received)}
-                if self.stage != "received" and not same_tensors(received, own):
-                    models[self.stage] = (self.sim, own)
-                for name, layers in LAYERS.items():
-                    step = tuning(self.train, self.epochs, layers, name)
-                    tuned = rows_of(step(some.rnd, {step.row: received}, some.task), step.row)
-                    models[name] = (self.sim, tuned)
-            models[SAFE] = (self.alone, deployed(self.alone, self.alone_progress, some.ids))
-            yield some, models
+    def _rows(self, name: str, some: ClientModels) -> Rows:
+        if name == SAFE:
+            return deployed(*self._alone(), some.ids)
+        with self.sim.arithmetic():
+            if name not in LAYERS:
+                return some.rows(name)
+            step = tuning(self.train, self.epochs, LAYERS[name], name)
+            return rows_of(step(some.rnd, {step.row: some.rows("received")}, some.task), step.row)
+
+    def _alone(self) -> tuple[Simulation, Progress]:
+        if self.alone is None or self.alone_progress is None:
+            raise DataError("there are no local models: train them with stratafl.runs.guard:train_alone")
+        return self.alone, self.alone_progress
+
+
+def local_descent(algorithm: Algorithm) -> SGD:
+    """The learning rate, batches and so on with which clients train; without what a method adds to a descent."""
+    records = getattr(algorithm, "records", (algorithm,))
+    steps = (step for each in records for step in getattr(each, "train", ()) if isinstance(step, SGD))
+    own = next(steps, SGD())
+    return replace(from_settings("train", SGD, to_settings(own)), epochs=max(1, own.epochs))
 
 
 def alone_like(sim: Simulation, train: SGD) -> Simulation:
@@ -93,10 +107,35 @@ def alone_like(sim: Simulation, train: SGD) -> Simulation:
     return replace(sim, algorithm=algorithm, store=store, diagnosed_clients=0)
 
 
-def guarded_predictions(found: ByCandidate, choices: Mapping[int, Choice]) -> Predictions:
-    """Of the predictions of all candidates, those of the one that each client takes."""
-    parts = []
-    for name, given in found.items():
-        taken = torch.tensor([client for client, choice in choices.items() if choice.candidate == name])
-        parts.append(given.at(torch.isin(given.client, taken).nonzero()[:, 0]))
-    return joined(parts)
+@short_repr
+@dataclass(frozen=True, eq=False)
+class GuardedModels:
+    """Candidates, and what each client takes of them."""
+
+    candidates: Candidates
+    choices: Mapping[int, Choice]
+    found: Mapping[str, ByCandidate]  # predictions by split and candidate
+
+    def predictions(self, split: str) -> Predictions:
+        """What the model that each client takes gives for its own samples."""
+        parts = []
+        for name, given in self.found[split].items():
+            taken = torch.tensor(self.clients(name), dtype=torch.int64)
+            parts.append(given.at(torch.isin(given.client, taken).nonzero()[:, 0]))
+        return joined(parts)
+
+    def clients(self, name: str) -> list[int]:
+        """The clients that take this candidate."""
+        return [client for client, choice in self.choices.items() if choice.candidate == name]
+
+    def rows(self, client: int) -> Rows:
+        """The model that a client takes."""
+        return self.candidates.rows(self.choices[client].candidate, torch.tensor([client]))
+
+
+def guarded(candidates: Candidates, ids: Tensor, splits: Sequence[str]) -> GuardedModels:
+    """What each of these clients takes, by its validation samples."""
+    found = candidates.predictions(ids, splits)
+    if "validation" not in found:
+        raise DataError("the guard chooses on validation samples: set data.validation, such as 0.1")
+    return GuardedModels(candidates, choose(found["validation"], clients=ids.tolist()), found)

@@ -2,7 +2,7 @@
 
 Stages, everywhere: `received` (where training would start), `trained` (right after local training, for those who took
 part) and `deployed` (what a client would use in production; may be tuned on its training split). `global` is the
-server's model for all clients, in methods that have one besides what they send.
+server's model for all clients, in methods that have one besides what they send, or that send everybody the same.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,7 +41,7 @@ class ClientModels:
     def rows(self, stage: str) -> Rows:
         algorithm = self.sim.algorithm
         if stage == "global":
-            shared = rows_of(self.server, str(algorithm.global_model))
+            shared = rows_of(self.server, str(global_field(self.sim, self.server)))
             return {**self.rows("received"), **expand(shared, len(self.ids))}
         if stage == "received":
             return rows_of(self.client, algorithm.row)
@@ -59,9 +59,25 @@ class ClientModels:
         found: dict[str, T] = {}
         for split in splits:
             for stage, rows in models.items():
-                twins = [s for s in models if s != stage and f"{split}.{s}" in found and _same(models[s], rows)]
+                twins = [s for s in models if s != stage and f"{split}.{s}" in found and same_tensors(models[s], rows)]
                 found[f"{split}.{stage}"] = found[f"{split}.{twins[0]}"] if twins else given(rows, split)
         return found
+
+
+def global_field(sim: Simulation, server: State) -> str | None:
+    """The server's field that is a model for all clients: one that the method names, or what it sends to everybody.
+
+    A method sends everybody the same if the server has the whole model and clients keep nothing of theirs.
+    """
+    algorithm = sim.algorithm
+    if algorithm.global_model is not None:
+        return algorithm.global_model
+    row, layout = algorithm.row, sim.setup.layout
+    held, kept = server.get(row), algorithm.enrol(sim.setup, torch.tensor([0]))
+    if not isinstance(held, dict) or row in kept:
+        return None
+    whole = all(name in held and held[name].shape == layout.specs[name].shape for name in layout.trainable())
+    return row if whole else None
 
 
 def received(sim: Simulation, progress: Progress, ids: Tensor) -> Rows:
@@ -161,5 +177,5 @@ def _score(sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, split: str) -> 
         return sim.task(ids, rnd, splits=(split,)).scores(rows, split)
 
 
-def _same(a: Rows, b: Rows) -> bool:
+def same_tensors(a: Rows, b: Rows) -> bool:
     return a.keys() == b.keys() and all(x is b[name] for name, x in a.items())

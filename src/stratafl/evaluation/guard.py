@@ -12,10 +12,11 @@ gain, the more the noisier it is and the less clients differ (empirical Bayes, n
     v_i  = 1 / (e_i² + τ²)    μ = Σ v_i g_i / Σ v_i       the federation's mean gain, of variance 1 / Σ v_i
     b_i  = τ² / (τ² + e_i²)
     γ_i  = μ + b_i (g_i − μ)                              the shrunk gain
-    ε_i² = b_i e_i² + (1 − b_i)² / Σ v_i                  the square of its standard error
+    ε_i² = b_i e_i² + (1 − b_i)² / Σ v_i                  the square of its standard error, as a prediction of the truth
 
 Client i takes the candidate with the largest γ_i among those with γ_i > ε_i, and the safe choice if there is none. A
-client without validation samples has b_i = 0: it takes what the federation's mean says, if clients differ little.
+client without validation samples has b_i = 0 and ε_i² = τ² + 1 / Σ v_i: it takes what the federation's mean says, if
+clients differ little. `docs/guard.md` has the experiments behind `utility`.
 """
 
 from collections import Counter
@@ -33,6 +34,9 @@ from stratafl.evaluation.predictions import Predictions
 SAFE = "local"
 STEADY = 4.0  # ν₀: so many samples of the federation's variance are added to each client's own
 SMALLEST = 1e-12  # a standard error of 0 is taken as this
+COMMON = 10.0  # so many samples of the federation count when a client's probabilities are calibrated
+POWERS = 2 ** (torch.arange(-36, 37, dtype=torch.float64) / 8)  # β from 1/23 to 23, in steps of 9 %
+TINY = 1e-12  # the least probability
 
 
 @dataclass(frozen=True)
@@ -93,10 +97,31 @@ def choose(
 
 
 def utility(predictions: Predictions) -> Tensor:
-    """How good each prediction is, `[n]` in float64; larger is better."""
+    """How good each prediction is, `[n]` in float64: 1 − ½·Brier score of classes, minus the squared error of numbers.
+
+    Whether a prediction is right says too little of ten samples, so its probabilities count. They are calibrated first:
+    a model that was trained longer is only more confident, which says nothing of its accuracy.
+    """
     if not predictions.labelled:
         return -predictions.losses()
-    return predictions.hits().double()
+    chances = calibrated(predictions)
+    right = chances.gather(1, predictions.y[:, None])[:, 0]
+    return 1 - (chances.square().sum(1) - 2 * right + 1) / 2
+
+
+def calibrated(predictions: Predictions) -> Tensor:
+    """Its probabilities to the power β and normalised, `[n, K]`, with the β of each client that fits the labels best.
+
+    To a client's own log-loss the mean of the federation's is added, as much as of `COMMON` samples, so that a client
+    with few samples has about everybody's β.
+    """
+    logs, y = predictions.scores.double().clamp(min=TINY).log(), predictions.y[:, None]
+    if not len(logs):
+        return predictions.scores.double()
+    place = predictions.client.unique(return_inverse=True)[1]
+    losses = [-torch.log_softmax(beta * logs, 1).gather(1, y)[:, 0] for beta in POWERS.tolist()]
+    own = torch.stack([_sums(loss, place, int(place.max()) + 1) + COMMON * loss.mean() for loss in losses])
+    return torch.softmax(POWERS[own.argmin(0)][place][:, None] * logs, 1)
 
 
 def client_gains(difference: Tensor, client: Tensor, ids: Sequence[int]) -> list[Gain]:

@@ -7,6 +7,7 @@ number per client, NaN where it is not defined. Scores are probabilities of K cl
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -36,6 +37,16 @@ class Metric:
     percent: bool = True  # whether it is a share, written in per cent
     summed: bool = False  # whether each client's hits and loss are enough to know it
 
+    @property
+    def key(self) -> str:
+        """What lines of rounds and clients call it: `test.deployed.auroc`."""
+        return "loss" if self.name == "mse" else self.name
+
+    @property
+    def sign(self) -> int:
+        """1 or −1: times this, larger values are better."""
+        return 1 if self.larger_is_better else -1
+
     def __call__(self, y: Tensor, scores: Tensor, weight: Tensor) -> Tensor:
         """The metric of each client, float64 `[C]`."""
         real = weight > 0
@@ -49,7 +60,11 @@ class Metric:
         return values.double().masked_fill(~sound, float("nan"))
 
     def better(self, value: float, than: float) -> bool:
-        return value > than if self.larger_is_better else value < than
+        return self.sign * value > self.sign * than
+
+    def written(self, value: float) -> str:
+        """A value as people read it."""
+        return f"{100 * value:.1f} %" if self.percent else f"{value:.4g}".replace("-", "−")
 
 
 def confusion(y: Tensor, scores: Tensor, weight: Tensor) -> Tensor:
@@ -279,6 +294,7 @@ METRICS: dict[str, Metric] = _named(
 )
 
 
+@cache
 def named_metric(name: str) -> Metric:
     """The metric of this name, which may be `sensitivity@0.95`, at another specificity."""
     if name in METRICS:

@@ -19,6 +19,7 @@ from stratafl.core.task import Scores
 from stratafl.errors import DataError
 from stratafl.evaluation.evaluate import ClientModels, client_models
 from stratafl.evaluation.metrics import Metric, confusion, label_losses
+from stratafl.execute.executors import evaluation_size
 from stratafl.execute.packing import sendable
 from stratafl.execute.process_group import ProcessGroup
 from stratafl.execute.simulation import Progress, Simulation
@@ -120,7 +121,7 @@ class Predictions:
 
     def summed(self, ids: Tensor) -> Scores:
         """Hits, loss and samples of these clients."""
-        place = torch.full((int(max([*ids.tolist(), *self.clients])) + 1,), -1).scatter(0, ids, torch.arange(len(ids)))
+        place = torch.full((max([-1, *ids.tolist(), *self.clients]) + 1,), -1).scatter(0, ids, torch.arange(len(ids)))
         at = place[self.client]
         hits, loss = (torch.zeros(len(ids), dtype=torch.float64) for _ in range(2))
         count = torch.bincount(at, minlength=len(ids))
@@ -194,6 +195,17 @@ def _of_models(some: ClientModels, splits: Sequence[str], stages: Sequence[str])
     return some.each(splits, stages, given)
 
 
+def trained_predictions(
+    sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, splits: Sequence[str]
+) -> StagePredictions:
+    """Predictions of models right after training, as `Simulation.round(examine=…)` shows them."""
+    size, found = evaluation_size(sim, len(ids)), list[StagePredictions]()
+    for at in range(0, len(ids), size):
+        some, mine = {name: x[at : at + size] for name, x in rows.items()}, ids[at : at + size]
+        found.append({f"{split}.trained": row_predictions(sim, rnd, some, mine, split) for split in splits})
+    return join_stages(found)
+
+
 def row_predictions(sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, split: str) -> Predictions:
     with sim.arithmetic():
         place, y, outputs = sim.task(ids, rnd, splits=(split,)).outputs(rows, split)
@@ -205,7 +217,15 @@ def row_predictions(sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, split:
 
 
 def join_stages(parts: Sequence[StagePredictions]) -> StagePredictions:
-    return {key: joined([part[key] for part in parts]) for key in parts[0]} if parts else {}
+    """The samples of all parts; stages that share their predictions go on sharing them."""
+    found: StagePredictions = {}
+    known: dict[tuple[int, ...], Predictions] = {}
+    for key in parts[0] if parts else ():
+        same = tuple(id(part[key]) for part in parts)
+        if same not in known:
+            known[same] = joined([part[key] for part in parts])
+        found[key] = known[same]
+    return found
 
 
 def gather_predictions(process_group: ProcessGroup, mine: StagePredictions) -> StagePredictions:

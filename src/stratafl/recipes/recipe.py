@@ -136,6 +136,7 @@ class Recipe:
         layers = (self.settings, column.settings, stand_in, row.settings, self.at(scale).settings)
         method = {key: value for each in layers for key, value in each.items()}.get("algorithm.name")
         first = {"run.protocol": self.protocol} | ({"algorithm.name": method} if method else {})
+        first["evaluate.metric"] = "plain"  # papers print accuracies
         made = with_values(Experiment(), first)
         for layer in layers:
             given = {k: v for k, v in _for(method, layer).items() if k != "algorithm.name"}

@@ -243,10 +243,21 @@ class Reproduction:
 def run_name(experiment: Experiment, trust: Trust | bool = NOTHING) -> str:
     """The name of the run directory of an experiment: method, data, model, and a digest of all settings."""
     told = to_tables(completed(experiment, trust))
-    told["data"] = {key: value for key, value in told["data"].items() if BEFORE.get(key) != value}  # older runs lack it
+    _as_before(told)
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
     name = f"{experiment.algorithm.name}-{Path(experiment.data.name).stem}-{experiment.model.name}"
     return f"{''.join(c if c.isalnum() else '-' for c in name)}-{digest}"
+
+
+def _as_before(told: dict[str, dict[str, Any]]) -> None:
+    """Settings as they were before some of their keys came: the same experiment keeps its name."""
+    for table, then in BEFORE.items():
+        told[table] = {key: value for key, value in told[table].items() if then.get(key) != value}
+    evaluate = told["evaluate"]
+    if evaluate.get("better") == "auto":
+        del evaluate["better"]
+    if evaluate["average"] == "auto" and "metric" not in evaluate:
+        evaluate["average"] = "samples"
 
 
 def relative(seconds: Numbers) -> Numbers:

@@ -15,6 +15,7 @@ import tomli_w
 from stratafl.algorithms import ALGORITHMS
 from stratafl.config.assemble import completed, simulation_of
 from stratafl.config.experiment import Experiment, from_stored, read_toml, to_tables, with_values
+from stratafl.config.metrics import AUTO, PLAIN, with_metric
 from stratafl.config.settings import Settings, parse_settings
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.annotations import WHOLE
@@ -22,11 +23,13 @@ from stratafl.core.reprs import short_repr
 from stratafl.errors import BusyError, RecordError, RunError, counted, shown
 from stratafl.files import is_plain, is_plain_folder, write_atomically
 from stratafl.runs.directory import COMPARISON, check_config, config_of, is_run, new_folder, refuse_existing
+from stratafl.runs.distributed import check_stage
 from stratafl.runs.format import FORMAT, check_format
 from stratafl.runs.json_files import is_list_of
 from stratafl.runs.run import Run, with_absolute_paths
 
 SEEDS = 10_000  # of a comparison, at most
+OPEN = (AUTO, PLAIN)  # settings that each run makes definite by its data
 
 
 @short_repr
@@ -103,7 +106,8 @@ class Comparison:
         for member in made.members():
             if member.seed == first:
                 # Errors of any method come before the first one runs.
-                simulation_of(member.experiment, trust=trust)
+                sim = simulation_of(member.experiment, trust=trust)
+                check_stage(with_metric(member.experiment, sim.runtime.federation, trust).evaluate.stage, sim)
         refuse_existing(folder)
         with new_folder(folder) as partial:
             write_atomically(partial / COMPARISON, tomli_w.dumps(made._tables()).encode())
@@ -116,8 +120,9 @@ class Comparison:
         made = replace(cls.read(folder), trust=trust)
         for member in made.members():
             if is_run(member.folder):
-                begun = to_tables(config_of(member.folder))
-                check_config(folder / COMPARISON, begun, to_tables(completed(member.experiment, trust)))
+                begun, today = to_tables(config_of(member.folder)), to_tables(completed(member.experiment, trust))
+                chosen = {key: begun["evaluate"][key] for key, value in today["evaluate"].items() if value in OPEN}
+                check_config(folder / COMPARISON, begun, today | {"evaluate": today["evaluate"] | chosen})
         return made
 
     @classmethod

@@ -9,6 +9,7 @@ clients.jsonl        one line per evaluated client and round
 layers.jsonl         one line per layer and round
 checkpoint/          the last two states, each with that of the selected round
 predictions.safetensors   what the models that count give for every validation and test sample, at the end
+guard/               what each client takes at the end, if the run is guarded (guard.py)
 memories.bin         the states of clients, if they are kept on disk
 """
 
@@ -38,6 +39,7 @@ except ImportError:  # Windows
 CONFIG, ENVIRONMENT, PREPROCESSING, ROUNDS = "config.toml", "environment.json", "preprocessing.json", "rounds.jsonl"
 JOURNALS = ("rounds", "clients", "layers")
 CHECKPOINTS, CLIENT_STATES = "checkpoint", "memories.bin"
+GUARD, CHOICES = "guard", "guard.json"  # a folder in a run directory, and the file in it that tells it from a run
 COMPARISON = "compare.toml"  # in a folder that holds the runs of a comparison
 
 
@@ -86,6 +88,13 @@ def new_folder(folder: Path) -> Iterator[Path]:
             partial.mkdir(parents=True)
             yield partial
         sync_folder(folder.absolute().parent)
+
+
+def refuse_guard(folder: Path) -> None:
+    """Raise if a folder is what the guard of a run came to, which reads like a run but holds no state of one."""
+    if (folder / CHOICES).exists():
+        whole = shlex.quote(str(folder.parent))
+        raise RunError(f"'{folder}' is what the guard of a run came to, not a run: give the run itself, {whole}")
 
 
 def clear_partial(folder: Path) -> None:

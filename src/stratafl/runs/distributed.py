@@ -6,10 +6,12 @@ from typing import Any, Self
 
 from stratafl.config.assemble import simulation_of
 from stratafl.config.experiment import Experiment, from_tables, to_tables
+from stratafl.config.metrics import metric_for
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.reprs import short_repr
-from stratafl.errors import RunError
+from stratafl.errors import RecordError, RunError
 from stratafl.evaluation import LayerDiagnostics
+from stratafl.evaluation.evaluate import global_field
 from stratafl.evaluation.measure import Line
 from stratafl.evaluation.predictions import Predictions, predict_in_shares, stage_predictions
 from stratafl.evaluation.trial import Trial
@@ -43,10 +45,24 @@ class RoundMessage:
 sendable(StartMessage, RoundMessage)
 
 
-def trial_of(experiment: Experiment, sim: Simulation, process_group: ProcessGroup) -> Trial:
+def trial_of(
+    experiment: Experiment, sim: Simulation, process_group: ProcessGroup, trust: Trust | bool = NOTHING
+) -> Trial:
+    """The trial of an experiment; refused if its metric does not fit the data, or its stage the method."""
     evaluate = experiment.evaluate
     executor = Matrix() if process_group.world_size == 1 else Distributed(process_group)
-    return Trial(sim, evaluate.every, evaluate.clients, LayerDiagnostics(evaluate.lab), executor)
+    lab = LayerDiagnostics(evaluate.lab)
+    metric = metric_for(evaluate, sim.runtime.federation, trust)
+    return Trial(sim, evaluate.every, evaluate.clients, lab, executor, metric, evaluate.stage)
+
+
+def check_stage(stage: str, sim: Simulation) -> None:
+    """Raise if the models that should count do not exist."""
+    if stage == "global" and global_field(sim, sim.start().server) is None:
+        raise RecordError(
+            "evaluate.stage = 'global' has no effect with this method, which has no model for all clients; "
+            "choose one of: received, trained, deployed"
+        )
 
 
 def refuse_disk(process_group: ProcessGroup, sim: Simulation) -> None:
@@ -128,14 +144,15 @@ class Follower:
                 raise RunError(
                     f"rank {process_group.rank} finds another {what} than rank 0: use the same files on all ranks"
                 )
-        self.trial = trial_of(self.experiment, self.sim, process_group)
+        self.trial = trial_of(self.experiment, self.sim, process_group, trust)
         self.progress, selected = _both_dealt(process_group, self.sim, None, None)
         self._selection = Selection.of(self.history, self.experiment.evaluate, selected)
         self._saved = self.progress.t
 
     @property
     def finished(self) -> bool:
-        return self.progress.t >= self.trial.rounds or stop_reason(self.history, self.experiment.stop) is not None
+        stop, evaluate = self.experiment.stop, self.experiment.evaluate
+        return self.progress.t >= self.trial.rounds or stop_reason(self.history, stop, evaluate) is not None
 
     def rounds(self) -> Iterator[Line]:
         while not self.finished:

@@ -7,6 +7,7 @@ journals were. A resumed run cuts the journals back to that and repeats the miss
 
 import hashlib
 import os
+import shutil
 import signal
 import threading
 import time
@@ -20,6 +21,7 @@ import tomli_w
 
 from stratafl.config.assemble import completed, simulation_of
 from stratafl.config.experiment import Experiment, to_tables
+from stratafl.config.metrics import with_metric
 from stratafl.config.migrations import numbered
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.reprs import short_repr
@@ -30,7 +32,8 @@ from stratafl.execute import SINGLE_PROCESS, ProcessGroup, Progress, Simulation
 from stratafl.files import write_atomically
 from stratafl.runs import directory, environment, loggers
 from stratafl.runs.class_counts import write_class_counts
-from stratafl.runs.distributed import RoundMessage, final_predictions, hand_out, refuse_disk, trial_of
+from stratafl.runs.distributed import RoundMessage, check_stage, final_predictions, hand_out, refuse_disk, trial_of
+from stratafl.runs.guard import guarded_round, guarding, guards, write_guard
 from stratafl.runs.journal import Mark, read_lines
 from stratafl.runs.json_files import read_json, write_json
 from stratafl.runs.predictions import PREDICTIONS, predicted_round, write_predictions
@@ -55,11 +58,18 @@ class Run:
     """An experiment in its directory, new or resumed; use it in a `with` block."""
 
     def __init__(
-        self, folder: Path, experiment: Experiment, sim: Simulation, process_group: ProcessGroup = SINGLE_PROCESS
+        self,
+        folder: Path,
+        experiment: Experiment,
+        sim: Simulation,
+        process_group: ProcessGroup = SINGLE_PROCESS,
+        trust: Trust | bool = NOTHING,
     ) -> None:
         self.folder, self.experiment, self.sim, self.process_group = folder, experiment, sim, process_group
-        self._place = folder.absolute()
-        self.trial = trial_of(experiment, sim, process_group)
+        self._place, self._trust = folder.absolute(), trust
+        if guards(experiment) and process_group.world_size > 1:
+            raise RunError("the guard works in one process: leave out evaluate.guard, or do not use torchrun")
+        self.trial = trial_of(experiment, sim, process_group, trust)
         self._lock = directory.lock(folder)
         try:
             directory.clear_partial(folder)
@@ -74,6 +84,7 @@ class Run:
             self.notes = self._files.notes  # what the user should know
             if not self.finished:  # of rounds that are repeated
                 (folder / PREDICTIONS).unlink(missing_ok=True)
+                shutil.rmtree(folder / directory.GUARD, ignore_errors=True)
             if selection.line is not None and selection.progress is None:
                 self.notes.append(f"the state after the selected round {selection.line['round']} was not kept")
         except BaseException:
@@ -97,6 +108,8 @@ class Run:
         experiment = completed(with_absolute_paths(experiment), trust)
         loggers.check(experiment.log.to)
         sim = simulation_of(experiment, trust=trust)
+        experiment = with_metric(experiment, sim.runtime.federation, trust)
+        check_stage(experiment.evaluate.stage, sim)
         refuse_disk(process_group, sim)
         tables = to_tables(experiment)
         identity = {"config": tables, **environment.identity(sim)}
@@ -106,14 +119,16 @@ class Run:
             write_json(partial / directory.ENVIRONMENT, {**about, "resumed": [], "identity": identity})
             write_class_counts(partial, sim.runtime.federation)
             write_json(partial / directory.PREPROCESSING, sim.runtime.federation.preprocessing.to_table())
-        return cls(folder, experiment, sim, process_group)
+        return cls(folder, experiment, sim, process_group, trust)
 
     @classmethod
     def open(cls, folder: Path, process_group: ProcessGroup = SINGLE_PROCESS, trust: Trust | bool = NOTHING) -> Self:
         """A stored run; refused if its configuration, data or model are no longer what they were."""
         then, experiment = directory.environment_of(folder), directory.config_of(folder)
+        directory.refuse_guard(folder)
         loggers.check(experiment.log.to)
-        run = cls(folder, experiment, simulation_of_run(folder, then, experiment, trust), process_group)
+        trust = Trust.of(trust).asked_by(folder / directory.CONFIG, then.get("folder"))
+        run = cls(folder, experiment, simulation_of_run(folder, then, experiment, trust), process_group, trust)
         try:
             if not run.finished:
                 run._note_resumption(then)
@@ -137,7 +152,7 @@ class Run:
     @property
     def stopped(self) -> str | None:
         """Why the run ended early, if it did."""
-        return stop_reason(self.history, self.experiment.stop)
+        return stop_reason(self.history, self.experiment.stop, self.experiment.evaluate)
 
     def rounds(self) -> Iterator[Line]:
         """Go on to the end, and yield the line of each round. You may stop after any of them."""
@@ -154,6 +169,29 @@ class Run:
             if self.process_group.told(RoundMessage(entry.round, self._due())).saved:
                 self.save()
             yield entry.round
+
+    @property
+    def unguarded(self) -> bool:
+        """Whether the rounds are done, and the choice of each client that the run ends with is not."""
+        selection = self._done.selection
+        if not guards(self.experiment) or not self.finished or selection.progress is None:
+            return False
+        return guarded_round(self.folder) != selection.progress.t
+
+    def guarding(self) -> Iterator[int]:
+        """Let each client choose its model, if the run ends so. Yields after each round of local training.
+
+        You may stop after any of them; a resumed run begins its guard again.
+        """
+        selected = self._done.selection.progress
+        if not self.unguarded or selected is None:
+            return
+        self.save()
+        begin = time.monotonic()
+        made = yield from guarding(self.experiment, self.trial, selected, self.progress.t, self._trust)
+        self._check_place()
+        with uninterrupted():
+            write_guard(self.folder, made, self.trial, self.history, time.monotonic() - begin)
 
     def save(self) -> None:
         """Write a checkpoint, unless the last one is of this round."""

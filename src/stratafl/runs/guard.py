@@ -1,0 +1,248 @@
+"""The guard of a run: each client's choice at the end, in the folder `guard` of the run directory.
+
+guard/guard.json                 what each client takes, with every candidate's gain and standard error
+guard/models.safetensors         the local models of the clients that take them; the others follow from the checkpoint
+guard/predictions.safetensors    what the chosen models give for every sample
+guard/rounds.jsonl, …            the files of a run directory, so that reports read it as a run of a method of its own
+
+The folder appears whole or not at all. A run that is killed before repeats the guard when it is resumed.
+"""
+
+import shutil
+from collections.abc import Generator, Mapping
+from dataclasses import asdict, dataclass, replace
+from math import isfinite
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from stratafl.config.assemble import simulation_of
+from stratafl.config.experiment import Experiment
+from stratafl.config.tables import AlgorithmTable, EvaluateTable
+from stratafl.config.trust import NOTHING, Trust
+from stratafl.core.reprs import short_repr
+from stratafl.errors import DamagedError, StrataError
+from stratafl.evaluation.candidates import Candidates, GuardedModels, alone_like, guarded
+from stratafl.evaluation.diagnostics import LayerDiagnostics
+from stratafl.evaluation.evaluate import StageScores
+from stratafl.evaluation.guard import SAFE, Choice, Gain
+from stratafl.evaluation.measure import Line, client_lines, score_line
+from stratafl.evaluation.predictions import StagePredictions
+from stratafl.evaluation.trial import Trial
+from stratafl.execute import Progress, Simulation
+from stratafl.files import explained, read_plain, write_atomically
+from stratafl.runs import directory
+from stratafl.runs.class_counts import CLASS_COUNTS
+from stratafl.runs.journal import Journal
+from stratafl.runs.json_files import is_count, read_json, write_json
+from stratafl.runs.predictions import write_predictions
+from stratafl.runs.summary import Selection
+
+T = TypeVar("T")
+MODELS = "models.safetensors"
+COPIED = (directory.CONFIG, directory.ENVIRONMENT, directory.PREPROCESSING, CLASS_COUNTS)
+SCORES = ("test.", "validation.", "new.")
+LARGEST = 64 << 30  # bytes of models that are read
+
+
+@short_repr
+@dataclass(frozen=True)
+class GuardRecord:
+    """What `guard.json` holds: the selected rounds of the run and of local training, and each client's choice."""
+
+    round: int
+    local_round: int
+    epochs: int
+    choices: Mapping[int, Choice]
+
+    @property
+    def taken(self) -> dict[str, list[int]]:
+        """The clients that take each candidate, the most frequent candidate first."""
+        found: dict[str, list[int]] = {}
+        for client, choice in self.choices.items():
+            found.setdefault(choice.candidate, []).append(client)
+        return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+
+def guards(experiment: Experiment) -> bool:
+    """Whether a run ends with a guard; local training has nothing to be guarded from."""
+    return experiment.evaluate.guard and experiment.algorithm.name != SAFE
+
+
+def guarded_round(folder: Path) -> int | None:
+    """The round whose guard is in the run directory and can be read."""
+    try:
+        return read_guard(folder).round if (folder / directory.GUARD).exists() else None
+    except StrataError:
+        return None
+
+
+def train_alone(trial: Trial, evaluate: EvaluateTable, rounds: int) -> Generator[int, None, Progress]:
+    """Train so many rounds and return the state after the one that is best on validation samples; yields each round."""
+    by = replace(evaluate, select="validation", stage="deployed")
+    progress, selection = trial.sim.start(), Selection()
+    while progress.t < rounds:
+        progress, entry = trial.round(progress)
+        selection = selection.after(entry.round, progress, by)
+        yield progress.t
+    return selection.progress or progress
+
+
+def run_to_end(steps: Generator[int, None, T]) -> T:
+    """What the steps return at their end."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+
+
+def companion(sim: Simulation, experiment: Experiment, trust: Trust | bool = NOTHING) -> Simulation:
+    """Local training of the same experiment; of the model without the layers that its method adds to it."""
+    if not extended(sim):
+        return alone_like(sim, experiment.train)
+    return simulation_of(replace(experiment, algorithm=AlgorithmTable(SAFE)), sim.runtime.tuning, trust, begun=True)
+
+
+def extended(sim: Simulation) -> bool:
+    """Whether its method adds layers to the model."""
+    records = getattr(sim.algorithm, "records", (sim.algorithm,))
+    return any(getattr(each, "extension", None) is not None for each in records)
+
+
+def guarding(
+    experiment: Experiment, trial: Trial, progress: Progress, rounds: int, trust: Trust | bool = NOTHING
+) -> Generator[int, None, GuardedModels]:
+    """Train local models beside a run, and let each client choose; yields after each round of local training."""
+    alone = companion(trial.sim, experiment, trust)
+    beside = replace(trial, sim=alone, lab=LayerDiagnostics(), stage="deployed")
+    best = yield from train_alone(beside, experiment.evaluate, rounds)
+    candidates = Candidates(trial.sim, progress, alone, best, experiment.train, experiment.evaluate.stage)
+    return guarded(candidates, trial.ids, trial.splits)
+
+
+def write_guard(folder: Path, made: GuardedModels, trial: Trial, history: list[Line], seconds: float) -> None:
+    """Write the folder `guard` of a run directory, in place of one that is there."""
+    target, stage = folder / directory.GUARD, made.candidates.stage
+    if target.exists():
+        shutil.rmtree(target)
+    selected, classes = made.candidates.progress.t, trial.sim.setup.classes
+    given = {split: made.predictions(split) for split in trial.splits}
+    found = {f"{split}.{each}": given[split] for split in given for each in _places(stage)}
+    scores, values = trial.summed(trial.ids, found) if trial.predicts else (_summed(found, trial.ids), {})
+    line = score_line(scores, classes, values=values)
+    with directory.new_folder(target) as partial:
+        for name in COPIED:
+            if (folder / name).exists():
+                shutil.copyfile(folder / name, partial / name)
+        write_json(partial / directory.CHOICES, _table(made))
+        write_atomically(partial / MODELS, save(_local_models(made)))
+        write_predictions(partial, given, selected, stage)
+        Journal(partial / directory.ROUNDS).append(_lines(history, selected, line, seconds))
+        clients = client_lines(trial.ids, scores, classes, values)
+        Journal(partial / "clients.jsonl").append({"round": selected, **each} for each in clients)
+
+
+def _summed(found: StagePredictions, ids: Tensor) -> StageScores:
+    return {place: each.summed(ids) for place, each in found.items()}
+
+
+def _places(stage: str) -> tuple[str, ...]:
+    """The stages under which the scores are written: the one that counts, and `deployed`, which reports look for."""
+    return tuple(dict.fromkeys(("deployed", stage)))
+
+
+def _lines(history: list[Line], selected: int, scores: Line, seconds: float) -> list[Line]:
+    """The lines of the run, without its scores but in the selected round those of the guard, and what that took."""
+    lines = [{key: value for key, value in line.items() if not key.startswith(SCORES)} for line in history]
+    lines = [{**line, **(scores if line["round"] == selected else {})} for line in lines]
+    return [*lines[:-1], {**lines[-1], "seconds.train": lines[-1]["seconds.train"] + seconds}]
+
+
+def _local_models(made: GuardedModels) -> dict[str, Tensor]:
+    clients = made.clients(SAFE)
+    if not clients:
+        return {}
+    rows = made.candidates.rows(SAFE, torch.tensor(clients))
+    return {
+        f"{client}/{name}": block[place].cpu().clone()
+        for name, block in rows.items()
+        for place, client in enumerate(clients)
+    }
+
+
+def local_model(folder: Path, client: int) -> dict[str, Tensor]:
+    """The local model of a client that takes it, from the run directory."""
+    path = folder / directory.GUARD / MODELS
+    with explained("read", path):
+        data = read_plain(path, LARGEST)
+    try:
+        tensors = load(data)
+    except SafetensorError as error:
+        raise DamagedError(f"'{path}' is damaged: remove its folder, then 'strata resume' writes it again") from error
+    mine = {name.partition("/")[2]: x for name, x in tensors.items() if name.partition("/")[0] == str(client)}
+    if not mine:
+        raise DamagedError(f"'{path}' is damaged: it has no model of client {client}")
+    return mine
+
+
+def _table(made: GuardedModels) -> dict[str, Any]:
+    """What `read_guard` reads, with the numbers of what each client takes once more beside its choice."""
+    candidates = made.candidates
+    clients = [
+        {
+            "client": choice.client,
+            "choice": choice.candidate,
+            "gain": choice.gain.shrunk,
+            "standard_error": choice.gain.shrunk_error,
+            "validation_samples": choice.samples,
+            "gains": {name: asdict(gain) for name, gain in choice.gains.items()},
+        }
+        for choice in made.choices.values()
+    ]
+    alone = candidates.alone_progress
+    about = {
+        "round": candidates.progress.t,
+        "local_round": 0 if alone is None else alone.t,
+        "epochs": candidates.epochs,
+    }
+    return {**about, "safe": SAFE, "clients": clients}
+
+
+def read_guard(folder: Path) -> GuardRecord:
+    """The guard of a run directory; refused if it is not what the guard writes."""
+    return read_choices(folder / directory.GUARD / directory.CHOICES)
+
+
+def read_choices(path: Path) -> GuardRecord:
+    table = read_json(path)
+    try:
+        choices = [_choice(each) for each in table["clients"]]
+        counts = {key: table[key] for key in ("round", "local_round", "epochs")}
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedError(f"'{path}' is damaged: {_reason(error)}") from error
+    if not all(map(is_count, counts.values())) or len({choice.client for choice in choices}) < len(choices):
+        raise DamagedError(f"'{path}' is damaged: rounds are whole numbers, and each client is there once")
+    return GuardRecord(**counts, choices={choice.client: choice for choice in choices})
+
+
+def _choice(table: Mapping[str, Any]) -> Choice:
+    client, name, samples = (table[key] for key in ("client", "choice", "validation_samples"))
+    gains = {str(key): Gain(**{part: _number(x) for part, x in each.items()}) for key, each in table["gains"].items()}
+    if not (is_count(client) and is_count(samples) and name in (SAFE, *gains)):
+        raise ValueError(f"client {client!r} cannot take {name!r}")
+    return Choice(client, name, samples, gains)
+
+
+def _number(value: Any) -> float | None:
+    if value is not None and (type(value) not in (int, float) or not isfinite(value)):
+        raise ValueError(f"{value!r} is not a number")
+    return value  # type: ignore[no-any-return]
+
+
+def _reason(error: Exception) -> str:
+    return f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)[:200]

@@ -1,0 +1,171 @@
+"""A run that ends with a choice per client: what it writes, killed and resumed, and what refuses it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import stratafl
+from stratafl.algorithms import ditto, fedper, local
+from stratafl.config.experiment import Experiment, from_tables
+from stratafl.data import digits
+from stratafl.errors import DamagedError, DataError, RecordError, RunError
+from stratafl.evaluation.candidates import local_descent
+from stratafl.models import MLP
+from stratafl.policies import SGD
+from stratafl.report import ranking, read_outcome, run_folders
+from stratafl.report.guards import guard_sentences
+from stratafl.runs import Run
+from stratafl.runs.guard import read_guard
+from stratafl.runs.predictions import read_predictions
+
+SMALL = {"run": {"rounds": 2, "seed": 1}, "data": {"clients": 4, "validation": 0.2}, "evaluate": {"guard": True}}
+
+
+def experiment(method: str = "fedper", **tables: dict[str, object]) -> Experiment:
+    return from_tables({**SMALL, "algorithm": {"name": method}, **tables})
+
+
+def model() -> MLP:
+    return MLP(shape=(1, 8, 8), classes=10, hidden=(8,))
+
+
+def finish(run: Run) -> None:
+    with run:
+        list(run.rounds())
+        list(run.guarding())
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("guarded") / "run"
+    finish(Run.create(experiment(), folder))
+    return folder
+
+
+def test_what_is_written_is_a_method_of_its_own(done: Path) -> None:
+    outcomes = [read_outcome(folder) for folder in run_folders([done])]
+    ranks = {rank.label: rank for rank in ranking(outcomes)}
+    assert set(ranks) == {"fedper", "fedper, guarded"}
+    given = read_predictions(done / "guard")
+    assert given is not None
+    numbers = ranks["fedper, guarded"].numbers
+    assert numbers["score"].mean == pytest.approx(float(given.hits().double().mean()))
+    assert numbers["seconds"].mean > ranks["fedper"].numbers["seconds"].mean
+    assert numbers["bytes"].mean == ranks["fedper"].numbers["bytes"].mean
+    (said,) = guard_sentences(list(ranks.values()))
+    assert said.startswith("fedper, guarded: 4 clients take ")
+
+
+def test_choices_are_read_again(done: Path) -> None:
+    record = read_guard(done)
+    assert sorted(record.choices) == [0, 1, 2, 3]
+    assert set(record.choices[0].gains) == {"received", "fine-tuned", "head fine-tuned"}
+    for choice in record.choices.values():
+        assert choice.candidate == "local" or choice.gain.convincing
+        assert choice.samples > 0
+
+
+def test_the_chosen_models_give_the_predictions(done: Path) -> None:
+    fitted, given = stratafl.load(done, device="cpu"), read_predictions(done / "guard")
+    assert given is not None
+    federation = fitted.sim.runtime.federation
+    for client in range(4):
+        x = federation.x[federation.split("test").of(client)]
+        scores = torch.softmax(fitted.guarded(client)(x), 1)
+        assert torch.allclose(scores, given.of(client).scores, atol=1e-5)
+    with pytest.raises(DataError, match="client 9 has no choice"):
+        fitted.guarded(9)
+
+
+def test_interrupted_and_resumed_it_chooses_the_same(done: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with Run.create(experiment(), folder) as run:
+        list(run.rounds())
+        next(iter(run.guarding()))  # and no further
+        assert run.unguarded
+    assert not (folder / "guard").exists()
+    with Run.open(folder) as run:
+        assert run.finished
+        assert run.unguarded
+        list(run.rounds())
+        list(run.guarding())
+        assert not run.unguarded
+    assert (folder / "guard" / "guard.json").read_text() == (done / "guard" / "guard.json").read_text()
+    for split in ("validation", "test"):
+        mine, whole = read_predictions(folder / "guard", split), read_predictions(done / "guard", split)
+        assert mine is not None
+        assert whole is not None
+        assert torch.equal(mine.scores, whole.scores)
+
+
+def test_a_damaged_guard_is_refused_and_written_again(done: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    finish(Run.create(experiment(), folder))
+    path = folder / "guard" / "guard.json"
+    table = json.loads(path.read_text())
+    table["clients"][0]["choice"] = "teleported"
+    path.write_text(json.dumps(table))
+    with pytest.raises(DamagedError, match="cannot take 'teleported'"):
+        read_guard(folder)
+    with Run.open(folder) as run:
+        assert run.unguarded
+        list(run.guarding())
+    assert read_guard(folder).choices == read_guard(done).choices
+
+
+def test_the_folder_of_a_guard_is_not_a_run_to_continue(done: Path) -> None:
+    with pytest.raises(RunError, match="give the run itself"):
+        Run.open(done / "guard")
+    with pytest.raises(RunError, match="give the run itself"):
+        stratafl.load(done / "guard")
+
+
+def test_in_python() -> None:
+    fitted = stratafl.fit(fedper(train=SGD(lr=0.1)), digits(clients=4, validation=0.2), model, rounds=2, device="cpu")
+    made = fitted.guard(epochs=1)
+    assert sorted(made.choices) == [0, 1, 2, 3]
+    federation, right = fitted.sim.runtime.federation, 0
+    for client in range(4):
+        held = federation.split("test").of(client)
+        right += int((made.model(client)(federation.x[held]).argmax(1) == federation.y[held]).sum())
+    assert made.accuracy == pytest.approx(right / len(federation.split("test").indices))
+    with pytest.raises(RunError, match="has no guard"):
+        fitted.guarded(0)
+    with pytest.raises(DataError, match="client 7 has no choice"):
+        made.model(7)
+
+
+def test_a_descent_that_a_method_shapes_is_plain_in_fine_tuning() -> None:
+    """Ditto pulls its personal model to an anchor; fine-tuning knows the rate, the batch and nothing of that."""
+    plain = SGD(lr=0.3, batch=7)
+    assert local_descent(ditto(train=plain)) == plain
+    assert local_descent(local(train=plain)) == plain
+
+
+def test_local_training_has_nothing_to_choose(tmp_path: Path) -> None:
+    finish(Run.create(experiment("local"), tmp_path / "run"))
+    assert not (tmp_path / "run" / "guard").exists()
+
+
+def test_it_needs_validation_samples() -> None:
+    with pytest.raises(RecordError, match="the guard chooses on validation samples"):
+        experiment(data={"clients": 4, "validation": 0.0})
+
+
+def test_a_method_with_layers_of_its_own_is_compared_with_plain_local_models(tmp_path: Path) -> None:
+    """FedRoD has two heads; what a client trains alone has one, as the method `local`."""
+    finish(Run.create(experiment("fedrod"), tmp_path / "run"))
+    fitted = stratafl.load(tmp_path / "run", device="cpu")
+    names = {name for client in range(4) for name, _ in fitted.guarded(client).named_parameters()}
+    assert names <= {"fc1.weight", "fc1.bias", "fc.weight", "fc.bias"} | {
+        name for name, _ in fitted.model(0).named_parameters()
+    }
+
+
+@pytest.mark.parametrize("metric", ["balanced_accuracy", "auroc"])
+def test_another_metric_ranks_the_guarded_run(metric: str, tmp_path: Path) -> None:
+    finish(Run.create(experiment(evaluate={"guard": True, "metric": metric}), tmp_path / "run"))
+    numbers = read_outcome(tmp_path / "run" / "guard").numbers()
+    assert 0 < numbers["score"] <= 1
