@@ -25,17 +25,17 @@ from stratafl.advice.trial import (
 )
 from stratafl.config.assemble import federation_of, model_of
 from stratafl.config.experiment import Experiment
+from stratafl.config.metrics import metric_for, with_metric
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.reprs import short_repr
 from stratafl.data import Federation
 from stratafl.errors import DataError, RecordError, counted
 from stratafl.evaluation.guard import client_gains, utility
-from stratafl.evaluation.metrics import METRICS, Metric
+from stratafl.evaluation.metrics import Metric
 from stratafl.evaluation.predictions import Predictions
 from stratafl.execute.build import ModelSource
 
 BUDGET = 0.1  # of the client-steps of trying all candidates in full
-LARGEST = 0.6  # share of the largest class above which accuracy tells little
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,10 @@ def advise(
     _check(federation, experiment)
     if model is None:
         model = model_of(experiment.model, tuple(federation.x.shape[1:]), federation.classes, trust)
-    metric, over = _metric(experiment, federation)
-    problem = Problem(experiment, held_out(federation), model, metric, over, trust)
+    held = held_out(federation)
+    chosen = with_metric(experiment, held, trust)  # by the class frequencies of training and validation samples
+    metric = metric_for(chosen.evaluate, held, trust)
+    problem = Problem(chosen, held, model, metric, chosen.evaluate.average, trust)
     if not int(problem.federation.counts("validation").sum()):
         raise DataError(f"'{federation.name}' has no validation samples to judge by: set data.validation, such as 0.2")
     first = Training(problem, [Candidate("fedavg")])
@@ -135,17 +137,6 @@ def _check(federation: Federation, experiment: Experiment) -> None:
         )
     if federation.classes == 1:
         raise DataError(f"all labels of '{federation.name}' are the same: there is nothing to learn, alone or together")
-
-
-def _metric(experiment: Experiment, federation: Federation) -> tuple[Metric, str]:
-    """What candidates are ranked by, and over what it is averaged."""
-    if federation.classes is None:
-        metric = METRICS["mse"]
-    else:
-        counts = sum(federation.class_counts(split).sum(0) for split in federation.splits)
-        largest = float(counts.max() / counts.sum())  # type: ignore[union-attr]
-        metric = METRICS["balanced_accuracy" if largest > LARGEST else "accuracy"]
-    return metric, "samples" if metric.pooled else "clients"
 
 
 def _trainings(problem: Problem, tried: Sequence[Candidate]) -> list[Training]:

@@ -17,6 +17,7 @@ from stratafl.core.layout import Rows
 from stratafl.core.reprs import short_repr
 from stratafl.data import Federation
 from stratafl.evaluation.diagnostics import conflict_numbers
+from stratafl.evaluation.evaluate import client_models
 from stratafl.execute import Matrix, Progress, Simulation
 from stratafl.execute.round import Report
 
@@ -25,7 +26,8 @@ SAMPLES = 4000  # that feature shift looks at, at most
 WIDTH = 64  # of features; wider ones are projected at random
 QUANTILES = 4  # the classes of a regression, where samples with similar targets are compared
 CLEAR = 0.05  # the largest p of an effect that is there
-LARGEST_GROUPED = 200  # clients: more are not grouped
+LARGEST_GROUPED = 100  # clients: more are not grouped
+MOST_GROUPS = 6
 SEPARATED = 0.3  # the silhouette from which groups of clients count as groups
 
 Numbers = NDArray[np.float64]
@@ -156,26 +158,19 @@ def _quantile(values: Numbers) -> Whole:
 
 def features(federation: Federation, sim: Simulation, progress: Progress) -> tuple[Numbers, Whole, Whole]:
     """What the shared model gives its head for training samples of all clients, their class, and whose they are."""
-    ids = torch.arange(sim.setup.clients)
-    rnd, algorithm = sim.at(progress.t), sim.algorithm
     parts, owners, labels = list[Tensor](), list[Tensor](), list[Tensor]()
     with sim.arithmetic(), torch.no_grad():
-        for group in ids.split(20):  # so that padding to the largest client stays small
-            task = sim.task(group, rnd, splits=("train",))
-            client = algorithm.receive(rnd, sim.client_states(progress.clients, group), _served(sim, progress, group), task)
-            z, y, weight = task.features(client[algorithm.row], "train")  # type: ignore[arg-type]
+        for some in client_models(sim, progress, torch.arange(sim.setup.clients)):
+            z, y, weight = sim.task(some.ids, some.rnd, splits=("train",)).features(some.rows("received"), "train")
             real = weight > 0
             parts.append(z[real].flatten(1).double().cpu())
             labels.append(y[real].cpu())
-            owners.append(group[:, None].expand(weight.shape)[real.cpu()])
+            owners.append(some.ids[:, None].expand(weight.shape)[real.cpu()])
     z, y, owner = torch.cat(parts), torch.cat(labels), torch.cat(owners)
     kept = torch.argsort(keys.keys(sim.setup.seed, 0, torch.arange(len(z)), "advice/features"))[:SAMPLES]
-    label = y[kept].numpy() if federation.classes is not None else _quantile(y[kept].reshape(len(kept), -1)[:, 0].numpy())
+    target = y[kept].reshape(len(kept), -1)[:, 0].numpy()
+    label = target if federation.classes is not None else _quantile(target)
     return _narrow(z[kept], sim.setup.seed).numpy(), label.astype(np.int64), owner[kept].numpy()
-
-
-def _served(sim: Simulation, progress: Progress, ids: Tensor):  # type: ignore[no-untyped-def]
-    return sim.algorithm.download(sim.at(progress.t), progress.server, ids)
 
 
 def _narrow(z: Tensor, seed: int) -> Tensor:
@@ -189,8 +184,8 @@ def _narrow(z: Tensor, seed: int) -> Tensor:
 def feature_shift(z: Numbers, label: Whole, client: Whole, seed: int = 0) -> Effect | None:
     """The share of the scatter within a class that is between clients: ω² of the clients' class means.
 
-    With B between the clients' means of a class and W within them, and s² = W/(n − cells): ω² = (B − (cells − classes)·s²)
-    / (B + W + s²). None if no two clients share a class.
+    With B between the clients' means of a class and W within them, and s² = W/(n − cells):
+    ω² = (B − (cells − classes)·s²) / (B + W + s²). None if no two clients share a class.
     """
     value = _omega(z, label, client)
     if value is None:
@@ -226,12 +221,12 @@ def _omega(z: Numbers, label: Whole, client: Whole) -> float | None:
 
 def _explained(z: Numbers, cell: Whole) -> float:
     """Σ over cells of ‖sum‖²/n."""
-    sums, counts = _sums(z, cell)
+    sums, counts = _sums(z, cell, int(cell.max()) + 1)
     return float(((sums**2).sum(1) / np.maximum(counts, 1)).sum())
 
 
-def _sums(z: Numbers, cell: Whole) -> tuple[Numbers, Numbers]:
-    sums, counts = np.zeros((int(cell.max()) + 1, z.shape[1])), np.bincount(cell).astype(np.float64)
+def _sums(z: Numbers, cell: Whole, cells: int) -> tuple[Numbers, Numbers]:
+    sums, counts = np.zeros((cells, z.shape[1])), np.bincount(cell, minlength=cells).astype(np.float64)
     np.add.at(sums, cell, z)
     return sums, counts
 
@@ -245,8 +240,8 @@ def client_groups(z: Numbers, label: Whole, client: Whole, clients: int) -> tupl
         return ()
     distance = client_distances(z, label, client, clients)
     merged = _linked(distance)
-    best, found = SEPARATED, ()
-    for count in range(2, min(6, clients // 2) + 1):
+    best, found = SEPARATED, tuple[int, ...]()
+    for count in range(2, min(MOST_GROUPS, clients // 2) + 1):
         groups = merged[count]
         score = _silhouette(distance, groups)
         if score > best:
@@ -260,11 +255,11 @@ def client_distances(z: Numbers, label: Whole, client: Whole, clients: int) -> N
     Pairs without a class in common get the mean of the others.
     """
     classes = int(label.max()) + 1
-    sums, counts = _sums(z, np.append(client * classes + label, clients * classes - 1)[: len(z)])
-    sums = np.pad(sums, ((0, clients * classes - len(sums)), (0, 0))).reshape(clients, classes, -1)
-    counts = np.pad(counts, (0, clients * classes - len(counts))).reshape(clients, classes)
-    means = sums / np.maximum(counts, 1)[..., None]
-    spread = (float((z**2).sum()) - float((counts[..., None] * means**2).sum())) / max(1, len(z) - int((counts > 0).sum()))
+    sums, flat = _sums(z, client * classes + label, clients * classes)
+    counts = flat.reshape(clients, classes)
+    means = sums.reshape(clients, classes, -1) / np.maximum(counts, 1)[..., None]
+    within = float((z**2).sum()) - float((counts[..., None] * means**2).sum())
+    spread = within / max(1, len(z) - int((counts > 0).sum()))
     top, bottom = np.zeros((clients, clients)), np.zeros((clients, clients))
     for c in range(classes):
         n, mean = counts[:, c], means[:, c]
@@ -286,10 +281,10 @@ def _linked(distance: Numbers) -> dict[int, Whole]:
     found: dict[int, Whole] = {}
     while len(groups) > 1:
         names = list(groups)
-        mean = np.array([[distance[np.ix_(groups[a], groups[b])].mean() if a < b else np.inf for b in names] for a in names])
-        a, b = divmod(int(mean.argmin()), len(names))
-        groups[names[a]] += groups.pop(names[b])
-        if len(groups) <= 6:
+        pairs = ((distance[np.ix_(groups[a], groups[b])].mean(), a, b) for a in names for b in names if a < b)
+        _, a, b = min(pairs)
+        groups[a] += groups.pop(b)
+        if len(groups) <= MOST_GROUPS:
             found[len(groups)] = _numbered(groups, len(distance))
     return found
 
@@ -324,4 +319,4 @@ def layer_conflicts(sim: Simulation, seen: Sequence[Rows]) -> tuple[LayerConflic
     if "conflicts" not in found:  # of a single client
         return ()
     columns = zip(sim.setup.layout.names, found["conflicts"], found["cosine"], strict=True)
-    return tuple(LayerConflict(name, share, cosine) for name, share, cosine in columns if share is not None and cosine is not None)
+    return tuple(LayerConflict(*each) for each in columns if each[1] is not None)  # type: ignore[arg-type]

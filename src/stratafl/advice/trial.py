@@ -181,7 +181,9 @@ class Training:
 
 def steps_in(notes: State | Mapping[str, Tensor]) -> int:
     """The client-steps that notes count."""
-    return sum(int(value.sum()) for name, value in notes.items() if name.endswith("steps") and isinstance(value, Tensor))
+    return sum(
+        int(value.sum()) for name, value in notes.items() if name.endswith("steps") and isinstance(value, Tensor)
+    )
 
 
 @short_repr

@@ -31,7 +31,7 @@ _BY_METHOD = {
     "heurfedamp": "Each client has its own mixture of all layers, mostly of clients whose models are like its own",
     "ifca": "Each group of clients has its own model, and shares all layers of it",
     "fedavgft": "All layers are shared, and each client trains all of them for one more epoch before use",
-    "fedavglpft": "All layers are shared; before use each client trains its head, then all layers, for one more epoch each",
+    "fedavglpft": "All layers are shared; before use each client trains its head, then all layers, for an epoch each",
 }
 
 
@@ -78,7 +78,9 @@ def seen(advice: Advice) -> list[tuple[str, str]]:
     """The facts, each with its name."""
     facts = advice.facts
     low, high = min(facts.sizes), max(facts.sizes)
-    rows = [("clients", f"{facts.clients:,}, with {low:,} to {high:,} training samples, median {median(facts.sizes):g}")]
+    rows = [
+        ("clients", f"{facts.clients:,}, with {low:,} to {high:,} training samples, median {median(facts.sizes):g}")
+    ]
     if facts.skew is not None:
         rows.append(("labels", _labels(facts.skew, facts.classes is None)))
     if facts.shift is not None:
@@ -137,9 +139,13 @@ def cost(advice: Advice) -> str:
     """Bytes of the recommended run, and what the advice itself took."""
     rounds, outcome = advice.experiment.run.rounds, advice.outcome
     one = outcome.of(advice.candidate.name).bytes_per_round
-    sent = "It sends nothing." if not one else (
-        f"{counted(rounds, 'round')} send {size(advice.bytes)}, {size(one)} in a round, "
-        f"{size(advice.bytes / advice.facts.clients)} per client, up and down together."
+    sent = (
+        "It sends nothing."
+        if not one
+        else (
+            f"{counted(rounds, 'round')} send {size(advice.bytes)}, {size(one)} in a round, "
+            f"{size(advice.bytes / advice.facts.clients)} per client, up and down together."
+        )
     )
     return (
         f"{sent} This advice took {outcome.steps:,} client-steps, {outcome.steps / max(1, outcome.full):.1%} of the "
@@ -209,8 +215,20 @@ def markdown(advice: Advice, config: Path) -> str:
     lines = [f"# Advice for {advice.federation.name}", "", f"**{answer(advice)}**", "", layers(advice), ""]
     lines += [method(advice.candidate), "", clients(advice), "", cost(advice), ""]
     lines += ["## Do next", "", "```", command(advice, config), check_command(advice, config), "```", ""]
-    lines += ["## What was seen", "", "| | |", "|---|---|", *(f"| {name} | {said} |" for name, said in seen(advice)), ""]
-    lines += ["## What was tried", "", f"| method | rounds | {advice.metric.title} | expected | why |", "|---|---|---|---|---|"]
+    lines += [
+        "## What was seen",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {name} | {said} |" for name, said in seen(advice)),
+        "",
+    ]
+    lines += [
+        "## What was tried",
+        "",
+        f"| method | rounds | {advice.metric.title} | expected | why |",
+        "|---|---|---|---|---|",
+    ]
     lines += [f"| {' | '.join(row)} |" for row in tried(advice)]
     lines += ["", f"## What each client may expect of {advice.best_federated.label} over training alone", ""]
     lines += ["| client | training samples | validation samples | gain | |", "|---|---|---|---|---|"]

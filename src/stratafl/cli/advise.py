@@ -36,7 +36,9 @@ def give_advice(config: Path | None, settings: Settings, out: Path | None, budge
         def watch(name: str, spent: int, allowed: int) -> None:
             progress.update(task, description=f"trying {name}", completed=min(spent, allowed), total=allowed)
 
-        found = advise(experiment, budget=budget, trust=trusted if config is None else trusted.asked_by(config), watch=watch)
+        found = advise(
+            experiment, budget=budget, trust=trusted if config is None else trusted.asked_by(config), watch=watch
+        )
         progress.stop()
         release_warnings()
     folder = out or new_folder(f"advise-{Path(experiment.data.name).stem}")
@@ -64,7 +66,9 @@ def print_advice(advice: Advice, config: Path, console: Console) -> None:
     for name, said in words.seen(advice):
         facts.add_row(name, Text(said))
     console.print(facts)
-    tried = titled_table("what was tried", ("method", "rounds", advice.metric.title, "expected", "why"), text=["method", "why"])
+    tried = titled_table(
+        "what was tried", ("method", "rounds", advice.metric.title, "expected", "why"), text=["method", "why"]
+    )
     for row in words.tried(advice):
         tried.add_row(*map(Text, row))
     console.print(tried)
@@ -80,7 +84,9 @@ def print_advice(advice: Advice, config: Path, console: Console) -> None:
 def _print_clients(advice: Advice, console: Console) -> None:
     title = f"what each client may expect of {advice.best_federated.label} over training alone"
     unit = "points" if advice.metric.percent else advice.metric.title
-    table = titled_table(title, ("client", "train", "validation", f"gain, {unit}", "verdict"), names=["client", "verdict"])
+    table = titled_table(
+        title, ("client", "train", "validation", f"gain, {unit}", "verdict"), names=["client", "verdict"]
+    )
     for each in advice.clients[:ROWS]:
         table.add_row(*map(Text, words.client_row(each, advice)))
     if len(advice.clients) > ROWS:
