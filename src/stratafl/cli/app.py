@@ -107,6 +107,26 @@ def tune(
     return start_tuning(options, algorithms, plan, seeds, jobs)
 
 
+@app.command(epilog="Example: [bold]strata advise table.csv --set data.label=outcome --set data.client=hospital[/]")
+def advise(
+    data: Annotated[str | None, typer.Argument(metavar="DATA", help="A data set, a file, or FOLDER/.")] = None,
+    model: Annotated[str | None, option("--model -m NAME", "Model, or module:Class.")] = None,
+    rounds: Annotated[int | None, option("--rounds -r N", "Rounds of the run that you have in mind.")] = None,
+    config: Config = None,
+    settings: Set = None,
+    out: Annotated[Path | None, option("--out -o DIR", "Where to write; else a new folder in runs/.")] = None,
+    budget: Annotated[float, option("--budget SHARE", "Share of the client-steps of a full comparison.")] = 0.1,
+    seed: Annotated[int | None, option("--seed N", "Seed of everything random.")] = None,
+    device: Annotated[str | None, option("--device NAME", "auto, cpu, cuda, cuda:1 …")] = None,
+    trust: Trust = False,
+) -> int:
+    """Say whether to federate, with which method, who gains and what it costs; validation data only."""
+    from stratafl.cli.advise import give_advice
+
+    given = settings_of(settings, data=data, model=model, rounds=rounds, seed=seed, device=device)
+    return give_advice(config, given, out, budget, trust)
+
+
 @app.command(epilog="Example: [bold]strata resume runs/first[/]")
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The directory of a run, comparison or tuning.")],
