@@ -114,7 +114,7 @@ def sections(study: Study) -> list[Section]:
         layers = (rounds_chart(study) or hint, methods_chart(study), mixing_chart(study), bytes_chart(study))
         made += [
             Section("ranked", "Ranking", ranking_table(study)),
-            Section("gains", "Who gains", *gains_parts(study)),
+            Section("gaining", "Who gains", *gains_parts(study)),
             Section("course", "Learning curves", curves_chart(study)),
             Section("spread", "Clients", clients_chart(study), worst_table(study)),
             Section("flagged", "Clients left out", flag_table(study.ranks)),
