@@ -87,6 +87,15 @@ def test_seeds_that_differ_widen_the_interval():
     assert far.low[0] < 0 < far.high[0]
 
 
+def test_what_test_samples_explain_of_the_seeds_is_not_counted_twice():
+    spread, variance = np.array([[0.1], [0.2], [0.3]]), one(0.002)  # their variance between seeds is 0.01
+    explained = limits(spread, Noise(one(50), variance, one(0.01)))
+    without_seeds = limits(np.array([[0.2]]), Noise(one(50), variance, one(0)))
+    assert (explained.low[0], explained.high[0]) == pytest.approx((without_seeds.low[0], without_seeds.high[0]))
+    half = limits(spread, Noise(one(50), variance, one(0.005)))
+    assert half.low < explained.low
+
+
 @pytest.mark.parametrize("samples", [1, 2, 5])
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_few_samples_that_agree_are_no_certainty(samples, value):

@@ -18,9 +18,8 @@ from stratafl.report.charts import (
     thinned,
 )
 from stratafl.report.client_traits import NEAREST, ClientFacts, Dependence
-from stratafl.report.formats import NOTHING, difference, minus, score
+from stratafl.report.formats import AREAS, NOTHING, minus, score
 from stratafl.report.gains import ALONE, ClientGain, Gains, SeedGain, verdict
-from stratafl.report.intervals import Interval
 from stratafl.report.ranking import Rank
 from stratafl.report.study import Study
 from stratafl.report.tables import Cell, Table, as_csv, text
@@ -43,7 +42,15 @@ def points(value: float | None, metric: Metric) -> str:
     """A difference with its sign: in percentage points, or in the unit of the metric."""
     if value is None:
         return NOTHING
-    return minus(f"{100 * value:+.1f}" if metric.percent else f"{value:+.3g}")
+    if metric.percent:
+        return minus(f"{100 * value:+.1f}")
+    return minus(f"{value:+.3f}" if metric.name in AREAS else f"{value:+.3g}")
+
+
+def with_ends(client: ClientGain, metric: Metric) -> str:
+    """A client's difference, and its interval if there is one."""
+    ends = "" if client.low is None else f" ({points(client.low, metric)} to {points(client.high, metric)})"
+    return f"{points(client.difference, metric)}{ends}"
 
 
 def unit(metric: Metric) -> str:
@@ -140,9 +147,7 @@ def losers_table(study: Study) -> Table | None:
 
 def _loser(each: Gains, client: ClientGain) -> tuple[Cell, ...]:
     metric = each.metric
-    known = client.low is not None and client.high is not None
-    span = Interval(client.difference, client.low, client.high) if known else None  # type: ignore[arg-type]
-    told = difference(span, metric) if span else points(client.difference, metric)
+    told = with_ends(client, metric)
     look = {"gains": "holds", "loses": "fails"}.get(client.verdict, "unrun")
     cells = [text(each.label), text(each.client_label(client)), Cell(told, client.difference, "strong")]
     cells += [text(client.verdict, look)]
@@ -242,10 +247,9 @@ def _bars(clients: Sequence[ClientGain], factor: int, colour: str) -> dict[str, 
 
 
 def _hover(one: ClientGain, each: Gains) -> str:
-    ends = "" if one.low is None else f" ({points(one.low, each.metric)} to {points(one.high, each.metric)})"
     size = "" if one.training_samples is None else f", {one.training_samples:,.0f} training samples"
     tested = f", {one.test_samples} test samples" if one.test_samples else ""
-    return f"{points(one.difference, each.metric)}{ends}{tested}{size}"
+    return f"{with_ends(one, each.metric)}{tested}{size}"
 
 
 def clients_csv(ranks: Sequence[Rank], found: Sequence[Gains]) -> str:
