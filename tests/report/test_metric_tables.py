@@ -14,7 +14,6 @@ from stratafl.report.formats import difference, limits, score, spread
 from stratafl.report.intervals import Interval, Spread
 from stratafl.runs.loggers import grouped
 
-
 HELD = {"classes": 2, "clients": 4, "counts": {split: [[3, 1]] * 4 for split in ("train", "test")}}
 
 
