@@ -21,6 +21,7 @@ from stratafl.runs.guard import read_guard
 from stratafl.runs.predictions import read_predictions
 
 SMALL = {"run": {"rounds": 2, "seed": 1}, "data": {"clients": 4, "validation": 0.2}, "evaluate": {"guard": True}}
+SMALL |= {"train": {"batch": 100}, "model": {"name": "mlp", "hidden": [16]}}  # few steps: what is tested is the files
 
 
 def experiment(method: str = "fedper", **tables: dict[str, object]) -> Experiment:
@@ -167,6 +168,7 @@ def test_it_needs_validation_samples() -> None:
         experiment(data={"clients": 4, "validation": 0.0})
 
 
+@pytest.mark.slow
 def test_a_method_with_layers_of_its_own_is_compared_with_plain_local_models(tmp_path: Path) -> None:
     """FedRoD has two heads; what a client trains alone has one, as the method `local`."""
     finish(Run.create(experiment("fedrod"), tmp_path / "run"))
@@ -177,7 +179,7 @@ def test_a_method_with_layers_of_its_own_is_compared_with_plain_local_models(tmp
     }
 
 
-@pytest.mark.parametrize("metric", ["balanced_accuracy", "auroc"])
+@pytest.mark.parametrize("metric", [pytest.param("balanced_accuracy", marks=pytest.mark.slow), "auroc"])
 def test_another_metric_ranks_the_guarded_run(metric: str, tmp_path: Path) -> None:
     finish(Run.create(experiment(evaluate={"guard": True, "metric": metric}), tmp_path / "run"))
     numbers = read_outcome(tmp_path / "run" / "guard").numbers()
