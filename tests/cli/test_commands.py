@@ -51,7 +51,8 @@ FILES = {
 
 def cells(text):
     """The rows of the tables in a text."""
-    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
+    lines = (line for line in text.splitlines() if line.startswith("│") and "majority class" not in line)
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
 
 
 # --- help and list

@@ -54,7 +54,7 @@ def test_the_wider_the_more_columns_and_the_last_to_go_are_the_worst_clients(pri
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
 def test_a_long_label_is_folded_between_its_words(tmp_path, width):
     for lr in (0.1, 0.05):
-        write_run(tmp_path / str(lr), [0.5], train={"lr": lr, "momentum": lr}, name="my.own.package:method")
+        write_run(tmp_path / str(lr), [0.5 - lr], train={"lr": lr, "momentum": lr}, name="my.own.package:method")
     names = [cells(line)[0] for line in printed(tmp_path, width) if line[0] == "│"]
     words = " ".join(names).split()
     assert sorted(words[:3]) == ["my.own.package:method", "train.lr=0.05", "train.momentum=0.05"]

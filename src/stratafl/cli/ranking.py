@@ -36,7 +36,7 @@ def ranking_table(ranks: Sequence[Rank], outcomes: Sequence[Outcome], width: int
     columns = {column.title: column for column in _columns(ranks, outcomes[0].metric)}
     baseline = majority(ranks)
     rows, several = [*ranks, *([baseline] if baseline else [])], len(ranks) > 1
-    widths = ({"#": 2} if several else {}) | {"method": _method_width(rows)}
+    widths = ({"#": 2} if tied(ranks) else {}) | {"method": _method_width(rows)}
     widths |= {"seeds": len("seeds")} if seeds_differ(ranks) else {}
     widths |= {title: max(map(cell_len, (title, *map(column.cell, rows)))) for title, column in columns.items()}
     titles = fitting_columns(widths, SPARE, width)
@@ -47,6 +47,12 @@ def ranking_table(ranks: Sequence[Rank], outcomes: Sequence[Outcome], width: int
         style = "dim" if rank is baseline else "bold green" if several and rank.place == 1 else None
         table.add_row(*(cells[title] for title in titles), style=style)
     return table
+
+
+def tied(ranks: Sequence[Rank]) -> bool:
+    """Whether some share a place: else their order says it."""
+    places = [rank.place for rank in ranks if rank.place]
+    return len(set(places)) < len(places)
 
 
 def seeds_differ(ranks: Sequence[Rank]) -> bool:

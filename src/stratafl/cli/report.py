@@ -114,7 +114,7 @@ def _footnotes(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> list[Text]
     folders = [str(one.folder) for one in outcomes if one.diverged]
     why = "the loss, or the upload of every client, became NaN or infinite"
     lost = [Text(f"diverged ({why}): {', '.join(folders)}", style="bold red")] if folders else []
-    nothing = "gives every sample of a client the same class, so it has learned nothing"
+    nothing = "gives all samples of a client the same class, so it has learned nothing that its answers show"
     same = [Text(f"one answer: {rank.label} {nothing}", style="yellow") for rank in ranks if rank.one_answer]
     flagged = [Text(said, style="yellow") for said in flag_sentences(outcomes)]
     look = [Text(f"look at its data with: {command}", style="yellow")] if (command := where_to_look(outcomes)) else []

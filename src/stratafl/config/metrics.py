@@ -4,6 +4,8 @@ import logging
 from dataclasses import replace
 from typing import Literal
 
+import torch
+
 from stratafl.config.experiment import Experiment
 from stratafl.config.plugins import imported
 from stratafl.config.tables import EvaluateTable
@@ -47,7 +49,7 @@ def with_metric(experiment: Experiment, federation: Federation, trust: Trust | b
     better: Literal["larger", "smaller"] = "larger" if metric.larger_is_better else "smaller"
     target = experiment.stop.target
     if target is not None and metric.percent and target > 1:
-        raise RecordError(f"stop.target is a {metric.title} from 0 to 1, not {target:g}")
+        raise RecordError(f"stop.target must be at most 1 with the metric '{metric.name}', not {target:g}")
     if target is not None and evaluate.metric in (AUTO, PLAIN) and federation.classes is None:
         raise RecordError("stop.target needs a metric on data without classes, such as --metric mae: or stop.patience")
     return replace(experiment, evaluate=replace(evaluate, metric=metric.name, average=average, better=better))
@@ -78,9 +80,9 @@ def metric_for(evaluate: EvaluateTable, federation: Federation, trust: Trust | b
 
 def largest_share(federation: Federation) -> tuple[int, float]:
     """The class with the most samples, and its share of them."""
-    counts = sum(federation.class_counts(split).sum(0) for split in SPLITS)
-    label = int(counts.argmax())  # type: ignore[union-attr]
-    return label, float(counts[label] / counts.sum())  # type: ignore[index, union-attr]
+    counts = torch.stack([federation.class_counts(split).sum(0) for split in SPLITS]).sum(0).tolist()
+    most = max(counts)
+    return counts.index(most), most / max(1, sum(counts))
 
 
 def chosen_by_classes(federation: Federation, change: str = "--metric accuracy") -> str:

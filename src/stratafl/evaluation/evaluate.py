@@ -72,12 +72,11 @@ def global_field(sim: Simulation, server: State) -> str | None:
     algorithm = sim.algorithm
     if algorithm.global_model is not None:
         return algorithm.global_model
-    row, layout = algorithm.row, sim.setup.layout
-    held, kept = server.get(row), algorithm.enrol(sim.setup, torch.tensor([0]))
-    if not isinstance(held, dict) or row in kept:
+    row, specs, trained = algorithm.row, sim.setup.layout.specs, sim.setup.layout.trainable()
+    held, kept = server.get(row), algorithm.enrol(sim.setup, torch.tensor([0])).get(row, {})
+    if not isinstance(held, dict) or not isinstance(kept, dict) or any(name in kept for name in trained):
         return None
-    whole = all(name in held and held[name].shape == layout.specs[name].shape for name in layout.trainable())
-    return row if whole else None
+    return row if all(name in held and held[name].shape == specs[name].shape for name in trained) else None
 
 
 def received(sim: Simulation, progress: Progress, ids: Tensor) -> Rows:

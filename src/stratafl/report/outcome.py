@@ -22,6 +22,7 @@ from stratafl.runs.journal import read_lines
 from stratafl.runs.predictions import read_predictions
 from stratafl.runs.summary import best, converged, cost, counting, last, prefix_of, score, scored, stop_reason
 
+OF_ANSWERS = ("accuracy", "balanced_accuracy", "macro_f1")  # metrics that see only which class is given
 SCORED = ("test.", "validation.", "new.")
 STAGES = ("received", "trained", "deployed")
 NEEDED = ("round", "bytes.down", "bytes.up", "seconds.train", "seconds.server")
@@ -67,9 +68,10 @@ class Outcome:
     def one_answer(self) -> bool:
         """Whether its model gives every client one class for all its samples: it has learned nothing.
 
-        Only clients with several classes count; False for runs that left no predictions.
+        Only clients with several classes count. False for runs that left no predictions, and for metrics of
+        probabilities, which may still differ.
         """
-        found = None if self.regression else read_predictions(self.folder)
+        found = read_predictions(self.folder) if self.metric.name in OF_ANSWERS else None
         told = {} if found is None else found.one_answer()
         return bool(told) and all(told.values())
 
