@@ -91,6 +91,21 @@ def test_clients_that_are_the_same_with_every_seed_do_not_become_more():
     assert nested.with_seeds(50).between_clients == pytest.approx(nested.between_clients / 10)
 
 
+def test_the_tail_is_averaged_by_shares_of_the_variance():
+    nested = Uncertainty(1.0, 0.01, 0.03, 0.0, 3, 5.0, False, 15, 2)
+    expected = 0.25 * 2 * stats.t.sf(5, 2) + 0.75 * 2 * stats.t.sf(5, 3 * 4)  # 3 seeds of 5 clients; 1 / √0.04 = 5
+    assert nested.p == pytest.approx(expected)
+    assert replace(nested, crossed=True).p == pytest.approx(0.25 * 2 * stats.t.sf(5, 2) + 0.75 * 2 * stats.t.sf(5, 4))
+
+
+def test_a_seed_with_other_clients_draws_its_own():
+    values, weights = np.array([[0.0, 0.0, 0.4], [0.1, 0.5, 0.0]]), np.array([[0.0, 0.0, 1.0], [1.0, 1.0, 0.0]])
+    found = uncertainty(values, weights, crossed=False)
+    # A seed with one client always has its 0.4. Of the other, two clients of 0.1 and 0.5 are drawn: variance 0.02,
+    # a quarter of that for each time it is drawn itself (once on average), times m/(m − 1) = 2.
+    assert found.between_clients == pytest.approx(0.02 / 4 * 2, rel=0.15)
+
+
 def test_what_seeds_do_to_single_clients_shrinks_with_more_seeds():
     values = np.random.default_rng(1).normal(size=(5, 40))
     found = uncertainty(values, np.ones((5, 40)), crossed=True)

@@ -35,7 +35,7 @@ def test_parts_follow_the_seed_of_the_run_unless_they_are_set():
     assert seeds_of(experiment) == Seeds(run=3, partition=3, weights=0, batches=3)
 
 
-@pytest.mark.parametrize("method", ["fedper", "pfedhn"])  # whose server starts with draws
+@pytest.mark.parametrize("method", ["pfedla", "pfedhn"])  # whose servers start with draws
 def test_parts_at_the_seed_of_the_run_change_nothing(method):
     usual = state(made(method))
     assert same(usual, state(made(method, data__seed=5, model__seed=5, run__batch_seed=5, run__seed=99)))
