@@ -76,7 +76,7 @@ class RunOptions:
     engine: Annotated[str | None, option("--engine NAME", "auto, stacked or loop.")] = None
     precision: Annotated[str | None, option("--precision NAME", "fp32, tf32 or bf16.")] = None
     memory_limit: Annotated[str | None, option("--memory-limit SIZE", "Bytes a run may use, such as 8GB.")] = None
-    metric: Annotated[str | None, option("--metric NAME", "What methods are ranked by, such as auroc.")] = None
+    metric: Annotated[str | None, option("--metric NAME", "Ranks methods, such as auroc.")] = None
     lab: Annotated[int | None, option("--lab N", "Layer diagnostics every N rounds.")] = None
     log: Annotated[str | None, option("--log NAMES", "tensorboard, mlflow, wandb.")] = None
     trust: Trust = False

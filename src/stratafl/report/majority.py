@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stratafl.config.experiment import from_tables
 from stratafl.evaluation.measure import MetricValues
 from stratafl.evaluation.metrics import Metric
 from stratafl.evaluation.predictions import Predictions
@@ -17,6 +16,7 @@ from stratafl.report.intervals import Spread
 from stratafl.report.outcome import Outcome
 from stratafl.report.ranking import Rank
 from stratafl.runs.class_counts import read_class_counts
+from stratafl.runs.directory import config_of
 
 MAJORITY = "majority class"
 SAMPLES = 2_000_000  # of larger federations it is not computed
@@ -51,7 +51,7 @@ def _numbers(one: Outcome, metric: Metric) -> dict[str, float] | None:
 
 def _predictions(one: Outcome) -> Predictions | None:
     """What the majority class gives for the test samples of the clients that took part."""
-    held = read_class_counts(one.folder, from_tables(one.config))
+    held = read_class_counts(one.folder, config_of(one.folder))
     if held is None or held["classes"] is None:
         return None
     train, test = (torch.tensor(held["counts"][split])[: one.clients or None] for split in ("train", "test"))
