@@ -88,8 +88,8 @@ def report(
     csv: Annotated[Path | None, option("--csv FILE", "Write the table as CSV.")] = None,
     pairs: Annotated[Path | None, option("--pairs FILE", "Write all pairs of methods as CSV.")] = None,
     svg: Annotated[Path | None, option("--svg FILE", "Draw the table as a picture.")] = None,
-    target: Annotated[float | None, option("--target A", "Show the cost to reach this score, such as 0.9.")] = None,
     clients: Annotated[Path | None, option("--clients FILE", "Write who gains, client by client, as CSV.")] = None,
+    target: Annotated[float | None, option("--target A", "Show the cost to reach this score, such as 0.9.")] = None,
 ) -> None:
     """Rank runs in a table, or write one HTML file with curves, clients, layers and more."""
     from stratafl.cli.report import report

@@ -142,11 +142,11 @@ def _loser(each: Gains, client: ClientGain) -> tuple[Cell, ...]:
     metric = each.metric
     known = client.low is not None and client.high is not None
     span = Interval(client.difference, client.low, client.high) if known else None  # type: ignore[arg-type]
-    told = difference(span, not metric.percent) if span else points(client.difference, metric)
+    told = difference(span, metric) if span else points(client.difference, metric)
     look = {"gains": "holds", "loses": "fails"}.get(client.verdict, "unrun")
     cells = [text(each.label), text(each.client_label(client)), Cell(told, client.difference, "strong")]
     cells += [text(client.verdict, look)]
-    cells += [Cell(score(value, not metric.percent), value) for value in (client.score, client.alone)]
+    cells += [Cell(score(value, metric), value) for value in (client.score, client.alone)]
     cells += [Cell(str(client.test_samples) if client.test_samples else NOTHING, client.test_samples)]
     return (*cells, *(Cell(trait_value(name, value), value) for name, value in client.traits.items()))
 
