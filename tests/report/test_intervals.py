@@ -116,8 +116,8 @@ def test_what_a_reader_is_warned_of(tmp_path):
 def test_limits_end_where_numbers_end_and_minus_is_no_hyphen():
     wide = Interval(0.1, -0.2, 1.3)
     assert limits(wide) == "0.0 to 100.0 %"
-    assert limits(wide, regression=True) == "0 to 1.3"
-    assert limits(Interval(2e-5, 1e-5, 3e-5), regression=True) == "1e−05 to 3e−05"
-    assert score(1e-5, regression=True) == "1e−05"
-    assert spread(Spread(1e-5, 1e-6), regression=True) == "1e−05 ± 1e−06"
+    assert limits(wide, True) == "0 to 1.3"
+    assert limits(Interval(2e-5, 1e-5, 3e-5), True) == "1e−05 to 3e−05"
+    assert score(1e-5, True) == "1e−05"
+    assert spread(Spread(1e-5, 1e-6), True) == "1e−05 ± 1e−06"
     assert difference(Interval(-0.1, -0.2, 0.1)) == "−10.0 (−20.0 to +10.0)"

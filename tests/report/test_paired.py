@@ -8,6 +8,7 @@ import pytest
 from scipy import stats
 from written_runs import as_regression, rewrite, write_run
 
+from stratafl.cli import main as strata
 from stratafl.report import gather
 from stratafl.report.bootstrap import Uncertainty, sharing, uncertainty
 from stratafl.report.intervals import Interval
@@ -187,6 +188,8 @@ def test_more_seeds_do_not_help_where_clients_disagree():
     values = np.repeat(own, 3, axis=0) + np.array([[0.01], [0.0], [-0.01]])
     (found,) = sharing([uncertainty(values, np.ones((3, 4)), crossed=True)])
     assert _more_seeds(found, 0.05) == (None, True)
+    assert found.p_of_these_clients < found.p  # other seeds are not the question: 0.025 ± 0.006 for these clients
+    assert found.p_of_these_clients == pytest.approx(2 * stats.t.sf(0.025 / np.sqrt(1e-4 / 3), 2), rel=0.1)
 
 
 # Sentences, from runs
@@ -283,7 +286,13 @@ def test_a_pair_of_many_must_be_clearer(tmp_path):
     )
     assert unclear.short == "a or b: cannot be told (0.1 to 4.0); about 3 more seeds would tell"
     assert f"it would take more than {MOST} more seeds" in replace(unclear, more_seeds=None).sentence
-    assert "more seeds alone would not tell" in replace(unclear, more_seeds=None, limited=True).sentence
+    limited = replace(unclear, more_seeds=None, limited=True)
+    assert limited.sentence.endswith("; clients differ too much for more seeds to tell.")
+    here = replace(limited, these="better")
+    assert here.sentence.startswith(
+        "a is better than b by 2.0 points for these clients; for others like them it cannot be"
+    )
+    assert here.short == "a is better than b for these clients; others may differ (0.1 to 4.0)"
     worse = replace(unclear, verdict="worse", difference=Interval(-0.0004, -0.0008, -0.0001))
     assert worse.sentence == "a is worse than b by 0.04 points (95 % interval 0.01 to 0.08)."
 
@@ -306,6 +315,18 @@ def test_all_pairs_are_a_table_and_csv(tmp_path):
     assert "It is better than fedavg (64.3 points, 95 % interval" in said
     assert "Whether it is better than local (" in said
     assert "cannot be told, so there is no clear winner." in said
+
+
+def test_the_command_prints_the_pairs_with_the_first_and_writes_all(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    write(tmp_path / "runs", fedavg=(0.1, 0.12, 0.11), local=(0.8, 0.6, 0.76), fedper=(0.81, 0.75, 0.7))
+    assert strata(["report", str(tmp_path / "runs"), "--pairs", str(tmp_path / "pairs.csv")]) == 0
+    said = capsys.readouterr().out
+    assert "fedper or local: cannot be told (−" in said
+    assert "fedper is better than fedavg by 64.3 points (" in said
+    assert "local is better than fedavg" not in said
+    assert "95 % intervals over seeds and clients; verdicts are corrected for 3 pairs" in said
+    assert len((tmp_path / "pairs.csv").read_text().splitlines()) == 4
 
 
 # Which seeds differ

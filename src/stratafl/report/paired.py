@@ -49,11 +49,17 @@ class Paired:
     pairs: int = 1  # that p is adjusted for
     percent: bool = True
     limited: bool = False  # the clients, not the seeds, are too few
+    these: Judgement = "unclear"  # of the first, for these clients alone, if they are the same with every seed
 
     @property
     def sentence(self) -> str:
         if not self.seeds:
             return f"{self.first} and {self.second} have no seed in common, so they cannot be compared."
+        if self.only_these:
+            told = f"{self.first} is {self.these} than {self.second} by {self.distance} for these clients"
+            return (
+                f"{told}; for others like them it cannot be told ({self._interval}), because clients differ too much."
+            )
         if self.verdict == "unclear":
             return f"Whether {self.first} or {self.second} is better cannot be told: {self._unclear}."
         only = "; one seed, others may differ" if self.seeds == 1 else ""
@@ -67,6 +73,10 @@ class Paired:
         only = ", one seed" if self.seeds == 1 else ""
         if self.verdict != "unclear":
             return f"{self.first} is {self.verdict} than {self.second} by {self.distance} ({self._limits}{only})"
+        if self.only_these:
+            return (
+                f"{self.first} is {self.these} than {self.second} for these clients; others may differ ({self._limits})"
+            )
         return f"{self.first} or {self.second}: cannot be told ({self._limits}{only}){self._wanted}"
 
     @property
@@ -80,6 +90,11 @@ class Paired:
         """The difference without its sign, in points where it is one of shares."""
         size = _number(abs(self.difference.mean), self.percent)
         return f"{size} {'point' if size == '1.0' else 'points'}" if self.percent else size
+
+    @property
+    def only_these(self) -> bool:
+        """Whether the difference is clear for these clients, and for others like them it is not."""
+        return self.verdict == "unclear" and self.limited and self.these != "unclear"
 
     @property
     def _limits(self) -> str:
@@ -106,12 +121,12 @@ class Paired:
 
     @property
     def _wanted(self) -> str:
-        if self.difference.low == self.difference.high:
+        if self.difference.low == self.difference.high or self.only_these:
             return ""
         if self.seeds == 1:
             return "; more seeds may tell"
         if self.limited:
-            return "; more seeds alone would not tell, because clients differ too much"
+            return "; clients differ too much for more seeds to tell"
         if self.more_seeds is None:
             return f"; it would take more than {MOST} more seeds"
         return f"; about {counted(self.more_seeds, 'more seed')} would tell"
@@ -152,7 +167,9 @@ def pairs_table(found: Sequence[Paired]) -> Table | None:
     for pair in found:
         cells = [text(pair.first), text(pair.second), *_numbers(pair)]
         look = "doubtful" if pair.verdict == "unclear" else "holds" if pair.verdict == "better" else "fails"
-        words = "cannot be told" if pair.verdict == "unclear" else f"{pair.first} is {pair.verdict}"
+        here = f"{pair.first} is {pair.these} for these clients; others may differ"
+        unclear = here if pair.only_these else "cannot be told"
+        words = unclear if pair.verdict == "unclear" else f"{pair.first} is {pair.verdict}"
         rows.append((*cells, Cell(words, pair.verdict, look), Cell(_more(pair), pair.more_seeds)))
     caption = (
         f"Paired differences, the first minus the second, by seed and client ({_basis(found)}). "
@@ -237,9 +254,8 @@ def _paired(first: _Method, second: _Method, found: Estimate | None, adjusted: f
     if found is None:
         apart = Interval(one.numbers["score"].mean - other.numbers["score"].mean, -inf, inf)
         return Paired(one.label, other.label, apart, 1.0, 1.0, "unclear", None, 0, 0, percent=metric.percent)
-    verdict: Judgement = "unclear"
-    if adjusted < ALPHA:
-        verdict = "better" if metric.sign * found.mean > 0 else "worse"
+    side: Judgement = "better" if metric.sign * found.mean > 0 else "worse"
+    verdict: Judgement = side if adjusted < ALPHA else "unclear"
     more, limited = _more_seeds(found, level) if verdict == "unclear" else (None, False)
     common = _common(first, second)
     return Paired(
@@ -254,6 +270,7 @@ def _paired(first: _Method, second: _Method, found: Estimate | None, adjusted: f
         clients=max(len(run.clients) for run, _ in common),
         percent=metric.percent,
         limited=limited,
+        these=side if found.p_of_these_clients < level else "unclear",
     )
 
 

@@ -50,8 +50,11 @@ def _sure(values: Sequence[float], metric: Metric) -> str:
 
 def _rivals(first: Rank, rivals: Sequence[Paired]) -> list[str]:
     by = {verdict: [pair for pair in rivals if pair.verdict == verdict] for verdict in ("better", "worse", "unclear")}
-    unclear = [pair for pair in by["unclear"] if pair.seeds]
+    here = [pair for pair in by["unclear"] if pair.only_these]
+    unclear = [pair for pair in by["unclear"] if pair.seeds and pair not in here]
     said = [f"It is {word} than {_each(by[word], 'and')}." for word in ("better", "worse") if by[word]]
+    if here:
+        said.append(f"For these clients it is {here[0].these} than {_each(here, 'and')}, for others it may not be.")
     if unclear:
         said.append(f"Whether it is better than {_each(unclear, 'or')} cannot be told, so there is no clear winner.")
     apart = [pair.second for pair in by["unclear"] if not pair.seeds]
