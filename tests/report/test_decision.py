@@ -50,6 +50,7 @@ def test_a_method_that_is_far_behind_is_not_recommended_for_its_price(tmp_path):
         spending(tmp_path / f"local{seed}", 0)
     made = decision(gather([tmp_path]))
     assert made.use.label == "fedavg"
+    assert made.headline == "Use fedavg: one model for everybody. Its lead may be chance."
     assert "It cannot be told from local." in dict(made.answers)["How sure"]
 
 

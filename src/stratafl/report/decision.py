@@ -7,10 +7,10 @@ from math import inf
 from stratafl.algorithms.catalogue import KINDS, METHODS
 from stratafl.core.reprs import short_repr
 from stratafl.errors import counted
+from stratafl.evaluation.metrics import Metric
 from stratafl.report.doubts import doubts, learned_nothing
-from stratafl.report.formats import listed, score, size
+from stratafl.report.formats import listed, minus, score, size
 from stratafl.report.gains import ALONE, Gains
-from stratafl.report.gains_charts import points
 from stratafl.report.paired import Paired
 from stratafl.report.ranking import Rank, winner
 from stratafl.report.study import Study
@@ -52,7 +52,9 @@ def decision(study: Study) -> Decision:
         ("How sure", _sure(use, others, compared)),
         ("What would change it", _change(use, others, compared)),
     )
-    return Decision(use, _headline(use, others), tuple((title, text) for title, text in answers if text), said)
+    return Decision(
+        use, _headline(use, others, compared), tuple((title, text) for title, text in answers if text), said
+    )
 
 
 def _to_use(first: Rank, rivals: Sequence[Rank], pairs: Sequence[Paired]) -> Rank:
@@ -79,14 +81,16 @@ def _between(rank: Rank, other: Rank, compared: Sequence[Paired]) -> Paired | No
     return next((pair for pair in compared if {pair.first, pair.second} == {rank.label, other.label}), None)
 
 
-def _headline(use: Rank, others: Sequence[Rank]) -> str:
+def _headline(use: Rank, others: Sequence[Rank], compared: Sequence[Paired]) -> str:
     name = str(use.settings["algorithm.name"])
     if name == ALONE:
         return f"Train every client alone ({use.label}): no federated method here is better." if others else _alone(use)
     if not others:
         return _alone(use)
-    known = METHODS.get(name)
-    return f"Use {use.label}: {KINDS[known.kind]}." if known and known.kind != "controls" else f"Use {use.label}."
+    known, next_ = METHODS.get(name), _between(use, others[0], compared)
+    chance = ". Its lead may be chance" if next_ is None or next_.verdict == "unclear" else ""
+    what = f": {KINDS[known.kind]}" if known and known.kind != "controls" else ""
+    return f"Use {use.label}{what}{chance}."
 
 
 def _alone(use: Rank) -> str:
@@ -132,11 +136,16 @@ def _counts(found: Gains, start: str) -> list[str]:
     total, unit = counted(len(found.clients), "client"), " points" if found.metric.percent else ""
     several = f" in {len(found.seeds)} seeds" if found.by_seed and len(found.seeds) > 1 else ""
     said = [f"{start} training alone, {len(better)} of {total}{several} score better and {len(worse)} worse."]
-    said.append(f"The mean difference is {points(found.mean, found.metric)}{unit}.")
+    said.append(f"The mean difference is {_signed(found.mean, found.metric)}{unit}.")
     if worse:
-        named = [f"{found.client_label(each)} ({points(each.difference, found.metric)})" for each in worse]
+        named = [f"{found.client_label(each)} ({_signed(each.difference, found.metric)})" for each in worse]
         said.append(f"Worse off: {listed(named, 4)}.")
     return [*said, *_certain(found)]
+
+
+def _signed(value: float, metric: Metric) -> str:
+    """A difference: in percentage points with one decimal, or with two digits."""
+    return minus(f"{100 * value:+.1f}" if metric.percent else f"{value:+.2g}")
 
 
 def _certain(found: Gains) -> list[str]:

@@ -37,7 +37,9 @@ def decision_chart(study: Study, use: Rank | None = None) -> Chart | None:
 
 
 def _better(study: Study) -> str:
-    return f"Test {study.measured.title}: {'higher' if study.measured.larger_is_better else 'lower'} is better"
+    metric = study.measured
+    what = f" ({metric.says})" if metric.says and metric.name != "accuracy" else ""
+    return f"Test {metric.title}{what}: {'higher' if metric.larger_is_better else 'lower'} is better"
 
 
 def _points(shown: Sequence[tuple[str, Rank]]) -> str:

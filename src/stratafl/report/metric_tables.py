@@ -99,7 +99,8 @@ def confusion_chart(study: Study, rank: Rank | None) -> Chart | None:
     names = _class_names(study, rank, len(totals))
     shown = charts.distinct([plain_text(charts.shortened(names[i])) for i in kept.tolist()])
     texts = [[f"{int(counts[i, j])} of {int(totals[i])}" for j in kept.tolist()] for i in kept.tolist()]
-    look = {"x": shown, "y": shown, "zmin": 0, "zmax": 1, "xgap": 1, "ygap": 1, "text": texts}
+    look = {"x": shown, "y": shown, "zmin": 0, "zmax": 1, "text": texts}
+    look |= {"xgap": 1, "ygap": 1} if len(shown) <= 30 else {}
     look |= {"texttemplate": "%{z:.0%}"} if len(shown) <= WRITTEN else {}
     z = [[charts.rounded(value) for value in row] for row in shares.tolist()]
     trace = heat_map(z, "%{y} given %{x}: %{z:.1%} (%{text})", colorbar=charts.percent_bar(0, 1), **look)

@@ -15,8 +15,9 @@ from stratafl.report.charts import Chart, on_dark
 from stratafl.report.class_counts import class_counts_chart
 from stratafl.report.client_scores import clients_chart, worst_table
 from stratafl.report.curves import curves_chart
-from stratafl.report.decision import decision
+from stratafl.report.decision import MOST, decision
 from stratafl.report.decision_chart import decision_chart
+from stratafl.report.doubts import doubts
 from stratafl.report.flagged_clients import flag_table
 from stratafl.report.gains import ALONE
 from stratafl.report.gains_charts import (
@@ -131,7 +132,7 @@ def decision_section(study: Study) -> Section:
 
 def sections(study: Study) -> list[Section]:
     """The decision, then everything; sections without content are left out."""
-    warned = "".join(f"<li>{escape(line)}</li>" for line in cautions(study))
+    warned = "".join(f"<li>{escape(line)}</li>" for line in (*doubts(study)[MOST:], *cautions(study)))
     caution = f'<div class="caution" role="note"><strong>Please note</strong><ul>{warned}</ul></div>'
     made = [Section("reproduction", "Published claims", verdict_table(study.verdicts))]
     if study.ranks:
