@@ -4,27 +4,32 @@ fitted = stratafl.fit(fedper(), [(x, y), …], model, rounds=20)
 fitted.predict(3, x)          predictions of client 3's own model for raw samples
 fitted.model(3)               that model, an nn.Module that takes preprocessed samples
 fitted.predictor(3)           the model with its preprocessing: it takes raw samples, as predict does
+fitted.metric("auroc")        of all clients' models on their test samples; also your own f(y_true, y_score)
 fitted.export(3, "c3.onnx")   or .safetensors
 """
 
 import copy
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from stratafl.config.metrics import chosen_by_classes, metric_for
+from stratafl.config.tables import EvaluateTable
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.reprs import short_repr
 from stratafl.data import Federation, from_clients
 from stratafl.data.arrays import Array, plain_tensor
-from stratafl.errors import DataError, ModelError, RecordError, RunError
+from stratafl.errors import DataError, ModelError, RecordError, RunError, unknown
 from stratafl.evaluation.evaluate import state_dict
 from stratafl.evaluation.flags import Notices
 from stratafl.evaluation.measure import Line
+from stratafl.evaluation.metrics import Metric, named_metric, own_metric
+from stratafl.evaluation.predictions import Predictions, predictions
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Progress, Simulation, simulation
 from stratafl.execute.build import ModelSource
@@ -34,6 +39,7 @@ from stratafl.runs.stored import read_run, selected_line
 from stratafl.runs.summary import Selection, evaluated, selected
 
 log = logging.getLogger("stratafl")
+HELD_OUT = ("test", "validation")
 
 
 @short_repr
@@ -67,6 +73,39 @@ class Fitted:
         if value is None:
             raise DataError(f"round {self.round} has no test accuracy: it was not evaluated on labelled test samples")
         return float(value)
+
+    def metric(
+        self, metric: str | Callable[..., object], split: str = "test", average: str = "auto", client: int | None = None
+    ) -> float:
+        """A metric of these models on held-out samples: a name, or a function `f(y_true [n], y_score [n, K])`.
+
+        `average` is over all `samples` or the mean over `clients`; `auto` is as docs/metrics.md says. With `client`, it
+        is that client's own. NaN where it is not defined.
+        """
+        chosen = named_metric(metric) if isinstance(metric, str) else own_metric(metric)
+        if average not in ("auto", "samples", "clients"):
+            raise unknown("average", average, ("auto", "samples", "clients"))
+        found = self.predictions(split)
+        if client is not None:
+            return found.of(self._checked(client)).value(chosen)
+        usual = "samples" if chosen.pooled else "clients"
+        return found.average(chosen, usual if average == "auto" else average)
+
+    def confusion(self, client: int | None = None, split: str = "test") -> Tensor:
+        """How many samples of each class (rows) are given each class (columns), of a client or of all, `[K, K]`."""
+        found = self.predictions(split)
+        return (found if client is None else found.of(self._checked(client))).confusion()
+
+    def predictions(self, split: str = "test") -> Predictions:
+        """What every client's own model gives for its own samples of a split, `test` or `validation`."""
+        if split not in HELD_OUT:
+            raise unknown("split", split, HELD_OUT)
+        return predictions(self.sim, self.progress, torch.arange(self.clients), split)
+
+    def _checked(self, client: int) -> int:
+        if not isinstance(client, int) or not 0 <= client < self.clients:
+            raise DataError(f"client must be a whole number from 0 to {self.clients - 1}, not {client!r}")
+        return client
 
     @property
     def round(self) -> int:
@@ -149,6 +188,7 @@ def fit(
     split: str = "stratified",
     seed: int = 0,
     evaluate_every: int = 1,
+    metric: str | Callable[..., object] = "auto",
     device: str = "auto",
     **options: Any,
 ) -> Fitted:
@@ -156,8 +196,9 @@ def fit(
 
     `model` is a module, or a function that makes one. Each client's samples are split into test, validation and
     training samples, stratified by class (`split="random"`: at random). `device="auto"` is a GPU if there is one.
-    `options` are those of `simulation`. You get the models after the round with the best validation accuracy, or after
-    the last round if there are no validation samples.
+    `options` are those of `simulation`. You get the models after the round with the best `metric` on validation
+    samples, or after the last round if there are none. `auto` is accuracy, balanced accuracy if one class has more than
+    60 % of the samples, or the squared error; or give a name, or a function `f(y_true, y_score)`.
     """
     if evaluate_every < 1:
         raise RecordError(f"evaluate_every must be a number of rounds, at least 1, not {evaluate_every}")
@@ -167,18 +208,31 @@ def fit(
     if not isinstance(federation, Federation):
         federation = from_clients(federation, validation=validation, test=test, seed=seed, split=split)
     sim = simulation(algorithm, federation, model, rounds=rounds, seed=seed, device=device, **options)
-    trial = Trial(sim, evaluate_every)
+    evaluate, chosen = _evaluation(metric, federation)
+    trial = Trial(sim, evaluate_every, metric=chosen)
     progress, history, selection, notices = trial.sim.start(), list[Line](), Selection(), Notices()
     try:
         while progress.t < trial.rounds:
             progress, entry = trial.round(progress)
             history.append(entry.round)
-            selection = selection.after(entry.round, progress)
+            selection = selection.after(entry.round, progress, evaluate)
             for notice in notices.of(history):
                 log.warning("%s", notice)
     finally:
         sim.runtime.close()
-    return Fitted(trial.sim, selection.progress or progress, history)
+    return Fitted(trial.sim, selection.progress or progress, history, selection.line)
+
+
+def _evaluation(metric: str | Callable[..., object], federation: Federation) -> tuple[EvaluateTable, Metric]:
+    """What rounds are selected by; a choice by the data is logged."""
+    if not isinstance(metric, str):
+        own = own_metric(metric)
+        own = replace(own, name=f"own:{own.name}")
+        return EvaluateTable(metric=own.name, average="clients", better="larger" if own.sign > 0 else "smaller"), own
+    found = metric_for(EvaluateTable(metric=metric), federation)
+    if metric == "auto" and found.name == "balanced_accuracy":
+        log.warning("%s", chosen_by_classes(federation, "metric='accuracy'"))
+    return EvaluateTable(metric=found.name, average="samples" if found.pooled else "clients"), found
 
 
 def load(folder: str | Path, *, round: str = "selected", device: str = "auto", trust: bool = False) -> Fitted:

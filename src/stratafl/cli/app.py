@@ -65,6 +65,7 @@ def compare(
     *,
     algorithms: Annotated[str, option("--algorithms -a NAMES", "Separated by commas.", show_default=False)] = METHODS,
     seeds: Annotated[int, option("--seeds N", "Number of seeds, from --seed on.")] = 3,
+    vary: Annotated[str, option("--vary PART", "What seeds vary: all, partition, weights or batches.")] = "all",
     tuned: Annotated[Path | None, option("--tuned DIR", "With what a tuning chose.")] = None,
     jobs: Jobs = 1,
     options: RunOptions,
@@ -75,7 +76,7 @@ def compare(
     """
     from stratafl.cli.compare import start_comparison
 
-    return start_comparison(options, algorithms, seeds, jobs, tuned)
+    return start_comparison(options, algorithms, seeds, jobs, vary, tuned)
 
 
 @app.command(epilog="Example: [bold]strata tune --algorithms fedavg,fedper,local --trials 12 --rounds 20[/]")
@@ -126,13 +127,14 @@ def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Runs, or folders that hold runs.")],
     out: Annotated[Path | None, option("--out -o FILE", "Write the HTML report.")] = None,
     csv: Annotated[Path | None, option("--csv FILE", "Write the table as CSV.")] = None,
+    pairs: Annotated[Path | None, option("--pairs FILE", "Write all pairs of methods as CSV.")] = None,
     svg: Annotated[Path | None, option("--svg FILE", "Draw the table as a picture.")] = None,
-    target: Annotated[float | None, option("--target A", "Show the cost to reach this accuracy, 0 to 1.")] = None,
+    target: Annotated[float | None, option("--target A", "Show the cost to reach this score, such as 0.9.")] = None,
 ) -> None:
     """Rank runs in a table, or write one HTML file with curves, clients, layers and more."""
     from stratafl.cli.report import report
 
-    report(folders, out, csv=csv, svg=svg, target=target)
+    report(folders, out, csv=csv, pairs=pairs, svg=svg, target=target)
 
 
 @app.command(epilog="Example: [bold]strata reproduce flayer/table2 --scale smoke[/]")

@@ -29,7 +29,9 @@ from stratafl.runs.journal import read_lines
 from stratafl.tuning.tuning import fresh_experiment, is_tuning, read_tuned, tuned_settings
 
 
-def start_comparison(options: RunOptions, names: str, seeds: int, jobs: int, tuned: Path | None = None) -> int:
+def start_comparison(
+    options: RunOptions, names: str, seeds: int, jobs: int, vary: str = "all", tuned: Path | None = None
+) -> int:
     """A new comparison, to its end or until it is interrupted; the exit code.
 
     `tuned` is the directory of a tuning: its methods with what it chose, its data and model, and seeds after its own,
@@ -46,7 +48,7 @@ def start_comparison(options: RunOptions, names: str, seeds: int, jobs: int, tun
         if options.out is not None:
             refuse_existing(options.out)
         folder = options.out or new_folder("compare")
-        comparison = Comparison.create(folder, base, methods, seeds, settings, trusted)
+        comparison = Comparison.create(folder, base, methods, seeds, settings, trusted, vary)
         release_warnings()
         return drive_comparison(comparison, jobs)
 

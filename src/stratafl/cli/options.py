@@ -35,7 +35,8 @@ AsJson = Annotated[bool, option("--json", "Print JSON instead of tables.")]
 
 METHODS = "local,fedavg,fedper,fedrep,fedbn,lgfedavg"  # that are compared unless you name others
 SHORT_FOR = {
-    **{"algorithm": "algorithm.name", "model": "model.name", "data": "data.name", "lab": "evaluate.lab"},
+    **{"algorithm": "algorithm.name", "model": "model.name", "data": "data.name"},
+    **{"lab": "evaluate.lab", "metric": "evaluate.metric"},
     **{name: f"run.{name}" for name in ("rounds", "protocol", "seed", "device", "engine", "precision", "memory_limit")},
     "log": "log.to",
 }
@@ -76,6 +77,7 @@ class RunOptions:
     engine: Annotated[str | None, option("--engine NAME", "auto, stacked or loop.")] = None
     precision: Annotated[str | None, option("--precision NAME", "fp32, tf32 or bf16.")] = None
     memory_limit: Annotated[str | None, option("--memory-limit SIZE", "Bytes a run may use, such as 8GB.")] = None
+    metric: Annotated[str | None, option("--metric NAME", "What methods are ranked by, such as auroc.")] = None
     lab: Annotated[int | None, option("--lab N", "Layer diagnostics every N rounds.")] = None
     log: Annotated[str | None, option("--log NAMES", "tensorboard, mlflow, wandb.")] = None
     trust: Trust = False

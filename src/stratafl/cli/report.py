@@ -13,8 +13,11 @@ from stratafl.files import check_folder, check_new, write_atomically
 from stratafl.report import INCOMPARABLE, MARK, Outcome, Rank, gather, ranking, read_outcome, run_folders, to_csv
 from stratafl.report.flagged_clients import flag_sentences, where_to_look
 from stratafl.report.formats import size
+from stratafl.report.majority import MAJORITY, majority
 from stratafl.report.outcome import measure, what_counts
 from stratafl.report.page import is_report, write_report
+from stratafl.report.paired import Paired, pairs_csv, with_first
+from stratafl.report.paired import pairs as all_pairs
 from stratafl.report.study import not_started, only_verdicts
 from stratafl.runs.summary import evaluated
 
@@ -35,26 +38,37 @@ def report(folders: Sequence[Path], out: Path | None, **options: Any) -> None:
 
 
 def print_ranking(
-    folders: Sequence[Path], *, csv: Path | None = None, svg: Path | None = None, target: float | None = None
+    folders: Sequence[Path],
+    *,
+    csv: Path | None = None,
+    pairs: Path | None = None,
+    svg: Path | None = None,
+    target: float | None = None,
 ) -> None:
     """Print the ranking of all runs in these folders; write it to files if asked."""
-    if target is not None and not 0 < target <= 1:
-        raise RunError(f"--target must be an accuracy above 0 and at most 1, not {target}")
-    check_new([csv, svg])
+    if target is not None and not 0 < target < float("inf"):
+        raise RunError(f"--target must be a score above 0, not {target}")
+    check_new([csv, pairs, svg])
     outcomes = _outcomes(folders)
+    if target is not None and target > 1 and outcomes[0].metric.percent:
+        raise RunError(f"--target must be a share above 0 and at most 1, not {target}")
     ranks = ranking(outcomes)
     console = result_console()
     console.print(ranking_table(ranks, outcomes, console.width))
     for text in (*(Text(said, style="yellow") for said in not_started(folders)), *_footnotes(ranks, outcomes)):
         console.print(text)
+    found = all_pairs(ranks)
+    for text in _pair_lines(found):
+        console.print(text, soft_wrap=not console.is_terminal)
     console.print(Text(f"runs: {', '.join(map(str, folders))}", style="dim"))
-    if target is not None and outcomes[0].regression:
-        raise RunError(f"--target {target} is an accuracy, but these runs are regressions: leave it out")
     if target is not None:
         console.print(target_table(outcomes, target))
     if csv is not None:
         write_atomically(csv, to_csv(ranks).encode())
         console.print(Text(f"table: {csv}"))
+    if pairs is not None:
+        write_atomically(pairs, pairs_csv(found).encode())
+        console.print(Text(f"pairs: {pairs}"))
     if svg is not None:
         drawn = svg_picture("strata compare", ranking_table(ranks, outcomes, PIPED_WIDTH), *_footnotes(ranks, outcomes))
         write_atomically(svg, drawn.encode())
@@ -100,16 +114,29 @@ def _footnotes(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> list[Text]
     folders = [str(one.folder) for one in outcomes if one.diverged]
     why = "the loss, or the upload of every client, became NaN or infinite"
     lost = [Text(f"diverged ({why}): {', '.join(folders)}", style="bold red")] if folders else []
+    nothing = "gives every sample of a client the same class, so it has learned nothing"
+    same = [Text(f"one answer: {rank.label} {nothing}", style="yellow") for rank in ranks if rank.one_answer]
     flagged = [Text(said, style="yellow") for said in flag_sentences(outcomes)]
     look = [Text(f"look at its data with: {command}", style="yellow")] if (command := where_to_look(outcomes)) else []
-    return [*leaks, *lost, *flagged, *look, Text(_caption(ranks, outcomes), style="dim")]
+    return [*leaks, *lost, *same, *flagged, *look, Text(_caption(ranks, outcomes), style="dim")]
+
+
+def _pair_lines(found: Sequence[Paired]) -> list[Text]:
+    """The pairs with the first method, and what their numbers are."""
+    if not found:
+        return []
+    unit = "points, " if found[0].percent else ""
+    many = f"; verdicts are corrected for {len(found)} pairs" if len(found) > 1 else ""
+    about = f"in brackets: {unit}95 % intervals over seeds and clients{many}"
+    return [*(Text(pair.short) for pair in with_first(found)), Text(about, style="dim")]
 
 
 def _caption(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> str:
     most = max(len(rank.seeds) for rank in ranks)
     seeds = "the seeds that each row has" if seeds_differ(ranks) else f"{most} seeds"
-    parts = [f"test {measure(outcomes[0].regression)} {what_counts(outcomes)}"]
+    parts = [f"test {measure(outcomes[0].metric)} {what_counts(outcomes)}"]
     parts += [f"mean ± standard deviation over {seeds}"] if most > 1 else []
     parts += ["spread: standard deviation over clients", "MB: up and down, all clients"]
+    parts += [f"{MAJORITY}: what each client's most frequent training class gives"] if majority(ranks) else []
     new_clients = any(one.config["data"]["new_clients"] for one in outcomes)
     return "; ".join([*parts, *(["new, trained: new clients after one round"] if new_clients else [])])

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from typing import Literal
 
 from stratafl.config.experiment import Experiment
 from stratafl.config.plugins import imported
@@ -43,7 +44,7 @@ def with_metric(experiment: Experiment, federation: Federation, trust: Trust | b
     if evaluate.metric == AUTO and metric.name == "balanced_accuracy":
         log.warning("%s", chosen_by_classes(federation))
     average = ("samples" if metric.pooled else "clients") if evaluate.average == AUTO else evaluate.average
-    better = "larger" if metric.larger_is_better else "smaller"
+    better: Literal["larger", "smaller"] = "larger" if metric.larger_is_better else "smaller"
     target = experiment.stop.target
     if target is not None and metric.percent and target > 1:
         raise RecordError(f"stop.target is a {metric.title} from 0 to 1, not {target:g}")
@@ -69,7 +70,9 @@ def metric_for(evaluate: EvaluateTable, federation: Federation, trust: Trust | b
     if evaluate.better != AUTO and ":" in name:
         return replace(metric, larger_is_better=evaluate.better == "larger")
     if evaluate.better != AUTO and (evaluate.better == "larger") != metric.larger_is_better:
-        raise RecordError(f"evaluate.better = '{evaluate.better}' has no effect with '{name}': it is for your own metric")
+        raise RecordError(
+            f"evaluate.better = '{evaluate.better}' has no effect with '{name}': it is for your own metric"
+        )
     return metric
 
 
@@ -80,9 +83,10 @@ def largest_share(federation: Federation) -> tuple[int, float]:
     return label, float(counts[label] / counts.sum())  # type: ignore[index, union-attr]
 
 
-def chosen_by_classes(federation: Federation) -> str:
+def chosen_by_classes(federation: Federation, change: str = "--metric accuracy") -> str:
+    """Why balanced accuracy is the metric, and how to change that."""
     label, share = largest_share(federation)
     return (
         f"class '{shown(federation.class_name(label))}' has {share:.1%} of the samples, so rounds are selected and "
-        "methods ranked by balanced accuracy; change that with --metric accuracy"
+        f"methods ranked by balanced accuracy; change that with {change}"
     )

@@ -1,4 +1,4 @@
-"""What a person names by `package.module:name`: their own model, algorithm or metric, imported from where they stand."""
+"""What a person names by `package.module:name`: a model, an algorithm or a metric of their own."""
 
 import functools
 import importlib
@@ -18,7 +18,7 @@ KINDS: dict[str, type[Any] | None] = {"model": nn.Module, "algorithm": Algorithm
 
 
 def imported(kind: str, path: str, trust: Trust | bool = NOTHING) -> Callable[..., Any]:
-    """What makes a model or an algorithm, or is a metric, at `package.module:name`; the current folder is searched first.
+    """What makes a model or an algorithm, or is a metric, at `package.module:name`; the current folder comes first.
 
     A path that is not trusted is refused before anything is imported, and what is found must be of the right kind.
     """

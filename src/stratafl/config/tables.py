@@ -93,6 +93,7 @@ class ModelTable:
     name: Annotated[str, Named(MODELS, paths=True), "as in `strata list`, or `package.module:Class`"] = "mlp"
     head: Annotated[str | None, "the module that is the head, where it cannot be found out"] = None
     weights: Annotated[str | None, "a safetensors file with the initial weights"] = None
+    seed: Annotated[int | None, Seed, "seed of the initial weights; none: `run.seed`"] = None
     options: Options = dataclasses.field(default_factory=dict)
 
 
@@ -144,7 +145,9 @@ class DataTable:
     split: Annotated[
         str, Named(SPLIT), "how samples are split: `stratified` by class (numbers by quantile), or at `random`"
     ] = "stratified"
-    seed: Annotated[int | None, Seed, "seed of the division, where it is to stay while `run.seed` changes"] = None
+    seed: Annotated[
+        int | None, Seed, "seed of the partition and of the splits; none: `run.seed`, see [noise](noise.md)"
+    ] = None
     options: Options = dataclasses.field(default_factory=dict)
 
 
@@ -155,7 +158,10 @@ class RunTable:
     protocol: Annotated[str, Named(PROTOCOLS), "defaults of other settings, as in a code base or a paper"] = "clean"
     rounds: Annotated[int, Some, "how many rounds"] = 20
     participation: Annotated[float, Range(above=0, most=1), "share of the clients that take part in a round"] = 1.0
-    seed: Annotated[int, Seed, "seed of everything random"] = 0
+    seed: Annotated[int, Seed, "seed of everything random that has no seed of its own"] = 0
+    batch_seed: Annotated[
+        int | None, Seed, "seed of batches, cohorts and all other draws in training; none: `run.seed`"
+    ] = None
     buffers: Annotated[Buffers, "BatchNorm statistics follow their layer or stay with the client"] = "follow"
     granularity: Annotated[Granularity, "what counts as a layer"] = "module"
     device: Annotated[str, "`auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1` …"] = "auto"

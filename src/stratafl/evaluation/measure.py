@@ -74,9 +74,7 @@ def score_statistics(scores: Scores, classes: int | None) -> dict[str, float | N
     return {key: _finite(float(value)) for key, value in numbers.items()}
 
 
-def score_line(
-    found: StageScores, classes: int | None, prefix: str = "", values: StageValues = NO_VALUES
-) -> Line:
+def score_line(found: StageScores, classes: int | None, prefix: str = "", values: StageValues = NO_VALUES) -> Line:
     """The statistics of each split and stage, flat: `test.deployed.accuracy` and so on.
 
     Deviation and worst clients are those of the run's metric, where `values` holds one.
@@ -125,9 +123,7 @@ def upload_line(report: Report, names: Sequence[str] = ()) -> Line:
     return {key: found for key, found in lines.items() if found}
 
 
-def client_lines(
-    ids: Tensor, found: StageScores, classes: int | None, values: StageValues = NO_VALUES
-) -> list[Line]:
+def client_lines(ids: Tensor, found: StageScores, classes: int | None, values: StageValues = NO_VALUES) -> list[Line]:
     lines: list[Line] = [{"client": client} for client in ids.tolist()]
     for place, scores in found.items():
         split = place.partition(".")[0]

@@ -7,6 +7,7 @@ number per client, NaN where it is not defined. Scores are probabilities of K cl
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -293,6 +294,7 @@ METRICS: dict[str, Metric] = _named(
 )
 
 
+@cache
 def named_metric(name: str) -> Metric:
     """The metric of this name, which may be `sensitivity@0.95`, at another specificity."""
     if name in METRICS:

@@ -81,7 +81,7 @@ class Trial:
         everybody = torch.arange(setup.clients)
         if not 0 < self.sample < setup.clients:
             return everybody
-        return torch.argsort(keys.keys(setup.seed, 0, everybody, "evaluated"))[: self.sample].sort()[0]
+        return torch.argsort(keys.keys(setup.seeds.partition, 0, everybody, "evaluated"))[: self.sample].sort()[0]
 
     @cached_property
     def splits(self) -> tuple[str, ...]:

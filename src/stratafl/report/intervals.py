@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, stdev
+from typing import Any
 
 LEVEL = 0.95
 
@@ -43,7 +44,7 @@ def interval(values: Sequence[float]) -> Interval | None:
     return Interval(mean, mean - half, mean + half)
 
 
-def paired_difference(first: Mapping[int, float], second: Mapping[int, float]) -> Interval | None:
+def paired_difference(first: Mapping[Any, float], second: Mapping[Any, float]) -> Interval | None:
     """The t interval of first − second over the seeds that both have: with a seed both start from the same data."""
     return interval([first[seed] - second[seed] for seed in first if seed in second])
 

@@ -7,16 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.config.experiment import from_tables, to_tables
+from stratafl.config.metrics import stored_metric
 from stratafl.config.tables import EvaluateTable
+from stratafl.core.keys import Seeds
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, RunError
 from stratafl.evaluation.flags import diverged, well_formed
 from stratafl.evaluation.measure import Line
+from stratafl.evaluation.metrics import METRICS, Metric
 from stratafl.files import is_plain
+from stratafl.report.client_journal import lines_of_round
 from stratafl.runs import directory
 from stratafl.runs.format import CHECKSUMS
 from stratafl.runs.journal import read_lines
-from stratafl.runs.summary import best, converged, cost, counting, last, score, scored, stop_reason
+from stratafl.runs.predictions import read_predictions
+from stratafl.runs.summary import best, converged, cost, counting, last, prefix_of, score, scored, stop_reason
 
 SCORED = ("test.", "validation.", "new.")
 STAGES = ("received", "trained", "deployed")
@@ -40,14 +45,56 @@ class Outcome:
         return int(self.config["run"]["seed"])
 
     @property
+    def seeds(self) -> Seeds:
+        """With those of its parts, which tell one run of a configuration from another."""
+        tables = (
+            self.config["data"].get("seed"),
+            self.config["model"].get("seed"),
+            self.config["run"].get("batch_seed"),
+        )
+        return Seeds.of(self.seed, *tables)
+
+    @property
     def regression(self) -> bool:
-        """Whether it is scored by its loss, because the data has no classes."""
-        return "test.deployed.accuracy" not in last(self.lines)
+        """Whether the data has no classes."""
+        return not any(key.endswith(".deployed.accuracy") for key in last(self.lines))
+
+    @property
+    def metric(self) -> Metric:
+        """What its rounds are selected by and it is ranked by; one of your own has no values before it is imported."""
+        return stored_metric(self.evaluate, self.regression)
+
+    @cached_property
+    def one_answer(self) -> bool:
+        """Whether its model gives every client one class for all its samples: it has learned nothing.
+
+        Only clients with several classes count; False for runs that left no predictions.
+        """
+        found = None if self.regression else read_predictions(self.folder)
+        told = {} if found is None else found.one_answer()
+        return bool(told) and all(told.values())
+
+    def by_client(self) -> dict[int, float]:
+        """The metric of each client that took part, on test data at the selected round; undefined ones are left out."""
+        key = f"test.{self.evaluate.stage}.{self.metric.key}"
+        return {int(line["client"]): float(line[key]) for line in self._client_lines if line.get(key) is not None}
+
+    def test_samples(self) -> dict[int, int]:
+        """How many test samples each client has that took part."""
+        return {int(line["client"]): int(line.get("test.samples") or 0) for line in self._client_lines}
+
+    @cached_property
+    def _client_lines(self) -> list[Line]:
+        directory.check_committed(self.folder, "clients")
+        selected = int(self.numbers()["selected_round"])
+        lines = lines_of_round(self.folder / "clients.jsonl", selected, summed=self.checked)
+        return [line for line in lines if not line.get("new")]
 
     @property
     def stopped(self) -> bool:
         """Whether its stop rule ended it early."""
-        return stop_reason(self.lines, from_tables({"stop": self.config["stop"]}).stop) is not None
+        stop = from_tables({"stop": self.config["stop"]}).stop
+        return stop_reason(self.lines, stop, self.evaluate) is not None
 
     @property
     def diverged(self) -> bool:
@@ -62,7 +109,7 @@ class Outcome:
 
     @property
     def evaluate(self) -> EvaluateTable:
-        """Which round, stage and average are its score."""
+        """Which metric, round, stage and average are its score."""
         return from_tables({"evaluate": self.config["evaluate"]}).evaluate
 
     def numbers(self) -> dict[str, float]:
@@ -76,14 +123,15 @@ class Outcome:
     def _numbers(self) -> dict[str, float]:
         evaluate, place = self.evaluate, f"test.{self.evaluate.stage}"
         chosen, total = counting(self.lines, evaluate), cost(self.lines, self.lines[-1])
-        there = converged(self.lines, evaluate)
+        there, key = converged(self.lines, evaluate), self.metric.key
+        own = f"{prefix_of(evaluate)}{key}"
         numbers = {
             "score": score(self.lines, evaluate),
-            **{stage: _metric(chosen, f"test.{stage}") for stage in STAGES},
-            "client_mean": _number(chosen, f"{place}.client_accuracy", f"{place}.client_loss"),
+            **{stage: _number(chosen, f"test.{stage}.{own}") for stage in STAGES},
+            "client_mean": _number(chosen, f"{place}.client_{key}"),
             "spread": _number(chosen, f"{place}.std"),
             "worst10": _number(chosen, f"{place}.worst10"),
-            **{f"new_{stage}": _metric(chosen, f"new.test.{stage}") for stage in STAGES},
+            **{f"new_{stage}": _number(chosen, f"new.test.{stage}.{own}") for stage in STAGES},
             "best": scored(best(self.lines, evaluate), evaluate),
             "last": scored(last(self.lines), evaluate),
             "selected_round": chosen["round"],
@@ -107,34 +155,51 @@ def read_outcome(folder: Path) -> Outcome:
     if not all(map(well_formed, lines)):
         raise DamagedError(f"'{path}' is damaged: its list of clients that were left out cannot be read")
     directory.check_history(path, lines, len(lines))
+    config["evaluate"] |= _definite(from_tables({"evaluate": config["evaluate"]}).evaluate, lines)
     return Outcome(folder, config, lines, int(then.get("clients") or 0), then.get("leaks"), checked)
 
 
-SQUARED = "mean squared error"  # the score of a regression, whatever it is trained with
+def _definite(evaluate: EvaluateTable, lines: Sequence[Line]) -> dict[str, Any]:
+    """Metric, average and direction of a run that was written before they could be chosen."""
+    metric = stored_metric(evaluate, not any(key.endswith(".accuracy") for line in lines for key in line))
+    average = "clients" if evaluate.average == "clients" else "samples"
+    return {"metric": metric.name, "average": average, "better": "larger" if metric.larger_is_better else "smaller"}
 
 
-def measure(regression: bool) -> str:
+SQUARED = METRICS["mse"].title  # the score of a regression, whatever it is trained with
+
+
+def measure(metric: Metric | bool) -> str:
     """The score of runs in words."""
-    return f"loss ({SQUARED})" if regression else "accuracy"
+    metric = _as_metric(metric)
+    return f"loss ({SQUARED})" if metric.name == "mse" else metric.title
+
+
+def _as_metric(given: Metric | bool) -> Metric:
+    return given if isinstance(given, Metric) else METRICS["mse" if given else "accuracy"]
 
 
 _MODELS = {"received": "models as received", "trained": "models right after training"}
+_UNITS = {"mse": "their variance", "rmse": "their standard deviation", "mae": "their standard deviation"}
 _MODELS |= {"deployed": "deployed models", "global": "the global model"}
 
 
 def what_counts(outcomes: Sequence[Outcome], one_by_one: bool = False) -> str:
     """The stage, average and round of the scores of these runs, in words; without the average for single clients."""
-    metric = "loss" if outcomes[0].regression else "accuracy"
+    metric = outcomes[0].metric
     ways = {tuple(one.config["evaluate"][key] for key in ("select", "stage", "average")) for one in outcomes}
     if len(ways) > 1:
         return "of the models and at the round that the protocol of each run selects"
     ((select, stage, average),) = ways
     validated = all("validation.deployed.loss" in last(one.lines) for one in outcomes)
-    where = f"at the round with the best validation {metric}" if validated else "at the last round"
+    word = "loss" if metric.name == "mse" else metric.title
+    where = f"at the round with the best validation {word}" if validated else "at the last round"
     if select != "validation":
         where = "at the round where it is best" if select == "best" else "at the last round"
     mean = ", mean over clients," if average == "clients" and not one_by_one else ""
-    return f"of {_MODELS[stage]}{mean} {where}"
+    scaled = all(one.config["data"].get("targets") == "scaled" for one in outcomes)
+    unit = f"; targets are scaled, and 1 is {_UNITS[metric.name]}" if scaled and metric.name in _UNITS else ""
+    return f"of {_MODELS[stage]}{mean} {where}{unit}"
 
 
 def run_folders(places: Iterable[Path]) -> list[Path]:
@@ -158,9 +223,5 @@ def _beside(place: Path, run: Path) -> bool:
     return is_plain(tuning / directory.TUNING) and tuning.is_relative_to(place)
 
 
-def _metric(line: Line, place: str) -> float | None:
-    return _number(line, f"{place}.accuracy", f"{place}.loss")
-
-
-def _number(line: Line, *keys: str) -> float | None:
-    return next((float(line[key]) for key in keys if line.get(key) is not None), None)
+def _number(line: Line, key: str) -> float | None:
+    return None if line.get(key) is None else float(line[key])

@@ -17,6 +17,7 @@ from stratafl.report.client_scores import clients_chart, worst_table
 from stratafl.report.curves import curves_chart
 from stratafl.report.flagged_clients import flag_table
 from stratafl.report.layer_charts import bytes_chart, methods_chart, mixing_chart, rounds_chart
+from stratafl.report.paired import pairs, pairs_table
 from stratafl.report.ranking_tables import ablation_tables, ranking_table, runs_table
 from stratafl.report.study import Study
 from stratafl.report.summary import cautions, facts, summary
@@ -96,7 +97,8 @@ def page(study: Study) -> str:
 def sections(study: Study) -> list[Section]:
     warned = "".join(f"<li>{escape(line)}</li>" for line in cautions(study))
     caution = f'<div class="caution" role="note"><strong>Please note</strong><ul>{warned}</ul></div>'
-    lead = f'<p class="lead">{escape(summary(study))}</p>'
+    found = pairs(study.ranks)
+    lead = f'<p class="lead">{escape(summary(study, found))}</p>'
     made = [Section("summary", "Summary", lead, caution if warned else None)]
     made.append(Section("reproduction", "Published claims", verdict_table(study.verdicts)))
     if study.ranks:
@@ -105,6 +107,7 @@ def sections(study: Study) -> list[Section]:
         layers = (rounds_chart(study) or hint, methods_chart(study), mixing_chart(study), bytes_chart(study))
         made += [
             Section("ranked", "Ranking", ranking_table(study)),
+            Section("paired", "Pairs of methods", pairs_table(found)),
             Section("course", "Learning curves", curves_chart(study)),
             Section("spread", "Clients", clients_chart(study), worst_table(study)),
             Section("flagged", "Clients left out", flag_table(study.ranks)),
@@ -112,8 +115,8 @@ def sections(study: Study) -> list[Section]:
             Section("lab", "Layers", *layers),
             Section("ablations", "Ablations", *ablation_tables(study)),
         ]
-        pairs = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts(study))
-        made.append(Section("made", "What was run", f"<dl>{pairs}</dl>", runs_table(study)))
+        told = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts(study))
+        made.append(Section("made", "What was run", f"<dl>{told}</dl>", runs_table(study)))
     return [section for section in made if section.parts]
 
 

@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stratafl.core.reprs import short_repr
@@ -15,9 +15,12 @@ from stratafl.report.tables import as_csv
 
 log = logging.getLogger("stratafl")
 DIVERGED = "diverged"
+ONE_ANSWER = "one answer"
+TIED = 1e-9  # scores that differ by no more than this are equal
 NONE = (None, None)
 SCORES = ("received", "trained", "deployed", "spread", "worst10", "best", "last", "converged_round")  # of every run
-BESIDES = ("run.seed", "run.memory_limit", "run.store", "run.checkpoint", "evaluate.lab", "log.to")  # not the method's
+SEEDS = ("run.seed", "data.seed", "model.seed", "run.batch_seed")
+BESIDES = (*SEEDS, "run.memory_limit", "run.store", "run.checkpoint", "evaluate.lab", "log.to")  # not the method's
 INCOMPARABLE = "test data influences its training: not comparable"
 
 
@@ -33,6 +36,7 @@ class Rank:
     numbers: Mapping[str, Spread]
     leaks: bool = False
     members: tuple[Outcome, ...] = ()  # in the order of the seeds
+    place: int | None = None  # 1 is the best; equal scores share a place, and who leaks has none
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -44,18 +48,25 @@ class Rank:
         return sum(one.diverged for one in self.members)
 
     @property
+    def one_answer(self) -> bool:
+        """Whether its model learned nothing, for any seed: it gives every client one class for all its samples."""
+        return all(one.one_answer for one in self.members) and bool(self.members)
+
+    @property
     def title(self) -> str:
-        """Its label, with a remark if it is unfinished, stopped or diverged."""
+        """Its label, with a remark if it is unfinished, stopped, diverged, or always gives one answer."""
         (done, asked), said = self.rounds, list[str]()
         if done < asked:
             said.append(f"stopped at {done}" if self.stopped else f"{done} of {counted(asked, 'round')}")
         if self.diverged:
             several = "" if self.diverged == len(self.seeds) else f"{self.diverged} of {len(self.seeds)} seeds "
             said.append(f"{several}{DIVERGED}")
+        elif self.one_answer:
+            said.append(ONE_ANSWER)
         return f"{self.label} ({', '.join(said)})" if said else self.label
 
-    def by_seed(self, name: str) -> dict[int, float]:
-        return {one.seed: numbers[name] for one in self.members if name in (numbers := one.numbers())}
+    def by_seed(self, name: str) -> dict[tuple[int, ...], float]:
+        return {one.seeds.parts: numbers[name] for one in self.members if name in (numbers := one.numbers())}
 
     def difference_from(self, other: "Rank") -> Interval | None:
         """The paired difference of scores, this one minus the other; None without two common seeds."""
@@ -66,21 +77,38 @@ def ranking(outcomes: Sequence[Outcome]) -> list[Rank]:
     """Configurations, the best score first; those without a score come last."""
     if len({one.regression for one in outcomes}) > 1:
         raise RunError("these runs cannot be ranked together: some have classes and some do not; report them apart")
+    metrics = dict.fromkeys(one.metric.name for one in outcomes)
+    if len(metrics) > 1:
+        raise RunError(f"these runs cannot be ranked together: by {' and by '.join(metrics)}; report them apart")
     groups: dict[str, list[Outcome]] = {}
     for one in outcomes:
         group = groups.setdefault(json.dumps(_method(one.config), sort_keys=True, default=str), [])
-        if one.seed in (other.seed for other in group):
+        if one.seeds.parts in (other.seeds.parts for other in group):
             log.warning("'%s' repeats a configuration and a seed, so it is left out", one.folder)
         else:
             group.append(one)
     labels = _labels([group[0].config for group in groups.values()])
     ranks = [_rank(label, group) for label, group in zip(labels, groups.values(), strict=True)]
-    sign = 1 if outcomes[0].regression else -1
+    sign = outcomes[0].metric.sign
 
-    def place(rank: Rank) -> float:
-        return sign * rank.numbers["score"].mean if "score" in rank.numbers else float("inf")
+    def order(rank: Rank) -> float:
+        return -sign * rank.numbers["score"].mean if "score" in rank.numbers else float("inf")
 
-    return sorted(ranks, key=place)
+    return _placed(sorted(ranks, key=order))
+
+
+def _placed(ranks: Sequence[Rank]) -> list[Rank]:
+    """Ranks with their places, from the best score on; a method that leaks takes none."""
+    found, count, before = list[Rank](), 0, None
+    for rank in ranks:
+        if rank.leaks or "score" not in rank.numbers:
+            found.append(rank)
+            continue
+        score, count = rank.numbers["score"].mean, count + 1
+        tied = before is not None and abs(score - before.numbers["score"].mean) <= TIED
+        before = replace(rank, place=before.place if before is not None and tied else count)
+        found.append(before)
+    return found
 
 
 def winner(ranks: Sequence[Rank]) -> Rank | None:

@@ -39,8 +39,8 @@ def ranking_table(study: Study) -> Table:
     caption = (
         f"Test {measure(loss)} {what_counts(study.outcomes)}; mean ± standard deviation over seeds. "
         "Interval: Student's t over seeds. Against the first: paired difference over common seeds (t interval, not "
-        "corrected for the number of methods). Spread: standard deviation over clients. Communication: up and down, "
-        "all clients."
+        "corrected for the number of methods; the pairs of methods have verdicts that are). Spread: standard deviation "
+        "over clients. Communication: up and down, all clients."
     )
     rows = tuple(row(rank) for rank in study.ranks)
     written = to_csv(study.ranks, compared=True)

@@ -1,17 +1,16 @@
 """Everything that a report needs from a set of run directories, read once."""
 
-import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import UnionType
 from typing import Any, NamedTuple
 
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, RunError, StrataError
 from stratafl.evaluation.measure import Line
 from stratafl.report.charts import short_labels
+from stratafl.report.client_journal import is_number, lines_of_round
 from stratafl.report.outcome import Outcome, read_outcome, run_folders
 from stratafl.report.ranking import Rank, ranking
 from stratafl.report.verdict import VERDICTS, Verdict, read_verdicts
@@ -22,7 +21,6 @@ from stratafl.runs.journal import line_bodies, parsed_line
 from stratafl.runs.summary import evaluated
 
 NOT_DIAGNOSTICS = ("round", "layer", "columns", "bytes.down", "bytes.up")  # keys of a layer's line
-_ROUND = re.compile(rb'"round":\s*(\d{1,18})')
 Matrix = list[list[float | None]]
 
 
@@ -91,7 +89,8 @@ class Study:
 
     @property
     def metric(self) -> str:
-        return "loss" if self.regression else "accuracy"
+        """What lines of clients call the metric that methods are ranked by."""
+        return self.ranks[0].members[0].metric.key if self.ranks else "accuracy"
 
     @property
     def layer_names(self) -> list[str]:
@@ -149,22 +148,6 @@ def _class_counts(recorded: Mapping[str, Any] | None, clients: Sequence[Line]) -
     return ClassCounts({split: [[int(line.get(f"{split}.samples", 0))] for line in lines] for split in splits})
 
 
-def lines_of_round(path: Path, number: int, *, summed: bool = False) -> list[Line]:
-    """The clients' lines of one round; other rounds are not parsed. `summed` journals have checksums."""
-    found = ((body, _ROUND.search(body)) for body in line_bodies(path, summed=summed))
-    wanted = (body for body, written in found if written and int(written[1]) == number)
-    return [_client_line(path, parsed_line(path, body)) for body in wanted]
-
-
-def _client_line(path: Path, line: Line) -> Line:
-    if not _is_number(line.get("client"), int):
-        raise DamagedError(f"'{path}' is damaged: a line lacks client")
-    scores = [value for key, value in line.items() if key.startswith(("test.", "validation."))]
-    if not all(value is None or _is_number(value, int | float) for value in scores):
-        raise DamagedError(f"'{path}' is damaged: a score is not a number")
-    return line
-
-
 def read_layer_journal(path: Path, *, summed: bool = False) -> LayerJournal:
     """The journal of layers, read line by line because it may be long."""
     found = LayerJournal()
@@ -174,25 +157,21 @@ def read_layer_journal(path: Path, *, summed: bool = False) -> LayerJournal:
         if not isinstance(layer, str) or not isinstance(number, int) or isinstance(number, bool):
             raise DamagedError(f"'{path}' is damaged: a line lacks round or layer")
         sent = [line.get(key, 0) for key in ("bytes.down", "bytes.up")]
-        if not all(_is_number(each, int) for each in sent):
+        if not all(is_number(each, int) for each in sent):
             raise DamagedError(f"'{path}' is damaged: bytes are not whole numbers")
         found.bytes[layer] = found.bytes.get(layer, 0) + sum(sent)
         for key, value in line.items():
             if isinstance(value, list):
                 found.matrices.setdefault(key, {}).setdefault(layer, {})[number] = _matrix(path, value)
-            elif key not in NOT_DIAGNOSTICS and (value is None or _is_number(value, int | float)):
+            elif key not in NOT_DIAGNOSTICS and (value is None or is_number(value, int | float)):
                 found.numbers.setdefault(key, {}).setdefault(layer, {})[number] = value
     return found
-
-
-def _is_number(value: Any, kind: type | UnionType) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _matrix(path: Path, value: list[Any]) -> Matrix:
     """Rows of one length; a list of numbers is a single row."""
     rows = value if value and isinstance(value[0], list) else [value]
     whole = all(isinstance(row, list) and len(row) == len(rows[0]) for row in rows)
-    if not whole or not all(each is None or _is_number(each, int | float) for row in rows for each in row):
+    if not whole or not all(each is None or is_number(each, int | float) for row in rows for each in row):
         raise DamagedError(f"'{path}' is damaged: a matrix is not rows of numbers")
     return rows

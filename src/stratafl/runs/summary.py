@@ -59,7 +59,7 @@ def selected(lines: Sequence[Line], evaluate: EvaluateTable = USUAL) -> Line:
 def _validated(lines: Sequence[Line], evaluate: EvaluateTable) -> Callable[[Line], float]:
     """How good a line is on validation data; by the loss if the metric is not defined there, such as for one class."""
     old = evaluate.metric in (AUTO, PLAIN)  # such runs were selected over all samples, whatever their average
-    for prefix in dict.fromkeys(("" if old else _prefix(evaluate), "")):
+    for prefix in dict.fromkeys(("" if old else prefix_of(evaluate), "")):
         if any(isfinite(quality(line, VALIDATED, prefix, evaluate)) for line in lines):
             return lambda line, prefix=prefix: quality(line, VALIDATED, prefix, evaluate)  # type: ignore[misc]
     return lambda line: quality(line, VALIDATED, "", BY_LOSS)
@@ -67,7 +67,7 @@ def _validated(lines: Sequence[Line], evaluate: EvaluateTable) -> Callable[[Line
 
 def standing(line: Line, evaluate: EvaluateTable) -> float:
     """`quality` of a line on test samples, of the models and by the average that the settings choose."""
-    return quality(line, f"test.{evaluate.stage}", _prefix(evaluate), evaluate)
+    return quality(line, f"test.{evaluate.stage}", prefix_of(evaluate), evaluate)
 
 
 def best(lines: Sequence[Line], evaluate: EvaluateTable = USUAL) -> Line:
@@ -89,11 +89,12 @@ def score(lines: Sequence[Line], evaluate: EvaluateTable) -> float | None:
 
 def scored(line: Line, evaluate: EvaluateTable) -> float | None:
     """The metric on test data in a line, of the models and by the average that the settings choose."""
-    found = measured(line, f"test.{evaluate.stage}", _prefix(evaluate), evaluate)
+    found = measured(line, f"test.{evaluate.stage}", prefix_of(evaluate), evaluate)
     return None if found is None else found[1]
 
 
-def _prefix(evaluate: EvaluateTable) -> str:
+def prefix_of(evaluate: EvaluateTable) -> str:
+    """What a metric's name in lines begins with, by the average that the settings choose."""
     return "client_" if evaluate.average == "clients" else ""
 
 
@@ -142,7 +143,7 @@ def stop_reason(lines: Sequence[Line], stop: StopTable, evaluate: EvaluateTable 
 
 def _at_target(line: Line, target: float, evaluate: EvaluateTable) -> str | None:
     old = evaluate.metric in (AUTO, PLAIN)
-    found = measured(line, VALIDATED, "" if old else _prefix(evaluate), evaluate)
+    found = measured(line, VALIDATED, "" if old else prefix_of(evaluate), evaluate)
     if found is None or (old and found[0] is METRICS["mse"]) or found[0].better(target, found[1]):
         return None
     metric, value = found
