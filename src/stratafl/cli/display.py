@@ -12,7 +12,7 @@ from stratafl.evaluation.measure import Line
 from stratafl.evaluation.metrics import METRICS
 from stratafl.report.formats import minus
 
-DEPLOYED, USUAL = "test.deployed.", ("accuracy", "loss", "std", "worst10")
+USUAL = ("accuracy", "loss", "std", "worst10")
 Watch = Callable[[int, Sequence[Line]], None]  # rounds done, and their lines
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARKS = 10
