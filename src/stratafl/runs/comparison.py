@@ -91,7 +91,7 @@ class Comparison:
     ) -> "Comparison":
         """A new comparison; `settings` are of `table.key`, or of `method.key` or `method.table.key` for one alone.
 
-        Unless it is `checked` elsewhere that every method can be run, that is done before anything is written.
+        If it is `checked`, a method that cannot be run is refused before anything is written.
         """
         common, own = shared_and_own(methods, settings)
         if not 1 <= seeds <= SEEDS:
