@@ -46,7 +46,9 @@ def judged(name: str, make: Callable[[int], Case], settings: Mapping[str, Any], 
         shares.append(found.outcome.steps / found.outcome.full)
         for each in {each.name: each for each in (*found.comparable, found.candidate)}.values():
             scores.setdefault(each.name, []).append(in_full(case, experiment, each))
-    means = {each: np.mean([accuracy(one) for one in found]) for each, found in scores.items() if len(found) == len(seeds)}
+    means = {
+        each: np.mean([accuracy(one) for one in found]) for each, found in scores.items() if len(found) == len(seeds)
+    }
     best = max(means, key=lambda each: means[each])
     chosen = [scores[each][min(at, len(scores[each]) - 1)] for at, each in enumerate(advised)]
     error = standard_error(chosen, scores[best])
@@ -88,7 +90,9 @@ def standard_error(one: Sequence[Predictions], other: Sequence[Predictions]) -> 
 
 
 def printed(rows: Sequence[Row]) -> str:
-    lines = ["| federation | advised (seeds 0, 1, 2) | accuracy | best in full | accuracy | difference ± error | share | close |"]
+    lines = [
+        "| federation | advised (seeds 0, 1, 2) | accuracy | best in full | accuracy | difference ± error | share | close |"
+    ]
     lines.append("|---|---|---|---|---|---|---|---|")
     for row in rows:
         gap = f"{100 * (row.score - row.best_score):+.1f} ± {100 * row.error:.1f}"

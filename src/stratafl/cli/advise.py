@@ -83,10 +83,8 @@ def print_advice(advice: Advice, config: Path, console: Console) -> None:
 
 def _print_clients(advice: Advice, console: Console) -> None:
     title = f"what each client may expect of {advice.best_federated.label} over training alone"
-    unit = "points" if advice.metric.percent else advice.metric.title
-    table = titled_table(
-        title, ("client", "train", "validation", f"gain, {unit}", "verdict"), names=["client", "verdict"]
-    )
+    title = f"{title}, in {words.gain_unit(advice)}"
+    table = titled_table(title, ("client", "train", "validation", "gain", "verdict"), names=["client", "verdict"])
     for each in advice.clients[:ROWS]:
         table.add_row(*map(Text, words.client_row(each, advice)))
     if len(advice.clients) > ROWS:
