@@ -180,7 +180,8 @@ def _narrow(z: Tensor, seed: int) -> Tensor:
     if z.shape[1] <= WIDTH:
         return z
     generator = torch.Generator().manual_seed(seed)
-    return z @ torch.randn(z.shape[1], WIDTH, generator=generator, dtype=z.dtype) / WIDTH**0.5
+    narrow: Tensor = z @ torch.randn(z.shape[1], WIDTH, generator=generator, dtype=z.dtype) / WIDTH**0.5
+    return narrow
 
 
 def feature_shift(z: Numbers, label: Whole, client: Whole, seed: int = 0) -> Effect | None:

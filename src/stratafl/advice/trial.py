@@ -85,10 +85,10 @@ class Problem:
     def epoch_steps(self, share: float = 1.0) -> float:
         """Client-steps of `train.epochs` epochs of all clients, or of the share that takes part."""
         train = self.experiment.train
-        rounded = (lambda n: n // train.batch) if train.drop_last else (lambda n: ceil(n / train.batch))
         clients = self.federation.counts("train").tolist()
         taking_part = clients[: len(clients) - self.experiment.data.new_clients]
-        return share * train.epochs * sum(map(rounded, taking_part))
+        batches = [n // train.batch if train.drop_last else ceil(n / train.batch) for n in taking_part]
+        return float(share * train.epochs * sum(batches))
 
     def cost(self, candidate: Candidate, rounds: int) -> float:
         """Client-steps of so many rounds of a candidate; who trains alone trains in every round."""
@@ -364,10 +364,6 @@ class Difference:
 
     value: float
     error: float
-
-    @property
-    def clear(self) -> bool:
-        return self.value > self.error
 
 
 def difference(problem: Problem, one: Result, other: Result, among: Sequence[Result], *, late: bool) -> Difference:

@@ -13,7 +13,7 @@ from stratafl.advice.advice import Advice, Expectation
 from stratafl.advice.candidates import Candidate
 from stratafl.advice.look import STRONG, Effect
 from stratafl.advice.trial import Difference
-from stratafl.algorithms import METHODS
+from stratafl.algorithms.catalogue import METHODS
 from stratafl.errors import counted
 from stratafl.report.formats import minus, size
 

@@ -21,7 +21,9 @@ from stratafl.files import check_new
 ROWS = 40  # of clients that are listed
 
 
-def give_advice(config: Path | None, settings: Settings, out: Path | None, budget: float, trust: bool) -> int:
+def give_advice(
+    config: Path | None, settings: Settings, out: Path | None, budget: float, caution: float, trust: bool
+) -> int:
     """Print the advice and write its files; the exit code."""
     if out is not None and out.exists() and not out.is_dir():
         raise RunError(f"'{out}' is a file: give a folder for {CONFIG} and the other files of the advice")
@@ -37,7 +39,11 @@ def give_advice(config: Path | None, settings: Settings, out: Path | None, budge
             progress.update(task, description=f"trying {name}", completed=min(spent, allowed), total=allowed)
 
         found = advise(
-            experiment, budget=budget, trust=trusted if config is None else trusted.asked_by(config), watch=watch
+            experiment,
+            budget=budget,
+            caution=caution,
+            trust=trusted if config is None else trusted.asked_by(config),
+            watch=watch,
         )
         progress.stop()
         release_warnings()
