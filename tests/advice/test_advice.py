@@ -94,6 +94,9 @@ def test_what_cannot_be_advised_on_is_refused() -> None:
         advise(EXPERIMENT, federation=same, model=model(1))
     with pytest.raises(RecordError, match="budget is 0"):
         advise(EXPERIMENT, federation=federation(labels), model=model(2), budget=0)
+    short = with_values(EXPERIMENT, {"run.rounds": 1})
+    with pytest.raises(RecordError, match="too few for advice"):
+        advise(short, federation=federation(labels), model=model(2))
 
 
 SETTINGS = {"train.lr": 0.4, "train.epochs": 5, "train.batch": 100, "run.rounds": 20}

@@ -100,8 +100,8 @@ def advise(
     The experiment says how long and with what learning rate the run would be trained; its method has no effect.
     `federation` and `model` take the place of its data and model. `budget` is the share of the client-steps of running
     every comparable method in full, once. A method is advised if its expected gain over training alone is more than
-    `caution` standard errors; with 0 the best expectation decides. Test samples are removed before anything is trained. `watch` is told what is
-    running, and how many client-steps of how many are spent.
+    `caution` standard errors; with 0 the best expectation decides. Test samples are removed before anything is trained.
+    `watch` is told what is running, and how many client-steps of how many are spent.
     """
     if not caution >= 0:
         raise RecordError(f"caution is {caution}: choose a number of standard errors of at least 0, such as 1")
@@ -120,11 +120,11 @@ def advise(
     first = Training(problem, [Candidate("fedavg")])
     facts, looked, report = look(problem.federation, first.sim, first.progress)
     every = comparable(first.sim.setup.layout, federation.classes, first.sim.setup.clients, experiment.train.epochs)
-    tried = short_list(facts, every)
     first.close()
+    full = problem.full_cost(every)
+    tried = affordable(problem, short_list(facts, every), budget * full)
     trainings = _trainings(problem, tried)
     next(each for each in trainings if each.first.method == "fedavg").count(looked, report)
-    full = problem.full_cost(every)
     try:
         outcome = try_out(problem, trainings, budget * full, full, watch)
     finally:
@@ -144,12 +144,32 @@ def _check(federation: Federation, experiment: Experiment) -> None:
         raise DataError(f"all labels of '{federation.name}' are the same: there is nothing to learn, alone or together")
 
 
+def affordable(problem: Problem, tried: Sequence[Candidate], allowed: float) -> list[Candidate]:
+    """Those of which the budget allows a round each: fine-tuned variants leave first, then the last of the list."""
+    kept = list(tried)
+    while sum(problem.cost(each[0], 1) + sum(problem.cost(one, 0) for one in each) for each in _shared(kept)) > allowed:
+        spare = [each for each in kept if each.tuning] or [
+            each for each in kept if each.method not in (ALONE, "fedavg")
+        ]
+        if not spare:
+            raise RecordError(
+                f"run.rounds = {problem.rounds} is too few for advice: its share of a full comparison is less than "
+                "a round of local and fedavg each; ask for more rounds, or for a larger budget such as 0.3"
+            )
+        kept.remove(spare[-1])
+    return kept
+
+
 def _trainings(problem: Problem, tried: Sequence[Candidate]) -> list[Training]:
-    """One training for the candidates that share it."""
+    return [Training(problem, candidates) for candidates in _shared(tried)]
+
+
+def _shared(tried: Sequence[Candidate]) -> list[list[Candidate]]:
+    """The candidates that share a training, together; the plain one first."""
     shared: dict[str, list[Candidate]] = {}
     for each in tried:
         shared.setdefault(each.trunk, []).append(each)
-    return [Training(problem, candidates) for candidates in shared.values()]
+    return list(shared.values())
 
 
 def _decided(

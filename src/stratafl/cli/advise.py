@@ -31,6 +31,7 @@ def give_advice(
         check_new([out / CONFIG])
     experiment = with_values(experiment_of(config), settings)
     trusted = typed(paths_in(settings), trust)
+    trusted = trusted if config is None else trusted.asked_by(config)
     console = note_console()
     with show_warnings(console) as release_warnings, _progress(console) as progress:
         task = progress.add_task("looking at the data", total=None)
