@@ -10,7 +10,6 @@ from rich.text import Text
 from stratafl.advice import Advice, advise, words
 from stratafl.advice.files import CONFIG, write_advice
 from stratafl.cli.console import note_console, result_console, show_warnings, titled_table
-from stratafl.cli.interrupt import INTERRUPTED
 from stratafl.cli.options import experiment_of
 from stratafl.cli.run import new_folder
 from stratafl.config.experiment import paths_in, with_values
