@@ -10,6 +10,7 @@ from rich.text import Text
 from stratafl.advice import Advice, advise, words
 from stratafl.advice.files import CONFIG, write_advice
 from stratafl.cli.console import note_console, result_console, show_warnings, titled_table
+from stratafl.cli.interrupt import INTERRUPTED
 from stratafl.cli.options import experiment_of
 from stratafl.cli.run import new_folder
 from stratafl.config.experiment import paths_in, with_values
@@ -39,13 +40,12 @@ def give_advice(
         def watch(name: str, spent: int, allowed: int) -> None:
             progress.update(task, description=f"trying {name}", completed=min(spent, allowed), total=allowed)
 
-        found = advise(
-            experiment,
-            budget=budget,
-            caution=caution,
-            trust=trusted if config is None else trusted.asked_by(config),
-            watch=watch,
-        )
+        try:
+            found = advise(experiment, budget=budget, caution=caution, trust=trusted, watch=watch)
+        except KeyboardInterrupt:
+            progress.stop()
+            console.print("stopped before there was an answer: nothing was written")
+            return INTERRUPTED
         progress.stop()
         release_warnings()
     folder = out or new_folder(f"advise-{Path(experiment.data.name).stem}")
