@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from federations import Case
 
+from federations import Case
 from stratafl.advice import advise
 from stratafl.advice.candidates import Candidate
 from stratafl.advice.trial import configured
@@ -36,19 +36,27 @@ class Row:
         return self.best_score - self.score <= max(POINT, self.error)
 
 
-def judged(name: str, make: Callable[[int], Case], settings: Mapping[str, Any], seeds: Sequence[int]) -> Row:
+def judged(
+    name: str, make: Callable[[int], Case], settings: Mapping[str, Any], seeds: Sequence[int], caution: float
+) -> Row:
     scores: dict[str, list[Predictions]] = {}
+    by_seed: list[dict[str, Predictions]] = []
     advised, shares = [], []
     for seed in seeds:
         case, experiment = make(seed), with_values(Experiment(), {**settings, "run.seed": seed})
-        found = advise(experiment, federation=case.federation, model=case.model)
+        found = advise(experiment, federation=case.federation, model=case.model, caution=caution)
         advised.append(found.candidate.name)
         shares.append(found.outcome.steps / found.outcome.full)
+        by_seed.append({})
         for each in {each.name: each for each in (*found.comparable, found.candidate)}.values():
-            scores.setdefault(each.name, []).append(in_full(case, experiment, each))
-    means = {each: np.mean([accuracy(one) for one in found]) for each, found in scores.items() if len(found) == len(seeds)}
+            made = in_full(case, experiment, each)
+            by_seed[-1][each.name] = made
+            scores.setdefault(each.name, []).append(made)
+    means = {
+        each: np.mean([accuracy(one) for one in found]) for each, found in scores.items() if len(found) == len(seeds)
+    }
     best = max(means, key=lambda each: means[each])
-    chosen = [scores[each][min(at, len(scores[each]) - 1)] for at, each in enumerate(advised)]
+    chosen = [by_seed[at][each] for at, each in enumerate(advised)]
     error = standard_error(chosen, scores[best])
     mean = float(np.mean([accuracy(each) for each in chosen]))
     return Row(name, advised, mean, best, float(means[best]), error, max(shares))
@@ -88,12 +96,10 @@ def standard_error(one: Sequence[Predictions], other: Sequence[Predictions]) -> 
 
 
 def printed(rows: Sequence[Row]) -> str:
-    lines = ["| federation | advised (seeds 0, 1, 2) | accuracy | best in full | accuracy | difference ± error | share | close |"]
-    lines.append("|---|---|---|---|---|---|---|---|")
+    titles = ("federation", "advised", "accuracy", "best in full", "accuracy", "difference", "share of steps", "close")
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for row in rows:
         gap = f"{100 * (row.score - row.best_score):+.1f} ± {100 * row.error:.1f}"
-        lines.append(
-            f"| {row.federation} | {', '.join(row.advised)} | {row.score:.1%} | {row.best} | {row.best_score:.1%} | {gap} "
-            f"| {row.share:.1%} | {'yes' if row.close else 'no'} |"
-        )
+        cells = [row.federation, ", ".join(row.advised), f"{row.score:.1%}", row.best, f"{row.best_score:.1%}", gap]
+        lines.append(f"| {' | '.join([*cells, f'{row.share:.1%}', 'yes' if row.close else 'no'])} |")
     return "\n".join(lines)

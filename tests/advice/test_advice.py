@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from federations import FEDERATIONS
 
+from federations import FEDERATIONS
 from stratafl.advice import Advice, advise, words
 from stratafl.advice.files import plain, write_advice
 from stratafl.config.experiment import Experiment, load, with_values
@@ -94,6 +94,9 @@ def test_what_cannot_be_advised_on_is_refused() -> None:
         advise(EXPERIMENT, federation=same, model=model(1))
     with pytest.raises(RecordError, match="budget is 0"):
         advise(EXPERIMENT, federation=federation(labels), model=model(2), budget=0)
+    short = with_values(EXPERIMENT, {"run.rounds": 1})
+    with pytest.raises(RecordError, match="too few for advice"):
+        advise(short, federation=federation(labels), model=model(2))
 
 
 SETTINGS = {"train.lr": 0.4, "train.epochs": 5, "train.batch": 100, "run.rounds": 20}
@@ -102,10 +105,13 @@ SEEDS = (0, 1, 2)
 
 @pytest.mark.slow
 def test_the_advised_method_is_close_to_the_best_in_five_of_six_federations() -> None:
-    """Every comparable method in full, on test samples, against the advice; prints the table of docs/results."""
+    """Every comparable method in full, on test samples, against the advice; prints the table of docs/results.
+
+    With caution, advice says "train alone" where that cannot be told, which is further from the best.
+    """
     from advice_table import judged, printed
 
-    rows = [judged(name, make, SETTINGS, SEEDS) for name, make in FEDERATIONS.items()]
+    rows = [judged(name, make, SETTINGS, SEEDS, caution=0) for name, make in FEDERATIONS.items()]
     print(printed(rows))
     assert all(row.share <= 0.1 for row in rows)
     assert sum(row.close for row in rows) >= 5

@@ -36,6 +36,7 @@ from stratafl.evaluation.predictions import Predictions
 from stratafl.execute.build import ModelSource
 
 BUDGET = 0.1  # of the client-steps of trying all candidates in full
+CAUTION = 1.0  # standard errors by which a method must be expected to beat training alone
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ def advise(
     federation: Federation | None = None,
     model: ModelSource | None = None,
     budget: float = BUDGET,
+    caution: float = CAUTION,
     trust: Trust | bool = NOTHING,
     watch: Watch | None = None,
 ) -> Advice:
@@ -97,9 +99,12 @@ def advise(
 
     The experiment says how long and with what learning rate the run would be trained; its method has no effect.
     `federation` and `model` take the place of its data and model. `budget` is the share of the client-steps of running
-    every comparable method in full, once. Test samples are removed before anything is trained. `watch` is told what is
-    running, and how many client-steps of how many are spent.
+    every comparable method in full, once. A method is advised if its expected gain over training alone is more than
+    `caution` standard errors; with 0 the best expectation decides. Test samples are removed before anything is trained.
+    `watch` is told what is running, and how many client-steps of how many are spent.
     """
+    if not caution >= 0:
+        raise RecordError(f"caution is {caution}: choose a number of standard errors of at least 0, such as 1")
     if not 0 < budget <= 1:
         raise RecordError(f"budget is {budget}: choose a share of a full comparison above 0 and up to 1, such as 0.1")
     federation = federation_of(experiment) if federation is None else federation
@@ -113,19 +118,19 @@ def advise(
     if not int(problem.federation.counts("validation").sum()):
         raise DataError(f"'{federation.name}' has no validation samples to judge by: set data.validation, such as 0.2")
     first = Training(problem, [Candidate("fedavg")])
-    facts, *looked = look(problem.federation, first.sim, first.progress)
+    facts, looked, report = look(problem.federation, first.sim, first.progress)
     every = comparable(first.sim.setup.layout, federation.classes, first.sim.setup.clients, experiment.train.epochs)
-    tried = short_list(facts, every)
     first.close()
-    trainings = _trainings(problem, tried)
-    next(each for each in trainings if each.first.method == "fedavg").count(*looked)
     full = problem.full_cost(every)
+    tried = affordable(problem, short_list(facts, every), budget * full)
+    trainings = _trainings(problem, tried)
+    next(each for each in trainings if each.first.method == "fedavg").count(looked, report)
     try:
         outcome = try_out(problem, trainings, budget * full, full, watch)
     finally:
         for each in trainings:
             each.close()
-    return _decided(problem, facts, every, tried, outcome, federation)
+    return _decided(problem, facts, every, tried, outcome, federation, caution)
 
 
 def _check(federation: Federation, experiment: Experiment) -> None:
@@ -139,12 +144,32 @@ def _check(federation: Federation, experiment: Experiment) -> None:
         raise DataError(f"all labels of '{federation.name}' are the same: there is nothing to learn, alone or together")
 
 
+def affordable(problem: Problem, tried: Sequence[Candidate], allowed: float) -> list[Candidate]:
+    """Those of which the budget allows a round each: fine-tuned variants leave first, then the last of the list."""
+    kept = list(tried)
+    while sum(problem.cost(each[0], 1) + sum(problem.cost(one, 0) for one in each) for each in _shared(kept)) > allowed:
+        spare = [each for each in kept if each.tuning] or [
+            each for each in kept if each.method not in (ALONE, "fedavg")
+        ]
+        if not spare:
+            raise RecordError(
+                f"run.rounds = {problem.rounds} is too few for advice: its share of a full comparison is less than "
+                "a round of local and fedavg each; ask for more rounds, or for a larger budget such as 0.3"
+            )
+        kept.remove(spare[-1])
+    return kept
+
+
 def _trainings(problem: Problem, tried: Sequence[Candidate]) -> list[Training]:
-    """One training for the candidates that share it."""
+    return [Training(problem, candidates) for candidates in _shared(tried)]
+
+
+def _shared(tried: Sequence[Candidate]) -> list[list[Candidate]]:
+    """The candidates that share a training, together; the plain one first."""
     shared: dict[str, list[Candidate]] = {}
     for each in tried:
         shared.setdefault(each.trunk, []).append(each)
-    return [Training(problem, candidates) for candidates in shared.values()]
+    return list(shared.values())
 
 
 def _decided(
@@ -154,15 +179,17 @@ def _decided(
     tried: Sequence[Candidate],
     outcome: Outcome,
     federation: Federation,
+    caution: float,
 ) -> Advice:
     among = outcome.finalists
     alone = outcome.of(ALONE)
     best = next(each for each in among if each.candidate.method != ALONE)  # they are in order
     so_far, expected = (difference(problem, best, alone, among, late=late) for late in (False, True))
-    chosen = best if expected.clear else alone
+    federate = expected.value > caution * expected.error
+    chosen = best if federate else alone
     return Advice(
         configured(problem.experiment, chosen.candidate),
-        expected.clear,
+        federate,
         chosen.candidate,
         facts,
         tuple(every),

@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stratafl.advice.look import MOST_GROUPS, Facts
-from stratafl.algorithms import METHODS
+from stratafl.advice.look import MOST_GROUPS, STRONG, Facts
+from stratafl.algorithms.catalogue import METHODS
 from stratafl.core.layout import Layout
 from stratafl.core.reprs import short_repr
 
 ALONE = "local"
 GROUPS = (2, 4)  # of clients, that a comparison would try
-STRONG = 0.05  # the share of scatter between clients from which features are said to differ
 
 
 @short_repr

@@ -26,6 +26,7 @@ SAMPLES = 4000  # that feature shift looks at, at most
 WIDTH = 64  # of features; wider ones are projected at random
 QUANTILES = 4  # the classes of a regression, where samples with similar targets are compared
 CLEAR = 0.05  # the largest p of an effect that is there
+STRONG = 0.05  # the share of scatter between clients from which features are said to differ
 LARGEST_GROUPED = 100  # clients: more are not grouped
 MOST_GROUPS = 6
 SEPARATED = 0.3  # the silhouette from which groups of clients count as groups
@@ -98,7 +99,8 @@ def look(federation: Federation, sim: Simulation, progress: Progress) -> tuple[F
     after, report = sim.round(progress, Matrix(), examine=examine)
     z, label, client = features(federation, sim, after)
     shift = feature_shift(z, label, client, seed=sim.setup.seed)
-    groups = client_groups(z, label, client, federation.clients) if shift is not None and shift.there else ()
+    differ = shift is not None and shift.there and shift.value >= STRONG
+    groups = client_groups(z, label, client, federation.clients) if differ else ()
     kinds = {layer.kind for layer in sim.setup.layout.layers}
     facts = Facts(
         federation.clients,
@@ -178,7 +180,8 @@ def _narrow(z: Tensor, seed: int) -> Tensor:
     if z.shape[1] <= WIDTH:
         return z
     generator = torch.Generator().manual_seed(seed)
-    return z @ torch.randn(z.shape[1], WIDTH, generator=generator, dtype=z.dtype) / WIDTH**0.5
+    narrow: Tensor = z @ torch.randn(z.shape[1], WIDTH, generator=generator, dtype=z.dtype) / WIDTH**0.5
+    return narrow
 
 
 def feature_shift(z: Numbers, label: Whole, client: Whole, seed: int = 0) -> Effect | None:

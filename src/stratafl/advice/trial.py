@@ -36,6 +36,7 @@ FIRST = 0.55  # share of the budget of the first stage, in which all take part
 FINALISTS = 2  # trainings that reach the second stage, besides training alone
 STEEPEST = 1.5  # exponent of a learning curve that is still believed
 OWN = 0.75  # weight of a candidate's own exponent; the rest is the mean of all
+FLATTER = 0.6  # of an exponent so far is left for the rounds to come; measured, see docs/results/advice.md
 
 Watch = Callable[[str, int, int], None]  # what is running, client-steps spent, client-steps allowed
 
@@ -84,10 +85,10 @@ class Problem:
     def epoch_steps(self, share: float = 1.0) -> float:
         """Client-steps of `train.epochs` epochs of all clients, or of the share that takes part."""
         train = self.experiment.train
-        rounded = (lambda n: n // train.batch) if train.drop_last else (lambda n: ceil(n / train.batch))
         clients = self.federation.counts("train").tolist()
         taking_part = clients[: len(clients) - self.experiment.data.new_clients]
-        return share * train.epochs * sum(map(rounded, taking_part))
+        batches = [n // train.batch if train.drop_last else ceil(n / train.batch) for n in taking_part]
+        return float(share * train.epochs * sum(batches))
 
     def cost(self, candidate: Candidate, rounds: int) -> float:
         """Client-steps of so many rounds of a candidate; who trains alone trains in every round."""
@@ -231,7 +232,8 @@ def try_out(
 ) -> Outcome:
     """Advance all trainings to one round, then the best of them, and training alone, to a later one.
 
-    Both rounds are as late as the budget allows: `FIRST` of it is for the first stage.
+    Both rounds are as late as the budget allows: `FIRST` of it is for the first stage. Who goes on is decided by what
+    is expected after all rounds, because methods that share a model start slowly.
     """
 
     def spent() -> int:
@@ -242,16 +244,21 @@ def try_out(
             watch(name, spent(), int(allowed))
 
     found: dict[str, Result] = {}
-    alive = list(trainings)
-    for share in (FIRST * allowed, allowed):
-        target = max(1, _target(problem, alive, share - spent()))
-        if all(each.candidates[0].name in found and found[each.first.name].rounds >= target for each in alive):
-            break
+
+    def score(alive: Sequence[Training], target: int) -> None:
+        """Advance all of them to a round, and score them there."""
         _advance(alive, target, tell)
         for training in alive:
-            for result in _results(problem, training, found):
-                found[result.candidate.name] = result
-        alive = _survivors(alive, found)
+            found.update({each.candidate.name: each for each in _results(problem, training, found)})
+
+    target = max(1, _target(problem, trainings, FIRST * allowed - spent(), looks=2))
+    if target > 1:
+        score(trainings, target // 2)
+    score(trainings, target)
+    alive = _survivors(problem, trainings, found)
+    later = _target(problem, alive, allowed - spent(), looks=1)
+    if later > target:
+        score(alive, later)
     results = sorted(found.values(), key=lambda each: -each.rounds)
     furthest = [each for each in results if each.rounds == results[0].rounds]
     guessed = dict(zip([each.candidate.name for each in furthest], expected(problem, furthest), strict=True))
@@ -260,9 +267,9 @@ def try_out(
     return Outcome(tuple(results), spent(), int(allowed), int(full))
 
 
-def _target(problem: Problem, alive: Sequence[Training], share: float) -> int:
-    """The round that all of them can reach within so many client-steps."""
-    tuning = sum(problem.cost(each, 0) for training in alive for each in training.candidates)
+def _target(problem: Problem, alive: Sequence[Training], share: float, looks: int) -> int:
+    """The round that all of them can reach within so many client-steps, if they are scored so often."""
+    tuning = looks * sum(problem.cost(each, 0) for training in alive for each in training.candidates)
     cost = [problem.cost(training.first, 1) - problem.cost(training.first, 0) for training in alive]
     share += sum(one * training.rounds for one, training in zip(cost, alive, strict=True)) - tuning
     return min(problem.rounds, int(max(0.0, share) / max(sum(cost), 1e-9)))
@@ -286,11 +293,12 @@ def _results(problem: Problem, training: Training, before: Mapping[str, Result])
     return found
 
 
-def _survivors(alive: Sequence[Training], found: Mapping[str, Result]) -> list[Training]:
-    """Training alone, and the best of the others."""
+def _survivors(problem: Problem, alive: Sequence[Training], found: Mapping[str, Result]) -> list[Training]:
+    """Training alone, and the best of the others as expected after all rounds."""
+    guessed = dict(zip(found, expected(problem, list(found.values())), strict=True))
 
     def best(training: Training) -> float:
-        return max(_rank(found[each.name].score) for each in training.candidates)
+        return max(_rank(guessed[each.name]) for each in training.candidates)
 
     alone = [each for each in alive if each.first.method == ALONE]
     others = sorted((each for each in alive if each.first.method != ALONE), key=lambda each: -best(each))
@@ -308,9 +316,9 @@ def expected(problem: Problem, results: Sequence[Result], kept: Tensor | None = 
     """The scores after all rounds, if errors go on falling as a power of the rounds; on the samples `kept`, or all.
 
     Only the error that is left on training samples can still be trained away; what validation samples have above it
-    stays: e(T) = e(t) − a·(1 − (T/t)^−β), where a is the smaller of both errors, and β = log(e(s)/e(t))/log(t/s) of the
-    rounds s < t that were scored, between 0 and `STEEPEST` and drawn towards the mean of all candidates. Without an
-    earlier round, and for metrics without a best value, it is the score as it is.
+    stays: e(T) = e(t) − a·(1 − (T/t)^−γβ), where a is the smaller of both errors, β = log(e(s)/e(t))/log(t/s) of the
+    rounds s < t that were scored, between 0 and `STEEPEST` and drawn towards the mean of all candidates, and γ is
+    `FLATTER`. Without an earlier round, and for metrics without a best value, it is the score as it is.
     """
     scores = [_scored(problem, each.predictions, kept) for each in results]
     perfect = _perfect(problem)
@@ -328,7 +336,7 @@ def expected(problem: Problem, results: Sequence[Result], kept: Tensor | None = 
         for before, after, pair in zip(early, late, rounds, strict=True)
     ]
     mean = sum(own) / len(own)
-    slopes = [min(STEEPEST, max(0.0, mean + OWN * (each - mean))) for each in own]
+    slopes = [FLATTER * min(STEEPEST, max(0.0, mean + OWN * (each - mean))) for each in own]
     left = [max(0.0, min(error, perfect - result.fitted)) for error, result in zip(late, results, strict=True)]
     return [
         perfect - error + part * (1 - (problem.rounds / pair[1]) ** -slope)
@@ -356,10 +364,6 @@ class Difference:
 
     value: float
     error: float
-
-    @property
-    def clear(self) -> bool:
-        return self.value > self.error
 
 
 def difference(problem: Problem, one: Result, other: Result, among: Sequence[Result], *, late: bool) -> Difference:

@@ -10,10 +10,10 @@ from pathlib import Path
 from statistics import median
 
 from stratafl.advice.advice import Advice, Expectation
-from stratafl.advice.candidates import STRONG, Candidate
-from stratafl.advice.look import Effect
+from stratafl.advice.candidates import Candidate
+from stratafl.advice.look import STRONG, Effect
 from stratafl.advice.trial import Difference
-from stratafl.algorithms import METHODS
+from stratafl.algorithms.catalogue import METHODS
 from stratafl.errors import counted
 from stratafl.report.formats import minus, size
 
@@ -231,14 +231,24 @@ def markdown(advice: Advice, config: Path) -> str:
     ]
     lines += [f"| {' | '.join(row)} |" for row in tried(advice)]
     lines += ["", f"## What each client may expect of {advice.best_federated.label} over training alone", ""]
-    lines += ["| client | training samples | validation samples | gain | |", "|---|---|---|---|---|"]
+    lines += [
+        f"| client | training samples | validation samples | gain, {gain_unit(advice)} | |",
+        "|---|---|---|---|---|",
+    ]
     lines += [f"| {' | '.join(client_row(each, advice))} |" for each in advice.clients]
     return "\n".join([*lines, "", unknown(advice), ""])
+
+
+def gain_unit(advice: Advice) -> str:
+    """What a client's gain is counted in: metrics of few samples, such as AUROC, say too little about one client."""
+    if advice.federation.classes is None:
+        return "squared error"
+    return "points of accuracy" if advice.metric.name == "accuracy" else "points of balanced accuracy"
 
 
 def client_row(each: Expectation, advice: Advice) -> tuple[str, str, str, str, str]:
     gain = "–"
     if each.gain is not None and each.error is not None:
-        factor, digits = (100, "+.1f") if advice.metric.percent else (1, "+.3g")
+        factor, digits = (1, "+.3g") if advice.federation.classes is None else (100, "+.1f")
         gain = minus(f"{factor * each.gain:{digits}} ± {factor * each.error:{digits[1:]}}")
     return each.name, f"{each.train_samples:,}", f"{each.validation_samples:,}", gain, each.verdict

@@ -10,6 +10,7 @@ from rich.text import Text
 from stratafl.advice import Advice, advise, words
 from stratafl.advice.files import CONFIG, write_advice
 from stratafl.cli.console import note_console, result_console, show_warnings, titled_table
+from stratafl.cli.interrupt import INTERRUPTED
 from stratafl.cli.options import experiment_of
 from stratafl.cli.run import new_folder
 from stratafl.config.experiment import paths_in, with_values
@@ -21,7 +22,9 @@ from stratafl.files import check_new
 ROWS = 40  # of clients that are listed
 
 
-def give_advice(config: Path | None, settings: Settings, out: Path | None, budget: float, trust: bool) -> int:
+def give_advice(
+    config: Path | None, settings: Settings, out: Path | None, budget: float, caution: float, trust: bool
+) -> int:
     """Print the advice and write its files; the exit code."""
     if out is not None and out.exists() and not out.is_dir():
         raise RunError(f"'{out}' is a file: give a folder for {CONFIG} and the other files of the advice")
@@ -29,6 +32,7 @@ def give_advice(config: Path | None, settings: Settings, out: Path | None, budge
         check_new([out / CONFIG])
     experiment = with_values(experiment_of(config), settings)
     trusted = typed(paths_in(settings), trust)
+    trusted = trusted if config is None else trusted.asked_by(config)
     console = note_console()
     with show_warnings(console) as release_warnings, _progress(console) as progress:
         task = progress.add_task("looking at the data", total=None)
@@ -36,9 +40,12 @@ def give_advice(config: Path | None, settings: Settings, out: Path | None, budge
         def watch(name: str, spent: int, allowed: int) -> None:
             progress.update(task, description=f"trying {name}", completed=min(spent, allowed), total=allowed)
 
-        found = advise(
-            experiment, budget=budget, trust=trusted if config is None else trusted.asked_by(config), watch=watch
-        )
+        try:
+            found = advise(experiment, budget=budget, caution=caution, trust=trusted, watch=watch)
+        except KeyboardInterrupt:
+            progress.stop()
+            console.print("stopped before there was an answer: nothing was written")
+            return INTERRUPTED
         progress.stop()
         release_warnings()
     folder = out or new_folder(f"advise-{Path(experiment.data.name).stem}")
@@ -83,10 +90,8 @@ def print_advice(advice: Advice, config: Path, console: Console) -> None:
 
 def _print_clients(advice: Advice, console: Console) -> None:
     title = f"what each client may expect of {advice.best_federated.label} over training alone"
-    unit = "points" if advice.metric.percent else advice.metric.title
-    table = titled_table(
-        title, ("client", "train", "validation", f"gain, {unit}", "verdict"), names=["client", "verdict"]
-    )
+    title = f"{title}, in {words.gain_unit(advice)}"
+    table = titled_table(title, ("client", "train", "validation", "gain", "verdict"), names=["client", "verdict"])
     for each in advice.clients[:ROWS]:
         table.add_row(*map(Text, words.client_row(each, advice)))
     if len(advice.clients) > ROWS:
