@@ -528,7 +528,7 @@ def test_a_run_with_a_changed_configuration_is_not_resumed(refused, finished, ol
 
 
 def test_a_run_of_a_newer_format_is_left_alone(refused, finished):
-    edit(finished / "environment.json", '"format": 3', '"format": 4')
+    edit(finished / "environment.json", '"format": 4', '"format": 5')
     refused(
         "resume", finished, says=("newer version of stratafl (format 4; this one reads up to 3)", "update stratafl")
     )
@@ -661,8 +661,8 @@ METHOD_LIST = 'methods = [\n    "local",\n    "fedavg",\n]'
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("format = 3", "format = 4", "format 4"),
-        ("format = 3\n", "", "both/compare.toml"),
+        ("format = 4", "format = 5", "format 5"),
+        ("format = 4\n", "", "both/compare.toml"),
         ("[compare]", "[compare", "'both/compare.toml' is not TOML"),
         ("methods =", "method =", "'both/compare.toml' is damaged"),
         ("[compare.settings.local]", "[compare.setting.local]", "both/compare.toml"),
