@@ -530,10 +530,10 @@ def test_a_run_with_a_changed_configuration_is_not_resumed(refused, finished, ol
 def test_a_run_of_a_newer_format_is_left_alone(refused, finished):
     edit(finished / "environment.json", '"format": 4', '"format": 5')
     refused(
-        "resume", finished, says=("newer version of stratafl (format 4; this one reads up to 3)", "update stratafl")
+        "resume", finished, says=("newer version of stratafl (format 5; this one reads up to 4)", "update stratafl")
     )
     refused(
-        "report", finished, says=("newer version of stratafl (format 4; this one reads up to 3)", "update stratafl")
+        "report", finished, says=("newer version of stratafl (format 5; this one reads up to 4)", "update stratafl")
     )
 
 
