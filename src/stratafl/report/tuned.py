@@ -40,7 +40,14 @@ class TunedMethod:
     trials: Sequence[TunedTrial] = ()
     tuned: Mapping[str, float] = field(default_factory=dict)
     untuned: Mapping[str, float] = field(default_factory=dict)
-    regression: bool = False
+    metric: str = "accuracy"
+    larger: bool = True  # whether a larger value of the metric is better
+    percent: bool = True
+
+    @property
+    def regression(self) -> bool:
+        """Whether its scores are numbers and not shares."""
+        return not self.percent
 
     @property
     def steps(self) -> int:
@@ -75,7 +82,7 @@ class TunedMethod:
         return [(rate, float(best[rate].score or 0.0), best[rate].rounds) for rate in sorted(best)]
 
     def _good(self, trial: TunedTrial) -> float:
-        return (-1 if self.regression else 1) * float(trial.score or 0.0)
+        return (1 if self.larger else -1) * float(trial.score or 0.0)
 
     def remark(self) -> str:
         """What a reader should know of the choice: values at the end of what was tried, and trials that failed."""
