@@ -16,13 +16,13 @@ from stratafl.report.tuned import TUNING_RESULT
 from stratafl.report.tuning_tables import rates_chart, tuning_table
 from stratafl.runs.predictions import write_predictions
 
-Y = [0, 0, 1, 1]
-GIVEN = [0, 1, 1, 1]  # the second sample is taken for class 1
+Y = [0, 0, 0, 1]
+GIVEN = [0, 1, 1, 1]  # two samples of class 0 are taken for class 1
 
 
 def predicted():
     scores = torch.tensor([[0.8, 0.2] if given == 0 else [0.3, 0.7] for given in GIVEN])
-    return Predictions(torch.tensor([0, 0, 1, 1]), torch.tensor(Y), scores)
+    return Predictions(torch.tensor([0, 1, 1, 1]), torch.tensor(Y), scores)
 
 
 def written(place, **more):
@@ -35,17 +35,17 @@ def written(place, **more):
 
 def test_metrics_are_over_all_samples_and_over_clients():
     found = all_metrics([predicted()], [METRICS["accuracy"], METRICS["auroc"]])
-    assert found["accuracy"].samples.mean == pytest.approx(0.75)
-    assert found["accuracy"].clients.mean == pytest.approx((0.5 + 1) / 2)
-    assert found["auroc"].samples.mean == pytest.approx(0.75)  # of four pairs two are right and two are ties
-    assert found["auroc"].clients is None  # every client has one class
+    assert found["accuracy"].samples.mean == pytest.approx(0.5)
+    assert found["accuracy"].clients.mean == pytest.approx((1 + 1 / 3) / 2)
+    assert found["auroc"].samples.mean == pytest.approx(2 / 3)  # of three pairs one is right and two are ties
+    assert found["auroc"].clients.mean == pytest.approx(0.5)  # the first client has one class, so it does not count
 
 
 def test_a_table_of_all_metrics(tmp_path):
     table = metrics_table(written(tmp_path))
     row = dict(zip(table.head, table.rows[0], strict=True))
-    assert (row["accuracy"].shown, row["accuracy"].below) == ("75.0 %", "75.0 %")
-    assert row["AUROC"].shown == "0.750"
+    assert (row["accuracy"].shown, row["accuracy"].below) == ("50.0 %", "66.7 %")
+    assert row["AUROC"].shown == "0.667"
     assert "Lower is better: log-loss" in table.caption
 
 
@@ -55,7 +55,7 @@ def test_a_confusion_matrix_by_the_names_of_classes(tmp_path):
     columns, rows, shares = heat_map(chart)
     assert columns == rows
     assert rows[0] == "alive"
-    assert shares == [[0.5, 0.5], [0, 1]]
+    assert shares == [[pytest.approx(1 / 3, abs=1e-4), pytest.approx(2 / 3, abs=1e-4)], [0, 1]]
     assert EVIL not in page(study)
 
 

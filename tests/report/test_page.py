@@ -60,6 +60,8 @@ def test_every_section_is_there_with_headings_captions_and_labels(written):
         assert f'<section id="{name}"' in written
         assert f'href="#{name}"' in written
     assert written.count("<table ") == written.count("<caption>")
+    ids = re.findall(r'<(?:section|table|div|h2)[^>]* id="([^"]+)"', written)
+    assert len(set(ids)) == len(ids)
     charts = re.findall(r'<div class="chart" id="chart-(\w+)" role="img" aria-label="[^"]+"', written)
     assert charts == ["decision", "curves", "clients", "layers", "methods", "mixing", "bytes", "class_counts"]
     for chart in charts:

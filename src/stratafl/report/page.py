@@ -147,7 +147,7 @@ def sections(study: Study) -> list[Section]:
             Section("course", "Learning curves", curves_chart(study)),
             Section("spread", "Clients", clients_chart(study), worst_table(study), new_clients_table(study)),
             Section("flagged", "Clients left out", flag_table(study.ranks)),
-            Section("metrics", "All metrics", metrics_table(study), confusion_chart(study, winner(study.ranks))),
+            Section("measured", "All metrics", metrics_table(study), confusion_chart(study, winner(study.ranks))),
             Section("tuning", "Tuning", tuning_table(study), rates_chart(study)),
             Section("lab", "Layers", *layers),
             Section("held", "Data", class_counts_chart(study) or "<p>These runs record no class counts.</p>"),
