@@ -1,5 +1,9 @@
-"""The advised method against every comparable one in full: accuracy on test samples at the selected round."""
+"""The advised method against every comparable one in full: accuracy on test samples at the selected round.
 
+`PYTHONPATH=src:tests python tests/advice_table.py --seeds 3,4,5 --caution 1` prints a table as in docs/results/advice.md.
+"""
+
+import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,8 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from federations import Case
+from federations import FEDERATIONS, Case
 from stratafl.advice import advise
+from stratafl.advice.advice import CAUTION
 from stratafl.advice.candidates import Candidate
 from stratafl.advice.trial import configured
 from stratafl.config.assemble import algorithm_of
@@ -17,6 +22,7 @@ from stratafl.evaluation.predictions import Predictions, stage_predictions
 from stratafl.execute import Matrix, simulation
 
 POINT = 0.01
+SETTINGS = {"train.lr": 0.4, "train.epochs": 5, "train.batch": 100, "run.rounds": 20}
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,7 @@ class Row:
 
 
 def judged(
-    name: str, make: Callable[[int], Case], settings: Mapping[str, Any], seeds: Sequence[int], caution: float
+    name: str, make: Callable[[int], Case], settings: Mapping[str, Any], seeds: Sequence[int], caution: float = CAUTION
 ) -> Row:
     scores: dict[str, list[Predictions]] = {}
     by_seed: list[dict[str, Predictions]] = []
@@ -103,3 +109,16 @@ def printed(rows: Sequence[Row]) -> str:
         cells = [row.federation, ", ".join(row.advised), f"{row.score:.1%}", row.best, f"{row.best_score:.1%}", gap]
         lines.append(f"| {' | '.join([*cells, f'{row.share:.1%}', 'yes' if row.close else 'no'])} |")
     return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--caution", type=float, default=CAUTION)
+    given = parser.parse_args()
+    seeds = [int(seed) for seed in given.seeds.split(",")]
+    print(printed([judged(name, make, SETTINGS, seeds, given.caution) for name, make in FEDERATIONS.items()]))
+
+
+if __name__ == "__main__":
+    main()
