@@ -1,6 +1,6 @@
 """The advised method against every comparable one in full: accuracy on test samples at the selected round.
 
-`PYTHONPATH=src:tests python tests/advice_table.py --seeds 3,4,5 --caution 1` prints a table as in docs/results/advice.md.
+`PYTHONPATH=src:tests python tests/advice_table.py --seeds 3,4,5 --caution 1` prints the table of docs/results.
 """
 
 import argparse
