@@ -10,7 +10,7 @@ from written_runs import as_regression, rewrite, write_run
 
 from stratafl.cli import main as strata
 from stratafl.report import gather
-from stratafl.report.bootstrap import Uncertainty, sharing, uncertainty
+from stratafl.report.bootstrap import Estimate, Uncertainty, sharing, uncertainty
 from stratafl.report.intervals import Interval
 from stratafl.report.paired import (
     MOST,
@@ -128,6 +128,12 @@ def test_equal_differences_are_no_proof_if_there_are_few():
     assert two.p == 0.5  # a coin that falls on the same side twice
     assert uncertainty(np.full((3, 9), 0.1), np.ones((3, 9)), crossed=True).p < 1e-7
     assert uncertainty(np.zeros((3, 9)), np.ones((3, 9)), crossed=True).p == 1.0
+
+
+def test_two_seeds_with_equal_means_prove_nothing_for_their_clients():
+    values = np.random.default_rng(0).normal(0.002, 0.05, 20)
+    found = uncertainty(np.stack([values, values[::-1]]), np.ones((2, 20)), crossed=True)
+    assert Estimate((found,)).p_of_these_clients >= 0.5
 
 
 def test_pairs_share_half_of_the_variance_between_seeds():

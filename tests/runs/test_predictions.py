@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 import torch
 
+from stratafl.algorithms import fedavg
 from stratafl.config.experiment import Experiment, with_settings
+from stratafl.data import from_clients
 from stratafl.errors import DamagedError
 from stratafl.evaluation.evaluate import deployed
 from stratafl.evaluation.metrics import METRICS
 from stratafl.evaluation.predictions import Predictions, predictions, predictions_of_rows
+from stratafl.execute import simulation
+from stratafl.models import MLP
 from stratafl.runs import Run, read_run
 from stratafl.runs.journal import read_lines
 from stratafl.runs.predictions import PREDICTIONS, predicted_round, read_predictions
@@ -104,3 +108,17 @@ def test_clients_a_few_at_a_time_and_on_disk_give_the_same(example, tmp_path):
     one, other = read_predictions(example), read_predictions(small)
     assert isinstance(one, Predictions)
     torch.testing.assert_close(one.scores, other.scores, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("targets", ["labels", "numbers"])
+def test_a_split_may_be_empty(targets):
+    """With `data.validation=0` nobody has validation samples, as a client with a single group has none."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 3)).astype("float32")
+    y = (x[:, 0] > 0).astype("int64") if targets == "labels" else x[:, 0]
+    federation = from_clients([(x[:20], y[:20]), (x[20:], y[20:])])
+    outputs = 2 if targets == "labels" else 1
+    sim = simulation(fedavg(), federation, MLP(shape=(3,), classes=outputs, hidden=(4,)), rounds=1)
+    found = predictions(sim, sim.start(), torch.arange(2), "validation")
+    assert len(found) == 0
+    assert found.scores.shape == (0, outputs)

@@ -102,6 +102,24 @@ def test_test_data_has_no_influence_on_choices_and_trials(tmp_path, undisturbed,
     assert clean != spoilt  # so the poison was there
 
 
+def test_what_single_methods_are_set_to_stays_with_what_was_chosen(tmp_path):
+    made = created(tmp_path / "tune", ["fedper"], Plan(1, grids={"train.lr": [0.3]}), **{"fedper.personal": "last:1"})
+    assert advance(made)
+    assert tuned_settings(tmp_path / "tune", ["fedper"]) == {"fedper.personal": "last:1", "fedper.train.lr": 0.3}
+
+
+@pytest.mark.slow
+def test_a_tuning_by_steps_is_continued(tmp_path):
+    made = created(tmp_path / "tune", ["fedavg", "fedrep"], Plan(6, only=("train.lr",), budget="steps"))
+    assert not advance(made, interrupted=iter([False] * 20 + [True] * 99).__next__)
+    assert Tuning.open(tmp_path / "tune").work()
+
+
+def test_a_tuning_has_no_guard(tmp_path):
+    with pytest.raises(RecordError, match="compare --tuned DIR --guard"):
+        created(tmp_path / "tune", **{"evaluate.guard": True})
+
+
 @pytest.mark.slow
 def test_stopped_after_any_round_it_continues_to_the_same_choices(tmp_path, undisturbed):
     made, stops = created(tmp_path / "tune"), 0

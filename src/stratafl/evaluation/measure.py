@@ -113,6 +113,11 @@ def _loss_line(purpose: str, taken: Any, loss: Any, counted: Tensor) -> Line:
     return {f"{purpose}.loss": _finite(float((losses * steps).sum() / steps.sum())), **line}
 
 
+def steps_of(line: Line) -> int:
+    """The local steps of all clients in a round, whatever they were for."""
+    return sum(int(value) for key, value in line.items() if key.endswith(".steps"))
+
+
 def upload_line(report: Report, names: Sequence[str] = ()) -> Line:
     """The clients whose upload was left out, and those with outlying updates; no key without any such client."""
 

@@ -211,7 +211,7 @@ def row_predictions(sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, split:
         place, y, outputs = sim.task(ids, rnd, splits=(split,)).outputs(rows, split)
     classes = sim.setup.classes
     loss = sample_losses(outputs, y, classes).double()
-    scores = outputs.reshape(len(y), -1).double()
+    scores = (outputs.flatten(1) if outputs.ndim > 1 else outputs.unsqueeze(1)).double()
     scores = scores if classes is None else torch.softmax(scores, -1)
     return Predictions(ids[place.cpu()], y.cpu(), scores.float().cpu(), loss.cpu())
 

@@ -141,7 +141,7 @@ class Estimate:
         """p where other clients are not asked for, only other seeds; 1 if clients change with the seed."""
         if not self.ways[0].crossed or self.seeds < 2:
             return 1.0
-        return min(replace(way, between_clients=0.0).p for way in self.ways)
+        return min(replace(way, between_clients=0.0, cells=way.seeds).p for way in self.ways)
 
     def interval(self) -> Interval:
         return min((way.interval() for way in self.ways), key=lambda each: each.high - each.low)

@@ -53,7 +53,7 @@ def decision(study: Study) -> Decision:
         ("What would change it", _change(use, others, compared)),
     )
     return Decision(
-        use, _headline(use, others, compared), tuple((title, text) for title, text in answers if text), said
+        use, _headline(use, first, others, compared), tuple((title, text) for title, text in answers if text), said
     )
 
 
@@ -81,14 +81,16 @@ def _between(rank: Rank, other: Rank, compared: Sequence[Paired]) -> Paired | No
     return next((pair for pair in compared if {pair.first, pair.second} == {rank.label, other.label}), None)
 
 
-def _headline(use: Rank, others: Sequence[Rank], compared: Sequence[Paired]) -> str:
+def _headline(use: Rank, first: Rank, others: Sequence[Rank], compared: Sequence[Paired]) -> str:
     name = str(use.settings["algorithm.name"])
     if name == ALONE:
-        return f"Train every client alone ({use.label}): no federated method here is better." if others else _alone(use)
+        best = f"Train every client alone ({use.label}): no federated method here is clearly better."
+        return best if others else _alone(use)
     if not others:
         return _alone(use)
     known, next_ = METHODS.get(name), _between(use, others[0], compared)
-    chance = ". Its lead may be chance" if next_ is None or next_.verdict == "unclear" else ""
+    unclear = next_ is None or next_.verdict == "unclear"
+    chance = ". Its lead may be chance" if use is first and unclear else ""
     what = f": {KINDS[known.kind]}" if known and known.kind != "controls" else ""
     return f"Use {use.label}{what}{chance}."
 

@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from math import isclose
 from statistics import fmean
 
+from stratafl.evaluation.measure import steps_of
 from stratafl.report.formats import listed, minus, score
 from stratafl.report.ranking import INCOMPARABLE, Rank
 from stratafl.report.study import Study
 
 SAME_STEPS = 1.05  # methods whose numbers of steps differ by less have trained equally long
 HARDLY = 0.002  # a method that is ahead of the most frequent class by less is no better
+OF_PROBABILITIES = ("ece", "brier", "log_loss")  # constant shares of the classes are calibrated, and still useless
 
 
 def doubts(study: Study) -> list[str]:
@@ -33,7 +35,7 @@ def learned_nothing(rank: Rank, study: Study) -> bool:
 
 def _no_better(rank: Rank, study: Study) -> bool:
     base = study.majority
-    if base is None or "score" not in rank.numbers:
+    if base is None or "score" not in rank.numbers or study.measured.name in OF_PROBABILITIES:
         return False
     ahead = study.measured.sign * (rank.numbers["score"].mean - base.numbers["score"].mean)
     return ahead <= HARDLY
@@ -121,9 +123,8 @@ def _of_steps(study: Study) -> list[str]:
 
 def _steps(rank: Rank) -> float | None:
     """Training steps of all clients in a round, the mean over rounds and seeds; None if they are not recorded."""
-    counts = [line.get("train.steps") for one in rank.members for line in one.lines]
-    known = [count for count in counts if isinstance(count, int | float)]
-    return fmean(known) if known and len(known) == len(counts) else None
+    counts = [steps_of(line) for one in rank.members for line in one.lines]
+    return fmean(counts) if counts and all(counts) else None
 
 
 def _of_selection(study: Study) -> list[str]:

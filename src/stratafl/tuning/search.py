@@ -19,7 +19,7 @@ from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.annotations import said
 from stratafl.errors import RecordError, unknown
 from stratafl.evaluation.flags import diverged
-from stratafl.evaluation.measure import Line
+from stratafl.evaluation.measure import Line, steps_of
 from stratafl.runs import checkpoint
 from stratafl.runs.directory import CHECKPOINTS, ROUNDS, config_of, is_run
 from stratafl.runs.journal import read_lines
@@ -322,11 +322,6 @@ def has_diverged(lines: Sequence[Line]) -> bool:
     last, scored = lines[-1], evaluated(lines)
     losses = [last.get("train.loss", 0), *(v for k, v in (scored[-1] if scored else {}).items() if k.endswith(".loss"))]
     return any(loss is None for loss in losses) or diverged(last)
-
-
-def steps_of(line: Line) -> int:
-    """The local steps of all clients in a round, whatever they were for."""
-    return sum(int(value) for key, value in line.items() if key.endswith(".steps"))
 
 
 def side(values: Sequence[Any], chosen: Any) -> Side:

@@ -85,7 +85,7 @@ class Tuning:
     def open(cls, folder: Path, trust: Trust | bool = NOTHING) -> "Tuning":
         """A stored tuning to continue; refused if its trials are not what it says."""
         made = cls.read(folder, Trust.of(trust).asked_by(folder / TUNING))
-        for search in made.searches if made.plan.sampler == "grid" else ():
+        for search in made.shared() or made.searches if made.plan.sampler == "grid" else ():
             for number, settings in enumerate(search.points):
                 if is_run(search.place(number)):
                     today = completed(search.experiment(settings), made.trust)
@@ -220,6 +220,8 @@ class Tuning:
         """Refuse what cannot be tuned: methods that cannot be run, that see test data, or without validation data."""
         if self.plan.sampler == "tpe":
             optuna_or_refusal()
+        if self.base.evaluate.guard:
+            raise RecordError("a tuning has no guard: tune without it, then run 'strata compare --tuned DIR --guard'")
         known = set[str]()
         for method, search in zip(self.methods, self.searches, strict=True):
             sim = simulation_of(search.base, trust=self.trust)
@@ -269,11 +271,12 @@ def fresh_experiment(folder: Path) -> Experiment:
 
 def tuned_settings(folder: Path, methods: Sequence[str]) -> dict[str, Any]:
     """What a tuning chose for these methods, as the settings of a comparison."""
-    tuned = read_tuned(folder)
+    tuned, own = read_tuned(folder), Tuning.read(folder).own
     for method in methods:
         if "settings" not in tuned.get(method, {}):
             raise RunError(f"'{folder}' has not tuned {shown(method)}, only {', '.join(tuned)}: choose among these")
-    return {path: v for method in methods for path, v in own_settings(method, tuned[method]["settings"]).items()}
+    given = [own_settings(method, {**own[method], **tuned[method]["settings"]}) for method in methods]
+    return {path: value for each in given for path, value in each.items()}
 
 
 def plain_name(method: str) -> str:
