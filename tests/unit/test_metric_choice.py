@@ -244,14 +244,19 @@ def test_hits_and_loss_are_those_of_a_run_by_accuracy(example, tmp_path):
             assert one[key] == pytest.approx(other[key], abs=1e-6), key
 
 
-def test_the_chosen_metric_is_stored_and_a_comparison_of_undecided_ones_is_resumed(tmp_path):
+def test_a_comparison_chooses_one_metric_for_all_its_seeds(tmp_path):
+    comparison = Comparison.create(tmp_path / "compare", made(), ["fedavg", "local"], 3, {})
+    assert {member.experiment.evaluate.metric for member in comparison.members()} == {"accuracy"}
+
+
+def test_the_chosen_metric_is_stored_and_the_comparison_is_resumed(tmp_path):
     comparison = Comparison.create(tmp_path / "compare", made(), ["fedavg"], 1, {})
     (member,) = comparison.members()
     with member.run() as run:
         next(run.rounds())
     stored = to_tables(read_outcome(member.folder) and run.experiment)["evaluate"]
     assert (stored["metric"], stored["average"], stored["better"]) == ("accuracy", "samples", "larger")
-    assert Comparison.open(tmp_path / "compare").base.evaluate.metric == "auto"
+    assert Comparison.open(tmp_path / "compare").base.evaluate.metric == "accuracy"
 
 
 def test_an_old_run_is_by_accuracy_whatever_its_classes():

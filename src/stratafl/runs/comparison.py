@@ -106,7 +106,10 @@ class Comparison:
             if member.seed == first:
                 # Errors of any method come before the first one runs.
                 sim = simulation_of(member.experiment, trust=trust)
-                check_stage(with_metric(member.experiment, sim.runtime.federation, trust).evaluate.stage, sim)
+                definite = with_metric(member.experiment, sim.runtime.federation, trust).evaluate
+                check_stage(definite.stage, sim)
+                if base.evaluate.metric == AUTO:  # once, because shares of classes may differ a little between seeds
+                    made = replace(made, base=replace(base, evaluate=definite))
         refuse_existing(folder)
         with new_folder(folder) as partial:
             write_atomically(partial / COMPARISON, tomli_w.dumps(made._tables()).encode())

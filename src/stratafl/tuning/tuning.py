@@ -10,6 +10,7 @@ untuned/                     the same with the defaults, of methods whose choice
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from os import close
 from pathlib import Path
@@ -19,8 +20,9 @@ import tomli_w
 
 from stratafl.config.assemble import completed, simulation_of
 from stratafl.config.experiment import Experiment, from_stored, names_code, read_toml, to_tables, with_values
-from stratafl.config.metrics import with_metric
+from stratafl.config.metrics import AUTO, with_metric
 from stratafl.config.settings import Settings
+from stratafl.config.tables import EvaluateTable
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.annotations import WHOLE
 from stratafl.errors import BusyError, DataError, RecordError, RunError, shown, unknown
@@ -76,7 +78,9 @@ class Tuning:
         if not 1 <= seeds <= min(SEEDS, WHOLE - base.run.seed):
             raise RecordError(f"--seeds must be from 1 to {min(SEEDS, WHOLE - base.run.seed):,}, not {shown(seeds)}")
         made = cls(folder, base, methods, own, plan, seeds, trust)
-        made._check()
+        evaluate = made._check()
+        if base.evaluate.metric == AUTO:  # once, because shares of classes may differ a little between seeds
+            made = cls(folder, replace(base, evaluate=evaluate), methods, own, plan, seeds, trust)
         with new_folder(folder) as partial:
             write_atomically(partial / TUNING, tomli_w.dumps(made._tables()).encode())
         return made
@@ -216,13 +220,16 @@ class Tuning:
         finally:
             close(handle)
 
-    def _check(self) -> None:
-        """Refuse what cannot be tuned: methods that cannot be run, that see test data, or without validation data."""
+    def _check(self) -> EvaluateTable:
+        """How runs are evaluated on this data.
+
+        Refuses what cannot be tuned: methods that cannot be run, that see test data, or without validation data.
+        """
         if self.plan.sampler == "tpe":
             optuna_or_refusal()
         if self.base.evaluate.guard:
             raise RecordError("a tuning has no guard: tune without it, then run 'strata compare --tuned DIR --guard'")
-        known = set[str]()
+        known, evaluate = set[str](), self.base.evaluate
         for method, search in zip(self.methods, self.searches, strict=True):
             sim = simulation_of(search.base, trust=self.trust)
             every = search_space(search.base, grids=self.plan.grids, trust=self.trust)
@@ -232,10 +239,12 @@ class Tuning:
                 raise RecordError(f"{method} cannot be tuned on validation data: {sim.algorithm.leaks}; leave it out")
             if not int(sim.runtime.federation.counts("validation").sum()):
                 raise DataError(f"{method} has no validation data to be tuned on: set data.validation, such as 0.1")
-            check_stage(with_metric(search.base, sim.runtime.federation, self.trust).evaluate.stage, sim)
+            evaluate = with_metric(search.base, sim.runtime.federation, self.trust).evaluate
+            check_stage(evaluate.stage, sim)
         for name in (*self.plan.only, *self.plan.grids):
             if name not in known:
                 raise unknown("setting to tune", name, sorted(known))
+        return evaluate
 
     def _tables(self) -> dict[str, Any]:
         own = {method: {k: v for k, v in settings.items() if v is not None} for method, settings in self.own.items()}
