@@ -11,7 +11,7 @@ from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import Number, Start
 from stratafl.core.footprint import Footprint
 from stratafl.core.layerwise import Layerwise
-from stratafl.core.layout import Layout, Rows, per_client
+from stratafl.core.layout import Layout, Rows, per_row
 from stratafl.core.parcel import Parcel
 from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
@@ -95,7 +95,7 @@ class AtMixture:
         out = gradient({**row, **mixture(p, place, cores, row, layout)})
         others = layout.cross(out.rows, cores, each=True).movedim(0, 2).contiguous().sum(2)  # each as if alone
         own = layout.dot(out.rows, row).sum(1, keepdim=True)
-        moved = {n: g * per_client(pace * (p * place).sum(1), g) for n, g in out.rows.items()}
+        moved = {n: g * per_row(pace * (p * place).sum(1), g) for n, g in out.rows.items()}
         return replace(out, rows=moved), {"slope": torch.where(place > 0, own, others) + pull * (p - p_0)}
 
 
@@ -117,4 +117,4 @@ class Personalise(Train):
 def mixture(p: Tensor, place: Tensor, cores: Rows, own: Rows, layout: Layout) -> Rows:
     """Σ_j p_ij·w_j, where w_i is the client's own core as it is now: one product for all others and all clients."""
     mine, others = (p * place).sum(1), layout.blend(p * (1 - place), cores, each=True)
-    return {n: x.addcmul_(own[n], per_client(mine, x)) for n, x in others.items()}
+    return {n: x.addcmul_(own[n], per_row(mine, x)) for n, x in others.items()}

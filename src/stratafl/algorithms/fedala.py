@@ -12,7 +12,7 @@ from stratafl.core.fields import Filled, Number, Start
 from stratafl.core.footprint import Footprint
 from stratafl.core.layers import Select, select
 from stratafl.core.layerwise import Layerwise
-from stratafl.core.layout import Layout, Rows, per_client
+from stratafl.core.layout import Layout, Rows, per_row
 from stratafl.core.parcel import Parcel
 from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
@@ -100,7 +100,7 @@ class Combine(Mix):
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         received, rounds = rows_of(client, "theta"), tensor_of(client, "rounds")
         mixed = combined(rows_of(client, "W"), received, rows_of(client, "own"))
-        known = {n: per_client(rounds > 0, x) for n, x in mixed.items()}
+        known = {n: per_row(rounds > 0, x) for n, x in mixed.items()}
         return {"theta": {**received, **rnd.layout.mask(known, mixed, received)}, "rounds": rounds + 1}
 
 

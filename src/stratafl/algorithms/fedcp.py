@@ -17,7 +17,7 @@ from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import FieldSpec, Number
 from stratafl.core.layers import select
 from stratafl.core.layerwise import Layerwise
-from stratafl.core.layout import Layout, Rows, per_client
+from stratafl.core.layout import Layout, Rows, per_row
 from stratafl.core.objectives import Batch, Frozen, Loss, Net, cross_entropies
 from stratafl.core.parcel import Field, Parcel
 from stratafl.core.records import record
@@ -101,7 +101,7 @@ class FirstHead(Mix):
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         theta, met = rows_of(client, "theta"), tensor_of(client, "met")
-        new = {p: per_client(met == 0, theta[p]) for p, _ in _heads(rnd.layout)}
+        new = {p: per_row(met == 0, theta[p]) for p, _ in _heads(rnd.layout)}
         first = {p: torch.where(new[p], theta[g], theta[p]) for p, g in _heads(rnd.layout)}
         return {"theta": {**theta, **first}, "met": torch.ones_like(met)}
 

@@ -13,7 +13,7 @@ from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import Number, Start
 from stratafl.core.footprint import Footprint
 from stratafl.core.layerwise import Layerwise
-from stratafl.core.layout import per_client
+from stratafl.core.layout import per_row
 from stratafl.core.parcel import Field, Parcel
 from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
@@ -89,7 +89,8 @@ class MixBetter(Mix):
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         own, models = rows_of(client, "theta"), rows_of(client, "models")
-        w = (like := next(iter(models.values()))).new_zeros(like.shape[:2])
+        like = next(iter(models.values()))
+        w = like.new_zeros(like.shape[:2])
         loss, samples = task.scores(own, "validation").loss, task.sizes("validation")
         for j in range(w.shape[1]):
             other = {**own, **{n: x[:, j] for n, x in models.items()}}
@@ -97,10 +98,9 @@ class MixBetter(Mix):
             better = (loss - task.scores(other, "validation").loss) / samples
             w[:, j] = (better / far).nan_to_num(0.0, 0.0, 0.0)  # at distance 0, or where a model overflows
         total = w.clamp(min=0).sum(1, keepdim=True)
-        share, keeps = w.clamp(min=0) / total.where(total > 0, 1), (total == 0).to(w.dtype)
+        share, keeps = w.clamp(min=0) / total.where(total > 0, 1), (total == 0).to(w.dtype)  # nobody is better
         mixed = {n: torch.einsum("cm,cm...->c...", share, x) for n, x in models.items()}
-        theta = {n: x + own[n] * per_client(keeps, x) for n, x in mixed.items()}  # its own, if nobody is better
-        return {"theta": {**own, **theta}, "gain": w}
+        return {"theta": {**own, **{n: x + own[n] * per_row(keeps, x) for n, x in mixed.items()}}, "gain": w}
 
 
 @record

@@ -68,8 +68,6 @@ class OwnPrior(Mix):
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         theta, counts = rows_of(client, "theta"), task.class_counts()
         (name,) = rnd.layout.trainable(self.prior)
-        known = pad(
-            counts.to(theta[name].dtype), (0, theta[name].shape[1] - counts.shape[1])
-        )  # outputs without a class
-        smoothed = known + self.smoothing
+        without_class = theta[name].shape[1] - counts.shape[1]  # outputs that stand for no class
+        smoothed = pad(counts.to(theta[name].dtype), (0, without_class)) + self.smoothing
         return {"theta": {**theta, name: (smoothed / smoothed.sum(1, keepdim=True)).log()}}

@@ -22,7 +22,7 @@ from stratafl.core.fields import Number, Start
 from stratafl.core.footprint import Footprint
 from stratafl.core.layers import Select, select
 from stratafl.core.layerwise import Layerwise
-from stratafl.core.layout import Layout, Rows, per_client
+from stratafl.core.layout import Layout, Rows, per_row
 from stratafl.core.parcel import ColumnMask, Field, Parcel
 from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
@@ -142,7 +142,7 @@ class Guide(Mix):
 
 
 def _each(values: Tensor, block: Tensor) -> Tensor:
-    return per_client(values.to(block.dtype), block)
+    return per_row(values.to(block.dtype), block)
 
 
 @record

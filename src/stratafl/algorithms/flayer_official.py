@@ -20,7 +20,7 @@ from stratafl.core.annotations import Range
 from stratafl.core.fields import Number, Start
 from stratafl.core.footprint import Footprint
 from stratafl.core.layerwise import Layerwise
-from stratafl.core.layout import Layout, Rows, per_client, row_dot
+from stratafl.core.layout import Layout, Rows, per_row, row_dot
 from stratafl.core.parcel import ColumnMask, Field, Parcel
 from stratafl.core.records import record, validated
 from stratafl.core.round import Round, Setup
@@ -78,7 +78,7 @@ class GuideTensors(Mix):
         A, head = tensor_of(client, "accuracy"), rnd.layout.trainable()[-self.p :]
         mixed = {rnd.layout.specs[n].layer for n in head}
         task.note("mix/own", A[:, None] * A.new_tensor([i in mixed for i in range(len(rnd.layout.layers))]))
-        weight = {n: per_client(A.to(own[n].dtype), own[n]) for n in head}
+        weight = {n: per_row(A.to(own[n].dtype), own[n]) for n in head}
         return {"theta": {**received, **{n: w * own[n] + (1 - w) * received[n] for n, w in weight.items()}}}
 
 
@@ -192,7 +192,7 @@ def child_rates(gradients: Rows, layout: Layout, middle: float) -> Tensor:
 def _per_child(rates: Tensor, row: Rows, layout: Layout) -> Rows:
     place = {child: i for i, child in enumerate(children(layout))}
     names = layout.trainable()
-    return {n: per_client(rates[:, place[n.partition(".")[0]]], row[n]) for n in names}
+    return {n: per_row(rates[:, place[n.partition(".")[0]]], row[n]) for n in names}
 
 
 def _per_layer(rates: Tensor, layout: Layout) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stratafl.core.layout import Layout, per_client
+from stratafl.core.layout import Layout, per_row
 from stratafl.core.reduce import add_rows_by_group
 from stratafl.core.state import Computed
 
@@ -48,6 +48,6 @@ def without_overflow(delta: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 
     def block(name: str) -> Tensor:
         x = delta[name]
-        return x if bool(finite.all()) else x.masked_fill(~per_client(finite, x), 0)
+        return x if bool(finite.all()) else x.masked_fill(~per_row(finite, x), 0)
 
     return Computed(delta, block)

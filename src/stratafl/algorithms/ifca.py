@@ -16,7 +16,7 @@ from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import Start
 from stratafl.core.footprint import Footprint
 from stratafl.core.layerwise import Layerwise
-from stratafl.core.layout import per_client
+from stratafl.core.layout import per_row
 from stratafl.core.parcel import Parcel
 from stratafl.core.records import record
 from stratafl.core.reduce import add_rows_by_group
@@ -99,5 +99,5 @@ class MeanOfGroups(MergeSums):
 
 
 def _mean_or_held(top: Tensor, weight: Tensor, held: Tensor) -> Tensor:
-    each = per_client(weight, top)
+    each = per_row(weight, top)
     return torch.where(each > 0, top / each.clamp(min=1), held).to(held.dtype)

@@ -84,7 +84,7 @@ class Part:
     start: Literal["drawn", "model", "zero"] = "drawn"
 
     @property
-    def per_client(self) -> bool:
+    def per_row(self) -> bool:
         return self.name == "v"
 
     def names(self, layout: Layout, side: Side) -> None:

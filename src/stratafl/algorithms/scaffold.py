@@ -15,7 +15,7 @@ from stratafl.algorithms.fedavg import fedavg
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import Filled, Start
 from stratafl.core.layerwise import Layerwise
-from stratafl.core.layout import Layout, Rows, per_client
+from stratafl.core.layout import Layout, Rows, per_row
 from stratafl.core.records import record
 from stratafl.core.round import Round
 from stratafl.core.state import State, rows_of, tensor_of
@@ -88,5 +88,5 @@ class Renew(Train):
 
 def _over(way: Tensor, length: Tensor, c: Tensor) -> Tensor:
     """(x − y)/(K·η) − c, or 0 without a step."""
-    length = per_client(length.to(way.dtype), way)
+    length = per_row(length.to(way.dtype), way)
     return torch.where(length > 0, way / length - c, 0)

@@ -219,8 +219,8 @@ def _product(a: Tensor, b: Tensor, each: bool) -> Tensor:
     return a @ b
 
 
-def per_client(values: Tensor, block: Tensor) -> Tensor:
-    """`[C]` values, one for each client, ready to broadcast against a block `[C, …]`."""
+def per_row(values: Tensor, block: Tensor) -> Tensor:
+    """Values `[n]`, one for each row, ready to broadcast against a block `[n, …]`."""
     return values.reshape(-1, *(1,) * (block.ndim - 1))
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stratafl.core import keys
-from stratafl.core.layout import Rows, per_client
+from stratafl.core.layout import Rows, per_row
 from stratafl.core.records import record
 from stratafl.core.reprs import short_repr
 
@@ -46,7 +46,7 @@ class Batch:
 
     def average(self, values: Tensor) -> Tensor:
         """The mean over the real samples, dimension by dimension: `[B, d]` to `[d]`."""
-        weight = per_client(self.weight, values)
+        weight = per_row(self.weight, values)
         return (values * weight).sum(0) / self.weight.sum()
 
 

@@ -22,7 +22,7 @@ from stratafl.core.fields import FieldSpec, Together
 from stratafl.core.footprint import Footprint, largest
 from stratafl.core.form import Form
 from stratafl.core.layerwise import Layerwise
-from stratafl.core.layout import Rows, per_client
+from stratafl.core.layout import Rows, per_row
 from stratafl.core.parcel import Parcel
 from stratafl.core.records import record
 from stratafl.core.round import Participation, Plan, Round, Setup
@@ -173,7 +173,7 @@ def _where(chosen: Tensor, a: State, b: State) -> State:
 
     def pick(pair: Sequence[Tensor]) -> Tensor:
         after, before = pair
-        return torch.where(per_client(chosen, after), after, before)
+        return torch.where(per_row(chosen, after), after, before)
 
     return {name: combine(pick, (value, b[name])) for name, value in a.items()}
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stratafl.core import keys
-from stratafl.core.layout import Layout, Rows, per_client
+from stratafl.core.layout import Layout, Rows, per_row
 from stratafl.core.objectives import Objective
 from stratafl.core.state import State, Value, rows_of, tensor_of
 from stratafl.core.steps import Names
@@ -266,7 +266,7 @@ def _clipped(clip: float | None, gradients: Rows, layout: Layout) -> Rows:
     if clip is None:
         return gradients
     factor = (clip / (layout.dot(gradients, gradients).sum(1).sqrt() + 1e-6)).clamp(max=1)
-    return {n: g * per_client(factor, g) for n, g in gradients.items()}
+    return {n: g * per_row(factor, g) for n, g in gradients.items()}
 
 
 def _state(direction: Direction, carry: State) -> tuple[dict[str, Rows], Tensor | None]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from stratafl.core.fields import FieldSpec, Number
 from stratafl.core.footprint import Footprint
-from stratafl.core.layout import Rows, per_client
+from stratafl.core.layout import Rows, per_row
 from stratafl.core.parcel import Field, Parcel
 from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
@@ -92,7 +92,7 @@ class Adopt(Mix):
 
 
 def _adopted(new: Tensor, source: Tensor | None, own: Tensor) -> Tensor:
-    return own if source is None else torch.where(per_client(new, own), source, own)
+    return own if source is None else torch.where(per_row(new, own), source, own)
 
 
 @record

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from stratafl.core.layout import Rows, per_client
+from stratafl.core.layout import Rows, per_row
 
 Optimizer = Literal["sgd", "adam", "adamw"]
 
@@ -66,4 +66,4 @@ class Direction:
 
 
 def _wide(like: Tensor) -> Callable[[Tensor], Tensor]:
-    return lambda values: per_client(values.to(like.dtype), like)
+    return lambda values: per_row(values.to(like.dtype), like)
