@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -73,6 +74,25 @@ def test_the_winners_run_on_fresh_seeds_and_are_reported(undisturbed):
     assert tuned_settings(undisturbed, ["local"]) == {"local.train.lr": found["local"].settings["train.lr"]}
     with pytest.raises(RunError, match="has not tuned fedper, only fedavg, local"):
         tuned_settings(undisturbed, ["fedper"])
+
+
+def test_a_winner_that_was_killed_before_it_wrote_its_predictions_writes_them(tmp_path, undisturbed):
+    shutil.copytree(undisturbed, tmp_path / "tune")
+    (tmp_path / "tune/tuning.json").unlink(missing_ok=True)
+    there = sorted((tmp_path / "tune").glob("*ne*/*/*/predictions.safetensors"))  # winners and untuned
+    before = {path: path.read_bytes() for path in there}
+    assert len(there) == 4
+    for path in there[1:]:
+        path.unlink()
+    assert len(Tuning.open(tmp_path / "tune").work()) == 3
+    assert advance(Tuning.open(tmp_path / "tune"))
+    assert {path: path.read_bytes() for path in there} == before
+
+
+def test_models_right_after_training_have_no_predictions_to_wait_for(tmp_path):
+    made = created(tmp_path / "tune", ["local"], Plan(1, grids={"train.lr": [0.3]}), **{"evaluate.stage": "trained"})
+    assert advance(made, interrupted=iter([False] * 9 + [True]).__next__)
+    assert made.work() == []
 
 
 def test_trials_score_no_test_sample(undisturbed):

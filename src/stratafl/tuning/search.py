@@ -20,10 +20,12 @@ from stratafl.core.annotations import said
 from stratafl.errors import RecordError, unknown
 from stratafl.evaluation.flags import diverged
 from stratafl.evaluation.measure import Line, steps_of
+from stratafl.files import is_plain
 from stratafl.runs import checkpoint
 from stratafl.runs.directory import CHECKPOINTS, ROUNDS, config_of, is_run
 from stratafl.runs.journal import read_lines
-from stratafl.runs.summary import BY_LOSS, evaluated, quality, stop_reason
+from stratafl.runs.predictions import PREDICTIONS
+from stratafl.runs.summary import BY_LOSS, counting, evaluated, quality, stop_reason
 from stratafl.tuning.grid import beyond, points
 from stratafl.tuning.halving import Rung, promoted, rungs
 from stratafl.tuning.space import LR, NO_GRIDS, OWN, Dimension, Grids, search_space
@@ -285,13 +287,23 @@ def committed_lines(folder: Path) -> list[Line]:
 
 
 def is_open(work: Work) -> bool:
-    """Whether the run has not come as far as it is to be advanced, can be run, and has not stopped by its own rule."""
+    """Whether the run has not come as far as it is to be advanced, can be run, and has not stopped by its own rule.
+
+    A run on a fresh seed, which has no `failure`, ends with its predictions.
+    """
     lines = committed_lines(work.folder)
     if lines:
         begun = config_of(work.folder)
         if lines[-1]["round"] >= work.rounds or stop_reason(lines, begun.stop, begun.evaluate) is not None:
-            return False
+            return work.failure is None and lacks_predictions(work.folder, lines, begun.evaluate)
     return work.failure is None or not work.failure.exists()
+
+
+def lacks_predictions(folder: Path, lines: Sequence[Line], evaluate: EvaluateTable) -> bool:
+    """Whether a finished run was killed before it wrote its predictions; without the state for them it never will."""
+    if evaluate.stage == "trained" or is_plain(folder / PREDICTIONS):
+        return False
+    return checkpoint.selected_round(folder / CHECKPOINTS) == counting(lines, evaluate)["round"]
 
 
 def blinded(experiment: Experiment) -> Experiment:

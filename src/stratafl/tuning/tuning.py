@@ -239,7 +239,7 @@ class Tuning:
                 raise RecordError(f"{method} cannot be tuned on validation data: {sim.algorithm.leaks}; leave it out")
             if not int(sim.runtime.federation.counts("validation").sum()):
                 raise DataError(f"{method} has no validation data to be tuned on: set data.validation, such as 0.1")
-            evaluate = with_metric(search.base, sim.runtime.federation, self.trust).evaluate
+            evaluate = with_metric(self.experiment(method), sim.runtime.federation, self.trust).evaluate
             check_stage(evaluate.stage, sim)
         for name in (*self.plan.only, *self.plan.grids):
             if name not in known:
