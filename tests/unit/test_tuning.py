@@ -12,10 +12,11 @@ from stratafl.errors import RecordError, RunError, UnknownNameError
 from stratafl.runs.checkpoint import Checkpoint, save
 from stratafl.runs.comparison import shared_and_own
 from stratafl.runs.journal import Journal
+from stratafl.runs.summary import selected, validation_score
 from stratafl.tuning import Plan, Rung, Search, promoted, rungs, search_space
 from stratafl.tuning.grid import beyond, counts, levels_of, points
 from stratafl.tuning.halving import rounds_in_all
-from stratafl.tuning.search import has_diverged, side, validation_score
+from stratafl.tuning.search import has_diverged, side
 from stratafl.tuning.space import Dimension, own_settings, parse_grids
 from stratafl.tuning.tpe import TPESearch
 from stratafl.tuning.tuning import Tuning
@@ -155,6 +156,21 @@ def test_the_score_is_the_best_so_far_on_validation_data():
     assert validation_score(lines, last) == 0.6
     received = with_values(Experiment(), {"evaluate.stage": "received"}).evaluate
     assert validation_score(lines, received) is None
+
+
+def test_the_score_is_that_of_the_selected_round_by_the_rule_that_selects_it():
+    ranked = with_values(Experiment(), {"evaluate.metric": "auroc", "evaluate.average": "clients"}).evaluate
+    place = "validation.deployed"
+    pooled = [{"round": n, f"{place}.auroc": value, f"{place}.loss": n / 2} for n, value in ((1, 0.6), (2, 0.8))]
+    assert (selected(pooled, ranked)["round"], validation_score(pooled, ranked)) == (2, 0.8)  # of no client alone
+    both = [{**each, f"{place}.client_auroc": 1 - each[f"{place}.auroc"]} for each in pooled]
+    assert (selected(both, ranked)["round"], validation_score(both, ranked)) == (1, 0.4)
+    neither = [{key: value for key, value in each.items() if "auroc" not in key} for each in pooled]
+    assert (selected(neither, ranked)["round"], validation_score(neither, ranked)) == (1, -0.5)  # the loss
+    received = with_values(Experiment(), {"evaluate.stage": "received"}).evaluate
+    stages = [{**line(n, 0.1 * n), "validation.received.accuracy": 0.9 / n} for n in (1, 2)]
+    stages = [{**each, "validation.received.loss": 1.0} for each in stages]
+    assert validation_score(stages, received) == 0.45  # deployed models are best after round 2
 
 
 def test_a_loss_that_is_not_finite_has_diverged():

@@ -25,7 +25,7 @@ from stratafl.runs import checkpoint
 from stratafl.runs.directory import CHECKPOINTS, ROUNDS, config_of, is_run
 from stratafl.runs.journal import read_lines
 from stratafl.runs.predictions import PREDICTIONS
-from stratafl.runs.summary import BY_LOSS, counting, evaluated, quality, stop_reason
+from stratafl.runs.summary import counting, evaluated, stop_reason, validation_score
 from stratafl.tuning.grid import beyond, points
 from stratafl.tuning.halving import Rung, promoted, rungs
 from stratafl.tuning.space import LR, NO_GRIDS, OWN, Dimension, Grids, search_space
@@ -312,21 +312,6 @@ def blinded(experiment: Experiment) -> Experiment:
     select = "validation" if evaluate.select == "best" else evaluate.select
     evaluate = replace(evaluate, test=False, select=select, lab=0)
     return replace(experiment, evaluate=evaluate, log=replace(experiment.log, to=()))
-
-
-def validation_score(lines: Sequence[Line], evaluate: EvaluateTable) -> float | None:
-    """The best score so far on validation data, or the last one if the last round counts; None without any.
-
-    Higher is better. A metric that is not defined on this data, such as one of a single class, leaves it to the loss.
-    """
-    place, prefix = f"validation.{evaluate.stage}", "client_" if evaluate.average == "clients" else ""
-    there = [line for line in evaluated(lines) if any(key.startswith(f"{place}.") for key in line)]
-    values = [quality(line, place, prefix, evaluate) for line in there]
-    if not any(map(isfinite, values)):
-        values = [quality(line, place, "", BY_LOSS) for line in there]
-    if not values:
-        return None
-    return values[-1] if evaluate.select == "last" else max(values)
 
 
 def has_diverged(lines: Sequence[Line]) -> bool:
