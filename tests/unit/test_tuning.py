@@ -4,16 +4,17 @@ import sys
 from math import inf, log, prod
 
 import pytest
+import torch
 
 from stratafl.algorithms import ALGORITHMS
 from stratafl.config.experiment import Experiment, with_values
 from stratafl.core.annotations import Range, Tune
-from stratafl.errors import RecordError, RunError, UnknownNameError
+from stratafl.errors import ModelError, RecordError, RunError, UnknownNameError
 from stratafl.runs.checkpoint import Checkpoint, save
 from stratafl.runs.comparison import shared_and_own
 from stratafl.runs.journal import Journal
 from stratafl.runs.summary import selected, validation_score
-from stratafl.tuning import Plan, Rung, Search, promoted, rungs, search_space
+from stratafl.tuning import Plan, Rung, Search, promoted, rungs, search_space, worker
 from stratafl.tuning.grid import beyond, counts, levels_of, points
 from stratafl.tuning.halving import rounds_in_all
 from stratafl.tuning.search import has_diverged, side
@@ -237,6 +238,31 @@ def test_a_choice_at_the_edge_gets_one_more_trial(tmp_path):
     assert chosen.sides == {LR: "inside"}
     untouched = Synthetic(tmp_path / "narrow", made.scores, widen=False).run()
     assert (untouched.widened, untouched.sides) == (False, {LR: "highest"})
+
+
+@pytest.mark.parametrize(
+    ("error", "counts"),
+    [
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), False),
+        (torch.linalg.LinAlgError("linalg.svd: the input matrix contained non-finite values"), True),
+        (ModelError("'nosuch' matches no layer of this model"), True),
+        (ValueError("share must be below 1"), True),
+    ],
+)
+def test_what_the_device_does_is_no_verdict_on_settings(tmp_path, monkeypatch, error, counts):
+    def fail(work):
+        raise error
+
+    monkeypatch.setattr(worker, "_run", fail)
+    (work, *_) = Synthetic(tmp_path, [lambda t: line(t, 0.5)] * 2).search.work()
+    if counts:
+        worker.perform(work, worker.silent, worker.silent, worker.never)
+    else:
+        with pytest.raises(
+            RunError, match=r"fedavg, trial 0 \(train.lr=0.01\): RuntimeError: CUDA error.*, and continue"
+        ):
+            worker.perform(work, worker.silent, worker.silent, worker.never)
+    assert work.failure.exists() is counts
 
 
 def test_a_search_whose_trials_all_fail_chooses_nothing(tmp_path):

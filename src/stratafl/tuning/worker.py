@@ -30,12 +30,12 @@ class Source(Protocol):
 
 
 def never() -> bool:
-    """A tuning that nobody interrupts."""
+    """A tuning that is not interrupted."""
     return False
 
 
 def silent(*_: object) -> None:
-    """Nobody watches."""
+    """Show nothing."""
 
 
 def advance(
@@ -99,9 +99,19 @@ def perform(work: Work, watch: Watch, note: Notes, interrupted: Callable[[], boo
     except Exception as error:
         if work.failure is None:
             raise
+        if _of_the_device(error):
+            raise RunError(
+                f"{work.title}: {first_line(error, typed=True)}: this trial does not count as failed; see whether the "
+                "device works, and continue"
+            ) from error
         why = first_line(error, typed=not str(type(error).__module__).startswith("stratafl"))
         write_atomically(work.failure, why.encode())
         note(work, f"this trial failed and counts as the worst: {why}")
+
+
+def _of_the_device(error: Exception) -> bool:
+    """PyTorch reports a device that fails as a plain RuntimeError; a matrix with NaN has an error of its own."""
+    return isinstance(error, RuntimeError) and not isinstance(error, torch.linalg.LinAlgError)
 
 
 def _run(work: Work) -> Run:
