@@ -161,6 +161,41 @@ def test_trials_that_fail_or_diverge_count_as_the_worst_and_are_said(tmp_path):
     assert "3 of 4 trials failed or diverged" in found.remark()
 
 
+def test_the_metric_is_that_of_the_data_also_if_the_first_trial_failed(tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_text("a,b,label\n" + "".join(f"{n % 7},{n % 5},{n % 7 + n % 5 + 0.5}\n" for n in range(200)))
+    plan = Plan(2, eta=1, grids={"train.lr": [0.01], "fedper.personal": ["nosuch", "last:1"]})
+    settings = {"data.name": str(table), "data.partition": "auto", "evaluate.metric": "plain"}
+    tuning = created(tmp_path / "tune", ["fedper"], plan, **settings)
+    assert advance(tuning)
+    (found,) = results(tuning)
+    assert [trial.failed is None for trial in found.trials] == [False, True]
+    assert (found.metric, found.larger, found.percent) == ("mse", False, False)
+    assert found.validation > 0
+
+
+MINE = """
+from stratafl.algorithms import local
+
+def mine():
+    return local()
+
+def cost(y_true, y_score):
+    return float((y_score.argmax(1) != y_true).mean())
+"""
+
+
+@pytest.mark.slow
+def test_code_that_was_typed_is_trusted_by_every_process(tmp_path):
+    (tmp_path / "own_code.py").write_text(MINE)
+    command = [sys.executable, "-m", "stratafl.tuning", "tune", "--jobs", "2", "--trials", "1", "--seeds", "1"]
+    command += ["--algorithms", "own_code:mine", "--set", "evaluate.metric=own_code:cost", "--only", "train.lr"]
+    command += [f"--set={path}={json.dumps(value)}" for path, value in SETTINGS.items()]
+    done = subprocess.run(command, env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "own_code:mine" in done.stdout
+
+
 def test_what_cannot_be_tuned_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(DataError, match=r"fedavg has no validation data to be tuned on: set data\.validation"):
         created(tmp_path / "a", **{"data.validation": 0.0})

@@ -92,7 +92,7 @@ def text_table(tuning: Tuning) -> str:
 
 
 def _method(search: Search, choice: Choice, tuned: dict[str, float], untuned: dict[str, float]) -> TunedMethod:
-    metric = stored_metric(search.evaluate(0), regression=False)
+    metric = stored_metric(search.base.evaluate, regression=False)  # definite since the tuning was made
 
     def natural(value: float | None) -> float | None:
         return None if value is None else metric.sign * value

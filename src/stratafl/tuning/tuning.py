@@ -20,7 +20,7 @@ import tomli_w
 
 from stratafl.config.assemble import completed, simulation_of
 from stratafl.config.experiment import Experiment, from_stored, names_code, read_toml, to_tables, with_values
-from stratafl.config.metrics import AUTO, with_metric
+from stratafl.config.metrics import with_metric
 from stratafl.config.settings import Settings
 from stratafl.config.tables import EvaluateTable
 from stratafl.config.trust import NOTHING, Trust
@@ -78,9 +78,8 @@ class Tuning:
         if not 1 <= seeds <= min(SEEDS, WHOLE - base.run.seed):
             raise RecordError(f"--seeds must be from 1 to {min(SEEDS, WHOLE - base.run.seed):,}, not {shown(seeds)}")
         made = cls(folder, base, methods, own, plan, seeds, trust)
-        evaluate = made._check()
-        if base.evaluate.metric == AUTO:  # once, because shares of classes may differ a little between seeds
-            made = cls(folder, replace(base, evaluate=evaluate), methods, own, plan, seeds, trust)
+        base = replace(base, evaluate=made._check())  # once, because shares of classes differ a little between seeds
+        made = cls(folder, base, methods, own, plan, seeds, trust)
         with new_folder(folder) as partial:
             write_atomically(partial / TUNING, tomli_w.dumps(made._tables()).encode())
         return made
