@@ -18,12 +18,13 @@ from stratafl.config.trust import NOTHING, Trust
 from stratafl.errors import counted
 from stratafl.evaluation.measure import Line
 from stratafl.runs import refuse_existing
+from stratafl.runs.comparison import folder_name
 from stratafl.runs.directory import ROUNDS
 from stratafl.runs.journal import read_lines
 from stratafl.tuning import Plan, Tuning, Work, advance
 from stratafl.tuning.halving import Rung
 from stratafl.tuning.result import HEAD, rows, write_results
-from stratafl.tuning.tuning import UNTUNED, WINNERS, plain_name
+from stratafl.tuning.tuning import UNTUNED, WINNERS
 
 
 def start_tuning(options: RunOptions, names: str, plan: Plan, seeds: int, jobs: int) -> int:
@@ -125,7 +126,7 @@ def _displayed(tuning: Tuning) -> dict[Path, DisplayedRun]:
             found[search.place(number)] = DisplayedRun(method, expected, 0, f"{method}, trial {number}: ")
         for name in (WINNERS, UNTUNED):
             for seed in range(tuning.base.run.seed + 1, tuning.base.run.seed + 1 + tuning.seeds):
-                place = tuning.folder / name / plain_name(method) / f"seed-{seed}"
+                place = tuning.folder / name / folder_name(method) / f"seed-{seed}"
                 found[place] = DisplayedRun(method, total, 0, f"{method}, seed {seed}: ")
     for folder, run in found.items():
         run.done = len(read_lines(folder / ROUNDS))

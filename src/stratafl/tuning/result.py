@@ -18,7 +18,7 @@ from stratafl.report.tuned import TUNING_RESULT, TunedMethod, TunedTrial, to_tab
 from stratafl.runs.directory import is_run
 from stratafl.runs.json_files import write_json
 from stratafl.runs.summary import evaluated
-from stratafl.tuning.search import Choice, Search, shown_settings
+from stratafl.tuning.search import Search, SearchResult, shown_settings
 from stratafl.tuning.space import OWN
 from stratafl.tuning.tuning import UNTUNED, WINNERS, Tuning
 
@@ -91,7 +91,7 @@ def text_table(tuning: Tuning) -> str:
     return "\n".join("  ".join(line).rstrip() for line in cells)
 
 
-def _method(search: Search, choice: Choice, tuned: dict[str, float], untuned: dict[str, float]) -> TunedMethod:
+def _method(search: Search, choice: SearchResult, tuned: dict[str, float], untuned: dict[str, float]) -> TunedMethod:
     metric = stored_metric(search.base.evaluate, regression=False)  # definite since the tuning was made
 
     def natural(value: float | None) -> float | None:

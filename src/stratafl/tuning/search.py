@@ -85,7 +85,7 @@ class TrialResult:
 
 
 @dataclass(frozen=True)
-class Choice:
+class SearchResult:
     """What the search of a method came to; without settings if every trial failed."""
 
     settings: Settings | None
@@ -169,7 +169,7 @@ class Search:
         """What can be done now; nothing if the choice is made."""
         return self._decided()[0]
 
-    def choice(self) -> Choice | None:
+    def choice(self) -> SearchResult | None:
         """What the journals decide; None while trials are missing."""
         work, best, numbers = self._decided()
         return None if work else self._choice(best, numbers)
@@ -205,7 +205,7 @@ class Search:
         value = beyond(rate, sorted({settings[LR] for settings in numbers.values()}), numbers[best][LR])
         return None if value is None else {**numbers[best], LR: value}
 
-    def _choice(self, best: int | None, numbers: Mapping[int, Settings]) -> Choice:
+    def _choice(self, best: int | None, numbers: Mapping[int, Settings]) -> SearchResult:
         results = tuple(self.result(number, settings) for number, settings in numbers.items())
         chosen = None if best is None else numbers[best]
         score = None if best is None else self.score(best, self.rounds)
@@ -213,7 +213,7 @@ class Search:
         several = {path: values for path, values in tried.items() if len({*values}) > 1}
         sides = {} if chosen is None else {path: self.side(path, chosen[path], several[path]) for path in several}
         left = tuple(each.path for each in self.space if len({str(s[each.path]) for s in numbers.values()}) == 1)
-        return Choice(chosen, self.default, score, results, sides, len(numbers) > self.planned, left)
+        return SearchResult(chosen, self.default, score, results, sides, len(numbers) > self.planned, left)
 
     def side(self, path: str, chosen: Any, tried: Sequence[Any]) -> Side:
         """Where the chosen value of a setting lies among those tried."""
@@ -303,7 +303,7 @@ def lacks_predictions(folder: Path, lines: Sequence[Line], evaluate: EvaluateTab
     """Whether a finished run was killed before it wrote its predictions; without the state for them it never will."""
     if evaluate.stage == "trained" or is_plain(folder / PREDICTIONS):
         return False
-    return checkpoint.selected_round(folder / CHECKPOINTS) == counting(lines, evaluate)["round"]
+    return checkpoint.selected_round(folder / CHECKPOINTS) == int(counting(lines, evaluate)["round"])
 
 
 def blinded(experiment: Experiment) -> Experiment:
