@@ -3,7 +3,12 @@
 import json
 
 import pytest
+import tomli_w
 from cli_helpers import SMALL
+
+from stratafl.config.experiment import Experiment
+from stratafl.runs.format import FORMAT
+from stratafl.tuning import Plan, Tuning
 
 TUNE = ("tune", "-a", "local,fedavg", "--grid", "train.lr=0.01,0.3,3", "-t", 3, "-r", 2, *SMALL, "--seeds", 1)
 
@@ -27,6 +32,7 @@ def test_a_tuning_is_reported_resumed_and_used(strata, place):
     assert "train.lr" not in ranked.out  # of each method only what was chosen, no trial
     used = strata("compare", "--tuned", "tune", "-a", "local", "-r", 1, "--out", "used", "--seeds", 1)
     assert used.code == 0, used.err
+    assert "'tune' was tuned with run.rounds = 2 (here 1): other values may be best here" in used.err
     found = json.loads((place / "used/local/seed-1/environment.json").read_text())["identity"]["config"]
     assert (found["train"]["lr"], found["run"]["rounds"], found["data"]["clients"]) == (0.3, 1, 4)
 
@@ -48,6 +54,16 @@ def test_what_cannot_be_tuned_is_one_line(refused, arguments, says):
 
 def test_the_result_of_a_tuning_that_is_not_there_is_one_line(refused):
     refused("compare", "--tuned", "nowhere", says="'nowhere' is not a tuning: it has no tune.toml")
+
+
+def test_code_that_a_tuning_names_was_not_typed(refused, place):
+    (place / "evil.py").write_text("raise SystemExit('imported')")
+    methods = {"evil:build": {"settings": {}}}
+    made = Tuning(place / "tune", Experiment(), list(methods), {"evil:build": {}}, Plan(), 1)
+    (place / "tune").mkdir()
+    (place / "tune/tune.toml").write_text(tomli_w.dumps(made._tables()))
+    (place / "tune/tuned.toml").write_text(tomli_w.dumps({"tuned": {"format": FORMAT, "methods": methods}}))
+    refused("compare", "--tuned", "tune", says="'tune/tune.toml' asks to import its algorithm 'evil:build'")
 
 
 def test_a_recipe_tunes_its_rows_and_runs_the_ones_asked_for(strata, place):

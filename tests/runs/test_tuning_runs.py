@@ -23,7 +23,7 @@ from stratafl.runs import is_run
 from stratafl.runs.directory import config_of
 from stratafl.tuning import Plan, Tuning, advance
 from stratafl.tuning.result import results, text_table, write_results
-from stratafl.tuning.tuning import tuned_settings
+from stratafl.tuning.reuse import reused, tuned_settings, untyped_named
 
 SETTINGS = {
     **{"model.hidden": [8], "data.clients": 4, "data.partition": "iid", "data.validation": 0.2},
@@ -93,6 +93,34 @@ def test_models_right_after_training_have_no_predictions_to_wait_for(tmp_path):
     made = created(tmp_path / "tune", ["local"], Plan(1, grids={"train.lr": [0.3]}), **{"evaluate.stage": "trained"})
     assert advance(made, interrupted=iter([False] * 9 + [True]).__next__)
     assert made.work() == []
+
+
+def test_what_is_typed_counts_more_than_what_was_tuned_and_differences_are_said(undisturbed, caplog):
+    def used(**typed):
+        caplog.clear()
+        base, settings = reused(undisturbed, METHODS, {path.replace("__", "."): value for path, value in typed.items()})
+        return base, settings, caplog.messages
+
+    base, settings, said = used()
+    chosen = tuned_settings(undisturbed, METHODS)
+    assert (base.run.seed, settings, said) == (1, chosen, [])
+    _, settings, said = used(train__lr=0.5)
+    rates = [f"{method} {chosen[f'{method}.train.lr']:g}" for method in METHODS]
+    assert settings == {"train.lr": 0.5}
+    assert said == [f"train.lr is 0.5 as you typed it, not as tuned: {', '.join(rates)}"]
+    _, settings, said = used(local__train__lr=0.5)
+    assert settings == {**chosen, "local.train.lr": 0.5}
+    assert said == [f"local.train.lr is 0.5 as you typed it, not as tuned: {chosen['local.train.lr']:g}"]
+    base, _, said = used(run__rounds=1, evaluate__metric="log_loss")
+    assert (base.evaluate.average, base.evaluate.better) == ("auto", "auto")  # and not as accuracy had it
+    differ = "run.rounds = 2 (here 1), evaluate.metric = accuracy (here log_loss)"
+    assert said == [f"'{undisturbed}' was tuned with {differ}: other values may be best here"]
+    base, _, said = used(data__name="other.csv")
+    assert (base.data.clients, base.evaluate.metric, base.train.batch) == (20, "auto", 40)
+    assert "data.name = digits (here other.csv): other values may be best here, and its settings of data" in said[0]
+    from_it = r"data\.clients = 4 has no effect \(data\.clients comes from the tuning"
+    with pytest.raises(RecordError, match=from_it), untyped_named(undisturbed, {"run.rounds": 1}):
+        raise RecordError("data.clients = 4 has no effect")
 
 
 def test_trials_score_no_test_sample(undisturbed):

@@ -259,16 +259,6 @@ def fresh_experiment(folder: Path) -> Experiment:
     return with_values(base, {"run.seed": base.run.seed + 1})
 
 
-def tuned_settings(folder: Path, methods: Sequence[str]) -> dict[str, Any]:
-    """What a tuning chose for these methods, as the settings of a comparison."""
-    tuned, own = read_tuned(folder), Tuning.read(folder).own
-    for method in methods:
-        if "settings" not in tuned.get(method, {}):
-            raise RunError(f"'{folder}' has not tuned {shown(method)}, only {', '.join(tuned)}: choose among these")
-    given = [own_settings(method, {**own[method], **tuned[method]["settings"]}) for method in methods]
-    return {path: value for each in given for path, value in each.items()}
-
-
 def _entry(choice: SearchResult) -> dict[str, Any]:
     """A choice as a table of TOML, which has no none."""
     failed = [f"trial {trial.number}: {trial.failed}" for trial in choice.trials if trial.failed]
