@@ -17,9 +17,13 @@ def test_a_tuning_is_reported_resumed_and_used(strata, place):
     made = strata(*TUNE, "--out", "tune")
     assert made.code == 0, made.err
     assert "local: 3 trials of train.lr (3 values)" in made.err
-    assert "trials of each method: 3 for 1 round → 2 for 2 rounds, on validation data" in made.err
+    assert "trials of each method: 3 for 1 round → 2 for 2\non validation data; then" in made.err
     assert "train.lr=0.3" in made.out
-    assert "use the result with: strata compare --tuned tune" in made.out
+    said = " ".join(made.out.split())
+    assert "accuracy; test: on one fresh seed; untuned: with the default settings on the same seeds" in said
+    assert "local or fedavg: cannot be told" in said or "fedavg or local: cannot be told" in said
+    assert "the ranking, and who gains: strata report tune" in made.out
+    assert "more seeds of what was chosen: strata compare --tuned tune" in made.out
     assert max(map(len, made.out.splitlines())) <= 80
     assert (place / "tune/report.html").exists()
     before = {path: path.read_bytes() for path in (place / "tune").glob("**/*.jsonl")}
@@ -54,6 +58,12 @@ def test_what_cannot_be_tuned_is_one_line(refused, arguments, says):
 
 def test_the_result_of_a_tuning_that_is_not_there_is_one_line(refused):
     refused("compare", "--tuned", "nowhere", says="'nowhere' is not a tuning: it has no tune.toml")
+
+
+def test_the_report_of_a_tuning_that_was_stopped_says_how_to_continue(refused, place):
+    Tuning.create(place / "tune", Experiment(), ["local"], {"data.clients": 4}, Plan(2))
+    again = "has not run yet what it chose: continue it with 'strata resume tune'"
+    refused("report", "tune", says=f"the tuning 'tune' {again}")
 
 
 def test_code_that_a_tuning_names_was_not_typed(refused, place):

@@ -19,6 +19,7 @@ from test_kill import ENVIRONMENT
 from stratafl.config import assemble
 from stratafl.config.experiment import Experiment, with_values
 from stratafl.errors import DataError, RecordError, RunError
+from stratafl.report.study import not_started
 from stratafl.runs import is_run
 from stratafl.runs.directory import config_of
 from stratafl.tuning import Plan, Tuning, advance
@@ -87,6 +88,14 @@ def test_a_winner_that_was_killed_before_it_wrote_its_predictions_writes_them(tm
     assert len(Tuning.open(tmp_path / "tune").work()) == 3
     assert advance(Tuning.open(tmp_path / "tune"))
     assert {path: path.read_bytes() for path in there} == before
+
+
+def test_a_report_on_winners_that_have_not_started_names_the_tuning(tmp_path, undisturbed):
+    shutil.copytree(undisturbed, tmp_path / "tune")
+    shutil.rmtree(tmp_path / "tune/winners/local/seed-1")
+    (said,) = not_started([tmp_path / "tune"])
+    assert said.startswith("1 of the 2 runs of")
+    assert said.endswith(f"strata resume {tmp_path / 'tune'}")
 
 
 def test_models_right_after_training_have_no_predictions_to_wait_for(tmp_path):

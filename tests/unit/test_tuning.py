@@ -1,6 +1,7 @@
 """What is tried, which trials go on, and what is chosen: by hand, without a run."""
 
 import sys
+from dataclasses import replace
 from math import inf, log, prod
 
 import pytest
@@ -10,6 +11,7 @@ from stratafl.algorithms import ALGORITHMS
 from stratafl.config.experiment import Experiment, with_values
 from stratafl.core.annotations import Range, Tune
 from stratafl.errors import ModelError, RecordError, RunError, UnknownNameError
+from stratafl.report.tuned import TunedMethod, TunedTrial
 from stratafl.runs.checkpoint import Checkpoint, save
 from stratafl.runs.comparison import shared_and_own
 from stratafl.runs.journal import Journal
@@ -263,6 +265,14 @@ def test_what_the_device_does_is_no_verdict_on_settings(tmp_path, monkeypatch, e
         ):
             worker.perform(work, worker.silent, worker.silent, worker.never)
     assert work.failure.exists() is counts
+
+
+def test_a_trial_beyond_the_edge_is_said():
+    trials = [TunedTrial(n, {LR: value}, 8, 10) for n, value in enumerate((0.01, 0.1, 1.0))]
+    inside = TunedMethod("fedavg", {LR: 0.1}, {LR: 0.01}, 0.5, {LR: "inside"}, widened=True, trials=trials)
+    assert inside.remark() == "the best rate was at the edge, so one more trial went beyond, to 1"
+    assert replace(inside, widened=False).remark() == ""
+    assert replace(inside, sides={LR: "highest"}).remark() == "train.lr is the highest tried, after widening once"
 
 
 def test_a_search_whose_trials_all_fail_chooses_nothing(tmp_path):
