@@ -126,7 +126,8 @@ def test_what_is_typed_counts_more_than_what_was_tuned_and_differences_are_said(
     assert said == [f"'{undisturbed}' was tuned with {differ}: other values may be best here"]
     base, _, said = used(data__name="other.csv")
     assert (base.data.clients, base.evaluate.metric, base.train.batch) == (20, "auto", 40)
-    assert "data.name = digits (here other.csv): other values may be best here, and its settings of data" in said[0]
+    other = Path("other.csv").absolute()
+    assert f"data.name = digits (here {other}): other values may be best here, and its settings of data" in said[0]
     from_it = r"data\.clients = 4 has no effect \(data\.clients comes from the tuning"
     with pytest.raises(RecordError, match=from_it), untyped_named(undisturbed, {"run.rounds": 1}):
         raise RecordError("data.clients = 4 has no effect")

@@ -6,6 +6,7 @@ finished nor locked, until none is left. Progress is read from the journals.
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from rich.console import Console
@@ -49,8 +50,9 @@ def start_comparison(
             comparison = Comparison.create(folder, base, methods, seeds, typed, trusted, vary)
         else:
             methods = methods if names != METHODS else list(read_tuned(tuned))
-            with untyped_named(tuned, typed):
-                base, settings = reused(tuned, methods, typed, None if options.config is None else base)
+            config = None if options.config is None else base
+            with untyped_named(tuned, typed) if config is None else nullcontext():
+                base, settings = reused(tuned, methods, typed, config)
                 asked = trusted.asked_by(tuned / TUNING)
                 comparison = Comparison.create(folder, base, methods, seeds, settings, asked, vary)
         release_warnings()

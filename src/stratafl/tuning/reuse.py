@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.config.experiment import Experiment, from_tables, to_tables, with_values
+from stratafl.config.metrics import AUTO
 from stratafl.config.settings import Settings
 from stratafl.config.tables import TABLES
 from stratafl.errors import DataError, ModelError, RecordError, RunError, UnknownNameError, shown
@@ -30,7 +31,7 @@ def reused(
 ) -> tuple[Experiment, dict[str, Any]]:
     """What a comparison of these methods starts from, and its settings: those of a tuning under those that are typed.
 
-    Other data comes without the settings of the data and the metric that the tuning had, and so does `config`.
+    It starts from `config`, or else from the tuning's configuration; on other data without that of data and metric.
     """
     chosen, before = tuned_settings(folder, methods), Tuning.read(folder).base
     base = with_values(before, {"run.seed": before.run.seed + 1}) if config is None else config
@@ -44,7 +45,8 @@ def reused(
             there = ", ".join(f"{name.removesuffix(path)[:-1]} {said_value(v)}".strip() for name, v in own.items())
             log.warning("%s is %s as you typed it, not as tuned: %s", path, said_value(typed[path]), there)
     tuned = {path.removeprefix(f"{method}.") for path in chosen for method in methods}
-    _log_differences(folder, before, with_values(base, shared_and_own(methods, typed)[0]), tuned)
+    here = with_absolute_paths(with_values(base, shared_and_own(methods, typed)[0]))
+    _log_differences(folder, before, here, tuned)
     gone = {name for own in replaced.values() for name in own}
     return base, {**{path: value for path, value in chosen.items() if path not in gone}, **typed}
 
@@ -88,7 +90,7 @@ def _replaced(path: str, methods: Sequence[str], chosen: Mapping[str, Any]) -> d
 def _log_differences(folder: Path, before: Experiment, here: Experiment, tuned: set[str]) -> None:
     then, now = _flat(before), _flat(here)
     changed = [path for path in {**then, **now} if MATTERING.fullmatch(path) and then.get(path) != now.get(path)]
-    changed = [path for path in changed if path not in tuned]
+    changed = [path for path in changed if path not in tuned and (path, now.get(path)) != ("evaluate.metric", AUTO)]
     left = ""
     if "data.name" in changed:
         changed = [path for path in changed if path == "data.name" or not path.startswith(("data.", "evaluate."))]
