@@ -3,7 +3,12 @@
 import json
 
 import pytest
+import tomli_w
 from cli_helpers import SMALL
+
+from stratafl.config.experiment import Experiment
+from stratafl.runs.format import FORMAT
+from stratafl.tuning import Plan, Tuning
 
 TUNE = ("tune", "-a", "local,fedavg", "--grid", "train.lr=0.01,0.3,3", "-t", 3, "-r", 2, *SMALL, "--seeds", 1)
 
@@ -12,9 +17,13 @@ def test_a_tuning_is_reported_resumed_and_used(strata, place):
     made = strata(*TUNE, "--out", "tune")
     assert made.code == 0, made.err
     assert "local: 3 trials of train.lr (3 values)" in made.err
-    assert "trials of each method: 3 for 1 round → 2 for 2 rounds, on validation data" in made.err
+    assert "trials of each method: 3 for 1 round → 2 for 2\non validation data; then" in made.err
     assert "train.lr=0.3" in made.out
-    assert "use the result with: strata compare --tuned tune" in made.out
+    said = " ".join(made.out.split())
+    assert "accuracy; test: on one fresh seed; untuned: with the default settings on the same seeds" in said
+    assert "local or fedavg: cannot be told" in said or "fedavg or local: cannot be told" in said
+    assert "the ranking, and who gains: strata report tune" in made.out
+    assert "more seeds of what was chosen: strata compare --tuned tune" in made.out
     assert max(map(len, made.out.splitlines())) <= 80
     assert (place / "tune/report.html").exists()
     before = {path: path.read_bytes() for path in (place / "tune").glob("**/*.jsonl")}
@@ -27,6 +36,7 @@ def test_a_tuning_is_reported_resumed_and_used(strata, place):
     assert "train.lr" not in ranked.out  # of each method only what was chosen, no trial
     used = strata("compare", "--tuned", "tune", "-a", "local", "-r", 1, "--out", "used", "--seeds", 1)
     assert used.code == 0, used.err
+    assert "'tune' was tuned with run.rounds = 2 (here 1): other values may be best here" in used.err
     found = json.loads((place / "used/local/seed-1/environment.json").read_text())["identity"]["config"]
     assert (found["train"]["lr"], found["run"]["rounds"], found["data"]["clients"]) == (0.3, 1, 4)
 
@@ -48,6 +58,22 @@ def test_what_cannot_be_tuned_is_one_line(refused, arguments, says):
 
 def test_the_result_of_a_tuning_that_is_not_there_is_one_line(refused):
     refused("compare", "--tuned", "nowhere", says="'nowhere' is not a tuning: it has no tune.toml")
+
+
+def test_the_report_of_a_tuning_that_was_stopped_says_how_to_continue(refused, place):
+    Tuning.create(place / "tune", Experiment(), ["local"], {"data.clients": 4}, Plan(2))
+    again = "has not run yet what it chose: continue it with 'strata resume tune'"
+    refused("report", "tune", says=f"the tuning 'tune' {again}")
+
+
+def test_code_that_a_tuning_names_was_not_typed(refused, place):
+    (place / "evil.py").write_text("raise SystemExit('imported')")
+    methods = {"evil:build": {"settings": {}}}
+    made = Tuning(place / "tune", Experiment(), list(methods), {"evil:build": {}}, Plan(), 1)
+    (place / "tune").mkdir()
+    (place / "tune/tune.toml").write_text(tomli_w.dumps(made._tables()))
+    (place / "tune/tuned.toml").write_text(tomli_w.dumps({"tuned": {"format": FORMAT, "methods": methods}}))
+    refused("compare", "--tuned", "tune", says="'tune/tune.toml' asks to import its algorithm 'evil:build'")
 
 
 def test_a_recipe_tunes_its_rows_and_runs_the_ones_asked_for(strata, place):

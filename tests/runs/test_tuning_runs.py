@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,11 +19,12 @@ from test_kill import ENVIRONMENT
 from stratafl.config import assemble
 from stratafl.config.experiment import Experiment, with_values
 from stratafl.errors import DataError, RecordError, RunError
+from stratafl.report.study import not_started
 from stratafl.runs import is_run
 from stratafl.runs.directory import config_of
 from stratafl.tuning import Plan, Tuning, advance
 from stratafl.tuning.result import results, text_table, write_results
-from stratafl.tuning.tuning import tuned_settings
+from stratafl.tuning.reuse import reused, tuned_settings, untyped_named
 
 SETTINGS = {
     **{"model.hidden": [8], "data.clients": 4, "data.partition": "iid", "data.validation": 0.2},
@@ -73,6 +75,62 @@ def test_the_winners_run_on_fresh_seeds_and_are_reported(undisturbed):
     assert tuned_settings(undisturbed, ["local"]) == {"local.train.lr": found["local"].settings["train.lr"]}
     with pytest.raises(RunError, match="has not tuned fedper, only fedavg, local"):
         tuned_settings(undisturbed, ["fedper"])
+
+
+def test_a_winner_that_was_killed_before_it_wrote_its_predictions_writes_them(tmp_path, undisturbed):
+    shutil.copytree(undisturbed, tmp_path / "tune")
+    (tmp_path / "tune/tuning.json").unlink(missing_ok=True)
+    there = sorted((tmp_path / "tune").glob("*ne*/*/*/predictions.safetensors"))  # winners and untuned
+    before = {path: path.read_bytes() for path in there}
+    assert len(there) == 4
+    for path in there[1:]:
+        path.unlink()
+    assert len(Tuning.open(tmp_path / "tune").work()) == 3
+    assert advance(Tuning.open(tmp_path / "tune"))
+    assert {path: path.read_bytes() for path in there} == before
+
+
+def test_a_report_on_winners_that_have_not_started_names_the_tuning(tmp_path, undisturbed):
+    shutil.copytree(undisturbed, tmp_path / "tune")
+    shutil.rmtree(tmp_path / "tune/winners/local/seed-1")
+    (said,) = not_started([tmp_path / "tune"])
+    assert said.startswith("1 of the 2 runs of")
+    assert said.endswith(f"strata resume {tmp_path / 'tune'}")
+
+
+def test_models_right_after_training_have_no_predictions_to_wait_for(tmp_path):
+    made = created(tmp_path / "tune", ["local"], Plan(1, grids={"train.lr": [0.3]}), **{"evaluate.stage": "trained"})
+    assert advance(made, interrupted=iter([False] * 9 + [True]).__next__)
+    assert made.work() == []
+
+
+def test_what_is_typed_counts_more_than_what_was_tuned_and_differences_are_said(undisturbed, caplog):
+    def used(**typed):
+        caplog.clear()
+        base, settings = reused(undisturbed, METHODS, {path.replace("__", "."): value for path, value in typed.items()})
+        return base, settings, caplog.messages
+
+    base, settings, said = used()
+    chosen = tuned_settings(undisturbed, METHODS)
+    assert (base.run.seed, settings, said) == (1, chosen, [])
+    _, settings, said = used(train__lr=0.5)
+    rates = [f"{method} {chosen[f'{method}.train.lr']:g}" for method in METHODS]
+    assert settings == {"train.lr": 0.5}
+    assert said == [f"train.lr is 0.5 as you typed it, not as tuned: {', '.join(rates)}"]
+    _, settings, said = used(local__train__lr=0.5)
+    assert settings == {**chosen, "local.train.lr": 0.5}
+    assert said == [f"local.train.lr is 0.5 as you typed it, not as tuned: {chosen['local.train.lr']:g}"]
+    base, _, said = used(run__rounds=1, evaluate__metric="log_loss")
+    assert (base.evaluate.average, base.evaluate.better) == ("auto", "auto")  # and not as accuracy had it
+    differ = "run.rounds = 2 (here 1), evaluate.metric = accuracy (here log_loss)"
+    assert said == [f"'{undisturbed}' was tuned with {differ}: other values may be best here"]
+    base, _, said = used(data__name="other.csv")
+    assert (base.data.clients, base.evaluate.metric, base.train.batch) == (20, "auto", 40)
+    other = Path("other.csv").absolute()
+    assert f"data.name = digits (here {other}): other values may be best here, and its settings of data" in said[0]
+    from_it = r"data\.clients = 4 has no effect \(data\.clients comes from the tuning"
+    with pytest.raises(RecordError, match=from_it), untyped_named(undisturbed, {"run.rounds": 1}):
+        raise RecordError("data.clients = 4 has no effect")
 
 
 def test_trials_score_no_test_sample(undisturbed):
@@ -139,6 +197,41 @@ def test_trials_that_fail_or_diverge_count_as_the_worst_and_are_said(tmp_path):
     assert found.settings == {"train.lr": 0.1, "algorithm.personal": "head"}
     assert sorted(trial.failed[:8] for trial in found.failed) == ["diverged", "unknown ", "unknown "]
     assert "3 of 4 trials failed or diverged" in found.remark()
+
+
+def test_the_metric_is_that_of_the_data_also_if_the_first_trial_failed(tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_text("a,b,label\n" + "".join(f"{n % 7},{n % 5},{n % 7 + n % 5 + 0.5}\n" for n in range(200)))
+    plan = Plan(2, eta=1, grids={"train.lr": [0.01], "fedper.personal": ["nosuch", "last:1"]})
+    settings = {"data.name": str(table), "data.partition": "auto", "evaluate.metric": "plain"}
+    tuning = created(tmp_path / "tune", ["fedper"], plan, **settings)
+    assert advance(tuning)
+    (found,) = results(tuning)
+    assert [trial.failed is None for trial in found.trials] == [False, True]
+    assert (found.metric, found.larger, found.percent) == ("mse", False, False)
+    assert found.validation > 0
+
+
+MINE = """
+from stratafl.algorithms import local
+
+def mine():
+    return local()
+
+def cost(y_true, y_score):
+    return float((y_score.argmax(1) != y_true).mean())
+"""
+
+
+@pytest.mark.slow
+def test_code_that_was_typed_is_trusted_by_every_process(tmp_path):
+    (tmp_path / "own_code.py").write_text(MINE)
+    command = [sys.executable, "-m", "stratafl.tuning", "tune", "--jobs", "2", "--trials", "1", "--seeds", "1"]
+    command += ["--algorithms", "own_code:mine", "--set", "evaluate.metric=own_code:cost", "--only", "train.lr"]
+    command += [f"--set={path}={json.dumps(value)}" for path, value in SETTINGS.items()]
+    done = subprocess.run(command, env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "own_code:mine" in done.stdout
 
 
 def test_what_cannot_be_tuned_is_refused_before_anything_is_written(tmp_path):

@@ -1,21 +1,25 @@
 """What is tried, which trials go on, and what is chosen: by hand, without a run."""
 
 import sys
+from dataclasses import replace
 from math import inf, log, prod
 
 import pytest
+import torch
 
 from stratafl.algorithms import ALGORITHMS
 from stratafl.config.experiment import Experiment, with_values
 from stratafl.core.annotations import Range, Tune
-from stratafl.errors import RecordError, RunError, UnknownNameError
+from stratafl.errors import ModelError, RecordError, RunError, UnknownNameError
+from stratafl.report.tuned import TunedMethod, TunedTrial
 from stratafl.runs.checkpoint import Checkpoint, save
 from stratafl.runs.comparison import shared_and_own
 from stratafl.runs.journal import Journal
-from stratafl.tuning import Plan, Rung, Search, promoted, rungs, search_space
+from stratafl.runs.summary import selected, validation_score
+from stratafl.tuning import Plan, Rung, Search, promoted, rungs, search_space, worker
 from stratafl.tuning.grid import beyond, counts, levels_of, points
 from stratafl.tuning.halving import rounds_in_all
-from stratafl.tuning.search import has_diverged, side, validation_score
+from stratafl.tuning.search import has_diverged, side
 from stratafl.tuning.space import Dimension, own_settings, parse_grids
 from stratafl.tuning.tpe import TPESearch
 from stratafl.tuning.tuning import Tuning
@@ -157,6 +161,21 @@ def test_the_score_is_the_best_so_far_on_validation_data():
     assert validation_score(lines, received) is None
 
 
+def test_the_score_is_that_of_the_selected_round_by_the_rule_that_selects_it():
+    ranked = with_values(Experiment(), {"evaluate.metric": "auroc", "evaluate.average": "clients"}).evaluate
+    place = "validation.deployed"
+    pooled = [{"round": n, f"{place}.auroc": value, f"{place}.loss": n / 2} for n, value in ((1, 0.6), (2, 0.8))]
+    assert (selected(pooled, ranked)["round"], validation_score(pooled, ranked)) == (2, 0.8)  # of no client alone
+    both = [{**each, f"{place}.client_auroc": 1 - each[f"{place}.auroc"]} for each in pooled]
+    assert (selected(both, ranked)["round"], validation_score(both, ranked)) == (1, 0.4)
+    neither = [{key: value for key, value in each.items() if "auroc" not in key} for each in pooled]
+    assert (selected(neither, ranked)["round"], validation_score(neither, ranked)) == (1, -0.5)  # the loss
+    received = with_values(Experiment(), {"evaluate.stage": "received"}).evaluate
+    stages = [{**line(n, 0.1 * n), "validation.received.accuracy": 0.9 / n} for n in (1, 2)]
+    stages = [{**each, "validation.received.loss": 1.0} for each in stages]
+    assert validation_score(stages, received) == 0.45  # deployed models are best after round 2
+
+
 def test_a_loss_that_is_not_finite_has_diverged():
     assert not has_diverged([line(1, 0.5)])
     assert has_diverged([line(1, 0.5), {**line(2, 0.6), "train.loss": None}])
@@ -221,6 +240,39 @@ def test_a_choice_at_the_edge_gets_one_more_trial(tmp_path):
     assert chosen.sides == {LR: "inside"}
     untouched = Synthetic(tmp_path / "narrow", made.scores, widen=False).run()
     assert (untouched.widened, untouched.sides) == (False, {LR: "highest"})
+
+
+@pytest.mark.parametrize(
+    ("error", "counts"),
+    [
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), False),
+        (torch.linalg.LinAlgError("linalg.svd: the input matrix contained non-finite values"), True),
+        (ModelError("'nosuch' matches no layer of this model"), True),
+        (ValueError("share must be below 1"), True),
+    ],
+)
+def test_what_the_device_does_is_no_verdict_on_settings(tmp_path, monkeypatch, error, counts):
+    def fail(work):
+        raise error
+
+    monkeypatch.setattr(worker, "_run", fail)
+    (work, *_) = Synthetic(tmp_path, [lambda t: line(t, 0.5)] * 2).search.work()
+    if counts:
+        worker.perform(work, worker.silent, worker.silent, worker.never)
+    else:
+        with pytest.raises(
+            RunError, match=r"fedavg, trial 0 \(train.lr=0.01\): RuntimeError: CUDA error.*, and continue"
+        ):
+            worker.perform(work, worker.silent, worker.silent, worker.never)
+    assert work.failure.exists() is counts
+
+
+def test_a_trial_beyond_the_edge_is_said():
+    trials = [TunedTrial(n, {LR: value}, 8, 10) for n, value in enumerate((0.01, 0.1, 1.0))]
+    inside = TunedMethod("fedavg", {LR: 0.1}, {LR: 0.01}, 0.5, {LR: "inside"}, widened=True, trials=trials)
+    assert inside.remark() == "the best rate was at the edge, so one more trial went beyond, to 1"
+    assert replace(inside, widened=False).remark() == ""
+    assert replace(inside, sides={LR: "highest"}).remark() == "train.lr is the highest tried, after widening once"
 
 
 def test_a_search_whose_trials_all_fail_chooses_nothing(tmp_path):

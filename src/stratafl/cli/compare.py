@@ -6,6 +6,7 @@ finished nor locked, until none is left. Progress is read from the journals.
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from rich.console import Console
@@ -24,9 +25,10 @@ from stratafl.errors import BusyError, RunError
 from stratafl.evaluation.measure import Line
 from stratafl.execute import ProcessGroup
 from stratafl.runs import Comparison, Member, Run, is_comparison, refuse_existing
-from stratafl.runs.directory import ROUNDS
+from stratafl.runs.directory import ROUNDS, TUNING
 from stratafl.runs.journal import read_lines
-from stratafl.tuning.tuning import fresh_experiment, is_tuning, read_tuned, tuned_settings
+from stratafl.tuning.reuse import reused, untyped_named
+from stratafl.tuning.tuning import is_tuning, read_tuned
 
 
 def start_comparison(
@@ -37,18 +39,22 @@ def start_comparison(
     `tuned` is the directory of a tuning: its methods with what it chose, its data and model, and seeds after its own,
     unless the options say otherwise.
     """
-    settings, base, methods = options.settings(), experiment_of(options.config), names_in(names)
-    if tuned is not None:
-        methods = methods if names != METHODS else list(read_tuned(tuned))
-        settings = {**tuned_settings(tuned, methods), **settings}
-        base = fresh_experiment(tuned) if options.config is None else base
-    trusted = options.trusted([*methods, *paths_in(settings)])
+    typed, base, methods = options.settings(), experiment_of(options.config), names_in(names)
+    trusted = options.trusted([*methods, *paths_in(typed)])
     with torchrun_group() as process_group, show_warnings(note_console()) as release_warnings:
         refuse_torchrun(process_group)
         if options.out is not None:
             refuse_existing(options.out)
         folder = options.out or new_folder("compare")
-        comparison = Comparison.create(folder, base, methods, seeds, settings, trusted, vary)
+        if tuned is None:
+            comparison = Comparison.create(folder, base, methods, seeds, typed, trusted, vary)
+        else:
+            methods = methods if names != METHODS else list(read_tuned(tuned))
+            config = None if options.config is None else base
+            with untyped_named(tuned, typed) if config is None else nullcontext():
+                base, settings = reused(tuned, methods, typed, config)
+                asked = trusted.asked_by(tuned / TUNING)
+                comparison = Comparison.create(folder, base, methods, seeds, settings, asked, vary)
         release_warnings()
         return drive_comparison(comparison, jobs)
 

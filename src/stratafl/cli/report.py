@@ -133,6 +133,11 @@ def _footnotes(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> list[Text]
     return [*leaks, *lost, *same, *flagged, *look, *guards, Text(_caption(ranks, outcomes), style="dim")]
 
 
+def pair_lines(folders: Sequence[Path]) -> list[Text]:
+    """The verdicts on the runs in these folders, as `print_ranking` prints them."""
+    return _pair_lines(all_pairs(ranking(_outcomes(folders))))
+
+
 def _pair_lines(found: Sequence[Paired]) -> list[Text]:
     """The pairs with the first method, and what their numbers are."""
     if not found:

@@ -1,6 +1,7 @@
 """`strata tune`: every method gets the same trials on validation data, then its choice runs on fresh seeds."""
 
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from stratafl.cli.console import note_console, print_note, result_console, show_
 from stratafl.cli.display import Display, DisplayedRun, Watch
 from stratafl.cli.interrupt import INTERRUPTED, interruptible
 from stratafl.cli.options import RunOptions, experiment_of, names_in
-from stratafl.cli.report import REPORT, write_report_if_possible
+from stratafl.cli.report import REPORT, pair_lines, write_report_if_possible
 from stratafl.cli.run import new_folder, print_interrupted, resume_command
 from stratafl.cli.workers import Crew, share
 from stratafl.config.experiment import paths_in
@@ -18,12 +19,13 @@ from stratafl.config.trust import NOTHING, Trust
 from stratafl.errors import counted
 from stratafl.evaluation.measure import Line
 from stratafl.runs import refuse_existing
+from stratafl.runs.comparison import folder_name
 from stratafl.runs.directory import ROUNDS
 from stratafl.runs.journal import read_lines
 from stratafl.tuning import Plan, Tuning, Work, advance
 from stratafl.tuning.halving import Rung
-from stratafl.tuning.result import HEAD, rows, write_results
-from stratafl.tuning.tuning import UNTUNED, WINNERS, plain_name
+from stratafl.tuning.result import HEAD, caption, remarks, rows, write_results
+from stratafl.tuning.tuning import UNTUNED, WINNERS
 
 
 def start_tuning(options: RunOptions, names: str, plan: Plan, seeds: int, jobs: int) -> int:
@@ -50,7 +52,7 @@ def drive_tuning(tuning: Tuning, jobs: int) -> int:
     """Finish all trials and the runs of what was chosen, then print the table and write the report; the exit code."""
     console, again = note_console(), resume_command(tuning.folder, tuning.names_code)
     for said in plan_sentences(tuning):
-        console.print(said, markup=False)
+        console.print(said, markup=False, soft_wrap=False)
     runs = _displayed(tuning)
     with Display(console, list(runs.values())) as display, interruptible(console) as interrupt:
         watches = {folder: display.watch(run) for folder, run in runs.items()}
@@ -86,33 +88,31 @@ def plan_sentences(tuning: Tuning) -> list[str]:
             several, left = [*map(_plain, tried), "by TPE"], []
         text = f"{search.method}: {counted(search.planned, 'trial')} of {', '.join(several) or 'its defaults'}"
         said.append(text + (f"; left at default: {', '.join(left)}" if left else ""))
-    course = " → ".join(f"{each.trials} for {counted(each.rounds, 'round')}" for each in tuning.searches[0].schedule)
+    first, *rest = tuning.searches[0].schedule
+    course = [f"{first.trials} for {counted(first.rounds, 'round')}", *(f"{k.trials} for {k.rounds:,}" for k in rest)]
     fresh = f"seeds {seed + 1} to {seed + tuning.seeds}" if tuning.seeds > 1 else f"seed {seed + 1}"
     whose = "of the method with the fewest local steps" if plan.budget == "steps" else "of each method"
-    return [*said, f"trials {whose}: {course}, on validation data; then what is chosen runs on {fresh}"]
+    return [*said, f"trials {whose}: {' → '.join(course)}", f"on validation data; then what is chosen runs on {fresh}"]
 
 
 def print_tuning(tuning: Tuning) -> None:
-    """Print the table of the result, and where everything is."""
+    """Print the table of the result, which methods are better, and what to do next."""
     found, console = write_results(tuning), result_console()
-    narrow = console.width < 100
-    columns = [name for name in HEAD if not (narrow and name == "remark")]
-    table = titled_table("tuned alike", columns, names=["method"], text=["chosen", "remark"])
+    table = titled_table("tuned alike", HEAD, names=["method"], text=["chosen"])
     for row in rows(found):
-        cells = dict(zip(HEAD, row, strict=True))
-        table.add_row(*(cells[name].replace(" %", "%") for name in columns))
+        table.add_row(*(cell.replace(" %", "%") for cell in row))
     console.print(table)
-    for each in found if narrow else ():
-        if remark := each.remark():
-            console.print(Text(f"{each.method}: {remark}", style="yellow"))
-    for each in found:
-        for trial in each.failed:
-            console.print(Text(f"{each.method}, trial {trial.number}: {trial.failed}", style="yellow"))
+    console.print(Text(caption(tuning), style="dim"))
+    for said in remarks(found):
+        console.print(Text(said, style="yellow"))
+    for verdict in pair_lines([tuning.folder]):
+        console.print(verdict)
     spent = ", ".join(f"{each.method} {each.rounds:,} rounds and {each.steps:,} steps" for each in found)
     console.print(Text(f"spent on trials: {spent}", style="dim"))
     console.print(Text(f"written to {tuning.folder}: tuned.toml, tuned.csv, trials.csv", style="dim"))
-    again = f"strata compare --tuned {tuning.folder}"
-    console.print(Text(f"use the result with: {again}", style="dim"))
+    place = shlex.quote(str(tuning.folder))
+    console.print(Text(f"the ranking, and who gains: strata report {place}", style="dim"))
+    console.print(Text(f"more seeds of what was chosen: strata compare --tuned {place}", style="dim"))
 
 
 def _displayed(tuning: Tuning) -> dict[Path, DisplayedRun]:
@@ -125,7 +125,7 @@ def _displayed(tuning: Tuning) -> dict[Path, DisplayedRun]:
             found[search.place(number)] = DisplayedRun(method, expected, 0, f"{method}, trial {number}: ")
         for name in (WINNERS, UNTUNED):
             for seed in range(tuning.base.run.seed + 1, tuning.base.run.seed + 1 + tuning.seeds):
-                place = tuning.folder / name / plain_name(method) / f"seed-{seed}"
+                place = tuning.folder / name / folder_name(method) / f"seed-{seed}"
                 found[place] = DisplayedRun(method, total, 0, f"{method}, seed {seed}: ")
     for folder, run in found.items():
         run.done = len(read_lines(folder / ROUNDS))

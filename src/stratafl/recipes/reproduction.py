@@ -35,7 +35,7 @@ from stratafl.runs.comparison import SEEDS
 from stratafl.runs.directory import is_run
 from stratafl.runs.journal import line_bodies
 from stratafl.runs.run import Run
-from stratafl.tuning.search import Choice, Plan, Search, shown_settings
+from stratafl.tuning.search import Plan, Search, SearchResult, shown_settings
 from stratafl.tuning.space import LR
 
 FILE, RESULT = "reproduce.toml", "result.md"
@@ -59,7 +59,7 @@ class Reproduction:
     failed: dict[tuple[str, str], str] = field(default_factory=dict)  # why a row could not be run in a column
     ended: dict[Path, Outcome] = field(default_factory=dict)  # finished runs, each read once
     searches: dict[tuple[str, str], Search] = field(default_factory=dict)  # of rows and columns that are tuned
-    chosen: dict[tuple[str, str], Choice] = field(default_factory=dict)
+    chosen: dict[tuple[str, str], SearchResult] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -111,7 +111,7 @@ class Reproduction:
             self.searches[key] = Search(place, base, plan, self.trust)
         return self.searches[key]
 
-    def choice(self, cell: Cell) -> Choice | None:
+    def choice(self, cell: Cell) -> SearchResult | None:
         """What its search chose; None while it is not decided."""
         key = (cell.row, cell.column)
         if key not in self.chosen and (found := self.search(cell).choice()) is not None:

@@ -1,5 +1,6 @@
 """The outcome of one run, read from its directory."""
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -214,6 +215,9 @@ def run_folders(places: Iterable[Path]) -> list[Path]:
         here = sorted(each for each in below if directory.is_run(each) and not _beside(place, each))
         guard = [place / directory.GUARD] if directory.is_run(place / directory.GUARD) else []
         here = [place, *guard] if directory.is_run(place) else here
+        if not here and is_plain(place / directory.TUNING):
+            again = f"continue it with 'strata resume {shlex.quote(str(place))}'"
+            raise RunError(f"the tuning '{place}' has not run yet what it chose: {again}")
         if not here:
             raise RunError(f"there is no run in '{place}'" if place.exists() else f"there is no folder '{place}'")
         found += [folder for folder in here if folder not in found]

@@ -11,6 +11,7 @@ from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, RunError, StrataError
 from stratafl.evaluation.measure import Line
 from stratafl.evaluation.metrics import METRICS, Metric
+from stratafl.files import is_plain
 from stratafl.report.charts import short_labels
 from stratafl.report.client_journal import is_number, lines_of_round
 from stratafl.report.gains import Gains, client_gains
@@ -22,7 +23,7 @@ from stratafl.report.tuned import TunedMethod, read_tuning
 from stratafl.report.verdict import VERDICTS, Verdict, read_verdicts
 from stratafl.runs.class_counts import read_class_counts
 from stratafl.runs.comparison import Comparison
-from stratafl.runs.directory import COMPARISON, CONFIG, check_committed, config_of, environment_of, is_run
+from stratafl.runs.directory import COMPARISON, CONFIG, TUNING, check_committed, config_of, environment_of, is_run
 from stratafl.runs.journal import line_bodies, parsed_line
 from stratafl.runs.summary import evaluated
 
@@ -154,7 +155,8 @@ def not_started(folders: Iterable[Path]) -> list[str]:
             continue
         missing = members.count(False)
         have = f"{missing} of the {len(members)} runs of '{folder}' {'has' if missing == 1 else 'have'} not started"
-        said += [f"{have}. To continue, run: strata resume {shlex.quote(str(folder))}"] if missing else []
+        whole = folder.parent if is_plain(folder.parent / TUNING) else folder  # the runs of what a tuning chose
+        said += [f"{have}. To continue, run: strata resume {shlex.quote(str(whole))}"] if missing else []
     return said
 
 

@@ -91,6 +91,9 @@ class TunedMethod:
             again = ", after widening once" if path == LR and self.widened else ""
             if side != "inside":
                 said.append(f"{path.removeprefix('algorithm.')} is the {side} tried{again}")
+        if self.widened and self.sides.get(LR) == "inside":
+            beyond = self.trials[-1].settings[LR]
+            said.append(f"the best rate was at the edge, so one more trial went beyond, to {beyond:g}")
         count = len(self.failed)
         said += [f"{count} of {len(self.trials)} trials failed or diverged"] if count else []
         left = ", ".join(path.removeprefix("algorithm.") for path in self.left)

@@ -154,7 +154,7 @@ class Comparison:
             for method in self.methods:
                 experiment = with_values(self.base, {"algorithm.name": method, **self.own[method]})
                 experiment = self._seeded(experiment, seed)
-                yield Member(method, seed, experiment, self.folder / _folder_name(method) / f"seed-{seed}", self.trust)
+                yield Member(method, seed, experiment, self.folder / folder_name(method) / f"seed-{seed}", self.trust)
 
     def _seeded(self, experiment: Experiment, seed: int) -> Experiment:
         """The experiment with this seed for what varies, and for the rest with what it has with the first seed."""
@@ -215,5 +215,6 @@ def _varied(vary: str, base: Experiment) -> Varied:
     return cast(Varied, vary)
 
 
-def _folder_name(method: str) -> str:
+def folder_name(method: str) -> str:
+    """The name of a method as that of a folder: one of your own is a path of modules."""
     return method.replace(":", "-").replace("/", "-")

@@ -56,13 +56,23 @@ def selected(lines: Sequence[Line], evaluate: EvaluateTable = USUAL) -> Line:
     return max(places, key=_validated(places, evaluate)) if places else last(lines)
 
 
-def _validated(lines: Sequence[Line], evaluate: EvaluateTable) -> Callable[[Line], float]:
+def validation_score(lines: Sequence[Line], evaluate: EvaluateTable) -> float | None:
+    """How good the round that counts is on validation data, at the stage that counts; None if it was not evaluated.
+
+    Higher is better. It is what a tuning chooses by.
+    """
+    place = f"validation.{evaluate.stage}"
+    there = [line for line in lines if f"{place}.loss" in line]
+    return _validated(there, evaluate, place)(counting(there, evaluate)) if there else None
+
+
+def _validated(lines: Sequence[Line], evaluate: EvaluateTable, place: str = VALIDATED) -> Callable[[Line], float]:
     """How good a line is on validation data; by the loss if the metric is not defined there, such as for one class."""
     old = evaluate.metric in (AUTO, PLAIN)  # such runs were selected over all samples, whatever their average
     for prefix in dict.fromkeys(("" if old else prefix_of(evaluate), "")):
-        if any(isfinite(quality(line, VALIDATED, prefix, evaluate)) for line in lines):
-            return lambda line, prefix=prefix: quality(line, VALIDATED, prefix, evaluate)  # type: ignore[misc]
-    return lambda line: quality(line, VALIDATED, "", BY_LOSS)
+        if any(isfinite(quality(line, place, prefix, evaluate)) for line in lines):
+            return lambda line, prefix=prefix: quality(line, place, prefix, evaluate)  # type: ignore[misc]
+    return lambda line: quality(line, place, "", BY_LOSS)
 
 
 def standing(line: Line, evaluate: EvaluateTable) -> float:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from stratafl.config.experiment import Experiment, load
+from stratafl.config.experiment import Experiment, load, paths_in
 from stratafl.config.settings import parse_settings
 from stratafl.config.trust import typed
 from stratafl.errors import StrataError
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         tuning = _opened(given)
         if given.jobs > 1:
-            return _shared(given.folder, given.jobs, given.trust)
+            return _shared(tuning, given.jobs)
         done = advance(tuning, _Progress(), note=lambda work, said: print(f"{work.title}: {said}", flush=True))
     except StrataError as error:
         print(f"strata: {error}", file=sys.stderr)
@@ -47,18 +47,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _opened(given: argparse.Namespace) -> Tuning:
     methods = [name.strip() for name in given.algorithms.split(",") if name.strip()]
-    trust = typed(methods, given.trust)
+    settings = parse_settings(given.set)
+    trust = typed([*methods, *paths_in(settings), *given.typed], given.trust)
     if is_tuning(given.folder):
         return Tuning.open(given.folder, trust)
     grids, only = parse_grids(given.grid), tuple(name for name in given.only.split(",") if name)
     plan = Plan(given.trials, given.eta, only, grids, given.sampler, given.budget, not given.no_widen)
     base = Experiment() if given.config is None else load(given.config)
-    return Tuning.create(given.folder, base, methods, parse_settings(given.set), plan, given.seeds, trust)
+    return Tuning.create(given.folder, base, methods, settings, plan, given.seeds, trust)
 
 
-def _shared(folder: Path, jobs: int, trust: bool) -> int:
+def _shared(tuning: Tuning, jobs: int) -> int:
     """The work of several processes; if one ends early the others go on."""
-    command = [sys.executable, "-P", "-m", "stratafl.tuning", str(folder), *(["--trust"] if trust else [])]
+    command = [sys.executable, "-P", "-m", "stratafl.tuning", str(tuning.folder)]
+    command += [f"--typed={name}" for name in sorted(tuning.trust.names)]
+    command += ["--trust"] if tuning.trust.everything else []
     workers = [subprocess.Popen([*command, *(["--table"] if number == 0 else [])]) for number in range(jobs)]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -100,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--trust", action="store_true")
+    parser.add_argument("--typed", action="append", default=[], help=argparse.SUPPRESS)  # of processes it starts
     parser.add_argument("--table", action="store_true", help="print the table at the end")
     return parser
 

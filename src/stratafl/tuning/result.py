@@ -12,17 +12,17 @@ from stratafl.config.metrics import stored_metric
 from stratafl.config.settings import Settings
 from stratafl.files import write_atomically
 from stratafl.report.formats import NOTHING, score, spread
-from stratafl.report.outcome import read_outcome
+from stratafl.report.outcome import measure, read_outcome
 from stratafl.report.tables import as_csv
 from stratafl.report.tuned import TUNING_RESULT, TunedMethod, TunedTrial, to_table
 from stratafl.runs.directory import is_run
 from stratafl.runs.json_files import write_json
 from stratafl.runs.summary import evaluated
-from stratafl.tuning.search import Choice, Search, shown_settings
+from stratafl.tuning.search import Search, SearchResult, shown_settings
 from stratafl.tuning.space import OWN
 from stratafl.tuning.tuning import UNTUNED, WINNERS, Tuning
 
-HEAD = ("method", "chosen", "validation", "test, tuned", "test, untuned", "remark")
+HEAD = ("method", "chosen", "validation", "test, tuned", "test, untuned")
 
 
 def results(tuning: Tuning) -> list[TunedMethod]:
@@ -64,10 +64,24 @@ def rows(found: Sequence[TunedMethod]) -> list[tuple[str, ...]]:
             score(each.validation, not each.percent),
             spread(each.spread("tuned"), not each.percent),
             spread(each.spread("untuned"), not each.percent),
-            each.remark(),
         )
         for each in ranked(found)
     ]
+
+
+def caption(tuning: Tuning) -> str:
+    """What the numbers of the table are."""
+    evaluate = tuning.base.evaluate
+    average = ", mean over clients" if evaluate.average == "clients" else ""
+    over = f"mean ± standard deviation over {tuning.seeds} fresh seeds" if tuning.seeds > 1 else "on one fresh seed"
+    name = measure(stored_metric(evaluate, regression=False))
+    return f"{name}{average}; test: {over}; untuned: with the default settings on the same seeds"
+
+
+def remarks(found: Sequence[TunedMethod]) -> list[str]:
+    """What should be known of each method's choice, and why trials failed."""
+    said = [f"{each.method}: {remark}" for each in found if (remark := each.remark())]
+    return said + [f"{each.method}, trial {trial.number}: {trial.failed}" for each in found for trial in each.failed]
 
 
 def ranked(found: Sequence[TunedMethod]) -> list[TunedMethod]:
@@ -85,14 +99,15 @@ def _tuned_only(each: TunedMethod, settings: Settings) -> Settings:
 
 def text_table(tuning: Tuning) -> str:
     """The result as plain text, for a machine without a terminal."""
-    lines = [HEAD, *rows(results(tuning))]
+    found = results(tuning)
+    lines = [HEAD, *rows(found)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
     cells = [[f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)] for line in lines]
-    return "\n".join("  ".join(line).rstrip() for line in cells)
+    return "\n".join([*("  ".join(line).rstrip() for line in cells), caption(tuning), *remarks(found)])
 
 
-def _method(search: Search, choice: Choice, tuned: dict[str, float], untuned: dict[str, float]) -> TunedMethod:
-    metric = stored_metric(search.evaluate(0), regression=False)
+def _method(search: Search, choice: SearchResult, tuned: dict[str, float], untuned: dict[str, float]) -> TunedMethod:
+    metric = stored_metric(search.base.evaluate, regression=False)  # definite since the tuning was made
 
     def natural(value: float | None) -> float | None:
         return None if value is None else metric.sign * value

@@ -20,10 +20,12 @@ from stratafl.core.annotations import said
 from stratafl.errors import RecordError, unknown
 from stratafl.evaluation.flags import diverged
 from stratafl.evaluation.measure import Line, steps_of
+from stratafl.files import is_plain
 from stratafl.runs import checkpoint
 from stratafl.runs.directory import CHECKPOINTS, ROUNDS, config_of, is_run
 from stratafl.runs.journal import read_lines
-from stratafl.runs.summary import BY_LOSS, evaluated, quality, stop_reason
+from stratafl.runs.predictions import PREDICTIONS
+from stratafl.runs.summary import counting, evaluated, stop_reason, validation_score
 from stratafl.tuning.grid import beyond, points
 from stratafl.tuning.halving import Rung, promoted, rungs
 from stratafl.tuning.space import LR, NO_GRIDS, OWN, Dimension, Grids, search_space
@@ -83,7 +85,7 @@ class TrialResult:
 
 
 @dataclass(frozen=True)
-class Choice:
+class SearchResult:
     """What the search of a method came to; without settings if every trial failed."""
 
     settings: Settings | None
@@ -167,7 +169,7 @@ class Search:
         """What can be done now; nothing if the choice is made."""
         return self._decided()[0]
 
-    def choice(self) -> Choice | None:
+    def choice(self) -> SearchResult | None:
         """What the journals decide; None while trials are missing."""
         work, best, numbers = self._decided()
         return None if work else self._choice(best, numbers)
@@ -203,7 +205,7 @@ class Search:
         value = beyond(rate, sorted({settings[LR] for settings in numbers.values()}), numbers[best][LR])
         return None if value is None else {**numbers[best], LR: value}
 
-    def _choice(self, best: int | None, numbers: Mapping[int, Settings]) -> Choice:
+    def _choice(self, best: int | None, numbers: Mapping[int, Settings]) -> SearchResult:
         results = tuple(self.result(number, settings) for number, settings in numbers.items())
         chosen = None if best is None else numbers[best]
         score = None if best is None else self.score(best, self.rounds)
@@ -211,7 +213,7 @@ class Search:
         several = {path: values for path, values in tried.items() if len({*values}) > 1}
         sides = {} if chosen is None else {path: self.side(path, chosen[path], several[path]) for path in several}
         left = tuple(each.path for each in self.space if len({str(s[each.path]) for s in numbers.values()}) == 1)
-        return Choice(chosen, self.default, score, results, sides, len(numbers) > self.planned, left)
+        return SearchResult(chosen, self.default, score, results, sides, len(numbers) > self.planned, left)
 
     def side(self, path: str, chosen: Any, tried: Sequence[Any]) -> Side:
         """Where the chosen value of a setting lies among those tried."""
@@ -285,13 +287,23 @@ def committed_lines(folder: Path) -> list[Line]:
 
 
 def is_open(work: Work) -> bool:
-    """Whether the run has not come as far as it is to be advanced, can be run, and has not stopped by its own rule."""
+    """Whether the run has not come as far as it is to be advanced, can be run, and has not stopped by its own rule.
+
+    A run on a fresh seed, which has no `failure`, ends with its predictions.
+    """
     lines = committed_lines(work.folder)
     if lines:
         begun = config_of(work.folder)
         if lines[-1]["round"] >= work.rounds or stop_reason(lines, begun.stop, begun.evaluate) is not None:
-            return False
+            return work.failure is None and lacks_predictions(work.folder, lines, begun.evaluate)
     return work.failure is None or not work.failure.exists()
+
+
+def lacks_predictions(folder: Path, lines: Sequence[Line], evaluate: EvaluateTable) -> bool:
+    """Whether a finished run was killed before it wrote its predictions; without the state for them it never will."""
+    if evaluate.stage == "trained" or is_plain(folder / PREDICTIONS):
+        return False
+    return checkpoint.selected_round(folder / CHECKPOINTS) == int(counting(lines, evaluate)["round"])
 
 
 def blinded(experiment: Experiment) -> Experiment:
@@ -300,21 +312,6 @@ def blinded(experiment: Experiment) -> Experiment:
     select = "validation" if evaluate.select == "best" else evaluate.select
     evaluate = replace(evaluate, test=False, select=select, lab=0)
     return replace(experiment, evaluate=evaluate, log=replace(experiment.log, to=()))
-
-
-def validation_score(lines: Sequence[Line], evaluate: EvaluateTable) -> float | None:
-    """The best score so far on validation data, or the last one if the last round counts; None without any.
-
-    Higher is better. A metric that is not defined on this data, such as one of a single class, leaves it to the loss.
-    """
-    place, prefix = f"validation.{evaluate.stage}", "client_" if evaluate.average == "clients" else ""
-    there = [line for line in evaluated(lines) if any(key.startswith(f"{place}.") for key in line)]
-    values = [quality(line, place, prefix, evaluate) for line in there]
-    if not any(map(isfinite, values)):
-        values = [quality(line, place, "", BY_LOSS) for line in there]
-    if not values:
-        return None
-    return values[-1] if evaluate.select == "last" else max(values)
 
 
 def has_diverged(lines: Sequence[Line]) -> bool:

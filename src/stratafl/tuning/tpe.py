@@ -4,8 +4,6 @@ What is suggested for a trial follows from the results before it and from its nu
 told the same. Results are also told to a study in `optuna.log`, for Optuna's own tools.
 """
 
-import os
-import time
 from collections.abc import Mapping
 from functools import cached_property
 from math import inf, isfinite, log
@@ -15,8 +13,9 @@ from typing import Any
 
 from stratafl.config.experiment import to_tables
 from stratafl.config.settings import Settings
-from stratafl.errors import BusyError, RunError
-from stratafl.runs.directory import config_of, is_run, lock
+from stratafl.errors import RunError
+from stratafl.runs.directory import config_of, is_run
+from stratafl.tuning.claims import waited_for
 from stratafl.tuning.halving import Rung
 from stratafl.tuning.search import Search, Side, Work
 from stratafl.tuning.space import Dimension
@@ -117,21 +116,11 @@ class TPESearch(Search):
 
     def _tell(self, numbers: Mapping[int, Settings]) -> None:
         """Write the trials into Optuna's storage, each once."""
-        place = self.folder / ".optuna.claim"
-        place.mkdir(parents=True, exist_ok=True)
-        while True:
-            try:
-                handle = lock(place)
-                break
-            except BusyError:
-                time.sleep(0.1)
-        try:
+        with waited_for(self.folder / "optuna"):
             optuna = optuna_or_refusal()
             study = _stored(optuna, self.folder / STUDY, self.method)
             for trial in self._told(optuna, numbers)[len(study.trials) :]:
                 study.add_trial(trial)
-        finally:
-            os.close(handle)
 
 
 def _stored(optuna: ModuleType, path: Path, name: str) -> Any:

@@ -7,12 +7,9 @@ winners/                     a comparison of the chosen settings on fresh seeds
 untuned/                     the same with the defaults, of methods whose choice is another
 """
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from os import close
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +17,25 @@ import tomli_w
 
 from stratafl.config.assemble import completed, simulation_of
 from stratafl.config.experiment import Experiment, from_stored, names_code, read_toml, to_tables, with_values
-from stratafl.config.metrics import AUTO, with_metric
+from stratafl.config.metrics import with_metric
 from stratafl.config.settings import Settings
 from stratafl.config.tables import EvaluateTable
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.annotations import WHOLE
-from stratafl.errors import BusyError, DataError, RecordError, RunError, shown, unknown
+from stratafl.errors import DataError, RecordError, RunError, shown, unknown
 from stratafl.files import is_plain, write_atomically
-from stratafl.runs.comparison import SEEDS, Comparison, Member, check_member, is_comparison, shared_and_own
-from stratafl.runs.directory import TUNING, is_run, lock, new_folder, refuse_existing
+from stratafl.runs.comparison import SEEDS, Comparison, Member, check_member, folder_name, is_comparison, shared_and_own
+from stratafl.runs.directory import TUNING, is_run, new_folder, refuse_existing
 from stratafl.runs.distributed import check_stage
 from stratafl.runs.format import FORMAT, check_format
 from stratafl.runs.json_files import is_list_of
 from stratafl.runs.run import with_absolute_paths
-from stratafl.tuning.search import Choice, Plan, Search, Work, is_open
+from stratafl.tuning.claims import waited_for
+from stratafl.tuning.search import Plan, Search, SearchResult, Work, is_open
 from stratafl.tuning.space import OWN, own_settings, search_space
 from stratafl.tuning.tpe import TPESearch, optuna_or_refusal
 
-TUNED, WINNERS, UNTUNED, TRIALS = "tuned.toml", "winners", "untuned", "trials"
+CHOSEN, WINNERS, UNTUNED, TRIALS = "tuned.toml", "winners", "untuned", "trials"
 
 
 class Tuning:
@@ -78,9 +76,8 @@ class Tuning:
         if not 1 <= seeds <= min(SEEDS, WHOLE - base.run.seed):
             raise RecordError(f"--seeds must be from 1 to {min(SEEDS, WHOLE - base.run.seed):,}, not {shown(seeds)}")
         made = cls(folder, base, methods, own, plan, seeds, trust)
-        evaluate = made._check()
-        if base.evaluate.metric == AUTO:  # once, because shares of classes may differ a little between seeds
-            made = cls(folder, replace(base, evaluate=evaluate), methods, own, plan, seeds, trust)
+        base = replace(base, evaluate=made._check())  # once, because shares of classes differ a little between seeds
+        made = cls(folder, base, methods, own, plan, seeds, trust)
         with new_folder(folder) as partial:
             write_atomically(partial / TUNING, tomli_w.dumps(made._tables()).encode())
         return made
@@ -114,7 +111,7 @@ class Tuning:
     @cached_property
     def searches(self) -> list[Search]:
         """The search of each method."""
-        places = {method: self.folder / TRIALS / plain_name(method) for method in self.methods}
+        places = {method: self.folder / TRIALS / folder_name(method) for method in self.methods}
         kind = TPESearch if self.plan.sampler == "tpe" else Search
         return [kind(place, self.experiment(m), self.plan, self.trust) for m, place in places.items()]
 
@@ -128,13 +125,13 @@ class Tuning:
 
     def work(self) -> list[Work]:
         """What can be done now: trials, and when all methods have a choice, runs on fresh seeds; nothing at the end."""
-        if not is_plain(self.folder / TUNED):
+        if not is_plain(self.folder / CHOSEN):
             if work := self._trials_left():
                 return work
             self._fix()
         return self._runs_left()
 
-    def choices(self) -> dict[str, Choice]:
+    def choices(self) -> dict[str, SearchResult]:
         """What every search came to; those that have not ended are left out."""
         found = {search.method: search.choice() for search in self.shared()}
         return {method: choice for method, choice in found.items() if choice is not None}
@@ -154,7 +151,7 @@ class Tuning:
     def _comparison(self, name: str, settings: Mapping[str, Settings]) -> Comparison:
         folder = self.folder / name
         if name not in self._made:
-            with self._alone(name):
+            with waited_for(folder):
                 if not is_comparison(folder):
                     own = [own_settings(method, {**self.own[method], **each}) for method, each in settings.items()]
                     given, base = {path: v for each in own for path, v in each.items()}, fresh_experiment(self.folder)
@@ -188,7 +185,7 @@ class Tuning:
             raise RunError(f"every trial in '{self.folder}' failed; the first: {why[0] if why else 'no score'}")
         head = {"format": FORMAT, "seed": self.base.run.seed, "rounds": self.base.run.rounds}
         tables = {"tuned": {**head, "methods": {method: _entry(choice) for method, choice in choices.items()}}}
-        write_atomically(self.folder / TUNED, tomli_w.dumps(tables).encode())
+        write_atomically(self.folder / CHOSEN, tomli_w.dumps(tables).encode())
 
     def _runs_left(self) -> list[Work]:
         totals = {search.method: search.rounds for search in self.searches}
@@ -203,22 +200,6 @@ class Tuning:
         """The runs on fresh seeds, seed by seed."""
         found = [member for comparison in self.comparisons() for member in comparison.members()]
         return sorted(found, key=lambda member: member.seed)
-
-    @contextmanager
-    def _alone(self, name: str) -> Iterator[None]:
-        """Only one process at a time, the others wait."""
-        place = self.folder / f".{name}.claim"
-        place.mkdir(exist_ok=True)
-        while True:
-            try:
-                handle = lock(place)
-                break
-            except BusyError:
-                time.sleep(0.1)
-        try:
-            yield
-        finally:
-            close(handle)
 
     def _check(self) -> EvaluateTable:
         """How runs are evaluated on this data.
@@ -239,7 +220,7 @@ class Tuning:
                 raise RecordError(f"{method} cannot be tuned on validation data: {sim.algorithm.leaks}; leave it out")
             if not int(sim.runtime.federation.counts("validation").sum()):
                 raise DataError(f"{method} has no validation data to be tuned on: set data.validation, such as 0.1")
-            evaluate = with_metric(search.base, sim.runtime.federation, self.trust).evaluate
+            evaluate = with_metric(self.experiment(method), sim.runtime.federation, self.trust).evaluate
             check_stage(evaluate.stage, sim)
         for name in (*self.plan.only, *self.plan.grids):
             if name not in known:
@@ -262,13 +243,13 @@ def read_tuned(folder: Path) -> dict[str, dict[str, Any]]:
     """What a finished tuning chose for each method."""
     if not is_tuning(folder):
         raise RunError(f"'{folder}' is not a tuning: it has no {TUNING}; make one with 'strata tune'")
-    if not is_plain(folder / TUNED):
+    if not is_plain(folder / CHOSEN):
         raise RunError(f"the tuning '{folder}' has not chosen yet: continue it with 'strata resume {folder}'")
-    head = read_toml(folder / TUNED, plain=True).get("tuned", {})
-    check_format(folder / TUNED, head.get("format") if isinstance(head, dict) else None)
+    head = read_toml(folder / CHOSEN, plain=True).get("tuned", {})
+    check_format(folder / CHOSEN, head.get("format") if isinstance(head, dict) else None)
     methods = head.get("methods")
     if not isinstance(methods, dict) or not all(isinstance(entry, dict) for entry in methods.values()):
-        raise RunError(f"'{folder / TUNED}' is damaged: it has no table of methods")
+        raise RunError(f"'{folder / CHOSEN}' is damaged: it has no table of methods")
     return methods
 
 
@@ -278,21 +259,7 @@ def fresh_experiment(folder: Path) -> Experiment:
     return with_values(base, {"run.seed": base.run.seed + 1})
 
 
-def tuned_settings(folder: Path, methods: Sequence[str]) -> dict[str, Any]:
-    """What a tuning chose for these methods, as the settings of a comparison."""
-    tuned, own = read_tuned(folder), Tuning.read(folder).own
-    for method in methods:
-        if "settings" not in tuned.get(method, {}):
-            raise RunError(f"'{folder}' has not tuned {shown(method)}, only {', '.join(tuned)}: choose among these")
-    given = [own_settings(method, {**own[method], **tuned[method]["settings"]}) for method in methods]
-    return {path: value for each in given for path, value in each.items()}
-
-
-def plain_name(method: str) -> str:
-    return method.replace(":", "-").replace("/", "-")
-
-
-def _entry(choice: Choice) -> dict[str, Any]:
+def _entry(choice: SearchResult) -> dict[str, Any]:
     """A choice as a table of TOML, which has no none."""
     failed = [f"trial {trial.number}: {trial.failed}" for trial in choice.trials if trial.failed]
     entry: dict[str, Any] = {} if choice.settings is None else {"settings": _known(choice.settings)}

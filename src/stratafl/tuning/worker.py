@@ -1,12 +1,10 @@
 """A worker: a process that advances a tuning until nothing is left to do; several may share it.
 
-What is left to do follows from the journals. A process claims a run by a lock, which ends with the process.
+What is left to do follows from the journals. A process claims a run before it works on it.
 """
 
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -15,7 +13,7 @@ from stratafl.errors import BusyError, DataError, MemoryLimitError, RunError, Tr
 from stratafl.evaluation.measure import Line
 from stratafl.files import write_atomically
 from stratafl.runs import Run, is_run
-from stratafl.runs.directory import lock
+from stratafl.tuning.claims import claimed
 from stratafl.tuning.search import Work, is_open
 
 POLL = 0.5  # seconds until a process that has nothing to do looks again
@@ -30,12 +28,12 @@ class Source(Protocol):
 
 
 def never() -> bool:
-    """A tuning that nobody interrupts."""
+    """A tuning that is not interrupted."""
     return False
 
 
 def silent(*_: object) -> None:
-    """Nobody watches."""
+    """Show nothing."""
 
 
 def advance(
@@ -53,26 +51,11 @@ def advance(
 
 def _take(work: Work, watch: Watch, note: Notes, interrupted: Callable[[], bool]) -> bool:
     """Do a piece of work unless another process does; whether it was done here."""
-    with _claimed(work) as claimed:
-        if claimed:
+    with claimed(work.folder) as mine:
+        mine = mine and is_open(work)  # or else another process has done it
+        if mine:
             perform(work, watch, note, interrupted)
-        return claimed
-
-
-@contextmanager
-def _claimed(work: Work) -> Iterator[bool]:
-    """Hold the lock of a piece of work; False if another process holds it, or has done the work."""
-    place = work.folder.with_name(f".{work.folder.name}.claim")
-    place.mkdir(parents=True, exist_ok=True)
-    try:
-        handle = lock(place)
-    except BusyError:
-        yield False
-        return
-    try:
-        yield is_open(work)
-    finally:
-        os.close(handle)
+        return mine
 
 
 def perform(work: Work, watch: Watch, note: Notes, interrupted: Callable[[], bool]) -> None:
@@ -99,9 +82,19 @@ def perform(work: Work, watch: Watch, note: Notes, interrupted: Callable[[], boo
     except Exception as error:
         if work.failure is None:
             raise
+        if _of_the_device(error):
+            raise RunError(
+                f"{work.title}: {first_line(error, typed=True)}: this trial does not count as failed; see whether the "
+                "device works, and continue"
+            ) from error
         why = first_line(error, typed=not str(type(error).__module__).startswith("stratafl"))
         write_atomically(work.failure, why.encode())
         note(work, f"this trial failed and counts as the worst: {why}")
+
+
+def _of_the_device(error: Exception) -> bool:
+    """PyTorch reports a device that fails as a plain RuntimeError; a matrix with NaN has an error of its own."""
+    return isinstance(error, RuntimeError) and not isinstance(error, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
 
 
 def _run(work: Work) -> Run:
