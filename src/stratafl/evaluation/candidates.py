@@ -25,6 +25,7 @@ from stratafl.core.state import join, rows_of
 from stratafl.errors import DataError, unknown
 from stratafl.evaluation.evaluate import ClientModels, client_models, deployed, same_tensors
 from stratafl.evaluation.guard import SAFE, Choice, choose
+from stratafl.evaluation.metrics import Metric
 from stratafl.evaluation.predictions import Predictions, joined, predictions_of_rows
 from stratafl.execute import Progress, Simulation
 from stratafl.execute.context import client_state_format
@@ -133,9 +134,9 @@ class GuardedModels:
         return self.candidates.rows(self.choices[client].candidate, torch.tensor([client]))
 
 
-def guarded(candidates: Candidates, ids: Tensor, splits: Sequence[str]) -> GuardedModels:
-    """What each of these clients takes, by its validation samples."""
+def guarded(candidates: Candidates, ids: Tensor, splits: Sequence[str], metric: Metric | None = None) -> GuardedModels:
+    """What each of these clients takes, by this metric on its validation samples."""
     found = candidates.predictions(ids, splits)
     if "validation" not in found:
         raise DataError("the guard chooses on validation samples: set data.validation, such as 0.1")
-    return GuardedModels(candidates, choose(found["validation"], clients=ids.tolist()), found)
+    return GuardedModels(candidates, choose(found["validation"], metric, clients=ids.tolist()), found)

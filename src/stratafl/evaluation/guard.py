@@ -29,6 +29,7 @@ from torch import Tensor
 
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DataError, unknown
+from stratafl.evaluation.metrics import Metric
 from stratafl.evaluation.predictions import Predictions
 
 SAFE = "local"
@@ -37,6 +38,8 @@ SMALLEST = 1e-12  # a standard error of 0 is taken as this
 COMMON = 10.0  # so many samples of the federation count when a client's probabilities are calibrated
 POWERS = 2 ** (torch.arange(-36, 37, dtype=torch.float64) / 8)  # β from 1/23 to 23, in steps of 9 %
 TINY = 1e-12  # the least probability
+OF_PROBABILITIES = ("log_loss", "brier", "ece")  # metrics to which confidence matters
+CLASSES_ALIKE = ("balanced_accuracy", "macro_f1", "auroc", "auprc", "sensitivity")
 
 
 @dataclass(frozen=True)
@@ -75,20 +78,25 @@ class Choice:
 
 
 def choose(
-    validation: Mapping[str, Predictions], safe: str = SAFE, clients: Iterable[int] | None = None
+    validation: Mapping[str, Predictions],
+    metric: Metric | None = None,
+    safe: str = SAFE,
+    clients: Iterable[int] | None = None,
 ) -> dict[int, Choice]:
     """What each client takes, by the predictions of every candidate for its validation samples.
 
-    `clients` are those that choose, by default all that have validation samples.
+    `metric` is what the models are for (see `utility`); `clients` are those that choose, by default all that have
+    validation samples.
     """
     if safe not in validation:
         raise unknown("candidate", safe, validation)
     base = validation[safe]
     ids = sorted(set(base.clients if clients is None else clients))
     others = {name: each for name, each in validation.items() if name != safe}
+    gains, without = {}, utility(base, metric)
     for name, each in others.items():
         _check_same_samples(name, each, safe, base)
-    gains = {name: client_gains(utility(each) - utility(base), base.client, ids) for name, each in others.items()}
+        gains[name] = client_gains(utility(each, metric) - without, base.client, ids)
     samples, found = Counter(base.client.tolist()), {}
     for place, client in enumerate(ids):
         mine = {name: each[place] for name, each in gains.items()}
@@ -96,30 +104,49 @@ def choose(
     return found
 
 
-def utility(predictions: Predictions) -> Tensor:
-    """How good each prediction is, `[n]` in float64: 1 − ½·Brier score of classes, minus the squared error of numbers.
+def utility(predictions: Predictions, metric: Metric | None = None) -> Tensor:
+    """How much each prediction contributes to a metric, `[n]` in float64, larger is better; None is the usual metric.
+
+    numbers                            minus the squared error; minus the distance for `mae`
+    log_loss, brier, ece               1 − ½·Brier score of the probabilities as they are
+    accuracy, and your own metric      1 − ½·Brier score of calibrated probabilities
+    all others of classes              the same, where each class has the same weight in all, however rare it is
 
     Whether a prediction is right says too little of ten samples, so its probabilities count. They are calibrated first:
-    a model that was trained longer is only more confident, which says nothing of its accuracy.
+    a model that was trained longer is only more confident, which says nothing of its answers.
     """
+    kind = "" if metric is None else metric.name.partition("@")[0]
     if not predictions.labelled:
-        return -predictions.losses()
-    chances = calibrated(predictions)
+        distance = (predictions.scores.double()[:, 0] - predictions.y.double()).abs()
+        return -distance if kind == "mae" else -distance.square()
+    weight = class_weights(predictions) if kind in CLASSES_ALIKE else _ones(predictions)
+    chances = predictions.scores.double() if kind in OF_PROBABILITIES else calibrated(predictions, weight)
     right = chances.gather(1, predictions.y[:, None])[:, 0]
-    return 1 - (chances.square().sum(1) - 2 * right + 1) / 2
+    return weight * (1 - (chances.square().sum(1) - 2 * right + 1) / 2)
 
 
-def calibrated(predictions: Predictions) -> Tensor:
+def _ones(predictions: Predictions) -> Tensor:
+    return torch.ones(len(predictions), dtype=torch.float64)
+
+
+def class_weights(predictions: Predictions) -> Tensor:
+    """A weight of each sample `[n]`, of mean 1, with which all classes of the federation weigh the same."""
+    counts = torch.bincount(predictions.y, minlength=predictions.scores.shape[1]).double()
+    return (len(predictions) / (counts.clamp(min=1) * (counts > 0).sum()))[predictions.y]
+
+
+def calibrated(predictions: Predictions, weight: Tensor | None = None) -> Tensor:
     """Its probabilities to the power β and normalised, `[n, K]`, with the β of each client that fits the labels best.
 
     To a client's own log-loss the mean of the federation's is added, as much as of `COMMON` samples, so that a client
-    with few samples has about everybody's β.
+    with few samples has about everybody's β. Samples count by their weights, by default alike.
     """
+    weight = _ones(predictions) if weight is None else weight
     logs, y = predictions.scores.double().clamp(min=TINY).log(), predictions.y[:, None]
     if not len(logs):
         return predictions.scores.double()
     place = predictions.client.unique(return_inverse=True)[1]
-    losses = [-torch.log_softmax(beta * logs, 1).gather(1, y)[:, 0] for beta in POWERS.tolist()]
+    losses = [-weight * torch.log_softmax(beta * logs, 1).gather(1, y)[:, 0] for beta in POWERS.tolist()]
     own = torch.stack([_sums(loss, place, int(place.max()) + 1) + COMMON * loss.mean() for loss in losses])
     return torch.softmax(POWERS[own.argmin(0)][place][:, None] * logs, 1)
 
