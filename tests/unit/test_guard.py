@@ -180,7 +180,7 @@ def test_the_metric_decides_whether_a_rare_class_counts() -> None:
 
 
 def test_a_constant_answer_gains_nothing_where_classes_count_alike() -> None:
-    """Whether it is given at 90 % or at 60 %: calibrated for classes of equal weight, both say that they do not know."""
+    """At 90 % or at 60 %: calibrated for classes of equal weight, both say that they do not know."""
     sure_of_it = one_in_ten(0.0, 1.0)
     unsure = replace(sure_of_it, scores=torch.tensor([[0.6, 0.4]]).repeat(100, 1))
     found = [utility(each, METRICS["balanced_accuracy"]).mean() for each in (sure_of_it, unsure)]

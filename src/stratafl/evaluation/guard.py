@@ -29,7 +29,7 @@ from torch import Tensor
 
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DataError, unknown
-from stratafl.evaluation.metrics import Metric
+from stratafl.evaluation.metrics import Metric, below
 from stratafl.evaluation.predictions import Predictions
 
 SAFE = "local"
@@ -39,7 +39,8 @@ COMMON = 10.0  # so many samples of the federation count when a client's probabi
 POWERS = 2 ** (torch.arange(-36, 37, dtype=torch.float64) / 8)  # β from 1/23 to 23, in steps of 9 %
 TINY = 1e-12  # the least probability
 OF_PROBABILITIES = ("log_loss", "brier", "ece")  # metrics to which confidence matters
-CLASSES_ALIKE = ("balanced_accuracy", "macro_f1", "auroc", "auprc", "sensitivity")
+OF_ORDER = ("auroc", "auprc", "sensitivity")  # to which only the order of scores matters
+CLASSES_ALIKE = ("balanced_accuracy", "macro_f1")
 
 
 @dataclass(frozen=True)
@@ -107,18 +108,22 @@ def choose(
 def utility(predictions: Predictions, metric: Metric | None = None) -> Tensor:
     """How much each prediction contributes to a metric, `[n]` in float64, larger is better; None is the usual metric.
 
-    numbers                            minus the squared error; minus the distance for `mae`
-    log_loss, brier, ece               1 − ½·Brier score of the probabilities as they are
-    accuracy, and your own metric      1 − ½·Brier score of calibrated probabilities
-    all others of classes              the same, where each class has the same weight in all, however rare it is
+    numbers                          minus the squared error; minus the distance for `mae`
+    auroc, auprc, sensitivity        what a sample contributes to its client's AUROC, see `placements`
+    log_loss, brier, ece             1 − ½·Brier score of the probabilities as they are
+    balanced_accuracy, macro_f1      1 − ½·Brier score of calibrated probabilities, all classes of the same weight
+    accuracy, and your own metric    the same, all samples of the same weight
 
     Whether a prediction is right says too little of ten samples, so its probabilities count. They are calibrated first:
-    a model that was trained longer is only more confident, which says nothing of its answers.
+    a model that was trained longer is only more confident, which says nothing of its answers. NaN is a sample that says
+    nothing.
     """
     kind = "" if metric is None else metric.name.partition("@")[0]
     if not predictions.labelled:
         distance = (predictions.scores.double()[:, 0] - predictions.y.double()).abs()
         return -distance if kind == "mae" else -distance.square()
+    if kind in OF_ORDER:
+        return placements(predictions)
     weight = class_weights(predictions) if kind in CLASSES_ALIKE else _ones(predictions)
     chances = predictions.scores.double() if kind in OF_PROBABILITIES else calibrated(predictions, weight)
     right = chances.gather(1, predictions.y[:, None])[:, 0]
@@ -133,6 +138,30 @@ def class_weights(predictions: Predictions) -> Tensor:
     """A weight of each sample `[n]`, of mean 1, with which all classes of the federation weigh the same."""
     counts = torch.bincount(predictions.y, minlength=predictions.scores.shape[1]).double()
     return (len(predictions) / (counts.clamp(min=1) * (counts > 0).sum()))[predictions.y]
+
+
+def placements(predictions: Predictions) -> Tensor:
+    """Pseudo-values `[n]` of each client's AUROC, which is their mean over its samples; NaN if it cannot be told.
+
+    The AUROC A of m positives and n negatives is the mean over positives of the share of negatives below, and over
+    negatives of the share of positives above. With that share V, a positive is A + (V − A)·(m + n) / √(m·(m − 1)), and
+    a negative the same with n for m: their variance over m + n is that of A (DeLong, DeLong and Clarke-Pearson 1988).
+    For that, a class needs two samples of it and two others; with more classes it is the mean over those that have.
+    """
+    found = torch.full((len(predictions),), torch.nan, dtype=torch.float64)
+    classes = torch.arange(predictions.scores.shape[1])
+    for client in predictions.clients:
+        at = (predictions.client == client).nonzero()[:, 0]
+        label = classes[1:] if len(classes) == 2 else classes
+        positive = predictions.y[at] == label[:, None]
+        enough = (positive.sum(1) > 1) & ((~positive).sum(1) > 1)
+        positive, score = positive[enough], predictions.scores[at].double().T[label[enough]]
+        m = positive.sum(1, keepdim=True).double()
+        n = len(at) - m
+        share = torch.where(positive, below(~positive, score) / n, 1 - below(positive, score) / m)
+        whole, alike = (share * positive).sum(1, keepdim=True) / m, torch.where(positive, m, n)
+        found[at] = (whole + len(at) / (alike * (alike - 1)).sqrt() * (share - whole)).mean(0)
+    return found
 
 
 def calibrated(predictions: Predictions, weight: Tensor | None = None) -> Tensor:
@@ -155,7 +184,8 @@ def client_gains(difference: Tensor, client: Tensor, ids: Sequence[int]) -> list
     """The gain of each of these clients, from the paired difference of each sample and whose sample it is."""
     place = {client: i for i, client in enumerate(ids)}
     at = torch.tensor([place.get(each, -1) for each in client.tolist()], dtype=torch.int64)
-    difference, at = difference[at >= 0], at[at >= 0]
+    known = (at >= 0) & ~difference.isnan()
+    difference, at = difference[known], at[known]
     count = _sums(torch.ones_like(difference), at, len(ids))
     mean = _sums(difference, at, len(ids)) / count.clamp(min=1)
     error = _standard_errors(difference, mean, count, at)
