@@ -23,6 +23,7 @@ from stratafl.policies import SGD
 from stratafl.report import ranking, read_outcome, run_folders
 from stratafl.report.guards import guard_sentences
 from stratafl.runs import Run
+from stratafl.runs.comparison import Comparison
 from stratafl.runs.guard import read_guard
 from stratafl.runs.predictions import read_predictions
 
@@ -198,6 +199,20 @@ def test_local_models_of_a_comparison_are_used_and_are_the_same(done: Path, tmp_
     with Run.create(other, tmp_path / "fedavg" / "seed-1") as run:
         list(run.rounds())
         assert len(list(run.guarding())) == 2  # that local run had other data
+
+
+def test_the_safe_choice_of_a_comparison_is_its_own_local_training(tmp_path: Path) -> None:
+    """FedPer has another learning rate: the guard compares with `local` at that of `local`, whichever is run first."""
+    settings, trained = {"fedper.train.lr": 0.5, "local.train.lr": 0.05}, {}
+    for order in (["local", "fedper"], ["fedper", "local"]):
+        folder = tmp_path / order[0]
+        for member in Comparison.create(folder, experiment(), order, 1, settings).members():
+            with member.run() as run:
+                list(run.rounds())
+                trained[order[0], member.method] = len(list(run.guarding()))
+    assert trained["local", "fedper"] == 0  # the models of `local` are there
+    assert trained["fedper", "fedper"] == 2
+    assert read_guard(tmp_path / "local/fedper/seed-1") == read_guard(tmp_path / "fedper/fedper/seed-1")
 
 
 def test_it_needs_validation_samples() -> None:
