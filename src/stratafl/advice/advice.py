@@ -27,7 +27,7 @@ from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.reprs import short_repr
 from stratafl.data import Federation
 from stratafl.errors import DataError, RecordError, counted
-from stratafl.evaluation.guard import client_gains, utility
+from stratafl.evaluation.guard import shrunk_gains, utility
 from stratafl.evaluation.metrics import Metric
 from stratafl.evaluation.predictions import Predictions
 from stratafl.execute.build import ModelSource
@@ -204,7 +204,7 @@ def _decided(
 def _expectations(problem: Problem, best: Predictions, alone: Predictions) -> tuple[Expectation, ...]:
     federation, metric = problem.federation, problem.metric
     ids = range(federation.clients - problem.experiment.data.new_clients)
-    gains = client_gains(utility(best, metric) - utility(alone, metric), alone.client, list(ids))
+    gains = shrunk_gains(utility(best, metric) - utility(alone, metric), alone.client, list(ids))
     sizes = {split: federation.counts(split).tolist() for split in ("train", "validation")}
     return tuple(
         Expectation(i, federation.client_name(i), sizes["train"][i], sizes["validation"][i], g.shrunk, g.shrunk_error)
