@@ -62,8 +62,26 @@ def test_what_is_written_is_a_method_of_its_own(done: Path) -> None:
     assert numbers["score"].mean == pytest.approx(float(given.hits().double().mean()))
     assert numbers["seconds"].mean > ranks["fedper"].numbers["seconds"].mean
     assert numbers["bytes"].mean == ranks["fedper"].numbers["bytes"].mean
-    (said,) = guard_sentences(list(ranks.values()))
-    assert said.startswith("fedper, guarded: 4 clients take ")
+    said = guard_sentences(list(ranks.values()))
+    assert said[0].startswith("fedper, guarded: 4 clients take ")
+
+
+@pytest.mark.parametrize(("shrunk", "said"), [(0.01, 1), (None, 1), (-0.01, 0), (0.03, 0)])
+def test_too_few_validation_samples_are_said(shrunk: float | None, said: int, done: Path, tmp_path: Path) -> None:
+    """If a candidate looks better for half of the clients, but not by more than its standard error of 0.02."""
+    shutil.copytree(done, tmp_path / "run")
+    path = tmp_path / "run/guard/guard.json"
+    table = json.loads(path.read_text())
+    for each in table["clients"]:
+        gain = {"mean": None, "error": None, "shrunk": shrunk, "shrunk_error": 0.02}
+        each |= {"choice": "local", "validation_samples": 7 + each["client"], "gains": {"received": gain}}
+    path.write_text(json.dumps(table))
+    ranks = ranking([read_outcome(tmp_path / "run/guard")])
+    doubts = guard_sentences(ranks)[1:]
+    assert len(doubts) == said
+    if said:
+        assert "too few validation samples (7 to 10 per client) to tell whether 4 of 4 clients gain" in doubts[0]
+        assert "data.validation" not in doubts[0]  # it is 0.2 already
 
 
 def test_choices_are_read_again(done: Path) -> None:
