@@ -312,7 +312,7 @@ def _evaluation(metric: str | Callable[..., object], federation: Federation) -> 
         return EvaluateTable(metric=own.name, average="clients", better="larger" if own.sign > 0 else "smaller"), own
     found = metric_for(EvaluateTable(metric=metric), federation)
     if metric == "auto" and found.name == "balanced_accuracy":
-        log.warning("%s", chosen_by_classes(federation, "metric='accuracy'"))
+        log.warning("%s", chosen_by_classes(federation, "metric='{}'"))
     return EvaluateTable(metric=found.name, average="samples" if found.pooled else "clients"), found
 
 

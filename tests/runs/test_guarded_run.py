@@ -1,6 +1,8 @@
 """A run that ends with a choice per client: what it writes, killed and resumed, and what refuses it."""
 
 import json
+import shutil
+import weakref
 from pathlib import Path
 
 import pytest
@@ -9,14 +11,19 @@ import torch
 import stratafl
 from stratafl.algorithms import ditto, fedper, local
 from stratafl.config.experiment import Experiment, from_tables
+from stratafl.core.layout import Rows
 from stratafl.data import digits
 from stratafl.errors import DamagedError, DataError, RecordError, RunError
-from stratafl.evaluation.candidates import local_descent
+from stratafl.evaluation import candidates
+from stratafl.evaluation.candidates import Candidates, local_descent
+from stratafl.evaluation.predictions import Predictions
+from stratafl.execute import Progress, Simulation
 from stratafl.models import MLP
 from stratafl.policies import SGD
 from stratafl.report import ranking, read_outcome, run_folders
 from stratafl.report.guards import guard_sentences
 from stratafl.runs import Run
+from stratafl.runs.comparison import Comparison
 from stratafl.runs.guard import read_guard
 from stratafl.runs.predictions import read_predictions
 
@@ -55,8 +62,26 @@ def test_what_is_written_is_a_method_of_its_own(done: Path) -> None:
     assert numbers["score"].mean == pytest.approx(float(given.hits().double().mean()))
     assert numbers["seconds"].mean > ranks["fedper"].numbers["seconds"].mean
     assert numbers["bytes"].mean == ranks["fedper"].numbers["bytes"].mean
-    (said,) = guard_sentences(list(ranks.values()))
-    assert said.startswith("fedper, guarded: 4 clients take ")
+    said = guard_sentences(list(ranks.values()))
+    assert said[0].startswith("fedper, guarded: 4 clients take ")
+
+
+@pytest.mark.parametrize(("shrunk", "said"), [(0.01, 1), (None, 1), (-0.01, 0), (0.03, 0)])
+def test_too_few_validation_samples_are_said(shrunk: float | None, said: int, done: Path, tmp_path: Path) -> None:
+    """If a candidate looks better for half of the clients, but not by more than its standard error of 0.02."""
+    shutil.copytree(done, tmp_path / "run")
+    path = tmp_path / "run/guard/guard.json"
+    table = json.loads(path.read_text())
+    for each in table["clients"]:
+        gain = {"mean": None, "error": None, "shrunk": shrunk, "shrunk_error": 0.02}
+        each |= {"choice": "local", "validation_samples": 7 + each["client"], "gains": {"received": gain}}
+    path.write_text(json.dumps(table))
+    ranks = ranking([read_outcome(tmp_path / "run/guard")])
+    doubts = guard_sentences(ranks)[1:]
+    assert len(doubts) == said
+    if said:
+        assert "too few validation samples (7 to 10 per client) to tell whether 4 of 4 clients gain" in doubts[0]
+        assert "data.validation" not in doubts[0]  # it is 0.2 already
 
 
 def test_choices_are_read_again(done: Path) -> None:
@@ -116,6 +141,37 @@ def test_a_damaged_guard_is_refused_and_written_again(done: Path, tmp_path: Path
     assert read_guard(folder).choices == read_guard(done).choices
 
 
+def test_a_guard_that_was_killed_while_writing_leaves_nothing(done: Path, tmp_path: Path) -> None:
+    shutil.copytree(done, tmp_path / "run")
+    partial = tmp_path / "run" / ".guard.0123.partial"
+    partial.mkdir()
+    (partial / "models.safetensors").write_bytes(b"half of it")
+    Run.open(tmp_path / "run").close()
+    assert not partial.exists()
+    assert (tmp_path / "run" / "guard").exists()
+
+
+def test_candidates_are_tried_one_after_the_other(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a candidate predicts, the models of those before are gone, but for the received ones: they are trained."""
+    fitted = stratafl.load(done, device="cpu")
+    alive: list[weakref.ref[torch.Tensor]] = []
+    predict = candidates.predictions_of_rows
+
+    def watched(sim: Simulation, progress: Progress, rows: Rows, ids: torch.Tensor, split: str) -> Predictions:
+        assert sum(each() is not None for each in alive) <= 1
+        alive.append(weakref.ref(rows["fc.weight"]))
+        return predict(sim, progress, rows, ids, split)
+
+    monkeypatch.setattr(candidates, "predictions_of_rows", watched)
+    made = Candidates(fitted.sim, fitted.progress, fitted.sim, fitted.progress, SGD(batch=100), epochs=1)
+    assert list(made.predictions(torch.arange(4), ["test"])["test"]) == [
+        "received",
+        "fine-tuned",
+        "head fine-tuned",
+        "local",
+    ]
+
+
 def test_the_folder_of_a_guard_is_not_a_run_to_continue(done: Path) -> None:
     with pytest.raises(RunError, match="give the run itself"):
         Run.open(done / "guard")
@@ -161,6 +217,20 @@ def test_local_models_of_a_comparison_are_used_and_are_the_same(done: Path, tmp_
     with Run.create(other, tmp_path / "fedavg" / "seed-1") as run:
         list(run.rounds())
         assert len(list(run.guarding())) == 2  # that local run had other data
+
+
+def test_the_safe_choice_of_a_comparison_is_its_own_local_training(tmp_path: Path) -> None:
+    """FedPer has another learning rate: the guard compares with `local` at that of `local`, whichever is run first."""
+    settings, trained = {"fedper.train.lr": 0.5, "local.train.lr": 0.05}, {}
+    for order in (["local", "fedper"], ["fedper", "local"]):
+        folder = tmp_path / order[0]
+        for member in Comparison.create(folder, experiment(), order, 1, settings).members():
+            with member.run() as run:
+                list(run.rounds())
+                trained[order[0], member.method] = len(list(run.guarding()))
+    assert trained["local", "fedper"] == 0  # the models of `local` are there
+    assert trained["fedper", "fedper"] == 2
+    assert read_guard(tmp_path / "local/fedper/seed-1") == read_guard(tmp_path / "fedper/fedper/seed-1")
 
 
 def test_it_needs_validation_samples() -> None:

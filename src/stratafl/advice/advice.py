@@ -7,9 +7,6 @@ says is in the record `Advice`; `words` puts it into sentences.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from stratafl.advice.candidates import ALONE, Candidate, comparable, short_list
 from stratafl.advice.look import Facts, look
 from stratafl.advice.trial import (
@@ -30,7 +27,7 @@ from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.reprs import short_repr
 from stratafl.data import Federation
 from stratafl.errors import DataError, RecordError, counted
-from stratafl.evaluation.guard import client_gains, utility
+from stratafl.evaluation.guard import shrunk_gains, utility
 from stratafl.evaluation.metrics import Metric
 from stratafl.evaluation.predictions import Predictions
 from stratafl.execute.build import ModelSource
@@ -205,21 +202,11 @@ def _decided(
 
 
 def _expectations(problem: Problem, best: Predictions, alone: Predictions) -> tuple[Expectation, ...]:
-    federation = problem.federation
+    federation, metric = problem.federation, problem.metric
     ids = range(federation.clients - problem.experiment.data.new_clients)
-    gains = client_gains(_utility(problem, best) - _utility(problem, alone), alone.client, list(ids))
+    gains = shrunk_gains(utility(best, metric) - utility(alone, metric), alone.client, list(ids))
     sizes = {split: federation.counts(split).tolist() for split in ("train", "validation")}
     return tuple(
         Expectation(i, federation.client_name(i), sizes["train"][i], sizes["validation"][i], g.shrunk, g.shrunk_error)
         for i, g in zip(ids, gains, strict=True)
     )
-
-
-def _utility(problem: Problem, predictions: Predictions) -> Tensor:
-    """How good each prediction is; where classes count alike, a sample of a rare class counts for more."""
-    each = utility(predictions)
-    if not predictions.labelled or problem.metric.name == "accuracy":
-        return each
-    counts = torch.bincount(predictions.y, minlength=predictions.scores.shape[1]).double()
-    weight = len(predictions) / (counts.clamp(min=1) * (counts > 0).sum())
-    return each * weight[predictions.y]

@@ -1,22 +1,25 @@
 """The guard: each client takes the candidate that is better than its safe choice on its validation data, or stays safe.
 
 A client's validation data is small, so its own mean gain is noisy. The guard shrinks it towards the federation's mean
-gain, the more the noisier it is and the less clients differ (empirical Bayes, normal-normal). For each candidate:
+gain, the more the noisier it is and the less clients differ (empirical Bayes, normal-normal). What is alike among
+clients is the gain measured by its own standard deviation, the effect size: a client whose models hardly differ has a
+small gain and a small deviation, and would otherwise pull everybody's gain to zero. For each candidate:
 
     d_ij = u_ij(candidate) − u_ij(safe)                   the paired gain of client i on its sample j, see `utility`
-    g_i  = mean_j d_ij        e_i² = s_i² / n_i           its mean, and the square of its standard error
+    g_i  = mean_j d_ij        e_i = s_i / √n_i            its mean and its standard error
     s_i² = (ν₀·s² + Σ_j (d_ij − g_i)²) / (ν₀ + n_i − 1)   a variance that ν₀ samples of the federation's s² steady
     s²   = Σ_ij (d_ij − g_i)² / Σ_i (n_i − 1)             never below the mean of d² / Σ n_i
-    w_i  = 1 / e_i²           ḡ = Σ w_i g_i / Σ w_i
-    τ²   = max(0, (Σ w_i (g_i − ḡ)² − (N − 1)) / (Σ w_i − Σ w_i² / Σ w_i))      how much clients truly differ
-    v_i  = 1 / (e_i² + τ²)    μ = Σ v_i g_i / Σ v_i       the federation's mean gain, of variance 1 / Σ v_i
-    b_i  = τ² / (τ² + e_i²)
-    γ_i  = μ + b_i (g_i − μ)                              the shrunk gain
-    ε_i² = b_i e_i² + (1 − b_i)² / Σ v_i                  the square of its standard error, as a prediction of the truth
+    z_i  = g_i / s_i                                      the effect size, of variance 1 / n_i
+    z̄    = Σ n_i z_i / Σ n_i
+    τ²   = max(0, (Σ n_i (z_i − z̄)² − (N − 1)) / (Σ n_i − Σ n_i² / Σ n_i))      how much clients truly differ
+    v_i  = 1 / (1/n_i + τ²)   μ = Σ v_i z_i / Σ v_i       the federation's mean, of variance 1 / Σ v_i
+    b_i  = τ² / (τ² + 1/n_i)
+    γ_i  = s_i · (μ + b_i (z_i − μ))                      the shrunk gain
+    ε_i  = s_i · √(b_i / n_i + (1 − b_i)² / Σ v_i)        its standard error, as a prediction of the truth
 
 Client i takes the candidate with the largest γ_i among those with γ_i > ε_i, and the safe choice if there is none. A
-client without validation samples has b_i = 0 and ε_i² = τ² + 1 / Σ v_i: it takes what the federation's mean says, if
-clients differ little. `docs/guard.md` has the experiments behind `utility`.
+client without validation samples has b_i = 0 and ε_i² = s²·(τ² + 1 / Σ v_i): it takes what the federation's mean says,
+if clients differ little. `docs/guard.md` has the experiments behind `utility` and z.
 """
 
 from collections import Counter
@@ -29,14 +32,18 @@ from torch import Tensor
 
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DataError, unknown
+from stratafl.evaluation.metrics import Metric, below
 from stratafl.evaluation.predictions import Predictions
 
 SAFE = "local"
 STEADY = 4.0  # ν₀: so many samples of the federation's variance are added to each client's own
-SMALLEST = 1e-12  # a standard error of 0 is taken as this
+SMALLEST = 1e-12  # a standard error or deviation of 0 is taken as this
 COMMON = 10.0  # so many samples of the federation count when a client's probabilities are calibrated
 POWERS = 2 ** (torch.arange(-36, 37, dtype=torch.float64) / 8)  # β from 1/23 to 23, in steps of 9 %
 TINY = 1e-12  # the least probability
+OF_PROBABILITIES = ("log_loss", "brier", "ece")  # metrics to which confidence matters
+OF_ORDER = ("auroc", "auprc", "sensitivity")  # to which only the order of scores matters
+CLASSES_ALIKE = ("balanced_accuracy", "macro_f1")
 
 
 @dataclass(frozen=True)
@@ -75,20 +82,25 @@ class Choice:
 
 
 def choose(
-    validation: Mapping[str, Predictions], safe: str = SAFE, clients: Iterable[int] | None = None
+    validation: Mapping[str, Predictions],
+    metric: Metric | None = None,
+    safe: str = SAFE,
+    clients: Iterable[int] | None = None,
 ) -> dict[int, Choice]:
     """What each client takes, by the predictions of every candidate for its validation samples.
 
-    `clients` are those that choose, by default all that have validation samples.
+    `metric` is what the models are for (see `utility`); `clients` are those that choose, by default all that have
+    validation samples.
     """
     if safe not in validation:
         raise unknown("candidate", safe, validation)
     base = validation[safe]
     ids = sorted(set(base.clients if clients is None else clients))
     others = {name: each for name, each in validation.items() if name != safe}
+    gains, without = {}, utility(base, metric)
     for name, each in others.items():
         _check_same_samples(name, each, safe, base)
-    gains = {name: client_gains(utility(each) - utility(base), base.client, ids) for name, each in others.items()}
+        gains[name] = shrunk_gains(utility(each, metric) - without, base.client, ids)
     samples, found = Counter(base.client.tolist()), {}
     for place, client in enumerate(ids):
         mine = {name: each[place] for name, each in gains.items()}
@@ -96,43 +108,94 @@ def choose(
     return found
 
 
-def utility(predictions: Predictions) -> Tensor:
-    """How good each prediction is, `[n]` in float64: 1 − ½·Brier score of classes, minus the squared error of numbers.
+def utility(predictions: Predictions, metric: Metric | None = None) -> Tensor:
+    """How much each prediction contributes to a metric, `[n]` in float64, larger is better; None is the usual metric.
+
+    numbers                          minus the squared error; minus the distance for `mae`
+    auroc, auprc, sensitivity        what a sample contributes to its client's AUROC, see `placements`
+    log_loss, brier, ece             1 − ½·Brier score of the probabilities as they are
+    balanced_accuracy, macro_f1      1 − ½·Brier score of calibrated probabilities, all classes of the same weight
+    accuracy, and your own metric    the same, all samples of the same weight
 
     Whether a prediction is right says too little of ten samples, so its probabilities count. They are calibrated first:
-    a model that was trained longer is only more confident, which says nothing of its accuracy.
+    a model that was trained longer is only more confident, which says nothing of its answers. NaN is a sample that says
+    nothing.
     """
+    kind = "" if metric is None else metric.name.partition("@")[0]
     if not predictions.labelled:
-        return -predictions.losses()
-    chances = calibrated(predictions)
+        distance = (predictions.scores.double()[:, 0] - predictions.y.double()).abs()
+        return -distance if kind == "mae" else -distance.square()
+    if kind in OF_ORDER:
+        return placements(predictions)
+    weight = class_weights(predictions) if kind in CLASSES_ALIKE else _ones(predictions)
+    chances = predictions.scores.double() if kind in OF_PROBABILITIES else calibrated(predictions, weight)
     right = chances.gather(1, predictions.y[:, None])[:, 0]
-    return 1 - (chances.square().sum(1) - 2 * right + 1) / 2
+    return weight * (1 - (chances.square().sum(1) - 2 * right + 1) / 2)
 
 
-def calibrated(predictions: Predictions) -> Tensor:
+def _ones(predictions: Predictions) -> Tensor:
+    return torch.ones(len(predictions), dtype=torch.float64)
+
+
+def class_weights(predictions: Predictions) -> Tensor:
+    """A weight of each sample `[n]`, of mean 1, with which all classes of the federation weigh the same."""
+    counts = torch.bincount(predictions.y, minlength=predictions.scores.shape[1]).double()
+    return (len(predictions) / (counts.clamp(min=1) * (counts > 0).sum()))[predictions.y]
+
+
+def placements(predictions: Predictions) -> Tensor:
+    """Pseudo-values `[n]` of each client's AUROC, which is their mean over its samples; NaN if it cannot be told.
+
+    The AUROC A of m positives and n negatives is the mean over positives of the share of negatives below, and over
+    negatives of the share of positives above. With that share V, a positive is A + (V − A)·(m + n) / √(m·(m − 1)), and
+    a negative the same with n for m: their variance over m + n is that of A (DeLong, DeLong and Clarke-Pearson 1988).
+    For that, a class needs two samples of it and two others; with more classes it is the mean over those that have.
+    """
+    found = torch.full((len(predictions),), torch.nan, dtype=torch.float64)
+    classes = torch.arange(predictions.scores.shape[1])
+    for client in predictions.clients:
+        at = (predictions.client == client).nonzero()[:, 0]
+        label = classes[1:] if len(classes) == 2 else classes
+        positive = predictions.y[at] == label[:, None]
+        enough = (positive.sum(1) > 1) & ((~positive).sum(1) > 1)
+        positive, score = positive[enough], predictions.scores[at].double().T[label[enough]]
+        m = positive.sum(1, keepdim=True).double()
+        n = len(at) - m
+        share = torch.where(positive, below(~positive, score) / n, 1 - below(positive, score) / m)
+        whole, alike = (share * positive).sum(1, keepdim=True) / m, torch.where(positive, m, n)
+        found[at] = (whole + len(at) / (alike * (alike - 1)).sqrt() * (share - whole)).mean(0)
+    return found
+
+
+def calibrated(predictions: Predictions, weight: Tensor | None = None) -> Tensor:
     """Its probabilities to the power β and normalised, `[n, K]`, with the β of each client that fits the labels best.
 
     To a client's own log-loss the mean of the federation's is added, as much as of `COMMON` samples, so that a client
-    with few samples has about everybody's β.
+    with few samples has about everybody's β. Samples count by their weights, by default alike.
     """
+    weight = _ones(predictions) if weight is None else weight
     logs, y = predictions.scores.double().clamp(min=TINY).log(), predictions.y[:, None]
     if not len(logs):
         return predictions.scores.double()
     place = predictions.client.unique(return_inverse=True)[1]
-    losses = [-torch.log_softmax(beta * logs, 1).gather(1, y)[:, 0] for beta in POWERS.tolist()]
+    losses = [-weight * torch.log_softmax(beta * logs, 1).gather(1, y)[:, 0] for beta in POWERS.tolist()]
     own = torch.stack([_sums(loss, place, int(place.max()) + 1) + COMMON * loss.mean() for loss in losses])
     return torch.softmax(POWERS[own.argmin(0)][place][:, None] * logs, 1)
 
 
-def client_gains(difference: Tensor, client: Tensor, ids: Sequence[int]) -> list[Gain]:
+def shrunk_gains(difference: Tensor, client: Tensor, ids: Sequence[int]) -> list[Gain]:
     """The gain of each of these clients, from the paired difference of each sample and whose sample it is."""
     place = {client: i for i, client in enumerate(ids)}
     at = torch.tensor([place.get(each, -1) for each in client.tolist()], dtype=torch.int64)
-    difference, at = difference[at >= 0], at[at >= 0]
+    known = (at >= 0) & ~difference.isnan()
+    difference, at = difference[known], at[known]
     count = _sums(torch.ones_like(difference), at, len(ids))
     mean = _sums(difference, at, len(ids)) / count.clamp(min=1)
-    error = _standard_errors(difference, mean, count, at)
-    shrunk, shrunk_error = shrink(mean, error)
+    deviation = _deviations(difference, mean, count, at)
+    error = deviation / count.sqrt()  # x / 0 is infinite
+    told = torch.isfinite(error)
+    size, size_error = mean / deviation.clamp(min=SMALLEST), torch.where(told, 1 / count.sqrt(), torch.inf)
+    shrunk, shrunk_error = (deviation * each for each in shrink(size, size_error))
     columns = (mean.where(count > 0, torch.nan), error, shrunk, shrunk_error)
     return [Gain(*(x if isfinite(x) else None for x in row)) for row in torch.stack(columns, 1).tolist()]
 
@@ -163,14 +226,14 @@ def between_variance(mean: Tensor, square: Tensor) -> float:
     return max(0.0, float(excess / scale)) if len(mean) > 1 else 0.0
 
 
-def _standard_errors(difference: Tensor, mean: Tensor, count: Tensor, at: Tensor) -> Tensor:
-    """e of each client `[N]`; infinite without samples, and of everybody if no variance can be told."""
+def _deviations(difference: Tensor, mean: Tensor, count: Tensor, at: Tensor) -> Tensor:
+    """s of each client `[N]`, the federation's without samples; infinite if no variance can be told."""
     squares = _sums((difference - mean[at]).square(), at, len(mean))
     freedom = (count - 1).clamp(min=0)
     if not freedom.sum():
         return torch.full_like(mean, torch.inf)
     common = torch.maximum(squares.sum() / freedom.sum(), difference.square().mean() / len(difference))
-    return ((STEADY * common + squares) / (STEADY + freedom) / count).sqrt()  # x / 0 is infinite
+    return ((STEADY * common + squares) / (STEADY + freedom)).sqrt()
 
 
 def _sums(values: Tensor, at: Tensor, clients: int) -> Tensor:
