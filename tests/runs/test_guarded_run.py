@@ -1,6 +1,8 @@
 """A run that ends with a choice per client: what it writes, killed and resumed, and what refuses it."""
 
 import json
+import shutil
+import weakref
 from pathlib import Path
 
 import pytest
@@ -9,9 +11,13 @@ import torch
 import stratafl
 from stratafl.algorithms import ditto, fedper, local
 from stratafl.config.experiment import Experiment, from_tables
+from stratafl.core.layout import Rows
 from stratafl.data import digits
 from stratafl.errors import DamagedError, DataError, RecordError, RunError
-from stratafl.evaluation.candidates import local_descent
+from stratafl.evaluation import candidates
+from stratafl.evaluation.candidates import Candidates, local_descent
+from stratafl.evaluation.predictions import Predictions
+from stratafl.execute import Progress, Simulation
 from stratafl.models import MLP
 from stratafl.policies import SGD
 from stratafl.report import ranking, read_outcome, run_folders
@@ -114,6 +120,37 @@ def test_a_damaged_guard_is_refused_and_written_again(done: Path, tmp_path: Path
         assert run.unguarded
         list(run.guarding())
     assert read_guard(folder).choices == read_guard(done).choices
+
+
+def test_a_guard_that_was_killed_while_writing_leaves_nothing(done: Path, tmp_path: Path) -> None:
+    shutil.copytree(done, tmp_path / "run")
+    partial = tmp_path / "run" / ".guard.0123.partial"
+    partial.mkdir()
+    (partial / "models.safetensors").write_bytes(b"half of it")
+    Run.open(tmp_path / "run").close()
+    assert not partial.exists()
+    assert (tmp_path / "run" / "guard").exists()
+
+
+def test_candidates_are_tried_one_after_the_other(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a candidate predicts, the models of those before are gone, but for the received ones: they are trained."""
+    fitted = stratafl.load(done, device="cpu")
+    alive: list[weakref.ref[torch.Tensor]] = []
+    predict = candidates.predictions_of_rows
+
+    def watched(sim: Simulation, progress: Progress, rows: Rows, ids: torch.Tensor, split: str) -> Predictions:
+        assert sum(each() is not None for each in alive) <= 1
+        alive.append(weakref.ref(rows["fc.weight"]))
+        return predict(sim, progress, rows, ids, split)
+
+    monkeypatch.setattr(candidates, "predictions_of_rows", watched)
+    made = Candidates(fitted.sim, fitted.progress, fitted.sim, fitted.progress, SGD(batch=100), epochs=1)
+    assert list(made.predictions(torch.arange(4), ["test"])["test"]) == [
+        "received",
+        "fine-tuned",
+        "head fine-tuned",
+        "local",
+    ]
 
 
 def test_the_folder_of_a_guard_is_not_a_run_to_continue(done: Path) -> None:

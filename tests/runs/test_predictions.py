@@ -95,6 +95,17 @@ def test_an_unfinished_run_has_none_and_a_finished_one_gets_what_is_missing(tmp_
     assert read_predictions(tmp_path / "run", "train") is None
 
 
+def test_whose_round_they_are_is_known_from_their_header(example, tmp_path, monkeypatch):
+    """A large file is not read for that; one that was cut off is damaged, whatever its header says."""
+    monkeypatch.setattr("stratafl.runs.predictions.read_plain", None)
+    assert predicted_round(example) in (1, 2, 3)
+    whole = (example / PREDICTIONS).read_bytes()
+    for damaged in (b"", whole[:40], whole[:-1], whole + b"x", whole.replace(b"round", b"pound")):
+        (tmp_path / PREDICTIONS).write_bytes(damaged)
+        with pytest.raises(DamagedError, match="damaged"):
+            predicted_round(tmp_path)
+
+
 def test_a_changed_file_is_refused(example, tmp_path):
     data = bytearray((example / PREDICTIONS).read_bytes())
     data[-3] ^= 1

@@ -1,5 +1,6 @@
 """The guard's statistics against numbers worked out by hand, and its edges."""
 
+from dataclasses import replace
 from math import inf, isclose, sqrt
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor
 from stratafl.errors import DataError, UnknownNameError
 from stratafl.evaluation import guard
 from stratafl.evaluation.guard import Gain, between_variance, calibrated, choose, client_gains, shrink, utility
+from stratafl.evaluation.metrics import METRICS
 from stratafl.evaluation.predictions import Predictions
 
 F64 = torch.float64
@@ -159,6 +161,41 @@ def test_calibration_of_few_samples_follows_the_federation() -> None:
 def test_utility_of_numbers_is_minus_the_squared_error() -> None:
     given = Predictions(torch.zeros(2, dtype=torch.int64), torch.tensor([1.0, 2.0]), torch.tensor([[1.5], [2.0]]))
     assert torch.allclose(utility(given), tensor(-0.25, 0))
+
+
+def one_in_ten(minority: float, majority: float, client: int = 0) -> Predictions:
+    """100 samples, ten of class 1, of which these shares of both classes are recognised at odds of 9 to 1."""
+    y = torch.tensor([1] * 10 + [0] * 90)
+    right = torch.tensor([at < 10 * minority for at in range(10)] + [at < 90 * majority for at in range(90)])
+    answer = torch.where(right, y, 1 - y)
+    scores = 0.1 + 0.8 * torch.nn.functional.one_hot(answer, 2).float()
+    return Predictions(torch.full((100,), client), y, scores)
+
+
+def test_the_metric_decides_whether_a_rare_class_counts() -> None:
+    """One candidate finds 80 % of the rare class at the price of 20 % of the other; local training finds none of it."""
+    validation = {"received": one_in_ten(0.8, 0.8), "local": one_in_ten(0.0, 1.0)}
+    for name, taken in {"accuracy": "local", "balanced_accuracy": "received", "auroc": "received"}.items():
+        assert choose(validation, METRICS[name])[0].candidate == taken, name
+
+
+def test_a_constant_answer_gains_nothing_where_classes_count_alike() -> None:
+    """At 90 % or at 60 %: calibrated for classes of equal weight, both say that they do not know."""
+    sure_of_it = one_in_ten(0.0, 1.0)
+    unsure = replace(sure_of_it, scores=torch.tensor([[0.6, 0.4]]).repeat(100, 1))
+    found = [utility(each, METRICS["balanced_accuracy"]).mean() for each in (sure_of_it, unsure)]
+    assert abs(found[0] - found[1]) < 0.03
+    assert abs(found[0] - 0.75) < 0.03
+
+
+def test_confidence_counts_where_the_metric_is_of_probabilities() -> None:
+    given = one_in_ten(0.5, 0.9)
+    assert torch.allclose(utility(given, METRICS["brier"]), 1 - (given.scores.double()[range(100), given.y] - 1) ** 2)
+
+
+def test_utility_of_the_absolute_error() -> None:
+    given = Predictions(torch.zeros(2, dtype=torch.int64), torch.tensor([1.0, 2.0]), torch.tensor([[1.5], [2.0]]))
+    assert torch.allclose(utility(given, METRICS["mae"]), tensor(-0.5, 0))
 
 
 def test_scale_does_not_matter() -> None:

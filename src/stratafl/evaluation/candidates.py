@@ -9,7 +9,7 @@
 `guard.py` decides between them; `runs/guard.py` trains the local models and writes down what was chosen.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,9 +25,11 @@ from stratafl.core.state import join, rows_of
 from stratafl.errors import DataError, unknown
 from stratafl.evaluation.evaluate import ClientModels, client_models, deployed, same_tensors
 from stratafl.evaluation.guard import SAFE, Choice, choose
+from stratafl.evaluation.metrics import Metric
 from stratafl.evaluation.predictions import Predictions, joined, predictions_of_rows
 from stratafl.execute import Progress, Simulation
 from stratafl.execute.context import client_state_format
+from stratafl.execute.executors import chunk_size
 from stratafl.execute.memory import choose_store, limit_left
 from stratafl.policies import SGD
 from stratafl.policies.train import tuning
@@ -35,7 +37,6 @@ from stratafl.policies.train import tuning
 TUNED, HEAD_TUNED = "fine-tuned", "head fine-tuned"
 EPOCHS = 5  # of fine-tuning
 LAYERS = {TUNED: select("all"), HEAD_TUNED: select("head")}
-STAGES_AND_TUNED = ("received", *LAYERS)
 ByCandidate = dict[str, Predictions]
 
 
@@ -55,25 +56,37 @@ class Candidates:
     def predictions(self, ids: Tensor, splits: Sequence[str]) -> dict[str, ByCandidate]:
         """By split and candidate, what the models of these clients give for their own samples."""
         parts: dict[str, dict[str, list[Predictions]]] = {split: {} for split in splits}
-        for some in client_models(self.sim, self.progress, self.sim.checked(ids)):
-            models = {name: self._rows(name, some) for name in (*STAGES_AND_TUNED, SAFE)}
-            own = some.rows(self.stage)
-            if not any(same_tensors(own, models[stage]) for stage in STAGES_AND_TUNED):
-                models = {"received": models["received"], self.stage: own, **models}
-            for split in splits:
-                for name, rows in models.items():
-                    sim, progress = self._alone() if name == SAFE else (self.sim, self.progress)
+        for some in self._groups(ids):
+            for name, rows in self._each(some):
+                sim, progress = self._alone() if name == SAFE else (self.sim, self.progress)
+                for split in splits:
                     given = predictions_of_rows(sim, progress, rows, some.ids, split)
                     parts[split].setdefault(name, []).append(given)
         return {split: {name: joined(each) for name, each in found.items()} for split, found in parts.items()}
 
+    def _each(self, some: ClientModels) -> Iterator[tuple[str, Rows]]:
+        """One candidate after the other, so that memory holds two models of a client and not all of them."""
+        received = self._rows("received", some)
+        yield "received", received
+        own = self._rows(self.stage, some)
+        if not same_tensors(own, received):
+            yield self.stage, own
+        del own
+        for name in (*LAYERS, SAFE):
+            yield name, self._rows(name, some)
+
     def rows(self, name: str, ids: Tensor) -> Rows:
         """The models of these clients that are this candidate."""
-        known = (*STAGES_AND_TUNED, self.stage, SAFE)
+        known = ("received", *LAYERS, self.stage, SAFE)
         if name not in known:
             raise unknown("candidate", name, known)
-        groups = client_models(self.sim, self.progress, self.sim.checked(ids))
-        return rows_of(join([{"rows": self._rows(name, some)} for some in groups]), "rows")
+        return rows_of(join([{"rows": self._rows(name, some)} for some in self._groups(ids)]), "rows")
+
+    def _groups(self, ids: Tensor) -> Iterator[ClientModels]:
+        """As many clients at a time as memory allows to train, since they are fine-tuned."""
+        ids = self.sim.checked(ids)
+        for group in ids.split(chunk_size(self.sim, min(len(ids), self.sim.largest_cohort))):
+            yield from client_models(self.sim, self.progress, group)
 
     def _rows(self, name: str, some: ClientModels) -> Rows:
         if name == SAFE:
@@ -133,9 +146,9 @@ class GuardedModels:
         return self.candidates.rows(self.choices[client].candidate, torch.tensor([client]))
 
 
-def guarded(candidates: Candidates, ids: Tensor, splits: Sequence[str]) -> GuardedModels:
-    """What each of these clients takes, by its validation samples."""
+def guarded(candidates: Candidates, ids: Tensor, splits: Sequence[str], metric: Metric | None = None) -> GuardedModels:
+    """What each of these clients takes, by this metric on its validation samples."""
     found = candidates.predictions(ids, splits)
     if "validation" not in found:
         raise DataError("the guard chooses on validation samples: set data.validation, such as 0.1")
-    return GuardedModels(candidates, choose(found["validation"], clients=ids.tolist()), found)
+    return GuardedModels(candidates, choose(found["validation"], metric, clients=ids.tolist()), found)

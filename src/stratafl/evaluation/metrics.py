@@ -136,13 +136,16 @@ def one_against_rest(binary: Binary) -> Compute:
     return compute
 
 
+def below(which: Tensor, score: Tensor) -> Tensor:
+    """For each sample, how many of these samples score below it; a tie is half of one. Float64 `[…, n]`."""
+    ordered, score = score.masked_fill(~which, torch.inf).sort(-1).values, score.contiguous()
+    return (torch.searchsorted(ordered, score) + torch.searchsorted(ordered, score, right=True)).double() / 2
+
+
 def _auroc(positive: Tensor, negative: Tensor, score: Tensor) -> Tensor:
     """The share of pairs of a positive and a negative sample that are in order; a tie is half of one."""
-    rivals = score.masked_fill(~negative, torch.inf).sort(1).values
-    score = score.contiguous()
-    below = torch.searchsorted(rivals, score) + torch.searchsorted(rivals, score, right=True)
     pairs = positive.sum(1) * negative.sum(1)
-    return (below * positive).sum(1) / (2 * pairs).double()
+    return (below(negative, score) * positive).sum(1) / pairs
 
 
 def _at_least(which: Tensor, score: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ memories.bin         the states of clients, if they are kept on disk
 
 import os
 import shlex
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,7 @@ from typing import Any
 from stratafl.config.experiment import Experiment, from_stored, load_stored, to_tables
 from stratafl.errors import BusyError, DamagedError, RunError
 from stratafl.evaluation.measure import Line
-from stratafl.files import PARTIAL, atomically, explained, is_plain, sync_folder
+from stratafl.files import PARTIAL, atomically, explained, is_plain, is_plain_folder, sync_folder
 from stratafl.runs import checkpoint, environment
 from stratafl.runs.format import check_format
 from stratafl.runs.journal import Mark, line_bodies
@@ -101,7 +102,9 @@ def refuse_guard(folder: Path) -> None:
 def clear_partial(folder: Path) -> None:
     """Remove what interrupted writes left behind."""
     for partial in folder.glob(f".*{PARTIAL}"):
-        if partial.is_file():
+        if is_plain_folder(partial):
+            shutil.rmtree(partial, ignore_errors=True)
+        elif partial.is_file():
             partial.unlink(missing_ok=True)
 
 

@@ -135,7 +135,7 @@ def guarding(
         beside = replace(trial, sim=alone, lab=LayerDiagnostics(), stage="deployed")
         best = yield from train_alone(beside, experiment.evaluate, rounds)
     candidates = Candidates(trial.sim, progress, alone, best, experiment.train, experiment.evaluate.stage)
-    return guarded(candidates, trial.ids, trial.splits)
+    return guarded(candidates, trial.ids, trial.splits, trial.metric)
 
 
 def trained_alone(folder: Path, experiment: Experiment, alone: Simulation, rounds: int) -> Progress | None:

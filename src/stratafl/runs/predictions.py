@@ -18,10 +18,10 @@ from torch import Tensor
 
 from stratafl.errors import DamagedError, DataError
 from stratafl.evaluation.predictions import Predictions
-from stratafl.files import explained, read_plain, write_atomically
+from stratafl.files import explained, open_plain, read_plain, write_atomically
 
 PREDICTIONS = "predictions.safetensors"
-LARGEST = 16 << 30  # bytes that are read
+LARGEST, LARGEST_HEAD = 16 << 30, 1 << 20  # bytes that are read
 PARTS = ("client", "y", "scores")
 
 
@@ -50,9 +50,20 @@ def read_predictions(folder: Path, split: str = "test") -> Predictions | None:
 
 
 def predicted_round(folder: Path) -> int | None:
-    """The round whose predictions a run directory holds; None without any."""
+    """The round whose predictions a run directory holds; None without any.
+
+    Only the header is read, and whether the file is as long as that says: a run is opened often, and this can be large.
+    """
     path = folder / PREDICTIONS
-    return _read(path)[1]["round"] if os.path.lexists(path) else None
+    if not os.path.lexists(path):
+        return None
+    with explained("read", path), os.fdopen(open_plain(path), "rb") as file:
+        head = file.read(min(int.from_bytes(file.read(8), "little"), LARGEST_HEAD))
+        size = os.fstat(file.fileno()).st_size
+    about, length = _header(path, head)
+    if size != 8 + len(head) + length:
+        raise _damaged(path)
+    return about["round"]  # type: ignore[no-any-return]
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -60,14 +71,29 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         data = read_plain(path, LARGEST)
     try:
         tensors = load(data)
-        head = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        about = json.loads(head["__metadata__"]["stratafl"])
-        stored = about["sha256"] if isinstance(about["round"], int) else None
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise DamagedError(f"'{path}' is damaged: remove it, and write it again with 'strata resume'") from error
-    if stored != _digest(tensors):
+    except SafetensorError as error:
+        raise _damaged(path) from error
+    about, _ = _header(path, data[8 : 8 + int.from_bytes(data[:8], "little")])
+    if about["sha256"] != _digest(tensors):
         raise DamagedError(f"'{path}' was changed: remove it, and write it again with 'strata resume'")
     return tensors, about
+
+
+def _header(path: Path, head: bytes) -> tuple[dict[str, Any], int]:
+    """What a file says of itself, and how many bytes of tensors follow."""
+    try:
+        table = json.loads(head)
+        about = json.loads(table.pop("__metadata__")["stratafl"])
+        length = max((int(each["data_offsets"][1]) for each in table.values()), default=0)
+        if type(about["round"]) is int and isinstance(about["sha256"], str):
+            return about, length
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        raise _damaged(path) from error
+    raise _damaged(path)
+
+
+def _damaged(path: Path) -> DamagedError:
+    return DamagedError(f"'{path}' is damaged: remove it, and write it again with 'strata resume'")
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:
