@@ -185,8 +185,10 @@ def chosen(*among: Result) -> str:
 def test_of_methods_that_are_as_good_the_simplest_is_taken() -> None:
     alone = of_scores("local", 300)
     assert chosen(alone, of_scores("fedavg", 350), of_scores("fedprior", 350)) == "fedavg"  # the first of the list
-    assert chosen(alone, of_scores("fedavg", 351), of_scores("fedprior", 353)) == "fedavg"  # half a point is no more
-    assert chosen(alone, of_scores("fedavg", 340), of_scores("fedprior", 353)) == "fedprior"  # three points are
+    assert (
+        chosen(alone, of_scores("fedavg", 352), of_scores("fedprior", 353)) == "fedavg"
+    )  # a quarter of a point is no more
+    assert chosen(alone, of_scores("fedavg", 350), of_scores("fedprior", 353)) == "fedprior"  # three quarters are
     assert chosen(alone, of_scores("fedavg", 351), of_scores("fedper", 351, received=0.9)) == "fedper"  # sends less
     assert chosen(alone, of_scores("fedavgft", 352, tuning=1), of_scores("fedprior", 351)) == "fedprior"  # trains less
     assert chosen(of_scores("local", 352), of_scores("fedavg", 351), of_scores("fedprior", 353)) == "fedprior"

@@ -33,7 +33,7 @@ from stratafl.execute.build import ModelSource
 
 BUDGET = 0.1  # of the client-steps of trying all candidates in full
 CAUTION = 0.0  # standard errors by which a method must be expected to beat training alone
-POINT = 0.01  # methods whose scores differ by less, and by less than a standard error, are as good as each other
+NEAR = 0.005  # methods whose scores differ by less, and by less than a standard error, are as good as each other
 SAME_BYTES = 1.05  # a factor within which methods send as much as each other
 
 
@@ -229,12 +229,12 @@ def _decided(
 def simplest(problem: Problem, among: Sequence[Result], order: Sequence[Candidate]) -> Result:
     """Of the federated candidates that are as good as the best, the one that sends least, then trains least.
 
-    As good: less than a point and less than a standard error behind, and not behind training alone if the best is not.
+    As good: less than half a point and less than a standard error behind, and not behind training alone if the best is not.
     Of those that are still alike it is the first in the `order` of the short list, where plain ones come first.
     """
     federated = [each for each in among if each.candidate.method != ALONE]
     best, alone = federated[0], next(each for each in among if each.candidate.method == ALONE)
-    near = POINT * (1 if problem.metric.percent else abs(best.expected))
+    near = NEAR * (1 if problem.metric.percent else abs(best.expected))
     equals = [best]
     for each in federated[1:]:
         behind = difference(problem, best, each, among, late=True)

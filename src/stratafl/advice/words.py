@@ -190,7 +190,7 @@ def cost(advice: Advice) -> str:
         "It sends nothing."
         if not one
         else (
-            f"{counted(rounds, 'round')} send {size(advice.bytes)}, {size(one)} in a round, "
+            f"{counted(rounds, 'round')} of {advice.candidate.label} send {size(advice.bytes)}, {size(one)} in a round, "
             f"{size(advice.bytes / advice.facts.clients)} per client, up and down together."
         )
     )
