@@ -229,8 +229,8 @@ def _decided(
 def simplest(problem: Problem, among: Sequence[Result], order: Sequence[Candidate]) -> Result:
     """Of the federated candidates that are as good as the best, the one that sends least, then trains least.
 
-    As good: less than half a point and less than a standard error behind, and not behind training alone if the best is not.
-    Of those that are still alike it is the first in the `order` of the short list, where plain ones come first.
+    As good: less than half a point and less than a standard error behind, and not behind training alone if the best is
+    not. Of those that are still alike it is the first in the `order` of the short list, where plain ones come first.
     """
     federated = [each for each in among if each.candidate.method != ALONE]
     best, alone = federated[0], next(each for each in among if each.candidate.method == ALONE)

@@ -184,16 +184,11 @@ def clients(advice: Advice) -> str:
 
 def cost(advice: Advice) -> str:
     """Bytes of the recommended run, and what the advice itself took."""
-    rounds, tryout = advice.experiment.run.rounds, advice.tryout
+    tryout = advice.tryout
     one = tryout.of(advice.candidate.name).bytes_per_round
-    sent = (
-        "It sends nothing."
-        if not one
-        else (
-            f"{counted(rounds, 'round')} of {advice.candidate.label} send {size(advice.bytes)}, {size(one)} in a round, "
-            f"{size(advice.bytes / advice.facts.clients)} per client, up and down together."
-        )
-    )
+    sent = f"{_all_rounds(advice)} of {advice.candidate.label} send {size(advice.bytes)}, {size(one)} in a round, "
+    sent += f"{size(advice.bytes / advice.facts.clients)} per client, up and down together."
+    sent = sent if one else "It sends nothing."
     return (
         f"{sent} This advice took {tryout.steps:,} client-steps, {tryout.steps / max(1, tryout.full):.1%} of the "
         f"{tryout.full:,} that all {len(advice.comparable)} comparable methods take in full."
