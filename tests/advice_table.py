@@ -161,6 +161,17 @@ def printed(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def all_in_full(store: Store, seeds: Sequence[int]) -> str:
+    """The mean accuracy of every comparable method, over seeds."""
+    found = {name: [store.full(name, seed) for seed in seeds] for name in FEDERATIONS}
+    lines = [f"| method | {' | '.join(found)} |", "|---" * (1 + len(found)) + "|"]
+    for method in dict.fromkeys(each for scores in found.values() for each in scores[0]):
+        runs = [[accuracy(each[method]) for each in scores if method in each] for scores in found.values()]
+        cells = [f"{100 * float(np.mean(each)):.1f}" if len(each) == len(seeds) else "" for each in runs]
+        lines += [f"| {method} | {' | '.join(cells)} |"] if all(cells) else []
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", default="0,1,2")
@@ -176,6 +187,7 @@ def main() -> None:
         return
     for caution in given.caution.split(","):
         print(f"caution {caution}\n\n{printed([store.row(name, seeds, float(caution)) for name in FEDERATIONS])}\n")
+    print(all_in_full(store, seeds))
 
 
 if __name__ == "__main__":

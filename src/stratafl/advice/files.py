@@ -44,7 +44,7 @@ def plain(advice: Advice, config: Path) -> dict[str, Any]:
         "gain_over_local": {"value": _number(gain.value), "error": _number(gain.error)},
         "expected_gain_over_local": {"value": _number(later.value), "error": _number(later.error)},
         "bytes": advice.bytes,
-        "command": words.command(advice, config),
+        "command": words.commands(advice, config)[0],
         "facts": {
             "clients": facts.clients,
             "train_samples": list(facts.sizes),
