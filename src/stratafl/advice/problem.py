@@ -100,8 +100,8 @@ def held_out(federation: Federation) -> Federation:
     Where validation samples are fewer than `HELD`, some training samples, the same share of each class, become
     validation samples; not if samples belong to groups, which must stay on one side.
     """
-    nobody = Ragged.from_lists([[] for _ in range(federation.clients)])
-    without = replace(federation, splits={**federation.splits, "test": nobody})
+    empty = Ragged.from_lists([[] for _ in range(federation.clients)])
+    without = replace(federation, splits={**federation.splits, "test": empty})
     if federation.group is not None:
         return without
     train, validation = [], []
@@ -111,7 +111,7 @@ def held_out(federation: Federation) -> Federation:
         moved = _evenly(mine, federation.y.cpu(), max(0, wanted))
         train.append(mine[~moved])
         validation.append(torch.cat([seen, mine[moved]]))
-    splits = {"train": Ragged.from_lists(train), "validation": Ragged.from_lists(validation), "test": nobody}
+    splits = {"train": Ragged.from_lists(train), "validation": Ragged.from_lists(validation), "test": empty}
     return replace(federation, splits=splits)
 
 
