@@ -108,6 +108,7 @@ def test_a_lower_loss_is_better(advice: Advice) -> None:
     found = replace(advice, tryout=replace(advice.tryout, problem=problem))
     assert words.against_alone(Difference(0.031, 0.012), found) == "better by 0.031 ± 0.012 in log-loss"
     assert words.against_alone(Difference(-0.2, float("inf")), found) == "worse by 0.2 ± unknown in log-loss"
+    assert words.gain_number(-0.0002, 0.011, found, "+") == "+0.000 ± 0.011"
     assert words.clients_title(found).endswith("in log-loss, where + is better")
 
 
@@ -153,6 +154,7 @@ def test_one_round_is_no_forecast(given: Federation) -> None:
         replace(longer, tryout=replace(found.tryout, results=(*found.tryout.results, _named("fedavglpft", found))))
     )
     assert not words.commands(found, Path("a.toml"))[0].startswith("strata run")
+    assert "may expect" not in words.markdown(found, Path("a.toml"))
     assert advise(short, federation=given, model=model(2), budget=budget).tryout.forecast
 
 

@@ -188,9 +188,9 @@ def cost(advice: Advice) -> str:
     one = tryout.of(advice.candidate.name).bytes_per_round
     sent = f"{_all_rounds(advice)} of {advice.candidate.label} send {size(advice.bytes)}, {size(one)} in a round, "
     sent += f"{size(advice.bytes / advice.facts.clients)} per client, up and down together."
-    sent = sent if one else "It sends nothing."
+    sent = "" if not advice.told else f"{sent} " if one else "It sends nothing. "
     return (
-        f"{sent} This advice took {tryout.steps:,} client-steps, {tryout.steps / max(1, tryout.full):.1%} of the "
+        f"{sent}This advice took {tryout.steps:,} client-steps, {tryout.steps / max(1, tryout.full):.1%} of the "
         f"{tryout.full:,} that all {len(advice.comparable)} comparable methods take in full."
     )
 
@@ -289,13 +289,14 @@ def gain_number(value: float, error: float, advice: Advice, plus: str = "") -> s
     if not isfinite(error):
         return minus(f"{factor * value:{plus}.3g} ± unknown")
     digits = 1 if advice.metric.percent else max(0, 1 - floor(log10(error))) if error else 3
-    return minus(f"{factor * value:{plus}.{digits}f} ± {factor * error:.{digits}f}")
+    shown = round(factor * value, digits) + 0.0  # which has no −0
+    return minus(f"{shown:{plus}.{digits}f} ± {factor * error:.{digits}f}")
 
 
 def clients_title(advice: Advice) -> str:
-    when = f"after {_all_rounds(advice)}" if advice.tryout.forecast else f"after {counted(_rounds(advice), 'round')}"
     unit = gain_unit(advice) if advice.metric.larger_is_better else f"{gain_unit(advice)}, where + is better"
-    return f"What each client may expect of {advice.best_federated.label} over training alone {when}, in {unit}"
+    label, after = advice.best_federated.label, _all_rounds(advice)
+    return f"What each client may expect of {label} over training alone after {after}, in {unit}"
 
 
 def gain_unit(advice: Advice) -> str:
@@ -327,12 +328,10 @@ def markdown(advice: Advice, config: Path) -> str:
         "|---|---|---|---|---|",
     ]
     lines += [f"| {' | '.join(row)} |" for row in tried(advice)]
-    lines += ["", f"## {clients_title(advice)}", ""]
-    lines += [
-        "| client | training samples | validation samples | gain | |",
-        "|---|---|---|---|---|",
-    ]
-    lines += [f"| {' | '.join(client_row(each, advice))} |" for each in advice.clients]
+    if advice.told:
+        lines += ["", f"## {clients_title(advice)}", ""]
+        lines += ["| client | training samples | validation samples | gain | |", "|---|---|---|---|---|"]
+        lines += [f"| {' | '.join(client_row(each, advice))} |" for each in advice.clients]
     return "\n".join([*lines, "", unknown(advice), ""])
 
 

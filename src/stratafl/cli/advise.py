@@ -79,7 +79,8 @@ def print_advice(advice: Advice, config: Path, console: Console) -> None:
     for row in words.tried(advice):
         tried.add_row(*map(Text, row))
     console.print(tried)
-    _print_clients(advice, console)
+    if advice.told:
+        _print_clients(advice, console)
     say(words.unknown(advice))
     console.print()
     console.print(Text("type next:", style="bold"))
