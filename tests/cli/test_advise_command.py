@@ -9,13 +9,16 @@ SHORT = ("--rounds", 4, "--set", "train.batch=50", "--set", "data.clients=4")
 
 
 def test_it_answers_and_writes_what_to_run(strata, place):
-    result = strata("advise", "digits", *SHORT, "--out", place / "advice")
+    options = ("--metric", "balanced_accuracy", "--budget", 0.4)
+    result = strata("advise", "digits", *SHORT, *options, "--out", place / "advice")
     assert result.code == 0
     assert result.out.startswith(("Federate with", "Train alone"))
+    assert "points of balanced accuracy" in result.out
     assert "strata run --config" in result.out
     stored = json.loads((place / "advice" / "advice.json").read_text())
+    assert stored["metric"] == "balanced_accuracy"
     assert stored["budget"]["client_steps"] <= stored["budget"]["allowed"]
-    again = strata("advise", "digits", *SHORT, "--out", place / "advice")
+    again = strata("advise", "digits", *SHORT, *options, "--out", place / "advice")
     assert again.code == 2
     assert "exists: choose another name" in again.err
 

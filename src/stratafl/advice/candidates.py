@@ -49,10 +49,6 @@ class Candidate:
         """What names its training."""
         return self.training or self.name
 
-    def cost(self, rounds: int) -> float:
-        """Epochs over all clients' training samples, in multiples of `train.epochs`."""
-        return self.epochs * rounds + self.tuning
-
 
 def comparable(layout: Layout, classes: int | None, clients: int, epochs: int = 1) -> list[Candidate]:
     """What a full comparison on this model and data would run, each method at its defaults; `epochs` of a round."""

@@ -31,19 +31,20 @@ def write_advice(advice: Advice, folder: Path) -> Path:
 
 def plain(advice: Advice, config: Path) -> dict[str, Any]:
     """The advice as JSON holds it."""
-    facts, outcome, gain, later = advice.facts, advice.outcome, advice.over_local, advice.expected
+    facts, tryout, gain, later = advice.facts, advice.tryout, advice.over_local, advice.expected
     return {
         "federate": advice.federate,
         "method": advice.candidate.method,
         "options": dict(advice.candidate.options),
         "personal_layers": advice.candidate.personal,
         "answer": words.answer(advice),
+        "doubt": advice.doubt,
         "metric": advice.metric.name,
         "best_federated": advice.best_federated.name,
         "gain_over_local": {"value": _number(gain.value), "error": _number(gain.error)},
         "expected_gain_over_local": {"value": _number(later.value), "error": _number(later.error)},
         "bytes": advice.bytes,
-        "command": words.command(advice, config),
+        "command": words.commands(advice, config)[0],
         "facts": {
             "clients": facts.clients,
             "train_samples": list(facts.sizes),
@@ -52,7 +53,7 @@ def plain(advice: Advice, config: Path) -> dict[str, Any]:
             "groups": list(facts.groups),
             "conflicts": {each.layer: each.conflicts for each in facts.layers},
         },
-        "budget": {"client_steps": outcome.steps, "allowed": outcome.allowed, "full_comparison": outcome.full},
+        "budget": {"client_steps": tryout.steps, "allowed": tryout.allowed, "full_comparison": tryout.full},
         "comparable": [each.name for each in advice.comparable],
         "tried": [
             {
@@ -62,7 +63,7 @@ def plain(advice: Advice, config: Path) -> dict[str, Any]:
                 "expected": _number(each.expected),
                 "why": each.candidate.why,
             }
-            for each in outcome.results
+            for each in tryout.results
         ],
         "clients": [
             {"client": each.client, "name": each.name, "gain": each.gain, "error": each.error, "verdict": each.verdict}

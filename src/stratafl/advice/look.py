@@ -1,7 +1,7 @@
 """What a federation looks like: sizes, label skew, feature shift between clients, and conflicts of layers.
 
-Each number that could be an accident comes with what accident alone would give (`Effect`), from permutations: labels
-are dealt anew to the clients, or the samples of a class are dealt anew to the clients that hold the class.
+Each number that could be an accident comes with what accident alone would give (`Effect`), from permutations of labels
+among all samples, or of clients among the samples of a class.
 """
 
 from collections.abc import Sequence
@@ -79,11 +79,6 @@ class Facts:
     @property
     def group_count(self) -> int:
         return len(set(self.groups)) if self.groups else 1
-
-    @property
-    def conflict(self) -> float:
-        """The largest share of conflicting pairs of a layer."""
-        return max((each.conflicts for each in self.layers), default=0.0)
 
 
 def look(federation: Federation, sim: Simulation, progress: Progress) -> tuple[Facts, Progress, Report]:
@@ -194,18 +189,18 @@ def feature_shift(z: Numbers, label: Whole, client: Whole, seed: int = 0) -> Eff
     if value is None:
         return None
     rng = np.random.default_rng([seed, 2])
-    accidents = [_omega(z, label, _dealt_within(label, client, rng)) or 0.0 for _ in range(DRAWS)]
+    accidents = [_omega(z, label, _permuted_within(label, client, rng)) or 0.0 for _ in range(DRAWS)]
     found = Effect.of(value, accidents)
     return Effect(max(0.0, found.value), max(0.0, found.accident), found.p)
 
 
-def _dealt_within(label: Whole, client: Whole, rng: np.random.Generator) -> Whole:
+def _permuted_within(label: Whole, client: Whole, rng: np.random.Generator) -> Whole:
     """The clients of each class in another order."""
     order = np.lexsort((rng.random(len(label)), label))
     place = np.argsort(label, kind="stable")
-    dealt = np.empty_like(client)
-    dealt[place] = client[order]
-    return dealt
+    permuted = np.empty_like(client)
+    permuted[place] = client[order]
+    return permuted
 
 
 def _omega(z: Numbers, label: Whole, client: Whole) -> float | None:

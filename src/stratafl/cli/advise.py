@@ -65,8 +65,8 @@ def print_advice(advice: Advice, config: Path, console: Console) -> None:
         for line in textwrap.wrap(text, min(console.width, 100), break_long_words=False, break_on_hyphens=False):
             console.print(Text(line, style=style), soft_wrap=True)
 
-    say(words.answer(advice), "bold green" if advice.federate else "bold")
-    for text in (words.method(advice.candidate), words.layers(advice), words.clients(advice), words.cost(advice)):
+    say(words.answer(advice), "bold green" if advice.federate and advice.told else "bold")
+    for text in words.sentences(advice):
         say(text)
     console.print()
     facts = titled_table("what was seen", ("fact", "value"), names=["fact"], text=["value"])
@@ -79,18 +79,19 @@ def print_advice(advice: Advice, config: Path, console: Console) -> None:
     for row in words.tried(advice):
         tried.add_row(*map(Text, row))
     console.print(tried)
-    _print_clients(advice, console)
+    if advice.told:
+        _print_clients(advice, console)
     say(words.unknown(advice))
     console.print()
     console.print(Text("type next:", style="bold"))
-    for line in (words.command(advice, config), words.check_command(advice, config)):
+    for line in words.commands(advice, config):
         console.print(Text(f"  {line}"), soft_wrap=True)
     console.print(Text(f"written: {config.parent}/{CONFIG}, advice.md and advice.json"), soft_wrap=True)
 
 
 def _print_clients(advice: Advice, console: Console) -> None:
-    title = f"what each client may expect of {advice.best_federated.label} over training alone"
-    title = f"{title}, in {words.gain_unit(advice)}"
+    title = words.clients_title(advice)
+    title = title[0].lower() + title[1:]
     table = titled_table(title, ("client", "train", "validation", "gain", "verdict"), names=["client", "verdict"])
     for each in advice.clients[:ROWS]:
         table.add_row(*map(Text, words.client_row(each, advice)))

@@ -116,7 +116,8 @@ def advise(
     settings: Set = None,
     out: Annotated[Path | None, option("--out -o DIR", "Where to write; else a new folder in runs/.")] = None,
     budget: Annotated[float, option("--budget SHARE", "Share of the client-steps of a full comparison.")] = 0.1,
-    caution: Annotated[float, option("--caution N", "Standard errors by which sharing must win.")] = 1.0,
+    caution: Annotated[float, option("--caution N", "Standard errors by which sharing must win.")] = 0.0,
+    metric: Annotated[str | None, option("--metric NAME", "Judges methods, such as auroc.")] = None,
     seed: Annotated[int | None, option("--seed N", "Seed of everything random.")] = None,
     device: Annotated[str | None, option("--device NAME", "auto, cpu, cuda, cuda:1 …")] = None,
     trust: Trust = False,
@@ -124,7 +125,7 @@ def advise(
     """Say whether to federate, with which method, who gains and what it costs; validation data only."""
     from stratafl.cli.advise import give_advice
 
-    given = settings_of(settings, data=data, model=model, rounds=rounds, seed=seed, device=device)
+    given = settings_of(settings, data=data, model=model, rounds=rounds, metric=metric, seed=seed, device=device)
     return give_advice(config, given, out, budget, caution, trust)
 
 

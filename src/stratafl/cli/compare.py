@@ -49,7 +49,7 @@ def start_comparison(
         if tuned is None:
             comparison = Comparison.create(folder, base, methods, seeds, typed, trusted, vary)
         else:
-            methods = methods if names != METHODS else list(read_tuned(tuned))
+            methods = methods if names != COMPARED else list(read_tuned(tuned))
             config = None if options.config is None else base
             with untyped_named(tuned, typed) if config is None else nullcontext():
                 base, settings = reused(tuned, methods, typed, config)
