@@ -68,10 +68,27 @@ def limits(given: Interval | None, kind: Kind = False) -> str:
     return f"{100 * low:.1f} to {100 * min(given.high, 1):.1f} %"
 
 
+def apart_by(value: float, metric: Metric, sign: str = "") -> str:
+    """A difference of two scores: in points with one digit after the point, or two if it is small."""
+    if metric.name in AREAS:
+        return minus(_without_zero(f"{value:{sign}.3f}"))
+    if not metric.percent:
+        return minus(f"{value:{sign}.3g}")
+    points = 100 * value
+    return minus(_without_zero(f"{points:{sign}.2f}" if 0.005 <= abs(points) < 0.095 else f"{points:{sign}.1f}"))
+
+
+def _without_zero(text: str) -> str:
+    """Nothing is below nothing: 0.0 for −0.0 and +0.0."""
+    return text if float(text) else text.lstrip("+-")
+
+
 def difference(given: Interval | None, kind: Kind = False) -> str:
     """A paired difference with its limits; in percentage points for shares."""
     if given is None:
         return NOTHING
+    if isinstance(kind, Metric) and kind.name in AREAS:
+        return minus(f"{given.mean:+.3f} ({given.low:+.3f} to {given.high:+.3f})")
     if plain_numbers(kind):
         return minus(f"{given.mean:+.3g} ({given.low:+.3g} to {given.high:+.3g})")
     low, high = max(given.low, -1), min(given.high, 1)

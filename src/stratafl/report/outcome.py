@@ -2,8 +2,9 @@
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from stratafl.core.keys import Seeds
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, RunError
 from stratafl.evaluation.flags import diverged, well_formed
-from stratafl.evaluation.measure import Line
+from stratafl.evaluation.measure import Line, MetricValues
 from stratafl.evaluation.metrics import METRICS, Metric
 from stratafl.files import is_plain
 from stratafl.report.client_journal import lines_of_round
@@ -41,6 +42,8 @@ class Outcome:
     clients: int  # those that took part
     leaks: str | None = None  # which test data its method sees in training
     checked: bool = True  # whether its lines have checksums; older runs have none
+    values: MetricValues | None = None  # of another metric than that of its lines, from stored predictions
+    selection_table: EvaluateTable | None = None  # the run's own, if it is measured by another metric
 
     @property
     def seed(self) -> int:
@@ -66,6 +69,16 @@ class Outcome:
         """What its rounds are selected by and it is ranked by; one of your own has no values before it is imported."""
         return stored_metric(self.evaluate, self.regression)
 
+    @property
+    def selection(self) -> EvaluateTable:
+        """By what its round was selected; its score may be of another metric."""
+        return self.selection_table or self.evaluate
+
+    @property
+    def recorded(self) -> Metric:
+        """The metric of its lines, which selected its round."""
+        return stored_metric(self.selection, self.regression)
+
     @cached_property
     def one_answer(self) -> bool:
         """Whether its model gives every client one class for all its samples: it has learned nothing.
@@ -79,6 +92,8 @@ class Outcome:
 
     def by_client(self) -> dict[int, float]:
         """The metric of each client that took part, on test data at the selected round; undefined ones are left out."""
+        if self.values is not None:
+            return dict(self.values.clients)
         key = f"test.{self.evaluate.stage}.{self.metric.key}"
         return {int(line["client"]): float(line[key]) for line in self._client_lines if line.get(key) is not None}
 
@@ -97,7 +112,7 @@ class Outcome:
     def stopped(self) -> bool:
         """Whether its stop rule ended it early."""
         stop = from_tables({"stop": self.config["stop"]}).stop
-        return stop_reason(self.lines, stop, self.evaluate) is not None
+        return stop_reason(self.lines, stop, self.selection) is not None
 
     @property
     def diverged(self) -> bool:
@@ -124,9 +139,9 @@ class Outcome:
 
     @cached_property
     def _numbers(self) -> dict[str, float]:
-        evaluate, place = self.evaluate, f"test.{self.evaluate.stage}"
+        evaluate, place = self.selection, f"test.{self.evaluate.stage}"
         chosen, total = counting(self.lines, evaluate), cost(self.lines, self.lines[-1])
-        there, key = converged(self.lines, evaluate), self.metric.key
+        there, key = converged(self.lines, evaluate), self.recorded.key
         own = f"{prefix_of(evaluate)}{key}"
         numbers = {
             "score": score(self.lines, evaluate),
@@ -141,7 +156,35 @@ class Outcome:
             **{f"converged_{kind}": there and getattr(there, kind) for kind in ("round", "seconds", "bytes")},
             **{"bytes": total.bytes, "seconds": total.seconds, "rounds": self.rounds},
         }
+        if self.values is not None:
+            kept = ("selected_round", "bytes", "seconds", "rounds")
+            numbers = {name: numbers[name] for name in kept} | numbers_of(self.values, self.evaluate)
         return {name: float(value) for name, value in numbers.items() if value is not None}
+
+
+def numbers_of(values: MetricValues, evaluate: EvaluateTable) -> dict[str, float]:
+    """The numbers of a run that follow from its predictions; what is undefined is left out."""
+    found, key = values.statistics(), values.metric.key
+    score = found[f"{prefix_of(evaluate)}{key}"]
+    numbers = {"score": score, evaluate.stage: score, "client_mean": found[f"client_{key}"]}
+    numbers |= {"spread": found["std"], "worst10": found["worst10"]}
+    return {name: value for name, value in numbers.items() if isfinite(value)}
+
+
+def measured_by(one: Outcome, metric: Metric) -> Outcome:
+    """The same run at the same round, measured by another metric from its stored predictions."""
+    if metric.name == one.metric.name:
+        return one
+    found = read_predictions(one.folder)
+    if found is None or not len(found):
+        raise RunError(
+            f"'{one.folder}' has no stored predictions to measure {metric.title} of: "
+            f"finish it with 'strata resume', or compare again with --metric {metric.name}"
+        )
+    average, better = "samples" if metric.pooled else "clients", "larger" if metric.larger_is_better else "smaller"
+    evaluate = {**one.config["evaluate"], "metric": metric.name, "average": average, "better": better}
+    config, values = {**one.config, "evaluate": evaluate}, MetricValues.of(metric, found)
+    return replace(one, config=config, values=values, selection_table=one.selection)
 
 
 def read_outcome(folder: Path) -> Outcome:
@@ -149,7 +192,7 @@ def read_outcome(folder: Path) -> Outcome:
     config = to_tables(directory.config_of(folder))
     directory.check_config(folder / directory.CONFIG, (then.get("identity") or {}).get("config") or config, config)
     if (folder / directory.CHOICES).exists():  # what the guard of a run came to is a method of its own
-        config["algorithm"]["name"] += ", guarded"
+        config["algorithm"]["name"] = f"guarded {config['algorithm']['name']}"
     path, checked = folder / directory.ROUNDS, then["format"] >= CHECKSUMS
     directory.check_committed(folder, "rounds")
     lines = read_lines(path, summed=checked)
@@ -191,13 +234,13 @@ _MODELS |= {"deployed": "deployed models", "global": "the global model"}
 
 def what_counts(outcomes: Sequence[Outcome], one_by_one: bool = False) -> str:
     """The stage, average and round of the scores of these runs, in words; without the average for single clients."""
-    metric = outcomes[0].metric
+    metric, recorded = outcomes[0].metric, outcomes[0].recorded
     ways = {tuple(one.config["evaluate"][key] for key in ("select", "stage", "average")) for one in outcomes}
     if len(ways) > 1:
         return "of the models and at the round that the protocol of each run selects"
     ((select, stage, average),) = ways
     validated = all("validation.deployed.loss" in last(one.lines) for one in outcomes)
-    word = "loss" if metric.name == "mse" else metric.title
+    word = "loss" if recorded.name == "mse" else recorded.title
     where = f"at the round with the best validation {word}" if validated else "at the last round"
     if select != "validation":
         where = "at the round where it is best" if select == "best" else "at the last round"
