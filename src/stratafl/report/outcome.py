@@ -21,7 +21,7 @@ from stratafl.runs import directory
 from stratafl.runs.format import CHECKSUMS
 from stratafl.runs.journal import read_lines
 from stratafl.runs.predictions import read_predictions
-from stratafl.runs.summary import best, converged, cost, counting, last, prefix_of, score, scored, stop_reason
+from stratafl.runs.summary import best, converged, cost, counting, last, prefix_of, scored, stop_reason
 
 OF_ANSWERS = ("accuracy", "balanced_accuracy", "macro_f1")  # metrics that see only which class is given
 SCORED = ("test.", "validation.", "new.")
@@ -40,6 +40,7 @@ class Outcome:
     clients: int  # those that took part
     leaks: str | None = None  # which test data its method sees in training
     checked: bool = True  # whether its lines have checksums; older runs have none
+    recorded: EvaluateTable | None = None  # as it was written, where that is not as `evaluate`: it selects the round
 
     @property
     def seed(self) -> int:
@@ -96,7 +97,7 @@ class Outcome:
     def stopped(self) -> bool:
         """Whether its stop rule ended it early."""
         stop = from_tables({"stop": self.config["stop"]}).stop
-        return stop_reason(self.lines, stop, self.evaluate) is not None
+        return stop_reason(self.lines, stop, self.recorded or self.evaluate) is not None
 
     @property
     def diverged(self) -> bool:
@@ -114,6 +115,11 @@ class Outcome:
         """Which metric, round, stage and average are its score."""
         return from_tables({"evaluate": self.config["evaluate"]}).evaluate
 
+    @property
+    def selected(self) -> Line:
+        """The line of the selected round, whose models are delivered."""
+        return counting(self.lines, self.recorded or self.evaluate)
+
     def numbers(self) -> dict[str, float]:
         """All reported numbers: shares from 0 to 1, bytes and seconds up to the last round.
 
@@ -124,11 +130,11 @@ class Outcome:
     @cached_property
     def _numbers(self) -> dict[str, float]:
         evaluate, place = self.evaluate, f"test.{self.evaluate.stage}"
-        chosen, total = counting(self.lines, evaluate), cost(self.lines, self.lines[-1])
+        chosen, total = self.selected, cost(self.lines, self.lines[-1])
         there, key = converged(self.lines, evaluate), self.metric.key
         own = f"{prefix_of(evaluate)}{key}"
         numbers = {
-            "score": score(self.lines, evaluate),
+            "score": scored(chosen, evaluate),
             **{stage: _number(chosen, f"test.{stage}.{own}") for stage in STAGES},
             "client_mean": _number(chosen, f"{place}.client_{key}"),
             "spread": _number(chosen, f"{place}.std"),
@@ -159,8 +165,9 @@ def read_outcome(folder: Path) -> Outcome:
     if not all(map(well_formed, lines)):
         raise DamagedError(f"'{path}' is damaged: its list of clients that were left out cannot be read")
     directory.check_history(path, lines, len(lines))
-    config["evaluate"] |= _definite(from_tables({"evaluate": config["evaluate"]}).evaluate, lines)
-    return Outcome(folder, config, lines, int(then.get("clients") or 0), then.get("leaks"), checked)
+    recorded = from_tables({"evaluate": config["evaluate"]}).evaluate
+    config["evaluate"] |= _definite(recorded, lines)
+    return Outcome(folder, config, lines, int(then.get("clients") or 0), then.get("leaks"), checked, recorded)
 
 
 def _definite(evaluate: EvaluateTable, lines: Sequence[Line]) -> dict[str, Any]:
