@@ -214,7 +214,7 @@ def test_the_influence_of_samples_gives_the_score_and_the_variance_of_resamples(
     first = scores[0]
     sums = np.bincount(first.place, first.of_samples, minlength=4)
     assert sums / first.samples == pytest.approx(first.values, nan_ok=True)
-    exact = paired_noise(scores[:2], scores[2:], shared=True)
+    exact = paired_noise(list(zip(scores[:2], scores[2:], strict=True)), first.ids)
     drawn = np.stack([a.resampled - b.resampled for a, b in zip(scores[:2], scores[2:], strict=True)], axis=1)
     resampled = noise_of_replicates(drawn, first.size)
     assert exact.variance[:2] == pytest.approx(resampled.variance[:2], rel=0.25)

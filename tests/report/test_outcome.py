@@ -20,3 +20,18 @@ def test_an_old_run_keeps_the_round_that_it_selected(tmp_path):
     assert one.numbers()["selected_round"] == selected_line(run, one.lines)["round"] == 1
     assert one.numbers()["score"] == 0.5
     assert one.stopped
+
+
+def test_runs_have_the_same_clients_by_their_names_or_by_their_partition(tmp_path):
+    counts = {"classes": 2, "clients": 2, "counts": {"train": [[3, 1], [2, 2]], "test": [[1, 1], [1, 1]]}}
+
+    def population(number, seed, names=(), data=()):
+        held = counts | ({"client_names": list(names)} if names else {})
+        return read_outcome(
+            write_run(tmp_path / str(number), [0.5], seed=seed, holdings=held, data=dict(data))
+        ).population
+
+    assert population(0, 0) != population(1, 1)
+    assert population(2, 0, data={"seed": 5}) == population(3, 1, data={"seed": 5})
+    assert population(4, 0, ["Bergen", "Oslo"]) == population(5, 1, ["Bergen", "Oslo"])
+    assert population(6, 0, ["Bergen", "Oslo"]) != population(7, 1, ["Bergen", "Voss"])  # drawn among the sites

@@ -6,7 +6,7 @@ from stratafl.config.experiment import Experiment, from_tables, to_tables, with_
 from stratafl.config.protocols import PROTOCOLS
 from stratafl.config.tables import EvaluateTable
 from stratafl.errors import UnknownNameError
-from stratafl.runs.summary import counting, scored
+from stratafl.runs.summary import counting, score
 
 LINES = [
     {"round": 1, "test.received.accuracy": 0.5, "test.received.client_accuracy": 0.4, "test.deployed.accuracy": 0.2},
@@ -74,5 +74,4 @@ def test_an_unknown_protocol_is_refused_with_the_nearest():
 )
 def test_the_score_by_hand(lines, keys, round_, expected):
     assert counting(lines, EvaluateTable(**keys))["round"] == round_
-    evaluate = EvaluateTable(**keys)
-    assert scored(counting(lines, evaluate), evaluate) == expected
+    assert score(lines, EvaluateTable(**keys)) == expected

@@ -1,6 +1,6 @@
 """Scores client by client: their distribution for each method, and the clients with the worst scores."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -130,11 +130,9 @@ def worst_table(study: Study) -> Table | None:
     head = ("method", "client", "seed", metric.title, "test samples", "training samples", CLASSES)
     rows = list[tuple[Cell, ...]]()
     for rank in study.ranks:
-        records = study.of(rank)
-        shared = len(records) > 1 and all(record.class_counts == records[0].class_counts for record in records)
-        groups: dict[tuple[int, int], list[Scored]] = {}
-        for record, line, key in _scored(records, study.metric):
-            who = (0 if shared else record.outcome.seed, int(line["client"]))
+        groups: dict[tuple[Hashable, int], list[Scored]] = {}
+        for record, line, key in _scored(study.of(rank), study.metric):
+            who = (record.outcome.population, int(line["client"]))
             groups.setdefault(who, []).append((record, line, key))
         found = sorted(groups.values(), key=lambda group: metric.sign * _mean(group))
         rows += [_client(rank, group, metric) for group in found[:WORST]]

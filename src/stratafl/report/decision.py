@@ -7,10 +7,10 @@ from math import inf
 from stratafl.algorithms.catalogue import KINDS, METHODS
 from stratafl.core.reprs import short_repr
 from stratafl.errors import counted
-from stratafl.evaluation.metrics import Metric
 from stratafl.report.doubts import doubts, learned_nothing
-from stratafl.report.formats import listed, minus, score, size
+from stratafl.report.formats import listed, score, size
 from stratafl.report.gains import ALONE, Gains
+from stratafl.report.gains_charts import mean_sentence, signed
 from stratafl.report.paired import Paired
 from stratafl.report.ranking import Rank, winner
 from stratafl.report.study import Study
@@ -135,19 +135,14 @@ def _counts(found: Gains, start: str) -> list[str]:
     """How many clients gain and lose, and the names of those that lose."""
     better = [each for each in found.clients if each.difference > 0]
     worse = sorted((each for each in found.clients if each.difference < 0), key=lambda each: each.difference)
-    total, unit = counted(len(found.clients), "client"), " points" if found.metric.percent else ""
-    several = f" in {len(found.seeds)} seeds" if found.by_seed and len(found.seeds) > 1 else ""
+    total = counted(len(found.clients), "client")
+    several = f" in {found.partitions} partitions" if found.partitions > 1 else ""
     said = [f"{start} training alone, {len(better)} of {total}{several} score better and {len(worse)} worse."]
-    said.append(f"The mean difference is {_signed(found.mean, found.metric)}{unit}.")
+    said.append(mean_sentence(found))
     if worse:
-        named = [f"{found.client_label(each)} ({_signed(each.difference, found.metric)})" for each in worse]
+        named = [f"{found.client_label(each)} ({signed(each.difference, found.metric)})" for each in worse]
         said.append(f"Worse off: {listed(named, 4)}.")
     return [*said, *_certain(found)]
-
-
-def _signed(value: float, metric: Metric) -> str:
-    """A difference: in percentage points with one decimal, or with two digits."""
-    return minus(f"{100 * value:+.1f}" if metric.percent else f"{value:+.2g}")
 
 
 def _certain(found: Gains) -> list[str]:

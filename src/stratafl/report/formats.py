@@ -1,7 +1,7 @@
 """Numbers, machines and times as people read them."""
 
 from collections.abc import Mapping, Sequence
-from math import inf, isfinite
+from math import isfinite
 from typing import Any
 
 from stratafl.errors import counted
@@ -41,11 +41,7 @@ def score(value: float | None, kind: Kind = False) -> str:
 
 def _digits(value: float, kind: Kind) -> str:
     """Three decimals of an area, which is at most 1; else four digits."""
-    return f"{value:.3f}" if _is_area(kind) else f"{value:.4g}"
-
-
-def _is_area(kind: Kind) -> bool:
-    return isinstance(kind, Metric) and kind.name in AREAS
+    return f"{value:.3f}" if isinstance(kind, Metric) and kind.name in AREAS else f"{value:.4g}"
 
 
 def spread(given: Spread | None, kind: Kind = False) -> str:
@@ -56,7 +52,8 @@ def spread(given: Spread | None, kind: Kind = False) -> str:
         return mean
     if not plain_numbers(kind):
         return f"{mean} ± {100 * given.std:.1f}"
-    return f"{mean} ± {given.std:.3f}" if _is_area(kind) else f"{mean} ± {minus(f'{given.std:.2g}')}"
+    area = isinstance(kind, Metric) and kind.name in AREAS
+    return f"{mean} ± {given.std:.3f}" if area else f"{mean} ± {minus(f'{given.std:.2g}')}"
 
 
 def limits(given: Interval | None, kind: Kind = False) -> str:
@@ -66,26 +63,36 @@ def limits(given: Interval | None, kind: Kind = False) -> str:
     bounded = not isinstance(kind, Metric) or (kind.classes is not None and kind.name != "r2")
     low = max(given.low, 0) if bounded else given.low
     if plain_numbers(kind):
-        high = min(given.high, 1) if _is_area(kind) else given.high
+        high = min(given.high, 1) if isinstance(kind, Metric) and kind.name in AREAS else given.high
         return minus(f"{_digits(low, kind)} to {_digits(high, kind)}")
     return f"{100 * low:.1f} to {100 * min(given.high, 1):.1f} %"
+
+
+def apart_by(value: float, metric: Metric, sign: str = "") -> str:
+    """A difference of two scores: in points with one digit after the point, or two if it is small."""
+    if metric.name in AREAS:
+        return minus(_without_zero(f"{value:{sign}.3f}"))
+    if not metric.percent:
+        return minus(f"{value:{sign}.3g}")
+    points = 100 * value
+    return minus(_without_zero(f"{points:{sign}.2f}" if 0.005 <= abs(points) < 0.095 else f"{points:{sign}.1f}"))
+
+
+def _without_zero(text: str) -> str:
+    """Nothing is below nothing: 0.0 for −0.0 and +0.0."""
+    return text if float(text) else text.lstrip("+-")
 
 
 def difference(given: Interval | None, kind: Kind = False) -> str:
     """A paired difference with its limits; in percentage points for shares."""
     if given is None:
         return NOTHING
-    end = inf if plain_numbers(kind) else 1
-    return f"{signed(given.mean, kind)} ({signed(max(given.low, -end), kind)} to {signed(min(given.high, end), kind)})"
-
-
-def signed(value: float | None, kind: Kind = False) -> str:
-    """A difference: in percentage points, or in the unit of the metric; one that is 0 when rounded has no sign."""
-    if value is None or not isfinite(value):
-        return NOTHING
-    digits = (".3f" if _is_area(kind) else ".3g") if plain_numbers(kind) else ".1f"
-    text = f"{value if plain_numbers(kind) else 100 * value:+{digits}}"
-    return minus(text if float(text) else text[1:])
+    if isinstance(kind, Metric) and kind.name in AREAS:
+        return minus(f"{given.mean:+.3f} ({given.low:+.3f} to {given.high:+.3f})")
+    if plain_numbers(kind):
+        return minus(f"{given.mean:+.3g} ({given.low:+.3g} to {given.high:+.3g})")
+    low, high = max(given.low, -1), min(given.high, 1)
+    return minus(f"{100 * given.mean:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})")
 
 
 def size(count: float | None) -> str:

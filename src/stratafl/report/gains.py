@@ -5,17 +5,18 @@ the statistics, `client_traits` what gains depend on, `gains_charts` the table a
 that positive is better, whatever the metric.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stratafl.core.keys import Seeds
 from stratafl.core.reprs import short_repr
 from stratafl.evaluation.metrics import Metric
 from stratafl.report.client_traits import TRAITS, ClientFacts, Dependence, dependences
@@ -24,6 +25,7 @@ from stratafl.report.outcome import Outcome
 from stratafl.report.ranking import Rank
 from stratafl.report.resampling import ClientScores, bound_of, paired_noise, replicates_for
 from stratafl.runs.predictions import read_predictions
+from stratafl.runs.summary import VALIDATED, counting, prefix_of, quality
 
 ALONE = "local"  # the method that trains every client alone
 Outlook = Literal["gains", "loses", "cannot be told"]
@@ -33,7 +35,7 @@ Array = NDArray[np.float64]
 class SeedGain(NamedTuple):
     """One client with one seed: both scores, and the difference with its interval over test samples."""
 
-    seed: int
+    seeds: Seeds
     score: float
     alone: float
     difference: float
@@ -94,19 +96,25 @@ def verdict(low: float | None, high: float | None) -> Outlook:
 @short_repr
 @dataclass(frozen=True)
 class Gains:
-    """A method against training alone. Clients without a score, such as AUROC of a single class, are left out."""
+    """A method against training alone. Clients without a score, such as AUROC of a single class, are left out.
+
+    The mean is that of the ranking: the difference of the scores, over all samples or over clients as these are.
+    """
 
     label: str
     alone: str  # the label of the configuration that it is compared with
     metric: Metric
-    seeds: tuple[int, ...]
-    clients: tuple[ClientGain, ...]
-    by_seed: bool = False  # every seed has a partition of its own, so a client has one seed
+    average: str  # what scores are means over: "samples" or "clients"
+    seeds: tuple[Seeds, ...] = ()
+    mean: float = float("nan")
+    clients: tuple[ClientGain, ...] = ()
+    partitions: int = 1  # each with clients of its own
     undefined: int = 0  # clients that are left out
     why: str = ""  # there are no differences, or no intervals
 
     @property
-    def mean(self) -> float:
+    def client_mean(self) -> float:
+        """Over clients, each counted once, whatever the average of the scores."""
         return fmean(each.difference for each in self.clients)
 
     @property
@@ -140,7 +148,12 @@ class Gains:
         return min(self.clients, key=lambda each: each.difference)
 
     def client_label(self, client: ClientGain) -> str:
-        return f"{client.label}, seed {client.seeds[0].seed}" if self.by_seed and len(self.seeds) > 1 else client.label
+        """Its name or number, and of which partition it is if there are several."""
+        if self.partitions == 1:
+            return client.label
+        seeds = client.seeds[0].seeds
+        follows = len(client.seeds) == 1 and seeds.partition == seeds.run
+        return f"{client.label}, {'seed' if follows else 'data.seed'} {seeds.partition}"
 
     @cached_property
     def dependences(self) -> list[Dependence]:
@@ -167,7 +180,7 @@ def gains_of(ranks: Sequence[Rank], reference: str = ALONE) -> list[Gains]:
     if not any(_is(rank, reference) for rank in ranks):
         return []
     runs = _Runs(ranks)
-    pairs = [(rank, _reference(rank, ranks, reference, runs)) for rank in ranks if not _is(rank, reference)]
+    pairs = [(rank, _reference(rank, ranks, reference)) for rank in ranks if not _is(rank, reference)]
     return [_gains(rank, alone, runs) for rank, alone in pairs if alone is not None]
 
 
@@ -192,111 +205,136 @@ class _Runs:
             self._facts[one.folder] = ClientFacts(one.folder)
         return self._facts[one.folder]
 
-    def validated(self, rank: Rank) -> float:
-        """The mean over seeds of the validation score, larger is better; −∞ without one."""
-        found = [] if self.imported else [read_predictions(one.folder, "validation") for one in rank.members]
-        values = [each.value(self.metric) for each in found if each is not None and len(each)]
-        value = fmean(values) if values and len(values) == len(found) else float("nan")
-        return self.metric.sign * value if isfinite(value) else float("-inf")
-
 
 def _is(rank: Rank, reference: str) -> bool:
     return str(rank.settings["algorithm.name"]) == reference
 
 
-def _reference(rank: Rank, ranks: Sequence[Rank], reference: str, runs: _Runs) -> Rank | None:
-    """Of several configurations of the reference on the same data the one with the best validation score."""
+def _reference(rank: Rank, ranks: Sequence[Rank], reference: str) -> Rank | None:
+    """Of several configurations of the reference on the same data the one with the best validation score.
 
-    def data(other: Rank) -> dict[str, Any]:
-        return {key: value for key, value in other.settings.items() if key.startswith("data.")}
+    Without validation scores it is the one with the most settings of the method; test scores decide nothing.
+    """
 
-    there = [other for other in ranks if _is(other, reference) and data(other) == data(rank)]
-    return max(there, key=runs.validated) if len(there) > 1 else next(iter(there), None)
+    def common(other: Rank, table: str = "") -> list[bool]:
+        keys = {key for key in {**rank.settings, **other.settings} if key.startswith(table)}
+        return [rank.settings.get(key) == other.settings.get(key) for key in keys]
+
+    there = [other for other in ranks if _is(other, reference) and all(common(other, "data."))]
+    there.sort(key=lambda other: other.label)
+    validated = {other.label: _validated(other) for other in there}
+    if not all(map(isfinite, validated.values())):
+        return max(there, key=lambda other: sum(common(other)), default=None)
+    return max(there, key=lambda other: validated[other.label], default=None)
+
+
+def _validated(rank: Rank) -> float:
+    """The mean over seeds of the validation score of the selected round, larger is better; not finite without one."""
+    each = [(counting(one.lines, one.selection), one.evaluate) for one in rank.members]
+    return fmean(quality(line, VALIDATED, prefix_of(evaluate), evaluate) for line, evaluate in each)
 
 
 def _gains(rank: Rank, alone: Rank, runs: _Runs) -> Gains:
-    mine, theirs = ({one.seed: one for one in each.members} for each in (rank, alone))
-    seeds = tuple(sorted(set(mine) & set(theirs)))
-    empty = Gains(rank.label, alone.label, runs.metric, seeds, ())
-    if not seeds:
+    mine, theirs = ({one.seeds.parts: one for one in each.members} for each in (rank, alone))
+    pairs = [_Pair(mine[parts], theirs[parts], runs) for parts in sorted(set(mine) & set(theirs))]
+    average, seeds = rank.members[0].evaluate.average, tuple(pair.method.seeds for pair in pairs)
+    empty = Gains(rank.label, alone.label, runs.metric, average, seeds)
+    if not pairs:
         return replace(empty, why=f"it has no seed in common with {alone.label}")
-    pairs = [_Pair(seed, mine[seed], theirs[seed], runs) for seed in seeds]
-    if not all(pair.predicted for pair in pairs):
-        own = "reports do not run your own metric, so there are no intervals"
-        missing = "its runs or those of training alone have no stored predictions: finish them with strata resume"
-        return _without_intervals(replace(empty, why=own if runs.imported else missing), pairs)
-    unlike = [pair.seed for pair in pairs if not pair.fits]
+    unlike = [pair.alone.seed for pair in pairs if not pair.fits]
     if unlike:
         where = ", ".join(map(str, unlike))
         return replace(empty, why=f"its test samples are not those of {alone.label} (seed {where})")
-    groups = [pairs] if _same_clients(pairs) else [[pair] for pair in pairs]
-    found = [_clients(group, runs.metric) for group in groups]
+    groups: dict[Hashable, list[_Pair]] = {}
+    for pair in pairs:
+        groups.setdefault(pair.alone.population, []).append(pair)
+    found = [_clients(group, runs.metric) for group in groups.values()]
     clients = tuple(each for group, _ in found for each in group)
-    why = "" if clients else f"no client has a defined {runs.metric.title}"
-    if any(each.low is None for each in clients) and not any(each.low is not None for each in clients):
-        why = f"{runs.metric.title} takes too long to resample for so many runs and clients"
-    undefined = sum(count for _, count in found)
-    return replace(empty, clients=clients, by_seed=len(groups) == len(pairs), undefined=undefined, why=why)
+    mean, undefined = fmean(pair.difference for pair in pairs), sum(count for _, count in found)
+    made = replace(empty, clients=clients, mean=mean, partitions=len(groups), undefined=undefined)
+    return replace(made, why=_why(made, pairs, runs))
+
+
+def _why(found: Gains, pairs: Sequence["_Pair"], runs: _Runs) -> str:
+    """Why there are no differences, or no intervals."""
+    if not found.clients:
+        return f"no client has a defined {found.metric.title}"
+    if found.sure:
+        return ""
+    if runs.imported:
+        return "reports do not run your own metric, so there are no intervals of clients"
+    if all(pair.scores is not None for pair in pairs):
+        return f"{found.metric.title} takes too long to resample for so many runs and clients"
+    if any(one.evaluate.stage == "trained" for pair in pairs for one in (pair.method, pair.alone)):
+        return "models right after training (evaluate.stage) are not kept, so there are no intervals of clients"
+    return "its runs or those of training alone have no stored predictions: finish them with strata resume"
 
 
 class _Pair:
-    """A method and training alone with the same seed."""
+    """A method and training alone with the same seeds; without predictions of both, as their journals have them."""
 
-    def __init__(self, seed: int, method: Outcome, alone: Outcome, runs: _Runs) -> None:
-        self.seed, self.method, self.alone, self.facts = seed, method, alone, runs.facts(alone)
-        scores, other = runs.scores(method), runs.scores(alone)
-        self.predicted = scores is not None and other is not None
-        if scores is not None and other is not None:
-            self.scores, self.other = scores, other
+    def __init__(self, method: Outcome, alone: Outcome, runs: _Runs) -> None:
+        self.method, self.alone, self.facts = method, alone, runs.facts(alone)
+        mine, theirs = runs.scores(method), runs.scores(alone)
+        self.scores = None if mine is None or theirs is None else (mine, theirs)
 
     @property
     def fits(self) -> bool:
-        return self.scores.pairs_with(self.other)
+        return self.scores is None or self.scores[0].pairs_with(self.scores[1])
 
     @property
-    def partition_seed(self) -> int:
-        data = self.alone.config["data"].get("seed")
-        return self.alone.seed if data is None else int(data)
+    def difference(self) -> float:
+        """Of the two scores in the ranking, positive is better; NaN where one is missing."""
+        mine, theirs = (one.numbers().get("score", float("nan")) for one in (self.method, self.alone))
+        return self.method.metric.sign * (mine - theirs)
 
+    @cached_property
+    def samples(self) -> dict[int, int]:
+        """The test samples of the clients that have some."""
+        if self.scores is not None:
+            return dict(zip(self.scores[0].ids.tolist(), self.scores[0].samples.tolist(), strict=True))
+        scored = self.method.by_client()
+        return {client: count for client, count in self.method.test_samples().items() if count or client in scored}
 
-def _same_clients(pairs: Sequence[_Pair]) -> bool:
-    """Whether a number is the same client with every seed: one partition, or clients that the data names."""
-    first = pairs[0]
-    named = bool(first.facts.names) and all(pair.facts.names == first.facts.names for pair in pairs)
-    once = len({pair.partition_seed for pair in pairs}) == 1
-    return (once or named) and all(np.array_equal(pair.scores.ids, first.scores.ids) for pair in pairs)
+    def values(self, clients: NDArray[np.int64]) -> Array:
+        """The scores of both for these clients `[2, K]`, NaN where they are undefined."""
+        if self.scores is not None:
+            each = [dict(zip(one.ids.tolist(), one.values.tolist(), strict=True)) for one in self.scores]
+        else:
+            each = [self.method.by_client(), self.alone.by_client()]
+        return np.array([[one.get(client, np.nan) for client in clients.tolist()] for one in each])
 
 
 def _clients(pairs: Sequence[_Pair], metric: Metric) -> tuple[list[ClientGain], int]:
-    """The gains of the clients that these pairs have in common, and how many have no score."""
-    gains = metric.sign * np.stack([pair.scores.values - pair.other.values for pair in pairs])
-    over = _limits(pairs, gains, metric)
-    each = [_limits([pair], row[None], metric) for pair, row in zip(pairs, gains, strict=True)]
+    """The gains of the clients of these pairs, who are the same with every seed, and how many have no score."""
+    ids = np.array(sorted({client for pair in pairs for client in pair.samples}), dtype=np.int64)
+    values = np.stack([pair.values(ids) for pair in pairs])
+    gains = metric.sign * (values[:, 0] - values[:, 1])
+    over = _limits(pairs, gains, ids, metric)
+    each = [_limits([pair], row[None], ids, metric) for pair, row in zip(pairs, gains, strict=True)]
     found = []
-    for at, client in enumerate(pairs[0].scores.ids.tolist()):
-        lines = [_seed_gain(*one, at) for one in zip(pairs, gains, each, strict=True) if isfinite(one[1][at])]
+    for at, client in enumerate(ids.tolist()):
+        lines = tuple(
+            SeedGain(pair.method.seeds, score, alone, float(gain[at]), *_ends(own, at), pair.samples[client])
+            for pair, (score, alone), gain, own in zip(pairs, values[..., at].tolist(), gains, each, strict=True)
+            if isfinite(gain[at])
+        )
         if lines:
             name, own = pairs[0].facts.name(client), _traits(pairs, client)
-            found.append(ClientGain(client, name, tuple(lines), *_ends(over, at), *own))
-    return found, gains.shape[1] - len(found)
+            found.append(ClientGain(client, name, lines, *_ends(over, at), *own))
+    return found, len(ids) - len(found)
 
 
-def _limits(pairs: Sequence[_Pair], gains: Array, metric: Metric) -> Limits | None:
+def _limits(pairs: Sequence[_Pair], gains: Array, ids: NDArray[np.int64], metric: Metric) -> Limits | None:
     """The intervals of all clients, NaN for those that are undefined with some seed; None without resamples."""
-    first, whole = pairs[0].scores, np.asarray(np.isfinite(gains).all(axis=0))
-    shared = all(pair.scores.pairs_with(first) for pair in pairs)
-    noise = paired_noise([pair.scores for pair in pairs], [pair.other for pair in pairs], shared)
+    scores, whole = [pair.scores for pair in pairs if pair.scores], np.asarray(np.isfinite(gains).all(axis=0))
+    noise = paired_noise(scores, ids) if len(scores) == len(pairs) else None
     if noise is None or not whole.any():
         return None
     found = limits(gains[:, whole], Noise(*(part[whole] for part in noise)), bound_of(metric), metric.percent)
     low, high = np.full(len(whole), np.nan), np.full(len(whole), np.nan)
     low[whole], high[whole] = found.low, found.high
     return Limits(low, high)
-
-
-def _seed_gain(pair: _Pair, gains: Array, over: Limits | None, at: int) -> SeedGain:
-    scores = (float(pair.scores.values[at]), float(pair.other.values[at]))
-    return SeedGain(pair.seed, *scores, float(gains[at]), *_ends(over, at), int(pair.scores.samples[at]))
 
 
 def _ends(given: Limits | None, at: int) -> tuple[float | None, float | None]:
@@ -310,16 +348,3 @@ def _traits(pairs: Sequence[_Pair], client: int) -> list[float | None]:
     columns = zip(*(pair.facts.traits(client) for pair in pairs), strict=True)
     known = [[value for value in column if value is not None] for column in columns]
     return [fmean(values) if values else None for values in known]
-
-
-def _without_intervals(empty: Gains, pairs: Sequence[_Pair]) -> Gains:
-    """Differences alone, of runs that are unfinished or of an older version."""
-    sign, clients = empty.metric.sign, []
-    for pair in pairs:
-        mine, theirs = pair.method.by_client(), pair.alone.by_client()
-        for client in sorted(set(mine) & set(theirs)):
-            score, alone, samples = mine[client], theirs[client], pair.facts.test_samples(client)
-            gain = SeedGain(pair.seed, score, alone, sign * (score - alone), None, None, samples)
-            own = pair.facts.traits(client)
-            clients.append(ClientGain(client, pair.facts.name(client), (gain,), None, None, *own))
-    return replace(empty, clients=tuple(clients), by_seed=True)

@@ -1,6 +1,7 @@
 """Who gains, as tables, a chart, sentences and CSV; `gains` computes it."""
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any
 
 from stratafl.errors import counted
@@ -18,8 +19,9 @@ from stratafl.report.charts import (
     thinned,
 )
 from stratafl.report.client_traits import NEAREST, ClientFacts, Dependence
-from stratafl.report.formats import AREAS, NOTHING, minus, score
+from stratafl.report.formats import NOTHING, apart_by, listed, minus, score
 from stratafl.report.gains import ALONE, ClientGain, Gains, SeedGain, verdict
+from stratafl.report.guards import is_guard
 from stratafl.report.ranking import Rank
 from stratafl.report.study import Study
 from stratafl.report.tables import Cell, Table, as_csv, text
@@ -32,25 +34,38 @@ LOOKS = {
     "cannot be told": ("#808080", "circle"),
 }
 CSV = (
-    *("method", "against", "metric", "seed", "client", "name", "training_samples", "class_skew", "distance"),
+    *(
+        "method",
+        "against",
+        "metric",
+        "seed",
+        "data_seed",
+        "model_seed",
+        "batch_seed",
+        "client",
+        "name",
+        "training_samples",
+        "class_skew",
+        "distance",
+    ),
     *("test_samples", "score", "alone", "difference", "low", "high", "verdict"),
     *("client_difference", "client_low", "client_high", "client_verdict"),
 )
 
 
-def points(value: float | None, metric: Metric) -> str:
-    """A difference with its sign: in percentage points, or in the unit of the metric."""
-    if value is None:
-        return NOTHING
-    if metric.percent:
-        return minus(f"{100 * value:+.1f}")
-    return minus(f"{value:+.3f}" if metric.name in AREAS else f"{value:+.3g}")
+def signed(value: float | None, metric: Metric) -> str:
+    """A difference with its sign."""
+    return NOTHING if value is None or not isfinite(value) else apart_by(value, metric, "+")
 
 
 def with_ends(client: ClientGain, metric: Metric) -> str:
     """A client's difference, and its interval if there is one."""
-    ends = "" if client.low is None else f" ({points(client.low, metric)} to {points(client.high, metric)})"
-    return f"{points(client.difference, metric)}{ends}"
+    ends = "" if client.low is None else f" ({signed(client.low, metric)} to {signed(client.high, metric)})"
+    return f"{signed(client.difference, metric)}{ends}"
+
+
+_OVER = {"samples": "over all test samples", "clients": "over clients"}
+_UNIT = {True: " points", False: ""}
 
 
 def unit(metric: Metric) -> str:
@@ -62,25 +77,36 @@ def shares(all_: float, sure: float, gains: Gains) -> str:
     return f"{100 * all_:.0f} % ({100 * sure:.0f} % sure)" if gains.sure else f"{100 * all_:.0f} %"
 
 
-def how_to_get(reference: str = ALONE) -> str:
-    return f"To see which clients gain, add {reference} to --algorithms: every method is then compared with it."
+def how_to_get(ranks: Sequence[Rank]) -> str:
+    """How to see who gains, for several methods without training alone; a guarded method is no other one."""
+    names = {str(rank.settings["algorithm.name"]) for rank in ranks if rank.members and not is_guard(rank.members[0])}
+    if len(names) < 2 or ALONE in names:
+        return ""
+    return f"To see which clients gain, add {ALONE} to --algorithms: every method is then compared with it."
+
+
+def mean_sentence(found: Gains) -> str:
+    """The mean difference, which is that of the ranking; that over clients too where it points the other way."""
+    mean, each = signed(found.mean, found.metric), signed(found.client_mean, found.metric)
+    other = f", but {each} over clients, each counted once" if {mean[0], each[0]} == {"+", "−"} else ""
+    return f"The mean difference is {mean}{_UNIT[found.metric.percent]} {_OVER[found.average]}{other}."
 
 
 def reading(found: Sequence[Gains]) -> list[str]:
     """What the numbers mean, and what they leave out, in sentences."""
-    said, several = list[str](), any(len(each.seeds) > 1 for each in found)
+    found = [each for each in found if each.clients]
+    said = [f"Mean: {_OVER[each.average]}, as in the ranking. Median: over clients." for each in found[:1]]
+    once = all(len(client.seeds) == 1 for each in found for client in each.clients)
+    partitions = max((each.partitions for each in found), default=1)
     if any(each.sure for each in found):
-        split = several and any(each.by_seed for each in found)
-        over = "its test samples" if split or not several else "its test samples and the seeds"
+        over = "its test samples" if once else "its test samples and the seeds"
         chance = "by chance alone about 2.5 % of clients are surely better and 2.5 % surely worse"
         said.append(f"Sure: the 95 % interval of the client's difference over {over} excludes 0; {chance}.")
-        if split:
-            said.append(
-                "Every seed has a partition of its own, so client 0 of one seed is not client 0 of another: each is "
-                "counted with its seed, and intervals leave out the noise of training."
-            )
-        elif not several:
-            said.append("There is one seed, so intervals leave out the noise of training.")
+    if partitions > 1:
+        apart = "client 0 of one is not client 0 of another: each is counted with its partition"
+        said.append(f"There are {partitions} partitions, so {apart}.")
+    if once and any(each.sure for each in found):
+        said.append("Each client has one seed, so intervals leave out the noise of training.")
     undefined = max((each.undefined for each in found), default=0)
     if undefined:
         have = "has" if undefined == 1 else "have"
@@ -89,8 +115,11 @@ def reading(found: Sequence[Gains]) -> list[str]:
 
 
 def unpaired(found: Sequence[Gains]) -> list[str]:
-    """Why some methods have no differences or no intervals."""
-    return list(dict.fromkeys(f"{each.label} against {each.alone}: {each.why}." for each in found if each.why))
+    """Why some methods have no differences or no intervals, each reason once."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for each in found:
+        reasons.setdefault((each.alone, each.why), []).append(each.label)
+    return [f"{listed(labels)} against {alone}: {why}." for (alone, why), labels in reasons.items() if why]
 
 
 def gains_table(study: Study) -> Table | None:
@@ -98,29 +127,29 @@ def gains_table(study: Study) -> Table | None:
     found = [each for each in study.gains if each.clients]
     if not found:
         return None
-    head = ("method", "clients", "mean difference", "median", "better", "worse", "cannot be told", "worst client")
+    head = ("method", "clients", "mean", "median", "better", "worse", "cannot be told", "worst client")
     rows = []
     for each in found:
         open_ = 1 - each.surely_better - each.surely_worse
-        cells = [text(each.label), text(len(each.clients)), Cell(points(each.mean, each.metric), each.mean, "strong")]
-        cells += [Cell(points(each.median, each.metric), each.median)]
+        cells = [text(each.label), text(len(each.clients)), Cell(signed(each.mean, each.metric), each.mean, "strong")]
+        cells += [Cell(signed(each.median, each.metric), each.median)]
         cells += [Cell(shares(each.better, each.surely_better, each), each.better)]
         cells += [Cell(shares(each.worse, each.surely_worse, each), each.worse)]
         cells += [Cell(f"{100 * open_:.0f} %", open_) if each.sure else Cell(NOTHING)]
-        told = f"{each.client_label(each.worst)}: {points(each.worst.difference, each.metric)}"
-        rows.append((*cells, Cell(told, each.client_label(each.worst))))
+        worst = f"{each.client_label(each.worst)}: {signed(each.worst.difference, each.metric)}"
+        rows.append((*cells, Cell(worst, each.client_label(each.worst))))
     against = ", ".join(dict.fromkeys(each.alone for each in found))
     caption = " ".join([f"Clients against {against}: {unit(found[0].metric)}.", *reading(found)])
     return Table("gains", caption, head, tuple(rows), written=summary_csv(found), stacked=True)
 
 
 def summary_csv(found: Sequence[Gains]) -> str:
-    names = ("mean", "median", "better", "worse", "surely_better", "surely_worse")
+    names = ("mean", "client_mean", "median", "better", "worse", "surely_better", "surely_worse")
     head = ("method", "against", "metric", "clients", "undefined", *names, "worst_client", "worst_difference")
     rows = [
         [each.label, each.alone, each.metric.name, len(each.clients), each.undefined]
-        + [getattr(each, name) for name in names]
-        + [each.client_label(each.worst), each.worst.difference]
+        + [_written(getattr(each, name)) for name in names]
+        + [each.client_label(each.worst), _written(each.worst.difference)]
         for each in found
         if each.clients
     ]
@@ -147,9 +176,12 @@ def losers_table(study: Study) -> Table | None:
 
 def _loser(each: Gains, client: ClientGain) -> tuple[Cell, ...]:
     metric = each.metric
-    told = with_ends(client, metric)
     look = {"gains": "holds", "loses": "fails"}.get(client.verdict, "unrun")
-    cells = [text(each.label), text(each.client_label(client)), Cell(told, client.difference, "strong")]
+    cells = [
+        text(each.label),
+        text(each.client_label(client)),
+        Cell(with_ends(client, metric), client.difference, "strong"),
+    ]
     cells += [text(client.verdict, look)]
     cells += [Cell(score(value, metric), value) for value in (client.score, client.alone)]
     cells += [Cell(str(client.test_samples) if client.test_samples else NOTHING, client.test_samples)]
@@ -190,7 +222,7 @@ def _thirds(one: Dependence, metric: Metric) -> list[Cell]:
     cells = [Cell(NOTHING)] * (3 - len(one.thirds))
     for third in one.thirds:
         span = " to ".join(dict.fromkeys(trait_value(one.trait, end) for end in (third.least, third.most)))
-        cells.append(Cell(points(third.gain, metric), third.gain, below=f"{third.name}: {span}"))
+        cells.append(Cell(signed(third.gain, metric), third.gain, below=f"{third.name}: {span}"))
     return cells
 
 
@@ -258,18 +290,25 @@ def clients_csv(ranks: Sequence[Rank], found: Sequence[Gains]) -> str:
     by_label = {each.label: each for each in found}
     for rank in ranks:
         each = by_label.get(rank.label)
-        pairs = {(line.seed, one.client): (one, line) for one in (each.clients if each else ()) for line in one.seeds}
+        pairs = {(line.seeds, one.client): (one, line) for one in (each.clients if each else ()) for line in one.seeds}
         for outcome in rank.members:
             facts = ClientFacts(outcome.folder)
             for client, value in outcome.by_client().items():
-                pair = pairs.get((outcome.seed, client))
-                about = [rank.label, each.alone if pair and each else None, outcome.metric.name, outcome.seed, client]
-                told = [facts.name(client), *facts.traits(client), facts.test_samples(client) or None]
-                told += [pair[1].score if pair else value]
-                lines.append([*about, *told, *(_pair_cells(*pair) if pair else [None] * 9)])
+                pair = pairs.get((outcome.seeds, client))
+                about = [rank.label, each.alone if pair and each else None, outcome.metric.name, *outcome.seeds, client]
+                known = [facts.name(client), *facts.traits(client), facts.test_samples(client) or None]
+                known += [pair[1].score if pair else value, *(_pair_cells(*pair) if pair else [None] * 9)]
+                lines.append([*about, *map(_written, known)])
     return as_csv(CSV, lines)
 
 
 def _pair_cells(one: ClientGain, line: SeedGain) -> list[Any]:
     own = [line.alone, line.difference, line.low, line.high, verdict(line.low, line.high)]
     return [*own, one.difference, one.low, one.high, one.verdict]
+
+
+def _written(value: Any) -> Any:
+    """A number with six digits, a whole one with all of its digits and no point."""
+    if not isinstance(value, float):
+        return value
+    return f"{value:.0f}" if value.is_integer() else f"{value:.6g}" if isfinite(value) else None

@@ -1,6 +1,6 @@
 """The outcome of one run, read from its directory."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,10 +18,11 @@ from stratafl.evaluation.metrics import METRICS, Metric
 from stratafl.files import is_plain
 from stratafl.report.client_journal import lines_of_round
 from stratafl.runs import directory
+from stratafl.runs.class_counts import read_class_counts
 from stratafl.runs.format import CHECKSUMS
 from stratafl.runs.journal import read_lines
 from stratafl.runs.predictions import read_predictions
-from stratafl.runs.summary import best, converged, cost, counting, last, prefix_of, scored, stop_reason
+from stratafl.runs.summary import best, converged, cost, counting, last, prefix_of, score, scored, stop_reason
 
 OF_ANSWERS = ("accuracy", "balanced_accuracy", "macro_f1")  # metrics that see only which class is given
 SCORED = ("test.", "validation.", "new.")
@@ -40,7 +41,7 @@ class Outcome:
     clients: int  # those that took part
     leaks: str | None = None  # which test data its method sees in training
     checked: bool = True  # whether its lines have checksums; older runs have none
-    recorded: EvaluateTable | None = None  # as it was written, where that is not as `evaluate`: it selects the round
+    selection_table: EvaluateTable | None = None  # the run's own, if that is not as `evaluate`
 
     @property
     def seed(self) -> int:
@@ -56,6 +57,17 @@ class Outcome:
         )
         return Seeds.of(self.seed, *tables)
 
+    @cached_property
+    def client_names(self) -> tuple[str, ...]:
+        """As the data names them; empty if it does not."""
+        found = read_class_counts(self.folder, directory.config_of(self.folder))
+        return tuple(found.get("client_names", ())) if found else ()
+
+    @property
+    def population(self) -> Hashable:
+        """Runs of a configuration that share this have the same clients: those of these names, or of this partition."""
+        return self.client_names or self.seeds.partition
+
     @property
     def regression(self) -> bool:
         """Whether the data has no classes."""
@@ -65,6 +77,11 @@ class Outcome:
     def metric(self) -> Metric:
         """What its rounds are selected by and it is ranked by; one of your own has no values before it is imported."""
         return stored_metric(self.evaluate, self.regression)
+
+    @property
+    def selection(self) -> EvaluateTable:
+        """By what its round was selected; old runs go over all samples, whatever the average of their score."""
+        return self.selection_table or self.evaluate
 
     @cached_property
     def one_answer(self) -> bool:
@@ -97,7 +114,7 @@ class Outcome:
     def stopped(self) -> bool:
         """Whether its stop rule ended it early."""
         stop = from_tables({"stop": self.config["stop"]}).stop
-        return stop_reason(self.lines, stop, self.recorded or self.evaluate) is not None
+        return stop_reason(self.lines, stop, self.selection) is not None
 
     @property
     def diverged(self) -> bool:
@@ -115,11 +132,6 @@ class Outcome:
         """Which metric, round, stage and average are its score."""
         return from_tables({"evaluate": self.config["evaluate"]}).evaluate
 
-    @property
-    def selected(self) -> Line:
-        """The line of the selected round, whose models are delivered."""
-        return counting(self.lines, self.recorded or self.evaluate)
-
     def numbers(self) -> dict[str, float]:
         """All reported numbers: shares from 0 to 1, bytes and seconds up to the last round.
 
@@ -129,12 +141,12 @@ class Outcome:
 
     @cached_property
     def _numbers(self) -> dict[str, float]:
-        evaluate, place = self.evaluate, f"test.{self.evaluate.stage}"
-        chosen, total = self.selected, cost(self.lines, self.lines[-1])
+        evaluate, place = self.selection, f"test.{self.evaluate.stage}"
+        chosen, total = counting(self.lines, evaluate), cost(self.lines, self.lines[-1])
         there, key = converged(self.lines, evaluate), self.metric.key
         own = f"{prefix_of(evaluate)}{key}"
         numbers = {
-            "score": scored(chosen, evaluate),
+            "score": score(self.lines, evaluate),
             **{stage: _number(chosen, f"test.{stage}.{own}") for stage in STAGES},
             "client_mean": _number(chosen, f"{place}.client_{key}"),
             "spread": _number(chosen, f"{place}.std"),
@@ -165,9 +177,10 @@ def read_outcome(folder: Path) -> Outcome:
     if not all(map(well_formed, lines)):
         raise DamagedError(f"'{path}' is damaged: its list of clients that were left out cannot be read")
     directory.check_history(path, lines, len(lines))
-    recorded = from_tables({"evaluate": config["evaluate"]}).evaluate
-    config["evaluate"] |= _definite(recorded, lines)
-    return Outcome(folder, config, lines, int(then.get("clients") or 0), then.get("leaks"), checked, recorded)
+    own = from_tables({"evaluate": config["evaluate"]}).evaluate
+    config["evaluate"] |= _definite(own, lines)
+    taking_part = int(then.get("clients") or 0)
+    return Outcome(folder, config, lines, taking_part, then.get("leaks"), checked, selection_table=own)
 
 
 def _definite(evaluate: EvaluateTable, lines: Sequence[Line]) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from stratafl.report.decision import MOST, decision
 from stratafl.report.decision_chart import decision_chart
 from stratafl.report.doubts import doubts
 from stratafl.report.flagged_clients import flag_table
-from stratafl.report.gains import ALONE
 from stratafl.report.gains_charts import (
     dependence_table,
     gains_chart,
@@ -160,9 +159,8 @@ def sections(study: Study) -> list[Section]:
 
 def gains_parts(study: Study) -> list[Part | None]:
     """Who gains, or how to get to know it; nothing for a single method."""
-    names = {rank.settings["algorithm.name"] for rank in study.ranks if rank.members}
     if not study.gains:
-        return [f"<p>{escape(how_to_get())}</p>" if len(names) > 1 and ALONE not in names else None]
+        return [f"<p>{escape(how)}</p>" if (how := how_to_get(study.ranks)) else None]
     said = "".join(f"<p>{escape(each)}</p>" for each in unpaired(study.gains))
     return [gains_table(study), said or None, gains_chart(study), losers_table(study), dependence_table(study)]
 

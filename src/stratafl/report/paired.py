@@ -6,7 +6,7 @@ all pairs together is 5 % (Holm's correction). It counts all pairs, not only tho
 method is first is itself found in the data.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import inf
@@ -22,8 +22,6 @@ from stratafl.report.intervals import Interval
 from stratafl.report.outcome import Outcome
 from stratafl.report.ranking import Rank
 from stratafl.report.tables import Cell, Table, as_csv, text
-from stratafl.runs.class_counts import read_class_counts
-from stratafl.runs.directory import config_of
 
 Judgement = Literal["better", "worse", "unclear"]
 MOST = 100  # more seeds than this are "more than 100"
@@ -294,10 +292,10 @@ def _uncertainty(common: Sequence[Couple]) -> Uncertainty | None:
     for row, found in enumerate(each):
         for client, (difference, weight) in found.items():
             differences[row, place[client]], weights[row, place[client]] = difference, weight
-    partitions = [run.outcome.seeds.partition for run, _ in common]
-    crossed = len(set(partitions)) == 1 or _named_clients(common[0][0].outcome)
+    populations = [run.outcome.population for run, _ in common]
+    crossed = len(set(populations)) == 1
     if not crossed:
-        differences, weights = _by_partition(partitions, differences, weights)
+        differences, weights = _by_partition(populations, differences, weights)
     return uncertainty(differences, weights, crossed)
 
 
@@ -318,18 +316,10 @@ def _differences(one: _Run, other: _Run) -> dict[int, tuple[float, float]]:
     return {client: (each[client] + shift, weights[client] / whole) for client in both}
 
 
-def _by_partition(partitions: Sequence[int], differences: Array, weights: Array) -> tuple[Array, Array]:
-    """Runs with the same partition have the same clients: they count as one, with their mean."""
-    rows = [[i for i, each in enumerate(partitions) if each == one] for one in dict.fromkeys(partitions)]
+def _by_partition(populations: Sequence[Hashable], differences: Array, weights: Array) -> tuple[Array, Array]:
+    """Runs with the same clients count as one, with their mean."""
+    rows = [[i for i, each in enumerate(populations) if each == one] for one in dict.fromkeys(populations)]
     weighted = weights * differences
     sums = [(weighted[some].sum(0), weights[some].sum(0)) for some in rows]
     means = np.array([np.divide(top, below, out=np.zeros_like(top), where=below > 0) for top, below in sums])
     return means, np.array([below for _, below in sums])
-
-
-def _named_clients(one: Outcome) -> bool:
-    """Whether clients come with the data, so that they are the same with every seed of the split."""
-    if one.config["data"]["partition"] != "auto":
-        return False
-    found = read_class_counts(one.folder, config_of(one.folder))
-    return bool(found and found.get("client_names"))

@@ -98,25 +98,36 @@ class ClientScores:
         return np.asarray((1 if one_score else there.sum(axis=1) ** 2) / np.maximum(inverse, 1e-300))
 
 
-def paired_noise(method: Sequence[ClientScores], alone: Sequence[ClientScores], shared: bool) -> Noise | None:
-    """The noise of the differences of clients over seeds; None without resamples.
+Both = tuple[ClientScores, ClientScores]  # of a method and of training alone with the same seed
 
-    The runs are paired seed by seed. `shared`: every seed has the same test samples, so what a sample adds to the
-    difference with one seed it adds with all, and more seeds do not average it out.
+
+def paired_noise(pairs: Sequence[Both], ids: NDArray[np.int64]) -> Noise | None:
+    """The noise of the differences of these clients over seeds, 0 where one has no samples; None without resamples.
+
+    If every seed has the same test samples, what a sample adds to the difference with one seed it adds with all, and
+    more seeds do not average it out.
     """
-    if shared or len(method) == 1:
-        return _noise(method, alone)
-    each = [_noise([a], [b]) for a, b in zip(method, alone, strict=True)]
+    first = pairs[0][0]
+    shared = all(method.pairs_with(first) for method, _ in pairs)
+    each = [_noise(some, ids) for some in ([pairs] if shared else [[pair] for pair in pairs])]
     known = [one for one in each if one is not None]
-    return pooled(known) if len(known) == len(each) else None
+    if len(known) < len(each):
+        return None
+    return known[0] if shared else pooled(known)
 
 
-def _noise(method: Sequence[ClientScores], alone: Sequence[ClientScores]) -> Noise | None:
-    pairs, first = list(zip(method, alone, strict=True)), method[0]
+def _noise(pairs: Sequence[Both], ids: NDArray[np.int64]) -> Noise | None:
+    first = pairs[0][0]
     means = [(a.of_samples, b.of_samples) for a, b in pairs]
     differences = [a - b for a, b in means if a is not None and b is not None]
     if differences:
         stacked = np.nan_to_num(np.stack(differences))  # of clients without a score, who get no interval either
-        return noise_of_means(stacked, first.place, len(first.ids))[1]._replace(size=first.size)
-    resampled = np.stack([a.resampled - b.resampled for a, b in pairs], axis=1)
-    return noise_of_replicates(resampled, first.size) if len(resampled) else None
+        found = noise_of_means(stacked, first.place, len(first.ids))[1]._replace(size=first.size)
+    else:
+        resampled = np.stack([a.resampled - b.resampled for a, b in pairs], axis=1)
+        if not len(resampled):
+            return None
+        found = noise_of_replicates(resampled, first.size)
+    whole = np.zeros((len(found), len(ids)))
+    whole[:, np.searchsorted(ids, first.ids)] = np.stack(found)
+    return Noise(*whole)

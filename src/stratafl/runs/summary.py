@@ -82,8 +82,13 @@ def counting(lines: Sequence[Line], evaluate: EvaluateTable) -> Line:
     return selected(lines, evaluate) if evaluate.select == "validation" else last(lines)
 
 
+def score(lines: Sequence[Line], evaluate: EvaluateTable) -> float | None:
+    """The number that a run is ranked by: its metric on test data at the selected round."""
+    return scored(counting(lines, evaluate), evaluate)
+
+
 def scored(line: Line, evaluate: EvaluateTable) -> float | None:
-    """The number that a run is ranked by: its metric on test data in a line, by the settings' models and average."""
+    """The metric on test data in a line, of the models and by the average that the settings choose."""
     found = measured(line, f"test.{evaluate.stage}", prefix_of(evaluate), evaluate)
     return None if found is None else found[1]
 
