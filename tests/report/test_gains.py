@@ -28,6 +28,7 @@ from stratafl.report.gains_charts import (
     reading,
 )
 from stratafl.report.page import page
+from stratafl.report.ranking_tables import ranking_table
 from stratafl.runs.predictions import write_predictions
 
 NAMES = ["Bergen", "Oslo", "Trondheim", "Voss"]
@@ -285,7 +286,7 @@ def test_the_mean_is_that_of_the_ranking(tmp_path):
         found.mean == pytest.approx(second.numbers["score"].mean - first.numbers["score"].mean) == pytest.approx(-0.1)
     )
     assert found.client_mean == pytest.approx(0.125)
-    assert "Mean: over all test samples, as in the ranking. Median: over clients." in " ".join(shown(tmp_path).split())
+    assert "Mean: over all test samples, as in the ranking." in " ".join(shown(tmp_path).split())
     assert "−10.0" in next(line for line in shown(tmp_path).splitlines() if "fedper" in line)
     said = "The mean difference is −10.0 points over all test samples, but +12.5 over clients, each counted once."
     assert dict(decision(study).answers)["Who gains"].count(said) == 1
@@ -299,7 +300,7 @@ def test_the_mean_over_clients_is_that_of_a_ranking_over_clients(tmp_path):
     (found,) = gather([tmp_path]).gains
     assert found.mean == found.client_mean == pytest.approx(0.125)
     assert mean_sentence(found) == "The mean difference is +12.5 points over clients."
-    assert reading([found])[0] == "Mean: over clients, as in the ranking. Median: over clients."
+    assert reading([found])[0] == "Mean: over clients, as in the ranking."
 
 
 def test_models_right_after_training_have_no_intervals_and_it_is_said_why(tmp_path):
@@ -312,7 +313,7 @@ def test_models_right_after_training_have_no_intervals_and_it_is_said_why(tmp_pa
     assert "resume" not in found.why
 
 
-def test_your_own_metric_counts_clients_once_and_says_once_that_there_are_no_intervals(tmp_path):
+def test_your_own_metric_counts_clients_once_and_says_once_that_there_are_no_intervals(tmp_path, capsys):
     own = {"metric": "costs:cost", "average": "clients", "better": "smaller"}
     for seed in (0, 1):
         for method, cost in (("local", 0.5), ("fedper", 0.4), ("fedavg", 0.6)):
@@ -327,6 +328,9 @@ def test_your_own_metric_counts_clients_once_and_says_once_that_there_are_no_int
     said = " ".join(shown(tmp_path).split())
     assert "fedper, fedavg against local: reports do not run your own metric, so there are no intervals of" in said
     assert said.count("do not run your own metric") == 1
+    assert "Majority class: unknown" in ranking_table(gather([tmp_path])).caption
+    print_ranking([tmp_path])
+    assert "majority class: unknown, because reports do not run" in " ".join(capsys.readouterr().out.split())
 
 
 def test_older_runs_have_differences_without_intervals(tmp_path):

@@ -95,7 +95,7 @@ def mean_sentence(found: Gains) -> str:
 def reading(found: Sequence[Gains]) -> list[str]:
     """What the numbers mean, and what they leave out, in sentences."""
     found = [each for each in found if each.clients]
-    said = [f"Mean: {_OVER[each.average]}, as in the ranking. Median: over clients." for each in found[:1]]
+    said = [f"Mean: {_OVER[each.average]}, as in the ranking." for each in found[:1]]
     once = all(len(client.seeds) == 1 for each in found for client in each.clients)
     partitions = max((each.partitions for each in found), default=1)
     if any(each.sure for each in found):
