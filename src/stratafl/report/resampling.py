@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from stratafl.evaluation.metrics import Metric
-from stratafl.evaluation.predictions import Predictions
+from stratafl.evaluation.predictions import AT_ONCE, Predictions
 from stratafl.report.gain_intervals import Noise, noise_of_means, noise_of_replicates, pooled
-from stratafl.report.influence import AT_ONCE, LINEAR, sample_values, side_by_side
+from stratafl.report.influence import LINEAR, sample_values
 
 Array = NDArray[np.float64]
 BY_CLASS = ("balanced_accuracy", "macro_f1", "auroc", "auprc", "sensitivity")  # as certain as their rarest class
@@ -64,15 +64,14 @@ class ClientScores:
     @cached_property
     def of_samples(self) -> Array | None:
         """Values of the samples whose mean is the score of their client, if there are such values."""
-        linear = self.metric.name in LINEAR
-        return sample_values(self.metric, self.predictions, self.place, self.samples) if linear else None
+        return sample_values(self.metric, self.predictions) if self.metric.name in LINEAR else None
 
     @cached_property
     def resampled(self) -> Array:
         """The score of each client in each resample `[B, K]`, NaN where it is undefined."""
         found, generator = np.full((self._count, len(self.ids)), np.nan), torch.Generator().manual_seed(0)
         classes = self.predictions.scores.shape[1]
-        for clients, at, count in side_by_side(self.place, self.samples, classes):
+        for clients, at, count in self.predictions.side_by_side():
             step = max(1, AT_ONCE // (at.numel() * classes))
             for start in range(0, self._count, step):
                 several = min(step, self._count - start)
@@ -80,7 +79,7 @@ class ClientScores:
                 index = at.expand(several, -1, -1).gather(2, (drawn * count).long()).flatten(0, 1)
                 shown = (torch.arange(at.shape[1]) < count).repeat(several, 1)
                 values = self.metric(self.predictions.y[index], self.predictions.scores[index], shown)
-                found[start : start + several, clients] = values.view(several, -1).numpy()
+                found[start : start + several, clients.numpy()] = values.view(several, -1).numpy()
         return found
 
     @cached_property
