@@ -1,13 +1,22 @@
 """The decision: what to use, who gains, how sure; and doubts, which come first."""
 
+from statistics import NormalDist
+
+import torch
 from seen import axis_range, series
 from written_runs import EVIL, as_regression, rewrite, write_run
 
-from stratafl.report import gather
+from stratafl.cli import main as strata
+from stratafl.evaluation.metrics import METRICS
+from stratafl.evaluation.predictions import Predictions
+from stratafl.report import gather, read_outcome
 from stratafl.report.decision import decision
 from stratafl.report.decision_chart import decision_chart
 from stratafl.report.doubts import doubts, tuned_before_use
+from stratafl.report.outcome import measured_by, what_counts
 from stratafl.report.page import page
+from stratafl.report.summary import summary
+from stratafl.runs.predictions import read_predictions, write_predictions
 
 
 def write(place, name, values, *, seeds=3, **more):
@@ -58,8 +67,15 @@ def test_a_method_that_is_far_behind_is_not_recommended_for_its_price(tmp_path):
 def test_alone_may_be_best(tmp_path):
     write(tmp_path, "local", [0.8, 0.81, 0.82])
     write(tmp_path, "fedavg", [0.5, 0.51, 0.52])
+    headline = decision(gather([tmp_path])).headline
+    assert headline == "Train every client alone (local): every federated method here is worse."
+
+
+def test_a_lead_of_training_alone_may_be_chance_as_any_other(tmp_path):
+    write(tmp_path, "local", [0.9, 0.4, 0.9])
+    write(tmp_path, "fedavg", [0.6, 0.5, 0.5])
     assert decision(gather([tmp_path])).headline == (
-        "Train every client alone (local): no federated method here is clearly better."
+        "Train every client alone (local): no federated method here is clearly better. Its lead may be chance."
     )
 
 
@@ -74,7 +90,7 @@ def test_who_gains_is_said_by_name(tmp_path):
         rewrite(path, lambda line: line | ({"test.deployed.accuracy": 0.1} if line["client"] == 2 else {}))
     said = dict(decision(gather([tmp_path])).answers)["Who gains"]
     assert said.startswith("Compared with training alone, ")
-    assert "Worse off: Cork" in said
+    assert "which of these are chance is unknown. Lower scores: Cork" in said
 
 
 def test_one_run_of_each_is_a_doubt_and_comes_first(tmp_path):
@@ -90,7 +106,8 @@ def test_models_that_give_one_answer_are_not_recommended(tmp_path):
     write(tmp_path, "fedper", [0.875] * 3, holdings=held)
     write(tmp_path, "fedavg", [0.875] * 3, holdings=held)
     made = decision(gather([tmp_path]))
-    assert (made.use, made.headline) == (None, "Use none of these models: they have learned nothing of use.")
+    assert (made.use, made.headline) == (None, "Use none of these models: their accuracy shows nothing.")
+    assert "compare again with --metric auroc" in dict(made.answers)["What the probabilities show"].lower()
     assert made.cautions[0] == "Every method is no better than always giving a client its most frequent class (87.5 %)."
 
 
@@ -146,3 +163,98 @@ def test_names_of_clients_are_text(tmp_path):
     write(tmp_path, "fedper", [0.5, 0.51, 0.52], holdings=held)
     write(tmp_path, "local", [0.4, 0.7, 0.42], holdings=held)
     assert EVIL not in page(gather([tmp_path]))
+
+
+# Answers that are chance
+
+
+def guessing(place, name, *, areas, seeds=3, clients=6, samples=40, named=True):
+    """Runs on data with 10 % positives whose answers are always 0, and whose probabilities have about this AUROC."""
+    rows = [[samples * 9 // 10, samples // 10]] * clients
+    held = {"classes": 2, "clients": clients, "counts": {"train": rows, "test": rows}}
+    held |= {"client_names": [f"site {i}" for i in range(clients)]} if named else {}
+    chosen = {"metric": "balanced_accuracy", "average": "samples", "better": "larger"}
+    for seed, area in zip(range(seeds), areas, strict=True):
+        folder = write_run(
+            place / f"{name}{seed}", [0.5], name=name, seed=seed, clients=clients, holdings=held, evaluate=chosen
+        )
+        for journal in ("rounds", "clients"):
+            rewrite(folder / f"{journal}.jsonl", balanced)
+        generator = torch.Generator().manual_seed(seed)
+        y = torch.tensor([0] * rows[0][0] + [1] * rows[0][1]).repeat(clients)
+        shift = 1.41 * NormalDist().inv_cdf(area)  # of the positives, in deviations
+        sure = 0.2 + 0.05 * (torch.randn(len(y), generator=generator) + shift * y)
+        client = torch.arange(clients).repeat_interleave(samples)
+        found = Predictions(client, y, torch.stack([1 - sure, sure], 1).float())
+        write_predictions(folder, {"test": found}, 1, "deployed")
+
+
+def balanced(line):
+    """With a balanced accuracy of 50 %."""
+    new = {key.replace("accuracy", "balanced_accuracy"): 0.5 for key in line if key.endswith(".accuracy")}
+    return {**line, **new}
+
+
+def test_nothing_is_recommended_by_answers_that_are_chance_and_probabilities_are_shown(tmp_path):
+    guessing(tmp_path, "fedavg", areas=[0.8, 0.81, 0.82])
+    guessing(tmp_path, "local", areas=[0.6, 0.61, 0.59])
+    study = gather([tmp_path])
+    made = decision(study)
+    answers = dict(made.answers)
+    assert (made.use, made.headline) == (
+        None,
+        "Do not choose by balanced accuracy: the answers of these models show nothing.",
+    )
+    assert (
+        "By balanced accuracy no method can be told from always giving the most frequent class (50.0 %)"
+        in answers["Why"]
+    )
+    assert "AUROC fedavg 0.8" in answers["What the probabilities show"]
+    assert "fedavg is better than local by" in answers["What the probabilities show"]
+    assert f"strata report {tmp_path} --metric auroc" in answers["What to do"]
+    assert "no method can be told from" in summary(study)
+    by_auroc = decision(gather([tmp_path], METRICS["auroc"]))
+    assert by_auroc.use.label == "fedavg"
+    assert any(said.startswith("Rounds were selected by balanced accuracy") for said in by_auroc.cautions)
+
+
+def test_probabilities_that_are_chance_too_recommend_nothing(tmp_path):
+    guessing(tmp_path, "fedavg", areas=[0.5] * 3)
+    guessing(tmp_path, "local", areas=[0.5] * 3)
+    made = decision(gather([tmp_path]))
+    assert (made.use, made.headline) == (None, "Use none of these models: they are not better than chance.")
+    assert "no method can be told from chance: AUROC" in dict(made.answers)["What the probabilities show"]
+
+
+def test_a_slight_lead_by_answers_does_not_outweigh_probabilities(tmp_path):
+    guessing(tmp_path, "fedavg", areas=[0.8, 0.81, 0.82], named=False)
+    guessing(tmp_path, "local", areas=[0.6, 0.61, 0.59], named=False)
+    slight = {"test.deployed.balanced_accuracy": 0.53}
+    for seed in range(3):
+        for journal in ("rounds", "clients"):
+            rewrite(tmp_path / f"local{seed}" / f"{journal}.jsonl", lambda line: line | slight)
+    study = gather([tmp_path])
+    assert study.ranks[0].label == "local"
+    assert study.chance.unsure == {"fedavg"}  # 3 points more with every seed and client
+    made = decision(study)
+    assert made.use is None
+    assert "fedavg" in dict(made.answers)["Why"]
+
+
+def test_a_run_measured_by_another_metric_keeps_its_round_and_needs_predictions(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    guessing(tmp_path, "fedavg", areas=[0.8, 0.81, 0.82])
+    one = read_outcome(tmp_path / "fedavg0")
+    again = measured_by(one, METRICS["auroc"])
+    stored = read_predictions(one.folder)
+    assert again.numbers()["score"] == stored.average(METRICS["auroc"], "clients")
+    assert again.by_client() == stored.by_client(METRICS["auroc"])
+    assert again.numbers()["selected_round"] == one.numbers()["selected_round"]
+    assert "at the round with the best validation balanced accuracy" in what_counts([again])
+    assert strata(["report", str(tmp_path), "--metric", "auroc", "-o", str(tmp_path / "r.html")]) == 0
+    assert "test AUROC of deployed models, mean over clients, at the round" in capsys.readouterr().out
+    assert strata(["report", str(tmp_path), "--metric", "auroc", "--target", "0.7"]) == 2
+    assert "leave out --metric" in capsys.readouterr().err
+    write_run(tmp_path / "bare", [0.5], name="fedper")
+    assert strata(["report", str(tmp_path), "--metric", "auroc"]) == 2
+    assert "bare' has no stored predictions to measure AUROC of" in capsys.readouterr().err

@@ -24,7 +24,7 @@ from stratafl.report.gains_charts import (
     gains_chart,
     gains_table,
     losers_table,
-    mean_sentence,
+    mean_words,
     reading,
 )
 from stratafl.report.page import page
@@ -288,7 +288,7 @@ def test_the_mean_is_that_of_the_ranking(tmp_path):
     assert found.client_mean == pytest.approx(0.125)
     assert "Mean: over all test samples, as in the ranking." in " ".join(shown(tmp_path).split())
     assert "−10.0" in next(line for line in shown(tmp_path).splitlines() if "fedper" in line)
-    said = "The mean difference is −10.0 points over all test samples, but +12.5 over clients, each counted once."
+    said = "1 score better and 1 worse, and the mean over all test samples is −10.0 points, but over clients +12.5."
     assert dict(decision(study).answers)["Who gains"].count(said) == 1
     assert gains_table(study).rows[0][2].shown == "−10.0"
 
@@ -299,7 +299,7 @@ def test_the_mean_over_clients_is_that_of_a_ranking_over_clients(tmp_path):
         rewrite(tmp_path / run / "rounds.jsonl", lambda line, v=value: line | {"test.deployed.client_accuracy": v})
     (found,) = gather([tmp_path]).gains
     assert found.mean == found.client_mean == pytest.approx(0.125)
-    assert mean_sentence(found) == "The mean difference is +12.5 points over clients."
+    assert mean_words(found) == "the mean over clients is +12.5 points"
     assert reading([found])[0] == "Mean: over clients, as in the ranking."
 
 

@@ -7,7 +7,7 @@ from written_runs import rewrite, round_line, write_run
 
 from stratafl.report import gather
 from stratafl.report.formats import difference, duration, limits, score, size, spread
-from stratafl.report.intervals import Interval, Spread, interval, paired_difference
+from stratafl.report.intervals import Interval, Spread, interval
 from stratafl.report.summary import cautions, summary
 
 
@@ -22,14 +22,10 @@ def test_the_t_interval_is_that_of_a_table():
 
 def test_one_value_has_no_interval():
     assert interval([1.0]) is None
-    assert paired_difference({0: 1.0, 1: 2.0}, {1: 1.0, 2: 3.0}) is None
 
 
-def test_pairs_are_of_the_same_seed():
-    first, second = {0: 0.5, 1: 0.7, 2: 0.9}, {2: 0.8, 0: 0.4, 1: 0.6, 7: 0.0}
-    found = paired_difference(first, second)
-    assert (found.mean, found.low, found.high) == pytest.approx((0.1, 0.1, 0.1))
-    assert found.beyond_noise
+def test_an_interval_is_beyond_noise_if_it_excludes_0():
+    assert Interval(0.1, 0.05, 0.3).beyond_noise
     assert not Interval(0.1, -0.1, 0.3).beyond_noise
 
 

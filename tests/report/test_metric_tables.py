@@ -50,7 +50,7 @@ def test_limits_end_where_the_metric_does():
     assert limits(wide, METRICS["r2"]) == "−0.2 to 1.3"
     assert limits(wide, METRICS["log_loss"]) == "0 to 1.3"
     assert difference(Interval(0.1, 0.0, 0.2), METRICS["accuracy"]) == "+10.0 (+0.0 to +20.0)"
-    assert difference(Interval(0.1, 0.0, 0.2), METRICS["auroc"]) == "+0.1 (+0 to +0.2)"
+    assert difference(Interval(0.1, 0.0, 0.2), METRICS["auroc"]) == "+0.100 (+0.000 to +0.200)"
 
 
 def test_the_course_is_that_of_the_metric():

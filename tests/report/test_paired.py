@@ -5,25 +5,19 @@ from itertools import product
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 from written_runs import as_regression, rewrite, write_run
 
 from stratafl.cli import main as strata
+from stratafl.evaluation.metrics import METRICS
+from stratafl.evaluation.predictions import Predictions
 from stratafl.report import gather
-from stratafl.report.bootstrap import Estimate, Uncertainty, sharing, uncertainty
+from stratafl.report.bootstrap import Uncertainty, of_these, sharing, uncertainty
 from stratafl.report.intervals import Interval
-from stratafl.report.paired import (
-    MOST,
-    Paired,
-    _by_partition,
-    _differences,
-    _more_seeds,
-    _Run,
-    holm,
-    pairs,
-    pairs_csv,
-    pairs_table,
-)
+from stratafl.report.paired import MOST, Paired, _more_seeds, holm, pairs, pairs_csv, pairs_table
+from stratafl.report.pairing import ScoredRun, StoredScores, _by_partition, _sample_variance, differences
+from stratafl.report.resampling import ClientScores
 from stratafl.report.student import quantile, two_sided
 from stratafl.report.summary import summary, varied
 
@@ -133,7 +127,7 @@ def test_equal_differences_are_no_proof_if_there_are_few():
 def test_two_seeds_with_equal_means_prove_nothing_for_their_clients():
     values = np.random.default_rng(0).normal(0.002, 0.05, 20)
     found = uncertainty(np.stack([values, values[::-1]]), np.ones((2, 20)), crossed=True)
-    assert Estimate((found,)).p_of_these_clients >= 0.5
+    assert of_these(found, 0.0, 100).p >= 0.5
 
 
 def test_pairs_share_half_of_the_variance_between_seeds():
@@ -142,10 +136,9 @@ def test_pairs_share_half_of_the_variance_between_seeds():
 
     first, alone = sharing([of(1.0), of(2.0), of(6.0), of(9.0, seeds=4)])[::3]
     usual = 2.0 / (1 - 1 / 9) ** 3
-    assert [way.between_seeds for way in first.ways] == [1.0, pytest.approx((1 + usual) / 2)]
-    assert [way.seed_freedom for way in first.ways] == [2, 4]
-    assert first.p == min(way.p for way in first.ways)
-    assert alone.ways == (of(9.0, seeds=4),)  # nobody has as many seeds
+    assert (first.between_seeds, first.seed_freedom) == (pytest.approx((1 + usual) / 2), 4)
+    assert alone == of(9.0, seeds=4)  # nobody has as many seeds
+    assert sharing([of(1.0), of(2.0)]) == [of(1.0), of(2.0)]  # two pairs say little about what is usual
 
 
 def test_holm_by_hand():
@@ -189,6 +182,26 @@ def test_chance_is_taken_for_a_difference_in_at_most_seven_of_a_hundred(seeds, c
     assert rate <= allowed + 2 * np.sqrt(allowed * (1 - allowed) / times)
 
 
+def missed(seeds, crossed, of_seeds, of_clients, times, methods):
+    """How many of the intervals of pairs without a difference do not hold 0."""
+    rng, lost, count = np.random.default_rng(1), 0, 0
+    for _ in range(times):
+        scores = of_seeds * rng.normal(size=(methods, seeds, 1)) + rng.normal(size=(methods, seeds, 20))
+        scores += of_clients * rng.normal(size=(methods, 1 if crossed else seeds, 20))
+        each = [scores[i] - scores[j] for i in range(methods) for j in range(i)]
+        found = sharing([uncertainty(d, np.ones((seeds, 20)), crossed) for d in each])
+        lost, count = lost + sum(one.interval().beyond_noise for one in found), count + len(found)
+    return lost / count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("methods", [2, 4])
+@pytest.mark.parametrize("seeds", [2, 3, 10])
+@pytest.mark.parametrize(("crossed", "of_seeds", "of_clients"), [*CASES, (True, 0, 1), (False, 0, 0)])
+def test_intervals_hold_the_difference_in_92_of_a_hundred(seeds, crossed, of_seeds, of_clients, methods):
+    assert missed(seeds, crossed, of_seeds, of_clients, 1000 if methods == 2 else 300, methods) <= 0.09
+
+
 # How many more seeds
 
 
@@ -199,7 +212,8 @@ def test_as_many_more_seeds_as_are_said_are_enough_and_one_less_is_not():
     assert more is not None
     assert not limited
     assert more > 1
-    assert found.with_seeds(3 + more).p < 0.05 <= found.with_seeds(2 + more).p
+    assert found.with_seeds(3 + more).tells(0.05)
+    assert not found.with_seeds(2 + more).tells(0.05)
     stricter, _ = _more_seeds(found, 0.01)
     assert stricter is None or stricter > more
 
@@ -209,8 +223,65 @@ def test_more_seeds_do_not_help_where_clients_disagree():
     values = np.repeat(own, 3, axis=0) + np.array([[0.01], [0.0], [-0.01]])
     (found,) = sharing([uncertainty(values, np.ones((3, 4)), crossed=True)])
     assert _more_seeds(found, 0.05) == (None, True)
-    assert found.p_of_these_clients < found.p  # other seeds are not the question: 0.025 ± 0.006 for these clients
-    assert found.p_of_these_clients == pytest.approx(2 * stats.t.sf(0.025 / np.sqrt(1e-4 / 3), 2), rel=0.1)
+    these = of_these(found, 0.0, 100)  # other clients are not the question: 0.025 ± 0.006 with other seeds
+    assert these.p == pytest.approx(2 * stats.t.sf(0.025 / np.sqrt(1e-4 / 3), 2), rel=0.1)
+    assert these.p < found.p
+    unsure = of_these(found, 0.04**2, 100)  # their test samples are too few
+    assert unsure.p > 0.4
+    assert _more_seeds(unsure, 0.05) == (None, True)
+
+
+@pytest.mark.parametrize("lead", [0.03, 0.06])
+def test_so_many_seeds_as_are_forecast_tell_in_four_of_five(lead):
+    rng, told, times = np.random.default_rng(0), 0, 400
+    known = Uncertainty(lead, 0.03**2 / 3, 0.01**2, 0.0, 3, 20.0, False, 60, 2)
+    more, _ = _more_seeds(known, 0.05)
+    seeds = 3 + more
+    for _ in range(times):
+        values = lead + 0.03 * rng.normal(size=seeds) + 0.01 * rng.normal()
+        between = values.var(ddof=1) / seeds
+        told += Uncertainty(values.mean(), between, 0.01**2, 0.0, seeds, 20.0, False, 60, seeds - 1).p < 0.05
+    assert told / times >= 0.72
+
+
+# Clients that the data names
+
+
+def of_samples(rng, seeds, shared, clients=8, rows=40, tested=10, lead=0.0):
+    """Couples of two methods that are right equally often; every seed tests some rows of a client."""
+    right = rng.random((2, clients, rows)) < np.array([0.6 + lead, 0.6])[:, None, None]
+    couples, values = [], []
+    for seed in range(seeds):
+        if seed == 0 or not shared:
+            some = np.stack([rng.permutation(rows)[:tested] for _ in range(clients)])
+        hits = np.take_along_axis(right, np.broadcast_to(some, (2, *some.shape)), axis=2)
+        couples.append(tuple(ScoredRun(None, 0.0, {}, scores_of(each)) for each in hits))
+        values.append(hits.mean(2)[0] - hits.mean(2)[1])
+    return couples, np.array(values)
+
+
+def scores_of(hits):
+    """As if class 1 were right everywhere."""
+    given = torch.from_numpy(hits.flatten()).double()
+    client = torch.arange(len(hits)).repeat_interleave(hits.shape[1])
+    found = Predictions(client, torch.ones(len(given), dtype=torch.int64), torch.stack([1 - given, given], 1))
+    return ClientScores(found, METRICS["accuracy"], 0)
+
+
+@pytest.mark.parametrize(("shared", "of_seeds_alone"), [(True, 0.0), (False, 0.1)])
+def test_for_these_clients_chance_in_their_samples_is_rarely_taken_for_a_difference(
+    shared, of_seeds_alone, monkeypatch
+):
+    monkeypatch.setattr("stratafl.report.pairing._tested_share", lambda one: 0.25)
+    rng, wrong, naive, times = np.random.default_rng(1), 0, 0, 120
+    weights = dict.fromkeys(range(8), 1 / 8)
+    for _ in range(times):
+        couples, values = of_samples(rng, 5, shared)
+        found = uncertainty(values, np.ones(values.shape), crossed=True)
+        wrong += of_these(found, *_sample_variance(couples, weights)).p < 0.05
+        naive += of_these(found, 0.0, 80).p < 0.05  # as if seeds were all there is
+    assert wrong / times <= 0.09
+    assert naive / times >= of_seeds_alone
 
 
 # Sentences, from runs
@@ -244,14 +315,14 @@ def test_the_difference_is_that_of_the_scores(tmp_path):
 
 def test_clients_count_by_their_samples_or_equally(tmp_path):
     study = write(tmp_path, fedavg=(0.5,), local=(0.8,))
-    one, other = (_Run(rank.members[0]) for rank in study.ranks)
-    found = _differences(one, other)
+    one, other = (StoredScores([]).run(rank.members[0]) for rank in study.ranks)
+    found = differences(one, other)
     assert {client: weight for client, (_, weight) in found.items()} == pytest.approx(
         {client: (4 + client) / 22 for client in range(4)}
     )
     assert sum(difference * weight for difference, weight in found.values()) == pytest.approx(0.3)
     one.outcome.config["evaluate"]["average"] = "clients"
-    assert [weight for _, weight in _differences(one, other).values()] == [0.25] * 4
+    assert [weight for _, weight in differences(one, other).values()] == [0.25] * 4
 
 
 def test_what_cannot_be_told_says_how_many_more_seeds_would(tmp_path):
@@ -305,15 +376,18 @@ def test_a_pair_of_many_must_be_clearer(tmp_path):
     assert (
         "95 % interval 0.1 to 4.0, not enough for one of 6 pairs); about 3 more seeds would tell." in unclear.sentence
     )
-    assert unclear.short == "a or b: cannot be told (0.1 to 4.0); about 3 more seeds would tell"
+    assert unclear.short == (
+        "a or b: cannot be told (0.1 to 4.0, not enough for one of 6 pairs); about 3 more seeds would tell"
+    )
     assert f"it would take more than {MOST} more seeds" in replace(unclear, more_seeds=None).sentence
     limited = replace(unclear, more_seeds=None, limited=True)
     assert limited.sentence.endswith("; clients differ too much for more seeds to tell.")
-    here = replace(limited, these="better")
-    assert here.sentence.startswith(
-        "a is better than b by 2.0 points for these clients; for others like them it cannot be"
-    )
-    assert here.short == "a is better than b for these clients; others may differ (0.1 to 4.0)"
+    here = replace(limited, these=True)
+    assert here.sentence.startswith("Whether a or b is better for these clients cannot be told: they differ by 2.0")
+    assert here.sentence.endswith("; test samples are too few for more seeds to tell.")
+    told = replace(here, verdict="better")
+    assert told.sentence == "a is better than b by 2.0 points for these clients (95 % interval 0.1 to 4.0)."
+    assert told.short == "a is better than b by 2.0 points for these clients (0.1 to 4.0)"
     worse = replace(unclear, verdict="worse", difference=Interval(-0.0004, -0.0008, -0.0001))
     assert worse.sentence == "a is worse than b by 0.04 points (95 % interval 0.01 to 0.08)."
 
@@ -367,7 +441,7 @@ def test_runs_that_differ_in_one_seed_are_one_configuration(tmp_path):
 
 def test_clients_are_the_same_where_the_partition_or_the_data_says_so(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr("stratafl.report.paired.uncertainty", lambda d, w, c: seen.append(c) or uncertainty(d, w, c))
+    monkeypatch.setattr("stratafl.report.pairing.uncertainty", lambda d, w, c: seen.append(c) or uncertainty(d, w, c))
     names = {"classes": None, "clients": 4, "counts": {"train": [[3]] * 4, "validation": [[3]] * 4, "test": [[3]] * 4}}
     for case, options in {
         "all": {},

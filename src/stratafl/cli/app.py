@@ -152,11 +152,12 @@ def report(
     svg: Annotated[Path | None, option("--svg FILE", "Draw the table as a picture.")] = None,
     clients: Annotated[Path | None, option("--clients FILE", "Write who gains, client by client, as CSV.")] = None,
     target: Annotated[float | None, option("--target A", "Show the cost to reach this score, such as 0.9.")] = None,
+    metric: Annotated[str | None, option("--metric NAME", "Rank by it, from stored predictions; rounds stay.")] = None,
 ) -> None:
     """Rank runs in a table, or write one HTML file with curves, clients, layers and more."""
     from stratafl.cli.report import report
 
-    report(folders, out, csv=csv, pairs=pairs, svg=svg, target=target, clients=clients)
+    report(folders, out, metric, csv=csv, pairs=pairs, svg=svg, target=target, clients=clients)
 
 
 @app.command(epilog="Example: [bold]strata reproduce flayer/table2 --scale smoke[/]")

@@ -32,7 +32,8 @@ class Column:
         return self.shown(rank.numbers[self.name]) if self.name in rank.numbers else NOTHING
 
 
-def ranking_table(ranks: Sequence[Rank], outcomes: Sequence[Outcome], width: int) -> Table:
+def ranking_table(ranks: Sequence[Rank], outcomes: Sequence[Outcome], width: int, green: bool = True) -> Table:
+    """The ranking; the first is `green` unless its score is chance."""
     columns = {column.title: column for column in _columns(ranks, outcomes[0].metric)}
     baseline = majority(ranks)
     rows, several = [*ranks, *([baseline] if baseline else [])], len(ranks) > 1
@@ -44,7 +45,7 @@ def ranking_table(ranks: Sequence[Rank], outcomes: Sequence[Outcome], width: int
     for rank in rows:
         cells = {"#": str(rank.place or ""), "method": rank.title, "seeds": str(len(rank.seeds))}
         cells |= {title: column.cell(rank) for title, column in columns.items()}
-        style = "dim" if rank is baseline else "bold green" if several and rank.place == 1 else None
+        style = "dim" if rank is baseline else "bold green" if green and several and rank.place == 1 else None
         table.add_row(*(cells[title] for title in titles), style=style)
     return table
 

@@ -19,8 +19,11 @@ three seeds happen to be near each other.
 
 With 3 seeds and 15 pairs, a difference would have to be 17 standard errors for a single pair to tell. So pairs share
 what they know of seeds (`sharing`): half of a variance between seeds is the pair's own, half the median of all pairs,
-with twice the degrees of freedom. If a pair's own variance tells more, that counts. Because seeds matter more to some
-methods than to others, neither alone would do: a noisy method among quiet ones would be found different by chance.
+with twice the degrees of freedom. The median alone would not do, because seeds matter more to some methods than to
+others: a noisy method among quiet ones would be found different by chance.
+
+If the data names its clients, nobody asks for others (`of_these`): what is uncertain then is other seeds, and other
+test samples of the same clients.
 
 The two draws together overestimate the variance somewhat, because the means of seeds already differ by their clients:
 the error is on the safe side.
@@ -30,6 +33,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import isclose, sqrt
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +45,8 @@ Array = NDArray[np.float64]
 DRAWS = 2000
 GROUPS = 1000  # more clients than this are drawn in so many groups
 ALPHA = 0.05
+POWER = 0.8  # the chance that a forecast of seeds comes true, if the true difference is the one that was found
+UNLUCKY = NormalDist().inv_cdf(POWER)
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,11 @@ class Uncertainty:
         half = exceeded(alpha, self.tail) * self.error if self.error else 0.0
         return Interval(self.mean, self.mean - half, self.mean + half)
 
+    def tells(self, level: float) -> bool:
+        """Whether a repetition that is as uncertain finds the difference at this level with a chance of `POWER`."""
+        likely = abs(self.mean) - UNLUCKY * self.error
+        return likely > 0 and replace(self, mean=likely).p < level
+
     def with_seeds(self, seeds: int) -> "Uncertainty":
         """As it would be with so many seeds, if nothing else changed."""
         share = self.seeds / seeds
@@ -118,48 +129,21 @@ def uncertainty(differences: Array, weights: Array, crossed: bool) -> Uncertaint
     return Uncertainty(mean, between_seeds, between_clients, both, seeds, clients, crossed, cells, max(seeds - 1, 1))
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A mean and how sure it is: by the pair's own variance between seeds, and by one that it shares with others."""
-
-    ways: tuple[Uncertainty, ...]
-
-    @property
-    def mean(self) -> float:
-        return self.ways[0].mean
-
-    @property
-    def seeds(self) -> int:
-        return self.ways[0].seeds
-
-    @property
-    def p(self) -> float:
-        return min(way.p for way in self.ways)
-
-    @property
-    def p_of_these_clients(self) -> float:
-        """p where other clients are not asked for, only other seeds; 1 if clients change with the seed."""
-        if not self.ways[0].crossed or self.seeds < 2:
-            return 1.0
-        return min(replace(way, between_clients=0.0, cells=way.seeds).p for way in self.ways)
-
-    def interval(self) -> Interval:
-        return min((way.interval() for way in self.ways), key=lambda each: each.high - each.low)
-
-    def with_seeds(self, seeds: int) -> "Estimate":
-        return Estimate(tuple(way.with_seeds(seeds) for way in self.ways))
+def of_these(found: Uncertainty, of_samples: float, samples: float) -> Uncertainty:
+    """For these clients and no others: in place of the clients' variance that of so many test samples."""
+    return replace(found, between_clients=of_samples, of_both=0.0, clients=samples, crossed=True, cells=found.seeds)
 
 
-def sharing(pairs: Sequence[Uncertainty]) -> list[Estimate]:
-    """Each pair by itself, and with a variance between seeds that is half its own, half the median of all pairs."""
-    return [Estimate((pair, shared) if (shared := _shared(pair, pairs)) else (pair,)) for pair in pairs]
+def sharing(pairs: Sequence[Uncertainty]) -> list[Uncertainty]:
+    """Each pair with a variance between seeds that is half its own, half the median of all; two pairs share nothing."""
+    return [_shared(pair, pairs) for pair in pairs]
 
 
-def _shared(pair: Uncertainty, pairs: Sequence[Uncertainty]) -> Uncertainty | None:
+def _shared(pair: Uncertainty, pairs: Sequence[Uncertainty]) -> Uncertainty:
     like = [other.between_seeds for other in pairs if other.seeds == pair.seeds]
     freedom = pair.seeds - 1
     if freedom < 1 or len(like) < 3:  # two methods make one pair, three make three
-        return None
+        return pair
     usual = float(np.median(like)) / (1 - 2 / (9 * freedom)) ** 3  # the median of χ² is less than its mean
     return replace(pair, between_seeds=(pair.between_seeds + usual) / 2, seed_freedom=2 * freedom)
 

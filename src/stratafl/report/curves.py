@@ -31,8 +31,8 @@ class Quantity(NamedTuple):
 
 
 def quantities(study: Study) -> list[Quantity]:
-    """What a reader can choose to see, first what methods are ranked by."""
-    metric, evaluate = study.measured, study.outcomes[0].evaluate
+    """What a reader can choose to see, first what rounds are selected by."""
+    metric, evaluate = study.outcomes[0].recorded, study.outcomes[0].selection
     name = "loss" if metric.key == "loss" else metric.title
     own = f"{prefix_of(evaluate)}{metric.key}"
 

@@ -7,10 +7,12 @@ from math import inf
 from stratafl.algorithms.catalogue import KINDS, METHODS
 from stratafl.core.reprs import short_repr
 from stratafl.errors import counted
-from stratafl.report.doubts import doubts, learned_nothing
-from stratafl.report.formats import listed, score, size
-from stratafl.report.gains import ALONE, Gains
-from stratafl.report.gains_charts import mean_sentence, signed
+from stratafl.report.chance import Silence, common_folder, how_to_rank
+from stratafl.report.doubts import doubts
+from stratafl.report.formats import apart_by, listed, score, size
+from stratafl.report.gains import ALONE, ClientGain, Gains
+from stratafl.report.gains_charts import mean_words
+from stratafl.report.outcome import OF_ANSWERS
 from stratafl.report.paired import Paired
 from stratafl.report.ranking import Rank, winner
 from stratafl.report.study import Study
@@ -37,12 +39,13 @@ def decision(study: Study) -> Decision:
     more = len(found) - MOST
     said = (*found[:MOST], *((f"{counted(more, 'more note')} under Ranking.",) if more > 0 else ()))
     rivals = [rank for rank in study.ranks if not rank.leaks and "score" in rank.numbers]
-    learned = [rank for rank in rivals if not learned_nothing(rank, study)]
     first = winner(study.ranks)
     if first is None:
         return Decision(None, "No method can be recommended: no run has a result that can be ranked.", (), said)
-    if not learned:
-        return Decision(None, "Use none of these models: they have learned nothing of use.", (), said)
+    if study.silence is not None:
+        return _by_probabilities(study.silence, study, said)
+    unsure = study.chance.unsure if study.chance else frozenset[str]()
+    learned = [rank for rank in rivals if not rank.one_answer and rank.label not in unsure]
     compared = study.pairs
     use = _to_use(first, learned, compared)
     others = [rank for rank in rivals if rank is not use]
@@ -55,6 +58,30 @@ def decision(study: Study) -> Decision:
     return Decision(
         use, _headline(use, first, others, compared), tuple((title, text) for title, text in answers if text), said
     )
+
+
+def _by_probabilities(found: Silence, study: Study, cautions: tuple[str, ...]) -> Decision:
+    """No recommendation, because the scores are chance: what the probabilities of the same runs show instead."""
+    metric, shown = study.measured, found.shown
+    why = f"{found.why[0].upper()}{found.why[1:]}."
+    if metric.name not in OF_ANSWERS or (shown is not None and shown.at_chance):
+        said = shown.sentences if shown else []
+        return Decision(
+            None, "Use none of these models: they are not better than chance.", _answers(why, said), cautions
+        )
+    if shown is None:
+        again = "These runs have no stored predictions that show more. Compare again with --metric auroc."
+        headline = f"Use none of these models: their {metric.title} shows nothing."
+        return Decision(None, headline, _answers(why, [again]), cautions)
+    folders = common_folder([one.folder for one in study.outcomes])
+    answers = (*_answers(why, shown.sentences), ("What to do", how_to_rank(folders, metric)))
+    return Decision(
+        None, f"Do not choose by {metric.title}: the answers of these models show nothing.", answers, cautions
+    )
+
+
+def _answers(why: str, shown: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    return ("Why", why), *((("What the probabilities show", " ".join(shown)),) if shown else ())
 
 
 def _to_use(first: Rank, rivals: Sequence[Rank], pairs: Sequence[Paired]) -> Rank:
@@ -82,17 +109,19 @@ def _between(rank: Rank, other: Rank, compared: Sequence[Paired]) -> Paired | No
 
 
 def _headline(use: Rank, first: Rank, others: Sequence[Rank], compared: Sequence[Paired]) -> str:
-    name = str(use.settings["algorithm.name"])
-    if name == ALONE:
-        best = f"Train every client alone ({use.label}): no federated method here is clearly better."
-        return best if others else _alone(use)
+    """What to use; that its lead may be chance, whichever method leads."""
     if not others:
         return _alone(use)
-    known, next_ = METHODS.get(name), _between(use, others[0], compared)
-    unclear = next_ is None or next_.verdict == "unclear"
-    chance = ". Its lead may be chance" if use is first and unclear else ""
+    name, next_ = str(use.settings["algorithm.name"]), _between(use, others[0], compared)
+    chance = " Its lead may be chance." if use is first and (next_ is None or next_.verdict == "unclear") else ""
+    if name == ALONE:
+        found = [_between(use, rank, compared) for rank in others]
+        sure = all(pair is not None and _seen_from(use, pair) == "better" for pair in found)
+        what = "every federated method here is worse" if sure else "no federated method here is clearly better"
+        return f"Train every client alone ({use.label}): {what}.{chance}"
+    known = METHODS.get(name)
     what = f": {KINDS[known.kind]}" if known and known.kind != "controls" else ""
-    return f"Use {use.label}{what}{chance}."
+    return f"Use {use.label}{what}.{chance}"
 
 
 def _alone(use: Rank) -> str:
@@ -132,24 +161,25 @@ def _gains(use: Rank, study: Study) -> str:
 
 
 def _counts(found: Gains, start: str) -> list[str]:
-    """How many clients gain and lose, and the names of those that lose."""
+    """How many clients gain and lose beyond chance, with the names of those that lose; then how many in all."""
     better = [each for each in found.clients if each.difference > 0]
     worse = sorted((each for each in found.clients if each.difference < 0), key=lambda each: each.difference)
     total = counted(len(found.clients), "client")
     several = f" in {found.partitions} partitions" if found.partitions > 1 else ""
-    said = [f"{start} training alone, {len(better)} of {total}{several} score better and {len(worse)} worse."]
-    said.append(mean_sentence(found))
-    if worse:
-        named = [f"{found.client_label(each)} ({signed(each.difference, found.metric)})" for each in worse]
-        said.append(f"Worse off: {listed(named, 4)}.")
-    return [*said, *_certain(found)]
-
-
-def _certain(found: Gains) -> list[str]:
+    scores = f"{len(better)} score better and {len(worse)} worse, and {mean_words(found)}"
     if not found.sure:
-        return []
-    sure = {word: sum(each.verdict == word for each in found.clients) for word in ("gains", "loses")}
-    return [f"Beyond chance are {sure['gains']} of the gains and {sure['loses']} of the losses."]
+        named = f" Lower scores: {_named(worse, found)}." if worse else ""
+        return [f"{start} training alone, of {total}{several} {scores}; which of these are chance is unknown.{named}"]
+    sure = {word: [each for each in found.clients if each.verdict == word] for word in ("gains", "loses")}
+    gain, loss = len(sure["gains"]), sorted(sure["loses"], key=lambda each: each.difference)
+    verb, lost = "gains" if gain == 1 else "gain", f"{len(loss)} lose: {_named(loss, found)}" if loss else "none loses"
+    said = f"{start} training alone, {gain} of {total}{several} {verb} beyond chance and {lost}."
+    return [said, f"In all, {scores}."]
+
+
+def _named(clients: Sequence[ClientGain], found: Gains) -> str:
+    named = [f"{found.client_label(each)} ({apart_by(each.difference, found.metric, '+')})" for each in clients]
+    return listed(named, 4)
 
 
 def _joining(use: Rank, study: Study) -> list[str]:
@@ -175,7 +205,8 @@ def _sure(use: Rank, others: Sequence[Rank], compared: Sequence[Paired]) -> str:
     said += [f"It is worse than {listed(judged['worse'], 6)}, beyond chance."] if judged["worse"] else []
     seeds, clients = (max(getattr(pair, name) for _, pair, _ in known) for name in ("seeds", "clients"))
     basis = f"This rests on {counted(seeds, 'seed')} and {counted(clients, 'client')}"
-    return " ".join([*said, f"{basis}{'; other seeds may differ' if seeds == 1 else ''}."])
+    whom = " and is about these clients, not about others" if any(pair.these for _, pair, _ in known) else ""
+    return " ".join([*said, f"{basis}{whom}{'; other seeds may differ' if seeds == 1 else ''}."])
 
 
 def _seen_from(use: Rank, pair: Paired) -> str:
@@ -184,8 +215,9 @@ def _seen_from(use: Rank, pair: Paired) -> str:
 
 
 def _change(use: Rank, others: Sequence[Rank], compared: Sequence[Paired]) -> str:
-    """How many more seeds would tell the method from the next one that it cannot be told from."""
-    found = [(rank.label, _between(use, rank, compared)) for rank in others]
+    """How many more seeds would tell the method from training alone, or else from the next that is unclear."""
+    ordered = sorted(others, key=lambda rank: str(rank.settings["algorithm.name"]) != ALONE)
+    found = [(rank.label, _between(use, rank, compared)) for rank in ordered]
     open_ = [(label, pair) for label, pair in found if pair is not None and pair.seeds and pair.verdict == "unclear"]
     if not open_:
         return ""
@@ -193,7 +225,8 @@ def _change(use: Rank, others: Sequence[Rank], compared: Sequence[Paired]) -> st
     if pair.seeds == 1:
         return f"More seeds may tell it from {label}: repeat with --seeds 3."
     if pair.limited:
-        return f"More seeds would not tell it from {label}, because clients differ too much; more clients might."
+        why = "test samples are too few; more of them might" if pair.these else "clients differ too much; more might"
+        return f"More seeds would not tell it from {label}, because {why}."
     if pair.difference.low == pair.difference.high:
         return f"Nothing tells it from {label} here: all their scores differ by the same amount."
     if pair.more_seeds is None:

@@ -10,8 +10,6 @@ from stratafl.report.ranking import INCOMPARABLE, Rank
 from stratafl.report.study import Study
 
 SAME_STEPS = 1.05  # methods whose numbers of steps differ by less have trained equally long
-HARDLY = 0.002  # a method that is ahead of the most frequent class by less is no better
-OF_PROBABILITIES = ("ece", "brier", "log_loss")  # constant shares of the classes are calibrated, and still useless
 
 
 def doubts(study: Study) -> list[str]:
@@ -28,35 +26,25 @@ def doubts(study: Study) -> list[str]:
     ]
 
 
-def learned_nothing(rank: Rank, study: Study) -> bool:
-    """Whether a method always gives one answer, or is no better than giving every client its most frequent class."""
-    return rank.one_answer or _no_better(rank, study)
-
-
-def _no_better(rank: Rank, study: Study) -> bool:
-    base = study.majority
-    if base is None or "score" not in rank.numbers or study.measured.name in OF_PROBABILITIES:
-        return False
-    ahead = study.measured.sign * (rank.numbers["score"].mean - base.numbers["score"].mean)
-    return ahead <= HARDLY
-
-
 def _of_learning(study: Study) -> list[str]:
-    scored = [rank for rank in study.ranks if "score" in rank.numbers]
+    """Methods that always give one answer, and methods that are not better than the majority class."""
+    scored, limits = [rank for rank in study.ranks if "score" in rank.numbers], study.chance
     one = [rank.label for rank in scored if rank.one_answer]
-    low = [rank.label for rank in scored if _no_better(rank, study) and not rank.one_answer]
     said = [f"{_says(one, scored, 'gives', 'give')} one answer for all samples of a client."] if one else []
-    if low and study.majority is not None:
-        base = score(study.majority.numbers["score"].mean, study.measured)
-        most = f"always giving a client its most frequent class ({base})"
-        said.append(f"{_says(low, scored, 'is', 'are')} no better than {most}.")
-    return said
+    if limits is None:
+        return said
+    most = f"always giving a client its most frequent class ({score(limits.base, study.measured)})"
+    others = [label for label in limits.ahead if label in limits.unsure and label not in one]
+    low = [label for label in others if limits.ahead[label] <= 0]
+    near = [label for label in others if label not in low]
+    said += [f"{_says(low, scored, 'is', 'are')} no better than {most}."] if low else []
+    return said + ([f"{_says(near, scored, 'cannot', 'cannot')} be told from {most}."] if near else [])
 
 
 def _says(labels: Sequence[str], ranks: Sequence[Rank], one: str, several: str) -> str:
     """Subject and verb."""
     if len(labels) == len(ranks) > 1:
-        return f"Every method {one}"
+        return "No method can" if one == "cannot" else f"Every method {one}"
     return f"{listed(list(labels), 6)} {one if len(labels) == 1 else several}"
 
 
@@ -129,4 +117,8 @@ def _steps(rank: Rank) -> float | None:
 
 def _of_selection(study: Study) -> list[str]:
     best = [one for one in study.outcomes if one.evaluate.select == "best"]
-    return ["The round was chosen by its test score, which is optimistic."] if best else []
+    said = ["The round was chosen by its test score, which is optimistic."] if best else []
+    if any(one.values is not None for one in study.outcomes):
+        chosen, shown = study.outcomes[0].recorded.title, study.measured.title
+        said.append(f"Rounds were selected by {chosen}; methods are ranked by {shown} of the stored predictions.")
+    return said

@@ -12,14 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stratafl.report.student import quantiles
+
 Array = NDArray[np.float64]
 PSEUDO = 2  # samples that are added to each client's, one for and one against the method
 PRIOR = 4  # degrees of freedom that the variance between seeds of all other clients counts for one client
-_FREEDOM = (1, 1.25, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 60, 120, np.inf)
-_QUANTILE = (
-    *(12.7062, 8.0280, 6.0167, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469),
-    *(2.3060, 2.2281, 2.1314, 2.0860, 2.0423, 2.0003, 1.9799, 1.95996),
-)
 
 
 class Noise(NamedTuple):
@@ -53,7 +50,7 @@ def limits(gains: Array, noise: Noise, bound: float | None = None, counted: bool
     total = samples + seeds
     with np.errstate(divide="ignore", invalid="ignore"):  # Satterthwaite's degrees of freedom
         combined = total**2 / (samples**2 / (full - 1) + seeds**2 / freedom)
-    half = t_quantile(np.where(total > 0, combined, 1)) * np.sqrt(total)
+    half = quantiles(0.05, np.where(total > 0, combined, 1)) * np.sqrt(total)
     centre, end = mean * noise.size / full if counted else mean, np.inf if bound is None else bound
     return Limits(np.clip(centre - half, -end, end), np.clip(centre + half, -end, end))
 
@@ -82,12 +79,6 @@ def _between_seeds(gains: Array, noise: Noise) -> tuple[Array, float]:
     shrunk = ((seeds - 1) * own + prior * usual) / (seeds - 1 + prior)
     together = min(1.0, float(gains.mean(axis=1).var(ddof=1)) / usual) if usual else 0.0
     return np.maximum(0, shrunk) / seeds, seeds - 1 + prior * (1 - together)
-
-
-def t_quantile(freedom: Array) -> Array:
-    """Student's t at 97.5 %, from a table; between its entries log t is nearly linear in 1 / freedom."""
-    places, values = 1 / np.array(_FREEDOM), np.log(_QUANTILE)
-    return np.exp(np.interp(1 / np.maximum(freedom, 1), places[::-1], values[::-1]))
 
 
 def noise_of_means(differences: Array, client: NDArray[np.int64], clients: int) -> tuple[Array, Noise]:

@@ -230,7 +230,7 @@ def _reference(rank: Rank, ranks: Sequence[Rank], reference: str) -> Rank | None
 
 def _validated(rank: Rank) -> float:
     """The mean over seeds of the validation score of the selected round, larger is better; not finite without one."""
-    each = [(counting(one.lines, one.selection), one.evaluate) for one in rank.members]
+    each = [(counting(one.lines, one.selection), one.selection) for one in rank.members]
     return fmean(quality(line, VALIDATED, prefix_of(evaluate), evaluate) for line, evaluate in each)
 
 

@@ -65,7 +65,6 @@ def with_ends(client: ClientGain, metric: Metric) -> str:
 
 
 _OVER = {"samples": "over all test samples", "clients": "over clients"}
-_UNIT = {True: " points", False: ""}
 
 
 def unit(metric: Metric) -> str:
@@ -85,11 +84,11 @@ def how_to_get(ranks: Sequence[Rank]) -> str:
     return f"To see which clients gain, add {ALONE} to --algorithms: every method is then compared with it."
 
 
-def mean_sentence(found: Gains) -> str:
+def mean_words(found: Gains) -> str:
     """The mean difference, which is that of the ranking; that over clients too where it points the other way."""
     mean, each = signed(found.mean, found.metric), signed(found.client_mean, found.metric)
-    other = f", but {each} over clients, each counted once" if {mean[0], each[0]} == {"+", "−"} else ""
-    return f"The mean difference is {mean}{_UNIT[found.metric.percent]} {_OVER[found.average]}{other}."
+    other = f", but over clients {each}" if {mean[0], each[0]} == {"+", "−"} else ""
+    return f"the mean {_OVER[found.average]} is {mean}{' points' if found.metric.percent else ''}{other}"
 
 
 def reading(found: Sequence[Gains]) -> list[str]:

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from stratafl.evaluation.measure import MetricValues
-from stratafl.evaluation.metrics import Metric
 from stratafl.evaluation.predictions import Predictions
 from stratafl.report.intervals import Spread
-from stratafl.report.outcome import Outcome
+from stratafl.report.outcome import Outcome, numbers_of
 from stratafl.report.ranking import Rank
 from stratafl.runs.class_counts import read_class_counts
 from stratafl.runs.directory import config_of
@@ -24,33 +23,23 @@ SAMPLES = 2_000_000  # of larger federations it is not computed
 
 def majority(ranks: Sequence[Rank]) -> Rank | None:
     """The row of the majority class, for the seeds of the first method; None for numbers and for your own metrics."""
-    if not ranks or not ranks[0].members:
+    members = ranks[0].members if ranks else ()
+    each = [numbers_of(values, one.evaluate) if (values := majority_values(one)) else {} for one in members]
+    names = [name for name in each[0] if all(name in numbers for numbers in each)] if each else []
+    if "score" not in names:
         return None
-    members = ranks[0].members
-    metric, evaluate = members[0].metric, members[0].evaluate
-    if not metric.classes or any(one.metric.name != metric.name for one in members):
-        return None
-    each = [_numbers(one, metric) for one in members]
-    if not all(each):
-        return None
-    names = ("score", evaluate.stage, "spread", "worst10")
-    spreads = {name: Spread.of([numbers[name] for numbers in each if numbers]) for name in dict.fromkeys(names)}
+    spreads = {name: Spread.of([numbers[name] for numbers in each]) for name in names if name != "client_mean"}
     return Rank(MAJORITY, ranks[0].seeds, (0, 0), False, spreads)
 
 
-def _numbers(one: Outcome, metric: Metric) -> dict[str, float] | None:
-    found = _predictions(one)
-    if found is None:
-        return None
-    values = MetricValues.of(metric, found)
-    numbers = values.statistics()
-    score = numbers[f"client_{metric.key}" if one.evaluate.average == "clients" else metric.key]
-    told = {"score": score, one.evaluate.stage: score, "spread": numbers["std"], "worst10": numbers["worst10"]}
-    return told if all(value == value for value in told.values()) else None
+def majority_values(one: Outcome) -> MetricValues | None:
+    """What the majority class scores on the test samples of a run, by the metric of the run."""
+    found = majority_predictions(one) if one.metric.classes and ":" not in one.metric.name else None
+    return None if found is None else MetricValues.of(one.metric, found)
 
 
-def _predictions(one: Outcome) -> Predictions | None:
-    """What the majority class gives for the test samples of the clients that took part."""
+def majority_predictions(one: Outcome, tested: Predictions | None = None) -> Predictions | None:
+    """What the majority class gives for the test samples of the clients that took part; in the order of `tested`."""
     held = read_class_counts(one.folder, config_of(one.folder))
     if held is None or held["classes"] is None:
         return None
@@ -60,6 +49,8 @@ def _predictions(one: Outcome) -> Predictions | None:
     clients, classes = test.shape
     y = torch.arange(classes).repeat(clients).repeat_interleave(test.flatten())
     client = torch.arange(clients).repeat_interleave(test.sum(1))
+    if tested is not None:
+        client, y = tested.client, tested.y
     return Predictions(client, y, shares(train)[client])
 
 

@@ -1,8 +1,9 @@
 """The outcome of one run, read from its directory."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from stratafl.core.keys import Seeds
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, RunError
 from stratafl.evaluation.flags import diverged, well_formed
-from stratafl.evaluation.measure import Line
+from stratafl.evaluation.measure import Line, MetricValues
 from stratafl.evaluation.metrics import METRICS, Metric
 from stratafl.files import is_plain
 from stratafl.report.client_journal import lines_of_round
@@ -41,6 +42,7 @@ class Outcome:
     clients: int  # those that took part
     leaks: str | None = None  # which test data its method sees in training
     checked: bool = True  # whether its lines have checksums; older runs have none
+    values: MetricValues | None = None  # of another metric than that of its lines, from stored predictions
     selection_table: EvaluateTable | None = None  # the run's own, if that is not as `evaluate`
 
     @property
@@ -80,8 +82,13 @@ class Outcome:
 
     @property
     def selection(self) -> EvaluateTable:
-        """By what its round was selected; old runs go over all samples, whatever the average of their score."""
+        """By what its round was selected: its score may be of another metric, and old runs went over all samples."""
         return self.selection_table or self.evaluate
+
+    @property
+    def recorded(self) -> Metric:
+        """The metric of its lines, which selected its round."""
+        return stored_metric(self.selection, self.regression)
 
     @cached_property
     def one_answer(self) -> bool:
@@ -96,6 +103,8 @@ class Outcome:
 
     def by_client(self) -> dict[int, float]:
         """The metric of each client that took part, on test data at the selected round; undefined ones are left out."""
+        if self.values is not None:
+            return dict(self.values.clients)
         key = f"test.{self.evaluate.stage}.{self.metric.key}"
         return {int(line["client"]): float(line[key]) for line in self._client_lines if line.get(key) is not None}
 
@@ -143,7 +152,7 @@ class Outcome:
     def _numbers(self) -> dict[str, float]:
         evaluate, place = self.selection, f"test.{self.evaluate.stage}"
         chosen, total = counting(self.lines, evaluate), cost(self.lines, self.lines[-1])
-        there, key = converged(self.lines, evaluate), self.metric.key
+        there, key = converged(self.lines, evaluate), self.recorded.key
         own = f"{prefix_of(evaluate)}{key}"
         numbers = {
             "score": score(self.lines, evaluate),
@@ -158,7 +167,35 @@ class Outcome:
             **{f"converged_{kind}": there and getattr(there, kind) for kind in ("round", "seconds", "bytes")},
             **{"bytes": total.bytes, "seconds": total.seconds, "rounds": self.rounds},
         }
+        if self.values is not None:
+            kept = ("selected_round", "bytes", "seconds", "rounds")
+            numbers = {name: numbers[name] for name in kept} | numbers_of(self.values, self.evaluate)
         return {name: float(value) for name, value in numbers.items() if value is not None}
+
+
+def numbers_of(values: MetricValues, evaluate: EvaluateTable) -> dict[str, float]:
+    """The numbers of a run that follow from its predictions; what is undefined is left out."""
+    found, key = values.statistics(), values.metric.key
+    score = found[f"{prefix_of(evaluate)}{key}"]
+    numbers = {"score": score, evaluate.stage: score, "client_mean": found[f"client_{key}"]}
+    numbers |= {"spread": found["std"], "worst10": found["worst10"]}
+    return {name: value for name, value in numbers.items() if isfinite(value)}
+
+
+def measured_by(one: Outcome, metric: Metric) -> Outcome:
+    """The same run at the same round, measured by another metric from its stored predictions."""
+    if metric.name == one.metric.name:
+        return one
+    found = read_predictions(one.folder)
+    if found is None or not len(found):
+        raise RunError(
+            f"'{one.folder}' has no stored predictions to measure {metric.title} of: "
+            f"finish it with 'strata resume', or compare again with --metric {metric.name}"
+        )
+    average, better = "samples" if metric.pooled else "clients", "larger" if metric.larger_is_better else "smaller"
+    evaluate = {**one.config["evaluate"], "metric": metric.name, "average": average, "better": better}
+    config, values = {**one.config, "evaluate": evaluate}, MetricValues.of(metric, found)
+    return replace(one, config=config, values=values, selection_table=one.selection)
 
 
 def read_outcome(folder: Path) -> Outcome:
@@ -210,13 +247,13 @@ _MODELS |= {"deployed": "deployed models", "global": "the global model"}
 
 def what_counts(outcomes: Sequence[Outcome], one_by_one: bool = False) -> str:
     """The stage, average and round of the scores of these runs, in words; without the average for single clients."""
-    metric = outcomes[0].metric
+    metric, recorded = outcomes[0].metric, outcomes[0].recorded
     ways = {tuple(one.config["evaluate"][key] for key in ("select", "stage", "average")) for one in outcomes}
     if len(ways) > 1:
         return "of the models and at the round that the protocol of each run selects"
     ((select, stage, average),) = ways
     validated = all("validation.deployed.loss" in last(one.lines) for one in outcomes)
-    word = "loss" if metric.name == "mse" else metric.title
+    word = "loss" if recorded.name == "mse" else recorded.title
     where = f"at the round with the best validation {word}" if validated else "at the last round"
     if select != "validation":
         where = "at the round where it is best" if select == "best" else "at the last round"

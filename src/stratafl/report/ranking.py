@@ -9,7 +9,7 @@ from typing import Any
 from stratafl.core.reprs import short_repr
 from stratafl.errors import RunError, counted
 from stratafl.report.formats import MARK
-from stratafl.report.intervals import Interval, Spread, interval, paired_difference
+from stratafl.report.intervals import Interval, Spread, interval
 from stratafl.report.outcome import Outcome
 from stratafl.report.tables import as_csv
 
@@ -69,10 +69,6 @@ class Rank:
     def by_seed(self, name: str) -> dict[tuple[int, ...], float]:
         return {one.seeds.parts: numbers[name] for one in self.members if name in (numbers := one.numbers())}
 
-    def difference_from(self, other: "Rank") -> Interval | None:
-        """The paired difference of scores, this one minus the other; None without two common seeds."""
-        return paired_difference(self.by_seed("score"), other.by_seed("score"))
-
 
 def ranking(outcomes: Sequence[Outcome]) -> list[Rank]:
     """Configurations, the best score first; those without a score come last."""
@@ -122,23 +118,22 @@ def has_column(name: str, ranks: Sequence[Rank]) -> bool:
     return any(name in rank.numbers or (rank.diverged and name in SCORES) for rank in ranks)
 
 
-def to_csv(ranks: Sequence[Rank], compared: bool = False) -> str:
+def to_csv(ranks: Sequence[Rank], behind: Mapping[str, Interval] | None = None) -> str:
     """The ranking as CSV: one line per configuration, mean and standard deviation of every number.
 
-    `compared` adds the interval of the score and the paired difference from the first. A last column says which
-    methods leak, if there are any or if they are `compared`.
+    `behind` are paired differences from the first by label; with them there is the interval of the score, too. A last
+    column says which methods leak, if there are any or with `behind`.
     """
-    names = list(dict.fromkeys(name for rank in ranks for name in rank.numbers))
-    first, leaking = winner(ranks), compared or any(rank.leaks for rank in ranks)
+    names, compared = list(dict.fromkeys(name for rank in ranks for name in rank.numbers)), behind is not None
+    leaking = compared or any(rank.leaks for rank in ranks)
     head = ["method", "seeds", *(f"{name}_{part}" for name in names for part in ("mean", "std"))]
     head += ["score_low", "score_high", "difference", "difference_low", "difference_high"] if compared else []
     rows = []
     for rank in ranks:
         found = [rank.numbers.get(name) for name in names]
         row = [rank.label, len(rank.seeds), *(x for each in found for x in ((each.mean, each.std) if each else NONE))]
-        if compared:
-            own = interval(list(rank.by_seed("score").values()))
-            against = rank.difference_from(first) if first and rank is not first else None
+        if behind is not None:
+            own, against = interval(list(rank.by_seed("score").values())), behind.get(rank.label)
             row += [own.low, own.high] if own else NONE
             row += [against.mean, against.low, against.high] if against else [None, *NONE]
         rows.append([*row, *([INCOMPARABLE if rank.leaks else ""] if leaking else [])])

@@ -18,6 +18,7 @@ from stratafl.report.formats import (
 )
 from stratafl.report.intervals import Interval, interval
 from stratafl.report.outcome import measure, what_counts
+from stratafl.report.paired import Paired
 from stratafl.report.ranking import DIVERGED, Rank, has_column, to_csv, winner
 from stratafl.report.study import Study
 from stratafl.report.tables import Cell, Table, text
@@ -58,7 +59,8 @@ def ranking_table(study: Study) -> Table:
         rows.append(row(study.majority))
     elif ":" in metric.name and not study.regression:
         caption += " Majority class: unknown, because reports do not run your own metric."
-    written = to_csv(study.ranks, compared=True)
+    behind = {rank.label: found for rank in study.ranks if first and (found := _minus(rank, first, study))}
+    written = to_csv(study.ranks, behind)
     return Table("ranking", caption, (*head, "communication", "time"), tuple(rows), written=written, stacked=True)
 
 
@@ -72,13 +74,24 @@ def _interval(values: Sequence[float], kind: Kind) -> str:
 def _against(rank: Rank, first: Rank | None, study: Study) -> Cell:
     if first is None or rank is first:
         return Cell("first" if rank is first else NOTHING)
-    pair = next((each for each in study.pairs if (each.first, each.second) == (first.label, rank.label)), None)
-    if pair is None or not pair.seeds:
+    pair, turned = _pair(rank, first, study), _minus(rank, first, study)
+    if pair is None or turned is None:
         return Cell(NOTHING)
-    given = pair.difference
-    turned = Interval(-given.mean, -given.high, -given.low)  # this one minus the first
     words = {"better": "worse", "worse": "better", "unclear": "cannot be told"}
-    return Cell(difference(turned, study.measured), -given.mean, "", words[pair.verdict])
+    return Cell(difference(turned, study.measured), turned.mean, "", words[pair.verdict])
+
+
+def _pair(rank: Rank, first: Rank, study: Study) -> Paired | None:
+    """The comparison with a method that comes before it, if they have a common seed."""
+    found = (pair for pair in study.pairs if (pair.first, pair.second) == (first.label, rank.label) and pair.seeds)
+    return next(found, None)
+
+
+def _minus(rank: Rank, first: Rank, study: Study) -> Interval | None:
+    """The paired difference, this one minus the first."""
+    pair = _pair(rank, first, study)
+    given = pair.difference if pair else None
+    return None if given is None else Interval(-given.mean, -given.high, -given.low)
 
 
 def numbers_table(study: Study) -> Table | None:
@@ -154,7 +167,7 @@ def _ablation(number: int, name: str, group: Sequence[Rank], keys: Sequence[str]
 
     def row(rank: Rank) -> tuple[Cell, ...]:
         config, numbers = rank.settings, rank.numbers.get("score")
-        against = rank.difference_from(group[0]) if rank is not group[0] else None
+        against = _minus(rank, group[0], study)
         shown = spread(numbers, metric) + (f" {MARK}" if rank.leaks else "")
         cells = [*(text(config.get(key, NOTHING)) for key in keys), text(len(rank.seeds))]
         cells += [Cell(shown, numbers.mean if numbers else None, "strong")]

@@ -11,11 +11,12 @@ from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, RunError, StrataError
 from stratafl.evaluation.measure import Line
 from stratafl.evaluation.metrics import METRICS, Metric
+from stratafl.report.chance import Chance, Silence, chance, silence
 from stratafl.report.charts import short_labels
 from stratafl.report.client_journal import is_number, lines_of_round
 from stratafl.report.gains import Gains, client_gains
 from stratafl.report.majority import majority
-from stratafl.report.outcome import Outcome, read_outcome, run_folders
+from stratafl.report.outcome import Outcome, measured_by, read_outcome, run_folders
 from stratafl.report.paired import Paired, pairs
 from stratafl.report.ranking import Rank, ranking
 from stratafl.report.tuned import TunedMethod, read_tuning
@@ -110,6 +111,16 @@ class Study:
         return majority(self.ranks)
 
     @cached_property
+    def chance(self) -> Chance | None:
+        """Which methods cannot be told from that; None if it is unknown."""
+        return chance(self.ranks)
+
+    @cached_property
+    def silence(self) -> Silence | None:
+        """Why no method can be chosen by its answers, if that is so."""
+        return silence(self.ranks, self.chance)
+
+    @cached_property
     def gains(self) -> list[Gains]:
         """Each method against training alone, client by client."""
         return client_gains(self)
@@ -125,11 +136,11 @@ class Study:
         return list(dict.fromkeys(name for record in self.records.values() for name in record.layers.names))
 
 
-def gather(folders: Sequence[Path]) -> Study:
-    """The runs and verdicts in these folders and below."""
+def gather(folders: Sequence[Path], metric: Metric | None = None) -> Study:
+    """The runs and verdicts in these folders and below, by their own metric or by another one."""
     verdicts = read_verdicts(folders)
     found = [read_outcome(folder) for folder in run_folders([each for each in folders if not only_verdicts(each)])]
-    scored = [one for one in found if evaluated(one.lines)]
+    scored = [one if metric is None else measured_by(one, metric) for one in found if evaluated(one.lines)]
     if found and not scored and not verdicts:
         raise RunError(f"'{found[0].folder}' has no evaluated round yet")
     ranks = ranking(scored) if scored else []
@@ -162,6 +173,9 @@ def _record(one: Outcome) -> RunRecord:
     folder, selected = one.folder, int(one.numbers()["selected_round"])
     check_committed(folder, "clients", "layers")
     clients = lines_of_round(folder / "clients.jsonl", selected, summed=one.checked)
+    if one.values is not None:
+        key, values = f"test.{one.evaluate.stage}.{one.metric.key}", one.by_client()
+        clients = [line | ({} if line.get("new") else {key: values.get(int(line["client"]))}) for line in clients]
     layers = read_layer_journal(folder / "layers.jsonl", summed=one.checked)
     class_counts = _class_counts(read_class_counts(folder, config_of(folder)), clients)
     return RunRecord(one, environment_of(folder), clients, layers, class_counts)

@@ -27,7 +27,8 @@ def summary(study: Study, found: Sequence[Paired] | None = None) -> str:
     if first is None:
         return "No run has a result that can be ranked." if study.ranks else "This report has verdicts but no runs."
     rivals = with_first(pairs(study.ranks) if found is None else found)
-    return " ".join([_first(first, study, alone=not rivals), *_rivals(first, rivals)])
+    silent = [f"But {study.silence.why}."] if study.silence else []
+    return " ".join([_first(first, study, alone=not rivals), *silent, *_rivals(rivals)])
 
 
 def _first(first: Rank, study: Study, alone: bool) -> str:
@@ -48,13 +49,11 @@ def _sure(values: Sequence[float], metric: Metric) -> str:
     return f"mean of {len(values)} seeds, 95 % interval {limits(interval(values), metric)}"
 
 
-def _rivals(first: Rank, rivals: Sequence[Paired]) -> list[str]:
+def _rivals(rivals: Sequence[Paired]) -> list[str]:
     by = {verdict: [pair for pair in rivals if pair.verdict == verdict] for verdict in ("better", "worse", "unclear")}
-    here = [pair for pair in by["unclear"] if pair.only_these]
-    unclear = [pair for pair in by["unclear"] if pair.seeds and pair not in here]
-    said = [f"It is {word} than {_each(by[word], 'and')}." for word in ("better", "worse") if by[word]]
-    if here:
-        said.append(f"For these clients it is {here[0].these} than {_each(here, 'and')}, for others it may not be.")
+    unclear = [pair for pair in by["unclear"] if pair.seeds]
+    it = "For these clients it" if any(pair.these for pair in rivals) else "It"
+    said = [f"{it} is {word} than {_each(by[word], 'and')}." for word in ("better", "worse") if by[word]]
     if unclear:
         said.append(f"Whether it is better than {_each(unclear, 'or')} cannot be told, so there is no clear winner.")
     apart = [pair.second for pair in by["unclear"] if not pair.seeds]
@@ -100,7 +99,7 @@ def cautions(study: Study) -> list[str]:
         if "score" not in rank.numbers or any(one.diverged for one in rank.members):
             said.append(f"{rank.label} diverged: its loss, or the upload of every client, became NaN or infinite.")
         if rank.one_answer:
-            said.append(f"{rank.label} gives every sample of a client the same class, so it has learned nothing.")
+            said.append(f"{rank.label} gives every sample of a client the same class: its answers show nothing.")
     said += [f"{sentence[0].upper()}{sentence[1:]}." for sentence in flag_sentences(study.outcomes)]
     said += study.not_started
     said += [f"'{folder}' has no evaluated round yet and is left out." for folder in study.empty]

@@ -19,6 +19,7 @@ CLOSE = 0.005  # "converged": within half a point of the best
 USUAL = EvaluateTable()  # deployed models, over all samples
 BY_LOSS = EvaluateTable(metric="mse")  # whose key is that of every loss
 VALIDATED = "validation.deployed"
+TYING = ("balanced_accuracy", "macro_f1")  # the same in all rounds in which a model gives one answer
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,17 @@ def evaluated(lines: Sequence[Line]) -> list[Line]:
 
 
 def selected(lines: Sequence[Line], evaluate: EvaluateTable = USUAL) -> Line:
-    """The round whose deployed models are best on validation data, or without validation the last one."""
+    """The round whose deployed models are best on validation data, or without validation the last one.
+
+    Of rounds that are equally good it is the first; by a metric that ties, the one with the lowest loss.
+    """
     places = [line for line in lines if f"{VALIDATED}.loss" in line]
-    return max(places, key=_validated(places, evaluate)) if places else last(lines)
+    good = _validated(places, evaluate)
+
+    def order(line: Line) -> tuple[float, float]:
+        return good(line), quality(line, VALIDATED, "", BY_LOSS) if evaluate.metric in TYING else 0.0
+
+    return max(places, key=order) if places else last(lines)
 
 
 def _validated(lines: Sequence[Line], evaluate: EvaluateTable) -> Callable[[Line], float]:
