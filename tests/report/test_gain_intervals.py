@@ -8,9 +8,9 @@ from scipy.stats import spearmanr
 
 from stratafl.evaluation.metrics import METRICS
 from stratafl.evaluation.predictions import Predictions
-from stratafl.report.client_traits import average_ranks, dependences, spearman, thirds, traits_of
-from stratafl.report.gain_intervals import Noise, limits, noise_of_means, noise_of_replicates, pooled
-from stratafl.report.resampling import ClientScores, paired_noise
+from stratafl.report.gains.intervals import Noise, limits, noise_of_means, noise_of_replicates, pooled
+from stratafl.report.gains.resampling import ClientScores, paired_noise
+from stratafl.report.gains.traits import average_ranks, dependences, spearman, thirds, traits_of
 from stratafl.report.student import quantiles
 
 

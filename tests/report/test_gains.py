@@ -18,15 +18,9 @@ from stratafl.report import gather
 from stratafl.report.client_scores import worst_table
 from stratafl.report.decision import decision
 from stratafl.report.gains import client_gains
-from stratafl.report.gains_charts import (
-    clients_csv,
-    dependence_table,
-    gains_chart,
-    gains_table,
-    losers_table,
-    mean_words,
-    reading,
-)
+from stratafl.report.gains.words import mean_words, reading
+from stratafl.report.gains_chart import gains_chart
+from stratafl.report.gains_tables import clients_csv, dependence_table, gains_table, losers_table
 from stratafl.report.page import page
 from stratafl.report.ranking_tables import ranking_table
 from stratafl.runs.predictions import write_predictions

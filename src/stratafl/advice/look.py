@@ -20,7 +20,7 @@ from stratafl.evaluation.diagnostics import conflict_numbers
 from stratafl.evaluation.evaluate import client_models
 from stratafl.execute import Matrix, Progress, Simulation
 from stratafl.execute.round import Report
-from stratafl.report.client_traits import class_skew
+from stratafl.report.gains.traits import class_skew
 
 DRAWS = 99  # permutations: the smallest p is 0.01
 SAMPLES = 4000  # that feature shift looks at, at most

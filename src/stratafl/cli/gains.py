@@ -9,7 +9,7 @@ from rich.text import Text
 from stratafl.cli.console import fitting_columns, titled_table
 from stratafl.report import Rank
 from stratafl.report.gains import Gains
-from stratafl.report.gains_charts import how_to_get, reading, shares, signed, unit, unpaired
+from stratafl.report.gains.words import how_to_get, reading, shares, signed, unit, unpaired
 
 SPARE = ("median", "clients", "worst client")  # first to go
 

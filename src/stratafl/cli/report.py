@@ -18,7 +18,7 @@ from stratafl.report.chance import Silence, chance, how_to_rank, silence
 from stratafl.report.flagged_clients import flag_sentences, where_to_look
 from stratafl.report.formats import size
 from stratafl.report.gains import gains_of
-from stratafl.report.gains_charts import clients_csv
+from stratafl.report.gains_tables import clients_csv
 from stratafl.report.guards import guard_sentences
 from stratafl.report.majority import MAJORITY, majority
 from stratafl.report.outcome import OF_ANSWERS, measure, measured_by, what_counts

@@ -11,7 +11,7 @@ from stratafl.report.chance import Silence, common_folder, how_to_rank
 from stratafl.report.doubts import doubts
 from stratafl.report.formats import apart_by, listed, score, size
 from stratafl.report.gains import ALONE, ClientGain, Gains
-from stratafl.report.gains_charts import mean_words
+from stratafl.report.gains.words import mean_words
 from stratafl.report.outcome import OF_ANSWERS
 from stratafl.report.paired import Paired
 from stratafl.report.ranking import Rank, winner

@@ -19,14 +19,9 @@ from stratafl.report.decision import MOST, decision
 from stratafl.report.decision_chart import decision_chart
 from stratafl.report.doubts import doubts
 from stratafl.report.flagged_clients import flag_table
-from stratafl.report.gains_charts import (
-    dependence_table,
-    gains_chart,
-    gains_table,
-    how_to_get,
-    losers_table,
-    unpaired,
-)
+from stratafl.report.gains.words import how_to_get, unpaired
+from stratafl.report.gains_chart import gains_chart
+from stratafl.report.gains_tables import dependence_table, gains_table, losers_table
 from stratafl.report.layer_charts import bytes_chart, methods_chart, mixing_chart, rounds_chart
 from stratafl.report.metric_tables import confusion_chart, metrics_table
 from stratafl.report.paired import pairs_table

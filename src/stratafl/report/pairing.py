@@ -14,8 +14,8 @@ import numpy as np
 
 from stratafl.evaluation.predictions import Predictions
 from stratafl.report.bootstrap import Array, Uncertainty, of_these, uncertainty
+from stratafl.report.gains.resampling import ClientScores, paired_noise, replicates_for
 from stratafl.report.outcome import Outcome
-from stratafl.report.resampling import ClientScores, paired_noise, replicates_for
 from stratafl.runs.class_counts import read_class_counts
 from stratafl.runs.directory import config_of
 from stratafl.runs.predictions import read_predictions

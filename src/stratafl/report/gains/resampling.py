@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from stratafl.evaluation.metrics import Metric
 from stratafl.evaluation.predictions import AT_ONCE, Predictions
-from stratafl.report.gain_intervals import Noise, noise_of_means, noise_of_replicates, pooled
-from stratafl.report.influence import LINEAR, sample_values
+from stratafl.report.gains.influence import LINEAR, sample_values
+from stratafl.report.gains.intervals import Noise, noise_of_means, noise_of_replicates, pooled
 
 Array = NDArray[np.float64]
 BY_CLASS = ("balanced_accuracy", "macro_f1", "auroc", "auprc", "sensitivity")  # as certain as their rarest class
