@@ -15,12 +15,13 @@ from stratafl.cli.gains import gains_parts
 from stratafl.cli.report import print_ranking
 from stratafl.evaluation.predictions import Predictions
 from stratafl.report import gather
-from stratafl.report.client_scores import worst_table
+from stratafl.report.client_scores import client_scores, worst_table
 from stratafl.report.decision import decision
 from stratafl.report.gains import client_gains
 from stratafl.report.gains.words import mean_words, reading
 from stratafl.report.gains_chart import gains_chart
 from stratafl.report.gains_tables import clients_csv, dependence_table, gains_table, losers_table
+from stratafl.report.layer_charts import by_method_and_seed
 from stratafl.report.page import page
 from stratafl.report.ranking_tables import ranking_table
 from stratafl.runs.predictions import write_predictions
@@ -155,6 +156,9 @@ def test_runs_are_paired_by_all_their_seeds(tmp_path):
         (str(seed), partition, str(seed)) for seed in range(3) for partition in "78"
     }
     assert {row[2].shown for row in worst_table(study).rows} == {"mean of 3"}
+    runs = by_method_and_seed(study, lambda record: record.outcome.folder)
+    assert len(set(runs["local"].values())) == 6
+    assert client_scores(study.of(study.ranks[0]), "accuracy")[0][0] == "client 0, seed 0, data.seed 7"
 
 
 def test_a_client_without_samples_with_one_seed_is_compared_with_the_others(tmp_path):

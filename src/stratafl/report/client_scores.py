@@ -19,7 +19,7 @@ from stratafl.report.charts import (
     value_axis,
 )
 from stratafl.report.formats import NOTHING, listed, score
-from stratafl.report.outcome import measure, what_counts
+from stratafl.report.outcome import measure, seed_labels, what_counts
 from stratafl.report.ranking import Rank
 from stratafl.report.study import RunRecord, Study
 from stratafl.report.tables import Cell, Table, text
@@ -35,10 +35,12 @@ Scored = tuple[RunRecord, Line, str]  # a run, the line of a client, and the key
 
 def client_scores(records: Sequence[RunRecord], metric: str) -> list[tuple[str, float]]:
     """A label and the test score of every client that took part, over all seeds."""
-    found = []
-    for record, line, key in _scored(records, metric):
-        found.append((f"{client_label(record, line)}, seed {record.outcome.seed}", float(line[key])))
-    return found
+    outcomes = [record.outcome for record in records]
+    seeds = {one.folder: label for one, label in zip(outcomes, seed_labels(outcomes), strict=True)}
+    return [
+        (f"{client_label(record, line)}, seed {seeds[record.outcome.folder]}", float(line[key]))
+        for record, line, key in _scored(records, metric)
+    ]
 
 
 def _scored(records: Sequence[RunRecord], metric: str) -> list[Scored]:

@@ -26,6 +26,7 @@ from stratafl.runs.predictions import read_predictions
 from stratafl.runs.summary import best, converged, cost, counting, last, prefix_of, score, scored, stop_reason
 
 OF_ANSWERS = ("accuracy", "balanced_accuracy", "macro_f1")  # metrics that see only which class is given
+SEEDS_OF_PARTS = ("data.seed", "model.seed", "run.batch_seed")
 SCORED = ("test.", "validation.", "new.")
 STAGES = ("received", "trained", "deployed")
 NEEDED = ("round", "bytes.down", "bytes.up", "seconds.train", "seconds.server")
@@ -261,6 +262,14 @@ def what_counts(outcomes: Sequence[Outcome], one_by_one: bool = False) -> str:
     scaled = all(one.config["data"].get("targets") == "scaled" for one in outcomes)
     unit = f"; targets are scaled, and 1 is {_UNITS[metric.name]}" if scaled and metric.name in _UNITS else ""
     return f"of {_MODELS[stage]}{mean} {where}{unit}"
+
+
+def seed_labels(outcomes: Sequence[Outcome]) -> list[str]:
+    """The seeds of runs of a configuration, with those of their parts that differ where `run.seed` is the same."""
+    each = [one.seeds for one in outcomes]
+    parts = range(len(SEEDS_OF_PARTS))
+    kept = [at for at in parts if len({(one.run, one.parts[at]) for one in each}) > len({one.run for one in each})]
+    return [", ".join([str(one.run), *(f"{SEEDS_OF_PARTS[at]} {one.parts[at]}" for at in kept)]) for one in each]
 
 
 def run_folders(places: Iterable[Path]) -> list[Path]:

@@ -184,7 +184,7 @@ def _title(study: Study) -> tuple[str, str]:
     named = " and ".join(filter(None, (", ".join(methods[:-1]), methods[-1])))
     what = named if len(methods) <= 3 else f"{len(methods)} methods"
     told = dict(facts(study))
-    seeds, rounds = len({one.seed for one in outcomes}), told["rounds"]
+    seeds, rounds = len({one.seeds.parts for one in outcomes}), told["rounds"]
     kind = "method" if len(study.ranks) == len(methods) else "configuration"
     counts = [(len(study.ranks), kind), (seeds, "seed"), (len(outcomes), "run")]
     rounds = counted(int(rounds), "round") if rounds.isdecimal() else f"{rounds} rounds"
