@@ -28,7 +28,7 @@ from stratafl.core.reprs import short_repr
 from stratafl.data import Federation, from_clients
 from stratafl.data.arrays import Array, plain_tensor
 from stratafl.errors import DataError, ModelError, RecordError, RunError, unknown
-from stratafl.evaluation.candidates import EPOCHS, Candidates, GuardedModels, alone_like, guarded, local_descent
+from stratafl.evaluation.candidates import EPOCHS, GuardCandidates, GuardedModels, alone_like, guarded, local_descent
 from stratafl.evaluation.evaluate import state_dict
 from stratafl.evaluation.flags import Notices
 from stratafl.evaluation.guard import SAFE, Choice
@@ -165,7 +165,7 @@ class Fitted:
         alone, trial = alone_like(self.sim, train), Trial(self.sim)
         metric = self.selected_by or metric_for(self.evaluate, self.sim.runtime.federation, self.trust)
         best = run_to_end(train_alone(Trial(alone, metric=metric), self.evaluate, self.sim.setup.rounds))
-        candidates = Candidates(self.sim, self.progress, alone, best, train, self._stage, epochs)
+        candidates = GuardCandidates(self.sim, self.progress, alone, best, train, self._stage, epochs)
         return Guarded(guarded(candidates, trial.ids, trial.splits, metric))
 
     def guarded(self, client: int) -> nn.Module:
@@ -180,7 +180,7 @@ class Fitted:
             sim = companion(self.sim, experiment, self.trust) if extended(self.sim) else self.sim
             return _module(sim, local_model(self.folder, client))
         train, stage = experiment.train, experiment.evaluate.stage
-        candidates = Candidates(self.sim, self.progress, train=train, stage=stage, epochs=record.epochs)
+        candidates = GuardCandidates(self.sim, self.progress, train=train, stage=stage, epochs=record.epochs)
         return _module(self.sim, _only_row(candidates.rows(name, torch.tensor([client]))))
 
     def predictor(self, client: int) -> Predictor:

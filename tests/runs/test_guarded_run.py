@@ -18,7 +18,7 @@ from stratafl.core.layout import Rows
 from stratafl.data import digits
 from stratafl.errors import DamagedError, DataError, RecordError, RunError
 from stratafl.evaluation import candidates
-from stratafl.evaluation.candidates import Candidates, local_descent
+from stratafl.evaluation.candidates import GuardCandidates, local_descent
 from stratafl.evaluation.guard import Choice
 from stratafl.evaluation.metrics import Metric
 from stratafl.evaluation.predictions import Predictions
@@ -169,7 +169,7 @@ def test_candidates_are_tried_one_after_the_other(done: Path, monkeypatch: pytes
         return predict(sim, progress, rows, ids, split)
 
     monkeypatch.setattr(candidates, "predictions_of_rows", watched)
-    made = Candidates(fitted.sim, fitted.progress, fitted.sim, fitted.progress, SGD(batch=100), epochs=1)
+    made = GuardCandidates(fitted.sim, fitted.progress, fitted.sim, fitted.progress, SGD(batch=100), epochs=1)
     assert list(made.predictions(torch.arange(4), ["test"])["test"]) == [
         "received",
         "fine-tuned",

@@ -16,7 +16,7 @@ from federations import FEDERATIONS, LR, ROUNDS
 from stratafl.algorithms import fedavg, fedper
 from stratafl.config.tables import EvaluateTable
 from stratafl.core.algorithm import Algorithm
-from stratafl.evaluation.candidates import Candidates, GuardedModels, alone_like, guarded
+from stratafl.evaluation.candidates import GuardCandidates, GuardedModels, alone_like, guarded
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Progress, Simulation, simulation
 from stratafl.policies import SGD
@@ -46,7 +46,7 @@ def made_with(method: str, name: str, seed: int) -> Simulation:
 @cache
 def studied(method: str, name: str, seed: int) -> GuardedModels:
     sim = made_with(method, name, seed)
-    candidates = Candidates(sim, selected(sim), alone_like(sim, TRAIN), local_of(name, seed), TRAIN)
+    candidates = GuardCandidates(sim, selected(sim), alone_like(sim, TRAIN), local_of(name, seed), TRAIN)
     return guarded(candidates, torch.arange(sim.setup.clients), ("validation", "test"))
 
 
