@@ -3,20 +3,26 @@
 import json
 import shutil
 import weakref
+from collections.abc import Generator, Mapping
 from pathlib import Path
 
 import pytest
 import torch
 
 import stratafl
+from stratafl import api
 from stratafl.algorithms import ditto, fedper, local
 from stratafl.config.experiment import Experiment, from_tables
+from stratafl.config.tables import EvaluateTable
 from stratafl.core.layout import Rows
 from stratafl.data import digits
 from stratafl.errors import DamagedError, DataError, RecordError, RunError
 from stratafl.evaluation import candidates
-from stratafl.evaluation.candidates import Candidates, local_descent
+from stratafl.evaluation.candidates import GuardCandidates, local_descent
+from stratafl.evaluation.guard import Choice
+from stratafl.evaluation.metrics import Metric
 from stratafl.evaluation.predictions import Predictions
+from stratafl.evaluation.trial import Trial
 from stratafl.execute import Progress, Simulation
 from stratafl.models import MLP
 from stratafl.policies import SGD
@@ -163,7 +169,7 @@ def test_candidates_are_tried_one_after_the_other(done: Path, monkeypatch: pytes
         return predict(sim, progress, rows, ids, split)
 
     monkeypatch.setattr(candidates, "predictions_of_rows", watched)
-    made = Candidates(fitted.sim, fitted.progress, fitted.sim, fitted.progress, SGD(batch=100), epochs=1)
+    made = GuardCandidates(fitted.sim, fitted.progress, fitted.sim, fitted.progress, SGD(batch=100), epochs=1)
     assert list(made.predictions(torch.arange(4), ["test"])["test"]) == [
         "received",
         "fine-tuned",
@@ -192,6 +198,36 @@ def test_in_python() -> None:
         fitted.guarded(0)
     with pytest.raises(DataError, match="client 7 has no choice"):
         made.model(7)
+
+
+def test_in_python_it_goes_by_the_metric_of_the_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Local training selects its round by it, and clients choose by it."""
+    by: list[str] = []
+    train, choose = api.train_alone, candidates.choose
+
+    def trained(trial: Trial, evaluate: EvaluateTable, rounds: int) -> Generator[int, None, Progress]:
+        assert trial.metric is not None
+        by.extend((evaluate.metric, trial.metric.name))
+        return train(trial, evaluate, rounds)
+
+    def chosen(validation: Mapping[str, Predictions], metric: Metric, clients: list[int]) -> dict[int, Choice]:
+        by.append(metric.name)
+        return choose(validation, metric, clients=clients)
+
+    monkeypatch.setattr(api, "train_alone", trained)
+    monkeypatch.setattr(candidates, "choose", chosen)
+    federation = digits(clients=3, validation=0.2)
+    stratafl.fit(fedper(), federation, model, rounds=1, metric="auroc", device="cpu").guard(epochs=1)
+    assert by == ["auroc"] * 3
+
+
+def test_a_loaded_run_scores_the_stage_that_counts(tmp_path: Path) -> None:
+    """Its metric is that of the report: at `evaluate.stage`, and by `evaluate.average`."""
+    settings = {"stage": "received", "metric": "accuracy", "average": "clients"}
+    with Run.create(experiment("fedavgft", evaluate=settings), tmp_path / "run") as run:
+        list(run.rounds())
+    fitted, numbers = stratafl.load(tmp_path / "run", device="cpu"), read_outcome(tmp_path / "run").numbers()
+    assert fitted.metric("accuracy") == pytest.approx(numbers["score"])
 
 
 def test_a_descent_that_a_method_shapes_is_plain_in_fine_tuning() -> None:

@@ -26,7 +26,7 @@ from stratafl.config.tables import AlgorithmTable, EvaluateTable
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, StrataError
-from stratafl.evaluation.candidates import Candidates, GuardedModels, alone_like, guarded
+from stratafl.evaluation.candidates import GuardCandidates, GuardedModels, alone_like, guarded
 from stratafl.evaluation.diagnostics import LayerDiagnostics
 from stratafl.evaluation.evaluate import StageScores
 from stratafl.evaluation.guard import SAFE, Choice, Gain
@@ -139,7 +139,7 @@ def guarding(
     if best is None:
         beside = replace(trial, sim=alone, lab=LayerDiagnostics(), stage="deployed")
         best = yield from train_alone(beside, experiment.evaluate, rounds)
-    candidates = Candidates(trial.sim, progress, alone, best, experiment.train, experiment.evaluate.stage)
+    candidates = GuardCandidates(trial.sim, progress, alone, best, experiment.train, experiment.evaluate.stage)
     return guarded(candidates, trial.ids, trial.splits, trial.metric)
 
 
