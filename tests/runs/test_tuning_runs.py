@@ -275,4 +275,5 @@ def test_killed_at_ten_random_moments_it_makes_the_same_choices(tmp_path, undist
     assert kills > 5
     assert tuned(again) == tuned(undisturbed)
     assert trials(again) == trials(undisturbed)
+    assert len(list(again.glob("*/*/seed-1/predictions.safetensors"))) == 4  # of winners and untuned
     assert not list(Path(again).glob("**/aside-*"))

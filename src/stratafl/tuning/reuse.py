@@ -33,8 +33,8 @@ def reused(
 
     It starts from `config`, or else from the tuning's configuration; on other data without that of data and metric.
     """
-    chosen, before = tuned_settings(folder, methods), Tuning.read(folder).base
-    base = with_values(before, {"run.seed": before.run.seed + 1}) if config is None else config
+    chosen, tuning = tuned_settings(folder, methods), Tuning.read(folder)
+    base = tuning.fresh if config is None else config
     if config is None and "data.name" in typed:
         base = _on_data(base, str(typed["data.name"]))
     elif config is None and typed.get("evaluate.metric") not in (None, base.evaluate.metric):
@@ -46,7 +46,7 @@ def reused(
             log.warning("%s is %s as you typed it, not as tuned: %s", path, said_value(typed[path]), there)
     tuned = {path.removeprefix(f"{method}.") for path in chosen for method in methods}
     here = with_absolute_paths(with_values(base, shared_and_own(methods, typed)[0]))
-    _log_differences(folder, before, here, tuned)
+    _log_differences(folder, tuning.base, here, tuned)
     gone = {name for own in replaced.values() for name in own}
     return base, {**{path: value for path, value in chosen.items() if path not in gone}, **typed}
 

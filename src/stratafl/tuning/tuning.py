@@ -120,6 +120,11 @@ class Tuning:
         return with_values(self.base, {"algorithm.name": method, **self.own[method]})
 
     @property
+    def fresh(self) -> Experiment:
+        """The common configuration with the first seed after that of the trials."""
+        return with_values(self.base, {"run.seed": self.base.run.seed + 1})
+
+    @property
     def names_code(self) -> bool:
         return any(names_code(self.experiment(method)) for method in self.methods)
 
@@ -154,8 +159,8 @@ class Tuning:
             with waited_for(folder):
                 if not is_comparison(folder):
                     own = [own_settings(method, {**self.own[method], **each}) for method, each in settings.items()]
-                    given, base = {path: v for each in own for path, v in each.items()}, fresh_experiment(self.folder)
-                    Comparison.create(folder, base, list(settings), self.seeds, given, self.trust, checked=False)
+                    given = {path: v for each in own for path, v in each.items()}
+                    Comparison.create(folder, self.fresh, list(settings), self.seeds, given, self.trust, checked=False)
             self._made[name] = Comparison.open(folder, self.trust)
         return self._made[name]
 
@@ -251,12 +256,6 @@ def read_tuned(folder: Path) -> dict[str, dict[str, Any]]:
     if not isinstance(methods, dict) or not all(isinstance(entry, dict) for entry in methods.values()):
         raise RunError(f"'{folder / CHOSEN}' is damaged: it has no table of methods")
     return methods
-
-
-def fresh_experiment(folder: Path) -> Experiment:
-    """The configuration that a tuning was made for, with the first seed after its own."""
-    base = Tuning.read(folder).base
-    return with_values(base, {"run.seed": base.run.seed + 1})
 
 
 def _entry(choice: SearchResult) -> dict[str, Any]:
