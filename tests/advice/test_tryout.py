@@ -191,7 +191,14 @@ def test_of_methods_that_are_as_good_the_simplest_is_taken() -> None:
     assert chosen(alone, of_scores("fedavg", 350), of_scores("fedprior", 353)) == "fedprior"  # three quarters are
     assert chosen(alone, of_scores("fedavg", 351), of_scores("fedper", 351, received=0.9)) == "fedper"  # sends less
     assert chosen(alone, of_scores("fedavgft", 352, tuning=1), of_scores("fedprior", 351)) == "fedprior"  # trains less
-    assert chosen(of_scores("local", 352), of_scores("fedavg", 351), of_scores("fedprior", 353)) == "fedprior"
+    assert chosen(of_scores("local", 352), of_scores("fedavg", 352), of_scores("fedprior", 353)) == "fedprior"  # alone
+
+
+def test_methods_that_surely_differ_are_not_as_good() -> None:
+    """The better one is right wherever the other is, and on a third of a point more."""
+    alone, plain = (of_scores(name, hits, n=1600) for name, hits in (("local", 1200), ("fedavg", 1400)))
+    better = replace(of_scores("fedavg", 1406, n=1600), candidate=Candidate("fedprior"))
+    assert chosen(alone, plain, better) == "fedprior"
 
 
 def test_one_prediction_for_all_samples_is_chance() -> None:
