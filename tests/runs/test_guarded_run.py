@@ -48,15 +48,15 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_written_is_a_method_of_its_own(done: Path) -> None:
     outcomes = [read_outcome(folder) for folder in run_folders([done])]
     ranks = {rank.label: rank for rank in ranking(outcomes)}
-    assert set(ranks) == {"fedper", "fedper, guarded"}
+    assert set(ranks) == {"fedper", "guarded fedper"}
     given = read_predictions(done / "guard")
     assert given is not None
-    numbers = ranks["fedper, guarded"].numbers
+    numbers = ranks["guarded fedper"].numbers
     assert numbers["score"].mean == pytest.approx(float(given.hits().double().mean()))
     assert numbers["seconds"].mean > ranks["fedper"].numbers["seconds"].mean
     assert numbers["bytes"].mean == ranks["fedper"].numbers["bytes"].mean
     (said,) = guard_sentences(list(ranks.values()))
-    assert said.startswith("fedper, guarded: 4 clients take ")
+    assert said.startswith("guarded fedper: 4 clients take ")
 
 
 def test_choices_are_read_again(done: Path) -> None:

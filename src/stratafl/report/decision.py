@@ -8,7 +8,7 @@ from stratafl.algorithms.catalogue import KINDS, METHODS
 from stratafl.core.reprs import short_repr
 from stratafl.errors import counted
 from stratafl.report.chance import Silence, common_folder, how_to_rank
-from stratafl.report.doubts import doubts
+from stratafl.report.doubts import doubts, of_learning
 from stratafl.report.formats import apart_by, listed, score, size
 from stratafl.report.gains import ALONE, ClientGain, Gains
 from stratafl.report.gains.words import mean_words
@@ -35,7 +35,7 @@ class Decision:
 def decision(study: Study) -> Decision:
     if not study.ranks:
         return Decision(None, "This report has verdicts but no runs.")
-    found = doubts(study)
+    found = [said for said in doubts(study) if study.silence is None or said not in of_learning(study)]
     more = len(found) - MOST
     said = (*found[:MOST], *((f"{counted(more, 'more note')} under Ranking.",) if more > 0 else ()))
     rivals = [rank for rank in study.ranks if not rank.leaks and "score" in rank.numbers]
@@ -226,7 +226,7 @@ def _change(use: Rank, others: Sequence[Rank], compared: Sequence[Paired]) -> st
         return f"More seeds may tell it from {label}: repeat with --seeds 3."
     if pair.limited:
         why = "test samples are too few; more of them might" if pair.these else "clients differ too much; more might"
-        return f"More seeds would not tell it from {label}, because {why}."
+        return f"More seeds may not tell it from {label}, because {why}."
     if pair.difference.low == pair.difference.high:
         return f"Nothing tells it from {label} here: all their scores differ by the same amount."
     if pair.more_seeds is None:

@@ -27,11 +27,14 @@ def decision_chart(study: Study, use: Rank | None = None) -> Chart | None:
     metric = study.measured
     hover = f"%{{y}}: %{{x:{'.1%' if metric.percent else '.4g'}}}<extra></extra>"
     traces.append(scatter("markers", means, names, name="mean", marker=marker, hovertemplate=hover))
+    base = study.chance.base if study.silence and study.chance else None
+    traces += [_line(rounded(base), names)] if base is not None else []
     values = [x for trace in traces for x in trace["x"]]
     x_axis = value_axis(f"test {metric.title}", values, share=metric.percent)
     layout = {"xaxis": x_axis, "yaxis": category_axis(down=True), "showlegend": False}
     rest = f" The first {MOST} of {len(scored)} methods." if len(scored) > MOST else ""
-    caption = f"{_better(study)}. {_points(shown)} The axis does not start at 0.{rest}"
+    dotted = " Dotted: always giving a client its most frequent class." if base is not None else ""
+    caption = f"{_better(study)}. {_points(shown)}{dotted} The axis does not start at 0.{rest}"
     height = 110 + 38 * len(shown)
     return Chart("decision", "The methods compared", caption, {"data": traces, "layout": layout}, height=height)
 
@@ -53,5 +56,12 @@ def _points(shown: Sequence[tuple[str, Rank]]) -> str:
 def _seeds(shown: Sequence[tuple[str, Rank]]) -> dict[str, Any]:
     points = [(rounded(value), plain_text(label)) for label, rank in shown for value in rank.by_seed("score").values()]
     x, y = [value for value, _ in points], [label for _, label in points]
-    marker = {"color": COLOURS[6], "size": 6, "symbol": "line-ns-open", "line": {"width": 2}, "opacity": 0.8}
+    # Longer than the mark of the mean, so that none is hidden behind it.
+    marker = {"color": COLOURS[6], "size": 10, "symbol": "line-ns-open", "line": {"width": 2}, "opacity": 0.8}
     return scatter("markers", x, y, name="seeds", marker=marker, hoverinfo="x+y")
+
+
+def _line(at: float | None, names: Sequence[str]) -> dict[str, Any]:
+    """Down through all methods."""
+    look = {"color": COLOURS[6], "width": 2, "dash": "dot"}
+    return scatter("lines", [at, at], [names[0], names[-1]], name="most frequent class", line=look, hoverinfo="x")

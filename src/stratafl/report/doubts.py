@@ -15,7 +15,7 @@ SAME_STEPS = 1.05  # methods whose numbers of steps differ by less have trained 
 def doubts(study: Study) -> list[str]:
     """Sentences on what makes the ranking doubtful."""
     return [
-        *_of_learning(study),
+        *of_learning(study),
         *_of_leaks(study),
         *_of_ends(study),
         *_of_seeds(study),
@@ -26,7 +26,7 @@ def doubts(study: Study) -> list[str]:
     ]
 
 
-def _of_learning(study: Study) -> list[str]:
+def of_learning(study: Study) -> list[str]:
     """Methods that always give one answer, and methods that are not better than the majority class."""
     scored, limits = [rank for rank in study.ranks if "score" in rank.numbers], study.chance
     one = [rank.label for rank in scored if rank.one_answer]
@@ -37,14 +37,16 @@ def _of_learning(study: Study) -> list[str]:
     others = [label for label in limits.ahead if label in limits.unsure and label not in one]
     low = [label for label in others if limits.ahead[label] <= 0]
     near = [label for label in others if label not in low]
-    said += [f"{_says(low, scored, 'is', 'are')} no better than {most}."] if low else []
-    return said + ([f"{_says(near, scored, 'cannot', 'cannot')} be told from {most}."] if near else [])
+    none = len(scored) > 1
+    lower = f"{_says(low, scored, 'is', 'are')} no" if len(low) < len(scored) or not none else "No method is"
+    told = f"{listed(near, 6)} cannot" if len(near) < len(scored) or not none else "No method can"
+    return said + [f"{lower} better than {most}."] * bool(low) + [f"{told} be told from {most}."] * bool(near)
 
 
 def _says(labels: Sequence[str], ranks: Sequence[Rank], one: str, several: str) -> str:
     """Subject and verb."""
     if len(labels) == len(ranks) > 1:
-        return "No method can" if one == "cannot" else f"Every method {one}"
+        return f"Every method {one}"
     return f"{listed(list(labels), 6)} {one if len(labels) == 1 else several}"
 
 

@@ -204,7 +204,7 @@ def read_outcome(folder: Path) -> Outcome:
     config = to_tables(directory.config_of(folder))
     directory.check_config(folder / directory.CONFIG, (then.get("identity") or {}).get("config") or config, config)
     if (folder / directory.CHOICES).exists():  # what the guard of a run came to is a method of its own
-        config["algorithm"]["name"] += ", guarded"
+        config["algorithm"]["name"] = f"guarded {config['algorithm']['name']}"
     path, checked = folder / directory.ROUNDS, then["format"] >= CHECKSUMS
     directory.check_committed(folder, "rounds")
     lines = read_lines(path, summed=checked)

@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+import re
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
@@ -115,7 +116,7 @@ def decision_section(study: Study) -> Section:
     """At most one screen: what to use, who gains, how sure, with one picture."""
     made = decision(study)
     warned = "".join(f"<li>{escape(line)}</li>" for line in made.cautions)
-    caution = f'<div class="caution" role="note"><strong>First of all</strong><ul>{warned}</ul></div>'
+    caution = f'<div class="caution" role="note"><strong>Before you act</strong><ul>{warned}</ul></div>'
     headline = f'<p class="headline">{escape(made.headline)}</p>'
     answers = "".join(f"<dt>{escape(title)}</dt><dd>{escape(said)}</dd>" for title, said in made.answers)
     listed = f'<dl class="answers">{answers}</dl>' if answers else None
@@ -179,7 +180,8 @@ def _title(study: Study) -> tuple[str, str]:
     outcomes = study.outcomes
     if not outcomes:
         return "Published claims", counted(len(study.verdicts), "verdict")
-    methods = list(dict.fromkeys(str(one.config["algorithm"]["name"]).rpartition(":")[2] for one in outcomes))
+    names = (str(one.config["algorithm"]["name"]) for one in outcomes)
+    methods = list(dict.fromkeys(re.sub(r"\S+:", "", name) for name in names))  # your own without their package
     data = list(dict.fromkeys(Path(one.config["data"]["name"]).stem for one in outcomes))
     named = " and ".join(filter(None, (", ".join(methods[:-1]), methods[-1])))
     what = named if len(methods) <= 3 else f"{len(methods)} methods"

@@ -67,8 +67,10 @@ class Paired:
     @property
     def told(self) -> str:
         """The difference, its interval and what would tell, without the names."""
-        more = self._wanted.removesuffix(" would tell") if self.verdict == "unclear" and self.seeds > 1 else ""
-        return f"{self.distance}, {self._interval}{more}"
+        if self.verdict != "unclear":
+            return f"{self.distance}, {self._interval}"
+        more = self._wanted.removesuffix(" would tell") if self.seeds > 1 else ""
+        return f"{self.distance}, {self._interval}{self._too_many}{more}"
 
     @property
     def distance(self) -> str:
@@ -119,7 +121,7 @@ class Paired:
             return "; more seeds may tell"
         if self.limited:
             few = "test samples are too few" if self.these else "clients differ too much"
-            return f"; {few} for more seeds to tell"
+            return f"; more seeds may not tell, because {few}"
         if self.more_seeds is None:
             return f"; it would take more than {MOST} more seeds"
         return f"; about {counted(self.more_seeds, 'more seed')} would tell"
@@ -169,7 +171,7 @@ def pairs_table(found: Sequence[Paired]) -> Table | None:
         f"{about(found)} Intervals are of one pair alone; p is corrected for the number of pairs (Holm), and verdicts "
         "follow it."
     )
-    return Table("pairs", caption, head, tuple(rows), left=2, written=pairs_csv(found))
+    return Table("pairs", caption, head, tuple(rows), left=2, written=pairs_csv(found), stacked=True)
 
 
 def about(found: Sequence[Paired]) -> str:
@@ -201,7 +203,7 @@ def _more(pair: Paired) -> str:
     if pair.verdict != "unclear" or pair.seeds < 2:
         return "–"
     if pair.limited:
-        return "would not tell"
+        return "may not tell"
     return f"more than {MOST}" if pair.more_seeds is None else f"about {pair.more_seeds}"
 
 
@@ -256,7 +258,7 @@ def _paired(first: _Method, second: _Method, found: Uncertainty | None, adjusted
 
 
 def _more_seeds(found: Uncertainty, level: float) -> tuple[int | None, bool]:
-    """How many more seeds would tell at this level, if the difference stays; and whether even many would not."""
+    """How many more seeds would tell at this level, if the difference stays; and whether even many may not."""
     if found.seeds < 2 or found.mean == 0:
         return None, False
     if not found.with_seeds(MANY).tells(level):

@@ -37,7 +37,8 @@ def ranking_table(study: Study) -> Table:
 
     def row(rank: Rank) -> tuple[Cell, ...]:
         values, numbers = list(rank.by_seed("score").values()), rank.numbers
-        cells = [text(rank.title, "first" if rank is first and len(study.ranks) > 1 else "")]
+        leads = rank is first and len(study.ranks) > 1 and study.silence is None
+        cells = [text(rank.title, "first" if leads else "")]
         cells += [text(len(rank.seeds))] if counts else []
         lost = "score" not in numbers and rank.diverged
         reached = DIVERGED if lost else spread(numbers.get("score"), metric)
