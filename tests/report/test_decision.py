@@ -215,8 +215,18 @@ def test_nothing_is_recommended_by_answers_that_are_chance_and_probabilities_are
     assert "fedavg is better than local by" in answers["What the probabilities show"]
     assert f"strata report {tmp_path} --metric auroc" in answers["What to do"]
     assert "no method can be told from" in summary(study)
-    by_auroc = decision(gather([tmp_path], METRICS["auroc"]))
+    again = gather([tmp_path], METRICS["auroc"])
+    by_auroc = decision(again)
     assert by_auroc.use.label == "fedavg"
+    assert by_auroc.headline == "Use fedavg: one model for everybody."
+    (pair,) = again.pairs
+    assert (pair.these, pair.verdict) == (True, "better")
+    assert pair.sentence.startswith("fedavg is better than local by 0.19")
+    assert " for these clients (" in pair.sentence
+    assert "about these clients, not about others" in dict(by_auroc.answers)["How sure"]
+    gains = dict(by_auroc.answers)["Who gains"]  # a client with 4 positives that scores lower is not named for it
+    assert "gain beyond chance and none loses. In all, " in gains
+    assert "site" not in gains
     assert any(said.startswith("Rounds were selected by balanced accuracy") for said in by_auroc.cautions)
 
 

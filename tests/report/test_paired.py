@@ -1,5 +1,7 @@
 """Paired differences: bootstraps that are enumerated by hand, how often chance is taken for a difference, sentences."""
 
+import csv
+import io
 from dataclasses import replace
 from itertools import product
 
@@ -18,6 +20,7 @@ from stratafl.report.gains.resampling import ClientScores
 from stratafl.report.intervals import Interval
 from stratafl.report.paired import MOST, Paired, _more_seeds, holm, pairs, pairs_csv, pairs_table
 from stratafl.report.pairing import ScoredRun, StoredScores, _by_partition, _sample_variance, differences
+from stratafl.report.ranking_tables import ranking_table
 from stratafl.report.student import quantile, two_sided
 from stratafl.report.summary import summary, varied
 
@@ -198,8 +201,10 @@ def missed(seeds, crossed, of_seeds, of_clients, times, methods):
 @pytest.mark.parametrize("methods", [2, 4])
 @pytest.mark.parametrize("seeds", [2, 3, 10])
 @pytest.mark.parametrize(("crossed", "of_seeds", "of_clients"), [*CASES, (True, 0, 1), (False, 0, 0)])
-def test_intervals_hold_the_difference_in_92_of_a_hundred(seeds, crossed, of_seeds, of_clients, methods):
-    assert missed(seeds, crossed, of_seeds, of_clients, 1000 if methods == 2 else 300, methods) <= 0.09
+def test_intervals_hold_the_difference_in_94_of_a_hundred(seeds, crossed, of_seeds, of_clients, methods):
+    allowed, times = 0.06 if seeds > 2 else 0.085, 300 if methods == 2 else 80
+    rate = missed(seeds, crossed, of_seeds, of_clients, times, methods)
+    assert rate <= allowed + 2 * np.sqrt(allowed * (1 - allowed) / times)
 
 
 # How many more seeds
@@ -404,6 +409,8 @@ def test_all_pairs_are_a_table_and_csv(tmp_path):
     assert [row[5].shown for row in table.rows] == ["cannot be told", "fedper is better", "local is better"]
     assert table.csv.splitlines()[0].startswith("first,second,difference,low,high,p,p_adjusted,verdict")
     assert len(table.csv.splitlines()) == 4
+    behind = list(csv.DictReader(io.StringIO(ranking_table(study).csv)))[1]  # local, minus the first
+    assert float(behind["difference_low"]) == pytest.approx(-found[0].difference.high)
     assert "3 seeds, 4 clients" in table.caption
     assert pairs_table([]) is None
     said = summary(study)
