@@ -372,7 +372,7 @@ def test_a_single_method_with_its_guard_is_not_told_of_an_option_that_it_has_not
     write(tmp_path, "fedper", 0, eight([1] * 8))
     guard = write(tmp_path / "fedper-0", "fedper", 0, eight([1] * 8)).rename(tmp_path / "fedper-0" / "guard")
     (guard / "guard.json").write_text("{}")
-    assert [rank.label for rank in gather([tmp_path]).ranks] == ["fedper", "fedper, guarded"]
+    assert [rank.label for rank in gather([tmp_path]).ranks] == ["fedper", "guarded fedper"]
     assert shown(tmp_path) == ""
 
 
