@@ -19,6 +19,7 @@ from stratafl.evaluation.metrics import METRICS, Metric
 from stratafl.files import is_plain
 from stratafl.report.client_journal import lines_of_round
 from stratafl.runs import directory
+from stratafl.runs.class_counts import read_class_counts
 from stratafl.runs.format import CHECKSUMS
 from stratafl.runs.journal import read_lines
 from stratafl.runs.predictions import read_predictions
@@ -88,6 +89,11 @@ class Outcome:
         found = read_predictions(self.folder) if self.metric.name in OF_ANSWERS else None
         told = {} if found is None else found.one_answer()
         return bool(told) and all(told.values())
+
+    @cached_property
+    def class_counts(self) -> dict[str, Any] | None:
+        """Samples by split, client and class, and names, as the run recorded them; None if that is unknown."""
+        return read_class_counts(self.folder, directory.config_of(self.folder))
 
     def by_client(self) -> dict[int, float]:
         """The metric of each client that took part, on test data at the selected round; undefined ones are left out."""

@@ -16,8 +16,6 @@ from stratafl.evaluation.predictions import Predictions
 from stratafl.report.bootstrap import Array, Uncertainty, of_these, uncertainty
 from stratafl.report.outcome import Outcome
 from stratafl.report.resampling import ClientScores, paired_noise, replicates_for
-from stratafl.runs.class_counts import read_class_counts
-from stratafl.runs.directory import config_of
 from stratafl.runs.predictions import read_predictions
 
 
@@ -128,14 +126,10 @@ def _sample_variance(common: Sequence[Couple], weights: Mapping[int, float]) -> 
 
 
 def _tested_share(one: Outcome) -> float:
-    held = read_class_counts(one.folder, config_of(one.folder))
-    counts = {split: sum(map(sum, rows)) for split, rows in (held["counts"] if held else {}).items()}
+    counts = {split: sum(map(sum, rows)) for split, rows in (one.class_counts or {"counts": {}})["counts"].items()}
     return counts.get("test", 0) / sum(counts.values()) if counts else 1.0
 
 
 def named_clients(one: Outcome) -> bool:
     """Whether clients come with the data, so that they are the same with every seed of the split."""
-    if one.config["data"]["partition"] != "auto":
-        return False
-    found = read_class_counts(one.folder, config_of(one.folder))
-    return bool(found and found.get("client_names"))
+    return one.config["data"]["partition"] == "auto" and bool((one.class_counts or {}).get("client_names"))
