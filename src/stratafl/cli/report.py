@@ -133,9 +133,9 @@ def _silent(found: Silence, folders: Sequence[Path], metric: Metric) -> list[str
     shown = found.shown
     if shown is None:
         more = ["Compare again with --metric auroc."] if metric.name in OF_ANSWERS else []
-        return [f"{found.why}: the order above is chance", *more]
+        return [f"{found.why}: the order above may be chance", *more]
     again = [] if shown.at_chance else [how_to_rank(folders, metric)]
-    return [f"{found.why}: the order above is chance", *shown.sentences, *again]
+    return [f"{found.why}: the order above may be chance", *shown.sentences, *again]
 
 
 def _footnotes(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> list[Text]:

@@ -14,8 +14,6 @@ from stratafl.evaluation.predictions import Predictions
 from stratafl.report.intervals import Spread
 from stratafl.report.outcome import Outcome, numbers_of
 from stratafl.report.ranking import Rank
-from stratafl.runs.class_counts import read_class_counts
-from stratafl.runs.directory import config_of
 
 MAJORITY = "majority class"
 SAMPLES = 2_000_000  # of larger federations it is not computed
@@ -40,7 +38,7 @@ def majority_values(one: Outcome) -> MetricValues | None:
 
 def majority_predictions(one: Outcome, tested: Predictions | None = None) -> Predictions | None:
     """What the majority class gives for the test samples of the clients that took part; in the order of `tested`."""
-    held = read_class_counts(one.folder, config_of(one.folder))
+    held = one.class_counts
     if held is None or held["classes"] is None:
         return None
     train, test = (torch.tensor(held["counts"][split])[: one.clients or None] for split in ("train", "test"))

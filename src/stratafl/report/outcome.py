@@ -103,6 +103,11 @@ class Outcome:
         told = {} if found is None else found.one_answer()
         return bool(told) and all(told.values())
 
+    @cached_property
+    def class_counts(self) -> dict[str, Any] | None:
+        """Samples by split, client and class, and names, as the run recorded them; None if that is unknown."""
+        return read_class_counts(self.folder, directory.config_of(self.folder))
+
     def by_client(self) -> dict[int, float]:
         """The metric of each client that took part, on test data at the selected round; undefined ones are left out."""
         if self.values is not None:

@@ -16,8 +16,6 @@ from stratafl.evaluation.predictions import Predictions
 from stratafl.report.bootstrap import Array, Uncertainty, of_these, uncertainty
 from stratafl.report.gains.resampling import ClientScores, paired_noise, replicates_for
 from stratafl.report.outcome import Outcome
-from stratafl.runs.class_counts import read_class_counts
-from stratafl.runs.directory import config_of
 from stratafl.runs.predictions import read_predictions
 
 
@@ -128,8 +126,7 @@ def _sample_variance(common: Sequence[Couple], weights: Mapping[int, float]) -> 
 
 
 def _tested_share(one: Outcome) -> float:
-    held = read_class_counts(one.folder, config_of(one.folder))
-    counts = {split: sum(map(sum, rows)) for split, rows in (held["counts"] if held else {}).items()}
+    counts = {split: sum(map(sum, rows)) for split, rows in (one.class_counts or {"counts": {}})["counts"].items()}
     return counts.get("test", 0) / sum(counts.values()) if counts else 1.0
 
 
