@@ -18,9 +18,9 @@ with degrees of freedom in between (Satterthwaite) finds differences where there
 three seeds happen to be near each other.
 
 With 3 seeds and 15 pairs, a difference would have to be 17 standard errors for a single pair to tell. So pairs share
-what they know of seeds (`sharing`): half of a variance between seeds is the pair's own, half the median of all pairs,
-with twice the degrees of freedom. The median alone would not do, because seeds matter more to some methods than to
-others: a noisy method among quiet ones would be found different by chance.
+what they know of seeds (`sharing`), as far as their variances are alike: an empirical Bayes estimate in which the usual
+variance counts as much as the logarithms of all of them agree (Smyth 2004), and never more than the pair's own. One
+noisy method among quiet ones then neither hides what the others show nor is found different by chance.
 
 If the data names its clients, nobody asks for others (`of_these`): what is uncertain then is other seeds, and other
 test samples of the same clients.
@@ -32,10 +32,11 @@ the error is on the safe side.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import isclose, sqrt
+from math import isclose, log, sqrt
 from statistics import NormalDist
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from stratafl.report.intervals import Interval
@@ -135,17 +136,49 @@ def of_these(found: Uncertainty, of_samples: float, samples: float) -> Uncertain
 
 
 def sharing(pairs: Sequence[Uncertainty]) -> list[Uncertainty]:
-    """Each pair with a variance between seeds that is half its own, half the median of all; two pairs share nothing."""
+    """Each pair with a variance between seeds that also knows those of the others; two pairs share nothing."""
     return [_shared(pair, pairs) for pair in pairs]
 
 
 def _shared(pair: Uncertainty, pairs: Sequence[Uncertainty]) -> Uncertainty:
-    like = [other.between_seeds for other in pairs if other.seeds == pair.seeds]
+    like = np.array([other.between_seeds for other in pairs if other.seeds == pair.seeds])
     freedom = pair.seeds - 1
-    if freedom < 1 or len(like) < 3:  # two methods make one pair, three make three
+    if freedom < 1 or len(like) < 3 or not like.any():  # two methods make one pair, three make three
         return pair
-    usual = float(np.median(like)) / (1 - 2 / (9 * freedom)) ** 3  # the median of χ² is less than its mean
-    return replace(pair, between_seeds=(pair.between_seeds + usual) / 2, seed_freedom=2 * freedom)
+    usual, weight = usual_variance(like, freedom)
+    between_seeds = (freedom * pair.between_seeds + weight * usual) / (freedom + weight)
+    return replace(pair, between_seeds=between_seeds, seed_freedom=freedom + weight)
+
+
+def usual_variance(variances: Array, freedom: int) -> tuple[float, float]:
+    """What variances with so many degrees of freedom have in common, and how many degrees of freedom that is worth.
+
+    Smyth (2004): of true variances d₀s₀²/χ²(d₀), the logarithm of an estimate with d degrees of freedom has the
+    variance ψ′(d/2) + ψ′(d₀/2) and the mean ln s₀² + ψ(d/2) − ln(d/2) − ψ(d₀/2) + ln(d₀/2). d₀ is at most d here.
+    """
+    logs = np.log(np.maximum(variances, 1e-6 * float(variances.max()))) - _log_mean(freedom)
+    beyond = float(logs.var(ddof=1)) - _trigamma(freedom / 2)
+    alike = beyond <= _trigamma(freedom / 2)
+    weight = float(freedom) if alike else 2 * _inverse_trigamma(beyond, freedom / 2)
+    return float(np.exp(logs.mean() + _log_mean(weight))) if not alike else float(np.exp(logs.mean())), weight
+
+
+def _log_mean(freedom: float) -> float:
+    """The mean of ln(χ²(f)/f)."""
+    return float(torch.special.digamma(torch.tensor(freedom / 2, dtype=torch.float64))) - log(freedom / 2)
+
+
+def _trigamma(x: float) -> float:
+    return float(torch.special.polygamma(1, torch.tensor(x, dtype=torch.float64)))
+
+
+def _inverse_trigamma(value: float, most: float) -> float:
+    """The x up to `most` with ψ′(x) = value, by bisection: ψ′ falls."""
+    low, high = 0.0, most
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _trigamma(middle) > value else (low, middle)
+    return high
 
 
 def _clients(weights: Array) -> float:
