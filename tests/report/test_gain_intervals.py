@@ -8,9 +8,9 @@ from scipy.stats import spearmanr
 
 from stratafl.evaluation.metrics import METRICS
 from stratafl.evaluation.predictions import Predictions
-from stratafl.report.client_traits import average_ranks, dependences, spearman, thirds, traits_of
-from stratafl.report.gain_intervals import Noise, limits, noise_of_means, noise_of_replicates, pooled
-from stratafl.report.resampling import ClientScores, paired_noise
+from stratafl.report.gains.intervals import Noise, limits, noise_of_means, noise_of_replicates, pooled
+from stratafl.report.gains.resampling import ClientScores, paired_noise
+from stratafl.report.gains.traits import average_ranks, dependences, spearman, thirds, traits_of
 from stratafl.report.student import quantiles
 
 
@@ -215,7 +215,7 @@ def test_the_influence_of_samples_gives_the_score_and_the_variance_of_resamples(
     first = scores[0]
     sums = np.bincount(first.place, first.of_samples, minlength=4)
     assert sums / first.samples == pytest.approx(first.values, nan_ok=True)
-    exact = paired_noise(scores[:2], scores[2:], shared=True)
+    exact = paired_noise(list(zip(scores[:2], scores[2:], strict=True)), first.ids)
     drawn = np.stack([a.resampled - b.resampled for a, b in zip(scores[:2], scores[2:], strict=True)], axis=1)
     resampled = noise_of_replicates(drawn, first.size)
     assert exact.variance[:2] == pytest.approx(resampled.variance[:2], rel=0.25)

@@ -116,4 +116,8 @@ def test_limits_end_where_numbers_end_and_minus_is_no_hyphen():
     assert limits(Interval(2e-5, 1e-5, 3e-5), True) == "1e−05 to 3e−05"
     assert score(1e-5, True) == "1e−05"
     assert spread(Spread(1e-5, 1e-6), True) == "1e−05 ± 1e−06"
+    assert spread(Spread(0.7075, 0.1123), True) == "0.7075 ± 0.1123"
+    assert spread(Spread(0.7882, 0.0037), True) == "0.7882 ± 0.0037"
+    assert spread(Spread(-1234.4, 0.321), True) == "−1234.4 ± 0.3"
+    assert spread(Spread(0.7, 0.0), True) == "0.7000 ± 0.0000"
     assert difference(Interval(-0.1, -0.2, 0.1)) == "−10.0 (−20.0 to +10.0)"

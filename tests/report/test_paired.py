@@ -16,11 +16,11 @@ from stratafl.evaluation.metrics import METRICS
 from stratafl.evaluation.predictions import Predictions
 from stratafl.report import gather
 from stratafl.report.bootstrap import Uncertainty, of_these, sharing, uncertainty
+from stratafl.report.gains.resampling import ClientScores
 from stratafl.report.intervals import Interval
 from stratafl.report.paired import MOST, Paired, _more_seeds, holm, pairs, pairs_csv, pairs_table
 from stratafl.report.pairing import ScoredRun, StoredScores, _by_partition, _sample_variance, differences
 from stratafl.report.ranking_tables import ranking_table
-from stratafl.report.resampling import ClientScores
 from stratafl.report.student import quantile, two_sided
 from stratafl.report.summary import summary, varied
 

@@ -41,7 +41,7 @@ def test_no_name_and_no_number_is_cut_at_any_width(price, width):
     assert [row[0] for row in rows] == ["local", "fedper", "fedavg"]
     assert {"method", "deployed"} <= set(head)
     loss = 2 - 1.45678 - (0 + 1 + 4) / 3 / 123
-    assert rows[0][head.index("deployed")] == f"{loss:.4g} ± 0.017"  # deviation of 0, 1, 4: 2.08, by 123
+    assert rows[0][head.index("deployed")] == f"{loss:.4f} ± 0.0169"  # deviation of 0, 1, 4: 2.08, by 123
 
 
 def test_the_wider_the_more_columns_and_the_last_to_go_are_the_worst_clients(price):

@@ -20,6 +20,7 @@ from stratafl.evaluation.diagnostics import conflict_numbers
 from stratafl.evaluation.evaluate import client_models
 from stratafl.execute import Matrix, Progress, Simulation
 from stratafl.execute.round import Report
+from stratafl.report.gains.traits import class_skew
 
 DRAWS = 99  # permutations: the smallest p is 0.01
 SAMPLES = 4000  # that feature shift looks at, at most
@@ -119,7 +120,7 @@ def look(federation: Federation, sim: Simulation, progress: Progress) -> tuple[F
 
 
 def label_skew(federation: Federation, seed: int = 0) -> Effect | None:
-    """How far clients' class frequencies are from the pooled ones: mean total variation, ½·Σ_c |π_k(c) − π(c)|.
+    """How far clients' class frequencies are from the pooled ones: the mean class skew (total variation).
 
     0: all alike; 1 − 1/K: one class per client, all as frequent. Targets that are numbers are taken by quantiles. None
     for one class or one client.
@@ -135,9 +136,7 @@ def label_skew(federation: Federation, seed: int = 0) -> Effect | None:
 def total_variation(label: Whole, client: Whole) -> float:
     counts = np.zeros((int(client.max()) + 1, int(label.max()) + 1))
     np.add.at(counts, (client, label), 1)
-    counts = counts[counts.sum(1) > 0]
-    pooled = counts.sum(0) / counts.sum()
-    return float((np.abs(counts / counts.sum(1, keepdims=True) - pooled).sum(1) / 2).mean())
+    return float(np.nanmean(class_skew(counts)))
 
 
 def _strata(federation: Federation) -> tuple[Whole, Whole]:

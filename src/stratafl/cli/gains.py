@@ -8,20 +8,16 @@ from rich.text import Text
 
 from stratafl.cli.console import fitting_columns, titled_table
 from stratafl.report import Rank
-from stratafl.report.gains import ALONE, Gains
-from stratafl.report.gains_charts import how_to_get, points, reading, shares, unit, unpaired
+from stratafl.report.gains import Gains
+from stratafl.report.gains.words import how_to_get, reading, shares, signed, unit, unpaired
 
 SPARE = ("median", "clients", "worst client")  # first to go
 
 
 def gains_parts(ranks: Sequence[Rank], found: Sequence[Gains], width: int) -> list[Table | Text]:
     """The table and what to know about it; one line if `local` was not run; nothing for a single method."""
-    names = {str(rank.settings["algorithm.name"]) for rank in ranks if rank.members}
-    if len(names) < 2:
-        return []
     if not found:
-        why = "" if ALONE in names else how_to_get()
-        return [Text(why, style="dim")] if why else []
+        return [Text(how, style="dim")] if (how := how_to_get(ranks)) else []
     there = [each for each in found if each.clients]
     notes = [*(Text(said, style="yellow") for said in unpaired(found)), *(Text(s, style="dim") for s in reading(found))]
     return [*([gains_table(there, width)] if there else []), *notes]
@@ -41,10 +37,10 @@ def gains_table(found: Sequence[Gains], width: int) -> Table:
 def _row(each: Gains) -> dict[str, str]:
     metric = each.metric
     row = {"method": each.label, "clients": str(len(each.clients))}
-    row |= {"mean": points(each.mean, metric), "median": points(each.median, metric)}
+    row |= {"mean": signed(each.mean, metric), "median": signed(each.median, metric)}
     row |= {"better": _close(shares(each.better, each.surely_better, each))}
     row |= {"worse": _close(shares(each.worse, each.surely_worse, each))}
-    return row | {"worst client": f"{each.client_label(each.worst)} {points(each.worst.difference, metric)}"}
+    return row | {"worst client": f"{each.client_label(each.worst)} {signed(each.worst.difference, metric)}"}
 
 
 def _close(text: str) -> str:

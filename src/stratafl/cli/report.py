@@ -18,7 +18,7 @@ from stratafl.report.chance import Silence, chance, how_to_rank, silence
 from stratafl.report.flagged_clients import flag_sentences, where_to_look
 from stratafl.report.formats import size
 from stratafl.report.gains import gains_of
-from stratafl.report.gains_charts import clients_csv
+from stratafl.report.gains_tables import clients_csv
 from stratafl.report.guards import guard_sentences
 from stratafl.report.majority import MAJORITY, majority
 from stratafl.report.outcome import OF_ANSWERS, measure, measured_by, what_counts
@@ -170,5 +170,7 @@ def _caption(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> str:
     parts += [f"mean ± standard deviation over {seeds}"] if most > 1 else []
     parts += ["spread: standard deviation over clients", "MB: up and down, all clients"]
     parts += [f"{MAJORITY}: what each client's most frequent training class gives"] if majority(ranks) else []
+    own = ":" in outcomes[0].metric.name and not outcomes[0].regression
+    parts += [f"{MAJORITY}: unknown, because reports do not run your own metric"] if own else []
     new_clients = any(one.config["data"]["new_clients"] for one in outcomes)
     return "; ".join([*parts, *(["new, trained: new clients after one round"] if new_clients else [])])

@@ -34,10 +34,14 @@ def imported(kind: str, path: str, trust: Trust | bool = NOTHING) -> Callable[..
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise UnknownNameError(f"{kind} '{path}': there is no module '{error.name}' here") from error
+        named = f"{module_name.removesuffix('.py').replace('/', '.')}:{name}"
+        hint = f"; write {shown(named)}" if named != path else ""
+        raise UnknownNameError(f"{kind} '{path}': there is no module '{error.name}' here{hint}") from error
     except (Exception, SystemExit) as error:  # a person's own file may fail in any way while it is imported
         raise RecordError(f"{kind} '{path}' cannot be imported: {first_line(error, typed=True)}") from error
     if not hasattr(module, name):
+        if hasattr(module, "__path__") and getattr(module, "__file__", None) is None:
+            raise UnknownNameError(f"{kind} '{path}': '{module_name}' is a folder, not a module; name a file in it")
         raise unknown(f"name in {module_name}", name, [n for n in vars(module) if not n.startswith("_")])
     _check_kind(kind, path, getattr(module, name))
     return getattr(module, name)  # type: ignore[no-any-return]

@@ -82,9 +82,10 @@ class Predictions:
         """The metric of each client; those for whom it is not defined are left out."""
         self._check(metric)
         found: dict[int, float] = {}
-        for clients, y, scores, weight in self._side_by_side():
-            found |= dict(zip(clients, metric(y, scores, weight).tolist(), strict=True))
-        return {client: found[client] for client in self.clients if isfinite(found[client])}
+        for some, at, count in self.side_by_side():
+            values = metric(self.y[at], self.scores[at], torch.arange(at.shape[1]) < count)
+            found |= dict(zip(some.tolist(), values.tolist(), strict=True))
+        return {client: found[place] for place, client in enumerate(self.clients) if isfinite(found[place])}
 
     def average(self, metric: Metric, over: str) -> float:
         """The metric over all `samples`, or its mean over `clients` for whom it is defined."""
@@ -132,20 +133,21 @@ class Predictions:
             there, needed = ("classes", "numbers") if self.labelled else ("numbers", "classes")
             raise DataError(f"{metric.name} needs {needed}, and the targets are {there}")
 
-    def _side_by_side(self) -> Iterator[tuple[list[int], Tensor, Tensor, Tensor]]:
-        """Clients of similar size at a time, padded: whose they are, targets, scores and weights."""
-        ids, place, count = self.client.unique(return_inverse=True, return_counts=True)
-        order = torch.argsort(place, stable=True)
-        first = count.cumsum(0) - count
-        by_size = torch.argsort(count, descending=True, stable=True).tolist()
-        while by_size:
-            longest = int(count[by_size[0]])
-            some = torch.tensor(by_size[: max(1, AT_ONCE // max(1, longest * self.scores.shape[1]))])
-            by_size = by_size[len(some) :]
-            step = torch.arange(longest)
-            weight = step < count[some, None]
-            at = order[(first[some, None] + step).clamp(max=len(order) - 1)]
-            yield ids[some].tolist(), self.y[at], self.scores[at], weight
+    def side_by_side(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Clients of similar size at a time: their places in `clients`, their samples `[C, n]`, how many `[C, 1]`.
+
+        Rows are padded with any samples.
+        """
+        _, place, count = self.client.unique(return_inverse=True, return_counts=True)
+        order, first = torch.argsort(place, stable=True), count.cumsum(0) - count
+        left = torch.argsort(count, descending=True, stable=True)
+        while len(left):
+            longest = int(count[left[0]])
+            near = int((2 * count[left] >= longest).sum())
+            some = left[: min(near, max(1, AT_ONCE // (longest * self.scores.shape[1])))]
+            left = left[len(some) :]
+            at = order[(first[some, None] + torch.arange(longest)).clamp(max=len(order) - 1)]
+            yield some, at, count[some, None]
 
 
 sendable(Predictions)

@@ -1,6 +1,6 @@
 """Scores client by client: their distribution for each method, and the clients with the worst scores."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -19,7 +19,7 @@ from stratafl.report.charts import (
     value_axis,
 )
 from stratafl.report.formats import NOTHING, listed, score
-from stratafl.report.outcome import measure, what_counts
+from stratafl.report.outcome import measure, seed_labels, what_counts
 from stratafl.report.ranking import Rank
 from stratafl.report.study import RunRecord, Study
 from stratafl.report.tables import Cell, Table, text
@@ -35,10 +35,12 @@ Scored = tuple[RunRecord, Line, str]  # a run, the line of a client, and the key
 
 def client_scores(records: Sequence[RunRecord], metric: str) -> list[tuple[str, float]]:
     """A label and the test score of every client that took part, over all seeds."""
-    found = []
-    for record, line, key in _scored(records, metric):
-        found.append((f"{client_label(record, line)}, seed {record.outcome.seed}", float(line[key])))
-    return found
+    outcomes = [record.outcome for record in records]
+    seeds = {one.folder: label for one, label in zip(outcomes, seed_labels(outcomes), strict=True)}
+    return [
+        (f"{client_label(record, line)}, seed {seeds[record.outcome.folder]}", float(line[key]))
+        for record, line, key in _scored(records, metric)
+    ]
 
 
 def _scored(records: Sequence[RunRecord], metric: str) -> list[Scored]:
@@ -130,11 +132,9 @@ def worst_table(study: Study) -> Table | None:
     head = ("method", "client", "seed", metric.title, "test samples", "training samples", CLASSES)
     rows = list[tuple[Cell, ...]]()
     for rank in study.ranks:
-        records = study.of(rank)
-        shared = len(records) > 1 and all(record.class_counts == records[0].class_counts for record in records)
-        groups: dict[tuple[int, int], list[Scored]] = {}
-        for record, line, key in _scored(records, study.metric):
-            who = (0 if shared else record.outcome.seed, int(line["client"]))
+        groups: dict[tuple[Hashable, int], list[Scored]] = {}
+        for record, line, key in _scored(study.of(rank), study.metric):
+            who = (record.outcome.population, int(line["client"]))
             groups.setdefault(who, []).append((record, line, key))
         found = sorted(groups.values(), key=lambda group: metric.sign * _mean(group))
         rows += [_client(rank, group, metric) for group in found[:WORST]]

@@ -11,6 +11,7 @@ from stratafl.report.chance import Silence, common_folder, how_to_rank
 from stratafl.report.doubts import doubts, of_learning
 from stratafl.report.formats import apart_by, listed, score, size
 from stratafl.report.gains import ALONE, ClientGain, Gains
+from stratafl.report.gains.words import mean_words
 from stratafl.report.outcome import OF_ANSWERS
 from stratafl.report.paired import Paired
 from stratafl.report.ranking import Rank, winner
@@ -163,10 +164,9 @@ def _counts(found: Gains, start: str) -> list[str]:
     """How many clients gain and lose beyond chance, with the names of those that lose; then how many in all."""
     better = [each for each in found.clients if each.difference > 0]
     worse = sorted((each for each in found.clients if each.difference < 0), key=lambda each: each.difference)
-    total, unit = counted(len(found.clients), "client"), " points" if found.metric.percent else ""
-    several = f" in {len(found.seeds)} seeds" if found.by_seed and len(found.seeds) > 1 else ""
-    mean = f"the mean over clients is {apart_by(found.mean, found.metric, '+')}{unit}"
-    scores = f"{len(better)} score better and {len(worse)} worse, and {mean}"
+    total = counted(len(found.clients), "client")
+    several = f" in {found.partitions} partitions" if found.partitions > 1 else ""
+    scores = f"{len(better)} score better and {len(worse)} worse, and {mean_words(found)}"
     if not found.sure:
         named = f" Lower scores: {_named(worse, found)}." if worse else ""
         return [f"{start} training alone, of {total}{several} {scores}; which of these are chance is unknown.{named}"]

@@ -1,7 +1,7 @@
 """Numbers, machines and times as people read them."""
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
+from math import floor, isfinite, log10
 from typing import Any
 
 from stratafl.errors import counted
@@ -52,8 +52,18 @@ def spread(given: Spread | None, kind: Kind = False) -> str:
         return mean
     if not plain_numbers(kind):
         return f"{mean} ± {100 * given.std:.1f}"
-    area = isinstance(kind, Metric) and kind.name in AREAS
-    return f"{mean} ± {given.std:.3f}" if area else f"{mean} ± {minus(f'{given.std:.2g}')}"
+    if isinstance(kind, Metric) and kind.name in AREAS:
+        return f"{mean} ± {given.std:.3f}"
+    if not 1e-4 <= abs(given.mean) < 1e4:
+        return f"{mean} ± {minus(f'{given.std:.2g}')}"
+    # Both with the same decimals: four digits of the mean, and a digit of the deviation.
+    decimals = max(0, 3 - _power(given.mean), min(6, -_power(given.std)))
+    return minus(f"{given.mean:.{decimals}f} ± {given.std:.{decimals}f}")
+
+
+def _power(value: float) -> int:
+    """Of ten, in the first digit of the value."""
+    return floor(log10(abs(value))) if value else 0
 
 
 def limits(given: Interval | None, kind: Kind = False) -> str:

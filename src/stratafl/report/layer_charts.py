@@ -18,6 +18,7 @@ from stratafl.report.charts import (
     shortened,
 )
 from stratafl.report.formats import size
+from stratafl.report.outcome import seed_labels
 from stratafl.report.study import LayerJournal, Matrix, RunRecord, Study
 
 HEAT_MAP_ROUNDS = 60  # of a heat map at most
@@ -138,7 +139,7 @@ def by_method_and_seed(study: Study, make: Callable[[RunRecord], Any]) -> Branch
     """A tree over methods and seeds of what `make` gives for a run, without runs that give None."""
     methods = Branches()
     for label, rank in zip(study.labels, study.ranks, strict=True):
-        made = {str(record.outcome.seed): make(record) for record in study.of(rank)}
+        made = dict(zip(seed_labels(rank.members), map(make, study.of(rank)), strict=True))
         seeds = Branches({seed: each for seed, each in made.items() if each is not None})
         methods |= {label: seeds} if seeds else {}
     return methods

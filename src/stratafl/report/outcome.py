@@ -1,6 +1,6 @@
 """The outcome of one run, read from its directory."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isfinite
@@ -26,6 +26,7 @@ from stratafl.runs.predictions import read_predictions
 from stratafl.runs.summary import best, converged, cost, counting, last, prefix_of, score, scored, stop_reason
 
 OF_ANSWERS = ("accuracy", "balanced_accuracy", "macro_f1")  # metrics that see only which class is given
+SEEDS_OF_PARTS = ("data.seed", "model.seed", "run.batch_seed")
 SCORED = ("test.", "validation.", "new.")
 STAGES = ("received", "trained", "deployed")
 NEEDED = ("round", "bytes.down", "bytes.up", "seconds.train", "seconds.server")
@@ -43,7 +44,7 @@ class Outcome:
     leaks: str | None = None  # which test data its method sees in training
     checked: bool = True  # whether its lines have checksums; older runs have none
     values: MetricValues | None = None  # of another metric than that of its lines, from stored predictions
-    selection_table: EvaluateTable | None = None  # the run's own, if it is measured by another metric
+    selection_table: EvaluateTable | None = None  # the run's own, if that is not as `evaluate`
 
     @property
     def seed(self) -> int:
@@ -59,6 +60,16 @@ class Outcome:
         )
         return Seeds.of(self.seed, *tables)
 
+    @cached_property
+    def client_names(self) -> tuple[str, ...]:
+        """As the data names them; empty if it does not."""
+        return tuple((self.class_counts or {}).get("client_names", ()))
+
+    @property
+    def population(self) -> Hashable:
+        """Runs of a configuration that share this have the same clients: those of these names, or of this partition."""
+        return self.client_names or self.seeds.partition
+
     @property
     def regression(self) -> bool:
         """Whether the data has no classes."""
@@ -71,7 +82,7 @@ class Outcome:
 
     @property
     def selection(self) -> EvaluateTable:
-        """By what its round was selected; its score may be of another metric."""
+        """By what its round was selected: its score may be of another metric, and old runs went over all samples."""
         return self.selection_table or self.evaluate
 
     @property
@@ -208,8 +219,10 @@ def read_outcome(folder: Path) -> Outcome:
     if not all(map(well_formed, lines)):
         raise DamagedError(f"'{path}' is damaged: its list of clients that were left out cannot be read")
     directory.check_history(path, lines, len(lines))
-    config["evaluate"] |= _definite(from_tables({"evaluate": config["evaluate"]}).evaluate, lines)
-    return Outcome(folder, config, lines, int(then.get("clients") or 0), then.get("leaks"), checked)
+    own = from_tables({"evaluate": config["evaluate"]}).evaluate
+    config["evaluate"] |= _definite(own, lines)
+    taking_part = int(then.get("clients") or 0)
+    return Outcome(folder, config, lines, taking_part, then.get("leaks"), checked, selection_table=own)
 
 
 def _definite(evaluate: EvaluateTable, lines: Sequence[Line]) -> dict[str, Any]:
@@ -253,6 +266,14 @@ def what_counts(outcomes: Sequence[Outcome], one_by_one: bool = False) -> str:
     scaled = all(one.config["data"].get("targets") == "scaled" for one in outcomes)
     unit = f"; targets are scaled, and 1 is {_UNITS[metric.name]}" if scaled and metric.name in _UNITS else ""
     return f"of {_MODELS[stage]}{mean} {where}{unit}"
+
+
+def seed_labels(outcomes: Sequence[Outcome]) -> list[str]:
+    """The seeds of runs of a configuration, with those of their parts that differ where `run.seed` is the same."""
+    each = [one.seeds for one in outcomes]
+    parts = range(len(SEEDS_OF_PARTS))
+    kept = [at for at in parts if len({(one.run, one.parts[at]) for one in each}) > len({one.run for one in each})]
+    return [", ".join([str(one.run), *(f"{SEEDS_OF_PARTS[at]} {one.parts[at]}" for at in kept)]) for one in each]
 
 
 def run_folders(places: Iterable[Path]) -> list[Path]:

@@ -20,15 +20,9 @@ from stratafl.report.decision import MOST, decision
 from stratafl.report.decision_chart import decision_chart
 from stratafl.report.doubts import doubts
 from stratafl.report.flagged_clients import flag_table
-from stratafl.report.gains import ALONE
-from stratafl.report.gains_charts import (
-    dependence_table,
-    gains_chart,
-    gains_table,
-    how_to_get,
-    losers_table,
-    unpaired,
-)
+from stratafl.report.gains.words import how_to_get, unpaired
+from stratafl.report.gains_chart import gains_chart
+from stratafl.report.gains_tables import dependence_table, gains_table, losers_table
 from stratafl.report.layer_charts import bytes_chart, methods_chart, mixing_chart, rounds_chart
 from stratafl.report.metric_tables import confusion_chart, metrics_table
 from stratafl.report.paired import pairs_table
@@ -161,9 +155,8 @@ def sections(study: Study) -> list[Section]:
 
 def gains_parts(study: Study) -> list[Part | None]:
     """Who gains, or how to get to know it; nothing for a single method."""
-    names = {rank.settings["algorithm.name"] for rank in study.ranks if rank.members}
     if not study.gains:
-        return [f"<p>{escape(how_to_get())}</p>" if len(names) > 1 and ALONE not in names else None]
+        return [f"<p>{escape(how)}</p>" if (how := how_to_get(study.ranks)) else None]
     said = "".join(f"<p>{escape(each)}</p>" for each in unpaired(study.gains))
     return [gains_table(study), said or None, gains_chart(study), losers_table(study), dependence_table(study)]
 
@@ -193,7 +186,7 @@ def _title(study: Study) -> tuple[str, str]:
     named = " and ".join(filter(None, (", ".join(methods[:-1]), methods[-1])))
     what = named if len(methods) <= 3 else f"{len(methods)} methods"
     told = dict(facts(study))
-    seeds, rounds = len({one.seed for one in outcomes}), told["rounds"]
+    seeds, rounds = len({one.seeds.parts for one in outcomes}), told["rounds"]
     kind = "method" if len(study.ranks) == len(methods) else "configuration"
     counts = [(len(study.ranks), kind), (seeds, "seed"), (len(outcomes), "run")]
     rounds = counted(int(rounds), "round") if rounds.isdecimal() else f"{rounds} rounds"

@@ -6,7 +6,7 @@ clients are part of the noise. Clients that the data names, such as hospitals, a
 seeds, and other test samples of these clients. `bootstrap` has the statistics.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,8 +14,8 @@ import numpy as np
 
 from stratafl.evaluation.predictions import Predictions
 from stratafl.report.bootstrap import Array, Uncertainty, of_these, uncertainty
+from stratafl.report.gains.resampling import ClientScores, paired_noise, replicates_for
 from stratafl.report.outcome import Outcome
-from stratafl.report.resampling import ClientScores, paired_noise, replicates_for
 from stratafl.runs.predictions import read_predictions
 
 
@@ -67,11 +67,11 @@ def pair_uncertainty(common: Sequence[Couple]) -> Uncertainty | None:
     for row, found in enumerate(each):
         for client, (difference, weight) in found.items():
             values[row, place[client]], weights[row, place[client]] = difference, weight
-    partitions, named = [run.outcome.seeds.partition for run, _ in common], named_clients(common[0][0].outcome)
-    crossed = len(set(partitions)) == 1 or named
+    populations, named = [run.outcome.population for run, _ in common], named_clients(common[0][0].outcome)
+    crossed = len(set(populations)) == 1
     sampled = _sample_variance(common, dict(zip(place, weights.mean(0), strict=True))) if named else None
     if not crossed:
-        values, weights = _by_partition(partitions, values, weights)
+        values, weights = _by_partition(populations, values, weights)
     made = uncertainty(values, weights, crossed)
     return made if sampled is None else of_these(made, *sampled)
 
@@ -93,9 +93,9 @@ def differences(one: ScoredRun, other: ScoredRun) -> dict[int, tuple[float, floa
     return {client: (each[client] + shift, weights[client] / whole) for client in both}
 
 
-def _by_partition(partitions: Sequence[int], values: Array, weights: Array) -> tuple[Array, Array]:
-    """Runs with the same partition have the same clients: they count as one, with their mean."""
-    rows = [[i for i, each in enumerate(partitions) if each == one] for one in dict.fromkeys(partitions)]
+def _by_partition(populations: Sequence[Hashable], values: Array, weights: Array) -> tuple[Array, Array]:
+    """Runs with the same clients count as one, with their mean."""
+    rows = [[i for i, each in enumerate(populations) if each == one] for one in dict.fromkeys(populations)]
     weighted = weights * values
     sums = [(weighted[some].sum(0), weights[some].sum(0)) for some in rows]
     means = np.array([np.divide(top, below, out=np.zeros_like(top), where=below > 0) for top, below in sums])
@@ -112,11 +112,11 @@ def _sample_variance(common: Sequence[Couple], weights: Mapping[int, float]) -> 
     known = [(one, other) for one, other in zip(mine, theirs, strict=True) if one is not None and other is not None]
     if len(known) < len(common) or not all(one.pairs_with(other) for one, other in known):
         return None
-    first, ones, others = known[0][0], [one for one, _ in known], [other for _, other in known]
-    if any(not np.array_equal(one.ids, first.ids) for one in ones):
+    first = known[0][0]
+    if any(not np.array_equal(one.ids, first.ids) for one, _ in known):
         return None
-    shared = all(one.pairs_with(first) for one in ones)
-    noise = paired_noise(ones, others, shared)
+    shared = all(one.pairs_with(first) for one, _ in known)
+    noise = paired_noise(known, first.ids)
     if noise is None:
         return None
     each = noise.variance if shared else _tested_share(common[0][0].outcome) * noise.explained
@@ -131,5 +131,5 @@ def _tested_share(one: Outcome) -> float:
 
 
 def named_clients(one: Outcome) -> bool:
-    """Whether clients come with the data, so that they are the same with every seed of the split."""
-    return one.config["data"]["partition"] == "auto" and bool((one.class_counts or {}).get("client_names"))
+    """Whether clients come with the data and none of them was drawn."""
+    return one.config["data"]["partition"] == "auto" and bool(one.client_names)

@@ -58,6 +58,8 @@ def ranking_table(study: Study) -> Table:
     if study.majority is not None:
         caption += " Majority class: every client always gives the class that it has most in training."
         rows.append(row(study.majority))
+    elif ":" in metric.name and not study.regression:
+        caption += " Majority class: unknown, because reports do not run your own metric."
     behind = {rank.label: found for rank in study.ranks if first and (found := _minus(rank, first, study))}
     written = to_csv(study.ranks, behind)
     return Table("ranking", caption, (*head, "communication", "time"), tuple(rows), written=written, stacked=True)

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from stratafl.evaluation.metrics import Metric
-from stratafl.evaluation.predictions import Predictions
-from stratafl.report.gain_intervals import Noise, noise_of_means, noise_of_replicates, pooled
-from stratafl.report.influence import AT_ONCE, LINEAR, sample_values, side_by_side
+from stratafl.evaluation.predictions import AT_ONCE, Predictions
+from stratafl.report.gains.influence import LINEAR, sample_values
+from stratafl.report.gains.intervals import Noise, noise_of_means, noise_of_replicates, pooled
 
 Array = NDArray[np.float64]
 BY_CLASS = ("balanced_accuracy", "macro_f1", "auroc", "auprc", "sensitivity")  # as certain as their rarest class
@@ -64,15 +64,14 @@ class ClientScores:
     @cached_property
     def of_samples(self) -> Array | None:
         """Values of the samples whose mean is the score of their client, if there are such values."""
-        linear = self.metric.name in LINEAR
-        return sample_values(self.metric, self.predictions, self.place, self.samples) if linear else None
+        return sample_values(self.metric, self.predictions) if self.metric.name in LINEAR else None
 
     @cached_property
     def resampled(self) -> Array:
         """The score of each client in each resample `[B, K]`, NaN where it is undefined."""
         found, generator = np.full((self._count, len(self.ids)), np.nan), torch.Generator().manual_seed(0)
         classes = self.predictions.scores.shape[1]
-        for clients, at, count in side_by_side(self.place, self.samples, classes):
+        for clients, at, count in self.predictions.side_by_side():
             step = max(1, AT_ONCE // (at.numel() * classes))
             for start in range(0, self._count, step):
                 several = min(step, self._count - start)
@@ -80,7 +79,7 @@ class ClientScores:
                 index = at.expand(several, -1, -1).gather(2, (drawn * count).long()).flatten(0, 1)
                 shown = (torch.arange(at.shape[1]) < count).repeat(several, 1)
                 values = self.metric(self.predictions.y[index], self.predictions.scores[index], shown)
-                found[start : start + several, clients] = values.view(several, -1).numpy()
+                found[start : start + several, clients.numpy()] = values.view(several, -1).numpy()
         return found
 
     @cached_property
@@ -98,25 +97,36 @@ class ClientScores:
         return np.asarray((1 if one_score else there.sum(axis=1) ** 2) / np.maximum(inverse, 1e-300))
 
 
-def paired_noise(method: Sequence[ClientScores], alone: Sequence[ClientScores], shared: bool) -> Noise | None:
-    """The noise of the differences of clients over seeds; None without resamples.
+Both = tuple[ClientScores, ClientScores]  # of a method and of training alone with the same seed
 
-    The runs are paired seed by seed. `shared`: every seed has the same test samples, so what a sample adds to the
-    difference with one seed it adds with all, and more seeds do not average it out.
+
+def paired_noise(pairs: Sequence[Both], ids: NDArray[np.int64]) -> Noise | None:
+    """The noise of the differences of these clients over seeds, 0 where one has no samples; None without resamples.
+
+    If every seed has the same test samples, what a sample adds to the difference with one seed it adds with all, and
+    more seeds do not average it out.
     """
-    if shared or len(method) == 1:
-        return _noise(method, alone)
-    each = [_noise([a], [b]) for a, b in zip(method, alone, strict=True)]
+    first = pairs[0][0]
+    shared = all(method.pairs_with(first) for method, _ in pairs)
+    each = [_noise(some, ids) for some in ([pairs] if shared else [[pair] for pair in pairs])]
     known = [one for one in each if one is not None]
-    return pooled(known) if len(known) == len(each) else None
+    if len(known) < len(each):
+        return None
+    return known[0] if shared else pooled(known)
 
 
-def _noise(method: Sequence[ClientScores], alone: Sequence[ClientScores]) -> Noise | None:
-    pairs, first = list(zip(method, alone, strict=True)), method[0]
+def _noise(pairs: Sequence[Both], ids: NDArray[np.int64]) -> Noise | None:
+    first = pairs[0][0]
     means = [(a.of_samples, b.of_samples) for a, b in pairs]
     differences = [a - b for a, b in means if a is not None and b is not None]
     if differences:
         stacked = np.nan_to_num(np.stack(differences))  # of clients without a score, who get no interval either
-        return noise_of_means(stacked, first.place, len(first.ids))[1]._replace(size=first.size)
-    resampled = np.stack([a.resampled - b.resampled for a, b in pairs], axis=1)
-    return noise_of_replicates(resampled, first.size) if len(resampled) else None
+        found = noise_of_means(stacked, first.place, len(first.ids))[1]._replace(size=first.size)
+    else:
+        resampled = np.stack([a.resampled - b.resampled for a, b in pairs], axis=1)
+        if not len(resampled):
+            return None
+        found = noise_of_replicates(resampled, first.size)
+    whole = np.zeros((len(found), len(ids)))
+    whole[:, np.searchsorted(ids, first.ids)] = np.stack(found)
+    return Noise(*whole)

@@ -91,16 +91,24 @@ class Dependence:
 def traits_of(counts: Sequence[Sequence[int]]) -> Traits:
     """From the training samples of each client by class.
 
-    Skew is the total variation distance from the classes of all clients together: the share of the client's samples
-    that would need another class. The distance from the others is its mean to the three nearest clients.
+    The distance from the others is the total variation distance, as a mean over the three nearest clients.
     """
     held = np.asarray(counts, dtype=np.float64)
     samples = held.sum(axis=1)
-    if held.shape[1] < 2:
-        return Traits(samples)
-    with np.errstate(invalid="ignore"):
-        shares, whole = held / samples[:, None], held.sum(axis=0) / samples.sum()
-    return Traits(samples, np.abs(shares - whole).sum(axis=1) / 2, _nearest(shares))
+    return Traits(samples) if held.shape[1] < 2 else Traits(samples, class_skew(held), _nearest(_shares(held)))
+
+
+def class_skew(counts: Array) -> Array:
+    """Of each client, the total variation distance from the classes of all clients together: ½·Σ_c |π_k(c) − π(c)|.
+
+    It is the share of the client's samples that would need another class; NaN without samples.
+    """
+    return np.asarray(np.abs(_shares(counts) - counts.sum(axis=0) / counts.sum()).sum(axis=1) / 2)
+
+
+def _shares(counts: Array) -> Array:
+    with np.errstate(invalid="ignore"):  # a client without samples
+        return np.asarray(counts / counts.sum(axis=1, keepdims=True))
 
 
 def _nearest(shares: Array) -> Array:

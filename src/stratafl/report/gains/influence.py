@@ -5,8 +5,6 @@ exact; for AUROC it is the variance of DeLong, DeLong and Clarke-Pearson (1988).
 score plus its influence, so that their mean is the score and their variance over n is that of the bootstrap.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -18,35 +16,21 @@ from stratafl.evaluation.predictions import Predictions
 Array = NDArray[np.float64]
 MEANS = ("accuracy", "log_loss", "brier", "mse", "mae")  # over samples
 LINEAR = (*MEANS, "balanced_accuracy", "auroc")
-AT_ONCE = 4_000_000  # scores that are worked on at once
-SideBySide = tuple[NDArray[np.int64], Tensor, Tensor]
 
 
-def sample_values(metric: Metric, found: Predictions, place: NDArray[np.int64], samples: NDArray[np.int64]) -> Array:
+def sample_values(metric: Metric, found: Predictions) -> Array:
     """For each sample its client's score plus its influence on it; NaN where the score is undefined."""
     if metric.name in MEANS:
         y, scores = found.y[:, None], found.scores[:, None]
         return np.asarray(metric(y, scores, torch.ones(y.shape)).numpy())
     influence = _recall if metric.name == "balanced_accuracy" else _placements
     values = torch.full((len(found),), float("nan"), dtype=torch.float64)
-    for _, at, count in side_by_side(place, samples, found.scores.shape[1]):
+    for _, at, count in found.side_by_side():
         real = torch.arange(at.shape[1]) < count
         y, scores = found.y[at], found.scores[at].double()
         parts = influence(y, scores, real) * count + metric(y, scores, real)[:, None]
         values[at[real]] = parts[real]
     return values.numpy()
-
-
-def side_by_side(place: NDArray[np.int64], samples: NDArray[np.int64], classes: int) -> Iterator[SideBySide]:
-    """Clients of similar size at a time: which ones, their samples side by side `[C, n]`, and how many each has."""
-    order, first = np.argsort(place, kind="stable"), np.cumsum(samples) - samples
-    left = np.argsort(-samples, kind="stable")
-    while len(left):
-        longest = int(samples[left[0]])
-        near = np.flatnonzero(samples[left] * 2 >= longest)[: max(1, AT_ONCE // (longest * classes))]
-        some, left = left[near], left[len(near) :]
-        at = order[np.minimum(first[some, None] + np.arange(longest), len(order) - 1)]
-        yield some, torch.from_numpy(at), torch.from_numpy(samples[some])[:, None]
 
 
 def _recall(y: Tensor, scores: Tensor, real: Tensor) -> Tensor:
