@@ -64,8 +64,7 @@ class Outcome:
     @cached_property
     def client_names(self) -> tuple[str, ...]:
         """As the data names them; empty if it does not."""
-        found = read_class_counts(self.folder, directory.config_of(self.folder))
-        return tuple(found.get("client_names", ())) if found else ()
+        return tuple((self.class_counts or {}).get("client_names", ()))
 
     @property
     def population(self) -> Hashable:
