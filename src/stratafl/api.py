@@ -21,13 +21,14 @@ from torch import Tensor, nn
 
 from stratafl.config.metrics import chosen_by_classes, metric_for
 from stratafl.config.tables import EvaluateTable
+from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.layout import Rows
 from stratafl.core.reprs import short_repr
 from stratafl.data import Federation, from_clients
 from stratafl.data.arrays import Array, plain_tensor
 from stratafl.errors import DataError, ModelError, RecordError, RunError, unknown
-from stratafl.evaluation.candidates import EPOCHS, Candidates, GuardedModels, alone_like, guarded, local_descent
+from stratafl.evaluation.candidates import EPOCHS, GuardCandidates, GuardedModels, alone_like, guarded, local_descent
 from stratafl.evaluation.evaluate import state_dict
 from stratafl.evaluation.flags import Notices
 from stratafl.evaluation.guard import SAFE, Choice
@@ -39,10 +40,10 @@ from stratafl.execute import Progress, Simulation, simulation
 from stratafl.execute.build import ModelSource
 from stratafl.execute.tokens import check_given
 from stratafl.export import Predictor, to_onnx, to_safetensors
-from stratafl.runs.directory import GUARD, config_of
+from stratafl.runs.directory import CONFIG, GUARD, config_of, environment_of
 from stratafl.runs.guard import companion, extended, local_model, read_guard, run_to_end, train_alone
 from stratafl.runs.stored import read_run, selected_line
-from stratafl.runs.summary import Selection, evaluated, selected
+from stratafl.runs.summary import USUAL, Selection, evaluated, selected
 
 log = logging.getLogger("stratafl")
 HELD_OUT = ("test", "validation")
@@ -61,6 +62,9 @@ class Fitted:
     history: list[Line]
     counts: Line | None = None  # the line of the round that the run's settings select; None: by validation
     folder: Path | None = None  # the run directory that it was loaded from
+    evaluate: EvaluateTable = USUAL  # what rounds were selected by, and the stage of the models that count
+    selected_by: Metric | None = None  # that metric; None: as `evaluate` names it
+    trust: Trust | bool = NOTHING
 
     def _about(self) -> str:
         kind = "regression" if self.sim.setup.classes is None else f"{self.sim.setup.classes} classes"
@@ -86,8 +90,8 @@ class Fitted:
     ) -> float:
         """A metric of these models on held-out samples: a name, or a function `f(y_true [n], y_score [n, K])`.
 
-        `average` is over all `samples` or the mean over `clients`; `auto` is as docs/metrics.md says. With `client`, it
-        is that client's own. NaN where it is not defined.
+        `average` is over all `samples` or the mean over `clients`; `auto` is as the run says for its own metric, and
+        else as docs/metrics.md says. With `client`, it is that client's own. NaN where it is not defined.
         """
         chosen = named_metric(metric) if isinstance(metric, str) else own_metric(metric)
         if average not in ("auto", "samples", "clients"):
@@ -96,6 +100,8 @@ class Fitted:
         if client is not None:
             return found.of(self._checked(client)).value(chosen)
         usual = "samples" if chosen.pooled else "clients"
+        if chosen.name == self.evaluate.metric and self.evaluate.average != "auto":
+            usual = self.evaluate.average
         return found.average(chosen, usual if average == "auto" else average)
 
     def confusion(self, client: int | None = None, split: str = "test") -> Tensor:
@@ -104,10 +110,18 @@ class Fitted:
         return (found if client is None else found.of(self._checked(client))).confusion()
 
     def predictions(self, split: str = "test") -> Predictions:
-        """What every client's own model gives for its own samples of a split, `test` or `validation`."""
+        """What every client's own model gives for its own samples of a split, `test` or `validation`.
+
+        It is the model at the stage that counts (`evaluate.stage`); after training as it is deployed, since models
+        right after training are not kept.
+        """
         if split not in HELD_OUT:
             raise unknown("split", split, HELD_OUT)
-        return predictions(self.sim, self.progress, torch.arange(self.clients), split)
+        return predictions(self.sim, self.progress, torch.arange(self.clients), split, self._stage)
+
+    @property
+    def _stage(self) -> str:
+        return "deployed" if self.evaluate.stage == "trained" else self.evaluate.stage
 
     def _checked(self, client: int) -> int:
         if not isinstance(client, int) or not 0 <= client < self.clients:
@@ -149,9 +163,10 @@ class Fitted:
         """
         train = local_descent(self.sim.algorithm)
         alone, trial = alone_like(self.sim, train), Trial(self.sim)
-        best = run_to_end(train_alone(Trial(alone), EvaluateTable(), self.sim.setup.rounds))
-        candidates = Candidates(self.sim, self.progress, alone, best, train, epochs=epochs)
-        return Guarded(guarded(candidates, trial.ids, trial.splits))
+        metric = self.selected_by or metric_for(self.evaluate, self.sim.runtime.federation, self.trust)
+        best = run_to_end(train_alone(Trial(alone, metric=metric), self.evaluate, self.sim.setup.rounds))
+        candidates = GuardCandidates(self.sim, self.progress, alone, best, train, self._stage, epochs)
+        return Guarded(guarded(candidates, trial.ids, trial.splits, metric))
 
     def guarded(self, client: int) -> nn.Module:
         """The model that a client takes in a run with `--guard`, in evaluation mode."""
@@ -162,10 +177,10 @@ class Fitted:
             raise DataError(f"client {client!r} has no choice: those that have are {first_few(record.choices)}")
         name, experiment = record.choices[client].candidate, config_of(self.folder)
         if name == SAFE:
-            sim = companion(self.sim, experiment) if extended(self.sim) else self.sim
+            sim = companion(self.sim, experiment, self.trust) if extended(self.sim) else self.sim
             return _module(sim, local_model(self.folder, client))
         train, stage = experiment.train, experiment.evaluate.stage
-        candidates = Candidates(self.sim, self.progress, train=train, stage=stage, epochs=record.epochs)
+        candidates = GuardCandidates(self.sim, self.progress, train=train, stage=stage, epochs=record.epochs)
         return _module(self.sim, _only_row(candidates.rows(name, torch.tensor([client]))))
 
     def predictor(self, client: int) -> Predictor:
@@ -301,7 +316,8 @@ def fit(
                 log.warning("%s", notice)
     finally:
         sim.runtime.close()
-    return Fitted(trial.sim, selection.progress or progress, history, selection.line)
+    state = selection.progress or progress
+    return Fitted(trial.sim, state, history, selection.line, evaluate=evaluate, selected_by=chosen)
 
 
 def _evaluation(metric: str | Callable[..., object], federation: Federation) -> tuple[EvaluateTable, Metric]:
@@ -312,7 +328,7 @@ def _evaluation(metric: str | Callable[..., object], federation: Federation) -> 
         return EvaluateTable(metric=own.name, average="clients", better="larger" if own.sign > 0 else "smaller"), own
     found = metric_for(EvaluateTable(metric=metric), federation)
     if metric == "auto" and found.name == "balanced_accuracy":
-        log.warning("%s", chosen_by_classes(federation, "metric='accuracy'"))
+        log.warning("%s", chosen_by_classes(federation, "metric='{}'"))
     return EvaluateTable(metric=found.name, average="samples" if found.pooled else "clients"), found
 
 
@@ -324,5 +340,8 @@ def load(folder: str | Path, *, round: str = "selected", device: str = "auto", t
     (`package.module:name`), loading it runs that code: allow it with `trust=True`. You may load a run while it is still
     running.
     """
-    sim, progress, lines = read_run(Path(folder), round, device, trust)
-    return Fitted(sim, progress, lines, selected_line(Path(folder), lines), Path(folder))
+    place = Path(folder)
+    sim, progress, lines = read_run(place, round, device, trust)
+    evaluate, counts = config_of(place).evaluate, selected_line(place, lines)
+    trusted = Trust.of(trust).asked_by(place / CONFIG, environment_of(place).get("folder"))
+    return Fitted(sim, progress, lines, counts, place, evaluate, trust=trusted)

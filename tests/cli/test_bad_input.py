@@ -39,11 +39,29 @@ METHODS = f"one of: {', '.join(sorted(ALGORITHMS))}"
         (["--set", "model.hiden=[8]"], ("unknown option of model mlp 'hiden'; did you mean 'hidden'?", "norm")),
         (["--set", "data.partition=idd"], ("unknown data.partition 'idd'; did you mean 'iid'?", "pfllib")),
         (["--engine", "lop"], ("unknown run.engine 'lop'; did you mean 'loop'?", "stacked")),
+        (["--metric", "AUROC"], ("unknown evaluate.metric 'AUROC'; did you mean 'auroc'?", "@0.95, module:function")),
+        (["--metric", "f1"], "unknown evaluate.metric 'f1'; did you mean 'macro_f1'?"),
         (["--set", "model.head=fc7"], ("unknown head 'fc7'; did you mean 'fc'?", "one of: fc1, fc")),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_an_unknown_name_is_answered_with_the_nearest_and_with_all(refused, arguments, says):
+    refused("run", *arguments, says=says)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            ["--metric", "auroc", "--set", "evaluate.metric=mae"],
+            "--metric auroc and --set evaluate.metric=mae",
+        ),
+        (["--guard", "--set", "evaluate.guard=false"], "--guard and --set evaluate.guard=false contradict each other"),
+        (["--seed", "3", "--set", "run.seed=4"], "--seed 3 and --set run.seed=4 contradict each other: leave out one"),
+    ],
+    ids=["metric", "guard", "seed"],
+)
+def test_an_option_that_contradicts_a_setting_is_refused(refused, arguments, says):
     refused("run", *arguments, says=says)
 
 

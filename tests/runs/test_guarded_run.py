@@ -3,26 +3,33 @@
 import json
 import shutil
 import weakref
+from collections.abc import Generator, Mapping
 from pathlib import Path
 
 import pytest
 import torch
 
 import stratafl
+from stratafl import api
 from stratafl.algorithms import ditto, fedper, local
 from stratafl.config.experiment import Experiment, from_tables
+from stratafl.config.tables import EvaluateTable
 from stratafl.core.layout import Rows
 from stratafl.data import digits
 from stratafl.errors import DamagedError, DataError, RecordError, RunError
 from stratafl.evaluation import candidates
-from stratafl.evaluation.candidates import Candidates, local_descent
+from stratafl.evaluation.candidates import GuardCandidates, local_descent
+from stratafl.evaluation.guard import Choice
+from stratafl.evaluation.metrics import Metric
 from stratafl.evaluation.predictions import Predictions
+from stratafl.evaluation.trial import Trial
 from stratafl.execute import Progress, Simulation
 from stratafl.models import MLP
 from stratafl.policies import SGD
 from stratafl.report import ranking, read_outcome, run_folders
 from stratafl.report.guards import guard_sentences
 from stratafl.runs import Run
+from stratafl.runs.comparison import Comparison
 from stratafl.runs.guard import read_guard
 from stratafl.runs.predictions import read_predictions
 
@@ -61,8 +68,26 @@ def test_what_is_written_is_a_method_of_its_own(done: Path) -> None:
     assert numbers["score"].mean == pytest.approx(float(given.hits().double().mean()))
     assert numbers["seconds"].mean > ranks["fedper"].numbers["seconds"].mean
     assert numbers["bytes"].mean == ranks["fedper"].numbers["bytes"].mean
-    (said,) = guard_sentences(list(ranks.values()))
-    assert said.startswith("fedper, guarded: 4 clients take ")
+    said = guard_sentences(list(ranks.values()))
+    assert said[0].startswith("fedper, guarded: 4 clients take ")
+
+
+@pytest.mark.parametrize(("shrunk", "said"), [(0.01, 1), (None, 1), (-0.01, 0), (0.03, 0)])
+def test_too_few_validation_samples_are_said(shrunk: float | None, said: int, done: Path, tmp_path: Path) -> None:
+    """If a candidate looks better for half of the clients, but not by more than its standard error of 0.02."""
+    shutil.copytree(done, tmp_path / "run")
+    path = tmp_path / "run/guard/guard.json"
+    table = json.loads(path.read_text())
+    for each in table["clients"]:
+        gain = {"mean": None, "error": None, "shrunk": shrunk, "shrunk_error": 0.02}
+        each |= {"choice": "local", "validation_samples": 7 + each["client"], "gains": {"received": gain}}
+    path.write_text(json.dumps(table))
+    ranks = ranking([read_outcome(tmp_path / "run/guard")])
+    doubts = guard_sentences(ranks)[1:]
+    assert len(doubts) == said
+    if said:
+        assert "too few validation samples (7 to 10 per client) to tell whether 4 of 4 clients gain" in doubts[0]
+        assert "data.validation" not in doubts[0]  # it is 0.2 already
 
 
 def test_choices_are_read_again(done: Path) -> None:
@@ -144,7 +169,7 @@ def test_candidates_are_tried_one_after_the_other(done: Path, monkeypatch: pytes
         return predict(sim, progress, rows, ids, split)
 
     monkeypatch.setattr(candidates, "predictions_of_rows", watched)
-    made = Candidates(fitted.sim, fitted.progress, fitted.sim, fitted.progress, SGD(batch=100), epochs=1)
+    made = GuardCandidates(fitted.sim, fitted.progress, fitted.sim, fitted.progress, SGD(batch=100), epochs=1)
     assert list(made.predictions(torch.arange(4), ["test"])["test"]) == [
         "received",
         "fine-tuned",
@@ -175,6 +200,36 @@ def test_in_python() -> None:
         made.model(7)
 
 
+def test_in_python_it_goes_by_the_metric_of_the_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Local training selects its round by it, and clients choose by it."""
+    by: list[str] = []
+    train, choose = api.train_alone, candidates.choose
+
+    def trained(trial: Trial, evaluate: EvaluateTable, rounds: int) -> Generator[int, None, Progress]:
+        assert trial.metric is not None
+        by.extend((evaluate.metric, trial.metric.name))
+        return train(trial, evaluate, rounds)
+
+    def chosen(validation: Mapping[str, Predictions], metric: Metric, clients: list[int]) -> dict[int, Choice]:
+        by.append(metric.name)
+        return choose(validation, metric, clients=clients)
+
+    monkeypatch.setattr(api, "train_alone", trained)
+    monkeypatch.setattr(candidates, "choose", chosen)
+    federation = digits(clients=3, validation=0.2)
+    stratafl.fit(fedper(), federation, model, rounds=1, metric="auroc", device="cpu").guard(epochs=1)
+    assert by == ["auroc"] * 3
+
+
+def test_a_loaded_run_scores_the_stage_that_counts(tmp_path: Path) -> None:
+    """Its metric is that of the report: at `evaluate.stage`, and by `evaluate.average`."""
+    settings = {"stage": "received", "metric": "accuracy", "average": "clients"}
+    with Run.create(experiment("fedavgft", evaluate=settings), tmp_path / "run") as run:
+        list(run.rounds())
+    fitted, numbers = stratafl.load(tmp_path / "run", device="cpu"), read_outcome(tmp_path / "run").numbers()
+    assert fitted.metric("accuracy") == pytest.approx(numbers["score"])
+
+
 def test_a_descent_that_a_method_shapes_is_plain_in_fine_tuning() -> None:
     """Ditto pulls its personal model to an anchor; fine-tuning knows the rate, the batch and nothing of that."""
     plain = SGD(lr=0.3, batch=7)
@@ -198,6 +253,20 @@ def test_local_models_of_a_comparison_are_used_and_are_the_same(done: Path, tmp_
     with Run.create(other, tmp_path / "fedavg" / "seed-1") as run:
         list(run.rounds())
         assert len(list(run.guarding())) == 2  # that local run had other data
+
+
+def test_the_safe_choice_of_a_comparison_is_its_own_local_training(tmp_path: Path) -> None:
+    """FedPer has another learning rate: the guard compares with `local` at that of `local`, whichever is run first."""
+    settings, trained = {"fedper.train.lr": 0.5, "local.train.lr": 0.05}, {}
+    for order in (["local", "fedper"], ["fedper", "local"]):
+        folder = tmp_path / order[0]
+        for member in Comparison.create(folder, experiment(), order, 1, settings).members():
+            with member.run() as run:
+                list(run.rounds())
+                trained[order[0], member.method] = len(list(run.guarding()))
+    assert trained["local", "fedper"] == 0  # the models of `local` are there
+    assert trained["fedper", "fedper"] == 2
+    assert read_guard(tmp_path / "local/fedper/seed-1") == read_guard(tmp_path / "fedper/fedper/seed-1")
 
 
 def test_it_needs_validation_samples() -> None:

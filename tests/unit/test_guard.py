@@ -9,8 +9,17 @@ from torch import Tensor
 
 from stratafl.errors import DataError, UnknownNameError
 from stratafl.evaluation import guard
-from stratafl.evaluation.guard import Gain, between_variance, calibrated, choose, client_gains, shrink, utility
-from stratafl.evaluation.metrics import METRICS
+from stratafl.evaluation.guard import (
+    Gain,
+    between_variance,
+    calibrated,
+    choose,
+    placements,
+    shrink,
+    shrunk_gains,
+    utility,
+)
+from stratafl.evaluation.metrics import METRICS, named_metric
 from stratafl.evaluation.predictions import Predictions
 
 F64 = torch.float64
@@ -52,7 +61,7 @@ def test_clients_with_little_data_are_shrunk_most() -> None:
 
 def test_standard_errors_by_hand() -> None:
     """d = 1, 0, 1, 1 of client 5 and 0, 0 of client 7: s² = 0.75 / 4; the sums of squares are 0.75 and 0."""
-    gains = client_gains(tensor(1, 0, 1, 0, 1, 0), torch.tensor([5, 5, 5, 7, 5, 7]), [5, 7])
+    gains = shrunk_gains(tensor(1, 0, 1, 0, 1, 0), torch.tensor([5, 5, 5, 7, 5, 7]), [5, 7])
     assert (gains[0].mean, gains[1].mean) == (0.75, 0.0)
     assert gains[0].error is not None
     assert isclose(gains[0].error, sqrt((4 * 0.1875 + 0.75) / 7 / 4))
@@ -62,13 +71,13 @@ def test_standard_errors_by_hand() -> None:
 
 def test_a_variance_of_zero_is_not_believed() -> None:
     """Every sample of every client is better: the variance is at least the mean square over the number of samples."""
-    gains = client_gains(tensor(1, 1, 1, 1), torch.tensor([0, 0, 1, 1]), [0, 1])
+    gains = shrunk_gains(tensor(1, 1, 1, 1), torch.tensor([0, 0, 1, 1]), [0, 1])
     assert gains[0].error is not None
     assert isclose(gains[0].error, sqrt(4 * 0.25 / 5 / 2))
 
 
 def test_one_client_is_its_own_federation() -> None:
-    (gain,) = client_gains(tensor(1, 1, 1, 0), torch.zeros(4, dtype=torch.int64), [0])
+    (gain,) = shrunk_gains(tensor(1, 1, 1, 0), torch.zeros(4, dtype=torch.int64), [0])
     assert gain.mean == 0.75
     assert gain.error is not None
     assert gain.shrunk is not None
@@ -78,10 +87,35 @@ def test_one_client_is_its_own_federation() -> None:
 
 
 def test_a_client_without_samples_gets_the_mean_of_the_federation() -> None:
-    gains = client_gains(tensor(1, 0, 1, 1), torch.tensor([0, 0, 1, 1]), [0, 1, 2])
+    gains = shrunk_gains(tensor(1, 0, 1, 1), torch.tensor([0, 0, 1, 1]), [0, 1, 2])
     assert (gains[2].mean, gains[2].error) == (None, None)
     assert gains[2].shrunk is not None
     assert 0.5 < gains[2].shrunk < 1
+
+
+def test_effect_sizes_are_shrunk_by_hand() -> None:
+    """d = 1, 3 of client 0 and −2, 10 of client 1: s² = (2 + 72) / 2, and their own s² = (4·37 + 2 or 72) / 5.
+
+    z = 2 / √30 and 4 / √44, of variance 1/2 each; they differ by less than that, so τ² = 0 and both are shrunk to their
+    mean, of variance 1/4.
+    """
+    gains = shrunk_gains(tensor(1, 3, -2, 10), torch.tensor([0, 0, 1, 1]), [0, 1])
+    first, second = sqrt(30), sqrt(44)
+    effect = (2 / first + 4 / second) / 2
+    for gain, deviation in zip(gains, (first, second), strict=True):
+        assert gain.error == pytest.approx(deviation / sqrt(2))
+        assert gain.shrunk == pytest.approx(deviation * effect)
+        assert gain.shrunk_error == pytest.approx(deviation / 2)
+
+
+def test_clients_whose_models_hardly_differ_do_not_hide_the_gain_of_the_others() -> None:
+    """Ten clients gain 0.2 ± 0.13 each; for twenty others both models give the same, so their errors are small."""
+    generator = torch.Generator().manual_seed(0)
+    some = 0.2 + 0.4 * torch.randn(100, generator=generator, dtype=F64)
+    none = 0.001 * torch.randn(200, generator=generator, dtype=F64)
+    gains = shrunk_gains(torch.cat([some, none]), torch.arange(30).repeat_interleave(10), range(30))
+    assert all(each.convincing for each in gains[:10])
+    assert min(each.shrunk or 0 for each in gains[:10]) > 0.04
 
 
 @pytest.mark.parametrize("client", [[], [3]])
@@ -193,6 +227,33 @@ def test_confidence_counts_where_the_metric_is_of_probabilities() -> None:
     assert torch.allclose(utility(given, METRICS["brier"]), 1 - (given.scores.double()[range(100), given.y] - 1) ** 2)
 
 
+@pytest.mark.parametrize("classes", [2, 4])
+def test_placements_have_the_mean_that_the_metric_has(classes: int) -> None:
+    torch.manual_seed(1)
+    scores, y = torch.softmax(torch.randn(120, classes), 1).mul(20).round() / 20, torch.randint(classes, (120,))
+    given = Predictions(torch.arange(120) % 3, y, scores)  # with ties
+    found = utility(given, METRICS["auroc"])
+    for client, value in given.by_client(METRICS["auroc"]).items():
+        assert isclose(float(found[given.client == client].mean()), value, rel_tol=1e-9)
+    assert torch.equal(utility(given, named_metric("sensitivity@0.8")), found)
+
+
+def test_placements_by_hand() -> None:
+    """Positives at 0.4 and 0.8, negatives at 0.2 and 0.6: V = ½ and 1 of positives, 1 and ½ of negatives, A = ¾."""
+    one = torch.tensor([0.4, 0.8, 0.2, 0.6])
+    given = Predictions(torch.zeros(4, dtype=torch.int64), torch.tensor([1, 1, 0, 0]), torch.stack([1 - one, one], 1))
+    far = 0.25 * 4 / sqrt(2)
+    assert torch.allclose(placements(given), 0.75 + far * tensor(-1, 1, 1, -1))
+    delong = 2 * (2 * 0.25**2 / 2)  # the variance of the V of positives over their number, and of negatives
+    assert isclose(float((placements(given) - 0.75).square().mean()) / 4, delong)
+
+
+def test_one_positive_sample_tells_nothing_of_the_order() -> None:
+    given = Predictions(torch.zeros(4, dtype=torch.int64), torch.tensor([1, 0, 0, 0]), torch.rand(4, 2))
+    assert bool(placements(given).isnan().all())
+    assert choose({"received": given, "local": given}, METRICS["auroc"])[0].gains["received"].mean is None
+
+
 def test_utility_of_the_absolute_error() -> None:
     given = Predictions(torch.zeros(2, dtype=torch.int64), torch.tensor([1.0, 2.0]), torch.tensor([[1.5], [2.0]]))
     assert torch.allclose(utility(given, METRICS["mae"]), tensor(-0.5, 0))
@@ -201,7 +262,7 @@ def test_utility_of_the_absolute_error() -> None:
 def test_scale_does_not_matter() -> None:
     """Of numbers in another unit, the same choice."""
     d, client = tensor(0.5, 0.1, -0.2, 0.4, 0.6, 0.1), torch.tensor([0, 0, 0, 1, 1, 1])
-    ones, thousands = client_gains(d, client, [0, 1]), client_gains(1000 * d, client, [0, 1])
+    ones, thousands = shrunk_gains(d, client, [0, 1]), shrunk_gains(1000 * d, client, [0, 1])
     for one, many in zip(ones, thousands, strict=True):
         assert one.shrunk is not None
         assert many.shrunk is not None

@@ -16,13 +16,13 @@ from federations import FEDERATIONS, LR, ROUNDS
 from stratafl.algorithms import fedavg, fedper
 from stratafl.config.tables import EvaluateTable
 from stratafl.core.algorithm import Algorithm
-from stratafl.evaluation.candidates import Candidates, GuardedModels, alone_like, guarded
+from stratafl.evaluation.candidates import GuardCandidates, GuardedModels, alone_like, guarded
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Progress, Simulation, simulation
 from stratafl.policies import SGD
 from stratafl.runs.guard import run_to_end, train_alone
 
-SEEDS = (0, 1, 2)  # the rule was designed with others, on validation data
+SEEDS = (10, 11, 12)  # the rule was designed with others
 TRAIN, EVERY = SGD(lr=LR), EvaluateTable(every=5)
 METHODS: dict[str, Callable[..., Algorithm]] = {"fedavg": fedavg, "fedper": fedper}
 HALF, FEW = 0.5, 0.05  # of FedPer's share of clients that are worse off; a share that is always allowed
@@ -46,7 +46,7 @@ def made_with(method: str, name: str, seed: int) -> Simulation:
 @cache
 def studied(method: str, name: str, seed: int) -> GuardedModels:
     sim = made_with(method, name, seed)
-    candidates = Candidates(sim, selected(sim), alone_like(sim, TRAIN), local_of(name, seed), TRAIN)
+    candidates = GuardCandidates(sim, selected(sim), alone_like(sim, TRAIN), local_of(name, seed), TRAIN)
     return guarded(candidates, torch.arange(sim.setup.clients), ("validation", "test"))
 
 
@@ -123,7 +123,7 @@ def judged(name: str, method: str) -> Verdict:
 
 @pytest.mark.slow
 def test_guarded_is_close_to_the_best_and_harms_few_in_ten_of_twelve_cases() -> None:
-    """Eleven of each were seen; one more may fail, because machines round differently."""
+    """Eleven and twelve were seen; one or two more may fail, because machines round differently."""
     found = [judged(name, method) for name in FEDERATIONS for method in METHODS]
     print("\n".join(each.line for each in found))
     assert sum(each.near for each in found) >= 10

@@ -14,7 +14,7 @@ from torch import nn
 import stratafl
 from stratafl.algorithms import fedavg, local
 from stratafl.config.experiment import Experiment, from_stored, names_code, paths_in, to_tables, with_settings
-from stratafl.config.metrics import metric_for, metric_of, stored_metric, with_metric
+from stratafl.config.metrics import chosen_by_classes, metric_for, metric_of, stored_metric, with_metric
 from stratafl.config.settings import parse_settings
 from stratafl.config.tables import EvaluateTable, StopTable
 from stratafl.config.trust import typed
@@ -107,8 +107,9 @@ def test_a_choice_by_the_data_is_said_and_a_named_one_is_not(caplog):
     (said,) = caplog.messages
     assert said == (
         "class '0' has 90.0% of the samples, so rounds are selected and methods ranked by balanced accuracy; "
-        "change that with --metric accuracy"
+        "change that with --metric auroc"
     )
+    assert chosen_by_classes(labelled(90, 5, 5)).endswith("--metric accuracy")
 
 
 @pytest.mark.parametrize(
@@ -336,7 +337,7 @@ def test_fit_selects_by_a_metric_and_tells_any_other(caplog):
     uneven = labelled(45, 15)
     with caplog.at_level(logging.WARNING, "stratafl"):
         fitted = stratafl.fit(fedavg(), uneven, nn.Linear(3, 2), rounds=2)
-    assert "balanced accuracy; change that with metric='accuracy'" in caplog.text
+    assert "balanced accuracy; change that with metric='auroc'" in caplog.text
     assert fitted.selected["round"] == fitted.round
     best = max(line["validation.deployed.balanced_accuracy"] for line in fitted.history)
     assert fitted.selected["validation.deployed.balanced_accuracy"] == best

@@ -10,7 +10,7 @@ import typer
 
 from stratafl.bench.options import BenchOptions
 from stratafl.cli.options import (
-    METHODS,
+    COMPARED,
     AsJson,
     Config,
     Data,
@@ -63,7 +63,7 @@ def run(
 @with_options
 def compare(
     *,
-    algorithms: Annotated[str, option("--algorithms -a NAMES", "Separated by commas.", show_default=False)] = METHODS,
+    algorithms: Annotated[str, option("--algorithms -a NAMES", "Separated by commas.", show_default=False)] = COMPARED,
     seeds: Annotated[int, option("--seeds N", "Number of seeds, from --seed on.")] = 3,
     vary: Annotated[str, option("--vary PART", "What seeds vary: all, partition, weights or batches.")] = "all",
     tuned: Annotated[Path | None, option("--tuned DIR", "With what a tuning chose.")] = None,
@@ -83,7 +83,7 @@ def compare(
 @with_options
 def tune(
     *,
-    algorithms: Annotated[str, option("--algorithms -a NAMES", "Separated by commas.", show_default=False)] = METHODS,
+    algorithms: Annotated[str, option("--algorithms -a NAMES", "Separated by commas.", show_default=False)] = COMPARED,
     trials: Annotated[int, option("--trials -t N", "Trials of each method.")] = 12,
     seeds: Annotated[int, option("--seeds N", "Fresh seeds of what is chosen.")] = 3,
     only: Annotated[str, option("--only NAMES", "Tune these alone, such as train.lr.", show_default=False)] = "",

@@ -13,7 +13,7 @@ from rich.console import Console
 from stratafl.cli.console import note_console, print_note, show_warnings
 from stratafl.cli.display import Display, DisplayedRun, Watch
 from stratafl.cli.interrupt import INTERRUPTED, Interrupt, interruptible
-from stratafl.cli.options import METHODS, RunOptions, experiment_of, names_in
+from stratafl.cli.options import COMPARED, RunOptions, experiment_of, names_in
 from stratafl.cli.report import REPORT, print_ranking, write_report_if_possible
 from stratafl.cli.run import advance, drive, new_folder, print_interrupted, resume_command, torchrun_group
 from stratafl.cli.tune import resume_tuning, take_tuning
@@ -39,7 +39,7 @@ def start_comparison(
     """
     settings, base, methods = options.settings(), experiment_of(options.config), names_in(names)
     if tuned is not None:
-        methods = methods if names != METHODS else list(read_tuned(tuned))
+        methods = methods if names != COMPARED else list(read_tuned(tuned))
         settings = {**tuned_settings(tuned, methods), **settings}
         base = fresh_experiment(tuned) if options.config is None else base
     trusted = options.trusted([*methods, *paths_in(settings)])

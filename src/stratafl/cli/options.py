@@ -33,7 +33,7 @@ Trust = Annotated[bool, option("--trust", "Import code that a file or run names.
 Jobs = Annotated[int, option("--jobs -j N", "Processes that share the runs.", min=1)]
 AsJson = Annotated[bool, option("--json", "Print JSON instead of tables.")]
 
-METHODS = "local,fedavg,fedper,fedrep,fedbn,lgfedavg"  # that are compared unless you name others
+COMPARED = "local,fedavg,fedper,fedrep,fedbn,lgfedavg"  # that are compared unless you name others
 SHORT_FOR = {
     **{"algorithm": "algorithm.name", "model": "model.name", "data": "data.name"},
     **{"lab": "evaluate.lab", "metric": "evaluate.metric"},
@@ -44,11 +44,19 @@ SHORT_FOR = {
 
 
 def settings_of(typed: list[str] | None, **shortcuts: Any) -> dict[str, Any]:
-    """The settings that options are short for, and those of `--set`, which override them."""
+    """The settings that options are short for, and those of `--set`; refused if they contradict each other."""
     from stratafl.config.settings import parse_settings
+    from stratafl.errors import RecordError, shown
 
-    given = {SHORT_FOR[name]: value for name, value in shortcuts.items() if value is not None}
-    return {**given, **parse_settings(typed or [])}
+    given = {name: value for name, value in shortcuts.items() if value is not None}
+    settings = parse_settings(typed or [])
+    for name, value in given.items():
+        path = SHORT_FOR[name]
+        if settings.get(path, value) != value:
+            option = f"--{name.replace('_', '-')}" + ("" if value is True else f" {shown(value)}")
+            other = next(each for each in typed or [] if each.partition("=")[0].strip() == path)
+            raise RecordError(f"{option} and --set {shown(other)} contradict each other: leave out one of them")
+    return {**{SHORT_FOR[name]: value for name, value in given.items()}, **settings}
 
 
 def experiment_of(config: Path | None) -> "Experiment":

@@ -85,10 +85,11 @@ def largest_share(federation: Federation) -> tuple[int, float]:
     return counts.index(most), most / max(1, sum(counts))
 
 
-def chosen_by_classes(federation: Federation, change: str = "--metric accuracy") -> str:
-    """Why balanced accuracy is the metric, and how to change that."""
+def chosen_by_classes(federation: Federation, change: str = "--metric {}") -> str:
+    """Why balanced accuracy is the metric, and how to change that; of two classes AUROC sees more than the answers."""
     label, share = largest_share(federation)
+    other = "auroc" if federation.classes == 2 else "accuracy"
     return (
         f"class '{shown(federation.class_name(label))}' has {share:.1%} of the samples, so rounds are selected and "
-        f"methods ranked by balanced accuracy; change that with {change}"
+        f"methods ranked by balanced accuracy; change that with {change.format(other)}"
     )

@@ -56,8 +56,8 @@ class MetricName(Named):
     def check(self, key: str, value: str) -> None:
         if "@" in value and ":" not in value:
             named_metric(value)
-        else:
-            super().check(key, value)
+        elif value not in self.names and ":" not in value:
+            raise unknown(key, value, [*sorted(self.names), "sensitivity@0.95", "module:function"])
 
 
 @record

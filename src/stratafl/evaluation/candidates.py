@@ -42,7 +42,7 @@ ByCandidate = dict[str, Predictions]
 
 @short_repr
 @dataclass(frozen=True, eq=False)
-class Candidates:
+class GuardCandidates:
     """A run at its selected round, local training at its own, and how received models are fine-tuned."""
 
     sim: Simulation
@@ -125,7 +125,7 @@ def alone_like(sim: Simulation, train: SGD) -> Simulation:
 class GuardedModels:
     """Candidates, and what each client takes of them."""
 
-    candidates: Candidates
+    candidates: GuardCandidates
     choices: Mapping[int, Choice]
     found: Mapping[str, ByCandidate]  # predictions by split and candidate
 
@@ -146,7 +146,9 @@ class GuardedModels:
         return self.candidates.rows(self.choices[client].candidate, torch.tensor([client]))
 
 
-def guarded(candidates: Candidates, ids: Tensor, splits: Sequence[str], metric: Metric | None = None) -> GuardedModels:
+def guarded(
+    candidates: GuardCandidates, ids: Tensor, splits: Sequence[str], metric: Metric | None = None
+) -> GuardedModels:
     """What each of these clients takes, by this metric on its validation samples."""
     found = candidates.predictions(ids, splits)
     if "validation" not in found:

@@ -1,22 +1,25 @@
 """The guard: each client takes the candidate that is better than its safe choice on its validation data, or stays safe.
 
 A client's validation data is small, so its own mean gain is noisy. The guard shrinks it towards the federation's mean
-gain, the more the noisier it is and the less clients differ (empirical Bayes, normal-normal). For each candidate:
+gain, the more the noisier it is and the less clients differ (empirical Bayes, normal-normal). What is alike among
+clients is the gain measured by its own standard deviation, the effect size: a client whose models hardly differ has a
+small gain and a small deviation, and would otherwise pull everybody's gain to zero. For each candidate:
 
     d_ij = u_ij(candidate) − u_ij(safe)                   the paired gain of client i on its sample j, see `utility`
-    g_i  = mean_j d_ij        e_i² = s_i² / n_i           its mean, and the square of its standard error
+    g_i  = mean_j d_ij        e_i = s_i / √n_i            its mean and its standard error
     s_i² = (ν₀·s² + Σ_j (d_ij − g_i)²) / (ν₀ + n_i − 1)   a variance that ν₀ samples of the federation's s² steady
     s²   = Σ_ij (d_ij − g_i)² / Σ_i (n_i − 1)             never below the mean of d² / Σ n_i
-    w_i  = 1 / e_i²           ḡ = Σ w_i g_i / Σ w_i
-    τ²   = max(0, (Σ w_i (g_i − ḡ)² − (N − 1)) / (Σ w_i − Σ w_i² / Σ w_i))      how much clients truly differ
-    v_i  = 1 / (e_i² + τ²)    μ = Σ v_i g_i / Σ v_i       the federation's mean gain, of variance 1 / Σ v_i
-    b_i  = τ² / (τ² + e_i²)
-    γ_i  = μ + b_i (g_i − μ)                              the shrunk gain
-    ε_i² = b_i e_i² + (1 − b_i)² / Σ v_i                  the square of its standard error, as a prediction of the truth
+    z_i  = g_i / s_i                                      the effect size, of variance 1 / n_i
+    z̄    = Σ n_i z_i / Σ n_i
+    τ²   = max(0, (Σ n_i (z_i − z̄)² − (N − 1)) / (Σ n_i − Σ n_i² / Σ n_i))      how much clients truly differ
+    v_i  = 1 / (1/n_i + τ²)   μ = Σ v_i z_i / Σ v_i       the federation's mean, of variance 1 / Σ v_i
+    b_i  = τ² / (τ² + 1/n_i)
+    γ_i  = s_i · (μ + b_i (z_i − μ))                      the shrunk gain
+    ε_i  = s_i · √(b_i / n_i + (1 − b_i)² / Σ v_i)        its standard error, as a prediction of the truth
 
 Client i takes the candidate with the largest γ_i among those with γ_i > ε_i, and the safe choice if there is none. A
-client without validation samples has b_i = 0 and ε_i² = τ² + 1 / Σ v_i: it takes what the federation's mean says, if
-clients differ little. `docs/guard.md` has the experiments behind `utility`.
+client without validation samples has b_i = 0 and ε_i² = s²·(τ² + 1 / Σ v_i): it takes what the federation's mean says,
+if clients differ little. `docs/guard.md` has the experiments behind `utility` and z.
 """
 
 from collections import Counter
@@ -34,7 +37,7 @@ from stratafl.evaluation.predictions import Predictions
 
 SAFE = "local"
 STEADY = 4.0  # ν₀: so many samples of the federation's variance are added to each client's own
-SMALLEST = 1e-12  # a standard error of 0 is taken as this
+SMALLEST = 1e-12  # a standard error or deviation of 0 is taken as this
 COMMON = 10.0  # so many samples of the federation count when a client's probabilities are calibrated
 POWERS = 2 ** (torch.arange(-36, 37, dtype=torch.float64) / 8)  # β from 1/23 to 23, in steps of 9 %
 TINY = 1e-12  # the least probability
@@ -97,7 +100,7 @@ def choose(
     gains, without = {}, utility(base, metric)
     for name, each in others.items():
         _check_same_samples(name, each, safe, base)
-        gains[name] = client_gains(utility(each, metric) - without, base.client, ids)
+        gains[name] = shrunk_gains(utility(each, metric) - without, base.client, ids)
     samples, found = Counter(base.client.tolist()), {}
     for place, client in enumerate(ids):
         mine = {name: each[place] for name, each in gains.items()}
@@ -180,7 +183,7 @@ def calibrated(predictions: Predictions, weight: Tensor | None = None) -> Tensor
     return torch.softmax(POWERS[own.argmin(0)][place][:, None] * logs, 1)
 
 
-def client_gains(difference: Tensor, client: Tensor, ids: Sequence[int]) -> list[Gain]:
+def shrunk_gains(difference: Tensor, client: Tensor, ids: Sequence[int]) -> list[Gain]:
     """The gain of each of these clients, from the paired difference of each sample and whose sample it is."""
     place = {client: i for i, client in enumerate(ids)}
     at = torch.tensor([place.get(each, -1) for each in client.tolist()], dtype=torch.int64)
@@ -188,8 +191,11 @@ def client_gains(difference: Tensor, client: Tensor, ids: Sequence[int]) -> list
     difference, at = difference[known], at[known]
     count = _sums(torch.ones_like(difference), at, len(ids))
     mean = _sums(difference, at, len(ids)) / count.clamp(min=1)
-    error = _standard_errors(difference, mean, count, at)
-    shrunk, shrunk_error = shrink(mean, error)
+    deviation = _deviations(difference, mean, count, at)
+    error = deviation / count.sqrt()  # x / 0 is infinite
+    told = torch.isfinite(error)
+    size, size_error = mean / deviation.clamp(min=SMALLEST), torch.where(told, 1 / count.sqrt(), torch.inf)
+    shrunk, shrunk_error = (deviation * each for each in shrink(size, size_error))
     columns = (mean.where(count > 0, torch.nan), error, shrunk, shrunk_error)
     return [Gain(*(x if isfinite(x) else None for x in row)) for row in torch.stack(columns, 1).tolist()]
 
@@ -220,14 +226,14 @@ def between_variance(mean: Tensor, square: Tensor) -> float:
     return max(0.0, float(excess / scale)) if len(mean) > 1 else 0.0
 
 
-def _standard_errors(difference: Tensor, mean: Tensor, count: Tensor, at: Tensor) -> Tensor:
-    """e of each client `[N]`; infinite without samples, and of everybody if no variance can be told."""
+def _deviations(difference: Tensor, mean: Tensor, count: Tensor, at: Tensor) -> Tensor:
+    """s of each client `[N]`, the federation's without samples; infinite if no variance can be told."""
     squares = _sums((difference - mean[at]).square(), at, len(mean))
     freedom = (count - 1).clamp(min=0)
     if not freedom.sum():
         return torch.full_like(mean, torch.inf)
     common = torch.maximum(squares.sum() / freedom.sum(), difference.square().mean() / len(difference))
-    return ((STEADY * common + squares) / (STEADY + freedom) / count).sqrt()  # x / 0 is infinite
+    return ((STEADY * common + squares) / (STEADY + freedom)).sqrt()
 
 
 def _sums(values: Tensor, at: Tensor, clients: int) -> Tensor:

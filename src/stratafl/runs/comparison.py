@@ -21,7 +21,9 @@ from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.annotations import WHOLE
 from stratafl.core.reprs import short_repr
 from stratafl.errors import BusyError, RecordError, RunError, counted, shown, unknown
+from stratafl.evaluation.guard import SAFE
 from stratafl.files import is_plain, is_plain_folder, write_atomically
+from stratafl.policies import SGD
 from stratafl.runs.directory import COMPARISON, check_config, config_of, is_run, new_folder, refuse_existing
 from stratafl.runs.distributed import check_stage
 from stratafl.runs.format import FORMAT, check_format
@@ -45,9 +47,15 @@ class Member:
     experiment: Experiment
     folder: Path
     trust: Trust = NOTHING
+    alone: SGD | None = None  # how local training is set in this comparison, which a guard takes as the safe choice
 
     def run(self) -> Run:
         """Its run, new or resumed."""
+        run = self._run()
+        run.alone = self.alone
+        return run
+
+    def _run(self) -> Run:
         for place in (self.folder.parent, self.folder):
             if os.path.lexists(place) and not is_plain_folder(place):
                 raise RunError(f"'{place}' is not a folder of the comparison but a link or a file: put the folder back")
@@ -150,11 +158,14 @@ class Comparison:
 
     def members(self) -> Iterator[Member]:
         """Seed by seed, so that a comparison that stops early has runs of every method."""
+        alone = self._of(SAFE).train if SAFE in self.methods else None
         for seed in self.seeds:
             for method in self.methods:
-                experiment = with_values(self.base, {"algorithm.name": method, **self.own[method]})
-                experiment = self._seeded(experiment, seed)
-                yield Member(method, seed, experiment, self.folder / _folder_name(method) / f"seed-{seed}", self.trust)
+                folder = self.folder / _folder_name(method) / f"seed-{seed}"
+                yield Member(method, seed, self._seeded(self._of(method), seed), folder, self.trust, alone)
+
+    def _of(self, method: str) -> Experiment:
+        return with_values(self.base, {"algorithm.name": method, **self.own[method]})
 
     def _seeded(self, experiment: Experiment, seed: int) -> Experiment:
         """The experiment with this seed for what varies, and for the rest with what it has with the first seed."""

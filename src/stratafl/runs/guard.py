@@ -26,7 +26,7 @@ from stratafl.config.tables import AlgorithmTable, EvaluateTable
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, StrataError
-from stratafl.evaluation.candidates import Candidates, GuardedModels, alone_like, guarded
+from stratafl.evaluation.candidates import GuardCandidates, GuardedModels, alone_like, guarded
 from stratafl.evaluation.diagnostics import LayerDiagnostics
 from stratafl.evaluation.evaluate import StageScores
 from stratafl.evaluation.guard import SAFE, Choice, Gain
@@ -37,6 +37,7 @@ from stratafl.execute import Progress, Simulation
 from stratafl.execute.disk import StateFile
 from stratafl.execute.simulation import SavedForm
 from stratafl.files import explained, read_plain, write_atomically
+from stratafl.policies import SGD
 from stratafl.runs import checkpoint, directory
 from stratafl.runs.class_counts import CLASS_COUNTS
 from stratafl.runs.journal import Journal, read_lines
@@ -105,7 +106,7 @@ def run_to_end(steps: Generator[int, None, T]) -> T:
 
 
 def companion(sim: Simulation, experiment: Experiment, trust: Trust | bool = NOTHING) -> Simulation:
-    """Local training of the same experiment; of the model without the layers that its method adds to it."""
+    """Local training beside a simulation; of the model without the layers that its method adds to it."""
     if not extended(sim):
         return alone_like(sim, experiment.train)
     return simulation_of(replace(experiment, algorithm=AlgorithmTable(SAFE)), sim.runtime.tuning, trust, begun=True)
@@ -124,28 +125,29 @@ def guarding(
     rounds: int,
     trust: Trust | bool = NOTHING,
     local: Path | None = None,
+    train: SGD | None = None,
 ) -> Generator[int, None, GuardedModels]:
     """Train local models beside a run, and let each client choose; yields after each round of local training.
 
-    If the folder `local` holds a finished run of local training with the same settings, its models are used instead.
+    `train` is how they train, by default as in a run in the folder `local`, or else as in this run. If the folder holds
+    a finished run of local training with the same settings, its models are used instead.
     """
-    alone = companion(trial.sim, experiment, trust)
-    best = None if local is None else trained_alone(local, experiment, alone, rounds)
+    safe = replace(experiment, algorithm=AlgorithmTable(SAFE))
+    safe = replace(safe, train=train or _train_of(local, safe) or experiment.train)
+    alone = companion(trial.sim, safe, trust)
+    best = None if local is None else trained_alone(local, safe, alone, rounds)
     if best is None:
         beside = replace(trial, sim=alone, lab=LayerDiagnostics(), stage="deployed")
         best = yield from train_alone(beside, experiment.evaluate, rounds)
-    candidates = Candidates(trial.sim, progress, alone, best, experiment.train, experiment.evaluate.stage)
+    candidates = GuardCandidates(trial.sim, progress, alone, best, experiment.train, experiment.evaluate.stage)
     return guarded(candidates, trial.ids, trial.splits, trial.metric)
 
 
 def trained_alone(folder: Path, experiment: Experiment, alone: Simulation, rounds: int) -> Progress | None:
     """The state after the best round of a finished run of local training; None unless it is what would be trained."""
-    if not directory.is_run(folder):
+    if _train_of(folder, experiment) != experiment.train:
         return None
     try:
-        stored, mine = (to_tables(each) for each in (directory.config_of(folder), experiment))
-        if any(stored[name] != mine[name] for name in mine if name != "algorithm"):
-            return None
         file = StateFile(folder / directory.CLIENT_STATES, alone.state_format.size, writable=False)
         form = SavedForm.of(alone)
         saved = checkpoint.find(folder / directory.CHECKPOINTS, lambda s: check_saved(alone, form, s, file)).checkpoint
@@ -157,6 +159,19 @@ def trained_alone(folder: Path, experiment: Experiment, alone: Simulation, round
         return alone.restored(saved.selected.tensors, file) if wanted else None
     except StrataError:  # a damaged one is as good as none
         return None
+
+
+def _train_of(folder: Path | None, experiment: Experiment) -> SGD | None:
+    """How a run of local training was set that differs from this experiment in nothing that the two could share."""
+    if folder is None or not directory.is_run(folder):
+        return None
+    try:
+        stored = directory.config_of(folder)
+    except StrataError:
+        return None
+    theirs, mine = to_tables(stored), to_tables(experiment)
+    same = all(theirs[name] == mine[name] for name in mine if name not in ("algorithm", "train", "server"))
+    return stored.train if same and stored.algorithm.name == SAFE else None
 
 
 def by_validation(evaluate: EvaluateTable) -> EvaluateTable:

@@ -31,6 +31,7 @@ from stratafl.evaluation.guard import SAFE
 from stratafl.evaluation.measure import Line
 from stratafl.execute import SINGLE_PROCESS, ProcessGroup, Progress, Simulation
 from stratafl.files import write_atomically
+from stratafl.policies import SGD
 from stratafl.runs import directory, environment, loggers
 from stratafl.runs.class_counts import write_class_counts
 from stratafl.runs.distributed import RoundMessage, check_stage, final_predictions, hand_out, refuse_disk, trial_of
@@ -68,6 +69,7 @@ class Run:
     ) -> None:
         self.folder, self.experiment, self.sim, self.process_group = folder, experiment, sim, process_group
         self._place, self._trust = folder.absolute(), trust
+        self.alone: SGD | None = None  # how the guard trains alone; None: as a `local` beside it was, or as this run
         if guards(experiment) and process_group.world_size > 1:
             raise RunError("the guard works in one process: leave out evaluate.guard, or do not use torchrun")
         self.trial = trial_of(experiment, sim, process_group, trust)
@@ -190,7 +192,9 @@ class Run:
         self.save()
         begin = time.monotonic()
         local = self.folder.parent.parent / SAFE / self.folder.name  # beside it, in a comparison
-        made = yield from guarding(self.experiment, self.trial, selected, self.progress.t, self._trust, local)
+        made = yield from guarding(
+            self.experiment, self.trial, selected, self.progress.t, self._trust, local, self.alone
+        )
         self._check_place()
         with uninterrupted():
             write_guard(self.folder, made, self.trial, self.history, time.monotonic() - begin)
