@@ -15,7 +15,7 @@ from stratafl.cli import main as strata
 from stratafl.evaluation.metrics import METRICS
 from stratafl.evaluation.predictions import Predictions
 from stratafl.report import gather
-from stratafl.report.bootstrap import Uncertainty, of_these, sharing, uncertainty
+from stratafl.report.bootstrap import Uncertainty, of_these, sharing, uncertainty, usual_variance
 from stratafl.report.gains.resampling import ClientScores
 from stratafl.report.intervals import Interval
 from stratafl.report.paired import MOST, Paired, _more_seeds, holm, pairs, pairs_csv, pairs_table
@@ -133,15 +133,32 @@ def test_two_seeds_with_equal_means_prove_nothing_for_their_clients():
     assert of_these(found, 0.0, 100).p >= 0.5
 
 
-def test_pairs_share_half_of_the_variance_between_seeds():
-    def of(variance, seeds=3):
-        return Uncertainty(1.0, variance, 0.0, 0.0, seeds, 1.0, True, seeds, seeds - 1)
+def of_variance(variance, seeds=3):
+    return Uncertainty(1.0, variance, 0.0, 0.0, seeds, 1.0, True, seeds, seeds - 1)
 
-    first, alone = sharing([of(1.0), of(2.0), of(6.0), of(9.0, seeds=4)])[::3]
-    usual = 2.0 / (1 - 1 / 9) ** 3
+
+def test_pairs_whose_variances_are_alike_share_half_of_them():
+    first, alone = sharing([of_variance(1.0), of_variance(2.0), of_variance(6.0), of_variance(9.0, seeds=4)])[::3]
+    usual = 12 ** (1 / 3) * np.exp(np.euler_gamma)  # the geometric mean; E ln(χ²(2)/2) is −γ
     assert (first.between_seeds, first.seed_freedom) == (pytest.approx((1 + usual) / 2), 4)
-    assert alone == of(9.0, seeds=4)  # nobody has as many seeds
-    assert sharing([of(1.0), of(2.0)]) == [of(1.0), of(2.0)]  # two pairs say little about what is usual
+    assert alone == of_variance(9.0, seeds=4)  # no other pair has as many seeds
+    two = [of_variance(1.0), of_variance(2.0)]
+    assert sharing(two) == two  # two pairs say little about what is usual
+    assert sharing([of_variance(0.0)] * 3) == [of_variance(0.0)] * 3
+
+
+def test_what_variances_have_in_common_is_found_again():
+    """True variances d₀s₀²/χ²(d₀) with d₀ = 3 and s₀² = 5, estimated with 9 degrees of freedom (Smyth 2004)."""
+    rng = np.random.default_rng(0)
+    true = 3 * 5 / rng.chisquare(3, 20_000)
+    usual, weight = usual_variance(true * rng.chisquare(9, 20_000) / 9, 9)
+    assert (usual, weight) == (pytest.approx(5, rel=0.03), pytest.approx(3, rel=0.03))
+
+
+def test_a_noisy_method_does_not_hide_what_the_others_show():
+    quiet, *noisy = sharing([of_variance(0.12), of_variance(53.0), of_variance(53.0)])
+    assert quiet.between_seeds < 1
+    assert all(each.between_seeds > 30 for each in noisy)
 
 
 def test_holm_by_hand():
