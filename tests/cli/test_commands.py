@@ -45,6 +45,7 @@ FILES = {
     "rounds.jsonl",
     "clients.jsonl",
     "layers.jsonl",
+    "predictions.safetensors",
     "checkpoint",
 }
 

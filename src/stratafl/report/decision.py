@@ -172,8 +172,9 @@ def _counts(found: Gains, start: str) -> list[str]:
         return [f"{start} training alone, of {total}{several} {scores}; which of these are chance is unknown.{named}"]
     sure = {word: [each for each in found.clients if each.verdict == word] for word in ("gains", "loses")}
     gain, loss = len(sure["gains"]), sorted(sure["loses"], key=lambda each: each.difference)
-    verb, lost = "gains" if gain == 1 else "gain", f"{len(loss)} lose: {_named(loss, found)}" if loss else "none loses"
-    said = f"{start} training alone, {gain} of {total}{several} {verb} beyond chance and {lost}."
+    gaining = f"{gain or 'none'} of {total}{several} {'gain' if gain > 1 else 'gains'} beyond chance"
+    losing = f"{len(loss)} {'lose' if len(loss) > 1 else 'loses'}: {_named(loss, found)}" if loss else "none loses"
+    said = f"{start} training alone, {gaining} and {losing}."
     return [said, f"In all, {scores}."]
 
 
