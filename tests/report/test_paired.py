@@ -155,6 +155,12 @@ def test_what_variances_have_in_common_is_found_again():
     assert (usual, weight) == (pytest.approx(5, rel=0.03), pytest.approx(3, rel=0.03))
 
 
+def test_rows_with_equal_scores_neither_share_nor_keep_others_from_sharing():
+    equal = Uncertainty(0.0, 0.0, 0.0, 0.0, 3, 1.0, True, 3, 2)
+    others = [of_variance(1.0), of_variance(2.0), of_variance(6.0)]
+    assert sharing([equal, *others]) == [equal, *sharing(others)]
+
+
 def test_a_noisy_method_does_not_hide_what_the_others_show():
     quiet, *noisy = sharing([of_variance(0.12), of_variance(53.0), of_variance(53.0)])
     assert quiet.between_seeds < 1

@@ -47,6 +47,8 @@ DRAWS = 2000
 GROUPS = 1000  # more clients than this are drawn in so many groups
 ALPHA = 0.05
 POWER = 0.8  # the chance that a forecast of seeds comes true, if the true difference is the one that was found
+SAME = 1e-6  # of the largest variance: less is none
+ALIKE = 1e6  # half the degrees of freedom of variances that do not differ
 UNLUCKY = NormalDist().inv_cdf(POWER)
 
 
@@ -142,10 +144,12 @@ def sharing(pairs: Sequence[Uncertainty]) -> list[Uncertainty]:
 
 def _shared(pair: Uncertainty, pairs: Sequence[Uncertainty]) -> Uncertainty:
     like = np.array([other.between_seeds for other in pairs if other.seeds == pair.seeds])
+    like = like[like > SAME * like.max()]  # two rows with equal scores say nothing of the others
     freedom = pair.seeds - 1
-    if freedom < 1 or len(like) < 3 or not like.any():  # two methods make one pair, three make three
+    if freedom < 1 or len(like) < 3 or pair.error == 0:  # two methods make one pair, three make three
         return pair
-    usual, weight = usual_variance(like, freedom)
+    usual, known = usual_variance(like, freedom)
+    weight = min(known, freedom)
     between_seeds = (freedom * pair.between_seeds + weight * usual) / (freedom + weight)
     return replace(pair, between_seeds=between_seeds, seed_freedom=freedom + weight)
 
@@ -154,13 +158,11 @@ def usual_variance(variances: Array, freedom: int) -> tuple[float, float]:
     """What variances with so many degrees of freedom have in common, and how many degrees of freedom that is worth.
 
     Smyth (2004): of true variances d₀s₀²/χ²(d₀), the logarithm of an estimate with d degrees of freedom has the
-    variance ψ′(d/2) + ψ′(d₀/2) and the mean ln s₀² + ψ(d/2) − ln(d/2) − ψ(d₀/2) + ln(d₀/2). d₀ is at most d here.
+    variance ψ′(d/2) + ψ′(d₀/2) and the mean ln s₀² + ψ(d/2) − ln(d/2) − ψ(d₀/2) + ln(d₀/2).
     """
-    logs = np.log(np.maximum(variances, 1e-6 * float(variances.max()))) - _log_mean(freedom)
-    beyond = float(logs.var(ddof=1)) - _trigamma(freedom / 2)
-    alike = beyond <= _trigamma(freedom / 2)
-    weight = float(freedom) if alike else 2 * _inverse_trigamma(beyond, freedom / 2)
-    return float(np.exp(logs.mean() + _log_mean(weight))) if not alike else float(np.exp(logs.mean())), weight
+    logs = np.log(variances) - _log_mean(freedom)
+    known = 2 * _inverse_trigamma(float(logs.var(ddof=1)) - _trigamma(freedom / 2))
+    return float(np.exp(logs.mean() + _log_mean(known))), known
 
 
 def _log_mean(freedom: float) -> float:
@@ -172,10 +174,10 @@ def _trigamma(x: float) -> float:
     return float(torch.special.polygamma(1, torch.tensor(x, dtype=torch.float64)))
 
 
-def _inverse_trigamma(value: float, most: float) -> float:
-    """The x up to `most` with ψ′(x) = value, by bisection: ψ′ falls."""
-    low, high = 0.0, most
-    for _ in range(60):
+def _inverse_trigamma(value: float) -> float:
+    """The x with ψ′(x) = value, by bisection, because ψ′ falls; at most `ALIKE`."""
+    low, high = 0.0, ALIKE
+    for _ in range(80):
         middle = (low + high) / 2
         low, high = (middle, high) if _trigamma(middle) > value else (low, middle)
     return high
