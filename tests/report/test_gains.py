@@ -139,6 +139,15 @@ def test_clients_of_other_partitions_are_other_clients(tmp_path):
     assert "There are 3 partitions, so client 0 of one is not client 0 of another" in page(gather([tmp_path]))
 
 
+def test_a_loss_is_a_number_in_the_csv(tmp_path):
+    client, y, right = many(np.random.default_rng(0), 4, 60, [0.6] * 4)
+    write(tmp_path, "local", 0, predicted(client, y, right))
+    write(tmp_path, "fedper", 0, predicted(client, y, right & (client != 3)))
+    study = gather([tmp_path])
+    lines = list(csv.DictReader(clients_csv(study.ranks, study.gains).splitlines()))
+    assert min(float(line["difference"]) for line in lines if line["difference"]) < -0.3
+
+
 def test_runs_are_paired_by_all_their_seeds(tmp_path):
     """Two comparisons with the same `run.seed` on two partitions: no run is lost, and a partition has its clients."""
     for partition in (7, 8):

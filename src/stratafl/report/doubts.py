@@ -74,7 +74,7 @@ def _of_tuning(study: Study) -> list[str]:
     """One learning rate for all methods says little about any of them."""
     rates = {rank.settings.get("train.lr") for rank in study.ranks}
     names = {rank.settings["algorithm.name"] for rank in study.ranks}
-    if study.tuned or len(names) < 2 or len(rates) > 1:
+    if study.tuned or study.own_rates or len(names) < 2 or len(rates) > 1:
         return []
     (rate,) = rates
     shown = f" ({minus(f'{rate:g}')})" if isinstance(rate, int | float) else ""

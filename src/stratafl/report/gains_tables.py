@@ -150,7 +150,7 @@ def _pair_cells(one: ClientGain, line: SeedGain) -> list[Any]:
 
 
 def _written(value: Any) -> Any:
-    """A number with six digits, a whole one with all of its digits and no point."""
+    """A number with six digits, a whole one with all of its digits and no point; numbers, because texts are quoted."""
     if not isinstance(value, float):
         return value
-    return f"{value:.0f}" if value.is_integer() else f"{value:.6g}" if isfinite(value) else None
+    return int(value) if value.is_integer() else float(f"{value:.6g}") if isfinite(value) else None

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -79,6 +80,7 @@ class Study:
     verdicts: list[Verdict]
     not_started: Sequence[str] = ()  # a sentence on each comparison with runs that have not started
     tuned: Sequence[TunedMethod] = ()  # what tunings in the folders chose
+    own_rates: bool = False  # whether a comparison gives every method a learning rate of its own, as a tuned one does
 
     def of(self, rank: Rank) -> list[RunRecord]:
         return [self.records[one.folder] for one in rank.members]
@@ -149,7 +151,7 @@ def gather(folders: Sequence[Path], metric: Metric | None = None) -> Study:
     empty = [one.folder for one in found if not evaluated(one.lines)]
     repeated = [one.folder for one in scored if one.folder not in records]
     tuned = [method for folder in folders for method in read_tuning(folder)]
-    return Study(ranks, records, empty, repeated, verdicts, not_started(folders), tuned)
+    return Study(ranks, records, empty, repeated, verdicts, not_started(folders), tuned, _own_rates(folders))
 
 
 def only_verdicts(folder: Path) -> bool:
@@ -159,16 +161,28 @@ def only_verdicts(folder: Path) -> bool:
 def not_started(folders: Iterable[Path]) -> list[str]:
     """A sentence on each comparison in these folders and below that has runs which have not started."""
     said = []
-    for folder in dict.fromkeys(path.parent for each in folders for path in sorted(each.glob(f"**/{COMPARISON}"))):
-        try:
-            members = [is_run(member.folder) for member in Comparison.read(folder).members()]
-        except StrataError:  # `strata resume` says what is wrong; the runs can be reported all the same
-            continue
-        missing = members.count(False)
+    for each in _comparisons(folders):
+        members = [is_run(member.folder) for member in each.members()]
+        missing, folder = members.count(False), each.folder
         have = f"{missing} of the {len(members)} runs of '{folder}' {'has' if missing == 1 else 'have'} not started"
         whole = folder.parent if is_plain(folder.parent / TUNING) else folder  # the runs of what a tuning chose
         said += [f"{have}. To continue, run: strata resume {shlex.quote(str(whole))}"] if missing else []
     return said
+
+
+def _own_rates(folders: Iterable[Path]) -> bool:
+    return any(all("train.lr" in each.own[method] for method in each.methods) for each in _comparisons(folders))
+
+
+def _comparisons(folders: Iterable[Path]) -> list[Comparison]:
+    """The comparisons in these folders and below."""
+    found = list[Comparison]()
+    for folder in dict.fromkeys(path.parent for each in folders for path in sorted(each.glob(f"**/{COMPARISON}"))):
+        with suppress(StrataError):  # `strata resume` says what is wrong; the runs can be reported all the same
+            one = Comparison.read(folder)
+            list(one.members())  # settings that no run can have
+            found.append(one)
+    return found
 
 
 def _record(one: Outcome) -> RunRecord:
