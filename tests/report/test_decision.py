@@ -53,6 +53,30 @@ def test_of_two_that_cannot_be_told_apart_the_cheaper_is_recommended(tmp_path):
     assert "50 B against 110 B" in dict(made.answers)["Why"]
 
 
+def test_a_method_that_is_chance_is_not_chosen_and_that_is_the_reason(tmp_path):
+    rows = [[2, 2]] * 4
+    held = {"classes": 2, "clients": 4, "counts": {"train": rows, "test": rows}}
+    write(tmp_path, "fedavg", [0.45, 0.75, 0.62], holdings=held)  # 10.7 points above 50 %, and noisy
+    write(tmp_path, "fedper", [0.595, 0.6, 0.605], holdings=held)
+    write(tmp_path, "local", [0.55, 0.56, 0.57], holdings=held)
+    for seed in range(3):
+        spending(tmp_path / f"fedper{seed}", 500)
+    made = decision(gather([tmp_path]))
+    assert made.use.label == "fedper"
+    assert dict(made.answers)["Why"] == (
+        "fedavg (60.7 %) comes first in the ranking, but cannot be told from always giving the most frequent class. "
+        "It has the best test accuracy of the others: 60.0 %. local follows with 56.0 %. "
+        "All clients together send and receive 500 B."
+    )
+    for seed in range(3):
+        spending(tmp_path / f"local{seed}", 0)
+        rewrite(tmp_path / f"local{seed}" / "rounds.jsonl", lambda line: line | {"test.deployed.accuracy": 0.599})
+    assert dict(decision(gather([tmp_path])).answers)["Why"].endswith(
+        "Of the others, fedper has the best test accuracy (60.0 %), but that cannot be told from the 59.9 % of local, "
+        "which sends less: 0 B against 500 B in all."
+    )
+
+
 def test_a_method_that_is_far_behind_is_not_recommended_for_its_price(tmp_path):
     write(tmp_path, "fedavg", [0.9, 0.4, 0.9])  # noisy, so nothing can be told
     write(tmp_path, "local", [0.6, 0.5, 0.5])

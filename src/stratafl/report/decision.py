@@ -7,6 +7,7 @@ from math import inf
 from stratafl.algorithms.catalogue import KINDS, METHODS
 from stratafl.core.reprs import short_repr
 from stratafl.errors import counted
+from stratafl.evaluation.metrics import Metric
 from stratafl.report.chance import Silence, common_folder, how_to_rank
 from stratafl.report.doubts import doubts, of_learning
 from stratafl.report.formats import apart_by, listed, score, size
@@ -47,10 +48,12 @@ def decision(study: Study) -> Decision:
     unsure = study.chance.unsure if study.chance else frozenset[str]()
     learned = [rank for rank in rivals if not rank.one_answer and rank.label not in unsure]
     compared = study.pairs
-    use = _to_use(first, learned, compared)
+    best = learned[0]
+    ahead = rivals[: rivals.index(best)]  # their answers show nothing
+    use = _to_use(best, learned, compared)
     others = [rank for rank in rivals if rank is not use]
     answers = (
-        ("Why", _why(use, first, others, study)),
+        ("Why", _why(use, best, ahead, others, study)),
         ("Who gains", _gains(use, study)),
         ("How sure", _sure(use, others, compared)),
         ("What would change it", _change(use, others, compared)),
@@ -84,10 +87,10 @@ def _answers(why: str, shown: Sequence[str]) -> tuple[tuple[str, str], ...]:
     return ("Why", why), *((("What the probabilities show", " ".join(shown)),) if shown else ())
 
 
-def _to_use(first: Rank, rivals: Sequence[Rank], pairs: Sequence[Paired]) -> Rank:
-    """The first, or the one that sends least among those that are as good as it."""
-    equals = [rank for rank in rivals if rank is first or _as_good(rank, first, pairs)] or rivals[:1]
-    return min(equals, key=lambda rank: (_bytes(rank), rivals.index(rank)))
+def _to_use(best: Rank, rivals: Sequence[Rank], pairs: Sequence[Paired]) -> Rank:
+    """The best, or the one that sends least among those that are as good as it and send less."""
+    cheaper = [rank for rank in rivals if _bytes(rank) < _bytes(best) < inf and _as_good(rank, best, pairs)]
+    return min([best, *cheaper], key=_bytes)
 
 
 def _as_good(rank: Rank, first: Rank, pairs: Sequence[Paired]) -> bool:
@@ -128,24 +131,35 @@ def _alone(use: Rank) -> str:
     return f"There is nothing to choose from: {use.label} is the only method."
 
 
-def _why(use: Rank, first: Rank, others: Sequence[Rank], study: Study) -> str:
+def _why(use: Rank, best: Rank, ahead: Sequence[Rank], others: Sequence[Rank], study: Study) -> str:
+    """The scores of what to use and of those `ahead` of the best, whose answers show nothing; what it sends."""
     metric = study.measured
-    reached = score(use.numbers["score"].mean, metric)
+    reached, top = (score(rank.numbers["score"].mean, metric) for rank in (use, best))
     if not others:
         return f"It reaches a test {metric.title} of {reached}."
-    if use is first:
-        following = score(others[0].numbers["score"].mean, metric)
-        said = [f"It has the best test {metric.title}: {reached}. {others[0].label} follows with {following}."]
-    else:
-        best = score(first.numbers["score"].mean, metric)
-        said = [
-            f"{first.label} has the best test {metric.title} ({best}), but that cannot be told from the {reached} of "
-            f"{use.label}, which sends less: {size(_bytes(use))} against {size(_bytes(first))} in all."
-        ]
-    if use is first and _bytes(use) < inf:
+    said = _not_chosen(ahead, metric)
+    behind = [rank for rank in others if rank not in ahead]
+    if use is not best:
+        said.append(
+            f"{'Of the others, ' if ahead else ''}{best.label} has the best test {metric.title} ({top}), but that "
+            f"cannot be told from the {reached} of {use.label}, which sends less: {size(_bytes(use))} against "
+            f"{size(_bytes(best))} in all."
+        )
+        return " ".join(said)
+    said.append(f"It has the best test {metric.title}{' of the others' if ahead else ''}: {reached}.")
+    said += [f"{rank.label} follows with {score(rank.numbers['score'].mean, metric)}." for rank in behind[:1]]
+    if _bytes(use) < inf:
         cost = f"All clients together send and receive {size(_bytes(use))}." if _bytes(use) else "It sends nothing."
         said.append(cost)
     return " ".join(said)
+
+
+def _not_chosen(ahead: Sequence[Rank], metric: Metric) -> list[str]:
+    """Why methods that are ahead in the ranking are not considered."""
+    named = [f"{rank.label} ({score(rank.numbers['score'].mean, metric)})" for rank in ahead]
+    verb = "comes" if len(ahead) == 1 else "come"
+    why = "cannot be told from always giving the most frequent class"
+    return [f"{listed(named, 3)} {verb} first in the ranking, but {why}."] if ahead else []
 
 
 def _gains(use: Rank, study: Study) -> str:
