@@ -15,6 +15,7 @@ from stratafl.report.decision_chart import decision_chart
 from stratafl.report.doubts import doubts, of_learning, tuned_before_use
 from stratafl.report.outcome import measured_by, what_counts
 from stratafl.report.page import page
+from stratafl.report.paired import about
 from stratafl.report.summary import summary
 from stratafl.runs.predictions import read_predictions, write_predictions
 
@@ -244,7 +245,7 @@ def test_nothing_is_recommended_by_answers_that_are_chance_and_probabilities_are
     assert by_auroc.use.label == "fedavg"
     assert by_auroc.headline == "Use fedavg: one model for everybody."
     (pair,) = again.pairs
-    assert (pair.these, pair.verdict) == (True, "better")
+    assert (pair.about_these_clients, pair.verdict) == (True, "better")
     assert pair.sentence.startswith("fedavg is better than local by 0.19")
     assert " for these clients (" in pair.sentence
     assert "about these clients, not about others" in dict(by_auroc.answers)["How sure"]
@@ -252,6 +253,32 @@ def test_nothing_is_recommended_by_answers_that_are_chance_and_probabilities_are
     assert "gain beyond chance and none loses. In all, " in gains
     assert "site" not in gains
     assert any(said.startswith("Rounds were selected by balanced accuracy") for said in by_auroc.cautions)
+
+
+def test_only_what_rests_on_the_test_samples_of_both_is_about_these_clients(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    for name, area in (("fedavg", 0.8), ("fedper", 0.7), ("local", 0.6)):
+        guessing(tmp_path, name, areas=[area, area + 0.01, area - 0.01])
+        for seed in range(3):
+            value = {"test.deployed.balanced_accuracy": area + seed / 100}
+            for journal in ("rounds", "clients"):
+                rewrite(tmp_path / f"{name}{seed}" / f"{journal}.jsonl", lambda line, value=value: line | value)
+    for seed in range(3):
+        (tmp_path / f"local{seed}" / "predictions.safetensors").unlink()
+    study = gather([tmp_path])
+    assert {(pair.first, pair.second): pair.about_these_clients for pair in study.pairs} == {
+        ("fedavg", "fedper"): True,
+        ("fedavg", "local"): False,
+        ("fedper", "local"): False,
+    }
+    assert "for these clients" not in study.pairs[1].sentence
+    assert about(study.pairs).endswith(
+        "Only those on fedavg and local, fedper and local are about other clients like these."
+    )
+    assert "not about others" not in dict(decision(study).answers)["How sure"]
+    assert "these clients" not in summary(study)
+    strata(["report", str(tmp_path)])
+    assert "intervals over seeds and clients or seeds and the test samples of these clients" in capsys.readouterr().out
 
 
 def test_probabilities_that_are_chance_too_recommend_nothing(tmp_path):

@@ -163,7 +163,8 @@ def _pair_lines(found: Sequence[Paired]) -> list[Text]:
         return []
     unit = "points, " if found[0].metric.percent else ""
     many = f"; verdicts are corrected for {len(found)} pairs" if len(found) > 1 else ""
-    over = "seeds and the test samples of these clients" if found[0].these else "seeds and clients"
+    ways = {False: "seeds and clients", True: "seeds and the test samples of these clients"}
+    over = " or ".join(ways[here] for here in sorted({pair.about_these_clients for pair in with_first(found)}))
     about = f"in brackets: {unit}95 % intervals over {over}{many}"
     return [*(Text(pair.short) for pair in with_first(found)), Text(about, style="dim")]
 

@@ -220,7 +220,8 @@ def _sure(use: Rank, others: Sequence[Rank], compared: Sequence[Paired]) -> str:
     said += [f"It is worse than {listed(judged['worse'], 6)}, beyond chance."] if judged["worse"] else []
     seeds, clients = (max(getattr(pair, name) for _, pair, _ in known) for name in ("seeds", "clients"))
     basis = f"This rests on {counted(seeds, 'seed')} and {counted(clients, 'client')}"
-    whom = " and is about these clients, not about others" if any(pair.these for _, pair, _ in known) else ""
+    here = all(pair.about_these_clients for _, pair, _ in known)
+    whom = " and is about these clients, not about others" if here else ""
     return " ".join([*said, f"{basis}{whom}{'; other seeds may differ' if seeds == 1 else ''}."])
 
 
@@ -240,7 +241,11 @@ def _change(use: Rank, others: Sequence[Rank], compared: Sequence[Paired]) -> st
     if pair.seeds == 1:
         return f"More seeds may tell it from {label}: repeat with --seeds 3."
     if pair.limited:
-        why = "test samples are too few; more of them might" if pair.these else "clients differ too much; more might"
+        why = (
+            "test samples are too few; more of them might"
+            if pair.about_these_clients
+            else "clients differ too much; more might"
+        )
         return f"More seeds may not tell it from {label}, because {why}."
     if pair.difference.low == pair.difference.high:
         return f"Nothing tells it from {label} here: all their scores differ by the same amount."

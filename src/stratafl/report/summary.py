@@ -52,7 +52,7 @@ def _sure(values: Sequence[float], metric: Metric) -> str:
 def _rivals(rivals: Sequence[Paired]) -> list[str]:
     by = {verdict: [pair for pair in rivals if pair.verdict == verdict] for verdict in ("better", "worse", "unclear")}
     unclear = [pair for pair in by["unclear"] if pair.seeds]
-    it = "For these clients it" if any(pair.these for pair in rivals) else "It"
+    it = "For these clients it" if rivals and all(pair.about_these_clients for pair in rivals) else "It"
     said = [f"{it} is {word} than {_each(by[word], 'and')}." for word in ("better", "worse") if by[word]]
     if unclear:
         said.append(f"Whether it is better than {_each(unclear, 'or')} cannot be told, so there is no clear winner.")
