@@ -10,6 +10,7 @@ from stratafl.cli import main as strata
 from stratafl.evaluation.metrics import METRICS
 from stratafl.evaluation.predictions import Predictions
 from stratafl.report import gather, read_outcome
+from stratafl.report.chance import CLEAR, probabilities
 from stratafl.report.decision import decision
 from stratafl.report.decision_chart import decision_chart
 from stratafl.report.doubts import doubts, of_learning, tuned_before_use
@@ -302,7 +303,38 @@ def test_a_slight_lead_by_answers_does_not_outweigh_probabilities(tmp_path):
     made = decision(study)
     assert made.use is None
     assert "local is hardly better than" in dict(made.answers)["Why"]
-    assert "fedavg does not even show that, and its probabilities are better." in dict(made.answers)["Why"]
+    assert "fedavg cannot be told from that but has better probabilities." in dict(made.answers)["Why"]
+    assert made.headline == "Do not choose by balanced accuracy: the probabilities say otherwise."
+
+
+def test_probabilities_that_cannot_be_told_apart_take_no_recommendation_away(tmp_path):
+    guessing(tmp_path, "fedavg", areas=[0.701, 0.7, 0.7], named=False)
+    guessing(tmp_path, "local", areas=[0.7, 0.7, 0.7], named=False, level=0.42)
+    for seed in range(3):
+        for journal in ("rounds", "clients"):
+            path = tmp_path / f"local{seed}" / f"{journal}.jsonl"
+            rewrite(path, lambda line: line | {"test.deployed.balanced_accuracy": 0.53})
+    study = gather([tmp_path])
+    shown = probabilities(study.ranks)
+    assert shown.ranks[0].label == "fedavg"  # by 0.001
+    assert shown.sentences[0].startswith("By their probabilities, AUROC fedavg 0.7")
+    assert decision(study).use.label == "local"
+
+
+def test_a_large_lead_over_chance_of_few_samples_is_not_believed(tmp_path):
+    """AUROCs of 0.64 with 4 positives at each of 4 sites: less than two standard errors above 0.5."""
+    for name in ("fedavg", "fedper", "local", "ditto"):
+        guessing(tmp_path, name, areas=[0.55], seeds=1, clients=4)
+    found = gather([tmp_path], METRICS["auroc"]).chance
+    assert all(way >= CLEAR for way in found.ahead.values())
+    assert found.unsure == {"fedavg", "fedper", "local", "ditto"}
+
+
+def test_a_large_lead_over_chance_is_believed_with_noisy_seeds(tmp_path):
+    guessing(tmp_path, "fedavg", areas=[0.75, 0.99], seeds=2)
+    found = gather([tmp_path], METRICS["auroc"]).chance
+    assert found.ahead["fedavg"] > CLEAR
+    assert found.unsure == set()
 
 
 def test_a_run_measured_by_another_metric_keeps_its_round_and_needs_predictions(tmp_path, capsys, monkeypatch):

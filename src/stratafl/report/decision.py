@@ -8,7 +8,7 @@ from stratafl.algorithms.catalogue import KINDS, METHODS
 from stratafl.core.reprs import short_repr
 from stratafl.errors import counted
 from stratafl.evaluation.metrics import Metric
-from stratafl.report.chance import Silence, common_folder, how_to_rank
+from stratafl.report.chance import NoChoice, common_folder, how_to_rank
 from stratafl.report.doubts import doubts, of_learning
 from stratafl.report.formats import apart_by, listed, score, size
 from stratafl.report.gains import ALONE, ClientGain, Gains
@@ -36,15 +36,15 @@ class Decision:
 def decision(study: Study) -> Decision:
     if not study.ranks:
         return Decision(None, "This report has verdicts but no runs.")
-    found = [said for said in doubts(study) if study.silence is None or said not in of_learning(study)]
+    found = [said for said in doubts(study) if study.no_choice is None or said not in of_learning(study)]
     more = len(found) - MOST
     said = (*found[:MOST], *((f"{counted(more, 'more note')} under Ranking.",) if more > 0 else ()))
     rivals = [rank for rank in study.ranks if not rank.leaks and "score" in rank.numbers]
     first = winner(study.ranks)
     if first is None:
         return Decision(None, "No method can be recommended: no run has a result that can be ranked.", (), said)
-    if study.silence is not None:
-        return _by_probabilities(study.silence, study, said)
+    if study.no_choice is not None:
+        return _by_probabilities(study.no_choice, study, said)
     unsure = study.chance.unsure if study.chance else frozenset[str]()
     learned = [rank for rank in rivals if not rank.one_answer and rank.label not in unsure]
     compared = study.pairs
@@ -63,7 +63,7 @@ def decision(study: Study) -> Decision:
     )
 
 
-def _by_probabilities(found: Silence, study: Study, cautions: tuple[str, ...]) -> Decision:
+def _by_probabilities(found: NoChoice, study: Study, cautions: tuple[str, ...]) -> Decision:
     """No recommendation, because the scores are chance: what the probabilities of the same runs show instead."""
     metric, shown = study.measured, found.shown
     why = f"{found.why[0].upper()}{found.why[1:]}."
@@ -78,9 +78,8 @@ def _by_probabilities(found: Silence, study: Study, cautions: tuple[str, ...]) -
         return Decision(None, headline, _answers(why, [again]), cautions)
     folders = common_folder([one.folder for one in study.outcomes])
     answers = (*_answers(why, shown.sentences), ("What to do", how_to_rank(folders, metric)))
-    return Decision(
-        None, f"Do not choose by {metric.title}: the answers of these models show nothing.", answers, cautions
-    )
+    but = "the answers of these models show nothing" if found.all_at_chance else "the probabilities say otherwise"
+    return Decision(None, f"Do not choose by {metric.title}: {but}.", answers, cautions)
 
 
 def _answers(why: str, shown: Sequence[str]) -> tuple[tuple[str, str], ...]:

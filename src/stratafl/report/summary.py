@@ -27,8 +27,8 @@ def summary(study: Study, found: Sequence[Paired] | None = None) -> str:
     if first is None:
         return "No run has a result that can be ranked." if study.ranks else "This report has verdicts but no runs."
     rivals = with_first(pairs(study.ranks) if found is None else found)
-    silent = [f"But {study.silence.why}."] if study.silence else []
-    return " ".join([_first(first, study, alone=not rivals), *silent, *_rivals(rivals)])
+    chance = [f"But {study.no_choice.why}."] if study.no_choice else []
+    return " ".join([_first(first, study, alone=not rivals), *chance, *_rivals(rivals)])
 
 
 def _first(first: Rank, study: Study, alone: bool) -> str:
