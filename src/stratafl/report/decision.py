@@ -8,6 +8,7 @@ from stratafl.algorithms.catalogue import KINDS, METHODS
 from stratafl.core.reprs import short_repr
 from stratafl.errors import counted
 from stratafl.evaluation.metrics import Metric
+from stratafl.report.bootstrap import ALPHA
 from stratafl.report.chance import NoChoice, common_folder, how_to_rank
 from stratafl.report.doubts import doubts, of_learning
 from stratafl.report.formats import apart_by, listed, score, size
@@ -174,7 +175,7 @@ def _gains(use: Rank, study: Study) -> str:
 
 
 def _counts(found: Gains, start: str) -> list[str]:
-    """How many clients gain and lose beyond chance, with the names of those that lose; then how many in all."""
+    """How many clients surely gain and lose, with the names of those that lose and what chance gives; then all."""
     better = [each for each in found.clients if each.difference > 0]
     worse = sorted((each for each in found.clients if each.difference < 0), key=lambda each: each.difference)
     total = counted(len(found.clients), "client")
@@ -185,10 +186,16 @@ def _counts(found: Gains, start: str) -> list[str]:
         return [f"{start} training alone, of {total}{several} {scores}; which of these are chance is unknown.{named}"]
     sure = {word: [each for each in found.clients if each.verdict == word] for word in ("gains", "loses")}
     gain, loss = len(sure["gains"]), sorted(sure["loses"], key=lambda each: each.difference)
-    gaining = f"{gain or 'none'} of {total}{several} {'gain' if gain > 1 else 'gains'} beyond chance"
+    gaining = f"{gain or 'none'} of {total}{several} surely {'gain' if gain > 1 else 'gains'}"
     losing = f"{len(loss)} {'lose' if len(loss) > 1 else 'loses'}: {_named(loss, found)}" if loss else "none loses"
     said = f"{start} training alone, {gaining} and {losing}."
-    return [said, f"In all, {scores}."]
+    return [said, *([_by_chance(found)] if gain or loss else []), f"In all, {scores}."]
+
+
+def _by_chance(found: Gains) -> str:
+    """How many clients would seem to gain, and as many to lose, if none did: intervals are of one client alone."""
+    many = round(ALPHA / 2 * sum(each.low is not None for each in found.clients))
+    return f"By chance alone {f'about {many}' if many else 'fewer than one'} would gain, and as many lose."
 
 
 def _named(clients: Sequence[ClientGain], found: Gains) -> str:
@@ -241,9 +248,9 @@ def _change(use: Rank, others: Sequence[Rank], compared: Sequence[Paired]) -> st
         return f"More seeds may tell it from {label}: repeat with --seeds 3."
     if pair.limited:
         why = (
-            "test samples are too few; more of them might"
+            "test samples are too few; more test samples might"
             if pair.about_these_clients
-            else "clients differ too much; more might"
+            else "clients differ too much; more clients might"
         )
         return f"More seeds may not tell it from {label}, because {why}."
     if pair.difference.low == pair.difference.high:
