@@ -429,10 +429,10 @@ def of_clients(*limits):
 
 
 def test_a_client_without_an_interval_takes_no_bars_from_the_others():
-    chart = gains_chart(SimpleNamespace(gains=[of_clients(None, (-0.1, 0.3))]))
+    chart = gains_chart(SimpleNamespace(gains=[of_clients(None, (-0.1, 0.5))]))
     (drawn,) = chart.tree["fedper"]["difference"]["data"]
-    assert drawn["error_y"]["array"] == [0, pytest.approx(20)]
-    assert drawn["error_y"]["arrayminus"] == [0, pytest.approx(20)]
+    assert drawn["error_y"]["array"] == [0, pytest.approx(30)]
+    assert drawn["error_y"]["arrayminus"] == [0, pytest.approx(30)]
     (drawn,) = gains_chart(SimpleNamespace(gains=[of_clients(None, None)])).tree["fedper"]["difference"]["data"]
     assert "error_y" not in drawn
 
