@@ -1,6 +1,8 @@
 """The decision: what to use, who gains, how sure; and doubts, which come first."""
 
+from dataclasses import replace
 from statistics import NormalDist
+from types import SimpleNamespace
 
 import torch
 from seen import axis_range, series
@@ -11,12 +13,13 @@ from stratafl.evaluation.metrics import METRICS
 from stratafl.evaluation.predictions import Predictions
 from stratafl.report import gather, read_outcome
 from stratafl.report.chance import CLEAR, probabilities
-from stratafl.report.decision import decision
+from stratafl.report.decision import _change, decision
 from stratafl.report.decision_chart import decision_chart
 from stratafl.report.doubts import doubts, of_learning, tuned_before_use
+from stratafl.report.intervals import Interval
 from stratafl.report.outcome import measured_by, what_counts
 from stratafl.report.page import page
-from stratafl.report.paired import about
+from stratafl.report.paired import Paired, about
 from stratafl.report.summary import summary
 from stratafl.runs.predictions import read_predictions, write_predictions
 
@@ -88,6 +91,15 @@ def test_a_method_that_is_far_behind_is_not_recommended_for_its_price(tmp_path):
     assert made.use.label == "fedavg"
     assert made.headline == "Use fedavg: one model for everybody. Its lead may be chance."
     assert "It cannot be told from local." in dict(made.answers)["How sure"]
+
+
+def test_what_more_of_would_tell_is_named():
+    use, other = (SimpleNamespace(label=name, settings={"algorithm.name": name}) for name in ("fedper", "fedavg"))
+    limited = Paired("fedper", "fedavg", Interval(0.1, -0.1, 0.3), 0.5, 0.5, "unclear", None, 3, 4, limited=True)
+    said = "More seeds may not tell it from fedavg, because "
+    assert _change(use, [other], [limited]) == f"{said}clients differ too much; more clients might."
+    here = replace(limited, about_these_clients=True)
+    assert _change(use, [other], [here]) == f"{said}test samples are too few; more test samples might."
 
 
 def test_alone_may_be_best(tmp_path):

@@ -23,7 +23,7 @@ from stratafl.report.paired import Paired, holm, pairs, with_first
 from stratafl.report.pairing import Couple, ScoredRun, StoredScores, pair_uncertainty
 from stratafl.report.ranking import Rank, ranking, winner
 
-OF_PROBABILITIES = ("ece", "brier", "log_loss")  # constant shares of the classes are calibrated, and still useless
+OF_PROBABILITIES = ("log_loss", "brier", "ece")  # constant shares of the classes are calibrated, and still useless
 HARDLY = 0.002  # a method that is ahead of the majority class by less is no better
 SLIGHT = 0.1  # of the way from the majority class to a perfect score: answers that say little
 CLEAR = 0.25  # of that way: no chance, however few the seeds, if test samples are enough
