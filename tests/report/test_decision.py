@@ -1,6 +1,8 @@
 """The decision: what to use, who gains, how sure; and doubts, which come first."""
 
+from dataclasses import replace
 from statistics import NormalDist
+from types import SimpleNamespace
 
 import torch
 from seen import axis_range, series
@@ -10,11 +12,14 @@ from stratafl.cli import main as strata
 from stratafl.evaluation.metrics import METRICS
 from stratafl.evaluation.predictions import Predictions
 from stratafl.report import gather, read_outcome
-from stratafl.report.decision import decision
+from stratafl.report.chance import CLEAR, probabilities
+from stratafl.report.decision import _change, decision
 from stratafl.report.decision_chart import decision_chart
 from stratafl.report.doubts import doubts, of_learning, tuned_before_use
+from stratafl.report.intervals import Interval
 from stratafl.report.outcome import measured_by, what_counts
 from stratafl.report.page import page
+from stratafl.report.paired import Paired, about
 from stratafl.report.summary import summary
 from stratafl.runs.predictions import read_predictions, write_predictions
 
@@ -53,6 +58,30 @@ def test_of_two_that_cannot_be_told_apart_the_cheaper_is_recommended(tmp_path):
     assert "50 B against 110 B" in dict(made.answers)["Why"]
 
 
+def test_a_method_that_is_chance_is_not_chosen_and_that_is_the_reason(tmp_path):
+    rows = [[2, 2]] * 4
+    held = {"classes": 2, "clients": 4, "counts": {"train": rows, "test": rows}}
+    write(tmp_path, "fedavg", [0.45, 0.75, 0.62], holdings=held)  # 10.7 points above 50 %, and noisy
+    write(tmp_path, "fedper", [0.595, 0.6, 0.605], holdings=held)
+    write(tmp_path, "local", [0.55, 0.56, 0.57], holdings=held)
+    for seed in range(3):
+        spending(tmp_path / f"fedper{seed}", 500)
+    made = decision(gather([tmp_path]))
+    assert made.use.label == "fedper"
+    assert dict(made.answers)["Why"] == (
+        "fedavg (60.7 %) comes first in the ranking, but cannot be told from always giving the most frequent class. "
+        "It has the best test accuracy of the others: 60.0 %. local follows with 56.0 %. "
+        "All clients together send and receive 500 B."
+    )
+    for seed in range(3):
+        spending(tmp_path / f"local{seed}", 0)
+        rewrite(tmp_path / f"local{seed}" / "rounds.jsonl", lambda line: line | {"test.deployed.accuracy": 0.599})
+    assert dict(decision(gather([tmp_path])).answers)["Why"].endswith(
+        "Of the others, fedper has the best test accuracy (60.0 %), but that cannot be told from the 59.9 % of local, "
+        "which sends less: 0 B against 500 B in all."
+    )
+
+
 def test_a_method_that_is_far_behind_is_not_recommended_for_its_price(tmp_path):
     write(tmp_path, "fedavg", [0.9, 0.4, 0.9])  # noisy, so nothing can be told
     write(tmp_path, "local", [0.6, 0.5, 0.5])
@@ -62,6 +91,15 @@ def test_a_method_that_is_far_behind_is_not_recommended_for_its_price(tmp_path):
     assert made.use.label == "fedavg"
     assert made.headline == "Use fedavg: one model for everybody. Its lead may be chance."
     assert "It cannot be told from local." in dict(made.answers)["How sure"]
+
+
+def test_what_more_of_would_tell_is_named():
+    use, other = (SimpleNamespace(label=name, settings={"algorithm.name": name}) for name in ("fedper", "fedavg"))
+    limited = Paired("fedper", "fedavg", Interval(0.1, -0.1, 0.3), 0.5, 0.5, "unclear", None, 3, 4, limited=True)
+    said = "More seeds may not tell it from fedavg, because "
+    assert _change(use, [other], [limited]) == f"{said}clients differ too much; more clients might."
+    here = replace(limited, about_these_clients=True)
+    assert _change(use, [other], [here]) == f"{said}test samples are too few; more test samples might."
 
 
 def test_alone_may_be_best(tmp_path):
@@ -220,14 +258,40 @@ def test_nothing_is_recommended_by_answers_that_are_chance_and_probabilities_are
     assert by_auroc.use.label == "fedavg"
     assert by_auroc.headline == "Use fedavg: one model for everybody."
     (pair,) = again.pairs
-    assert (pair.these, pair.verdict) == (True, "better")
+    assert (pair.about_these_clients, pair.verdict) == (True, "better")
     assert pair.sentence.startswith("fedavg is better than local by 0.19")
     assert " for these clients (" in pair.sentence
     assert "about these clients, not about others" in dict(by_auroc.answers)["How sure"]
     gains = dict(by_auroc.answers)["Who gains"]  # a client with 4 positives that scores lower is not named for it
-    assert "gain beyond chance and none loses. In all, " in gains
+    assert "surely gain and none loses. By chance alone fewer than one would gain, and as many lose. In all, " in gains
     assert "site" not in gains
     assert any(said.startswith("Rounds were selected by balanced accuracy") for said in by_auroc.cautions)
+
+
+def test_only_what_rests_on_the_test_samples_of_both_is_about_these_clients(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    for name, area in (("fedavg", 0.8), ("fedper", 0.7), ("local", 0.6)):
+        guessing(tmp_path, name, areas=[area, area + 0.01, area - 0.01])
+        for seed in range(3):
+            value = {"test.deployed.balanced_accuracy": area + seed / 100}
+            for journal in ("rounds", "clients"):
+                rewrite(tmp_path / f"{name}{seed}" / f"{journal}.jsonl", lambda line, value=value: line | value)
+    for seed in range(3):
+        (tmp_path / f"local{seed}" / "predictions.safetensors").unlink()
+    study = gather([tmp_path])
+    assert {(pair.first, pair.second): pair.about_these_clients for pair in study.pairs} == {
+        ("fedavg", "fedper"): True,
+        ("fedavg", "local"): False,
+        ("fedper", "local"): False,
+    }
+    assert "for these clients" not in study.pairs[1].sentence
+    assert about(study.pairs).endswith(
+        "Only those on fedavg and local, fedper and local are about other clients like these."
+    )
+    assert "not about others" not in dict(decision(study).answers)["How sure"]
+    assert "these clients" not in summary(study)
+    strata(["report", str(tmp_path)])
+    assert "intervals over seeds and clients or seeds and the test samples of these clients" in capsys.readouterr().out
 
 
 def test_probabilities_that_are_chance_too_recommend_nothing(tmp_path):
@@ -251,7 +315,38 @@ def test_a_slight_lead_by_answers_does_not_outweigh_probabilities(tmp_path):
     made = decision(study)
     assert made.use is None
     assert "local is hardly better than" in dict(made.answers)["Why"]
-    assert "fedavg does not even show that, and its probabilities are better." in dict(made.answers)["Why"]
+    assert "fedavg cannot be told from that but has better probabilities." in dict(made.answers)["Why"]
+    assert made.headline == "Do not choose by balanced accuracy: the probabilities say otherwise."
+
+
+def test_probabilities_that_cannot_be_told_apart_take_no_recommendation_away(tmp_path):
+    guessing(tmp_path, "fedavg", areas=[0.701, 0.7, 0.7], named=False)
+    guessing(tmp_path, "local", areas=[0.7, 0.7, 0.7], named=False, level=0.42)
+    for seed in range(3):
+        for journal in ("rounds", "clients"):
+            path = tmp_path / f"local{seed}" / f"{journal}.jsonl"
+            rewrite(path, lambda line: line | {"test.deployed.balanced_accuracy": 0.53})
+    study = gather([tmp_path])
+    shown = probabilities(study.ranks)
+    assert shown.ranks[0].label == "fedavg"  # by 0.001
+    assert shown.sentences[0].startswith("By their probabilities, AUROC fedavg 0.7")
+    assert decision(study).use.label == "local"
+
+
+def test_a_large_lead_over_chance_of_few_samples_is_not_believed(tmp_path):
+    """AUROCs of 0.64 with 4 positives at each of 4 sites: less than two standard errors above 0.5."""
+    for name in ("fedavg", "fedper", "local", "ditto"):
+        guessing(tmp_path, name, areas=[0.55], seeds=1, clients=4)
+    found = gather([tmp_path], METRICS["auroc"]).chance
+    assert all(way >= CLEAR for way in found.ahead.values())
+    assert found.unsure == {"fedavg", "fedper", "local", "ditto"}
+
+
+def test_a_large_lead_over_chance_is_believed_with_noisy_seeds(tmp_path):
+    guessing(tmp_path, "fedavg", areas=[0.75, 0.99], seeds=2)
+    found = gather([tmp_path], METRICS["auroc"]).chance
+    assert found.ahead["fedavg"] > CLEAR
+    assert found.unsure == set()
 
 
 def test_a_run_measured_by_another_metric_keeps_its_round_and_needs_predictions(tmp_path, capsys, monkeypatch):

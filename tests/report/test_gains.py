@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,11 +14,14 @@ from written_runs import rewrite, write_run
 
 from stratafl.cli.gains import gains_parts
 from stratafl.cli.report import print_ranking
+from stratafl.core.keys import Seeds
+from stratafl.evaluation.metrics import METRICS
 from stratafl.evaluation.predictions import Predictions
 from stratafl.report import gather
 from stratafl.report.client_scores import client_scores, worst_table
-from stratafl.report.decision import decision
-from stratafl.report.gains import client_gains
+from stratafl.report.decision import _counts, decision
+from stratafl.report.gains import ClientGain, Gains, client_gains
+from stratafl.report.gains.records import SeedGain
 from stratafl.report.gains.words import mean_words, reading
 from stratafl.report.gains_chart import gains_chart
 from stratafl.report.gains_tables import clients_csv, dependence_table, gains_table, losers_table
@@ -420,6 +424,35 @@ def test_the_page_has_tables_and_a_chart_with_the_names_of_sites(tmp_path):
     assert drawn["cannot be told"] == [("Voss", 0.0)]
     written = page(study)
     assert written.count('id="gains"') == written.count('id="gaining"') == 1
+
+
+def of_clients(*limits):
+    """Gains of fedper for clients with these limits, the difference in the middle; None: 0.1 without limits."""
+    made = []
+    for client, each in enumerate(limits):
+        low, high = each or (None, None)
+        apart = 0.1 if each is None else (low + high) / 2
+        seed = SeedGain(Seeds(0), 0.5 + apart, 0.5, apart, low, high, 10)
+        made.append(ClientGain(client, "", (seed,), low, high))
+    return Gains("fedper", "local", METRICS["accuracy"], "clients", mean=0.1, clients=tuple(made))
+
+
+def test_a_client_without_an_interval_takes_no_bars_from_the_others():
+    chart = gains_chart(SimpleNamespace(gains=[of_clients(None, (-0.1, 0.5))]))
+    (drawn,) = chart.tree["fedper"]["difference"]["data"]
+    assert drawn["error_y"]["array"] == [0, pytest.approx(30)]
+    assert drawn["error_y"]["arrayminus"] == [0, pytest.approx(30)]
+    (drawn,) = gains_chart(SimpleNamespace(gains=[of_clients(None, None)])).tree["fedper"]["difference"]["data"]
+    assert "error_y" not in drawn
+
+
+def test_the_decision_says_how_many_clients_chance_gives():
+    counted = " ".join(_counts(of_clients((0.1, 0.2), (-0.4, -0.2), *[(-0.1, 0.2)] * 58), "Compared with"))
+    assert counted.startswith(
+        "Compared with training alone, 1 of 60 clients surely gains and 1 loses: client 1 (−30.0). "
+        "By chance alone about 2 would gain, and as many lose. In all, 59 score better"
+    )
+    assert "By chance" not in " ".join(_counts(of_clients((-0.1, 0.2)), "Compared with"))
 
 
 def test_differences_by_size(tmp_path):

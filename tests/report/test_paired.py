@@ -410,7 +410,7 @@ def test_a_pair_of_many_must_be_clearer(tmp_path):
     assert f"it would take more than {MOST} more seeds" in replace(unclear, more_seeds=None).sentence
     limited = replace(unclear, more_seeds=None, limited=True)
     assert limited.sentence.endswith("; more seeds may not tell, because clients differ too much.")
-    here = replace(limited, these=True)
+    here = replace(limited, about_these_clients=True)
     assert here.sentence.startswith("Whether a or b is better for these clients cannot be told: they differ by 2.0")
     assert here.sentence.endswith("; more seeds may not tell, because test samples are too few.")
     told = replace(here, verdict="better")

@@ -14,7 +14,7 @@ from stratafl.errors import RunError
 from stratafl.evaluation.metrics import Metric
 from stratafl.files import check_folder, check_new, write_atomically
 from stratafl.report import INCOMPARABLE, MARK, Outcome, Rank, gather, ranking, read_outcome, run_folders, to_csv
-from stratafl.report.chance import Silence, chance, how_to_rank, silence
+from stratafl.report.chance import NoChoice, chance, how_to_rank, no_choice
 from stratafl.report.flagged_clients import flag_sentences, where_to_look
 from stratafl.report.formats import size
 from stratafl.report.gains import gains_of
@@ -66,9 +66,9 @@ def print_ranking(
         raise RunError(f"--target must be a share above 0 and at most 1, not {target}")
     ranks = ranking(outcomes)
     console = result_console()
-    silent = silence(ranks, chance(ranks))
-    console.print(ranking_table(ranks, outcomes, console.width, green=silent is None))
-    notes = [*not_started(folders), *(_silent(silent, folders, outcomes[0].metric) if silent else [])]
+    unranked = no_choice(ranks, chance(ranks))
+    console.print(ranking_table(ranks, outcomes, console.width, green=unranked is None))
+    notes = [*not_started(folders), *(_no_choice_notes(unranked, folders, outcomes[0].metric) if unranked else [])]
     for text in (*(Text(said, style="yellow") for said in notes), *_footnotes(ranks, outcomes)):
         console.print(text)
     gains = gains_of(ranks)
@@ -128,7 +128,7 @@ def _outcomes(folders: Sequence[Path]) -> list[Outcome]:
     return [one for _, one in found if evaluated(one.lines)]
 
 
-def _silent(found: Silence, folders: Sequence[Path], metric: Metric) -> list[str]:
+def _no_choice_notes(found: NoChoice, folders: Sequence[Path], metric: Metric) -> list[str]:
     """That the scores of this ranking are chance, what probabilities show, and how to rank by them."""
     shown = found.shown
     if shown is None:
@@ -163,7 +163,8 @@ def _pair_lines(found: Sequence[Paired]) -> list[Text]:
         return []
     unit = "points, " if found[0].metric.percent else ""
     many = f"; verdicts are corrected for {len(found)} pairs" if len(found) > 1 else ""
-    over = "seeds and the test samples of these clients" if found[0].these else "seeds and clients"
+    ways = {False: "seeds and clients", True: "seeds and the test samples of these clients"}
+    over = " or ".join(ways[here] for here in sorted({pair.about_these_clients for pair in with_first(found)}))
     about = f"in brackets: {unit}95 % intervals over {over}{many}"
     return [*(Text(pair.short) for pair in with_first(found)), Text(about, style="dim")]
 

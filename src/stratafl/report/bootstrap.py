@@ -65,6 +65,7 @@ class Uncertainty:
     crossed: bool
     cells: int  # pairs of a seed and a client
     seed_freedom: float  # degrees of freedom of `between_seeds`
+    about_these_clients: bool = False  # `between_clients` is over their test samples, not over other clients
 
     @property
     def error(self) -> float:
@@ -134,7 +135,8 @@ def uncertainty(differences: Array, weights: Array, crossed: bool) -> Uncertaint
 
 def of_these(found: Uncertainty, of_samples: float, samples: float) -> Uncertainty:
     """For these clients and no others: in place of the clients' variance that of so many test samples."""
-    return replace(found, between_clients=of_samples, of_both=0.0, clients=samples, crossed=True, cells=found.seeds)
+    made = replace(found, between_clients=of_samples, of_both=0.0, clients=samples, crossed=True, cells=found.seeds)
+    return replace(made, about_these_clients=True)
 
 
 def sharing(pairs: Sequence[Uncertainty]) -> list[Uncertainty]:

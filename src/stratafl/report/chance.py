@@ -8,13 +8,14 @@ ranks noise, and the AUROC of the stored predictions tells more.
 import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
 from stratafl.errors import RunError
 from stratafl.evaluation.metrics import METRICS, Metric
-from stratafl.report.bootstrap import ALPHA, sharing
+from stratafl.report.bootstrap import ALPHA, Uncertainty, sharing
 from stratafl.report.formats import listed, score
 from stratafl.report.majority import majority_predictions, majority_values
 from stratafl.report.outcome import OF_ANSWERS, Outcome, measured_by, numbers_of
@@ -22,10 +23,10 @@ from stratafl.report.paired import Paired, holm, pairs, with_first
 from stratafl.report.pairing import Couple, ScoredRun, StoredScores, pair_uncertainty
 from stratafl.report.ranking import Rank, ranking, winner
 
-OF_PROBABILITIES = ("ece", "brier", "log_loss")  # constant shares of the classes are calibrated, and still useless
+OF_PROBABILITIES = ("log_loss", "brier", "ece")  # constant shares of the classes are calibrated, and still useless
 HARDLY = 0.002  # a method that is ahead of the majority class by less is no better
 SLIGHT = 0.1  # of the way from the majority class to a perfect score: answers that say little
-CLEAR = 0.25  # of that way: no chance, however few the seeds
+CLEAR = 0.25  # of that way: no chance, however few the seeds, if test samples are enough
 AUROC = METRICS["auroc"]
 
 
@@ -51,11 +52,18 @@ def chance(ranks: Sequence[Rank]) -> Chance | None:
         return None
     base = fmean(other.score for _, other in paired[0])
     means = [metric.sign * each.mean for each in known]
-    adjusted, _ = holm([each.p / 2 if metric.sign * each.mean > 0 else 1.0 for each in sharing(known)])
     ahead = {rank.label: mean / max(1 - base, 1e-9) for rank, mean in zip(scored, means, strict=True)}
-    judged = zip(ahead.items(), means, adjusted, strict=True)
-    unsure = {label for (label, way), mean, p in judged if mean <= HARDLY or (p >= ALPHA and way < CLEAR)}
-    return Chance(base, ahead, frozenset(unsure))
+    here = _told([replace(each, between_seeds=0.0) for each in known], metric)  # with these seeds
+    clear = [told or not each.about_these_clients for told, each in zip(here, known, strict=True)]
+    judged = zip(ahead.items(), means, _told(sharing(known), metric), clear, strict=True)
+    above = {label for (label, way), mean, told, far in judged if mean > HARDLY and (told or (far and way >= CLEAR))}
+    return Chance(base, ahead, frozenset(ahead.keys() - above))
+
+
+def _told(known: Sequence[Uncertainty], metric: Metric) -> list[bool]:
+    """Which are above 0, one-sided, at 5 % for all together."""
+    adjusted, _ = holm([each.p / 2 if metric.sign * each.mean > 0 else 1.0 for each in known])
+    return [p < ALPHA for p in adjusted]
 
 
 def _couple(one: Outcome, stored: StoredScores) -> Couple | None:
@@ -81,7 +89,8 @@ class Probabilities(NamedTuple):
         shown = [f"{rank.label} {score(rank.numbers['score'].mean, AUROC)}" for rank in self.ranks]
         if self.at_chance:
             return [f"By their probabilities, too, no method can be told from chance: AUROC {listed(shown, 6)}."]
-        said = f"By their probabilities, the methods differ: AUROC {listed(shown, 6)}."
+        differ = "the methods differ: " if any(pair.verdict != "unclear" for pair in self.pairs) else ""
+        said = f"By their probabilities, {differ}AUROC {listed(shown, 6)}."
         return [said, *(pair.sentence for pair in with_first(self.pairs)[:3])]
 
 
@@ -96,52 +105,50 @@ def probabilities(ranks: Sequence[Rank]) -> Probabilities | None:
         return None
     known = [rank for rank in found if "score" in rank.numbers]
     limits = chance(known) if known else None
-    lost = limits is not None and all(rank.label in limits.unsure for rank in known)
-    return Probabilities(known, pairs(known), lost) if known else None
+    at_chance = limits is not None and all(rank.label in limits.unsure for rank in known)
+    return Probabilities(known, pairs(known), at_chance) if known else None
 
 
-class Silence(NamedTuple):
+class NoChoice(NamedTuple):
     """Why no method can be chosen by its answers, and what the probabilities of the same runs show."""
 
     why: str
     shown: Probabilities | None
+    all_at_chance: bool  # or the first is slightly better, and the probabilities contradict it
 
 
-def silence(ranks: Sequence[Rank], limits: Chance | None) -> Silence | None:
+def no_choice(ranks: Sequence[Rank], limits: Chance | None) -> NoChoice | None:
     """None if the first method is better than chance, and no other shows by its probabilities that it is better."""
     rivals, first = [rank for rank in ranks if not rank.leaks and "score" in rank.numbers], winner(ranks)
     if first is None:
         return None
-    lost = [rank for rank in rivals if rank.one_answer or (limits and rank.label in limits.unsure)]
+    guessing = [rank for rank in rivals if rank.one_answer or (limits and rank.label in limits.unsure)]
     metric = first.members[0].metric
-    if len(lost) == len(rivals):
+    if len(guessing) == len(rivals):
         one = "no method" if len(rivals) > 1 else first.label
         verb = "can" if len(rivals) > 1 else "cannot"
         base = f" ({score(limits.base, metric)})" if limits else ""
         why = f"by {metric.title} {one} {verb} be told from always giving the most frequent class{base}"
-        return Silence(why, probabilities(ranks))
-    if not lost or limits is None or limits.ahead.get(first.label, 1.0) >= SLIGHT:
+        return NoChoice(why, probabilities(ranks), all_at_chance=True)
+    if not guessing or limits is None or limits.ahead.get(first.label, 1.0) >= SLIGHT:
         return None
     shown = probabilities(ranks)
-    better = _better(first, lost, shown) if shown else ""
+    better = _better(first, guessing, shown) if shown and not shown.at_chance else ""
     if not better:
         return None
     why = f"by {metric.title} {first.label} is hardly better than always giving the most frequent class, {better}"
-    return Silence(why, shown)
+    return NoChoice(why, shown, all_at_chance=False)
 
 
-def _better(first: Rank, lost: Sequence[Rank], shown: Probabilities) -> str:
-    """Which of the methods whose answers show nothing has better probabilities than the first."""
-    reached = {rank.label: rank.numbers["score"].mean for rank in shown.ranks}
-    ahead = [rank.label for rank in lost if reached.get(rank.label, 0) > reached.get(first.label, 1)]
+def _better(first: Rank, guessing: Sequence[Rank], shown: Probabilities) -> str:
+    """Which of the methods whose answers show nothing have better probabilities than the first, beyond chance."""
+    told = {(pair.first, pair.second) for pair in shown.pairs if pair.verdict == "better"}
+    told |= {(pair.second, pair.first) for pair in shown.pairs if pair.verdict == "worse"}
+    ahead = [rank.label for rank in guessing if (rank.label, first.label) in told]
     if not ahead:
         return ""
-    are = (
-        "does not even show that, and its probabilities are"
-        if len(ahead) == 1
-        else "do not, and their probabilities are"
-    )
-    return f"and {listed(ahead, 3)} {are} better"
+    have = "cannot be told from that but has" if len(ahead) == 1 else "cannot be told from that but have"
+    return f"and {listed(ahead, 3)} {have} better probabilities"
 
 
 def how_to_rank(folders: Iterable[Path], metric: Metric) -> str:

@@ -7,7 +7,9 @@ from math import inf
 from stratafl.algorithms.catalogue import KINDS, METHODS
 from stratafl.core.reprs import short_repr
 from stratafl.errors import counted
-from stratafl.report.chance import Silence, common_folder, how_to_rank
+from stratafl.evaluation.metrics import Metric
+from stratafl.report.bootstrap import ALPHA
+from stratafl.report.chance import NoChoice, common_folder, how_to_rank
 from stratafl.report.doubts import doubts, of_learning
 from stratafl.report.formats import apart_by, listed, score, size
 from stratafl.report.gains import ALONE, ClientGain, Gains
@@ -35,22 +37,24 @@ class Decision:
 def decision(study: Study) -> Decision:
     if not study.ranks:
         return Decision(None, "This report has verdicts but no runs.")
-    found = [said for said in doubts(study) if study.silence is None or said not in of_learning(study)]
+    found = [said for said in doubts(study) if study.no_choice is None or said not in of_learning(study)]
     more = len(found) - MOST
     said = (*found[:MOST], *((f"{counted(more, 'more note')} under Ranking.",) if more > 0 else ()))
     rivals = [rank for rank in study.ranks if not rank.leaks and "score" in rank.numbers]
     first = winner(study.ranks)
     if first is None:
         return Decision(None, "No method can be recommended: no run has a result that can be ranked.", (), said)
-    if study.silence is not None:
-        return _by_probabilities(study.silence, study, said)
+    if study.no_choice is not None:
+        return _by_probabilities(study.no_choice, study, said)
     unsure = study.chance.unsure if study.chance else frozenset[str]()
     learned = [rank for rank in rivals if not rank.one_answer and rank.label not in unsure]
     compared = study.pairs
-    use = _to_use(first, learned, compared)
+    best = learned[0]
+    ahead = rivals[: rivals.index(best)]  # their answers show nothing
+    use = _to_use(best, learned, compared)
     others = [rank for rank in rivals if rank is not use]
     answers = (
-        ("Why", _why(use, first, others, study)),
+        ("Why", _why(use, best, ahead, others, study)),
         ("Who gains", _gains(use, study)),
         ("How sure", _sure(use, others, compared)),
         ("What would change it", _change(use, others, compared)),
@@ -60,7 +64,7 @@ def decision(study: Study) -> Decision:
     )
 
 
-def _by_probabilities(found: Silence, study: Study, cautions: tuple[str, ...]) -> Decision:
+def _by_probabilities(found: NoChoice, study: Study, cautions: tuple[str, ...]) -> Decision:
     """No recommendation, because the scores are chance: what the probabilities of the same runs show instead."""
     metric, shown = study.measured, found.shown
     why = f"{found.why[0].upper()}{found.why[1:]}."
@@ -75,19 +79,18 @@ def _by_probabilities(found: Silence, study: Study, cautions: tuple[str, ...]) -
         return Decision(None, headline, _answers(why, [again]), cautions)
     folders = common_folder([one.folder for one in study.outcomes])
     answers = (*_answers(why, shown.sentences), ("What to do", how_to_rank(folders, metric)))
-    return Decision(
-        None, f"Do not choose by {metric.title}: the answers of these models show nothing.", answers, cautions
-    )
+    but = "the answers of these models show nothing" if found.all_at_chance else "the probabilities say otherwise"
+    return Decision(None, f"Do not choose by {metric.title}: {but}.", answers, cautions)
 
 
 def _answers(why: str, shown: Sequence[str]) -> tuple[tuple[str, str], ...]:
     return ("Why", why), *((("What the probabilities show", " ".join(shown)),) if shown else ())
 
 
-def _to_use(first: Rank, rivals: Sequence[Rank], pairs: Sequence[Paired]) -> Rank:
-    """The first, or the one that sends least among those that are as good as it."""
-    equals = [rank for rank in rivals if rank is first or _as_good(rank, first, pairs)] or rivals[:1]
-    return min(equals, key=lambda rank: (_bytes(rank), rivals.index(rank)))
+def _to_use(best: Rank, rivals: Sequence[Rank], pairs: Sequence[Paired]) -> Rank:
+    """The best, or the one that sends least among those that are as good as it and send less."""
+    cheaper = [rank for rank in rivals if _bytes(rank) < _bytes(best) < inf and _as_good(rank, best, pairs)]
+    return min([best, *cheaper], key=_bytes)
 
 
 def _as_good(rank: Rank, first: Rank, pairs: Sequence[Paired]) -> bool:
@@ -128,24 +131,35 @@ def _alone(use: Rank) -> str:
     return f"There is nothing to choose from: {use.label} is the only method."
 
 
-def _why(use: Rank, first: Rank, others: Sequence[Rank], study: Study) -> str:
+def _why(use: Rank, best: Rank, ahead: Sequence[Rank], others: Sequence[Rank], study: Study) -> str:
+    """The scores of what to use and of those `ahead` of the best, whose answers show nothing; what it sends."""
     metric = study.measured
-    reached = score(use.numbers["score"].mean, metric)
+    reached, top = (score(rank.numbers["score"].mean, metric) for rank in (use, best))
     if not others:
         return f"It reaches a test {metric.title} of {reached}."
-    if use is first:
-        following = score(others[0].numbers["score"].mean, metric)
-        said = [f"It has the best test {metric.title}: {reached}. {others[0].label} follows with {following}."]
-    else:
-        best = score(first.numbers["score"].mean, metric)
-        said = [
-            f"{first.label} has the best test {metric.title} ({best}), but that cannot be told from the {reached} of "
-            f"{use.label}, which sends less: {size(_bytes(use))} against {size(_bytes(first))} in all."
-        ]
-    if use is first and _bytes(use) < inf:
+    said = _not_chosen(ahead, metric)
+    behind = [rank for rank in others if rank not in ahead]
+    if use is not best:
+        said.append(
+            f"{'Of the others, ' if ahead else ''}{best.label} has the best test {metric.title} ({top}), but that "
+            f"cannot be told from the {reached} of {use.label}, which sends less: {size(_bytes(use))} against "
+            f"{size(_bytes(best))} in all."
+        )
+        return " ".join(said)
+    said.append(f"It has the best test {metric.title}{' of the others' if ahead else ''}: {reached}.")
+    said += [f"{rank.label} follows with {score(rank.numbers['score'].mean, metric)}." for rank in behind[:1]]
+    if _bytes(use) < inf:
         cost = f"All clients together send and receive {size(_bytes(use))}." if _bytes(use) else "It sends nothing."
         said.append(cost)
     return " ".join(said)
+
+
+def _not_chosen(ahead: Sequence[Rank], metric: Metric) -> list[str]:
+    """Why methods that are ahead in the ranking are not considered."""
+    named = [f"{rank.label} ({score(rank.numbers['score'].mean, metric)})" for rank in ahead]
+    verb = "comes" if len(ahead) == 1 else "come"
+    why = "cannot be told from always giving the most frequent class"
+    return [f"{listed(named, 3)} {verb} first in the ranking, but {why}."] if ahead else []
 
 
 def _gains(use: Rank, study: Study) -> str:
@@ -161,7 +175,7 @@ def _gains(use: Rank, study: Study) -> str:
 
 
 def _counts(found: Gains, start: str) -> list[str]:
-    """How many clients gain and lose beyond chance, with the names of those that lose; then how many in all."""
+    """How many clients surely gain and lose, with the names of those that lose and what chance gives; then all."""
     better = [each for each in found.clients if each.difference > 0]
     worse = sorted((each for each in found.clients if each.difference < 0), key=lambda each: each.difference)
     total = counted(len(found.clients), "client")
@@ -172,10 +186,16 @@ def _counts(found: Gains, start: str) -> list[str]:
         return [f"{start} training alone, of {total}{several} {scores}; which of these are chance is unknown.{named}"]
     sure = {word: [each for each in found.clients if each.verdict == word] for word in ("gains", "loses")}
     gain, loss = len(sure["gains"]), sorted(sure["loses"], key=lambda each: each.difference)
-    gaining = f"{gain or 'none'} of {total}{several} {'gain' if gain > 1 else 'gains'} beyond chance"
+    gaining = f"{gain or 'none'} of {total}{several} surely {'gain' if gain > 1 else 'gains'}"
     losing = f"{len(loss)} {'lose' if len(loss) > 1 else 'loses'}: {_named(loss, found)}" if loss else "none loses"
     said = f"{start} training alone, {gaining} and {losing}."
-    return [said, f"In all, {scores}."]
+    return [said, *([_by_chance(found)] if gain or loss else []), f"In all, {scores}."]
+
+
+def _by_chance(found: Gains) -> str:
+    """How many clients would seem to gain, and as many to lose, if none did: intervals are of one client alone."""
+    many = round(ALPHA / 2 * sum(each.low is not None for each in found.clients))
+    return f"By chance alone {f'about {many}' if many else 'fewer than one'} would gain, and as many lose."
 
 
 def _named(clients: Sequence[ClientGain], found: Gains) -> str:
@@ -206,7 +226,8 @@ def _sure(use: Rank, others: Sequence[Rank], compared: Sequence[Paired]) -> str:
     said += [f"It is worse than {listed(judged['worse'], 6)}, beyond chance."] if judged["worse"] else []
     seeds, clients = (max(getattr(pair, name) for _, pair, _ in known) for name in ("seeds", "clients"))
     basis = f"This rests on {counted(seeds, 'seed')} and {counted(clients, 'client')}"
-    whom = " and is about these clients, not about others" if any(pair.these for _, pair, _ in known) else ""
+    here = all(pair.about_these_clients for _, pair, _ in known)
+    whom = " and is about these clients, not about others" if here else ""
     return " ".join([*said, f"{basis}{whom}{'; other seeds may differ' if seeds == 1 else ''}."])
 
 
@@ -226,7 +247,11 @@ def _change(use: Rank, others: Sequence[Rank], compared: Sequence[Paired]) -> st
     if pair.seeds == 1:
         return f"More seeds may tell it from {label}: repeat with --seeds 3."
     if pair.limited:
-        why = "test samples are too few; more of them might" if pair.these else "clients differ too much; more might"
+        why = (
+            "test samples are too few; more test samples might"
+            if pair.about_these_clients
+            else "clients differ too much; more clients might"
+        )
         return f"More seeds may not tell it from {label}, because {why}."
     if pair.difference.low == pair.difference.high:
         return f"Nothing tells it from {label} here: all their scores differ by the same amount."

@@ -27,7 +27,7 @@ def decision_chart(study: Study, use: Rank | None = None) -> Chart | None:
     metric = study.measured
     hover = f"%{{y}}: %{{x:{'.1%' if metric.percent else '.4g'}}}<extra></extra>"
     traces.append(scatter("markers", means, names, name="mean", marker=marker, hovertemplate=hover))
-    base = study.chance.base if study.silence and study.chance else None
+    base = study.chance.base if study.no_choice and study.chance else None
     traces += [_line(rounded(base), names)] if base is not None else []
     values = [x for trace in traces for x in trace["x"]]
     x_axis = value_axis(f"test {metric.title}", values, share=metric.percent)

@@ -71,10 +71,11 @@ def _short(name: str) -> str:
 
 
 def _bars(clients: Sequence[ClientGain], factor: int, colour: str) -> dict[str, Any]:
-    if any(one.low is None or one.high is None for one in clients):
+    """Of those clients that have an interval; 0 for the others."""
+    if all(one.low is None or one.high is None for one in clients):
         return {}
-    up = [rounded(factor * max(0.0, (one.high or 0) - one.difference)) for one in clients]
-    down = [rounded(factor * max(0.0, one.difference - (one.low or 0))) for one in clients]
+    up = [rounded(factor * (0.0 if one.high is None else max(0.0, one.high - one.difference))) for one in clients]
+    down = [rounded(factor * (0.0 if one.low is None else max(0.0, one.difference - one.low))) for one in clients]
     look = {"color": colour, "thickness": 1, "width": 0}
     return {"error_y": {"type": "data", "symmetric": False, "array": up, "arrayminus": down, **look}}
 

@@ -15,7 +15,7 @@ from stratafl.core.reprs import short_repr
 from stratafl.errors import counted
 from stratafl.evaluation.metrics import METRICS, Metric
 from stratafl.report.bootstrap import ALPHA, Uncertainty, sharing
-from stratafl.report.formats import apart_by
+from stratafl.report.formats import apart_by, listed
 from stratafl.report.intervals import Interval
 from stratafl.report.pairing import Couple, StoredScores, pair_uncertainty
 from stratafl.report.ranking import Rank
@@ -43,7 +43,7 @@ class Paired:
     pairs: int = 1  # that p is adjusted for
     metric: Metric = METRICS["accuracy"]
     limited: bool = False  # not by the seeds: the clients are too few, or for these clients their test samples
-    these: bool = False  # about these clients, which the data names, and not about others like them
+    about_these_clients: bool = False  # which the data names, and not about others like them
 
     @property
     def sentence(self) -> str:
@@ -90,7 +90,7 @@ class Paired:
 
     @property
     def _whom(self) -> str:
-        return " for these clients" if self.these else ""
+        return " for these clients" if self.about_these_clients else ""
 
     @property
     def _limits(self) -> str:
@@ -120,7 +120,7 @@ class Paired:
         if self.seeds == 1:
             return "; more seeds may tell"
         if self.limited:
-            few = "test samples are too few" if self.these else "clients differ too much"
+            few = "test samples are too few" if self.about_these_clients else "clients differ too much"
             return f"; more seeds may not tell, because {few}"
         if self.more_seeds is None:
             return f"; it would take more than {MOST} more seeds"
@@ -176,9 +176,16 @@ def pairs_table(found: Sequence[Paired]) -> Table | None:
 
 def about(found: Sequence[Paired]) -> str:
     """What other runs may differ in from these, and verdicts hold all the same."""
-    if any(pair.these for pair in found):
-        return "Verdicts are about these clients, because the data names them: with other seeds and test samples."
-    return "Verdicts are about other seeds and other clients like these."
+    here, general = (
+        [pair for pair in found if pair.seeds and pair.about_these_clients is told] for told in (True, False)
+    )
+    if not here:
+        return "Verdicts are about other seeds and other clients like these."
+    named = "about these clients, because the data names them: with other seeds and test samples."
+    if not general:
+        return f"Verdicts are {named}"
+    without = listed([f"{pair.first} and {pair.second}" for pair in general], 3)
+    return f"Verdicts are {named} Only those on {without} are about other clients like these."
 
 
 def pairs_csv(found: Sequence[Paired]) -> str:
@@ -253,7 +260,7 @@ def _paired(first: _Method, second: _Method, found: Uncertainty | None, adjusted
         clients=max(len(run.clients) for run, _ in common),
         metric=metric,
         limited=limited,
-        these=all(run.tested is not None for run, _ in common),
+        about_these_clients=found.about_these_clients,
     )
 
 

@@ -37,7 +37,7 @@ def ranking_table(study: Study) -> Table:
 
     def row(rank: Rank) -> tuple[Cell, ...]:
         values, numbers = list(rank.by_seed("score").values()), rank.numbers
-        leads = rank is first and len(study.ranks) > 1 and study.silence is None
+        leads = rank is first and len(study.ranks) > 1 and study.no_choice is None
         cells = [text(rank.title, "first" if leads else "")]
         cells += [text(len(rank.seeds))] if counts else []
         lost = "score" not in numbers and rank.diverged

@@ -13,7 +13,7 @@ from stratafl.errors import DamagedError, RunError, StrataError
 from stratafl.evaluation.measure import Line
 from stratafl.evaluation.metrics import METRICS, Metric
 from stratafl.files import is_plain
-from stratafl.report.chance import Chance, Silence, chance, silence
+from stratafl.report.chance import Chance, NoChoice, chance, no_choice
 from stratafl.report.charts import short_labels
 from stratafl.report.client_journal import is_number, lines_of_round
 from stratafl.report.gains import Gains, client_gains
@@ -119,9 +119,9 @@ class Study:
         return chance(self.ranks)
 
     @cached_property
-    def silence(self) -> Silence | None:
+    def no_choice(self) -> NoChoice | None:
         """Why no method can be chosen by its answers, if that is so."""
-        return silence(self.ranks, self.chance)
+        return no_choice(self.ranks, self.chance)
 
     @cached_property
     def gains(self) -> list[Gains]:

@@ -27,8 +27,8 @@ def summary(study: Study, found: Sequence[Paired] | None = None) -> str:
     if first is None:
         return "No run has a result that can be ranked." if study.ranks else "This report has verdicts but no runs."
     rivals = with_first(pairs(study.ranks) if found is None else found)
-    silent = [f"But {study.silence.why}."] if study.silence else []
-    return " ".join([_first(first, study, alone=not rivals), *silent, *_rivals(rivals)])
+    chance = [f"But {study.no_choice.why}."] if study.no_choice else []
+    return " ".join([_first(first, study, alone=not rivals), *chance, *_rivals(rivals)])
 
 
 def _first(first: Rank, study: Study, alone: bool) -> str:
@@ -52,7 +52,7 @@ def _sure(values: Sequence[float], metric: Metric) -> str:
 def _rivals(rivals: Sequence[Paired]) -> list[str]:
     by = {verdict: [pair for pair in rivals if pair.verdict == verdict] for verdict in ("better", "worse", "unclear")}
     unclear = [pair for pair in by["unclear"] if pair.seeds]
-    it = "For these clients it" if any(pair.these for pair in rivals) else "It"
+    it = "For these clients it" if rivals and all(pair.about_these_clients for pair in rivals) else "It"
     said = [f"{it} is {word} than {_each(by[word], 'and')}." for word in ("better", "worse") if by[word]]
     if unclear:
         said.append(f"Whether it is better than {_each(unclear, 'or')} cannot be told, so there is no clear winner.")
