@@ -187,7 +187,7 @@ def test_numbers_are_judged_by_their_error() -> None:
 
 
 def test_what_cannot_be_advised_on_is_refused() -> None:
-    with pytest.raises(DataError, match="1 client that trains, and nobody to federate with"):
+    with pytest.raises(DataError, match="1 client that trains, and no other to federate with"):
         advise(EXPERIMENT, federation=federation(labels, clients=1), model=model(2))
     same = replace(federation(labels), y=torch.zeros(120, dtype=torch.int64), classes=1)
     with pytest.raises(DataError, match="are the same: there is nothing to learn"):

@@ -163,7 +163,7 @@ def _check(federation: Federation, experiment: Experiment) -> None:
     clients = federation.clients - experiment.data.new_clients
     if clients < 2:
         raise DataError(
-            f"'{federation.name}' has {counted(clients, 'client')} that trains, and nobody to federate with: name the "
+            f"'{federation.name}' has {counted(clients, 'client')} that trains, and no other to federate with: name the "
             "column that tells clients apart (data.client), or train alone with --algorithm local"
         )
     if federation.classes == 1:

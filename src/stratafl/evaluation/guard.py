@@ -3,7 +3,7 @@
 A client's validation data is small, so its own mean gain is noisy. The guard shrinks it towards the federation's mean
 gain, the more the noisier it is and the less clients differ (empirical Bayes, normal-normal). What is alike among
 clients is the gain measured by its own standard deviation, the effect size: a client whose models hardly differ has a
-small gain and a small deviation, and would otherwise pull everybody's gain to zero. For each candidate:
+small gain and a small deviation, and would otherwise pull the gains of all clients to zero. For each candidate:
 
     d_ij = u_ij(candidate) − u_ij(safe)                   the paired gain of client i on its sample j, see `utility`
     g_i  = mean_j d_ij        e_i = s_i / √n_i            its mean and its standard error
@@ -50,7 +50,7 @@ class Gain:
     """What a candidate gains over the safe choice for one client, on its validation samples.
 
     `mean` and `error` are of its own samples alone, None without any; `shrunk` and `shrunk_error` are what the rule
-    compares, None if nobody has samples to tell.
+    compares, None if no client has samples to tell.
     """
 
     mean: float | None
@@ -170,7 +170,7 @@ def calibrated(predictions: Predictions, weight: Tensor | None = None) -> Tensor
     """Its probabilities to the power β and normalised, `[n, K]`, with the β of each client that fits the labels best.
 
     To a client's own log-loss the mean of the federation's is added, as much as of `COMMON` samples, so that a client
-    with few samples has about everybody's β. Samples count by their weights, by default alike.
+    with few samples has about the federation's β. Samples count by their weights, by default alike.
     """
     weight = _ones(predictions) if weight is None else weight
     logs, y = predictions.scores.double().clamp(min=TINY).log(), predictions.y[:, None]
