@@ -163,8 +163,8 @@ def _check(federation: Federation, experiment: Experiment) -> None:
     clients = federation.clients - experiment.data.new_clients
     if clients < 2:
         raise DataError(
-            f"'{federation.name}' has {counted(clients, 'client')} that trains, and no other to federate with: name the "
-            "column that tells clients apart (data.client), or train alone with --algorithm local"
+            f"'{federation.name}' has {counted(clients, 'client')} that trains, and no other to federate with: name "
+            "the column that tells clients apart (data.client), or train alone with --algorithm local"
         )
     if federation.classes == 1:
         raise DataError(f"all labels of '{federation.name}' are the same: there is nothing to learn, alone or together")
