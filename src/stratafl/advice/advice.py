@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stratafl.advice.candidates import ALONE, Candidate, comparable, short_list
-from stratafl.advice.chance import BY_ANSWERS, above_chance
+from stratafl.advice.chance import BY_ANSWERS, CLEAR, above_chance
 from stratafl.advice.curves import difference
 from stratafl.advice.jackknife import Difference, sample_values
 from stratafl.advice.look import Facts, look
@@ -90,7 +90,7 @@ class Advice:
             return "nothing learned"
         if not self.tryout.forecast:
             return "no forecast"
-        return "" if abs(self.expected.value) > self.expected.error else "chance"
+        return "" if abs(self.expected.value) > CLEAR * self.expected.error else "chance"
 
     @property
     def told(self) -> bool:
