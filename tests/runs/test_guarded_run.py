@@ -11,12 +11,12 @@ import torch
 
 import stratafl
 from stratafl import api
-from stratafl.algorithms import ditto, fedper, local
+from stratafl.algorithms import ditto, fedper, fedrod, local
 from stratafl.config.experiment import Experiment, from_tables
 from stratafl.config.tables import EvaluateTable
 from stratafl.core.layout import Rows
 from stratafl.data import digits
-from stratafl.errors import DamagedError, DataError, RecordError, RunError
+from stratafl.errors import DamagedError, DataError, ModelError, RecordError, RunError
 from stratafl.evaluation import candidates
 from stratafl.evaluation.candidates import GuardCandidates, local_descent
 from stratafl.evaluation.guard import Choice
@@ -198,6 +198,25 @@ def test_in_python() -> None:
         fitted.guarded(0)
     with pytest.raises(DataError, match="client 7 has no choice"):
         made.model(7)
+
+
+@pytest.mark.parametrize("method", ["fedrod", "fedrep"])
+def test_a_loaded_run_trains_alone_as_the_run_would(method: str, tmp_path: Path) -> None:
+    """Without the layers that a method adds, and with the run's epochs where the method divides them."""
+    with Run.create(experiment(method, train={"batch": 100, "epochs": 3}), tmp_path / "run") as run:
+        list(run.rounds())
+        list(run.guarding())
+    made = stratafl.load(tmp_path / "run").guard()
+    assert made.models.candidates.alone is not None
+    assert local_descent(made.models.candidates.alone.algorithm) == experiment(train={"batch": 100, "epochs": 3}).train
+    assert not any("generic" in name for name in made.models.candidates.alone.setup.layout.specs)
+    assert made.choices == read_guard(tmp_path / "run").choices
+
+
+def test_a_model_with_layers_of_a_method_cannot_be_trained_alone() -> None:
+    fitted = stratafl.fit(fedrod(), digits(clients=3, validation=0.2), model, rounds=1, device="cpu")
+    with pytest.raises(ModelError, match="adds layers to the one it was given: use 'strata run --guard'"):
+        fitted.guard()
 
 
 def test_in_python_it_goes_by_the_metric_of_the_fit(monkeypatch: pytest.MonkeyPatch) -> None:
