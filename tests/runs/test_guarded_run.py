@@ -274,6 +274,22 @@ def test_local_models_of_a_comparison_are_used_and_are_the_same(done: Path, tmp_
         assert len(list(run.guarding())) == 2  # that local run had other data
 
 
+@pytest.mark.parametrize("first", ["local", "fedper"])
+def test_local_training_stops_by_the_rule_and_not_where_the_method_did(first: str, tmp_path: Path) -> None:
+    """`fedper` learns nothing and stops in round 2, `local` goes on; whether it is there already or not."""
+    tables = {"run": {"rounds": 4, "seed": 1}, "stop": {"patience": 1, "margin": 0.0}}
+    rates, trained = {"local": 0.3, "fedper": 1e-9}, {}
+    for method in (first, *(each for each in rates if each != first)):
+        with Run.create(
+            experiment(method, **tables, train={"batch": 100, "lr": rates[method]}), tmp_path / method / "seed-1"
+        ) as run:
+            list(run.rounds())
+            run.alone = experiment(train={"batch": 100, "lr": rates["local"]}).train
+            trained[method] = run.progress.t, len(list(run.guarding()))
+    assert trained["fedper"] == (2, 0 if first == "local" else trained["local"][0])
+    assert trained["local"][0] > 2
+
+
 def test_the_safe_choice_of_a_comparison_is_its_own_local_training(tmp_path: Path) -> None:
     """FedPer has another learning rate: the guard compares with `local` at that of `local`, whichever is run first."""
     settings, trained = {"fedper.train.lr": 0.5, "local.train.lr": 0.05}, {}
