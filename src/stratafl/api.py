@@ -159,10 +159,17 @@ class Fitted:
         """Train local models, and let each client choose between those, its own model and fine-tuned ones.
 
         It takes as long as training did, and chooses on validation samples. `epochs` are those of fine-tuning, with the
-        learning rate of the method's own training.
+        learning rate of the run that was loaded, or else of the method's own training.
         """
-        train = local_descent(self.sim.algorithm)
-        alone, trial = alone_like(self.sim, train), Trial(self.sim)
+        stored = None if self.folder is None else config_of(self.folder)
+        if stored is None and extended(self.sim):
+            raise ModelError(
+                "guard() needs a model to train alone, and this method adds layers to the one it was given: use "
+                "'strata run --guard', and load that run"
+            )
+        train = local_descent(self.sim.algorithm) if stored is None else stored.train
+        alone = alone_like(self.sim, train) if stored is None else companion(self.sim, stored, self.trust)
+        trial = Trial(self.sim)
         metric = self.selected_by or metric_for(self.evaluate, self.sim.runtime.federation, self.trust)
         best = run_to_end(train_alone(Trial(alone, metric=metric), self.evaluate, self.sim.setup.rounds))
         candidates = GuardCandidates(self.sim, self.progress, alone, best, train, self._stage, epochs)

@@ -26,5 +26,5 @@ def test_it_answers_and_writes_what_to_run(strata, place):
 def test_a_single_client_is_refused_in_one_line(strata):
     result = strata("advise", "digits", "--set", "data.clients=1", "--set", "data.partition=iid")
     assert result.code == 2
-    assert "nobody to federate with" in result.err
+    assert "no other to federate with" in result.err
     assert len(result.err.strip().splitlines()) == 1

@@ -11,12 +11,12 @@ import torch
 
 import stratafl
 from stratafl import api
-from stratafl.algorithms import ditto, fedper, local
+from stratafl.algorithms import ditto, fedper, fedrod, local
 from stratafl.config.experiment import Experiment, from_tables
 from stratafl.config.tables import EvaluateTable
 from stratafl.core.layout import Rows
 from stratafl.data import digits
-from stratafl.errors import DamagedError, DataError, RecordError, RunError
+from stratafl.errors import DamagedError, DataError, ModelError, RecordError, RunError
 from stratafl.evaluation import candidates
 from stratafl.evaluation.candidates import GuardCandidates, local_descent
 from stratafl.evaluation.guard import Choice
@@ -200,6 +200,25 @@ def test_in_python() -> None:
         made.model(7)
 
 
+@pytest.mark.parametrize("method", ["fedrod", "fedrep"])
+def test_a_loaded_run_trains_alone_as_the_run_would(method: str, tmp_path: Path) -> None:
+    """Without the layers that a method adds, and with the run's epochs where the method divides them."""
+    with Run.create(experiment(method, train={"batch": 100, "epochs": 3}), tmp_path / "run") as run:
+        list(run.rounds())
+        list(run.guarding())
+    made = stratafl.load(tmp_path / "run").guard()
+    assert made.models.candidates.alone is not None
+    assert local_descent(made.models.candidates.alone.algorithm) == experiment(train={"batch": 100, "epochs": 3}).train
+    assert not any("generic" in name for name in made.models.candidates.alone.setup.layout.specs)
+    assert made.choices == read_guard(tmp_path / "run").choices
+
+
+def test_a_model_with_layers_of_a_method_cannot_be_trained_alone() -> None:
+    fitted = stratafl.fit(fedrod(), digits(clients=3, validation=0.2), model, rounds=1, device="cpu")
+    with pytest.raises(ModelError, match="adds layers to the one it was given: use 'strata run --guard'"):
+        fitted.guard()
+
+
 def test_in_python_it_goes_by_the_metric_of_the_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Local training selects its round by it, and clients choose by it."""
     by: list[str] = []
@@ -253,6 +272,22 @@ def test_local_models_of_a_comparison_are_used_and_are_the_same(done: Path, tmp_
     with Run.create(other, tmp_path / "fedavg" / "seed-1") as run:
         list(run.rounds())
         assert len(list(run.guarding())) == 2  # that local run had other data
+
+
+@pytest.mark.parametrize("first", ["local", "fedper"])
+def test_local_training_stops_by_the_rule_and_not_where_the_method_did(first: str, tmp_path: Path) -> None:
+    """`fedper` learns nothing and stops in round 2, `local` goes on; whether it is there already or not."""
+    tables = {"run": {"rounds": 4, "seed": 1}, "stop": {"patience": 1, "margin": 0.0}}
+    rates, trained = {"local": 0.3, "fedper": 1e-9}, {}
+    for method in (first, *(each for each in rates if each != first)):
+        with Run.create(
+            experiment(method, **tables, train={"batch": 100, "lr": rates[method]}), tmp_path / method / "seed-1"
+        ) as run:
+            list(run.rounds())
+            run.alone = experiment(train={"batch": 100, "lr": rates["local"]}).train
+            trained[method] = run.progress.t, len(list(run.guarding()))
+    assert trained["fedper"] == (2, 0 if first == "local" else trained["local"][0])
+    assert trained["local"][0] > 2
 
 
 def test_the_safe_choice_of_a_comparison_is_its_own_local_training(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def sure(client: list[int], correct: list[bool]) -> Predictions:
 
 
 def test_shrinkage_of_two_clients_by_hand() -> None:
-    """w = 100 each, ḡ = 0.2, Q = 8, so τ² = (8 − 1) / (200 − 100) = 0.07 and b = 0.07 / 0.08 = 0.875."""
+    """The variance of 0.4 and 0 is 0.08, so τ² = 0.08 − 0.01 = 0.07 and b = 0.07 / 0.08 = 0.875."""
     mean, error = tensor(0.4, 0.0), tensor(0.1, 0.1)
     assert isclose(between_variance(mean, error.square()), 0.07)
     shrunk, shrunk_error = shrink(mean, error)
@@ -46,10 +46,15 @@ def test_shrinkage_of_two_clients_by_hand() -> None:
 
 
 def test_shrinkage_with_unequal_errors_by_hand() -> None:
-    """w = 4 and 1, ḡ = 0.8, Q = 4·0.04 + 0.64 = 0.8 < 1, so τ² = 0: all have the weighted mean, of variance 1/5."""
+    """The variance ½ is below the mean of ¼ and 1, so τ² = 0: all have the mean by weights 4 and 1, of variance 1/5."""
     shrunk, shrunk_error = shrink(tensor(1.0, 0.0), tensor(0.5, 1.0))
     assert torch.allclose(shrunk, tensor(0.8, 0.8))
     assert torch.allclose(shrunk_error, tensor(sqrt(0.2), sqrt(0.2)))
+
+
+def test_the_spread_of_clients_with_unequal_errors_by_hand() -> None:
+    """The variance of 2, 0 and 1 is 1, and the mean of 0.04, 0.01 and 0.25 is 0.1."""
+    assert isclose(between_variance(tensor(2, 0, 1), tensor(0.04, 0.01, 0.25)), 0.9)
 
 
 def test_clients_with_little_data_are_shrunk_most() -> None:
@@ -116,6 +121,18 @@ def test_clients_whose_models_hardly_differ_do_not_hide_the_gain_of_the_others()
     gains = shrunk_gains(torch.cat([some, none]), torch.arange(30).repeat_interleave(10), range(30))
     assert all(each.convincing for each in gains[:10])
     assert min(each.shrunk or 0 for each in gains[:10]) > 0.04
+
+
+@pytest.mark.parametrize("gain", [-0.01, 0.01])
+def test_one_client_with_many_samples_that_agree_does_not_decide_how_much_all_differ(gain: float) -> None:
+    """19 clients of 20 samples lose 0.05 ± 0.07 each; one has 1,000 samples with hardly any variance."""
+    generator, taken = torch.Generator().manual_seed(0), 0
+    client = torch.cat([torch.arange(19).repeat_interleave(20), torch.full((1000,), 19)])
+    for _ in range(100):
+        some = -0.05 + 0.3 * torch.randn(380, generator=generator, dtype=F64)
+        many = gain + 0.001 * torch.randn(1000, generator=generator, dtype=F64)
+        taken += sum(each.convincing for each in shrunk_gains(torch.cat([some, many]), client, range(20))[:19])
+    assert taken / 1900 < 0.03  # by precision it was 0.035 and 0.044
 
 
 @pytest.mark.parametrize("client", [[], [3]])

@@ -10,7 +10,7 @@ import torch
 from stratafl.algorithms import ALGORITHMS
 from stratafl.config.experiment import Experiment, with_values
 from stratafl.core.annotations import Range, Tune
-from stratafl.errors import ModelError, RecordError, RunError, UnknownNameError
+from stratafl.errors import ModelError, RecordError, RunError, StageError, UnknownNameError
 from stratafl.report.tuned import TunedMethod, TunedTrial
 from stratafl.runs.checkpoint import Checkpoint, save
 from stratafl.runs.comparison import shared_and_own
@@ -242,10 +242,26 @@ def test_a_choice_at_the_edge_gets_one_more_trial(tmp_path):
     assert (untouched.widened, untouched.sides) == (False, {LR: "highest"})
 
 
+def in_a_stage(error):
+    """As the executor `Debug` raises it."""
+    found = StageError(f"stage 'train', client 0: {error}")
+    found.__cause__ = error
+    return found
+
+
 @pytest.mark.parametrize(
     ("error", "counts"),
     [
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), False),
+        (torch.AcceleratorError("an illegal memory access was encountered"), False),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 17.00 GB)"), False),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory"), False),
+        (in_a_stage(RuntimeError("CUDA error: unspecified launch failure")), False),
+        (in_a_stage(RuntimeError("mat1 and mat2 shapes cannot be multiplied (10x64 and 32x10)")), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied (10x64 and 32x10)"), True),
+        (RuntimeError("probability tensor contains either `inf`, `nan` or element < 0"), True),
+        (RuntimeError("Expected all tensors to be on the same device, but found cuda:0 and cpu!"), True),
+        (NotImplementedError("Could not run 'aten::x' with arguments from the 'CUDA' backend"), True),
         (torch.linalg.LinAlgError("linalg.svd: the input matrix contained non-finite values"), True),
         (ModelError("'nosuch' matches no layer of this model"), True),
         (ValueError("share must be below 1"), True),
@@ -260,9 +276,7 @@ def test_what_the_device_does_is_no_verdict_on_settings(tmp_path, monkeypatch, e
     if counts:
         worker.perform(work, worker.silent, worker.silent, worker.never)
     else:
-        with pytest.raises(
-            RunError, match=r"fedavg, trial 0 \(train.lr=0.01\): RuntimeError: CUDA error.*, and continue"
-        ):
+        with pytest.raises(RunError, match=r"fedavg, trial 0 \(train.lr=0.01\): \w+Error: .*, and continue"):
             worker.perform(work, worker.silent, worker.silent, worker.never)
     assert work.failure.exists() is counts
 

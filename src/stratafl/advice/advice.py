@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stratafl.advice.candidates import ALONE, Candidate, comparable, short_list
-from stratafl.advice.chance import BY_ANSWERS, above_chance
+from stratafl.advice.chance import BY_ANSWERS, CLEAR, above_chance
 from stratafl.advice.curves import difference
 from stratafl.advice.jackknife import Difference, sample_values
 from stratafl.advice.look import Facts, look
@@ -90,7 +90,7 @@ class Advice:
             return "nothing learned"
         if not self.tryout.forecast:
             return "no forecast"
-        return "" if abs(self.expected.value) > self.expected.error else "chance"
+        return "" if abs(self.expected.value) > CLEAR * self.expected.error else "chance"
 
     @property
     def told(self) -> bool:
@@ -163,8 +163,8 @@ def _check(federation: Federation, experiment: Experiment) -> None:
     clients = federation.clients - experiment.data.new_clients
     if clients < 2:
         raise DataError(
-            f"'{federation.name}' has {counted(clients, 'client')} that trains, and nobody to federate with: name the "
-            "column that tells clients apart (data.client), or train alone with --algorithm local"
+            f"'{federation.name}' has {counted(clients, 'client')} that trains, and no other to federate with: name "
+            "the column that tells clients apart (data.client), or train alone with --algorithm local"
         )
     if federation.classes == 1:
         raise DataError(f"all labels of '{federation.name}' are the same: there is nothing to learn, alone or together")

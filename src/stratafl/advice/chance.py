@@ -14,7 +14,7 @@ from stratafl.advice.results import Result
 from stratafl.evaluation.metrics import METRICS
 from stratafl.evaluation.predictions import Predictions
 
-CLEAR = 2.0  # standard errors above chance; the best of several candidates is often one above it
+CLEAR = 2.0  # standard errors that are not chance; the best of several candidates is often one ahead by chance
 BY_ANSWERS = ("accuracy", "balanced_accuracy", "macro_f1")
 
 

@@ -112,7 +112,8 @@ def print_tuning(tuning: Tuning) -> None:
     console.print(Text(f"written to {tuning.folder}: tuned.toml, tuned.csv, trials.csv", style="dim"))
     place = shlex.quote(str(tuning.folder))
     console.print(Text(f"the ranking, and who gains: strata report {place}", style="dim"))
-    console.print(Text(f"more seeds of what was chosen: strata compare --tuned {place}", style="dim"))
+    seeds = max(10, 2 * tuning.seeds)  # those of the winners are the first of them
+    console.print(Text(f"more seeds of what was chosen: strata compare --tuned {place} --seeds {seeds}", style="dim"))
 
 
 def _displayed(tuning: Tuning) -> dict[Path, DisplayedRun]:

@@ -3,15 +3,14 @@
 A client's validation data is small, so its own mean gain is noisy. The guard shrinks it towards the federation's mean
 gain, the more the noisier it is and the less clients differ (empirical Bayes, normal-normal). What is alike among
 clients is the gain measured by its own standard deviation, the effect size: a client whose models hardly differ has a
-small gain and a small deviation, and would otherwise pull everybody's gain to zero. For each candidate:
+small gain and a small deviation, and would otherwise pull the gains of all clients to zero. For each candidate:
 
     d_ij = u_ij(candidate) − u_ij(safe)                   the paired gain of client i on its sample j, see `utility`
     g_i  = mean_j d_ij        e_i = s_i / √n_i            its mean and its standard error
     s_i² = (ν₀·s² + Σ_j (d_ij − g_i)²) / (ν₀ + n_i − 1)   a variance that ν₀ samples of the federation's s² steady
     s²   = Σ_ij (d_ij − g_i)² / Σ_i (n_i − 1)             never below the mean of d² / Σ n_i
     z_i  = g_i / s_i                                      the effect size, of variance 1 / n_i
-    z̄    = Σ n_i z_i / Σ n_i
-    τ²   = max(0, (Σ n_i (z_i − z̄)² − (N − 1)) / (Σ n_i − Σ n_i² / Σ n_i))      how much clients truly differ
+    τ²   = max(0, Σ_i (z_i − mean z)² / (N − 1) − mean 1/n_i)      how much the N clients truly differ
     v_i  = 1 / (1/n_i + τ²)   μ = Σ v_i z_i / Σ v_i       the federation's mean, of variance 1 / Σ v_i
     b_i  = τ² / (τ² + 1/n_i)
     γ_i  = s_i · (μ + b_i (z_i − μ))                      the shrunk gain
@@ -51,7 +50,7 @@ class Gain:
     """What a candidate gains over the safe choice for one client, on its validation samples.
 
     `mean` and `error` are of its own samples alone, None without any; `shrunk` and `shrunk_error` are what the rule
-    compares, None if nobody has samples to tell.
+    compares, None if no client has samples to tell.
     """
 
     mean: float | None
@@ -171,7 +170,7 @@ def calibrated(predictions: Predictions, weight: Tensor | None = None) -> Tensor
     """Its probabilities to the power β and normalised, `[n, K]`, with the β of each client that fits the labels best.
 
     To a client's own log-loss the mean of the federation's is added, as much as of `COMMON` samples, so that a client
-    with few samples has about everybody's β. Samples count by their weights, by default alike.
+    with few samples has about the federation's β. Samples count by their weights, by default alike.
     """
     weight = _ones(predictions) if weight is None else weight
     logs, y = predictions.scores.double().clamp(min=TINY).log(), predictions.y[:, None]
@@ -218,12 +217,11 @@ def shrink(mean: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def between_variance(mean: Tensor, square: Tensor) -> float:
-    """τ² by the method of moments (DerSimonian and Laird), from means and squared standard errors; 0 of one client."""
-    weight = 1 / square
-    total = weight.sum()
-    excess = (weight * (mean - (weight * mean).sum() / total).square()).sum() - (len(mean) - 1)
-    scale = total - weight.square().sum() / total
-    return max(0.0, float(excess / scale)) if len(mean) > 1 else 0.0
+    """τ² by the method of moments, all clients alike, from means and squared standard errors; 0 of one client.
+
+    Weighted by their precision, one client with many samples would decide how much all of them differ.
+    """
+    return max(0.0, float(mean.var() - square.mean())) if len(mean) > 1 else 0.0
 
 
 def _deviations(difference: Tensor, mean: Tensor, count: Tensor, at: Tensor) -> Tensor:

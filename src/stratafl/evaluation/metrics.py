@@ -113,8 +113,8 @@ def _ece(y: Tensor, scores: Tensor, real: Tensor) -> Tensor:
     top, answer = scores.max(-1)
     ends = torch.tensor([(bin + 1) / BINS for bin in range(BINS - 1)], dtype=top.dtype, device=top.device)
     place = torch.bucketize(top, ends)
-    gap = torch.where(real, top - (answer == y).double(), 0.0)
-    return gap.new_zeros(len(gap), BINS).scatter_add(1, place, gap).abs().sum(1) / real.sum(1)
+    excess = torch.where(real, top - (answer == y).double(), 0.0)
+    return excess.new_zeros(len(excess), BINS).scatter_add(1, place, excess).abs().sum(1) / real.sum(1)
 
 
 # Labels, one class against the rest
@@ -315,7 +315,7 @@ def named_metric(name: str) -> Metric:
 
 
 def own_metric(function: Callable[..., object], name: str | None = None) -> Metric:
-    """Anybody's `f(y_true [n], y_score [n, K])` of numpy arrays, called client by client.
+    """Your own `f(y_true [n], y_score [n, K])` of numpy arrays, called client by client.
 
     Its attribute `larger_is_better`, if it has one, says which way is better.
     """

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from stratafl.config.assemble import simulation_of
 from stratafl.config.experiment import Experiment, to_tables
-from stratafl.config.tables import AlgorithmTable, EvaluateTable
+from stratafl.config.tables import AlgorithmTable, EvaluateTable, StopTable
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, StrataError
@@ -44,7 +44,7 @@ from stratafl.runs.journal import Journal, read_lines
 from stratafl.runs.json_files import is_count, read_json, write_json
 from stratafl.runs.predictions import write_predictions
 from stratafl.runs.stored import check_saved
-from stratafl.runs.summary import Selection
+from stratafl.runs.summary import Selection, stop_reason
 
 T = TypeVar("T")
 MODELS = "models.safetensors"
@@ -85,12 +85,18 @@ def guarded_round(folder: Path) -> int | None:
         return None
 
 
-def train_alone(trial: Trial, evaluate: EvaluateTable, rounds: int) -> Generator[int, None, Progress]:
-    """Train so many rounds and return the state after the one that is best on validation samples; yields each round."""
-    by = by_validation(evaluate)
+def train_alone(
+    trial: Trial, evaluate: EvaluateTable, rounds: int, stop: StopTable | None = None
+) -> Generator[int, None, Progress]:
+    """Train so many rounds, or until the rule says stop, and yield each of them.
+
+    It returns the state after the round that is best on validation samples.
+    """
+    by, lines = by_validation(evaluate), list[Line]()
     progress, selection = trial.sim.start(), Selection()
-    while progress.t < rounds:
+    while progress.t < rounds and not (stop and stop_reason(lines, stop, by)):
         progress, entry = trial.round(progress)
+        lines.append(entry.round)
         selection = selection.after(entry.round, progress, by)
         yield progress.t
     return selection.progress or progress
@@ -122,7 +128,6 @@ def guarding(
     experiment: Experiment,
     trial: Trial,
     progress: Progress,
-    rounds: int,
     trust: Trust | bool = NOTHING,
     local: Path | None = None,
     train: SGD | None = None,
@@ -135,15 +140,15 @@ def guarding(
     safe = replace(experiment, algorithm=AlgorithmTable(SAFE))
     safe = replace(safe, train=train or _train_of(local, safe) or experiment.train)
     alone = companion(trial.sim, safe, trust)
-    best = None if local is None else trained_alone(local, safe, alone, rounds)
+    best = None if local is None else trained_alone(local, safe, alone)
     if best is None:
         beside = replace(trial, sim=alone, lab=LayerDiagnostics(), stage="deployed")
-        best = yield from train_alone(beside, experiment.evaluate, rounds)
+        best = yield from train_alone(beside, experiment.evaluate, trial.rounds, experiment.stop)
     candidates = GuardCandidates(trial.sim, progress, alone, best, experiment.train, experiment.evaluate.stage)
     return guarded(candidates, trial.ids, trial.splits, trial.metric)
 
 
-def trained_alone(folder: Path, experiment: Experiment, alone: Simulation, rounds: int) -> Progress | None:
+def trained_alone(folder: Path, experiment: Experiment, alone: Simulation) -> Progress | None:
     """The state after the best round of a finished run of local training; None unless it is what would be trained."""
     if _train_of(folder, experiment) != experiment.train:
         return None
@@ -151,9 +156,11 @@ def trained_alone(folder: Path, experiment: Experiment, alone: Simulation, round
         file = StateFile(folder / directory.CLIENT_STATES, alone.state_format.size, writable=False)
         form = SavedForm.of(alone)
         saved = checkpoint.find(folder / directory.CHECKPOINTS, lambda s: check_saved(alone, form, s, file)).checkpoint
-        if saved is None or saved.round != rounds or saved.selected is None:
+        if saved is None or saved.selected is None:
             return None
         lines = read_lines(folder / directory.ROUNDS, until=saved.journals["rounds"])
+        if saved.round < experiment.run.rounds and not stop_reason(lines, experiment.stop, experiment.evaluate):
+            return None
         best = Selection.of(lines, by_validation(experiment.evaluate), None).line
         wanted = best is not None and best["round"] == saved.selected.round
         return alone.restored(saved.selected.tensors, file) if wanted else None

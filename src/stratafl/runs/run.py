@@ -192,9 +192,7 @@ class Run:
         self.save()
         begin = time.monotonic()
         local = self.folder.parent.parent / SAFE / self.folder.name  # beside it, in a comparison
-        made = yield from guarding(
-            self.experiment, self.trial, selected, self.progress.t, self._trust, local, self.alone
-        )
+        made = yield from guarding(self.experiment, self.trial, selected, self._trust, local, self.alone)
         self._check_place()
         with uninterrupted():
             write_guard(self.folder, made, self.trial, self.history, time.monotonic() - begin)

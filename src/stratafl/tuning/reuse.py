@@ -63,7 +63,7 @@ def tuned_settings(folder: Path, methods: Sequence[str]) -> dict[str, Any]:
 
 @contextmanager
 def untyped_named(folder: Path, typed: Settings) -> Iterator[None]:
-    """Say of a setting in an error that it comes from the tuning, if nobody typed it."""
+    """Say of a setting in an error that it comes from the tuning, if it was not typed."""
     try:
         yield
     except (RecordError, DataError, ModelError, UnknownNameError) as error:

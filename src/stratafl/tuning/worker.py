@@ -3,13 +3,14 @@
 What is left to do follows from the journals. A process claims a run before it works on it.
 """
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 
-from stratafl.errors import BusyError, DataError, MemoryLimitError, RunError, TrustError, first_line
+from stratafl.errors import BusyError, DataError, MemoryLimitError, RunError, StageError, TrustError, first_line
 from stratafl.evaluation.measure import Line
 from stratafl.files import write_atomically
 from stratafl.runs import Run, is_run
@@ -17,6 +18,8 @@ from stratafl.tuning.claims import claimed
 from stratafl.tuning.search import Work, is_open
 
 POLL = 0.5  # seconds until a process that has nothing to do looks again
+# How PyTorch names what a device lacks; a tensor that is on the wrong one names it in small letters.
+DEVICE = re.compile(r"CUDA|CUBLAS|CUDNN|CUSOLVER|NCCL|NVIDIA|DefaultCPUAllocator|\bMPS\b|\bHIP")
 Watch = Callable[[Work, int, Sequence[Line]], None]  # rounds done, and their lines
 Notes = Callable[[Work, str], None]
 
@@ -92,9 +95,14 @@ def perform(work: Work, watch: Watch, note: Notes, interrupted: Callable[[], boo
         note(work, f"this trial failed and counts as the worst: {why}")
 
 
-def _of_the_device(error: Exception) -> bool:
-    """PyTorch reports a device that fails as a plain RuntimeError; a matrix with NaN has an error of its own."""
-    return isinstance(error, RuntimeError) and not isinstance(error, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
+def _of_the_device(error: BaseException | None) -> bool:
+    """Whether a device failed, which PyTorch often reports as a plain RuntimeError; errors of settings are that too."""
+    if isinstance(error, StageError):
+        return _of_the_device(error.__cause__)
+    if isinstance(error, torch.AcceleratorError):
+        return True
+    plain = isinstance(error, RuntimeError) and not isinstance(error, NotImplementedError)
+    return plain and DEVICE.search(str(error)) is not None
 
 
 def _run(work: Work) -> Run:
