@@ -46,6 +46,25 @@ def test_the_best_is_recommended_in_plain_words(tmp_path):
     assert "What would change it" not in answers
 
 
+def test_the_guard_changes_no_verdict_on_the_methods_and_is_used_only_if_it_helps(tmp_path):
+    write(tmp_path / "runs", "fedper", [0.8, 0.81, 0.82])
+    write(tmp_path / "runs", "fedavg", [0.5, 0.51, 0.52])
+    before = gather([tmp_path])
+    write(tmp_path / "guards", "fedper", [0.8, 0.81, 0.821])
+    write(tmp_path / "guards", "fedavg", [0.79, 0.8, 0.81])
+    for folder in (tmp_path / "guards").iterdir():
+        (folder / "guard.json").write_text("{}")
+    study = gather([tmp_path])
+    assert {rank.label for rank in study.ranks if rank.is_guarded} == {"guarded fedper", "guarded fedavg"}
+    plain = [pair for pair in study.pairs if "guarded" not in pair.first + pair.second]
+    assert plain == before.pairs
+    assert {pair.pairs for pair in study.pairs} == {1, 5}
+    made = decision(study)
+    assert made.use is not None
+    assert made.use.label == "fedper"
+    assert "sends as much and needs no guard" in dict(made.answers)["Why"]
+
+
 def test_of_two_that_cannot_be_told_apart_the_cheaper_is_recommended(tmp_path):
     write(tmp_path, "fedavg", [0.803, 0.81, 0.82])
     write(tmp_path, "fedper", [0.8, 0.812, 0.818])

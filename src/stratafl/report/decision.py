@@ -88,9 +88,9 @@ def _answers(why: str, shown: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 def _to_use(best: Rank, rivals: Sequence[Rank], pairs: Sequence[Paired]) -> Rank:
-    """The best, or the one that sends least among those that are as good as it and send less."""
-    cheaper = [rank for rank in rivals if _bytes(rank) < _bytes(best) < inf and _as_good(rank, best, pairs)]
-    return min([best, *cheaper], key=_bytes)
+    """The best, or the one that costs least among those that are as good as it and cost less."""
+    cheaper = [rank for rank in rivals if _cost(rank) < _cost(best) < (inf,) and _as_good(rank, best, pairs)]
+    return min([best, *cheaper], key=_cost)
 
 
 def _as_good(rank: Rank, first: Rank, pairs: Sequence[Paired]) -> bool:
@@ -100,6 +100,11 @@ def _as_good(rank: Rank, first: Rank, pairs: Sequence[Paired]) -> bool:
     near = abs(own - best) < POINT * (1 if metric.percent else abs(best))
     found = _between(rank, first, pairs)
     return near and (found is None or found.verdict == "unclear")
+
+
+def _cost(rank: Rank) -> tuple[float, bool]:
+    """What it sends; at the same bytes the guard costs local training besides."""
+    return _bytes(rank), rank.is_guarded
 
 
 def _bytes(rank: Rank) -> float:
@@ -142,8 +147,7 @@ def _why(use: Rank, best: Rank, ahead: Sequence[Rank], others: Sequence[Rank], s
     if use is not best:
         said.append(
             f"{'Of the others, ' if ahead else ''}{best.label} has the best test {metric.title} ({top}), but that "
-            f"cannot be told from the {reached} of {use.label}, which sends less: {size(_bytes(use))} against "
-            f"{size(_bytes(best))} in all."
+            f"cannot be told from the {reached} of {use.label}, which {_saves(use, best)}."
         )
         return " ".join(said)
     said.append(f"It has the best test {metric.title}{' of the others' if ahead else ''}: {reached}.")
@@ -152,6 +156,12 @@ def _why(use: Rank, best: Rank, ahead: Sequence[Rank], others: Sequence[Rank], s
         cost = f"All clients together send and receive {size(_bytes(use))}." if _bytes(use) else "It sends nothing."
         said.append(cost)
     return " ".join(said)
+
+
+def _saves(use: Rank, best: Rank) -> str:
+    if _bytes(use) == _bytes(best):
+        return "sends as much and needs no guard"
+    return f"sends less: {size(_bytes(use))} against {size(_bytes(best))} in all"
 
 
 def _not_chosen(ahead: Sequence[Rank], metric: Metric) -> list[str]:

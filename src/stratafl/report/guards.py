@@ -17,12 +17,7 @@ ENOUGH = 0.2  # of the samples for validation: what is advised where less was to
 
 def guard_sentences(ranks: Sequence[Rank]) -> list[str]:
     """On each guarded method: how many clients take what, and whether they had the validation samples to tell."""
-    guarded = [rank for rank in ranks if rank.members and all(map(is_guard, rank.members))]
-    return [sentence for rank in guarded for sentence in _sentences(rank)]
-
-
-def is_guard(outcome: Outcome) -> bool:
-    return (outcome.folder / CHOICES).exists()
+    return [sentence for rank in ranks if rank.is_guarded for sentence in _sentences(rank)]
 
 
 def _sentences(rank: Rank) -> list[str]:

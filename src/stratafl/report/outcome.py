@@ -67,6 +67,11 @@ class Outcome:
         return tuple((self.class_counts or {}).get("client_names", ()))
 
     @property
+    def is_guarded(self) -> bool:
+        """Whether these are the models that the clients of a run chose."""
+        return (self.folder / directory.CHOICES).exists()
+
+    @property
     def population(self) -> Hashable:
         """Runs of a configuration that share this have the same clients: those of these names, or of this partition."""
         return self.client_names or self.seeds.partition

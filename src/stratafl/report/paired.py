@@ -128,16 +128,26 @@ class Paired:
 
 
 def pairs(ranks: Sequence[Rank]) -> list[Paired]:
-    """All pairs of methods that can be compared, in the order of the ranking."""
+    """All pairs of methods that can be compared, in the order of the ranking.
+
+    Pairs with a guarded method are corrected apart from the others: it is a second look at the same runs, so whether
+    clients were guarded does not decide what is known of the methods themselves.
+    """
     rivals = [rank for rank in ranks if not rank.leaks and "score" in rank.numbers]
     stored = StoredScores([one for rank in rivals for one in rank.members] if len(rivals) > 1 else [])
     couples = list(combinations([_Method(rank, stored) for rank in rivals], 2))
+    plain = [couple for couple in couples if not any(each.rank.is_guarded for each in couple)]
+    found = _corrected(plain) | _corrected([couple for couple in couples if couple not in plain])
+    return [found[couple] for couple in couples]
+
+
+def _corrected(couples: Sequence[tuple["_Method", "_Method"]]) -> dict[tuple["_Method", "_Method"], Paired]:
     known = {couple: pair_uncertainty(_common(*couple)) for couple in couples}
     own = {couple: found for couple, found in known.items() if found is not None}
     each = dict(zip(own, sharing(list(own.values())), strict=True))
     adjusted, level = holm([each[couple].p if couple in each else 1.0 for couple in couples])
     made = [_paired(*couple, each.get(couple), p, level) for couple, p in zip(couples, adjusted, strict=True)]
-    return [replace(pair, pairs=len(couples)) for pair in made]
+    return {couple: replace(pair, pairs=len(couples)) for couple, pair in zip(couples, made, strict=True)}
 
 
 def with_first(found: Sequence[Paired]) -> list[Paired]:

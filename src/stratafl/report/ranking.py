@@ -45,6 +45,10 @@ class Rank:
         return _method(self.members[0].config)
 
     @property
+    def is_guarded(self) -> bool:
+        return bool(self.members) and all(one.is_guarded for one in self.members)
+
+    @property
     def diverged(self) -> int:
         return sum(one.diverged for one in self.members)
 

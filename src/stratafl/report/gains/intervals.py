@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stratafl.core.reprs import short_repr
 from stratafl.report.student import quantiles
 
 Array = NDArray[np.float64]
@@ -19,6 +20,7 @@ PSEUDO = 2  # samples that are added to each client's, one for and one against t
 PRIOR = 4  # degrees of freedom that the variance between seeds of all other clients counts for one client
 
 
+@short_repr
 class Noise(NamedTuple):
     """What the bootstrap over test samples says of each client, arrays `[K]`."""
 
@@ -27,6 +29,7 @@ class Noise(NamedTuple):
     explained: Array  # the part of the variance between seeds that comes from test samples
 
 
+@short_repr
 @dataclass(frozen=True)
 class Limits:
     """The ends of 95 % intervals, `[K]`."""

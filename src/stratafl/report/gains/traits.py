@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stratafl.core.reprs import short_repr
 from stratafl.report.charts import thinned
 from stratafl.report.intervals import Interval
 from stratafl.runs.class_counts import read_class_counts
@@ -32,6 +33,7 @@ TRAITS = {
 }
 
 
+@short_repr
 class Traits(NamedTuple):
     """Of each client; without classes there is neither skew nor distance."""
 

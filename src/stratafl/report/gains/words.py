@@ -8,7 +8,6 @@ from stratafl.evaluation.metrics import Metric
 from stratafl.report.formats import NOTHING, apart_by, listed
 from stratafl.report.gains.client_gains import ALONE
 from stratafl.report.gains.records import ClientGain, Gains
-from stratafl.report.guards import is_guard
 from stratafl.report.ranking import Rank
 
 _OVER = {"samples": "over all test samples", "clients": "over clients"}
@@ -36,7 +35,7 @@ def shares(all_: float, sure: float, gains: Gains) -> str:
 
 def how_to_get(ranks: Sequence[Rank]) -> str:
     """How to see who gains, for several methods without training alone; a guarded method is no other one."""
-    names = {str(rank.settings["algorithm.name"]) for rank in ranks if rank.members and not is_guard(rank.members[0])}
+    names = {str(rank.settings["algorithm.name"]) for rank in ranks if rank.members and not rank.is_guarded}
     if len(names) < 2 or ALONE in names:
         return ""
     return f"To see which clients gain, add {ALONE} to --algorithms: every method is then compared with it."
