@@ -449,7 +449,7 @@ def test_a_client_without_an_interval_takes_no_bars_from_the_others():
 def test_the_decision_says_how_many_clients_chance_gives():
     counted = " ".join(_counts(of_clients((0.1, 0.2), (-0.4, -0.2), *[(-0.1, 0.2)] * 58), "Compared with"))
     assert counted.startswith(
-        "Compared with training alone, 1 of 60 clients surely gains and 1 loses: client 1 (−30.0). "
+        "Compared with training alone, 1 of 60 clients surely gains: client 0 (+15.0); 1 loses: client 1 (−30.0). "
         "By chance alone about 2 would gain, and as many lose. In all, 59 score better"
     )
     assert "By chance" not in " ".join(_counts(of_clients((-0.1, 0.2)), "Compared with"))

@@ -185,7 +185,7 @@ def _gains(use: Rank, study: Study) -> str:
 
 
 def _counts(found: Gains, start: str) -> list[str]:
-    """How many clients surely gain and lose, with the names of those that lose and what chance gives; then all."""
+    """How many clients surely gain and lose, with their names and what chance gives; then all."""
     better = [each for each in found.clients if each.difference > 0]
     worse = sorted((each for each in found.clients if each.difference < 0), key=lambda each: each.difference)
     total = counted(len(found.clients), "client")
@@ -195,10 +195,12 @@ def _counts(found: Gains, start: str) -> list[str]:
         named = f" Lower scores: {_named(worse, found)}." if worse else ""
         return [f"{start} training alone, of {total}{several} {scores}; which of these are chance is unknown.{named}"]
     sure = {word: [each for each in found.clients if each.verdict == word] for word in ("gains", "loses")}
-    gain, loss = len(sure["gains"]), sorted(sure["loses"], key=lambda each: each.difference)
-    gaining = f"{gain or 'none'} of {total}{several} surely {'gain' if gain > 1 else 'gains'}"
+    gain = sorted(sure["gains"], key=lambda each: -each.difference)
+    loss = sorted(sure["loses"], key=lambda each: each.difference)
+    gaining = f"{len(gain) or 'none'} of {total}{several} surely {'gain' if len(gain) > 1 else 'gains'}"
+    winners = f": {_named(gain, found)};" if gain else " and"
     losing = f"{len(loss)} {'lose' if len(loss) > 1 else 'loses'}: {_named(loss, found)}" if loss else "none loses"
-    said = f"{start} training alone, {gaining} and {losing}."
+    said = f"{start} training alone, {gaining}{winners} {losing}."
     return [said, *([_by_chance(found)] if gain or loss else []), f"In all, {scores}."]
 
 
