@@ -9,6 +9,7 @@ import tomli_w
 
 from stratafl.config.experiment import Experiment
 from stratafl.errors import DamagedError, RecordError, UnknownNameError
+from stratafl.report.tuned import read_tuning
 from stratafl.tuning import Plan, Tuning, advance
 from stratafl.tuning.result import write_results
 from stratafl.tuning.reuse import tuned_settings
@@ -175,3 +176,38 @@ def test_runs_of_what_was_chosen_before_the_plan_changed_are_refused(tuning):
     change(tuning / "tune.toml", ("tune", "seeds"), 2)
     with pytest.raises(DamagedError, match=r"winners' is damaged: its settings or seeds"):
         Tuning.open(tuning).work()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ((), "x", "methods is x, not a list"),
+        ((0,), 1, "1 is not a table"),
+        ((0, "method"), 1, "method is 1, not a text"),
+        ((0, "settings"), "x", "settings is x, not a table or nothing"),
+        ((0, "settings"), {"train.lr": "x"}, r"train\.lr is x, not a number"),
+        ((0, "default"), None, "default is None, not a table"),
+        ((0, "validation"), "x", "validation is x, not a number"),
+        ((0, "sides"), [1], "sides is"),
+        ((0, "sides"), {"train.lr": 1}, r"train\.lr is 1, not one of inside, lowest, highest"),
+        ((0, "left"), [1], "a setting in left is 1, not a text"),
+        ((0, "widened"), "x", "widened is x, not true or false"),
+        ((0, "trials"), "x", "trials is x, not a list"),
+        ((0, "trials"), [1], "1 is not a table"),
+        ((0, "trials", 0, "settings"), "x", "settings is x, not a table"),
+        ((0, "trials", 0, "settings"), {"train.lr": "x"}, r"train\.lr is x, not a number"),
+        ((0, "trials", 0, "settings"), {"a": {}}, "a is {}, not a number"),
+        ((0, "trials", 0, "score"), "x", "score is x, not a number"),
+        ((0, "trials", 0, "rounds"), "x", "rounds is x, not a whole number"),
+        ((0, "trials", 0, "failed"), 1, "failed is 1, not a text"),
+        ((0, "tuned"), [1], r"tuned is \[1\], not a table"),
+        ((0, "tuned"), {"1": "x"}, "the score of seed 1 is x, not a number"),
+        ((0, "untuned"), {"1": None}, "the score of seed 1 is None, not a number"),
+    ],
+)
+def test_a_damaged_result_is_one_line(tuning, key, value, says):
+    assert [each.method for each in read_tuning(tuning)] == ["fedavg", "fedprox"]
+    change(tuning / "tuning.json", ("methods", *key), value)
+    with pytest.raises(DamagedError, match=rf"tuning\.json' is damaged: {says}.*strata resume") as error:
+        read_tuning(tuning)
+    assert "\n" not in str(error.value)
