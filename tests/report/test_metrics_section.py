@@ -27,7 +27,12 @@ def predicted():
 
 def written(place, **more):
     rows = [[2, 0], [0, 2]]
-    held = {"classes": 2, "clients": 2, "counts": {"train": rows, "test": rows}, "class_names": ["alive", EVIL]}
+    held = {
+        "classes": 2,
+        "clients": 2,
+        "counts": {"train": rows, "test": [[1, 0], [2, 1]]},
+        "class_names": ["alive", EVIL],
+    }
     folder = write_run(place / "fedper", [0.75], clients=2, holdings=held, **more)
     write_predictions(folder, {"test": predicted()}, 1, "deployed")
     return gather([place])

@@ -1,16 +1,17 @@
 """What a tuning came to: `tuning.json`, which `strata tune` writes, as tables and a chart of the learning rate."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stratafl.errors import DamagedError
+from stratafl.errors import DamagedError, shown
 from stratafl.report.intervals import Spread
-from stratafl.runs.json_files import read_json
+from stratafl.runs.json_files import check_table, check_value, read_json
 
 TUNING_RESULT = "tuning.json"
 LR = "train.lr"
+SIDES = ("inside", "lowest", "highest")
 
 
 @dataclass(frozen=True)
@@ -110,12 +111,35 @@ def read_tuning(folder: Path) -> list[TunedMethod]:
     if not path.is_file():
         return []
     try:
-        return [_method(entry) for entry in read_json(path)["methods"]]
-    except (KeyError, TypeError, ValueError) as error:
-        raise DamagedError(f"'{path}' is damaged: {error}") from error
+        return [_method(entry) for entry in check_table(read_json(path), {"methods": list})["methods"]]
+    except ValueError as error:
+        raise DamagedError(f"'{path}' is damaged: {error}; write it again with 'strata resume {folder}'") from error
 
 
-def _method(entry: Mapping[str, Any]) -> TunedMethod:
-    known = {each.name for each in fields(TunedMethod)}
-    trials = [TunedTrial(**{k: t[k] for k in t if k in {f.name for f in fields(TunedTrial)}}) for t in entry["trials"]]
-    return TunedMethod(**{**{key: entry[key] for key in entry if key in known}, "trials": trials})
+METHOD: dict[str, Any] = {"method": str, "settings": dict | None, "default": dict, "validation": float | None}
+METHOD |= {"sides": dict, "widened": bool, "left": list, "trials": list, "tuned": dict, "untuned": dict}
+METHOD |= {"metric": str, "larger": bool, "percent": bool}
+NEEDED = ("method", "settings", "default", "validation", "trials")
+TRIAL: dict[str, Any] = {"number": int, "settings": dict, "rounds": int, "steps": int}
+TRIAL |= {"first": float | None, "score": float | None, "failed": str | None}
+
+
+def _method(entry: Any) -> TunedMethod:
+    """What `to_table` wrote; ValueError says what is wrong with it."""
+    usual = {key: value for key, value in asdict(TunedMethod("", {}, {}, None)).items() if key not in NEEDED}
+    entry = usual | check_table(entry, METHOD, optional=usual)
+    known = [check_table(trial, TRIAL, optional=("first", "score", "failed")) for trial in entry["trials"]]
+    trials = [TunedTrial(**{key: trial[key] for key in TRIAL if key in trial}) for trial in known]
+    for settings in (entry["settings"] or {}, entry["default"], *(trial.settings for trial in trials)):
+        for path, value in settings.items():
+            check_value(path, value, float | None if path == LR else float | str | bool | list | None)
+    for path, side in entry["sides"].items():
+        if side not in SIDES:
+            raise ValueError(f"{shown(path)} is {shown(side)}, not one of {', '.join(SIDES)}")
+    for path in entry["left"]:
+        check_value("a setting in left", path, str)
+    for seed, score in (*entry["tuned"].items(), *entry["untuned"].items()):
+        check_value(f"the score of seed {seed}", score, float)
+    if entry["widened"] and not (trials and trials[-1].settings.get(LR) is not None):
+        raise ValueError(f"the trial beyond the edge has no {LR}")
+    return TunedMethod(**{**{key: entry[key] for key in METHOD}, "trials": trials})

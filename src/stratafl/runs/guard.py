@@ -10,8 +10,7 @@ The folder appears whole or not at all. A run that is killed before repeats the 
 
 import shutil
 from collections.abc import Generator, Mapping
-from dataclasses import asdict, dataclass, replace
-from math import isfinite
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,7 +24,7 @@ from stratafl.config.experiment import Experiment, to_tables
 from stratafl.config.tables import AlgorithmTable, EvaluateTable, StopTable
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.reprs import short_repr
-from stratafl.errors import DamagedError, StrataError
+from stratafl.errors import DamagedError, StrataError, shown
 from stratafl.evaluation.candidates import GuardCandidates, GuardedModels, alone_like, guarded
 from stratafl.evaluation.diagnostics import LayerDiagnostics
 from stratafl.evaluation.evaluate import StageScores
@@ -36,13 +35,13 @@ from stratafl.evaluation.trial import Trial
 from stratafl.execute import Progress, Simulation
 from stratafl.execute.disk import StateFile
 from stratafl.execute.simulation import SavedForm
-from stratafl.files import explained, read_plain, write_atomically
+from stratafl.files import explained, is_plain, read_plain, write_atomically
 from stratafl.policies import SGD
 from stratafl.runs import checkpoint, directory
-from stratafl.runs.class_counts import CLASS_COUNTS
+from stratafl.runs.class_counts import CLASS_COUNTS, stored_class_counts
 from stratafl.runs.journal import Journal, read_lines
-from stratafl.runs.json_files import is_count, read_json, write_json
-from stratafl.runs.predictions import write_predictions
+from stratafl.runs.json_files import check_table, is_count, read_json, write_json
+from stratafl.runs.predictions import predicted_round, write_predictions
 from stratafl.runs.stored import check_saved
 from stratafl.runs.summary import Selection, stop_reason
 
@@ -78,9 +77,11 @@ def guards(experiment: Experiment) -> bool:
 
 
 def guarded_round(folder: Path) -> int | None:
-    """The round whose guard is in the run directory and can be read."""
+    """The round whose guard is in the run directory; its models and predictions are there, and may be damaged."""
+    guard = folder / directory.GUARD
     try:
-        return read_guard(folder).round if (folder / directory.GUARD).exists() else None
+        found = read_guard(folder).round if guard.exists() else None
+        return found if predicted_round(guard) == found and is_plain(guard / MODELS) else None
     except StrataError:
         return None
 
@@ -281,30 +282,29 @@ def read_guard(folder: Path) -> GuardRecord:
 
 
 def read_choices(path: Path) -> GuardRecord:
-    table = read_json(path)
+    table, counts = read_json(path), stored_class_counts(path.parent)
     try:
-        choices = [_choice(each) for each in table["clients"]]
-        counts = {key: table[key] for key in ("round", "local_round", "epochs")}
-    except (KeyError, TypeError, ValueError) as error:
-        raise DamagedError(f"'{path}' is damaged: {_reason(error)}") from error
-    if not all(map(is_count, counts.values())) or len({choice.client for choice in choices}) < len(choices):
-        raise DamagedError(f"'{path}' is damaged: rounds are whole numbers, and each client is there once")
-    return GuardRecord(**counts, choices={choice.client: choice for choice in choices})
+        check_table(table, {"round": int, "local_round": int, "epochs": int, "clients": list})
+        choices = {choice.client: choice for choice in map(_choice, table["clients"])}
+        if not choices or len(choices) < len(table["clients"]):
+            raise ValueError("each client is there once")
+        if counts is not None and max(choices) >= len(counts["counts"]["train"]):
+            raise ValueError(f"the run has no client {max(choices)}")
+        about = {key: table[key] for key in ("round", "local_round", "epochs")}
+        if not all(map(is_count, about.values())):
+            raise ValueError("rounds and epochs are at least 0")
+        if table["round"] > max((int(line["round"]) for line in read_lines(path.parent / directory.ROUNDS)), default=0):
+            raise ValueError(f"the run has no round {table['round']}")
+    except ValueError as error:
+        raise DamagedError(f"'{path}' is damaged: {error}; write it again with 'strata resume'") from error
+    return GuardRecord(**about, choices=choices)
 
 
-def _choice(table: Mapping[str, Any]) -> Choice:
-    client, name, samples = (table[key] for key in ("client", "choice", "validation_samples"))
-    gains = {str(key): Gain(**{part: _number(x) for part, x in each.items()}) for key, each in table["gains"].items()}
-    if not (is_count(client) and is_count(samples) and name in (SAFE, *gains)):
-        raise ValueError(f"client {client!r} cannot take {name!r}")
-    return Choice(client, name, samples, gains)
-
-
-def _number(value: Any) -> float | None:
-    if value is not None and (type(value) not in (int, float) or not isfinite(value)):
-        raise ValueError(f"{value!r} is not a number")
-    return value  # type: ignore[no-any-return]
-
-
-def _reason(error: Exception) -> str:
-    return f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)[:200]
+def _choice(entry: Any) -> Choice:
+    kinds = {"client": int, "choice": str, "validation_samples": int, "gains": dict}
+    client, name, samples, gains = (check_table(entry, kinds)[key] for key in kinds)
+    parts = {each.name: float | None for each in fields(Gain)}
+    found = {key: Gain(**{part: check_table(gain, parts)[part] for part in parts}) for key, gain in gains.items()}
+    if not (is_count(client) and is_count(samples) and name in (SAFE, *found)):
+        raise ValueError(f"client {client} with {samples} samples cannot take '{shown(name)}'")
+    return Choice(client, name, samples, found)

@@ -19,9 +19,11 @@ from torch import Tensor
 from stratafl.errors import DamagedError, DataError
 from stratafl.evaluation.predictions import Predictions
 from stratafl.files import explained, open_plain, read_plain, write_atomically
+from stratafl.runs.class_counts import stored_class_counts
 
 PREDICTIONS = "predictions.safetensors"
 LARGEST, LARGEST_HEAD = 16 << 30, 1 << 20  # bytes that are read
+NEAR = 0.01  # how far from 1 the sum of rounded probabilities may be
 PARTS = ("client", "y", "scores")
 
 
@@ -44,9 +46,43 @@ def read_predictions(folder: Path, split: str = "test") -> Predictions | None:
     if f"{split}.client" not in tensors:
         return None
     try:
-        return Predictions(*(tensors[f"{split}.{part}"] for part in PARTS))
-    except (KeyError, DataError) as error:
-        raise DamagedError(f"'{path}' is damaged: {error}") from error
+        client, y, scores = (tensors[f"{split}.{part}"] for part in PARTS)
+        found = Predictions(client, y, scores)
+        _check(found)
+        _check_samples(found, split, stored_class_counts(folder))
+    except KeyError as error:
+        raise _damaged(path, f"{error} is missing") from error
+    except (TypeError, ValueError, DataError) as error:  # a tensor without dimensions has no length
+        raise _damaged(path, str(error)) from error
+    return found
+
+
+def _check(found: Predictions) -> None:
+    """Raise ValueError unless types, shapes and values are those of predictions; a model that diverged gives NaN."""
+    client, y, scores = found.client, found.y, found.scores
+    if (client.dtype, client.ndim, y.ndim, scores.dtype) != (torch.int64, 1, 1, torch.float32):
+        raise ValueError("clients are whole numbers [n], targets are [n], scores are float32 [n, K]")
+    if y.dtype not in (torch.int64, torch.int32, torch.float32, torch.float64) or not scores.shape[1]:
+        raise ValueError("targets are whole numbers or numbers, and there are scores")
+    if not found.labelled and (scores.shape[1] != 1 or not bool(y.isfinite().all())):
+        raise ValueError("of numbers, targets are finite and scores are [n, 1]")
+    if found.labelled and bool(((y < 0) | (y >= scores.shape[1])).any()):
+        raise ValueError(f"labels are from 0 to {scores.shape[1] - 1}")
+    if found.labelled and bool(((scores < 0) | ((scores.sum(1, keepdim=True) - 1).abs() > NEAR)).any()):
+        raise ValueError("scores of classes are probabilities, which sum to 1")
+
+
+def _check_samples(found: Predictions, split: str, counts: dict[str, Any] | None) -> None:
+    """Raise ValueError unless each client that is there has as many samples as the run recorded."""
+    held = [sum(row) for row in (counts or {"counts": {}})["counts"].get(split, ())]
+    if counts is None or not held:
+        return
+    clients, samples = (each.tolist() for each in found.client.unique(return_counts=True))
+    for client, count in zip(clients, samples, strict=True):
+        if not 0 <= client < len(held):
+            raise ValueError(f"the run has no client {client}")
+        if held[client] != count:
+            raise ValueError(f"client {client} has {held[client]} {split} samples, not {count}")
 
 
 def predicted_round(folder: Path) -> int | None:
@@ -92,8 +128,9 @@ def _header(path: Path, head: bytes) -> tuple[dict[str, Any], int]:
     raise _damaged(path)
 
 
-def _damaged(path: Path) -> DamagedError:
-    return DamagedError(f"'{path}' is damaged: remove it, and write it again with 'strata resume'")
+def _damaged(path: Path, why: str = "") -> DamagedError:
+    reason = f"{why}; " if why else ""
+    return DamagedError(f"'{path}' is damaged: {reason}remove it, and write it again with 'strata resume'")
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:

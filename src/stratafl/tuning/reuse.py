@@ -53,7 +53,8 @@ def reused(
 
 def tuned_settings(folder: Path, methods: Sequence[str]) -> dict[str, Any]:
     """What a tuning chose for these methods, and what it set for single ones, as the settings of a comparison."""
-    tuned, own = read_tuned(folder), Tuning.read(folder).own
+    tuned = read_tuned(folder)
+    own = Tuning.read(folder).own
     for method in methods:
         if "settings" not in tuned.get(method, {}):
             raise RunError(f"'{folder}' has not tuned {shown(method)}, only {', '.join(tuned)}: choose among these")

@@ -136,6 +136,12 @@ class Search:
         """The settings of each trial; the first is the default."""
         return points(self.space, self.trials)
 
+    def check(self) -> None:
+        """Refuse given values that a setting cannot have."""
+        for each in self.space:
+            for value in each.values:
+                algorithm_of(self.experiment({each.path: value}), self.trust)
+
     @property
     def planned(self) -> int:
         """How many trials there are, before the range is widened."""

@@ -63,6 +63,12 @@ def search_space(
     declared = {LR: rate, **{f"{OWN}{each.name}": each for each in hyperparameters(name, trust)}}
     found = [path for path, each in declared.items() if each.tune is not None or path in given]
     found += [path for path in given if path not in declared and not _of_another(path)]
+    for path in found:
+        if not is_own(path):
+            raise RecordError(
+                f"{shown(path)} cannot be tuned, because all trials share it: tune METHOD.option or settings of "
+                + " and ".join(f"[{table}]" for table in METHOD_TABLES)
+            )
     return tuple(
         _dimension(path, flat.get(path), declared.get(path), given.get(path, ()))
         for path in found
@@ -96,6 +102,12 @@ def parse_grids(typed: Sequence[str]) -> dict[str, list[Any]]:
 def own_settings(method: str, settings: Settings) -> dict[str, Any]:
     """The settings of one method as a comparison takes them: `METHOD.option`, `METHOD.train.lr`."""
     return {f"{method}.{path.removeprefix(OWN)}": value for path, value in settings.items()}
+
+
+def is_own(path: str) -> bool:
+    """Whether methods and trials may differ in a setting: all share data, model, rounds, seed and evaluation."""
+    table, _, key = path.partition(".")
+    return f"{table}." == OWN and key not in ("", "name") if table not in METHOD_TABLES else key != ""
 
 
 def _dimension(path: str, default: Any, declared: Hyperparameter | None, values: tuple[Any, ...]) -> Dimension:

@@ -7,7 +7,8 @@ winners/                     a comparison of the chosen settings on fresh seeds
 untuned/                     the same with the defaults, of methods whose choice is another
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -22,20 +23,21 @@ from stratafl.config.settings import Settings
 from stratafl.config.tables import EvaluateTable
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.annotations import WHOLE
-from stratafl.errors import DataError, RecordError, RunError, shown, unknown
+from stratafl.errors import DamagedError, DataError, RecordError, RunError, UnknownNameError, shown, unknown
 from stratafl.files import is_plain, write_atomically
 from stratafl.runs.comparison import SEEDS, Comparison, Member, check_member, folder_name, is_comparison, shared_and_own
 from stratafl.runs.directory import TUNING, is_run, new_folder, refuse_existing
 from stratafl.runs.distributed import check_stage
 from stratafl.runs.format import FORMAT, check_format
-from stratafl.runs.json_files import is_list_of
+from stratafl.runs.json_files import check_table, check_value, is_list_of
 from stratafl.runs.run import with_absolute_paths
 from stratafl.tuning.claims import waited_for
 from stratafl.tuning.search import Plan, Search, SearchResult, Work, is_open
-from stratafl.tuning.space import OWN, own_settings, search_space
+from stratafl.tuning.space import OWN, is_own, own_settings, search_space
 from stratafl.tuning.tpe import TPESearch, optuna_or_refusal
 
 CHOSEN, WINNERS, UNTUNED, TRIALS = "tuned.toml", "winners", "untuned", "trials"
+PLAN = {"trials": int, "eta": int, "only": list, "grids": dict, "sampler": str, "budget": str, "widen": bool}
 
 
 class Tuning:
@@ -73,8 +75,7 @@ class Tuning:
         refuse_existing(folder)
         common, own = shared_and_own(methods, settings)
         base = with_absolute_paths(with_values(base, common))
-        if not 1 <= seeds <= min(SEEDS, WHOLE - base.run.seed):
-            raise RecordError(f"--seeds must be from 1 to {min(SEEDS, WHOLE - base.run.seed):,}, not {shown(seeds)}")
+        _check_seeds(seeds, base)
         made = cls(folder, base, methods, own, plan, seeds, trust)
         base = replace(base, evaluate=made._check())  # once, because shares of classes differ a little between seeds
         made = cls(folder, base, methods, own, plan, seeds, trust)
@@ -86,11 +87,15 @@ class Tuning:
     def open(cls, folder: Path, trust: Trust | bool = NOTHING) -> "Tuning":
         """A stored tuning to continue; refused if its trials are not what it says."""
         made = cls.read(folder, Trust.of(trust).asked_by(folder / TUNING))
+        with _damaged(folder / TUNING):
+            made._check_values()
         for search in made.shared() or made.searches if made.plan.sampler == "grid" else ():
             for number, settings in enumerate(search.points):
                 if is_run(search.place(number)):
                     today = completed(search.experiment(settings), made.trust)
                     check_member(folder / TUNING, search.place(number), today)
+        if is_plain(folder / CHOSEN):
+            made._check_chosen()
         return made
 
     @classmethod
@@ -98,15 +103,17 @@ class Tuning:
         tables = read_toml(folder / TUNING, plain=True)
         head = tables.pop("tune", {})
         check_format(folder / TUNING, head.get("format") if isinstance(head, dict) else None)
-        methods, seeds, own, plan = (head.get(key) for key in ("methods", "seeds", "settings", "plan"))
-        sound = methods and is_list_of(str, methods) and type(seeds) is int and isinstance(plan, dict)
-        if not (sound and isinstance(own, dict) and all(isinstance(own.get(method), dict) for method in methods)):
-            raise RunError(f"'{folder / TUNING}' is damaged: it lacks methods, seeds, settings or a plan")
-        try:
-            made = Plan(**{**plan, "only": tuple(plan.get("only", ()))})
-        except (TypeError, ValueError) as error:
-            raise RunError(f"'{folder / TUNING}' is damaged: {error}") from error
-        return cls(folder, from_stored(tables), methods, own, made, seeds, trust)
+        with _damaged(folder / TUNING):
+            check_table(head, {"methods": list, "seeds": int, "settings": dict, "plan": dict})
+            methods, seeds, own, base = head["methods"], head["seeds"], head["settings"], from_stored(tables)
+            if not methods or not is_list_of(str, methods) or len(set(methods)) < len(methods):
+                raise ValueError(f"methods are names, each once, not {shown(methods)}")
+            _check_seeds(seeds, base)
+            check_table(own, dict.fromkeys(methods, dict))
+            made = cls(folder, base, methods, own, _plan(head["plan"]), seeds, trust)
+            for method in methods:
+                made.experiment_with(method, {})
+        return made
 
     @cached_property
     def searches(self) -> list[Search]:
@@ -118,6 +125,13 @@ class Tuning:
     def experiment(self, method: str) -> Experiment:
         """The configuration of a method at its defaults, with the seed of the trials."""
         return with_values(self.base, {"algorithm.name": method, **self.own[method]})
+
+    def experiment_with(self, method: str, settings: Settings) -> Experiment:
+        """That with these settings, which a file has; refused if methods cannot differ in them."""
+        for path in (*self.own[method], *settings):
+            if not is_own(path):
+                raise RecordError(f"{shown(path)} is not a setting of a single method")
+        return with_values(self.experiment(method), settings)
 
     @property
     def fresh(self) -> Experiment:
@@ -143,7 +157,35 @@ class Tuning:
 
     def tuned(self) -> dict[str, dict[str, Any]]:
         """What was chosen for each method, as it was written down."""
-        return read_tuned(self.folder)
+        path = self.folder / CHOSEN
+        if not is_plain(path):
+            raise RunError(
+                f"the tuning '{self.folder}' has not chosen yet: continue it with 'strata resume {self.folder}'"
+            )
+        head = read_toml(path, plain=True).get("tuned", {})
+        check_format(path, head.get("format") if isinstance(head, dict) else None)
+        with _damaged(path):
+            kinds = {"settings": dict, "is_default": bool}
+            methods = check_table(check_table(head, {"methods": dict})["methods"], dict.fromkeys(self.methods, dict))
+            for method, entry in methods.items():
+                if method not in self.methods:
+                    raise ValueError(f"{shown(method)} is not a method of this tuning")
+                check_table(entry, kinds, optional=kinds)
+                self.experiment_with(method, entry.get("settings", {}))
+        return methods
+
+    def _check_chosen(self) -> None:
+        """Refuse a file of choices that are not those of the trials, as far as these are there."""
+        tuned = self.tuned()
+        for method, choice in self.choices().items():
+            entry = _entry(choice)
+            for key in ("settings", "is_default"):
+                if tuned[method].get(key) != entry.get(key):
+                    there, chosen = shown(tuned[method].get(key)), shown(entry.get(key))
+                    raise DamagedError(
+                        f"'{self.folder / CHOSEN}' is damaged: {key} of {method} is {there}, by its trials it is "
+                        f"{chosen}: remove it, and write it again with 'strata resume'"
+                    )
 
     def comparisons(self) -> list[Comparison]:
         """The chosen settings on fresh seeds, and the defaults on the same seeds where they differ."""
@@ -156,12 +198,19 @@ class Tuning:
     def _comparison(self, name: str, settings: Mapping[str, Settings]) -> Comparison:
         folder = self.folder / name
         if name not in self._made:
+            own = {method: {**self.own[method], **each} for method, each in settings.items()}
             with waited_for(folder):
                 if not is_comparison(folder):
-                    own = [own_settings(method, {**self.own[method], **each}) for method, each in settings.items()]
-                    given = {path: v for each in own for path, v in each.items()}
+                    given = {path: v for method in own for path, v in own_settings(method, own[method]).items()}
                     Comparison.create(folder, self.fresh, list(settings), self.seeds, given, self.trust, checked=False)
-            self._made[name] = Comparison.open(folder, self.trust)
+            made = Comparison.open(folder, self.trust)
+            seeds = tuple(self.fresh.run.seed + i for i in range(self.seeds))
+            if made.own != {method: _known(each) for method, each in own.items()} or made.seeds != seeds:
+                raise DamagedError(
+                    f"'{folder}' is damaged: its settings or seeds are not those of '{self.folder / CHOSEN}' and "
+                    f"{TUNING}: remove the folder '{folder}', and run it again with 'strata resume'"
+                )
+            self._made[name] = made
         return self._made[name]
 
     def _trials_left(self) -> list[Work]:
@@ -215,22 +264,29 @@ class Tuning:
             optuna_or_refusal()
         if self.base.evaluate.guard:
             raise RecordError("a tuning has no guard: tune without it, then run 'strata compare --tuned DIR --guard'")
-        known, evaluate = set[str](), self.base.evaluate
+        evaluate = self.base.evaluate
+        self._check_values()
         for method, search in zip(self.methods, self.searches, strict=True):
             sim = simulation_of(search.base, trust=self.trust)
-            every = search_space(search.base, grids=self.plan.grids, trust=self.trust)
-            _ = search.points  # refused if they are too many
-            known |= {each.path.replace(OWN, f"{method}.") for each in every}
             if sim.algorithm.leaks is not None:
                 raise RecordError(f"{method} cannot be tuned on validation data: {sim.algorithm.leaks}; leave it out")
             if not int(sim.runtime.federation.counts("validation").sum()):
                 raise DataError(f"{method} has no validation data to be tuned on: set data.validation, such as 0.1")
             evaluate = with_metric(self.experiment(method), sim.runtime.federation, self.trust).evaluate
             check_stage(evaluate.stage, sim)
+        return evaluate
+
+    def _check_values(self) -> None:
+        """Refuse settings to tune that no method has, values that they cannot have, and too many of them."""
+        known = set[str]()
+        for method, search in zip(self.methods, self.searches, strict=True):
+            every = search_space(search.base, grids=self.plan.grids, trust=self.trust)
+            known |= {each.path.replace(OWN, f"{method}.") for each in every}
+            search.check()
+            _ = search.points  # refused if they are too many
         for name in (*self.plan.only, *self.plan.grids):
             if name not in known:
                 raise unknown("setting to tune", name, sorted(known))
-        return evaluate
 
     def _tables(self) -> dict[str, Any]:
         own = {method: {k: v for k, v in settings.items() if v is not None} for method, settings in self.own.items()}
@@ -238,6 +294,36 @@ class Tuning:
         plan = {**vars(self.plan), "only": list(self.plan.only), "grids": grids}
         head = {"format": FORMAT, "methods": list(self.methods), "seeds": self.seeds, "settings": own, "plan": plan}
         return {"tune": head, **to_tables(self.base)}
+
+
+@contextmanager
+def _damaged(path: Path) -> Iterator[None]:
+    """Say of what is refused that it comes from this file."""
+    try:
+        yield
+    except (RecordError, UnknownNameError, ValueError) as error:
+        raise DamagedError(f"'{path}' is damaged: {error}") from error
+
+
+def _check_seeds(seeds: int, base: Experiment) -> None:
+    most = min(SEEDS, WHOLE - base.run.seed)
+    if not 1 <= seeds <= most:
+        raise RecordError(f"--seeds must be from 1 to {most:,}, not {shown(seeds)}")
+
+
+def _plan(table: dict[str, Any]) -> Plan:
+    """The plan in a file; ValueError says what is wrong with it."""
+    for key in check_table(table, PLAN, optional=PLAN):
+        if key not in PLAN:
+            raise unknown("key of [tune.plan]", key, PLAN)
+    only, grids = table.get("only", []), table.get("grids", {})
+    for name in only:
+        check_value("a setting in only", name, str)
+    for path, values in grids.items():
+        check_value(path, values, list)
+        if not values or len({str(value) for value in values}) < len(values):
+            raise ValueError(f"the grid of {shown(path)} has values, each once, not {shown(values)}")
+    return Plan(**{**table, "only": tuple(only)})
 
 
 def is_tuning(folder: Path) -> bool:
@@ -248,14 +334,7 @@ def read_tuned(folder: Path) -> dict[str, dict[str, Any]]:
     """What a finished tuning chose for each method."""
     if not is_tuning(folder):
         raise RunError(f"'{folder}' is not a tuning: it has no {TUNING}; make one with 'strata tune'")
-    if not is_plain(folder / CHOSEN):
-        raise RunError(f"the tuning '{folder}' has not chosen yet: continue it with 'strata resume {folder}'")
-    head = read_toml(folder / CHOSEN, plain=True).get("tuned", {})
-    check_format(folder / CHOSEN, head.get("format") if isinstance(head, dict) else None)
-    methods = head.get("methods")
-    if not isinstance(methods, dict) or not all(isinstance(entry, dict) for entry in methods.values()):
-        raise RunError(f"'{folder / CHOSEN}' is damaged: it has no table of methods")
-    return methods
+    return Tuning.read(folder).tuned()
 
 
 def _entry(choice: SearchResult) -> dict[str, Any]:
