@@ -4,36 +4,49 @@ fitted = stratafl.fit(fedper(), [(x, y), …], model, rounds=20)
 fitted.predict(3, x)          predictions of client 3's own model for raw samples
 fitted.model(3)               that model, an nn.Module that takes preprocessed samples
 fitted.predictor(3)           the model with its preprocessing: it takes raw samples, as predict does
+fitted.metric("auroc")        of all clients' models on their test samples; also your own f(y_true, y_score)
 fitted.export(3, "c3.onnx")   or .safetensors
 """
 
 import copy
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from stratafl.config.metrics import chosen_by_classes, metric_for
+from stratafl.config.tables import EvaluateTable
+from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.algorithm import Algorithm
+from stratafl.core.layout import Rows
 from stratafl.core.reprs import short_repr
 from stratafl.data import Federation, from_clients
 from stratafl.data.arrays import Array, plain_tensor
-from stratafl.errors import DataError, ModelError, RecordError, RunError
+from stratafl.errors import DataError, ModelError, RecordError, RunError, unknown
+from stratafl.evaluation.candidates import EPOCHS, GuardCandidates, GuardedModels, alone_like, guarded, local_descent
 from stratafl.evaluation.evaluate import state_dict
 from stratafl.evaluation.flags import Notices
+from stratafl.evaluation.guard import SAFE, Choice
 from stratafl.evaluation.measure import Line
+from stratafl.evaluation.metrics import Metric, named_metric, own_metric
+from stratafl.evaluation.predictions import Predictions, predictions
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Progress, Simulation, simulation
 from stratafl.execute.build import ModelSource
 from stratafl.execute.tokens import check_given
 from stratafl.export import Predictor, to_onnx, to_safetensors
+from stratafl.runs.directory import CONFIG, GUARD, config_of, environment_of
+from stratafl.runs.guard import companion, extended, local_model, read_guard, run_to_end, train_alone
 from stratafl.runs.stored import read_run, selected_line
-from stratafl.runs.summary import Selection, evaluated, selected
+from stratafl.runs.summary import USUAL, Selection, evaluated, selected
 
 log = logging.getLogger("stratafl")
+HELD_OUT = ("test", "validation")
 
 
 @short_repr
@@ -48,6 +61,10 @@ class Fitted:
     progress: Progress
     history: list[Line]
     counts: Line | None = None  # the line of the round that the run's settings select; None: by validation
+    folder: Path | None = None  # the run directory that it was loaded from
+    evaluate: EvaluateTable = USUAL  # what rounds were selected by, and the stage of the models that count
+    selected_by: Metric | None = None  # that metric; None: as `evaluate` names it
+    trust: Trust | bool = NOTHING
 
     def _about(self) -> str:
         kind = "regression" if self.sim.setup.classes is None else f"{self.sim.setup.classes} classes"
@@ -67,6 +84,49 @@ class Fitted:
         if value is None:
             raise DataError(f"round {self.round} has no test accuracy: it was not evaluated on labelled test samples")
         return float(value)
+
+    def metric(
+        self, metric: str | Callable[..., object], split: str = "test", average: str = "auto", client: int | None = None
+    ) -> float:
+        """A metric of these models on held-out samples: a name, or a function `f(y_true [n], y_score [n, K])`.
+
+        `average` is over all `samples` or the mean over `clients`; `auto` is as the run says for its own metric, and
+        else as docs/metrics.md says. With `client`, it is that client's own. NaN where it is not defined.
+        """
+        chosen = named_metric(metric) if isinstance(metric, str) else own_metric(metric)
+        if average not in ("auto", "samples", "clients"):
+            raise unknown("average", average, ("auto", "samples", "clients"))
+        found = self.predictions(split)
+        if client is not None:
+            return found.of(self._checked(client)).value(chosen)
+        usual = "samples" if chosen.pooled else "clients"
+        if chosen.name == self.evaluate.metric and self.evaluate.average != "auto":
+            usual = self.evaluate.average
+        return found.average(chosen, usual if average == "auto" else average)
+
+    def confusion(self, client: int | None = None, split: str = "test") -> Tensor:
+        """How many samples of each class (rows) are given each class (columns), of a client or of all, `[K, K]`."""
+        found = self.predictions(split)
+        return (found if client is None else found.of(self._checked(client))).confusion()
+
+    def predictions(self, split: str = "test") -> Predictions:
+        """What every client's own model gives for its own samples of a split, `test` or `validation`.
+
+        It is the model at the stage that counts (`evaluate.stage`); after training as it is deployed, since models
+        right after training are not kept.
+        """
+        if split not in HELD_OUT:
+            raise unknown("split", split, HELD_OUT)
+        return predictions(self.sim, self.progress, torch.arange(self.clients), split, self._stage)
+
+    @property
+    def _stage(self) -> str:
+        return "deployed" if self.evaluate.stage == "trained" else self.evaluate.stage
+
+    def _checked(self, client: int) -> int:
+        if not isinstance(client, int) or not 0 <= client < self.clients:
+            raise DataError(f"client must be a whole number from 0 to {self.clients - 1}, not {client!r}")
+        return client
 
     @property
     def round(self) -> int:
@@ -93,10 +153,42 @@ class Fitted:
         """
         if not isinstance(client, int):
             raise DataError(f"client must be a whole number from 0 to {self.clients - 1}, not {client!r}")
-        assert self.sim.template is not None  # every assembled simulation has one
-        module = copy.deepcopy(self.sim.template)
-        module.load_state_dict(state_dict(self.sim, self.progress, client), strict=False)
-        return module.eval()
+        return _module(self.sim, state_dict(self.sim, self.progress, client))
+
+    def guard(self, epochs: int = EPOCHS) -> "Guarded":
+        """Train local models, and let each client choose between those, its own model and fine-tuned ones.
+
+        It takes as long as training did, and chooses on validation samples. `epochs` are those of fine-tuning, with the
+        learning rate of the run that was loaded, or else of the method's own training.
+        """
+        stored = None if self.folder is None else config_of(self.folder)
+        if stored is None and extended(self.sim):
+            raise ModelError(
+                "guard() needs a model to train alone, and this method adds layers to the one it was given: use "
+                "'strata run --guard', and load that run"
+            )
+        train = local_descent(self.sim.algorithm) if stored is None else stored.train
+        alone = alone_like(self.sim, train) if stored is None else companion(self.sim, stored, self.trust)
+        trial = Trial(self.sim)
+        metric = self.selected_by or metric_for(self.evaluate, self.sim.runtime.federation, self.trust)
+        best = run_to_end(train_alone(Trial(alone, metric=metric), self.evaluate, self.sim.setup.rounds))
+        candidates = GuardCandidates(self.sim, self.progress, alone, best, train, self._stage, epochs)
+        return Guarded(guarded(candidates, trial.ids, trial.splits, metric))
+
+    def guarded(self, client: int) -> nn.Module:
+        """The model that a client takes in a run with `--guard`, in evaluation mode."""
+        if self.folder is None or not (self.folder / GUARD).exists():
+            raise RunError("this run has no guard: load one that was started with --guard, or call guard()")
+        record = read_guard(self.folder)
+        if client not in record.choices:
+            raise DataError(f"client {client!r} has no choice: those that have are {first_few(record.choices)}")
+        name, experiment = record.choices[client].candidate, config_of(self.folder)
+        if name == SAFE:
+            sim = companion(self.sim, experiment, self.trust) if extended(self.sim) else self.sim
+            return _module(sim, local_model(self.folder, client))
+        train, stage = experiment.train, experiment.evaluate.stage
+        candidates = GuardCandidates(self.sim, self.progress, train=train, stage=stage, epochs=record.epochs)
+        return _module(self.sim, _only_row(candidates.rows(name, torch.tensor([client]))))
 
     def predictor(self, client: int) -> Predictor:
         """A client's own model with its preprocessing, as one module that takes raw samples.
@@ -138,6 +230,56 @@ class Fitted:
         return target
 
 
+@short_repr
+@dataclass(frozen=True, eq=False)
+class Guarded:
+    """A trained federation in which each client has chosen its model on its validation samples."""
+
+    models: GuardedModels
+
+    def _about(self) -> str:
+        counts = Counter(choice.candidate for choice in self.choices.values())
+        return ", ".join(f"{count} {name}" for name, count in counts.most_common())
+
+    @property
+    def choices(self) -> Mapping[int, Choice]:
+        """What each client takes, with the gain and standard error of every candidate."""
+        return self.models.choices
+
+    @property
+    def accuracy(self) -> float:
+        """Test accuracy of the chosen models over all samples."""
+        if "test" not in self.models.found or not self.models.predictions("test").labelled:
+            raise DataError("there is no test accuracy: the federation has no labelled test samples")
+        return float(self.models.predictions("test").hits().double().mean())
+
+    def model(self, client: int) -> nn.Module:
+        """The model that a client takes, in evaluation mode."""
+        if client not in self.choices:
+            raise DataError(f"client {client!r} has no choice: those that have are {first_few(self.choices)}")
+        local = self.choices[client].candidate == SAFE
+        sim = self.models.candidates.alone if local else self.models.candidates.sim
+        assert sim is not None  # it was trained to choose
+        return _module(sim, _only_row(self.models.rows(client)))
+
+
+def _module(sim: Simulation, state: Mapping[str, Tensor]) -> nn.Module:
+    assert sim.template is not None  # every assembled simulation has one
+    module = copy.deepcopy(sim.template)
+    module.load_state_dict(dict(state), strict=False)
+    return module.eval()
+
+
+def _only_row(rows: Rows) -> dict[str, Tensor]:
+    return {name: block[0].clone() for name, block in rows.items()}
+
+
+def first_few(ids: Iterable[int]) -> str:
+    """The first of these numbers."""
+    listed = sorted(ids)
+    return ", ".join(map(str, listed[:8])) + (", …" if len(listed) > 8 else "")
+
+
 def fit(
     algorithm: Algorithm,
     clients: Federation | Sequence[tuple[Array, Array]],
@@ -149,6 +291,7 @@ def fit(
     split: str = "stratified",
     seed: int = 0,
     evaluate_every: int = 1,
+    metric: str | Callable[..., object] = "auto",
     device: str = "auto",
     **options: Any,
 ) -> Fitted:
@@ -156,8 +299,9 @@ def fit(
 
     `model` is a module, or a function that makes one. Each client's samples are split into test, validation and
     training samples, stratified by class (`split="random"`: at random). `device="auto"` is a GPU if there is one.
-    `options` are those of `simulation`. You get the models after the round with the best validation accuracy, or after
-    the last round if there are no validation samples.
+    `options` are those of `simulation`. You get the models after the round with the best `metric` on validation
+    samples, or after the last round if there are none. `auto` is accuracy, balanced accuracy if one class has more than
+    60 % of the samples, or the squared error; or give a name, or a function `f(y_true, y_score)`.
     """
     if evaluate_every < 1:
         raise RecordError(f"evaluate_every must be a number of rounds, at least 1, not {evaluate_every}")
@@ -167,18 +311,32 @@ def fit(
     if not isinstance(federation, Federation):
         federation = from_clients(federation, validation=validation, test=test, seed=seed, split=split)
     sim = simulation(algorithm, federation, model, rounds=rounds, seed=seed, device=device, **options)
-    trial = Trial(sim, evaluate_every)
+    evaluate, chosen = _evaluation(metric, federation)
+    trial = Trial(sim, evaluate_every, metric=chosen)
     progress, history, selection, notices = trial.sim.start(), list[Line](), Selection(), Notices()
     try:
         while progress.t < trial.rounds:
             progress, entry = trial.round(progress)
             history.append(entry.round)
-            selection = selection.after(entry.round, progress)
+            selection = selection.after(entry.round, progress, evaluate)
             for notice in notices.of(history):
                 log.warning("%s", notice)
     finally:
         sim.runtime.close()
-    return Fitted(trial.sim, selection.progress or progress, history)
+    state = selection.progress or progress
+    return Fitted(trial.sim, state, history, selection.line, evaluate=evaluate, selected_by=chosen)
+
+
+def _evaluation(metric: str | Callable[..., object], federation: Federation) -> tuple[EvaluateTable, Metric]:
+    """What rounds are selected by; a choice by the data is logged."""
+    if not isinstance(metric, str):
+        own = own_metric(metric)
+        own = replace(own, name=f"own:{own.name}")
+        return EvaluateTable(metric=own.name, average="clients", better="larger" if own.sign > 0 else "smaller"), own
+    found = metric_for(EvaluateTable(metric=metric), federation)
+    if metric == "auto" and found.name == "balanced_accuracy":
+        log.warning("%s", chosen_by_classes(federation, "metric='{}'"))
+    return EvaluateTable(metric=found.name, average="samples" if found.pooled else "clients"), found
 
 
 def load(folder: str | Path, *, round: str = "selected", device: str = "auto", trust: bool = False) -> Fitted:
@@ -189,5 +347,8 @@ def load(folder: str | Path, *, round: str = "selected", device: str = "auto", t
     (`package.module:name`), loading it runs that code: allow it with `trust=True`. You may load a run while it is still
     running.
     """
-    sim, progress, lines = read_run(Path(folder), round, device, trust)
-    return Fitted(sim, progress, lines, selected_line(Path(folder), lines))
+    place = Path(folder)
+    sim, progress, lines = read_run(place, round, device, trust)
+    evaluate, counts = config_of(place).evaluate, selected_line(place, lines)
+    trusted = Trust.of(trust).asked_by(place / CONFIG, environment_of(place).get("folder"))
+    return Fitted(sim, progress, lines, counts, place, evaluate, trust=trusted)

@@ -94,10 +94,17 @@ class ContractError(StrataError):
 def unknown(kind: str, given: str, existing: Iterable[str]) -> UnknownNameError:
     """The error for a name that does not exist: what was given, the nearest match, what exists."""
     names, short = list(existing), shown(given)
-    near = get_close_matches(short, names, n=1, cutoff=0.5)
-    allowed = choices(names)
-    hint = f"; did you mean '{shown(near[0])}'? {allowed[0].upper()}{allowed[1:]}" if near else f"; {allowed}"
+    near, allowed = _nearest(short, names), choices(names)
+    hint = f"; did you mean '{shown(near)}'? {allowed[0].upper()}{allowed[1:]}" if near else f"; {allowed}"
     return UnknownNameError(f"unknown {kind} '{short}'{hint}")
+
+
+def _nearest(given: str, names: Iterable[str]) -> str | None:
+    """The name that is most like this one, whatever its case, or that ends with it, as macro_f1 does with f1."""
+    plain, given = {name.lower(): name for name in names}, given.lower()
+    close = get_close_matches(given, plain, n=1, cutoff=0.5)
+    longer = [name for name in plain if len(given) > 1 and name.endswith(given)]
+    return next((plain[name] for name in (*close, *longer)), None)
 
 
 MOST_LISTED = 60  # names in a message

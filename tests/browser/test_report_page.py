@@ -13,8 +13,8 @@ from processes import PATIENCE
 from stratafl.report import gather
 from stratafl.report.page import write_report
 
-CHARTS = ("curves", "clients", "class_counts", "layers", "methods", "mixing", "bytes")
-PHONE, DESK = 390, 1280
+CHARTS = ("decision", "curves", "clients", "class_counts", "layers", "methods", "mixing", "bytes")
+PHONE, DESK = 400, 1280
 
 
 class Page:
@@ -94,6 +94,75 @@ def test_every_chart_is_drawn(client):
         )
         assert min(marks[:2]) > 0, chart
         assert marks[2] > 100, chart
+
+
+def test_no_two_ticks_of_an_axis_have_the_same_text(client):
+    ticks = """return [...document.querySelectorAll(".chart")].flatMap(chart =>
+        [".xtick text", ".ytick text"].map(axis =>
+            [chart.id, [...chart.querySelectorAll(axis)].map(each => each.textContent)]))"""
+    found = client.do(ticks)
+    assert len(found) > len(CHARTS)
+    for chart, texts in found:
+        assert len(set(texts)) == len(texts), (chart, texts)
+
+
+def test_axes_show_the_differences(client):
+    """Scores of clients go from 47 to 70 %: the axis does not go from 0 to 100 %."""
+    low, high = client.do("return document.getElementById('chart-clients').layout.xaxis.range")
+    values = client.do("return document.getElementById('chart-clients').data.flatMap(each => each.x)")
+    assert low < min(values) < max(values) < high
+    assert high - low < 1.2 * (max(values) - min(values))
+
+
+def test_points_are_what_the_caption_says(client):
+    shown = """const place = document.getElementById("chart-clients");
+        return [place.data.map(each => each.x.length),
+                place.closest("figure").querySelector("figcaption").textContent]"""
+    points, caption = client.do(shown)
+    assert points == [8, 8, 8]
+    assert "Each point is a client with one seed (4 clients × 2 seeds = 8)" in caption
+
+
+def test_the_decision_can_be_seen_alone(page):
+    visible = "return document.querySelector('#ranked').getBoundingClientRect().height > 0"
+    page.open(DESK)
+    assert page.do(visible)
+    page.do("document.querySelector('button[data-view=decision]').click()")
+    assert not page.do(visible)
+    assert page.do("return document.documentElement.scrollHeight") <= 900  # one screen
+    page.do("document.querySelector('button[data-view=everything]').click()")
+    assert page.do(visible)
+    page.url += "#decision"
+    try:
+        page.open(DESK)
+        assert not page.do(visible)
+        page.do("document.querySelector('button[data-view=everything]').click()")
+        assert page.do("return document.querySelectorAll('#chart-curves .trace').length") > 0  # drawn when it is shown
+    finally:
+        page.url = page.url.removesuffix("#decision")
+
+
+def test_the_axis_can_be_fitted_to_the_end(page):
+    page.open(DESK)
+    span = "const [low, high] = document.getElementById('chart-curves').layout.yaxis.range; return high - low"
+    before = page.do(span)
+    page.do("document.querySelector('#controls-curves input[type=checkbox]').click()")
+    assert page.do(span) < 0.75 * before
+
+
+def test_on_paper_everything_is_light_and_unfolded(page):
+    page.open(DESK, dark=True)
+    page.do("dispatchEvent(new Event('beforeprint'))")
+    assert page.do("return document.documentElement.dataset.theme") == "light"
+    assert page.do("return [...document.querySelectorAll('details')].every(each => each.open)")
+    page.do("dispatchEvent(new Event('afterprint'))")
+    assert page.do("return document.documentElement.dataset.theme") == "dark"
+
+
+def test_tables_that_a_decision_needs_fit_a_screen(client):
+    wide = """return [...document.querySelectorAll(".scroll")].filter(each => each.scrollWidth > each.clientWidth + 1)
+        .map(each => each.querySelector("table").id)"""
+    assert set(client.do(wide)) <= {"runs"}
 
 
 def test_nothing_is_asked_of_anybody_and_nothing_is_complained_about(page):

@@ -39,11 +39,29 @@ METHODS = f"one of: {', '.join(sorted(ALGORITHMS))}"
         (["--set", "model.hiden=[8]"], ("unknown option of model mlp 'hiden'; did you mean 'hidden'?", "norm")),
         (["--set", "data.partition=idd"], ("unknown data.partition 'idd'; did you mean 'iid'?", "pfllib")),
         (["--engine", "lop"], ("unknown run.engine 'lop'; did you mean 'loop'?", "stacked")),
+        (["--metric", "AUROC"], ("unknown evaluate.metric 'AUROC'; did you mean 'auroc'?", "@0.95, module:function")),
+        (["--metric", "f1"], "unknown evaluate.metric 'f1'; did you mean 'macro_f1'?"),
         (["--set", "model.head=fc7"], ("unknown head 'fc7'; did you mean 'fc'?", "one of: fc1, fc")),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_an_unknown_name_is_answered_with_the_nearest_and_with_all(refused, arguments, says):
+    refused("run", *arguments, says=says)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            ["--metric", "auroc", "--set", "evaluate.metric=mae"],
+            "--metric auroc and --set evaluate.metric=mae",
+        ),
+        (["--guard", "--set", "evaluate.guard=false"], "--guard and --set evaluate.guard=false contradict each other"),
+        (["--seed", "3", "--set", "run.seed=4"], "--seed 3 and --set run.seed=4 contradict each other: leave out one"),
+    ],
+    ids=["metric", "guard", "seed"],
+)
+def test_an_option_that_contradicts_a_setting_is_refused(refused, arguments, says):
     refused("run", *arguments, says=says)
 
 
@@ -528,12 +546,12 @@ def test_a_run_with_a_changed_configuration_is_not_resumed(refused, finished, ol
 
 
 def test_a_run_of_a_newer_format_is_left_alone(refused, finished):
-    edit(finished / "environment.json", '"format": 3', '"format": 4')
+    edit(finished / "environment.json", '"format": 4', '"format": 5')
     refused(
-        "resume", finished, says=("newer version of stratafl (format 4; this one reads up to 3)", "update stratafl")
+        "resume", finished, says=("newer version of stratafl (format 5; this one reads up to 4)", "update stratafl")
     )
     refused(
-        "report", finished, says=("newer version of stratafl (format 4; this one reads up to 3)", "update stratafl")
+        "report", finished, says=("newer version of stratafl (format 5; this one reads up to 4)", "update stratafl")
     )
 
 
@@ -661,8 +679,8 @@ METHOD_LIST = 'methods = [\n    "local",\n    "fedavg",\n]'
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("format = 3", "format = 4", "format 4"),
-        ("format = 3\n", "", "both/compare.toml"),
+        ("format = 4", "format = 5", "format 5"),
+        ("format = 4\n", "", "both/compare.toml"),
         ("[compare]", "[compare", "'both/compare.toml' is not TOML"),
         ("methods =", "method =", "'both/compare.toml' is damaged"),
         ("[compare.settings.local]", "[compare.setting.local]", "both/compare.toml"),

@@ -3,13 +3,15 @@
 import csv
 import io
 import json
+import logging
 
 import pytest
 from cli_helpers import SMALL, TINY, checked_line
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stratafl.cli.console import result_console, svg_picture
+from stratafl.cli.console import result_console, show_warnings, svg_picture
 from stratafl.errors import DataError, UnknownNameError, printable, shown, unknown
 from stratafl.report.page import in_script
 from stratafl.report.tables import as_csv, escape
@@ -134,3 +136,13 @@ def test_a_column_may_look_like_a_number(strata, place, text):
     given = ("--set", f"data.label={text}", "--set", "data.clients=2", "--set", "data.partition=iid")
     result = strata("data", "show", "--data", "mine.csv", *given)
     assert result.code == 0, result.err
+
+
+def test_warnings_wait_until_no_error_can_follow():
+    console, log = Console(file=io.StringIO(), width=80), logging.getLogger("stratafl")
+    with show_warnings(console) as release_warnings:
+        log.warning("this waits")
+        assert not console.file.getvalue()
+        release_warnings()
+        log.warning("this does not")
+    assert console.file.getvalue() == "note: this waits\nnote: this does not\n"

@@ -46,6 +46,10 @@ def axis_titles(chart, *choices):
     return tuple(layout[axis].get("title", {}).get("text") for axis in ("xaxis", "yaxis"))
 
 
+def axis_range(chart, axis, *choices):
+    return _figure(chart, choices)["layout"][axis]["range"]
+
+
 def texts(chart):
     """Every name and value in every figure of a chart."""
     found = []

@@ -31,7 +31,7 @@ def layer_charts(study):
 
 def test_plotly_accepts_every_figure(tmp_path):
     found = charts(gather([write_study(tmp_path / "s")]))
-    assert list(found) == ["curves", "clients", "class_counts", "layers", "methods", "mixing", "bytes"]
+    assert list(found) == ["decision", "curves", "clients", "layers", "methods", "mixing", "bytes", "class_counts"]
     for chart in found.values():
         assert figures(chart.tree)
         for figure in figures(chart.tree):
@@ -89,8 +89,8 @@ def test_clients_are_shown_by_the_models_that_count(tmp_path):
     study = gather([tmp_path])
     chart = clients_chart(study)
     assert [score for score, _ in series(chart)["fedper"]] == pytest.approx([0.2, 0.3, 0.4])
-    assert chart.caption.startswith("Test accuracy by client, of models as received at the last round, all seeds")
-    assert [row[2].shown for row in worst_table(study).rows] == ["0", "1", "2"]
+    assert chart.caption.startswith("Test accuracy by client, of models as received at the last round. Each point")
+    assert [row[1].shown for row in worst_table(study).rows] == ["client 0", "client 1", "client 2"]
 
 
 def test_the_worst_clients_and_what_they_hold(tmp_path):
@@ -98,8 +98,8 @@ def test_the_worst_clients_and_what_they_hold(tmp_path):
     held = {"classes": 3, "clients": 3, "counts": counts}
     write_run(tmp_path / "0", [0.1, 0.9], clients=3, holdings=held)
     rows = [[cell.shown for cell in row] for row in worst_table(gather([tmp_path])).rows]
-    assert rows[0] == ["fedper", "0", "2", "88.0 %", "6", "7", "2"]
-    assert rows[2] == ["fedper", "0", "0", "90.0 %", "4", "3", "0, 2"]
+    assert rows[0] == ["fedper", "client 2", "0", "88.0 %", "6", "7", "2"]
+    assert rows[2] == ["fedper", "client 0", "0", "90.0 %", "4", "3", "0, 2"]
 
 
 def test_only_the_selected_round_of_the_clients_is_read(tmp_path):
@@ -221,7 +221,8 @@ def test_the_ranking_in_the_table_and_in_csv(tmp_path):
         write_run(tmp_path / f"b{seed}", [0.4 + seed / 10], seed=seed, name="=local:x")
     table = ranking_table(gather([tmp_path]))
     assert [row[0].shown for row in table.rows] == ["fedper", "=local:x"]
-    assert [row[4].shown for row in table.rows] == ["first", "−10.0 (−10.0 to −10.0)"]
+    assert [row[2].shown for row in table.rows] == ["first", "−10.0 (−10.0 to −10.0)"]
+    assert table.rows[0][1].below == "95 % interval 35.2 to 84.8 %"
     header, first, second = table.csv.splitlines()
     assert {"score_mean", "score_low", "difference_high"} <= set(header.split(","))
     low = float(first.split(",")[header.split(",").index("score_low")])
@@ -280,11 +281,10 @@ def test_clients_and_classes_are_called_by_their_names(tmp_path):
     brief = "&lt;b&gt;longlonglonglon… #1"
     held = series(class_counts_chart(study), "seed 0", "train")["samples"]
     assert held == [("a", "ann"), ("a", brief), ("b", brief)]
-    assert details(clients_chart(study)) == ["client ann, seed 0", f"client &lt;b&gt;{'long' * 10}, seed 0"]
+    assert details(clients_chart(study)) == ["ann, seed 0", f"&lt;b&gt;{'long' * 10}, seed 0"]
     table = worst_table(study)
-    assert table.head[2:4] == ("client", "name")
     rows = [[cell.shown for cell in row] for row in table.rows]
-    assert rows[1] == ["fedper", "0", "0", "ann", "90.0 %", "4", "3", "a"]
+    assert rows[1] == ["fedper", "ann", "0", "90.0 %", "4", "3", "a"]
 
 
 def test_many_clients_keep_their_names(tmp_path):
@@ -329,12 +329,15 @@ def test_a_regression_has_no_classes_and_says_which_loss_it_is(tmp_path):
     held = {"classes": None, "clients": 2, "counts": {"train": [[3], [4]], "test": [[1], [1]]}}
     study = gather([as_regression(write_run(tmp_path / "0", [0.5], clients=2, holdings=held))])
     assert class_counts_chart(study).caption == "The number of samples of each client."
-    assert worst_table(study).head == ("method", "seed", "client", "loss", "test samples", "training samples")
+    assert worst_table(study).head == (
+        *("method", "client", "seed", "mean squared error", "test samples", "training samples"),
+    )
     assert ranking_table(study).caption.startswith("Test loss (mean squared error) of deployed models")
     assert axis_titles(clients_chart(study))[0] == "mean squared error"
     curves = curves_chart(study)
     titles = {name: axis_titles(curves, name, "rounds")[1] for name in options(curves)}
-    assert titles == {"test loss, deployed": "mean squared error", "training loss": "loss"}
+    assert (titles["test loss, deployed"], titles["training loss"]) == ("mean squared error", "loss")
+    assert not any("accuracy" in name for name in titles)
 
 
 def test_commands_stand_in_the_order_in_which_they_were_given(tmp_path):

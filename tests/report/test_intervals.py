@@ -7,7 +7,7 @@ from written_runs import rewrite, round_line, write_run
 
 from stratafl.report import gather
 from stratafl.report.formats import difference, duration, limits, score, size, spread
-from stratafl.report.intervals import Interval, Spread, interval, paired_difference
+from stratafl.report.intervals import Interval, Spread, interval
 from stratafl.report.summary import cautions, summary
 
 
@@ -22,14 +22,10 @@ def test_the_t_interval_is_that_of_a_table():
 
 def test_one_value_has_no_interval():
     assert interval([1.0]) is None
-    assert paired_difference({0: 1.0, 1: 2.0}, {1: 1.0, 2: 3.0}) is None
 
 
-def test_pairs_are_of_the_same_seed():
-    first, second = {0: 0.5, 1: 0.7, 2: 0.9}, {2: 0.8, 0: 0.4, 1: 0.6, 7: 0.0}
-    found = paired_difference(first, second)
-    assert (found.mean, found.low, found.high) == pytest.approx((0.1, 0.1, 0.1))
-    assert found.beyond_noise
+def test_an_interval_is_beyond_noise_if_it_excludes_0():
+    assert Interval(0.1, 0.05, 0.3).beyond_noise
     assert not Interval(0.1, -0.1, 0.3).beyond_noise
 
 
@@ -59,18 +55,11 @@ def runs(place, **scores):
 def test_a_winner_is_named_only_beyond_noise(tmp_path):
     clear = summary(runs(tmp_path / "clear", fedavg=(0.5, 0.52, 0.51), local=(0.8, 0.83, 0.8)))
     assert clear.startswith("local comes first with 81.0 % test accuracy (mean of 3 seeds, 95 % interval ")
-    assert "fedavg follows at a distance of 30.0 points, which is beyond the noise between seeds" in clear
+    assert "It is better than fedavg (30.0 points, 95 % interval 2" in clear
     assert "no clear winner" not in clear
-    all_three = runs(tmp_path / "all", fedavg=(0.5, 0.52, 0.51), fedper=(0.6, 0.62, 0.62), local=(0.8, 0.83, 0.8))
-    assert "paired by seed). So are all other distances. With 3 seeds" in summary(all_three)
     noisy = summary(runs(tmp_path / "noisy", fedavg=(0.5, 0.9, 0.7), local=(0.8, 0.6, 0.76)))
-    assert "within the noise between seeds" in noisy
-    assert "So there is no clear winner." in noisy
-    three = runs(tmp_path / "three", fedavg=(0.1, 0.12, 0.11), local=(0.8, 0.6, 0.76), fedper=(0.81, 0.75, 0.7))
-    assert (
-        "Within noise of the first: local. Behind the first beyond noise: fedavg. So there is no clear winner"
-        in summary(three)
-    )
+    assert "Whether it is better than fedavg (2.0 points, 95 % interval −" in noisy
+    assert noisy.endswith("cannot be told, so there is no clear winner.")
 
 
 def test_of_losses_the_lower_is_better(tmp_path):
@@ -80,17 +69,15 @@ def test_of_losses_the_lower_is_better(tmp_path):
             line = {key: value for key, value in round_line(1, 0.0, loss).items() if not key.endswith("accuracy")}
             rewrite(folder / "rounds.jsonl", lambda _, line=line: line)
     said = summary(gather([tmp_path]))
-    assert said.startswith("local comes first with a test loss of 1 (mean of 2 seeds, 95 % interval 1 to 1).")
-    assert (
-        "fedavg follows at a distance of 1.05, which is beyond the noise between seeds (95 % interval 0.41 to 1.7"
-        in said
+    assert said.startswith(
+        "local comes first with a test loss of 1 (2 seeds: 1 and 1). It is better than fedavg (1.05, "
     )
 
 
 def test_one_seed_says_nothing_about_noise(tmp_path):
     said = summary(runs(tmp_path / "one", fedavg=(0.5,), local=(0.8,)))
     assert said.startswith("local comes first with 80.0 % test accuracy (one seed).")
-    assert "Without two common seeds, the noise between seeds is unknown." in said
+    assert said.endswith("These are differences between clients with one seed; with other seeds they may differ.")
     assert summary(runs(tmp_path / "alone", fedavg=(0.5,))) == "fedavg reaches 50.0 % test accuracy (one seed)."
 
 
@@ -125,8 +112,12 @@ def test_what_a_reader_is_warned_of(tmp_path):
 def test_limits_end_where_numbers_end_and_minus_is_no_hyphen():
     wide = Interval(0.1, -0.2, 1.3)
     assert limits(wide) == "0.0 to 100.0 %"
-    assert limits(wide, regression=True) == "0 to 1.3"
-    assert limits(Interval(2e-5, 1e-5, 3e-5), regression=True) == "1e−05 to 3e−05"
-    assert score(1e-5, regression=True) == "1e−05"
-    assert spread(Spread(1e-5, 1e-6), regression=True) == "1e−05 ± 1e−06"
+    assert limits(wide, True) == "0 to 1.3"
+    assert limits(Interval(2e-5, 1e-5, 3e-5), True) == "1e−05 to 3e−05"
+    assert score(1e-5, True) == "1e−05"
+    assert spread(Spread(1e-5, 1e-6), True) == "1e−05 ± 1e−06"
+    assert spread(Spread(0.7075, 0.1123), True) == "0.7075 ± 0.1123"
+    assert spread(Spread(0.7882, 0.0037), True) == "0.7882 ± 0.0037"
+    assert spread(Spread(-1234.4, 0.321), True) == "−1234.4 ± 0.3"
+    assert spread(Spread(0.7, 0.0), True) == "0.7000 ± 0.0000"
     assert difference(Interval(-0.1, -0.2, 0.1)) == "−10.0 (−20.0 to +10.0)"

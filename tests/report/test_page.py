@@ -55,12 +55,15 @@ def test_nothing_is_fetched(written):
 
 
 def test_every_section_is_there_with_headings_captions_and_labels(written):
-    for name in ("summary", "ranked", "course", "spread", "held", "lab", "ablations", "reproduction", "made"):
+    assert '<section id="decision"' in written
+    for name in ("ranked", "course", "spread", "held", "lab", "ablations", "reproduction", "made"):
         assert f'<section id="{name}"' in written
         assert f'href="#{name}"' in written
     assert written.count("<table ") == written.count("<caption>")
+    ids = re.findall(r'<(?:section|table|div|h2)[^>]* id="([^"]+)"', written)
+    assert len(set(ids)) == len(ids)
     charts = re.findall(r'<div class="chart" id="chart-(\w+)" role="img" aria-label="[^"]+"', written)
-    assert charts == ["curves", "clients", "class_counts", "layers", "methods", "mixing", "bytes"]
+    assert charts == ["decision", "curves", "clients", "layers", "methods", "mixing", "bytes", "class_counts"]
     for chart in charts:
         assert all(f'data-chart="{chart}" data-format="{kind}"' in written for kind in ("png", "svg", "csv"))
 
@@ -146,11 +149,11 @@ def test_what_stands_in_is_no_evidence_and_no_success(tmp_path):
     assert [text.count(f'class="left {look}"') for look in ("doubtful", "holds")] == [1, 0]
 
 
-def test_verdicts_come_right_after_the_summary_and_their_csv_has_every_key(tmp_path):
+def test_verdicts_come_right_after_the_decision_and_their_csv_has_every_key(tmp_path):
     write_run(tmp_path / "run", [0.5])
     study = gather([tell(tmp_path, {**GIVEN, "holds": True, "reason": "why", "noise": True})])
     found = sections(study)
-    assert [section.name for section in found[:3]] == ["summary", "reproduction", "ranked"]
+    assert [section.name for section in found[:3]] == ["decision", "reproduction", "ranked"]
     head, row = found[1].parts[0].csv.splitlines()
     assert head == "paper,table,claim,predicate,paper_value,measured,holds,reason,noise,stand_in"
     assert row == "P,1,a beats b,a > b,1.5,,True,why,True,False"

@@ -3,9 +3,12 @@
 import tomllib
 
 import numpy as np
+import pytest
 import tomli_w
 
+from stratafl.config.assemble import seeds_of
 from stratafl.config.experiment import Experiment, to_tables
+from stratafl.errors import RecordError, RunError, UnknownNameError
 from stratafl.runs import Comparison
 
 
@@ -48,3 +51,47 @@ def test_settings_of_older_versions_are_read(tmp_path):
     assert back.own == {"fedper": {"algorithm.personal": "last:1"}}
     (member,) = back.members()
     assert member.experiment.algorithm.options == {"personal": "last:1"}
+
+
+def seeds(comparison):
+    return [seeds_of(member.experiment).parts for member in comparison.members()]
+
+
+@pytest.mark.parametrize(
+    ("vary", "expected"),
+    [
+        ("all", [(4, 4, 4), (5, 5, 5)]),
+        ("partition", [(4, 4, 4), (5, 4, 4)]),
+        ("weights", [(4, 4, 4), (4, 5, 4)]),
+        ("batches", [(4, 4, 4), (4, 4, 5)]),
+    ],
+)
+def test_seeds_vary_one_part_and_the_others_keep_the_first(tmp_path, vary, expected):
+    given = {"run.rounds": 1, "data.clients": 3, "run.seed": 4}
+    made = Comparison.create(tmp_path / "c", Experiment(), ["local"], 2, given, vary=vary)
+    assert seeds(made) == expected
+    assert [member.folder.name for member in made.members()] == ["seed-4", "seed-5"]
+    back = Comparison.read(made.folder)
+    assert (back.vary, seeds(back)) == (vary, expected)
+
+
+def test_a_part_with_a_seed_of_its_own_keeps_it(tmp_path):
+    given = {"run.rounds": 1, "data.clients": 3, "data.seed": 7}
+    made = Comparison.create(tmp_path / "c", Experiment(), ["local"], 2, given, vary="weights")
+    assert seeds(made) == [(7, 0, 0), (7, 1, 0)]
+    with pytest.raises(
+        RecordError, match=r"data.seed = 7 fixes the partition, which --vary partition would vary: leave"
+    ):
+        Comparison.create(tmp_path / "d", Experiment(), ["local"], 2, given, vary="partition")
+    with pytest.raises(UnknownNameError, match=r"weigths.*weights"):
+        Comparison.create(tmp_path / "d", Experiment(), ["local"], 2, {}, vary="weigths")
+
+
+def test_comparisons_of_older_versions_vary_everything(tmp_path):
+    made = Comparison.create(tmp_path / "c", Experiment(), ["local"], 2, {"run.rounds": 1, "data.clients": 3})
+    path = made.folder / "compare.toml"
+    path.write_text(path.read_text().replace('vary = "all"\n', ""))
+    assert Comparison.read(made.folder).vary == "all"
+    path.write_text(path.read_text().replace("[compare]\n", '[compare]\nvary = "none"\n'))
+    with pytest.raises(RunError, match="damaged: vary is"):
+        Comparison.read(made.folder)

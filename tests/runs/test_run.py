@@ -94,6 +94,7 @@ def example(tmp_path_factory):
 
 def test_the_directory_holds_what_is_documented(example):
     names = {"config.toml", "environment.json", "class_counts.json", "preprocessing.json", "checkpoint"}
+    names |= {"predictions.safetensors"}
     journals = {"rounds.jsonl", "clients.jsonl", "layers.jsonl"}
     assert {path.name for path in example.folder.iterdir()} == names | journals
     assert sorted(os.listdir(example.folder / "checkpoint")) == ["000003", "000004"]
@@ -112,7 +113,7 @@ def test_the_configuration_written_is_complete_and_means_the_same(example):
 
 def test_the_environment_says_what_a_reader_needs(example):
     environment = json.loads((example.folder / "environment.json").read_text())
-    assert environment["format"] == 3
+    assert environment["format"] == 4
     assert environment["torch"] == torch.__version__
     assert (environment["seed"], environment["clients"], environment["columns"]) == (0, 4, 64 * 8 + 8 + 8 * 10 + 10)
     assert environment["resumed"] == []

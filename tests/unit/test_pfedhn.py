@@ -7,6 +7,7 @@ import torch
 
 from stratafl.algorithms import pfedhn, pfedhnpc
 from stratafl.algorithms.model_generator import ModelGenerator, Part
+from stratafl.core.keys import Seeds
 from stratafl.core.state import flatten, stored_bytes
 from stratafl.errors import MemoryLimitError
 from stratafl.execute import Matrix, simulation
@@ -49,7 +50,7 @@ def test_embeddings_are_normal_and_keyed_by_the_client():
     assert torch.equal(many[:6], part.create(setup, None, "server"))
     assert abs(float(many.mean())) < 0.03
     assert abs(float(many.std()) - 1) < 0.03
-    assert not torch.equal(many, part.create(replace(setup, clients=4000, seed=1), None, "server"))
+    assert not torch.equal(many, part.create(replace(setup, clients=4000, seeds=Seeds.of(1)), None, "server"))
 
 
 def test_a_clients_model_has_the_same_bits_whoever_else_is_served():

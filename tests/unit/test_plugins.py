@@ -149,6 +149,19 @@ def test_a_module_that_is_not_there(own):
     assert says == "model 'nowhere_at_all:Net': there is no module 'nowhere_at_all' here"
 
 
+def test_a_file_is_named_as_a_module(own):
+    name = own("class Net: pass")
+    says = refusal(UnknownNameError, trusting, "model", f"{name}.py:Net")
+    assert says == f"model '{name}.py:Net': there is no module '{name}.py' here; write {name}:Net"
+
+
+def test_a_folder_is_no_module(own, tmp_path, monkeypatch):
+    (tmp_path / "only_a_folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    says = refusal(UnknownNameError, trusting, "metric", "only_a_folder:cost")
+    assert says == "metric 'only_a_folder:cost': 'only_a_folder' is a folder, not a module; name a file in it"
+
+
 def test_a_module_that_needs_another_one(own):
     name = own("import nowhere_at_all")
     says = refusal(UnknownNameError, trusting, "model", f"{name}:Net")

@@ -479,9 +479,12 @@ def test_experiments_that_are_the_same_share_a_run():
 
 
 def test_runs_of_before_there_was_another_split_keep_their_names():
-    usual = with_settings(Experiment(), ["run.protocol=pfllib"])
+    usual = with_settings(Experiment(), ["run.protocol=pfllib", "evaluate.metric=plain"])
     told = to_tables(completed(usual))
     assert told["data"].pop("split") == "random"
+    later = {key: told["evaluate"].pop(key) for key in ("metric", "better", "test")}
+    assert later == {"metric": "plain", "better": "auto", "test": True}
+    told["evaluate"]["average"] = "samples"
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
     assert run_name(usual) == f"fedper-digits-mlp-{digest[:8]}"
     assert run_name(with_settings(usual, ["data.split=stratified"])) != run_name(usual)

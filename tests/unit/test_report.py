@@ -214,9 +214,13 @@ def test_configurations_are_equal_but_for_the_seed(tmp_path):
     ]
 
 
-def test_the_seed_of_the_division_is_part_of_the_configuration(tmp_path):
-    outcomes = [run(tmp_path / str(seed), 0.5 + seed / 10, data={"seed": seed}) for seed in (0, 1)]
-    assert [rank.label for rank in ranking(outcomes)] == ["fedper data.seed=1", "fedper data.seed=0"]
+@pytest.mark.parametrize("key", ["data.seed", "model.seed", "run.batch_seed"])
+def test_runs_that_differ_in_the_seed_of_a_part_are_one_configuration(tmp_path, key):
+    table, _, name = key.partition(".")
+    outcomes = [run(tmp_path / str(seed), 0.5 + seed / 10, **{table: {name: seed}}) for seed in (0, 1)]
+    (rank,) = ranking([*outcomes, run(tmp_path / "again", 0.5, **{table: {name: 1}})])  # the last one repeats a run
+    assert (rank.label, len(rank.members)) == ("fedper", 2)
+    assert list(rank.by_seed("score").values()) == [0.5, 0.6]
 
 
 def test_how_often_layers_are_looked_at_makes_no_other_method(tmp_path):

@@ -119,7 +119,7 @@ class Drawn:
     def create(self, setup: Setup, ids: Tensor | None, side: Side) -> Tensor:
         """`[N, …]`, or `[N, N, …]` for pairs."""
         everybody = torch.arange(setup.clients)
-        key = keys.keys(setup.seed, 0, everybody, self.purpose)
+        key = keys.keys(setup.seeds.weights, 0, everybody, self.purpose)
         if self.pairs:
             key = keys.fold(key[:, None], everybody)
         like, sizes = next(iter(setup.start.values())), self.sizes(setup)

@@ -107,7 +107,7 @@ class Part:
         if values.is_meta:  # only its size is asked for
             return values
         ids = torch.arange(setup.clients if self.name == "v" else 1)
-        key = keys.keys(setup.seed, 0, ids, f"generator/{self.name}/{tensor}")[:, None]
+        key = keys.keys(setup.seeds.weights, 0, ids, f"generator/{self.name}/{tensor}")[:, None]
         flat = values.reshape(len(ids), -1)
         for some in pieces(flat.shape[1]) if self.start == "drawn" else ():
             index = torch.arange(some.start, min(some.stop, flat.shape[1]))

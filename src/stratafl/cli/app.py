@@ -9,11 +9,23 @@ from typing import Annotated, Any
 import typer
 
 from stratafl.bench.options import BenchOptions
-from stratafl.cli.options import AsJson, Config, Data, Jobs, RunOptions, Set, Trust, option, settings_of, with_options
+from stratafl.cli.options import (
+    COMPARED,
+    AsJson,
+    Config,
+    Data,
+    Jobs,
+    RunOptions,
+    Set,
+    Trust,
+    names_in,
+    option,
+    settings_of,
+    with_options,
+)
 
 # The root of typer's own errors: click's up to 0.25, then a copy of click's, since 0.29 TyperException.
 UsageProblem: type[Any] = typer.BadParameter.__mro__[-4]
-METHODS = "local,fedavg,fedper,fedrep,fedbn,lgfedavg"  # that are compared unless you name others
 _STYLE: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": "rich"}
 _EXAMPLE = "Example: [bold]strata compare --algorithms fedavg,fedper --rounds 20[/]. Every command has --help."
 _DATA = "List data sets, show which client has what, export copies for machines without a network."
@@ -51,29 +63,81 @@ def run(
 @with_options
 def compare(
     *,
-    algorithms: Annotated[str, option("--algorithms -a NAMES", "Separated by commas.", show_default=False)] = METHODS,
+    algorithms: Annotated[str, option("--algorithms -a NAMES", "Separated by commas.", show_default=False)] = COMPARED,
     seeds: Annotated[int, option("--seeds N", "Number of seeds, from --seed on.")] = 3,
+    vary: Annotated[str, option("--vary PART", "What seeds vary: all, partition, weights or batches.")] = "all",
+    tuned: Annotated[Path | None, option("--tuned DIR", "With what a tuning chose.")] = None,
     jobs: Jobs = 1,
     options: RunOptions,
 ) -> int:
     """Run several methods and seeds on the same data, and rank them.
 
-    --set METHOD.option=value is a setting of one method.
+    --set METHOD.option=value or METHOD.train.lr=value is a setting of one method.
     """
     from stratafl.cli.compare import start_comparison
 
-    return start_comparison(options, algorithms, seeds, jobs)
+    return start_comparison(options, algorithms, seeds, jobs, vary, tuned)
+
+
+@app.command(epilog="Example: [bold]strata tune --algorithms fedavg,fedper,local --trials 12 --rounds 20[/]")
+@with_options
+def tune(
+    *,
+    algorithms: Annotated[str, option("--algorithms -a NAMES", "Separated by commas.", show_default=False)] = COMPARED,
+    trials: Annotated[int, option("--trials -t N", "Trials of each method.")] = 12,
+    seeds: Annotated[int, option("--seeds N", "Fresh seeds of what is chosen.")] = 3,
+    only: Annotated[str, option("--only NAMES", "Tune these alone, such as train.lr.", show_default=False)] = "",
+    grid: Annotated[list[str] | None, option("--grid KEY=V,V", "Try these values; repeatable.")] = None,
+    eta: Annotated[int, option("--eta N", "One of N trials goes on; 1: all run to the end.")] = 2,
+    sampler: Annotated[str, option("--sampler NAME", "grid, or tpe (Optuna).")] = "grid",
+    budget: Annotated[str, option("--budget NAME", "Equal trials, or equal local steps.")] = "trials",
+    widen: Annotated[bool, option("--widen/--no-widen", "One more trial if the best rate is at the edge.")] = True,
+    jobs: Jobs = 1,
+    options: RunOptions,
+) -> int:
+    """Tune several methods alike on validation data, then run what is chosen on fresh seeds.
+
+    Test data is not scored before the choice is made.
+    """
+    from stratafl.cli.tune import start_tuning
+    from stratafl.tuning import Plan
+    from stratafl.tuning.space import parse_grids
+
+    plan = Plan(trials, eta, tuple(names_in(only)), parse_grids(grid or []), sampler, budget, widen)
+    return start_tuning(options, algorithms, plan, seeds, jobs)
+
+
+@app.command(epilog="Example: [bold]strata advise table.csv --set data.label=outcome --set data.client=hospital[/]")
+def advise(
+    data: Annotated[str | None, typer.Argument(metavar="DATA", help="A data set, a file, or FOLDER/.")] = None,
+    model: Annotated[str | None, option("--model -m NAME", "Model, or module:Class.")] = None,
+    rounds: Annotated[int | None, option("--rounds -r N", "Rounds of the run that you have in mind.")] = None,
+    config: Config = None,
+    settings: Set = None,
+    out: Annotated[Path | None, option("--out -o DIR", "Where to write; else a new folder in runs/.")] = None,
+    budget: Annotated[float, option("--budget SHARE", "Share of the client-steps of a full comparison.")] = 0.1,
+    caution: Annotated[float, option("--caution N", "Standard errors by which sharing must win.")] = 0.0,
+    metric: Annotated[str | None, option("--metric NAME", "Judges methods, such as auroc.")] = None,
+    seed: Annotated[int | None, option("--seed N", "Seed of everything random.")] = None,
+    device: Annotated[str | None, option("--device NAME", "auto, cpu, cuda, cuda:1 …")] = None,
+    trust: Trust = False,
+) -> int:
+    """Say whether to federate, with which method, who gains and what it costs; validation data only."""
+    from stratafl.cli.advise import give_advice
+
+    given = settings_of(settings, data=data, model=model, rounds=rounds, metric=metric, seed=seed, device=device)
+    return give_advice(config, given, out, budget, caution, trust)
 
 
 @app.command(epilog="Example: [bold]strata resume runs/first[/]")
 def resume(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The directory of a run or a comparison.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The directory of a run, comparison or tuning.")],
     jobs: Jobs = 1,
     trust: Trust = False,
     worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
     typed: Annotated[list[str] | None, typer.Option("--typed", hidden=True)] = None,
 ) -> int:
-    """Continue a run or comparison where it stopped; the result is the same."""
+    """Continue a run, comparison or tuning where it stopped; the result is the same."""
     from stratafl.cli.compare import resume
     from stratafl.config.trust import typed as trust_in
 
@@ -85,13 +149,16 @@ def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Runs, or folders that hold runs.")],
     out: Annotated[Path | None, option("--out -o FILE", "Write the HTML report.")] = None,
     csv: Annotated[Path | None, option("--csv FILE", "Write the table as CSV.")] = None,
+    pairs: Annotated[Path | None, option("--pairs FILE", "Write all pairs of methods as CSV.")] = None,
     svg: Annotated[Path | None, option("--svg FILE", "Draw the table as a picture.")] = None,
-    target: Annotated[float | None, option("--target A", "Show the cost to reach this accuracy, 0 to 1.")] = None,
+    clients: Annotated[Path | None, option("--clients FILE", "Write who gains, client by client, as CSV.")] = None,
+    target: Annotated[float | None, option("--target A", "Show the cost to reach this score, such as 0.9.")] = None,
+    metric: Annotated[str | None, option("--metric NAME", "Rank by it, from stored predictions; rounds stay.")] = None,
 ) -> None:
     """Rank runs in a table, or write one HTML file with curves, clients, layers and more."""
     from stratafl.cli.report import report
 
-    report(folders, out, csv=csv, svg=svg, target=target)
+    report(folders, out, metric, csv=csv, pairs=pairs, svg=svg, target=target, clients=clients)
 
 
 @app.command(epilog="Example: [bold]strata reproduce flayer/table2 --scale smoke[/]")
@@ -102,12 +169,15 @@ def reproduce(
     seeds: Annotated[int | None, option("--seeds N", "By default the scale's.")] = None,
     out: Annotated[Path | None, option("--out -o DIR", "By default runs/reproduce.")] = None,
     minutes: Annotated[float | None, option("--minutes M", "Stop after M minutes.")] = None,
+    rows: Annotated[str, option("--rows NAMES", "These alone, separated by commas.", show_default=False)] = "",
+    columns: Annotated[str, option("--columns NAMES", "These alone.", show_default=False)] = "",
+    tuned: Annotated[bool, option("--tuned", "Tune the learning rate of every row.")] = False,
     trust: Trust = False,
 ) -> int:
     """Run a table of a paper, compare it with the printed numbers, and judge the claims."""
     from stratafl.cli.reproduce import reproduce
 
-    return reproduce(name, scale, settings_of(settings), seeds, out, minutes, trust)
+    return reproduce(name, scale, settings_of(settings), seeds, out, minutes, trust, rows, columns, tuned)
 
 
 @app.command(epilog="Example: [bold]strata check fedper[/], or [bold]strata check my_package.my_module:my_method[/]")

@@ -93,7 +93,7 @@ class _WarningHandler(logging.Handler):
         self._holding = True
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print it, or hold it until `release`: if an error follows, the error alone is printed."""
+        """Print it, or hold it until `print_held`: if an error follows, the error alone is printed."""
         message = record.getMessage()
         if message not in self._seen:
             self._seen.add(message)
@@ -102,9 +102,9 @@ class _WarningHandler(logging.Handler):
             else:
                 self._held.append(message)
         if not self._holding:
-            self.release()
+            self.print_held()
 
-    def release(self) -> None:
+    def print_held(self) -> None:  # `release` is that of a handler's lock
         """Print what was held, and from now on everything at once."""
         self._holding = False
         for message in self._held:
@@ -119,7 +119,7 @@ def show_warnings(console: Console) -> Iterator[Callable[[], None]]:
     log.addHandler(handler)
     propagate, log.propagate = log.propagate, False
     try:
-        yield handler.release
+        yield handler.print_held
     finally:
         log.removeHandler(handler)
         log.propagate = propagate

@@ -9,8 +9,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from stratafl.cli.console import print_note
 from stratafl.evaluation.flags import Notices
 from stratafl.evaluation.measure import Line
+from stratafl.evaluation.metrics import METRICS
 from stratafl.report.formats import minus
 
+USUAL = ("accuracy", "loss", "std", "worst10")
 Watch = Callable[[int, Sequence[Line]], None]  # rounds done, and their lines
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARKS = 10
@@ -29,12 +31,30 @@ def sparkline(values: Sequence[float], width: int = _SPARKS) -> str:
 
 
 def scores_so_far(history: Sequence[Line]) -> tuple[str, list[float]]:
-    """The test accuracies of deployed models so far, or the losses of a regression, after the last of them as text."""
-    for key, shown in (("accuracy", "{:.1%}"), ("loss", "{:.4g}")):
-        values = [float(line[at]) for line in history if line.get(at := f"test.deployed.{key}") is not None]
-        if values:
-            return minus(shown.format(values[-1])), values
+    """The test scores of deployed models so far, by the metric that the run has, after the last of them as text.
+
+    Those on validation data if test data is not scored.
+    """
+    for split in ("test", "validation"):
+        for key, shown in _keys(history, split):
+            values = [float(line[at]) for line in history if line.get(at := f"{split}.deployed.{key}") is not None]
+            if values:
+                return minus(shown.format(values[-1])), values
     return "", []
+
+
+def _keys(history: Sequence[Line], split: str) -> list[tuple[str, str]]:
+    """What a score may be called in lines, and how it is written: a metric beyond accuracy and loss comes first."""
+    place = f"{split}.deployed."
+    last = next((line for line in reversed(history) if f"{place}loss" in line), {})
+    further = [key.removeprefix(place) for key in last if key.startswith(place)]
+    further = [key for key in further if key not in USUAL and not key.startswith("client_")]
+    found = []
+    for name in further:
+        metric = METRICS.get(name.partition("@")[0])
+        clients = metric is None or not metric.pooled
+        found.append((f"client_{name}" if clients else name, "{:.1%}" if metric and metric.percent else "{:.4g}"))
+    return [*found, ("accuracy", "{:.1%}"), ("loss", "{:.4g}")]
 
 
 @dataclass

@@ -33,19 +33,30 @@ Trust = Annotated[bool, option("--trust", "Import code that a file or run names.
 Jobs = Annotated[int, option("--jobs -j N", "Processes that share the runs.", min=1)]
 AsJson = Annotated[bool, option("--json", "Print JSON instead of tables.")]
 
+COMPARED = "local,fedavg,fedper,fedrep,fedbn,lgfedavg"  # that are compared unless you name others
 SHORT_FOR = {
-    **{"algorithm": "algorithm.name", "model": "model.name", "data": "data.name", "lab": "evaluate.lab"},
+    **{"algorithm": "algorithm.name", "model": "model.name", "data": "data.name"},
+    **{"lab": "evaluate.lab", "metric": "evaluate.metric"},
+    "guard": "evaluate.guard",
     **{name: f"run.{name}" for name in ("rounds", "protocol", "seed", "device", "engine", "precision", "memory_limit")},
     "log": "log.to",
 }
 
 
 def settings_of(typed: list[str] | None, **shortcuts: Any) -> dict[str, Any]:
-    """The settings that options are short for, and those of `--set`, which override them."""
+    """The settings that options are short for, and those of `--set`; refused if they contradict each other."""
     from stratafl.config.settings import parse_settings
+    from stratafl.errors import RecordError, shown
 
-    given = {SHORT_FOR[name]: value for name, value in shortcuts.items() if value is not None}
-    return {**given, **parse_settings(typed or [])}
+    given = {name: value for name, value in shortcuts.items() if value is not None}
+    settings = parse_settings(typed or [])
+    for name, value in given.items():
+        path = SHORT_FOR[name]
+        if settings.get(path, value) != value:
+            option = f"--{name.replace('_', '-')}" + ("" if value is True else f" {shown(value)}")
+            other = next(each for each in typed or [] if each.partition("=")[0].strip() == path)
+            raise RecordError(f"{option} and --set {shown(other)} contradict each other: leave out one of them")
+    return {**{SHORT_FOR[name]: value for name, value in given.items()}, **settings}
 
 
 def experiment_of(config: Path | None) -> "Experiment":
@@ -75,7 +86,9 @@ class RunOptions:
     engine: Annotated[str | None, option("--engine NAME", "auto, stacked or loop.")] = None
     precision: Annotated[str | None, option("--precision NAME", "fp32, tf32 or bf16.")] = None
     memory_limit: Annotated[str | None, option("--memory-limit SIZE", "Bytes a run may use, such as 8GB.")] = None
+    metric: Annotated[str | None, option("--metric NAME", "Ranks methods, such as auroc.")] = None
     lab: Annotated[int | None, option("--lab N", "Layer diagnostics every N rounds.")] = None
+    guard: Annotated[bool | None, option("--guard", "End with a choice per client.")] = None
     log: Annotated[str | None, option("--log NAMES", "tensorboard, mlflow, wandb.")] = None
     trust: Trust = False
 

@@ -9,8 +9,10 @@ from rich.table import Table
 
 from stratafl.cli.console import fitting_columns, titled_table
 from stratafl.errors import counted
+from stratafl.evaluation.metrics import Metric
 from stratafl.report import MARK, Outcome, Rank, Spread
 from stratafl.report.formats import NOTHING, score, spread
+from stratafl.report.majority import majority
 from stratafl.report.ranking import has_column
 from stratafl.runs.summary import reached
 
@@ -30,31 +32,40 @@ class Column:
         return self.shown(rank.numbers[self.name]) if self.name in rank.numbers else NOTHING
 
 
-def ranking_table(ranks: Sequence[Rank], outcomes: Sequence[Outcome], width: int) -> Table:
-    columns = {column.title: column for column in _columns(ranks, outcomes[0].regression)}
-    widths = {"method": _method_width(ranks)} | ({"seeds": len("seeds")} if seeds_differ(ranks) else {})
-    widths |= {title: max(map(cell_len, (title, *map(column.cell, ranks)))) for title, column in columns.items()}
+def ranking_table(ranks: Sequence[Rank], outcomes: Sequence[Outcome], width: int, green: bool = True) -> Table:
+    """The ranking; the first is `green` unless its score is chance."""
+    columns = {column.title: column for column in _columns(ranks, outcomes[0].metric)}
+    baseline = majority(ranks)
+    rows, several = [*ranks, *([baseline] if baseline else [])], len(ranks) > 1
+    widths = ({"#": 2} if tied(ranks) else {}) | {"method": _method_width(rows)}
+    widths |= {"seeds": len("seeds")} if seeds_differ(ranks) else {}
+    widths |= {title: max(map(cell_len, (title, *map(column.cell, rows)))) for title, column in columns.items()}
     titles = fitting_columns(widths, SPARE, width)
     table = titled_table(_title(outcomes), titles, text=["method"])
-    first = next((rank for rank in ranks if not rank.leaks), None)
-    for rank in ranks:
-        cells = {"method": rank.title, "seeds": str(len(rank.seeds))}
+    for rank in rows:
+        cells = {"#": str(rank.place or ""), "method": rank.title, "seeds": str(len(rank.seeds))}
         cells |= {title: column.cell(rank) for title, column in columns.items()}
-        style = "bold green" if rank is first and len(ranks) > 1 else None
+        style = "dim" if rank is baseline else "bold green" if green and several and rank.place == 1 else None
         table.add_row(*(cells[title] for title in titles), style=style)
     return table
+
+
+def tied(ranks: Sequence[Rank]) -> bool:
+    """Whether some share a place: else their order says it."""
+    places = [rank.place for rank in ranks if rank.place]
+    return len(set(places)) < len(places)
 
 
 def seeds_differ(ranks: Sequence[Rank]) -> bool:
     return len({len(rank.seeds) for rank in ranks}) > 1
 
 
-def _columns(ranks: Sequence[Rank], regression: bool) -> list[Column]:
+def _columns(ranks: Sequence[Rank], metric: Metric) -> list[Column]:
     def full(given: Spread) -> str:
-        return _close(spread(given, regression))
+        return _close(spread(given, metric))
 
     def mean(given: Spread) -> str:
-        return _close(score(given.mean, regression))
+        return _close(score(given.mean, metric))
 
     every = [
         Column("received", "received", full),
@@ -94,9 +105,11 @@ def _title(outcomes: Sequence[Outcome]) -> str:
 
 
 def target_table(outcomes: Sequence[Outcome], target: float) -> Table:
-    table = titled_table(f"to {target:.1%} test accuracy", ("run", "rounds", "MB", "s"), text=["run"])
+    metric = outcomes[0].metric
+    title = f"to {_close(score(target, metric))} test {metric.title}"
+    table = titled_table(title, ("run", "rounds", "MB", "s"), text=["run"])
     for one in outcomes:
-        cost = reached(one.lines, target, one.evaluate)
+        cost = reached(one.lines, metric.sign * target, one.evaluate)
         cells = ["never", "", ""]
         if cost is not None:
             cells = [str(cost.round), f"{cost.bytes / 1e6:,.1f}", f"{cost.seconds:,.1f}"]

@@ -7,54 +7,88 @@ from typing import Any
 from rich.text import Text
 
 from stratafl.cli.console import PIPED_WIDTH, note_console, print_note, result_console, show_warnings, svg_picture
+from stratafl.cli.gains import gains_parts
 from stratafl.cli.ranking import ranking_table, seeds_differ, target_table
+from stratafl.config.metrics import metric_of
 from stratafl.errors import RunError
+from stratafl.evaluation.metrics import Metric
 from stratafl.files import check_folder, check_new, write_atomically
 from stratafl.report import INCOMPARABLE, MARK, Outcome, Rank, gather, ranking, read_outcome, run_folders, to_csv
+from stratafl.report.chance import NoChoice, chance, how_to_rank, no_choice
 from stratafl.report.flagged_clients import flag_sentences, where_to_look
 from stratafl.report.formats import size
-from stratafl.report.outcome import measure, what_counts
+from stratafl.report.gains import gains_of
+from stratafl.report.gains_tables import clients_csv
+from stratafl.report.guards import guard_sentences
+from stratafl.report.majority import MAJORITY, majority
+from stratafl.report.outcome import OF_ANSWERS, measure, measured_by, what_counts
 from stratafl.report.page import is_report, write_report
+from stratafl.report.paired import Paired, pairs_csv, with_first
+from stratafl.report.paired import pairs as all_pairs
 from stratafl.report.study import not_started, only_verdicts
 from stratafl.runs.summary import evaluated
 
 REPORT = "report.html"
 
 
-def report(folders: Sequence[Path], out: Path | None, **options: Any) -> None:
+def report(folders: Sequence[Path], out: Path | None, metric: str | None = None, **options: Any) -> None:
     """Print the ranking, with the `options` of `print_ranking`, and write the HTML report if a file is given."""
     if out is not None:
         _check_report_file(out)
+    by = None if metric is None else metric_of(metric)
     ranked = [folder for folder in folders if out is None or not only_verdicts(folder)]
     with show_warnings(note_console()) as release_warnings:
         release_warnings()
         if ranked:
-            print_ranking(ranked, **options)
+            print_ranking(ranked, by=by, **options)
         if out is not None:
-            _write_report(folders, out)
+            _write_report(folders, out, by)
 
 
 def print_ranking(
-    folders: Sequence[Path], *, csv: Path | None = None, svg: Path | None = None, target: float | None = None
+    folders: Sequence[Path],
+    *,
+    by: Metric | None = None,
+    csv: Path | None = None,
+    pairs: Path | None = None,
+    svg: Path | None = None,
+    target: float | None = None,
+    clients: Path | None = None,
 ) -> None:
-    """Print the ranking of all runs in these folders; write it to files if asked."""
-    if target is not None and not 0 < target <= 1:
-        raise RunError(f"--target must be an accuracy above 0 and at most 1, not {target}")
-    check_new([csv, svg])
-    outcomes = _outcomes(folders)
+    """Print the ranking of all runs in these folders, by their own metric or by another; write it to files if asked."""
+    if target is not None and by is not None:
+        raise RunError("--target needs the metric of the runs, which every round has: leave out --metric")
+    if target is not None and not 0 < target < float("inf"):
+        raise RunError(f"--target must be a score above 0, not {target}")
+    check_new([csv, pairs, svg, clients])
+    outcomes = [one if by is None else measured_by(one, by) for one in _outcomes(folders)]
+    if target is not None and target > 1 and outcomes[0].metric.percent:
+        raise RunError(f"--target must be a share above 0 and at most 1, not {target}")
     ranks = ranking(outcomes)
     console = result_console()
-    console.print(ranking_table(ranks, outcomes, console.width))
-    for text in (*(Text(said, style="yellow") for said in not_started(folders)), *_footnotes(ranks, outcomes)):
+    unranked = no_choice(ranks, chance(ranks))
+    console.print(ranking_table(ranks, outcomes, console.width, green=unranked is None))
+    notes = [*not_started(folders), *(_no_choice_notes(unranked, folders, outcomes[0].metric) if unranked else [])]
+    for text in (*(Text(said, style="yellow") for said in notes), *_footnotes(ranks, outcomes)):
         console.print(text)
+    gains = gains_of(ranks)
+    for part in gains_parts(ranks, gains, console.width):
+        console.print(part)
+    found = all_pairs(ranks)
+    for text in _pair_lines(found):
+        console.print(text, soft_wrap=not console.is_terminal)
     console.print(Text(f"runs: {', '.join(map(str, folders))}", style="dim"))
-    if target is not None and outcomes[0].regression:
-        raise RunError(f"--target {target} is an accuracy, but these runs are regressions: leave it out")
     if target is not None:
         console.print(target_table(outcomes, target))
     if csv is not None:
         write_atomically(csv, to_csv(ranks).encode())
         console.print(Text(f"table: {csv}"))
+    if clients is not None:
+        write_atomically(clients, clients_csv(ranks, gains).encode())
+        console.print(Text(f"clients: {clients}"))
+    if pairs is not None:
+        write_atomically(pairs, pairs_csv(found).encode())
+        console.print(Text(f"pairs: {pairs}"))
     if svg is not None:
         drawn = svg_picture("strata compare", ranking_table(ranks, outcomes, PIPED_WIDTH), *_footnotes(ranks, outcomes))
         write_atomically(svg, drawn.encode())
@@ -69,8 +103,8 @@ def write_report_if_possible(folders: Sequence[Path], path: Path) -> None:
         print_note(f"no report was written: {error}")
 
 
-def _write_report(folders: Sequence[Path], path: Path) -> None:
-    count = write_report(gather(folders), path)
+def _write_report(folders: Sequence[Path], path: Path, metric: Metric | None = None) -> None:
+    count = write_report(gather(folders, metric), path)
     result_console().print(Text(f"report: {path} ({size(count)}, opens in any browser)"))
 
 
@@ -94,22 +128,55 @@ def _outcomes(folders: Sequence[Path]) -> list[Outcome]:
     return [one for _, one in found if evaluated(one.lines)]
 
 
+def _no_choice_notes(found: NoChoice, folders: Sequence[Path], metric: Metric) -> list[str]:
+    """That the scores of this ranking are chance, what probabilities show, and how to rank by them."""
+    shown = found.shown
+    if shown is None:
+        more = ["Compare again with --metric auroc."] if metric.name in OF_ANSWERS else []
+        return [f"{found.why}: the order above may be chance", *more]
+    again = [] if shown.at_chance else [how_to_rank(folders, metric)]
+    return [f"{found.why}: the order above may be chance", *shown.sentences, *again]
+
+
 def _footnotes(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> list[Text]:
     """What the table cannot show: leaks, runs that diverged, flagged clients, and what its columns mean."""
     leaks = [Text(f"{MARK} {INCOMPARABLE}", style="bold red")] if any(one.leaks for one in outcomes) else []
     folders = [str(one.folder) for one in outcomes if one.diverged]
     why = "the loss, or the upload of every client, became NaN or infinite"
     lost = [Text(f"diverged ({why}): {', '.join(folders)}", style="bold red")] if folders else []
+    nothing = "gives all samples of a client the same class: its answers show nothing"
+    same = [Text(f"one answer: {rank.label} {nothing}", style="yellow") for rank in ranks if rank.one_answer]
     flagged = [Text(said, style="yellow") for said in flag_sentences(outcomes)]
     look = [Text(f"look at its data with: {command}", style="yellow")] if (command := where_to_look(outcomes)) else []
-    return [*leaks, *lost, *flagged, *look, Text(_caption(ranks, outcomes), style="dim")]
+    guards = [Text(said) for said in guard_sentences(ranks)]
+    return [*leaks, *lost, *same, *flagged, *look, *guards, Text(_caption(ranks, outcomes), style="dim")]
+
+
+def pair_lines(folders: Sequence[Path]) -> list[Text]:
+    """The verdicts on the runs in these folders, as `print_ranking` prints them."""
+    return _pair_lines(all_pairs(ranking(_outcomes(folders))))
+
+
+def _pair_lines(found: Sequence[Paired]) -> list[Text]:
+    """The pairs with the first method, and what their numbers are."""
+    if not found:
+        return []
+    unit = "points, " if found[0].metric.percent else ""
+    many = f"; verdicts are corrected for {len(found)} pairs" if len(found) > 1 else ""
+    ways = {False: "seeds and clients", True: "seeds and the test samples of these clients"}
+    over = " or ".join(ways[here] for here in sorted({pair.about_these_clients for pair in with_first(found)}))
+    about = f"in brackets: {unit}95 % intervals over {over}{many}"
+    return [*(Text(pair.short) for pair in with_first(found)), Text(about, style="dim")]
 
 
 def _caption(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> str:
     most = max(len(rank.seeds) for rank in ranks)
     seeds = "the seeds that each row has" if seeds_differ(ranks) else f"{most} seeds"
-    parts = [f"test {measure(outcomes[0].regression)} {what_counts(outcomes)}"]
+    parts = [f"test {measure(outcomes[0].metric)} {what_counts(outcomes)}"]
     parts += [f"mean ± standard deviation over {seeds}"] if most > 1 else []
     parts += ["spread: standard deviation over clients", "MB: up and down, all clients"]
+    parts += [f"{MAJORITY}: what each client's most frequent training class gives"] if majority(ranks) else []
+    own = ":" in outcomes[0].metric.name and not outcomes[0].regression
+    parts += [f"{MAJORITY}: unknown, because reports do not run your own metric"] if own else []
     new_clients = any(one.config["data"]["new_clients"] for one in outcomes)
     return "; ".join([*parts, *(["new, trained: new clients after one round"] if new_clients else [])])

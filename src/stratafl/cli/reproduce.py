@@ -4,12 +4,13 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
 
-from stratafl.cli.console import note_console, result_console, show_warnings
+from stratafl.cli.console import note_console, print_note, result_console, show_warnings
 from stratafl.cli.display import Display, DisplayedRun, Watch
 from stratafl.cli.interrupt import INTERRUPTED, Interrupt, interruptible
 from stratafl.cli.report import REPORT, write_report_if_possible
@@ -25,6 +26,8 @@ from stratafl.recipes.reproduction import RESULT, Reproduction
 from stratafl.recipes.result import HERE, cells, heads, legend, write_result
 from stratafl.report.verdict import Verdict, tally
 from stratafl.runs.comparison import SEEDS
+from stratafl.tuning import Work
+from stratafl.tuning import advance as advance_search
 
 _STYLES = {True: "green", False: "red", None: "dim"}
 
@@ -37,6 +40,9 @@ def reproduce(
     out: Path | None,
     minutes: float | None,
     trust: bool = False,
+    rows: str = "",
+    columns: str = "",
+    tuned: bool = False,
 ) -> int:
     """Run all recipes of this name; what a time limit leaves out is listed, and the next call continues with it."""
     if minutes is not None and not 0 < minutes < float("inf"):
@@ -46,7 +52,9 @@ def reproduce(
     root = out or RUNS / "reproduce"
     trusted = typed(paths_in(settings), trust).asked_by(name)
     with show_warnings(note_console()) as release_warnings:
-        made = [Reproduction(root, recipe, scale, settings, seeds, trusted) for recipe in recipes(name)]
+        asked = [each.narrowed(rows, columns) for each in recipes(name)]
+        asked = [replace(each, tuned=True) if tuned else each for each in asked]
+        made = [Reproduction(root, recipe, scale, settings, seeds, trusted) for recipe in asked]
         return _reproduce(made, minutes, release_warnings)
 
 
@@ -90,12 +98,14 @@ def _run(made: Reproduction, limit: float | None) -> bool:
                 break
             impossible = each.column in made.refused or (each.row, each.column) in made.failed
             if not impossible and made.outcome(each) is None and made.able(each):
-                _advance(made, each, interrupt, _with_limit(display.watch(run), interrupt, limit))
+                _advance(made, each, interrupt, _with_limit(display.watch(run), interrupt, limit), limit)
     return interrupt.asked and not _over(limit)
 
 
-def _advance(made: Reproduction, each: Cell, interrupt: Interrupt, watch: Watch) -> None:
+def _advance(made: Reproduction, each: Cell, interrupt: Interrupt, watch: Watch, limit: float | None) -> None:
     try:
+        if not _tuned(made, each, lambda: interrupt.asked or _over(limit)):
+            return
         run = made.run(each)
         if run is None:
             return
@@ -106,6 +116,24 @@ def _advance(made: Reproduction, each: Cell, interrupt: Interrupt, watch: Watch)
         return
     except StrataError as error:  # reported at the end, since other cells may still run
         made.failed[each.row, each.column] = str(error)
+
+
+def _tuned(made: Reproduction, cell: Cell, interrupted: Callable[[], bool]) -> bool:
+    """Tune the row in the column, if that is not done yet; False if it was interrupted, or cannot be done."""
+    if made.recipe.tuned and made.choice(cell) is None:
+        console = note_console()
+        console.print(
+            f"tuning {cell.row}, {cell.column}: {counted(len(made.search(cell).points), 'trial')}", markup=False
+        )
+        try:
+            advance_search(made.search(cell), note=_note, interrupted=interrupted)
+        except DataError as error:
+            made.refused[cell.column] = str(error)
+    return made.experiment(cell) is not None
+
+
+def _note(work: Work, said: str) -> None:
+    print_note(f"{work.title}: {said}")
 
 
 def _with_limit(watch: Watch, interrupt: Interrupt, limit: float | None) -> Watch:
@@ -130,6 +158,8 @@ def _show(made: Reproduction, judged: Sequence[Verdict]) -> None:
     for verdict in judged:
         line = f"{verdict.words}: {verdict.claim} [{verdict.column}] {verdict.reason}"
         console.print(Text(line, style="" if verdict.noise or verdict.stand_in else _STYLES[verdict.holds]))
+    for chosen in made.tuning_lines():
+        console.print(Text(f"tuned: {chosen}", style="dim"))
     for lost in made.diverged():
         console.print(Text(f"diverged: {lost}", style="red"))
     for left in made.not_run():

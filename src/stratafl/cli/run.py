@@ -90,7 +90,10 @@ def advance(run: Run | Follower, interrupt: Interrupt, watch: Watch) -> bool:
         for _ in run.rounds():
             watch(run.progress.t, run.history)
             if any(run.process_group.gather(interrupt.asked)):
-                return run.finished
+                return run.finished and not (isinstance(run, Run) and run.unguarded)
+        for _ in run.guarding() if isinstance(run, Run) else ():
+            if interrupt.asked:
+                return False
     except KeyboardInterrupt:
         return False
     except torch.OutOfMemoryError as error:

@@ -17,6 +17,7 @@ from stratafl.config.tables import DataTable, ModelTable, RunTable, ServerTable,
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.annotations import checked
+from stratafl.core.keys import Seeds
 from stratafl.core.layers import Select
 from stratafl.core.records import to_settings
 from stratafl.data import IID, Federation, Partition, Reading, Samples, from_samples, load_samples
@@ -103,10 +104,14 @@ def defaults(maker: Callable[..., Any]) -> dict[str, Any]:
     return {name: str(v) if isinstance(v, Select) else v for name, v in plain.items() if isinstance(v, _HELD)}
 
 
+def seeds_of(experiment: Experiment) -> Seeds:
+    run, data, model = experiment.run, experiment.data, experiment.model
+    return Seeds.of(run.seed, data.seed, model.seed, run.batch_seed)
+
+
 def federation_of(experiment: Experiment) -> Federation:
     """The data over its clients."""
-    data = experiment.data
-    seed = experiment.run.seed if data.seed is None else data.seed
+    data, seed = experiment.data, seeds_of(experiment).partition
     samples = samples_of(data, seed, _reading_limit(experiment.run))
     return from_samples(
         samples,
@@ -188,8 +193,6 @@ def simulation_of(
     tuning = tuning or {}
     algorithm = algorithm_of(experiment, trust)
     federation, model, run = federation_of(experiment), experiment.model, experiment.run
-    if federation.classes is None and experiment.stop.target is not None:
-        raise RecordError("stop.target is an accuracy, and this data has no classes: use stop.patience")
     compile = run.compile
     if compile == "auto" and tuning.get("compiled") is not None:
         compile = "on" if tuning["compiled"] else "off"
@@ -200,7 +203,7 @@ def simulation_of(
             model_of(model, tuple(federation.x.shape[1:]), federation.classes, trust),
             rounds=run.rounds,
             participation=run.participation,
-            seed=run.seed,
+            seed=seeds_of(experiment),
             granularity=run.granularity,
             buffers=run.buffers,
             head=model.head,

@@ -42,8 +42,9 @@ from stratafl.files import read_plain
 from stratafl.policies import SGD
 
 LARGEST = 1 << 20  # bytes of a configuration
-BEFORE = {"split": "random"}  # keys of [data] that came later, as runs had them before
+BEFORE = {"data": {"split": "random"}, "evaluate": {"metric": "plain"}}  # keys that came later, as runs had them before
 _CODE = ("algorithm.name", "model.name")  # what may be a path `package.module:name`
+_PATHS = (*_CODE, "evaluate.metric")  # … without options
 _CHOICES = (*_CODE, "data.partition")  # what has options of its own
 
 
@@ -62,13 +63,17 @@ class Experiment:
     log: LogTable = LogTable()
 
     def __post_init__(self) -> None:
-        data, stop = self.data, self.stop
+        data, stop, evaluate = self.data, self.stop, self.evaluate
+        if evaluate.select == "best" and not evaluate.test:
+            raise RecordError("evaluate.select = 'best' looks at test samples: set it to 'validation' or 'last'")
         if self.train != from_settings("train", SGD, to_settings(self.train)):
             raise RecordError(f"of train, a configuration holds {', '.join(keys_of(SGD))} and nothing else")
         check_name(data.name)
         partition_of(data)
         if (stop.target is not None or stop.patience is not None) and data.validation == 0:
-            raise RecordError("stop looks at validation accuracy: set data.validation, such as 0.1")
+            raise RecordError("stop looks at validation data: set data.validation, such as 0.1")
+        if self.evaluate.guard and data.validation == 0:
+            raise RecordError("the guard chooses on validation samples: set data.validation, such as 0.1")
 
 
 def from_tables(tables: Mapping[str, Any]) -> Experiment:
@@ -127,10 +132,9 @@ def load_stored(path: Path) -> Experiment:
 def from_stored(tables: Mapping[str, Any]) -> Experiment:
     """The experiment of tables that were written with a run: what they do not say is as it was then."""
     tables = migrate(tables)
-    data = tables.get("data", {})
-    if not isinstance(data, Mapping):
+    if not all(isinstance(tables.get(name, {}), Mapping) for name in BEFORE):
         return from_tables(tables)  # which says what is wrong
-    return from_tables({**tables, "data": {**BEFORE, **data}})
+    return from_tables({**tables, **{name: {**then, **tables.get(name, {})} for name, then in BEFORE.items()}})
 
 
 def _made(path: Path, make: Callable[[Mapping[str, Any]], Experiment], *, plain: bool = False) -> Experiment:
@@ -175,12 +179,12 @@ def _method_names(name: Any) -> tuple[str, ...]:
 
 def names_code(experiment: Experiment) -> bool:
     """Whether it names code by a path `package.module:name`, which has to be trusted when it comes from a file."""
-    return ":" in experiment.algorithm.name or ":" in experiment.model.name
+    return any(":" in name for name in (experiment.algorithm.name, experiment.model.name, experiment.evaluate.metric))
 
 
 def paths_in(settings: Settings) -> list[str]:
-    """The names of methods and models in settings."""
-    return [settings[path] for path in _CODE if isinstance(settings.get(path), str)]
+    """The names of methods, models and metrics in settings, which may be paths."""
+    return [settings[path] for path in _PATHS if isinstance(settings.get(path), str)]
 
 
 def _divided_anew(table: Mapping[str, Any], partition: Any) -> dict[str, Any]:

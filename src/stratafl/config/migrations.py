@@ -9,7 +9,7 @@ from typing import Any
 from stratafl.core.annotations import said
 from stratafl.errors import RecordError
 
-FORMAT = 3  # of configurations and run directories, see `stratafl.runs.format`; without a number: older than that
+FORMAT = 4  # of configurations and run directories, see `stratafl.runs.format`; without a number: older than that
 _RENAMED = {("run", "memory"): "memory_limit", ("data", "newcomers"): "new_clients"}
 
 

@@ -1,4 +1,4 @@
-"""What a person names by `package.module:name`: their own model or algorithm, imported from where they stand."""
+"""What a person names by `package.module:name`: a model, an algorithm or a metric of their own."""
 
 import functools
 import importlib
@@ -14,11 +14,11 @@ from stratafl.config.trust import NOTHING, Trust, refuse_standard_library
 from stratafl.core.algorithm import Algorithm
 from stratafl.errors import RecordError, StrataError, UnknownNameError, first_line, shown, unknown
 
-KINDS: dict[str, type[Any]] = {"model": nn.Module, "algorithm": Algorithm}
+KINDS: dict[str, type[Any] | None] = {"model": nn.Module, "algorithm": Algorithm, "metric": None}  # None: a function
 
 
 def imported(kind: str, path: str, trust: Trust | bool = NOTHING) -> Callable[..., Any]:
-    """What makes a model or an algorithm, at `package.module:name`; the current folder is searched first.
+    """What makes a model or an algorithm, or is a metric, at `package.module:name`; the current folder comes first.
 
     A path that is not trusted is refused before anything is imported, and what is found must be of the right kind.
     """
@@ -34,10 +34,14 @@ def imported(kind: str, path: str, trust: Trust | bool = NOTHING) -> Callable[..
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise UnknownNameError(f"{kind} '{path}': there is no module '{error.name}' here") from error
+        named = f"{module_name.removesuffix('.py').replace('/', '.')}:{name}"
+        hint = f"; write {shown(named)}" if named != path else ""
+        raise UnknownNameError(f"{kind} '{path}': there is no module '{error.name}' here{hint}") from error
     except (Exception, SystemExit) as error:  # a person's own file may fail in any way while it is imported
         raise RecordError(f"{kind} '{path}' cannot be imported: {first_line(error, typed=True)}") from error
     if not hasattr(module, name):
+        if hasattr(module, "__path__") and getattr(module, "__file__", None) is None:
+            raise UnknownNameError(f"{kind} '{path}': '{module_name}' is a folder, not a module; name a file in it")
         raise unknown(f"name in {module_name}", name, [n for n in vars(module) if not n.startswith("_")])
     _check_kind(kind, path, getattr(module, name))
     return getattr(module, name)  # type: ignore[no-any-return]
@@ -49,9 +53,12 @@ def _check_kind(kind: str, path: str, found: Any) -> None:
     while isinstance(maker, functools.partial):
         maker = maker.func
     wanted = KINDS[kind]
-    if not (isinstance(maker, type) and issubclass(maker, wanted)) and not inspect.isfunction(maker):
+    made = wanted is not None and isinstance(maker, type) and issubclass(maker, wanted)
+    if not made and not inspect.isfunction(maker):
         what = f"the class {maker.__name__}" if isinstance(maker, type) else type(maker).__name__
-        allowed = f"a subclass of {wanted.__name__} or a function that makes one"
+        allowed = "a function f(y_true, y_score)"
+        if wanted is not None:
+            allowed = f"a subclass of {wanted.__name__} or a function that makes one"
         raise RecordError(f"{kind} '{path}' is {what}, not {allowed}")
     refuse_standard_library(kind, path, str(maker.__module__))
 

@@ -28,7 +28,7 @@ class Protocol:
         return tables
 
 
-_TEST_SELECTED = {"data.validation": 0.0, "data.split": "random", "evaluate.select": "best"}
+_TEST_SELECTED = {"data.validation": 0.0, "data.split": "random", "evaluate.select": "best", "evaluate.metric": "plain"}
 _PFLLIB = {**_TEST_SELECTED, "data.test": 0.25, "train.drop_last": True}
 _PFLLIB |= {"run.buffers": "local", "evaluate.stage": "received"}
 _LAST = {**_TEST_SELECTED, "evaluate.select": "last", "evaluate.stage": "received", "evaluate.average": "clients"}

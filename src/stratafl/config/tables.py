@@ -20,6 +20,7 @@ from stratafl.data.labels import TARGETS
 from stratafl.data.reading import NORMALISED
 from stratafl.data.splitting import SPLIT
 from stratafl.errors import unknown
+from stratafl.evaluation.metrics import METRICS, named_metric
 from stratafl.execute.memory import Store
 from stratafl.models import MODELS
 from stratafl.policies import SGD
@@ -46,6 +47,17 @@ class MethodName(Named):
             parse_composition(value)
         else:
             super().check(key, value)
+
+
+@dataclasses.dataclass(frozen=True)
+class MetricName(Named):
+    """A metric of the catalogue, which may say a specificity, a choice by the data, or a path."""
+
+    def check(self, key: str, value: str) -> None:
+        if "@" in value and ":" not in value:
+            named_metric(value)
+        elif value not in self.names and ":" not in value:
+            raise unknown(key, value, [*sorted(self.names), "sensitivity@0.95", "module:function"])
 
 
 @record
@@ -81,6 +93,7 @@ class ModelTable:
     name: Annotated[str, Named(MODELS, paths=True), "as in `strata list`, or `package.module:Class`"] = "mlp"
     head: Annotated[str | None, "the module that is the head, where it cannot be found out"] = None
     weights: Annotated[str | None, "a safetensors file with the initial weights"] = None
+    seed: Annotated[int | None, Seed, "seed of the initial weights; none: `run.seed`"] = None
     options: Options = dataclasses.field(default_factory=dict)
 
 
@@ -132,7 +145,9 @@ class DataTable:
     split: Annotated[
         str, Named(SPLIT), "how samples are split: `stratified` by class (numbers by quantile), or at `random`"
     ] = "stratified"
-    seed: Annotated[int | None, Seed, "seed of the division, where it is to stay while `run.seed` changes"] = None
+    seed: Annotated[
+        int | None, Seed, "seed of the partition and of the splits; none: `run.seed`, see [noise](noise.md)"
+    ] = None
     options: Options = dataclasses.field(default_factory=dict)
 
 
@@ -143,7 +158,10 @@ class RunTable:
     protocol: Annotated[str, Named(PROTOCOLS), "defaults of other settings, as in a code base or a paper"] = "clean"
     rounds: Annotated[int, Some, "how many rounds"] = 20
     participation: Annotated[float, Range(above=0, most=1), "share of the clients that take part in a round"] = 1.0
-    seed: Annotated[int, Seed, "seed of everything random"] = 0
+    seed: Annotated[int, Seed, "seed of everything random that has no seed of its own"] = 0
+    batch_seed: Annotated[
+        int | None, Seed, "seed of batches, cohorts and all other draws in training; none: `run.seed`"
+    ] = None
     buffers: Annotated[Buffers, "BatchNorm statistics follow their layer or stay with the client"] = "follow"
     granularity: Annotated[Granularity, "what counts as a layer"] = "module"
     device: Annotated[str, "`auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1` …"] = "auto"
@@ -163,23 +181,45 @@ class EvaluateTable:
 
     every: Annotated[int, Some, "rounds between evaluations; the last round always is"] = 1
     clients: Annotated[int, SomeOrNone, "evaluate so many clients, always the same ones; 0: all"] = 0
+    metric: Annotated[
+        str,
+        MetricName(("auto", "plain", *METRICS), paths=True),
+        "what rounds are selected and methods ranked by: a [metric](metrics.md), or `package.module:function`; `auto`:",
+        "`accuracy`, or `balanced_accuracy` where the largest class has more than 60 % of the samples, `mse` for",
+        "numbers; `plain`: `accuracy` or `mse`, whatever the data",
+    ] = "auto"
+    average: Annotated[
+        Literal["auto", "samples", "clients"],
+        "the metric over all samples, or its mean over clients; `auto`: as [metrics](metrics.md) says",
+    ] = "auto"
+    better: Annotated[
+        Literal["auto", "larger", "smaller"],
+        "which values of a metric of your own are better; `auto`: as its `larger_is_better` says, or else larger ones",
+    ] = "auto"
     select: Annotated[
         Literal["validation", "best", "last"],
-        "the round that counts: by validation, by test accuracy (as many papers do), or the last",
+        "the round that counts: by the metric on validation data, on test data (as many papers do), or the last",
     ] = "validation"
     stage: Annotated[
         Literal["received", "trained", "deployed", "global"],
         "the models that count: as received, right after training, deployed, or the global one",
     ] = "deployed"
-    average: Annotated[Literal["samples", "clients"], "accuracy over all samples, or its mean over clients"] = "samples"
+    test: Annotated[bool, "whether test samples are scored; `false` in the trials of `strata tune`"] = True
+    guard: Annotated[
+        bool,
+        "at the end, each client takes the model that is best for it on its validation samples, or stays with local",
+        "training, see [guard](guard.md)",
+    ] = False
     lab: Annotated[int, SomeOrNone, "rounds between looks at every layer (conflicts, CKA, weights …); 0: never"] = 0
 
 
 @record
 class StopTable:
-    """When to stop early, by the validation accuracy of deployed models."""
+    """When to stop early, by the metric of deployed models on validation data."""
 
-    target: Annotated[float | None, Range(above=0, most=1), "stop when this validation accuracy is reached"] = None
+    target: Annotated[
+        float | None, Range(above=0, most=1e12), "stop when the metric reaches this on validation data, such as 0.9"
+    ] = None
     patience: Annotated[int | None, Some, "stop when so many evaluations have brought no more than `margin`"] = None
     margin: Annotated[float, Range(least=0, most=1e12), "what counts as progress"] = 0.005
 

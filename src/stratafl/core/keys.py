@@ -6,6 +6,7 @@ every order (`vmap(randomness="different")` does not).
 
 from functools import cache
 from hashlib import blake2b
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +14,24 @@ from torch import Tensor
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
 _SECOND = 0x94D049BB133111EB - (1 << 64)
+
+
+class Seeds(NamedTuple):
+    """The seed of a run, and those of its parts, which follow it unless they are set apart."""
+
+    run: int = 0
+    partition: int = 0  # which client has which samples, and which clients are evaluated
+    weights: int = 0  # everything that is drawn before the first round
+    batches: int = 0  # everything that is drawn in rounds: batches, cohorts, dropout …
+
+    @property
+    def parts(self) -> tuple[int, int, int]:
+        """What a run depends on: two runs that share them are the same, whatever `run` is."""
+        return self.partition, self.weights, self.batches
+
+    @staticmethod
+    def of(run: int, partition: int | None = None, weights: int | None = None, batches: int | None = None) -> "Seeds":
+        return Seeds(run, *(run if own is None else own for own in (partition, weights, batches)))
 
 
 def scramble(state: Tensor) -> Tensor:

@@ -129,7 +129,8 @@ def losses(output: Tensor, y: Tensor) -> Tensor:
 def sample_losses(output: Tensor, y: Tensor, classes: int | None) -> Tensor:
     """The loss of each sample `[B]`, for evaluation."""
     if classes is None:
-        return (output - y.reshape(output.shape).to(output.dtype)).square().reshape(len(output), -1).mean(1)
+        errors = (output - y.reshape(output.shape).to(output.dtype)).square()
+        return errors.flatten(1).mean(1) if errors.ndim > 1 else errors
     return cross_entropies(output, y)
 
 

@@ -1,7 +1,7 @@
 """What is known of a round: the federation's setup, the round's number and plan, who is sampled, its random keys."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -34,10 +34,14 @@ class Setup:
     fresh: Callable[[Tensor], Rows]  # an initial model for each client of its own, keyed by (seed, id)
     clients: int
     rounds: int
-    seed: int = 0
+    seeds: keys.Seeds = field(default_factory=keys.Seeds)
     classes: int | None = None
     features: int = 0  # the width of what the head is given
     participation: float = 1.0  # the share of clients that a round samples
+
+    @property
+    def seed(self) -> int:
+        return self.seeds.run
 
     @property
     def cohort(self) -> int:
@@ -45,8 +49,8 @@ class Setup:
 
     def sampled(self, t: int) -> Tensor:
         """The clients that round t samples, the same for every algorithm, in increasing order."""
-        count = self.cohort
-        return torch.arange(self.clients) if count >= self.clients else keys.sample(self.seed, t, self.clients, count)
+        count, seed = self.cohort, self.seeds.batches
+        return torch.arange(self.clients) if count >= self.clients else keys.sample(seed, t, self.clients, count)
 
     def row_bytes(self, names: Iterable[str] | None = None, dtype: torch.dtype | None = None) -> int:
         """What these tensors of one model take, or all of them; in another type, if one is given."""
@@ -83,4 +87,4 @@ class Round:
 
     def keys(self, ids: Tensor, purpose: str) -> Tensor:
         """One random key per client, for one purpose, in this round."""
-        return keys.keys(self.setup.seed, self.t, ids, purpose)
+        return keys.keys(self.setup.seeds.batches, self.t, ids, purpose)

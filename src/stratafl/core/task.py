@@ -133,3 +133,6 @@ class Task(Protocol):
 
     def features(self, rows: Rows, split: str) -> tuple[Tensor, Tensor, Tensor]:
         """What the head is given: features `[C, n, d]`, targets `[C, n]`, and 1 for real samples, 0 for padding."""
+
+    def outputs(self, rows: Rows, split: str) -> tuple[Tensor, Tensor, Tensor]:
+        """What the models give, without padding: each sample's client (its place) `[n]`, target, output `[n, …]`."""

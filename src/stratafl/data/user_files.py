@@ -53,7 +53,7 @@ def user_samples(place: Path, reading: Reading) -> Samples:
 
 
 def npz_samples(path: str | Path, reading: Reading | None = None) -> Samples:
-    """The samples of one npz file with `x`, `y` and, if samples belong to clients, `client`."""
+    """The samples of one npz file: `x`, `y` and, if samples belong to clients, `client`. Whole pixels are scaled."""
     reading = reading or Reading()
     arrays = npz_arrays(Path(path), reading.limit)
     label, client = reading.label or "y", reading.client or "client"
@@ -74,7 +74,8 @@ def npz_samples(path: str | Path, reading: Reading | None = None) -> Samples:
             raise DataError(f"'{path}': {what} has shape {array.shape}, but there are {len(x)} samples")
     y, names = targets(y, reading.targets, str(path))
     classes, name = None if names is None else len(names), Path(path).stem
-    return Samples(x, y, classes, names, owner=owner, name=name, group=group, group_name=reading.group)
+    pixels = half(x.dtype) if x.ndim > 2 else None  # unscaled, the usual learning rates diverge
+    return Samples(x, y, classes, names, owner=owner, name=name, group=group, group_name=reading.group, scaling=pixels)
 
 
 def _label(columns: Columns, reading: Reading, place: Path) -> str:

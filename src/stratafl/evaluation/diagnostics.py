@@ -99,7 +99,7 @@ def common(sim: Simulation, count: int) -> Tensor:
     federation = sim.runtime.federation
     splits = [federation.split(name).indices for name in ("test", "validation", "train")]
     held = next(indices for indices in splits if len(indices))
-    order = torch.argsort(keys.keys(sim.setup.seed, 0, torch.arange(len(held)), "laboratory"))
+    order = torch.argsort(keys.keys(sim.setup.seeds.partition, 0, torch.arange(len(held)), "laboratory"))
     shown = held[order[:count]].to(federation.x.device)
     return federation.inputs(samples_at(federation.x, shown), sim.runtime.dtype)
 

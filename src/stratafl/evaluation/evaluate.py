@@ -2,11 +2,12 @@
 
 Stages, everywhere: `received` (where training would start), `trained` (right after local training, for those who took
 part) and `deployed` (what a client would use in production; may be tuned on its training split). `global` is the
-server's model for all clients, in methods that have one besides what they send.
+server's model for all clients, in methods that have one besides what they send, or that send everybody the same.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from stratafl.execute.executors import evaluation_size
 from stratafl.execute.process_group import ProcessGroup, places
 from stratafl.execute.simulation import Progress, Simulation
 
+T = TypeVar("T")
 StageScores = dict[str, Scores]  # by "split.stage", such as "test.deployed"
 STAGES = ("received", "deployed")
 
@@ -39,7 +41,7 @@ class ClientModels:
     def rows(self, stage: str) -> Rows:
         algorithm = self.sim.algorithm
         if stage == "global":
-            shared = rows_of(self.server, str(algorithm.global_model))
+            shared = rows_of(self.server, str(global_field(self.sim, self.server)))
             return {**self.rows("received"), **expand(shared, len(self.ids))}
         if stage == "received":
             return rows_of(self.client, algorithm.row)
@@ -48,15 +50,33 @@ class ClientModels:
         return algorithm.deploy(self.rnd, self.client, self.task)
 
     def scores(self, splits: Iterable[str], stages: Iterable[str]) -> StageScores:
-        """What their models score; a stage that has the same tensors as another one is not scored twice."""
+        """What their models score."""
+        return self.each(splits, stages, lambda rows, split: _score(self.sim, self.rnd, rows, self.ids, split))
+
+    def each(self, splits: Iterable[str], stages: Iterable[str], given: Callable[[Rows, str], T]) -> dict[str, T]:
+        """What is `given` for rows and split, by "split.stage"; once for stages that have the same tensors."""
         models = {stage: self.rows(stage) for stage in stages}
-        found: StageScores = {}
+        found: dict[str, T] = {}
         for split in splits:
             for stage, rows in models.items():
-                twins = [s for s in models if s != stage and f"{split}.{s}" in found and _same(models[s], rows)]
-                known = found[f"{split}.{twins[0]}"] if twins else None
-                found[f"{split}.{stage}"] = known or _score(self.sim, self.rnd, rows, self.ids, split)
+                twins = [s for s in models if s != stage and f"{split}.{s}" in found and same_tensors(models[s], rows)]
+                found[f"{split}.{stage}"] = found[f"{split}.{twins[0]}"] if twins else given(rows, split)
         return found
+
+
+def global_field(sim: Simulation, server: State) -> str | None:
+    """The server's field that is a model for all clients: one that the method names, or what it sends to everybody.
+
+    A method sends everybody the same if the server has the whole model and clients keep nothing of theirs.
+    """
+    algorithm = sim.algorithm
+    if algorithm.global_model is not None:
+        return algorithm.global_model
+    row, specs, trained = algorithm.row, sim.setup.layout.specs, sim.setup.layout.trainable()
+    held, kept = server.get(row), algorithm.enrol(sim.setup, torch.tensor([0])).get(row, {})
+    if not isinstance(held, dict) or not isinstance(kept, dict) or any(name in kept for name in trained):
+        return None
+    return row if all(name in held and held[name].shape == specs[name].shape for name in trained) else None
 
 
 def received(sim: Simulation, progress: Progress, ids: Tensor) -> Rows:
@@ -79,7 +99,7 @@ def score_stages(
 ) -> StageScores:
     """Scores of these clients' models at each stage on each split, as many clients at a time as memory allows."""
     with sim.arithmetic():
-        return join_scores([some.scores(splits, stages) for some in _client_models(sim, progress, sim.checked(ids))])
+        return join_scores([some.scores(splits, stages) for some in client_models(sim, progress, sim.checked(ids))])
 
 
 def score_new_clients(
@@ -87,7 +107,7 @@ def score_new_clients(
 ) -> StageScores:
     """Scores of clients that never took part: as admitted, after training once from there, and deployed."""
     with sim.arithmetic():
-        models = _client_models(sim, progress, sim.new_clients if ids is None else ids, new=True)
+        models = client_models(sim, progress, sim.new_clients if ids is None else ids, new=True)
         return join_scores([some.scores(splits, ("received", "trained", "deployed")) for some in models])
 
 
@@ -137,11 +157,12 @@ def gather_scores(process_group: ProcessGroup, mine: Tensor, scores: StageScores
 
 def _models(sim: Simulation, progress: Progress, ids: Tensor, stage: str) -> Rows:
     with sim.arithmetic():
-        models = _client_models(sim, progress, sim.checked(ids))
+        models = client_models(sim, progress, sim.checked(ids))
         return rows_of(join([{"rows": some.rows(stage)} for some in models]), "rows")
 
 
-def _client_models(sim: Simulation, progress: Progress, ids: Tensor, new: bool = False) -> Iterator[ClientModels]:
+def client_models(sim: Simulation, progress: Progress, ids: Tensor, new: bool = False) -> Iterator[ClientModels]:
+    """These clients as they begin the next round, as many at a time as memory allows."""
     rnd, algorithm = sim.at(progress.t), sim.algorithm
     for group in ids.split(evaluation_size(sim, len(ids))):
         task = sim.task(group, rnd)
@@ -155,5 +176,5 @@ def _score(sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, split: str) -> 
         return sim.task(ids, rnd, splits=(split,)).scores(rows, split)
 
 
-def _same(a: Rows, b: Rows) -> bool:
+def same_tensors(a: Rows, b: Rows) -> bool:
     return a.keys() == b.keys() and all(x is b[name] for name, x in a.items())

@@ -1,20 +1,53 @@
 """Numbers of a round, as a run records them: one flat line per round, per client and per layer."""
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from math import ceil, isfinite
+from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from stratafl.core.layout import Layout
+from stratafl.core.reprs import short_repr
 from stratafl.core.task import Scores
 from stratafl.evaluation.evaluate import StageScores
+from stratafl.evaluation.metrics import Metric
+from stratafl.evaluation.predictions import Predictions
 from stratafl.execute.round import Report
 from stratafl.execute.uploads import LeftOut, Outlier
 
 Line = dict[str, Any]
 WORST = 0.1  # share of clients that counts as the worst
+
+
+@short_repr
+@dataclass(frozen=True)
+class MetricValues:
+    """A metric over all samples (NaN where it is not defined), and of each client for whom it is defined."""
+
+    metric: Metric
+    pooled: float
+    clients: Mapping[int, float]
+
+    @staticmethod
+    def of(metric: Metric, found: Predictions) -> "MetricValues":
+        return MetricValues(metric, found.value(metric), found.by_client(metric))
+
+    def statistics(self) -> dict[str, float]:
+        """Over all samples, mean and deviation over clients, worst clients."""
+        numbers = {self.metric.key: self.pooled}
+        if self.clients:
+            each = torch.tensor(list(self.clients.values()), dtype=torch.float64)
+            worst = each.sort(descending=not self.metric.larger_is_better).values[: ceil(WORST * len(each))]
+            numbers |= {f"client_{self.metric.key}": float(each.mean()), "std": float(each.std(correction=0))}
+            numbers["worst10"] = float(worst.mean())
+        return {f"client_{self.metric.key}": float("nan"), "std": float("nan"), "worst10": float("nan"), **numbers}
+
+
+StageValues = Mapping[str, MetricValues]  # by "split.stage", of a metric that needs more than hits and loss
+NO_VALUES: StageValues = MappingProxyType({})
 
 
 def score_statistics(scores: Scores, classes: int | None) -> dict[str, float | None]:
@@ -41,13 +74,18 @@ def score_statistics(scores: Scores, classes: int | None) -> dict[str, float | N
     return {key: _finite(float(value)) for key, value in numbers.items()}
 
 
-def score_line(found: StageScores, classes: int | None, prefix: str = "") -> Line:
-    """The statistics of each split and stage, flat: `test.deployed.accuracy` and so on."""
-    return {
-        f"{prefix}{place}.{key}": value
-        for place, scores in found.items()
-        for key, value in score_statistics(scores, classes).items()
-    }
+def score_line(found: StageScores, classes: int | None, prefix: str = "", values: StageValues = NO_VALUES) -> Line:
+    """The statistics of each split and stage, flat: `test.deployed.accuracy` and so on.
+
+    Deviation and worst clients are those of the run's metric, where `values` holds one.
+    """
+    line: Line = {}
+    for place, scores in found.items():
+        numbers = score_statistics(scores, classes)
+        if numbers and place in values:
+            numbers |= {key: _finite(value) for key, value in values[place].statistics().items()}
+        line |= {f"{prefix}{place}.{key}": value for key, value in numbers.items()}
+    return line
 
 
 def round_line(report: Report) -> Line:
@@ -75,6 +113,11 @@ def _loss_line(purpose: str, taken: Any, loss: Any, counted: Tensor) -> Line:
     return {f"{purpose}.loss": _finite(float((losses * steps).sum() / steps.sum())), **line}
 
 
+def steps_of(line: Line) -> int:
+    """The local steps of all clients in a round, whatever they were for."""
+    return sum(int(value) for key, value in line.items() if key.endswith(".steps"))
+
+
 def upload_line(report: Report, names: Sequence[str] = ()) -> Line:
     """The clients whose upload was left out, and those with outlying updates; no key without any such client."""
 
@@ -85,7 +128,7 @@ def upload_line(report: Report, names: Sequence[str] = ()) -> Line:
     return {key: found for key, found in lines.items() if found}
 
 
-def client_lines(ids: Tensor, found: StageScores, classes: int | None) -> list[Line]:
+def client_lines(ids: Tensor, found: StageScores, classes: int | None, values: StageValues = NO_VALUES) -> list[Line]:
     lines: list[Line] = [{"client": client} for client in ids.tolist()]
     for place, scores in found.items():
         split = place.partition(".")[0]
@@ -95,6 +138,9 @@ def client_lines(ids: Tensor, found: StageScores, classes: int | None) -> list[L
             if count:
                 line |= {} if classes is None else {f"{place}.accuracy": hits / count}
                 line[f"{place}.loss"] = _finite(loss / count)
+        for line in lines if place in values else []:
+            if line["client"] in values[place].clients:
+                line[f"{place}.{values[place].metric.key}"] = values[place].clients[line["client"]]
     return lines
 
 

@@ -13,7 +13,26 @@ from stratafl.core.reprs import short_repr
 from stratafl.core.round import Round
 from stratafl.evaluation import evaluate
 from stratafl.evaluation.diagnostics import DiagnosticsCollector, LayerDiagnostics
-from stratafl.evaluation.measure import Line, client_lines, layer_lines, round_line, score_line, upload_line
+from stratafl.evaluation.evaluate import StageScores
+from stratafl.evaluation.measure import (
+    Line,
+    MetricValues,
+    StageValues,
+    client_lines,
+    layer_lines,
+    round_line,
+    score_line,
+    upload_line,
+)
+from stratafl.evaluation.metrics import Metric
+from stratafl.evaluation.predictions import (
+    StagePredictions,
+    gather_predictions,
+    join_stages,
+    predict_in_shares,
+    stage_predictions,
+    trained_predictions,
+)
 from stratafl.execute.executors import Matrix
 from stratafl.execute.round import Executor
 from stratafl.execute.simulation import Progress, Simulation
@@ -32,13 +51,24 @@ class RoundLines:
 @short_repr
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """A simulation, every how many rounds it is evaluated, and on how many clients (0: all), always the same ones."""
+    """A simulation, every how many rounds it is evaluated, and on how many clients (0: all), always the same ones.
+
+    Without `test` the test samples are never scored.
+    """
 
     sim: Simulation
     every: int = 1
     sample: int = 0
     lab: LayerDiagnostics = LayerDiagnostics()
     executor: Executor = Matrix()
+    metric: Metric | None = None  # None: accuracy, or the squared error of numbers
+    stage: str = "deployed"  # of the models that count
+    test: bool = True
+
+    @property
+    def predicts(self) -> bool:
+        """Whether the metric needs what models give for single samples."""
+        return self.metric is not None and not self.metric.summed
 
     @property
     def rounds(self) -> int:
@@ -51,13 +81,13 @@ class Trial:
         everybody = torch.arange(setup.clients)
         if not 0 < self.sample < setup.clients:
             return everybody
-        return torch.argsort(keys.keys(setup.seed, 0, everybody, "evaluated"))[: self.sample].sort()[0]
+        return torch.argsort(keys.keys(setup.seeds.partition, 0, everybody, "evaluated"))[: self.sample].sort()[0]
 
     @cached_property
     def splits(self) -> tuple[str, ...]:
-        """The held-out splits that have samples."""
-        federation = self.sim.runtime.federation
-        return tuple(split for split in ("validation", "test") if int(federation.counts(split).sum()))
+        """The held-out splits that have samples, and are scored."""
+        federation, scored = self.sim.runtime.federation, ("validation", "test") if self.test else ("validation",)
+        return tuple(split for split in scored if int(federation.counts(split).sum()))
 
     def round(self, progress: Progress) -> tuple[Progress, RoundLines]:
         """One round, evaluated if it is due."""
@@ -81,24 +111,48 @@ class Trial:
         return progress, RoundLines(line, [{"round": progress.t, **each} for each in clients], layers)
 
     def _evaluation(self, progress: Progress, examiner: "_Examiner", present: Tensor) -> tuple[Line, list[Line]]:
-        classes, sim, group = self.sim.setup.classes, self.sim, self.executor.process_group
-        stages = evaluate.STAGES if sim.algorithm.global_model is None else (*evaluate.STAGES, "global")
-        scores = evaluate.score_in_shares(
-            group, sim, self.ids, lambda mine: evaluate.score_stages(sim, progress, mine, self.splits, stages)
-        )
-        line, lines = score_line(scores, classes), client_lines(self.ids, scores, classes)
+        classes, new_clients = self.sim.setup.classes, self.sim.new_clients
+        scores, values = self._scored(progress, self.ids, self._stages(progress))
+        line, lines = score_line(scores, classes, values=values), client_lines(self.ids, scores, classes, values)
         ids = present[torch.isin(present, self.ids)]
-        trained = evaluate.gather_scores(group, *examiner.scores, ids)
-        line |= score_line(trained, classes)
-        by_client = {each["client"]: each for each in client_lines(ids, trained, classes)}
+        scores, values = examiner.gathered(ids)
+        line |= score_line(scores, classes, values=values)
+        by_client = {each["client"]: each for each in client_lines(ids, scores, classes, values)}
         lines = [{**each, **by_client.get(each["client"], {})} for each in lines]
-        if len(sim.new_clients):
-            new = evaluate.score_in_shares(
-                group, sim, sim.new_clients, lambda mine: evaluate.score_new_clients(sim, progress, self.splits, mine)
-            )
-            line |= score_line(new, classes, "new.")
-            lines += [{"new": True, **each} for each in client_lines(sim.new_clients, new, classes)]
+        if len(new_clients):
+            scores, values = self._scored(progress, new_clients, ("received", "trained", "deployed"), new=True)
+            line |= score_line(scores, classes, "new.", values)
+            lines += [{"new": True, **each} for each in client_lines(new_clients, scores, classes, values)]
         return line, lines
+
+    def _stages(self, progress: Progress) -> tuple[str, ...]:
+        named = self.sim.algorithm.global_model is not None
+        wanted = self.stage == "global" and evaluate.global_field(self.sim, progress.server) is not None
+        return (*evaluate.STAGES, "global") if named or wanted else evaluate.STAGES
+
+    def _scored(
+        self, progress: Progress, ids: Tensor, stages: tuple[str, ...], new: bool = False
+    ) -> tuple[StageScores, StageValues]:
+        """Hits and loss of these clients at these stages, and the metric if it needs more than that."""
+        sim, group, splits = self.sim, self.executor.process_group, self.splits
+
+        def scored(mine: Tensor) -> StageScores:
+            if new:
+                return evaluate.score_new_clients(sim, progress, splits, mine)
+            return evaluate.score_stages(sim, progress, mine, splits, stages)
+
+        if not self.predicts:
+            return evaluate.score_in_shares(group, sim, ids, scored), {}
+        return self.summed(
+            ids, predict_in_shares(group, sim, ids, lambda m: stage_predictions(sim, progress, m, splits, stages, new))
+        )
+
+    def summed(self, ids: Tensor, found: StagePredictions) -> tuple[StageScores, StageValues]:
+        """Hits, loss and the metric of these clients' predictions; stages with the same ones are computed once."""
+        assert self.metric is not None
+        known = {id(each): (each.summed(ids), MetricValues.of(self.metric, each)) for each in found.values()}
+        values = {place: known[id(each)][1] for place, each in found.items()}
+        return {place: known[id(each)][0] for place, each in found.items()}, values
 
 
 class _Examiner:
@@ -107,7 +161,8 @@ class _Examiner:
     def __init__(self, trial: Trial, rnd: Round, evaluated: bool, collector: DiagnosticsCollector | None) -> None:
         self._trial, self._rnd, self._evaluated, self._collector = trial, rnd, evaluated, collector
         self._ids: list[Tensor] = []
-        self._scores: list[evaluate.StageScores] = []
+        self._scores: list[StageScores] = []
+        self._predictions: list[StagePredictions] = []
         self.seconds = 0.0
 
     def __call__(self, group: Tensor, received: Rows, rows: Rows) -> None:
@@ -119,15 +174,23 @@ class _Examiner:
         self.seconds += time.perf_counter() - begin
 
     def _score(self, group: Tensor, rows: Rows) -> None:
-        mine = torch.isin(group, self._trial.ids).nonzero()[:, 0]
-        if len(mine):
-            rows = rows if len(mine) == len(group) else {name: x[mine.to(x.device)] for name, x in rows.items()}
-            trial = self._trial
+        mine, trial = torch.isin(group, self._trial.ids).nonzero()[:, 0], self._trial
+        if not len(mine):
+            return
+        rows = rows if len(mine) == len(group) else {name: x[mine.to(x.device)] for name, x in rows.items()}
+        given = (trial.sim, self._rnd, rows, group[mine], trial.splits)
+        if trial.predicts:
+            self._predictions.append(trained_predictions(*given))
+        else:
             self._ids.append(group[mine])
-            self._scores.append(evaluate.score_trained(trial.sim, self._rnd, rows, group[mine], trial.splits))
+            self._scores.append(evaluate.score_trained(*given))
 
-    @property
-    def scores(self) -> tuple[Tensor, evaluate.StageScores]:
-        if not self._scores:
-            return torch.empty(0, dtype=torch.int64), {}
-        return torch.cat(self._ids), evaluate.join_scores(self._scores)
+    def gathered(self, ids: Tensor) -> tuple[StageScores, StageValues]:
+        """What the models of these clients score, from all processes."""
+        process_group = self._trial.executor.process_group
+        if self._trial.predicts:
+            found = gather_predictions(process_group, join_stages(self._predictions))
+            return self._trial.summed(ids, found)
+        mine = torch.cat(self._ids) if self._ids else torch.empty(0, dtype=torch.int64)
+        scores = evaluate.join_scores(self._scores) if self._scores else {}
+        return evaluate.gather_scores(process_group, mine, scores, ids), {}

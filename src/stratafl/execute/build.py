@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from stratafl.core import keys
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.describe import columns, describe, head_of
+from stratafl.core.keys import Seeds
 from stratafl.core.layout import Buffers, Granularity, Rows
 from stratafl.core.round import Setup
 from stratafl.data.federation import Federation
@@ -38,7 +39,7 @@ def simulation(
     *,
     rounds: int,
     participation: float = 1.0,
-    seed: int = 0,
+    seed: int | Seeds = 0,
     granularity: Granularity = "module",
     buffers: Buffers = "follow",
     head: str | None = None,
@@ -57,18 +58,19 @@ def simulation(
     """Build a simulation, or raise an error that says what does not fit.
 
     `model` is a module (its weights are the common start) or a function that makes one (drawn from the seed); `weights`
-    is a file with the initial weights; `buffers` says whether BatchNorm statistics follow their layer or stay local;
-    `memory_limit` is what all of it may take, in bytes; `store` is where client states are kept between rounds (on the
-    `device`, in `ram`, on `disk`; `auto`: by size, and by whether checkpoints are `saved`); the last `new_clients`
-    clients of the federation never take part in training; a run that has `begun` may go on although its rounds never
-    reach a phase of the algorithm.
+    is a file with the initial weights; `seed` is one for everything, or one for each part; `buffers` says whether
+    BatchNorm statistics follow their layer or stay local; `memory_limit` is what all of it may take, in bytes; `store`
+    is where client states are kept between rounds (on the `device`, in `ram`, on `disk`; `auto`: by size, and whether
+    checkpoints are `saved`); the last `new_clients` clients of the federation never take part in training; a run that
+    has `begun` may go on although its rounds never reach a phase of the algorithm.
     """
     device = device_of(device)
     _check_arguments(algorithm, federation, rounds, participation, new_clients)
     _check_data(algorithm, federation, new_clients)
     for line in outlier_warnings(federation):
         log.warning("%s", line)
-    draw = _ModelDraw(model, algorithm, federation, seed, dtype, head)
+    seeds = seed if isinstance(seed, Seeds) else Seeds.of(seed)
+    draw = _ModelDraw(model, algorithm, federation, seeds.weights, dtype, head)
     module = draw(0, "model")
     if weights is not None:
         module = _with_weights(draw, module, Path(weights))
@@ -84,7 +86,7 @@ def simulation(
         federation, module, layout, head=head, device=device, engine=engine, speed=speed, batch=algorithm.requires.batch
     )
     clients, classes = federation.clients - new_clients, federation.classes
-    setup = Setup(layout, start, fresh, clients, rounds, seed, classes, runtime.features, participation)
+    setup = Setup(layout, start, fresh, clients, rounds, seeds, classes, runtime.features, participation)
     _check_algorithm(algorithm, setup, begun)
     exceeded = begun and memory_limit is not None and memory_taken(runtime.device) >= memory_limit
     left = None if exceeded else limit_left(memory_limit, runtime.device)

@@ -3,10 +3,11 @@
 title = "…"                                what it is
 protocol = "flayer"                        how the paper sets up and evaluates its experiments
 readings = ["trained"]                     other measures that the printed accuracy may be, if the paper does not say
+tuned = true                               the learning rate of every row is chosen on validation data, column by column
 [settings]                                 of all cells, as "table.key" = value
 [[columns]] name, settings                 and `smoke`, additional settings at scale smoke
 [[rows]]    name, settings, printed = {column = number}; or `missing = "method"` if the catalogue lacks it
-[scales.smoke] seeds, settings, columns    and short, full: what is run
+[scales.smoke] seeds, settings, columns    and short, full: what is run; with `tuned`, `trials` learning rates each
 [[claims]]  says, kind, …                  written before the run, see `claims`
 
 Settings apply in the order recipe, column, row, scale, command; a later one replaces an earlier one. `flayer.s` is an
@@ -73,6 +74,7 @@ class Scale:
     settings: Settings = field(default_factory=dict)
     columns: list[str] | None = None  # None: all
     stand_in: str | None = None  # what replaces the paper's data and model; its numbers do not compare
+    trials: Annotated[int, Range(least=1, most=1000)] = 6  # learning rates that are tried for each row, if it is tuned
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,8 @@ class Recipe:
     notes: tuple[str, ...] = ()
     readings: tuple[str, ...] = ()
     source: str | None = None  # the file of a recipe of your own
+    tuned: bool = False  # whether the learning rate of each row is chosen on validation data
+    left_out: tuple[str, ...] = ()  # rows and columns that you did not ask for
 
     @property
     def measures(self) -> list[str]:
@@ -115,6 +119,24 @@ class Recipe:
         if scale not in self.scales:
             raise unknown("scale", scale, [name for name in SCALES if name in self.scales])
         return self.scales[scale]
+
+    def narrowed(self, rows: str, columns: str) -> "Recipe":
+        """The recipe with these rows and columns alone, also columns that a scale leaves out; with none, with all.
+
+        Names are separated by commas, and may have commas in them.
+        """
+        known = {"row": [row.name for row in self.rows], "column": [column.name for column in self.columns]}
+        asked = {"row": _names("row", rows, known["row"]), "column": _names("column", columns, known["column"])}
+        kept = {kind: names or known[kind] for kind, names in asked.items()}
+        left = [f"{kind} {name}" for kind, names in known.items() for name in names if name not in kept[kind]]
+        scales = {name: replace(scale, columns=asked["column"]) for name, scale in self.scales.items()}
+        return replace(
+            self,
+            rows=tuple(row for row in self.rows if row.name in kept["row"]),
+            columns=tuple(column for column in self.columns if column.name in kept["column"]),
+            scales=scales if asked["column"] else self.scales,
+            left_out=tuple(left),
+        )
 
     def columns_at(self, scale: str) -> list[str]:
         return self.at(scale).columns or [column.name for column in self.columns]
@@ -136,6 +158,7 @@ class Recipe:
         layers = (self.settings, column.settings, stand_in, row.settings, self.at(scale).settings)
         method = {key: value for each in layers for key, value in each.items()}.get("algorithm.name")
         first = {"run.protocol": self.protocol} | ({"algorithm.name": method} if method else {})
+        first["evaluate.metric"] = "plain"  # papers print accuracies
         made = with_values(Experiment(), first)
         for layer in layers:
             given = {k: v for k, v in _for(method, layer).items() if k != "algorithm.name"}
@@ -202,6 +225,7 @@ class _File:
     claims: list[Any] = field(default_factory=list)
     notes: list[Any] = field(default_factory=list)
     readings: list[Any] = field(default_factory=list)
+    tuned: bool = False
 
 
 def _recipe(name: str, table: dict[str, Any]) -> Recipe:
@@ -217,6 +241,7 @@ def _recipe(name: str, table: dict[str, Any]) -> Recipe:
     columns, rows, claims = records("columns", Column), records("rows", Row), records("claims", Claim)
     notes, readings = tuple(map(str, found.notes)), tuple(map(str, found.readings))
     made = Recipe(name, found.title, columns, rows, scales, claims, found.protocol, found.settings, notes, readings)
+    made = replace(made, tuned=found.tuned)
     _check(made)
     return made
 
@@ -256,3 +281,16 @@ def _known(kind: str, names: list[str], known: list[str]) -> None:
     for name in names:
         if name not in known:
             raise unknown(kind, str(name), known)
+
+
+def _names(kind: str, text: str, known: list[str]) -> list[str]:
+    """Names out of a list with commas, in which a name may have commas itself: the longest that is known counts."""
+    parts, found = [part.strip() for part in text.split(",") if part.strip()], list[str]()
+    while parts:
+        several = [", ".join(parts[:length]) for length in range(len(parts), 0, -1)]
+        name = next((name for name in several if name in known), None)
+        if name is None:
+            raise unknown(kind, parts[0], known)
+        found.append(name)
+        parts = parts[name.count(",") + 1 :]
+    return found

@@ -1,6 +1,7 @@
 """A reproduction: the cells of a recipe as runs in a folder that several recipes may share, and their numbers.
 
 runs/fedper-cifar100-1a2b3c4d/     a run directory; two recipes with the same experiment share it
+tuning/fedper-cifar100-5e6f7a8b/   the trials of a row in a column, of recipes that are tuned
 flayer-table2-short/               reproduce.toml, verdicts.json and result.md of one recipe at one scale
 """
 
@@ -19,7 +20,7 @@ import tomli_w
 import torch
 
 from stratafl.config.assemble import completed
-from stratafl.config.experiment import BEFORE, Experiment, read_toml, to_tables
+from stratafl.config.experiment import BEFORE, Experiment, read_toml, to_tables, with_values
 from stratafl.config.settings import Settings, parse_settings
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.errors import BusyError, DataError, RunError, counted
@@ -30,12 +31,17 @@ from stratafl.recipes.recipe import Cell, Recipe
 from stratafl.recipes.verdicts import Numbers, Printed, verdicts
 from stratafl.report.outcome import Outcome, read_outcome
 from stratafl.report.verdict import Verdict
+from stratafl.runs.comparison import SEEDS
 from stratafl.runs.directory import is_run
 from stratafl.runs.journal import line_bodies
 from stratafl.runs.run import Run
+from stratafl.tuning.search import Plan, Search, SearchResult, shown_settings
+from stratafl.tuning.space import LR
 
 FILE, RESULT = "reproduce.toml", "result.md"
 FEW = 10  # with more columns left out, they are counted instead of named
+VALIDATION = 0.1  # share of validation data in the trials of recipes whose runs have none
+TUNED = "the learning rate of every row was tuned on validation data"
 SETTLED = 0.9  # of its rounds; a run that converges later may still be improving
 
 
@@ -52,10 +58,13 @@ class Reproduction:
     refused: dict[str, str] = field(default_factory=dict)  # why a column could not be run
     failed: dict[tuple[str, str], str] = field(default_factory=dict)  # why a row could not be run in a column
     ended: dict[Path, Outcome] = field(default_factory=dict)  # finished runs, each read once
+    searches: dict[tuple[str, str], Search] = field(default_factory=dict)  # of rows and columns that are tuned
+    chosen: dict[tuple[str, str], SearchResult] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
-        return self.root / f"{self.recipe.name.replace('/', '-')}-{self.scale}"
+        tuned = "-tuned" if self.recipe.tuned else ""
+        return self.root / f"{self.recipe.name.replace('/', '-')}-{self.scale}{tuned}"
 
     @property
     def stand_in(self) -> str | None:
@@ -90,15 +99,49 @@ class Reproduction:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self.folder / FILE, tomli_w.dumps(asked).encode())
 
+    def search(self, cell: Cell) -> Search:
+        """The search for the learning rate of a row in a column, with a seed that no cell has."""
+        key = (cell.row, cell.column)
+        if key not in self.searches:
+            base = with_values(cell.experiment, {"run.seed": SEEDS})
+            if base.data.validation == 0:
+                base = with_values(base, {"data.validation": VALIDATION})
+            plan = Plan(self.recipe.at(self.scale).trials, only=(LR,))
+            place = self.root / "tuning" / f"{run_name(base, self.trust)}-{plan.trials}"
+            self.searches[key] = Search(place, base, plan, self.trust)
+        return self.searches[key]
+
+    def choice(self, cell: Cell) -> SearchResult | None:
+        """What its search chose; None while it is not decided."""
+        key = (cell.row, cell.column)
+        if key not in self.chosen and (found := self.search(cell).choice()) is not None:
+            self.chosen[key] = found
+            if found.settings is None:
+                self.failed[key] = "every trial of its tuning failed"
+        return self.chosen.get(key)
+
+    def experiment(self, cell: Cell) -> Experiment | None:
+        """What a cell runs; None if that is still to be tuned."""
+        if not self.recipe.tuned:
+            return cell.experiment
+        found = self.choice(cell)
+        return None if found is None or found.settings is None else with_values(cell.experiment, found.settings)
+
     def place(self, cell: Cell) -> Path:
-        return self.root / "runs" / run_name(cell.experiment, self.trust)
+        """The directory of its run, which is nowhere before it is tuned."""
+        experiment = self.experiment(cell)
+        if experiment is None:
+            return self.search(cell).folder / "chosen"
+        return self.root / "runs" / run_name(experiment, self.trust)
 
     def run(self, cell: Cell) -> Run | None:
         """The run of a cell, new or resumed; None if its data is not available, which `refused` records."""
-        place = self.place(cell)
+        place, experiment = self.place(cell), self.experiment(cell)
+        if experiment is None:
+            return None
         begun = is_run(place)
         try:
-            return Run.open(place, trust=self.trust) if begun else Run.create(cell.experiment, place, trust=self.trust)
+            return Run.open(place, trust=self.trust) if begun else Run.create(experiment, place, trust=self.trust)
         except DataError as error:
             self.refused[cell.column] = str(error)
             return None
@@ -187,6 +230,8 @@ class Reproduction:
             found += [self._against_rivals(verdict, numbers) for verdict in judged] if best else judged
         paper, _, table = self.recipe.name.partition("/")
         found = [v if v.holds is None else replace(v, column=self.shown(v.column)) for v in found]
+        if self.recipe.tuned:
+            found = [v if v.holds is None else replace(v, reason=f"{v.reason}; {TUNED}") for v in found]
         return [replace(v, paper=paper, table=table, stand_in=self.stand_in is not None) for v in found]
 
     def shorter(self) -> dict[str, str]:
@@ -218,8 +263,21 @@ class Reproduction:
         said += f"; not run yet: {', '.join(left)}" if left else ""
         return verdict if verdict.holds is None else replace(verdict, reason=verdict.reason + said)
 
+    def tuning_lines(self) -> list[str]:
+        """What was chosen for each row in each column, and on what."""
+        cells = {(cell.row, cell.column): cell for cell in self.cells} if self.recipe.tuned else {}
+        found = {key: (self.choice(cell), self.search(cell)) for key, cell in cells.items()}
+        return [
+            f"{row}, {column}: {shown_settings(choice.settings)} of {len(choice.trials)} tried"
+            + "".join(f", the {side} of them" for side in choice.sides.values() if side != "inside")
+            + f" ({counted(choice.rounds, 'round')} of trials, data.validation={search.base.data.validation:g})"
+            for (row, column), (choice, search) in found.items()
+            if choice is not None and choice.settings is not None
+        ]
+
     def _why(self, cell: Cell) -> str:
         why = self.refused.get(cell.column) or self.failed.get((cell.row, cell.column))
+        why = why or ("not tuned yet" if self.experiment(cell) is None else None)
         why = why or (None if self.able(cell) else f"{cell.experiment.run.precision} needs a GPU")
         return why or f"{self.done(cell)} of {counted(cell.experiment.run.rounds, 'round')}"
 
@@ -236,6 +294,7 @@ class Reproduction:
         left_out = [c.name for c in self.recipe.columns if c.name not in self.recipe.columns_at(self.scale)]
         missing = [row.name for row in self.recipe.rows if row.missing]
         named = "; ".join(left_out) if len(left_out) <= FEW else f"{len(left_out)} of {len(self.recipe.columns)}"
+        lines += [f"left out: {', '.join(self.recipe.left_out)}"] if self.recipe.left_out else []
         lines += [f"columns that are not part of scale {self.scale}: {named}"] if left_out else []
         return lines + ([f"methods that are not in the catalogue: {', '.join(missing)}"] if missing else [])
 
@@ -243,10 +302,22 @@ class Reproduction:
 def run_name(experiment: Experiment, trust: Trust | bool = NOTHING) -> str:
     """The name of the run directory of an experiment: method, data, model, and a digest of all settings."""
     told = to_tables(completed(experiment, trust))
-    told["data"] = {key: value for key, value in told["data"].items() if BEFORE.get(key) != value}  # older runs lack it
+    _as_before(told)
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
     name = f"{experiment.algorithm.name}-{Path(experiment.data.name).stem}-{experiment.model.name}"
     return f"{''.join(c if c.isalnum() else '-' for c in name)}-{digest}"
+
+
+def _as_before(told: dict[str, dict[str, Any]]) -> None:
+    """Settings as they were before some of their keys came: the same experiment keeps its name."""
+    for table, then in BEFORE.items():
+        told[table] = {key: value for key, value in told[table].items() if then.get(key) != value}
+    evaluate = told["evaluate"]
+    for key, usual in (("better", "auto"), ("test", True)):
+        if evaluate.get(key) == usual:
+            del evaluate[key]
+    if evaluate["average"] == "auto" and "metric" not in evaluate:
+        evaluate["average"] = "samples"
 
 
 def relative(seconds: Numbers) -> Numbers:

@@ -47,6 +47,8 @@ def markdown(made: Reproduction, judged: Sequence[Verdict], command: str) -> str
         f"| {v.claim} | {v.column} | {v.predicate} | {v.paper_value} | {v.measured} | **{v.words}** | {v.reason} |"
         for v in judged
     ]
+    if tuned := made.tuning_lines():
+        lines += ["", "Tuned on validation data, with a seed of its own:", "", *(f"- {each}" for each in tuned)]
     left, lost = made.not_run(), made.diverged()
     lines += ["", "Diverged, so their numbers mean little:", "", *(f"- {each}" for each in lost)] if lost else []
     lines += ["", "Not run:" if left else "Everything was run.", "", *(f"- {each}" for each in left), ""]

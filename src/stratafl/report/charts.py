@@ -4,7 +4,7 @@ The figures of a chart are the leaves of a tree; each control chooses a branch, 
 """
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal, NamedTuple
@@ -21,6 +21,15 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star", "hexagon")
 SCALE = "Cividis"
 LONGEST = 26  # characters of a label in a chart
+NARROWEST = 0.02  # of an axis of shares
+MARGIN, EDGE = 0.06, 0.025  # beside the values, and beyond 0 and 100 %, as shares of an axis
+# Decimals of a tick by the distance of ticks, so that no two ticks have the same text.
+PERCENT: tuple[dict[str, Any], ...] = (
+    {"dtickrange": [None, 0.00009], "value": ".3%"},
+    {"dtickrange": [0.00009, 0.0009], "value": ".2%"},
+    {"dtickrange": [0.0009, 0.009], "value": ".1%"},
+    {"dtickrange": [0.009, None], "value": ".0%"},
+)
 
 
 class Branches(dict[str, Any]):
@@ -68,6 +77,43 @@ def category_axis(title: str = "", down: bool = False) -> dict[str, Any]:
     return {"type": "category", "automargin": True, **titled, **({"autorange": "reversed"} if down else {})}
 
 
+def value_axis(
+    title: str, values: Iterable[float | None], *, share: bool, least: float | None = None
+) -> dict[str, Any]:
+    """An axis that shows these values and little else; a share is written in per cent.
+
+    It spans at least 2 points of a share, or `least`, so that nothing looks large because all values are alike.
+    """
+    axis: dict[str, Any] = {"title": {"text": title}}
+    axis |= {"tickformatstops": [dict(stop) for stop in PERCENT]} if share else {}
+    ends = value_range(values, bounds=(0.0, 1.0) if share else None, least=least or (NARROWEST if share else 0.0))
+    return axis | ({"range": ends} if ends else {})
+
+
+def value_range(
+    values: Iterable[float | None], *, bounds: tuple[float, float] | None = None, least: float = 0.0
+) -> list[float] | None:
+    """From below the smallest value to above the largest; hardly beyond the bounds. None if there is no value."""
+    known = [value for value in values if value is not None and isfinite(value)]
+    if not known:
+        return None
+    low, high = min(known), max(known)
+    width = max(high - low, least) or abs(high) or 1.0
+    middle, half = (low + high) / 2, width * (0.5 + MARGIN)
+    ends = [middle - half, middle + half]
+    if bounds is not None:
+        edge = width * EDGE  # a marker at the bound is not cut
+        ends = [max(ends[0], bounds[0] - edge), min(ends[1], bounds[1] + edge)]
+    return [float(f"{end:.{DIGITS}g}") for end in ends]
+
+
+def percent_bar(low: float, high: float) -> dict[str, Any]:
+    """A colour bar in per cent, whose ticks have as many decimals as they need; it knows no format by distance."""
+    width = high - low
+    decimals = 0 if width >= 0.04 else 1 if width >= 0.004 else 2
+    return {"thickness": 12, "tickformat": f".{decimals}%"}
+
+
 def scatter(mode: str, x: Sequence[Any], y: Sequence[Any], **more: Any) -> dict[str, Any]:
     return {"type": "scatter", "mode": mode, "x": x, "y": y, **more}
 
@@ -104,8 +150,12 @@ def short_labels(labels: Sequence[str]) -> list[str]:
         marked = f" {MARK}" if label.endswith(MARK) else ""
         words = label.removesuffix(marked).split(" ")
         name = " ".join([words[0].rpartition(":")[2] or words[0], *words[1:]])
-        brief.append((name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…") + marked)
+        brief.append(shortened(name) + marked)
     return distinct(brief)
+
+
+def shortened(name: str, most: int = LONGEST) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def distinct(labels: Sequence[str]) -> list[str]:

@@ -28,13 +28,14 @@ def class_counts_chart(study: Study) -> Chart | None:
         return None
     labels = partition_labels([one for _, one in found])
     tree = Branches()
-    for label, (held, _) in zip(labels, found, strict=True):
+    for label, (held, one) in zip(labels, found, strict=True):
         splits = {split: rows for split, rows in held.counts.items() if any(map(any, rows))}
-        tree[label] = Branches({split: _figure(rows, held) for split, rows in splits.items()})
+        tree[label] = Branches({split: _figure(rows, held, one.clients) for split, rows in splits.items()})
     rows = max(len(split) for each, _ in found for split in each.counts.values())
     columns = max(len(row) for each, _ in found for split in each.counts.values() for row in split)
     controls = (Control("partition"), Control("split", "switch"))
-    caption = _caption(rows, columns, study.regression)
+    new = any(0 < one.clients < len(next(iter(held.counts.values()))) for held, one in found)
+    caption = _caption(rows, columns, study.regression) + (" New clients take no part in training." if new else "")
     height = 320 if columns == 1 else 140 + 20 * rows if _bubbles(rows, columns) else 560
     return Chart("class_counts", "Class counts", caption, tree, controls, height)
 
@@ -62,8 +63,10 @@ def _bubbles(clients: int, classes: int) -> bool:
     return clients <= BUBBLES and classes <= BUBBLES
 
 
-def _figure(rows: Sequence[Sequence[int]], held: ClassCounts) -> Figure:
+def _figure(rows: Sequence[Sequence[int]], held: ClassCounts, taking_part: int) -> Figure:
     clients, classes = _names(held.clients, len(rows)), _names(held.classes, max(map(len, rows)))
+    if 0 < taking_part < len(clients):
+        clients = [*clients[:taking_part], *(f"{name} (new)" for name in clients[taking_part:])]
     if len(classes) == 1:
         return _totals([row[0] for row in rows], clients)
     return (_bubble if _bubbles(len(clients), len(classes)) else _heat)(rows, clients, classes)

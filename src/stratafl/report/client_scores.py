@@ -1,12 +1,25 @@
 """Scores client by client: their distribution for each method, and the clients with the worst scores."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
+from stratafl.errors import counted
 from stratafl.evaluation.measure import Line
-from stratafl.report.charts import COLOURS, Chart, Figure, category_axis, line_style, plain_text, rounded, scatter
+from stratafl.evaluation.metrics import Metric
+from stratafl.report.charts import (
+    COLOURS,
+    Chart,
+    Figure,
+    category_axis,
+    line_style,
+    plain_text,
+    rounded,
+    scatter,
+    value_axis,
+)
 from stratafl.report.formats import NOTHING, listed, score
-from stratafl.report.outcome import SQUARED, measure, what_counts
+from stratafl.report.outcome import measure, seed_labels, what_counts
 from stratafl.report.ranking import Rank
 from stratafl.report.study import RunRecord, Study
 from stratafl.report.tables import Cell, Table, text
@@ -16,28 +29,31 @@ BINS = 20
 WORST = 3  # clients of each method in the table
 BOX = {"type": "box", "orientation": "h", "boxpoints": "all", "jitter": 0.6, "pointpos": 0, "line": {"width": 1.5}}
 BOX |= {"fillcolor": "rgba(128,128,128,0.12)", "hoverinfo": "text+x"}
-NAME, CLASSES = "name", "classes in training"  # columns that are left out if they are empty
+CLASSES = "classes in training"  # a column that is left out if it is empty
+Scored = tuple[RunRecord, Line, str]  # a run, the line of a client, and the key of its score
 
 
 def client_scores(records: Sequence[RunRecord], metric: str) -> list[tuple[str, float]]:
     """A label and the test score of every client that took part, over all seeds."""
-    found = []
-    for record, line, key in _scored(records, metric):
-        who = _name(record, line) or line["client"]
-        found.append((f"client {who}, seed {record.outcome.seed}", float(line[key])))
-    return found
+    outcomes = [record.outcome for record in records]
+    seeds = {one.folder: label for one, label in zip(outcomes, seed_labels(outcomes), strict=True)}
+    return [
+        (f"{client_label(record, line)}, seed {seeds[record.outcome.folder]}", float(line[key]))
+        for record, line, key in _scored(records, metric)
+    ]
 
 
-def _scored(records: Sequence[RunRecord], metric: str) -> list[tuple[RunRecord, Line, str]]:
+def _scored(records: Sequence[RunRecord], metric: str) -> list[Scored]:
     """The lines of clients that took part and have a score, with the key of the score."""
     keyed = [(record, f"test.{record.outcome.evaluate.stage}.{metric}") for record in records]
     found = [(record, line, key) for record, key in keyed for line in record.clients if not line.get("new")]
     return [(record, line, key) for record, line, key in found if line.get(key) is not None]
 
 
-def _name(record: RunRecord, line: Line) -> str:
+def client_label(record: RunRecord, line: Line) -> str:
+    """The name of a client in the data, or its number."""
     names, client = record.class_counts.clients, int(line["client"])
-    return names[client] if client < len(names) else ""
+    return names[client] if client < len(names) else f"client {client}"
 
 
 def clients_chart(study: Study) -> Chart | None:
@@ -47,28 +63,46 @@ def clients_chart(study: Study) -> Chart | None:
     if not there:
         return None
     many = max(map(len, there.values())) > STRIP
-    figure = (_steps if many else _boxes)(there, labels, study.regression)
-    boxes = "Each point is a client; the box contains the middle half of them."
-    what = "Each line shows the share of clients by score." if many else boxes
+    figure = (_steps if many else _boxes)(there, labels, study.measured)
+    what = _what_is_drawn(study, many)
     counts = what_counts(study.outcomes, one_by_one=True)
-    caption = f"Test {measure(study.regression)} by client, {counts}, all seeds together. {what}"
+    caption = f"Test {measure(study.measured)} by client, {counts}. {what}"
     return Chart("clients", "Scores of clients", caption, figure, height=420 if many else 130 + 52 * len(there))
 
 
-def _boxes(there: Mapping[str, Sequence[tuple[str, float]]], labels: Sequence[str], loss: bool) -> Figure:
+def _what_is_drawn(study: Study, many: bool) -> str:
+    """What a point is and how many there are, for the method with the most of them."""
+    clients, seeds, points = 0, 0, 0
+    for rank in study.ranks:
+        each = [len(_scored([record], study.metric)) for record in study.of(rank)]
+        if sum(each) > points:
+            clients, seeds, points = max(each), len(each), sum(each)
+    if seeds == 1:
+        what, total = "client", counted(points, "client")
+    else:
+        same = f"{counted(clients, 'client')} × {seeds} seeds = {points}"
+        what = "client with one seed"
+        total = same if clients * seeds == points else f"{points} in {seeds} seeds"
+    if many:
+        return f"Each line shows the share of clients by score ({total})."
+    return f"Each point is a {what} ({total}); the box holds the middle half of the points."
+
+
+def _boxes(there: Mapping[str, Sequence[tuple[str, float]]], labels: Sequence[str], metric: Metric) -> Figure:
     traces = []
     for label, clients in there.items():
         marker = {"color": COLOURS[labels.index(label) % len(COLOURS)], "size": 4, "opacity": 0.55}
         x, texts = [rounded(value) for _, value in clients], [plain_text(who) for who, _ in clients]
         traces.append({**BOX, "name": label, "x": x, "y": [label] * len(x), "text": texts, "marker": marker})
-    layout = {"xaxis": _axis(loss), "yaxis": category_axis(down=True), "showlegend": False}
+    every = [value for clients in there.values() for _, value in clients]
+    layout = {"xaxis": _axis(every, metric), "yaxis": category_axis(down=True), "showlegend": False}
     return {"data": traces, "layout": layout}
 
 
-def _steps(there: Mapping[str, Sequence[tuple[str, float]]], labels: Sequence[str], loss: bool) -> Figure:
+def _steps(there: Mapping[str, Sequence[tuple[str, float]]], labels: Sequence[str], metric: Metric) -> Figure:
     scores = {label: [value for _, value in clients] for label, clients in there.items()}
     every = [value for values in scores.values() for value in values]
-    low, high = (min(every), max(every)) if loss else (0.0, 1.0)
+    low, high = min(every), max(every)
     width = (high - low) / BINS or 1.0
     centres = [rounded(low + (i + 0.5) * width) for i in range(BINS)]
     traces = []
@@ -77,7 +111,7 @@ def _steps(there: Mapping[str, Sequence[tuple[str, float]]], labels: Sequence[st
         line = {**line_style(labels.index(label))["line"], "shape": "hvh"}
         traces.append(scatter("lines", centres, shares, name=label, line=line))
     y = {"title": {"text": "share of clients"}, "tickformat": ".0%", "rangemode": "tozero"}
-    return {"data": traces, "layout": {"xaxis": _axis(loss), "yaxis": y}}
+    return {"data": traces, "layout": {"xaxis": _axis(every, metric), "yaxis": y}}
 
 
 def histogram(values: Sequence[float], low: float, width: float) -> list[float]:
@@ -88,30 +122,40 @@ def histogram(values: Sequence[float], low: float, width: float) -> list[float]:
     return [count / len(values) for count in counts]
 
 
-def _axis(loss: bool) -> dict[str, Any]:
-    axis: dict[str, Any] = {"title": {"text": SQUARED if loss else "accuracy"}}
-    return axis if loss else axis | {"tickformat": ".0%", "range": [-0.02, 1.02]}
+def _axis(values: Sequence[float], metric: Metric) -> dict[str, Any]:
+    return value_axis(metric.title, values, share=metric.percent)
 
 
 def worst_table(study: Study) -> Table | None:
-    head = ("method", "seed", "client", NAME, study.metric, "test samples", "training samples", CLASSES)
-    rows, sign = list[tuple[Cell, ...]](), -1 if study.regression else 1
+    """The clients with the worst scores; a client that every seed has counts once, with its mean."""
+    metric = study.measured
+    head = ("method", "client", "seed", metric.title, "test samples", "training samples", CLASSES)
+    rows = list[tuple[Cell, ...]]()
     for rank in study.ranks:
-        found = sorted(_scored(study.of(rank), study.metric), key=lambda each: sign * each[1][each[2]])
-        rows += [_client(rank, *each, study.regression) for each in found[:WORST]]
-    empty = [title for title in (NAME, CLASSES) if all(row[head.index(title)].shown == NOTHING for row in rows)]
-    kept = [at for at, title in enumerate(head) if title not in empty]
-    caption = f"The {WORST} clients of each method with the worst test {study.metric} in the selected round"
+        groups: dict[tuple[Hashable, int], list[Scored]] = {}
+        for record, line, key in _scored(study.of(rank), study.metric):
+            who = (record.outcome.population, int(line["client"]))
+            groups.setdefault(who, []).append((record, line, key))
+        found = sorted(groups.values(), key=lambda group: metric.sign * _mean(group))
+        rows += [_client(rank, group, metric) for group in found[:WORST]]
+    kept = [at for at, title in enumerate(head) if title != CLASSES or any(row[at].shown != NOTHING for row in rows)]
+    caption = f"The {WORST} clients of each method with the worst test {metric.title} in the selected round"
     shown = tuple(tuple(row[at] for at in kept) for row in rows)
-    return Table("worst", caption, tuple(head[at] for at in kept), shown) if rows else None
+    return Table("worst", caption, tuple(head[at] for at in kept), shown, left=2) if rows else None
 
 
-def _client(rank: Rank, record: RunRecord, line: Line, key: str, loss: bool) -> tuple[Cell, ...]:
+def _mean(group: Sequence[Scored]) -> float:
+    return fmean(line[key] for _, line, key in group)
+
+
+def _client(rank: Rank, group: Sequence[Scored], metric: Metric) -> tuple[Cell, ...]:
+    (record, line, _), value = group[0], _mean(group)
     client, counts = int(line["client"]), record.class_counts.counts.get("train", ())
     held = counts[client] if client < len(counts) else ()
     names = record.class_counts.classes or list(map(str, range(len(held))))
     classes = [name for name, count in zip(names, held, strict=True) if count] if len(held) > 1 else []
-    who = (rank.label, record.outcome.seed, line["client"], _name(record, line) or NOTHING)
+    seed = record.outcome.seed if len(group) == 1 else f"mean of {len(group)}"
     samples = (line.get("test.samples", NOTHING), sum(held) if held else NOTHING)
     told = (*samples, listed(classes, 8) if classes else NOTHING)
-    return (*map(text, who), Cell(score(line[key], loss), line[key], "strong"), *map(text, told))
+    who = (rank.label, client_label(record, line), seed)
+    return (*map(text, who), Cell(score(value, metric), value, "strong"), *map(text, told))

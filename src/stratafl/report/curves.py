@@ -4,29 +4,50 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from stratafl.evaluation.measure import Line
 from stratafl.report import charts
 from stratafl.report.charts import Branches, Chart, Control, Figure, plain_text, rounded, scatter, thinned
 from stratafl.report.intervals import Spread
-from stratafl.report.outcome import SQUARED
 from stratafl.report.ranking import Rank
 from stratafl.report.study import Study
+from stratafl.runs.summary import prefix_of
 
 POINTS = 500  # of a curve at most
 MARKED = 40  # a curve with more points has no markers
-ACCURACY = "accuracy"
+UNBOUNDED = ("R²",)  # below 0, too
+CLOSER = 0.75  # the second half of the rounds can be shown alone if it needs less than this part of the axis
 AXES = {"rounds": "round", "bytes": "bytes up and down, all clients", "seconds": "seconds of training and server"}
-MEASURES = {
-    "test accuracy, deployed": "test.deployed.accuracy",
-    "test loss, deployed": "test.deployed.loss",
-    "test accuracy, as received": "test.received.accuracy",
-    "test accuracy, after training": "test.trained.accuracy",
-    "test, worst 10 % of clients": "test.deployed.worst10",
-    "validation accuracy, deployed": "validation.deployed.accuracy",
-    "training loss": "train.loss",
-}
+
+
+class Quantity(NamedTuple):
+    """A number of every round: how it is called, its key in the lines, its unit, and whether it is a share."""
+
+    title: str
+    key: str
+    unit: str
+    share: bool = False
+
+
+def quantities(study: Study) -> list[Quantity]:
+    """What a reader can choose to see, first what rounds are selected by."""
+    metric, evaluate = study.outcomes[0].recorded, study.outcomes[0].selection
+    name = "loss" if metric.key == "loss" else metric.title
+    own = f"{prefix_of(evaluate)}{metric.key}"
+
+    def of(title: str, place: str, key: str = own) -> Quantity:
+        return Quantity(title, f"{place}.{key}", metric.title, metric.percent)
+
+    stages = {"received": "as received", "trained": "after training", "global": "global model"}
+    found = [of(f"test {name}, deployed", "test.deployed")]
+    if not study.regression:
+        found += [Quantity("test accuracy, deployed", "test.deployed.accuracy", "accuracy", True)]
+        found += [Quantity("test loss, deployed", "test.deployed.loss", "loss")]
+    found += [of(f"test {name}, {words}", f"test.{stage}") for stage, words in stages.items()]
+    found += [of("test, worst 10 % of clients", "test.deployed", "worst10")]
+    found += [of(f"validation {name}, deployed", "validation.deployed")]
+    return [*found, Quantity("training loss", "train.loss", "loss")]
 
 
 @dataclass(frozen=True)
@@ -62,35 +83,41 @@ def _measured(lines: Sequence[Line], key: str) -> dict[int, tuple[float, dict[st
 
 def curves_chart(study: Study) -> Chart | None:
     measures = Branches()
-    for title, key in MEASURES.items():
-        found = [(place, curve(rank, key)) for place, rank in enumerate(study.ranks)]
+    for each in quantities(study):
+        found = [(place, curve(rank, each.key)) for place, rank in enumerate(study.ranks)]
         kept = [(place, [points[i] for i in thinned(len(points), POINTS)]) for place, points in found if points]
-        unit = _unit(key, study.regression)
-        if kept and (not study.regression or unit != ACCURACY):
-            measures[title] = Branches({axis: _figure(kept, study.labels, unit, axis) for axis in AXES})
+        if kept and each.title not in measures:
+            measures[each.title] = Branches({axis: _figure(kept, study.labels, each, axis) for axis in AXES})
     if not measures:
         return None
-    caption = "Mean ± one standard deviation (the band) over seeds, for the rounds that every seed has reached."
+    several = any(len(rank.members) > 1 for rank in study.ranks)
+    band = "Mean over seeds; the band is one standard deviation to each side. " if several else "One seed. "
+    caption = f"{band}The axis starts where the values start, not at 0."
     controls = (Control("show"), Control("over", "switch"))
     return Chart("curves", "Learning curves", caption, measures, controls, height=460)
 
 
-def _unit(key: str, regression: bool) -> str:
-    """The quantity of a curve; a method may train with another loss than the squared error."""
-    if not key.endswith("loss"):
-        return ACCURACY
-    return SQUARED if regression and not key.startswith("train.") else "loss"
-
-
-def _figure(found: Sequence[tuple[int, list[Point]]], labels: Sequence[str], unit: str, axis: str) -> Figure:
-    share = unit == ACCURACY
-    most = 1 if share else inf  # an accuracy is at most 1, and no value is below 0
-    traces = [_band(place, points, axis, most) for place, points in found if any(point.std for point in points)]
+def _figure(found: Sequence[tuple[int, list[Point]]], labels: Sequence[str], quantity: Quantity, axis: str) -> Figure:
+    share = quantity.share
+    least, most = (-inf, inf) if quantity.unit in UNBOUNDED else (0, 1 if share else inf)
+    traces = [_band(place, points, axis, least, most) for place, points in found if any(point.std for point in points)]
     traces += [_line(place, labels[place], points, axis, share) for place, points in found]
     x: dict[str, Any] = {"title": {"text": AXES[axis]}, "rangemode": "tozero"}
     x |= {"tickformat": "~s", "ticksuffix": "B"} if axis == "bytes" else {}
-    y = {"title": {"text": unit}, **({"tickformat": ".0%"} if share else {})}
-    return {"data": traces, "layout": {"xaxis": x, "yaxis": y}}
+    every = [value for trace in traces for value in trace["y"]]
+    layout = {"xaxis": x, "yaxis": charts.value_axis(quantity.unit, every, share=share)}
+    closer = _end_range([points for _, points in found], share)
+    return {"data": traces, "layout": layout | ({"meta": {"end": closer}} if closer else {})}
+
+
+def _end_range(found: Sequence[Sequence[Point]], share: bool) -> list[float] | None:
+    """The range of the second half of the rounds, if it shows the differences at the end much larger."""
+    last = max(point.at["rounds"] for points in found for point in points)
+    late = [point.mean for points in found for point in points if point.at["rounds"] >= last / 2]
+    every = [point.mean for points in found for point in points]
+    whole, closer = (charts.value_axis("", values, share=share).get("range") for values in (every, late))
+    much = whole and closer and closer[1] - closer[0] < CLOSER * (whole[1] - whole[0])
+    return closer if much else None
 
 
 def _line(place: int, label: str, points: Sequence[Point], axis: str, share: bool) -> dict[str, Any]:
@@ -104,10 +131,10 @@ def _line(place: int, label: str, points: Sequence[Point], axis: str, share: boo
     return scatter(mode, x, y, customdata=deviations, hovertemplate=hover, **look)
 
 
-def _band(place: int, points: Sequence[Point], axis: str, most: float) -> dict[str, Any]:
+def _band(place: int, points: Sequence[Point], axis: str, least: float, most: float) -> dict[str, Any]:
     x = [rounded(point.at[axis]) for point in points]
     upper = [rounded(min(point.mean + (point.std or 0), most)) for point in points]
-    lower = [rounded(max(point.mean - (point.std or 0), 0)) for point in points]
+    lower = [rounded(max(point.mean - (point.std or 0), least)) for point in points]
     look = {"fill": "toself", "fillcolor": charts.band_colour(place), "line": {"width": 0}}
     quiet = {"hoverinfo": "skip", "showlegend": False, "legendgroup": str(place)}
     return scatter("lines", [*x, *reversed(x)], [*upper, *reversed(lower)], **look, **quiet)

@@ -58,7 +58,7 @@ def flag_table(ranks: Sequence[Rank]) -> Table | None:
         f"least {FAR:g} times the median of the cohort; the update takes part."
     )
     head = ("method", "seed", "client", "rounds left out", "reason", "rounds as outlier", "times the median")
-    return Table("flagged", caption, head, tuple(rows), left=3, stacked=True) if rows else None
+    return Table("left-out", caption, head, tuple(rows), left=3, stacked=True) if rows else None
 
 
 def _alive(outcomes: Sequence[Outcome]) -> list[Outcome]:

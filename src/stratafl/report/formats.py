@@ -1,15 +1,17 @@
 """Numbers, machines and times as people read them."""
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
+from math import floor, isfinite, log10
 from typing import Any
 
 from stratafl.errors import counted
+from stratafl.evaluation.metrics import Metric
 from stratafl.report.intervals import Interval, Spread
 
 NOTHING = "–"
 MARK = "†"  # follows the name of a method that leaks
 Environment = Mapping[str, Any]  # what a run's environment.json says
+AREAS = ("auroc", "auprc")
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -23,36 +25,81 @@ def minus(text: str) -> str:
     return text.replace("-", "−")
 
 
-def score(value: float | None, regression: bool = False) -> str:
+Kind = Metric | bool  # a metric, or whether values are plain numbers and not shares in per cent
+
+
+def plain_numbers(kind: Kind) -> bool:
+    """Whether values are written as numbers, not in per cent."""
+    return not kind.percent if isinstance(kind, Metric) else kind
+
+
+def score(value: float | None, kind: Kind = False) -> str:
     if value is None or not isfinite(value):
         return NOTHING
-    return minus(f"{value:.4g}") if regression else f"{100 * value:.1f} %"
+    return minus(_digits(value, kind)) if plain_numbers(kind) else f"{100 * value:.1f} %"
 
 
-def spread(given: Spread | None, regression: bool = False) -> str:
+def _digits(value: float, kind: Kind) -> str:
+    """Three decimals of an area, which is at most 1; else four digits."""
+    return f"{value:.3f}" if isinstance(kind, Metric) and kind.name in AREAS else f"{value:.4g}"
+
+
+def spread(given: Spread | None, kind: Kind = False) -> str:
     if given is None:
         return NOTHING
-    mean = score(given.mean, regression)
+    mean = score(given.mean, kind)
     if given.std is None:
         return mean
-    return f"{mean} ± {minus(f'{given.std:.2g}')}" if regression else f"{mean} ± {100 * given.std:.1f}"
+    if not plain_numbers(kind):
+        return f"{mean} ± {100 * given.std:.1f}"
+    if isinstance(kind, Metric) and kind.name in AREAS:
+        return f"{mean} ± {given.std:.3f}"
+    if not 1e-4 <= abs(given.mean) < 1e4:
+        return f"{mean} ± {minus(f'{given.std:.2g}')}"
+    # Both with the same decimals: four digits of the mean, and a digit of the deviation.
+    decimals = max(0, 3 - _power(given.mean), min(6, -_power(given.std)))
+    return minus(f"{given.mean:.{decimals}f} ± {given.std:.{decimals}f}")
 
 
-def limits(given: Interval | None, regression: bool = False) -> str:
-    """The limits of an interval, cut off at 0 and, for an accuracy, at 100 %."""
+def _power(value: float) -> int:
+    """Of ten, in the first digit of the value."""
+    return floor(log10(abs(value))) if value else 0
+
+
+def limits(given: Interval | None, kind: Kind = False) -> str:
+    """The limits of an interval, cut off where the metric ends: at 0 and, for a share, at 100 %."""
     if given is None:
         return NOTHING
-    low = max(given.low, 0)
-    if regression:
-        return minus(f"{low:.4g} to {given.high:.4g}")
+    bounded = not isinstance(kind, Metric) or (kind.classes is not None and kind.name != "r2")
+    low = max(given.low, 0) if bounded else given.low
+    if plain_numbers(kind):
+        high = min(given.high, 1) if isinstance(kind, Metric) and kind.name in AREAS else given.high
+        return minus(f"{_digits(low, kind)} to {_digits(high, kind)}")
     return f"{100 * low:.1f} to {100 * min(given.high, 1):.1f} %"
 
 
-def difference(given: Interval | None, regression: bool = False) -> str:
-    """A paired difference with its limits; in percentage points for accuracies."""
+def apart_by(value: float, metric: Metric, sign: str = "") -> str:
+    """A difference of two scores: in points with one digit after the point, or two if it is small."""
+    if metric.name in AREAS:
+        return minus(_without_zero(f"{value:{sign}.3f}"))
+    if not metric.percent:
+        return minus(f"{value:{sign}.3g}")
+    points = 100 * value
+    return minus(_without_zero(f"{points:{sign}.2f}" if 0.005 <= abs(points) < 0.095 else f"{points:{sign}.1f}"))
+
+
+def _without_zero(text: str) -> str:
+    """Nothing is below nothing: 0.0 for −0.0 and +0.0."""
+    return text if float(text) else text.lstrip("+-")
+
+
+def difference(given: Interval | None, kind: Kind = False) -> str:
+    """A paired difference with its limits; in percentage points for shares."""
     if given is None:
         return NOTHING
-    if regression:
+    if isinstance(kind, Metric) and kind.name in AREAS:
+        return minus(f"{given.mean:+.3f} ({given.low:+.3f} to {given.high:+.3f})")
+    if plain_numbers(kind):
         return minus(f"{given.mean:+.3g} ({given.low:+.3g} to {given.high:+.3g})")
     low, high = max(given.low, -1), min(given.high, 1)
     return minus(f"{100 * given.mean:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})")

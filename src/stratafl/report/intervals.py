@@ -1,9 +1,11 @@
-"""Numbers over seeds: mean, standard deviation, 95 % interval, and paired differences between methods."""
+"""Numbers over seeds: mean, standard deviation and 95 % interval."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, stdev
+
+from stratafl.report.student import quantile
 
 LEVEL = 0.95
 
@@ -39,16 +41,5 @@ def interval(values: Sequence[float]) -> Interval | None:
     if len(values) < 2:
         return None
     mean = fmean(values)
-    half = _quantile(len(values) - 1) * stdev(values) / sqrt(len(values))
+    half = quantile(1 - LEVEL, len(values) - 1) * stdev(values) / sqrt(len(values))
     return Interval(mean, mean - half, mean + half)
-
-
-def paired_difference(first: Mapping[int, float], second: Mapping[int, float]) -> Interval | None:
-    """The t interval of first − second over the seeds that both have: with a seed both start from the same data."""
-    return interval([first[seed] - second[seed] for seed in first if seed in second])
-
-
-def _quantile(freedom: int) -> float:
-    from scipy.special import stdtrit
-
-    return float(stdtrit(freedom, (1 + LEVEL) / 2))

@@ -6,9 +6,20 @@ from statistics import fmean
 from typing import Any
 
 from stratafl.report import charts
-from stratafl.report.charts import Branches, Chart, Control, Figure, category_axis, heat_map, plain_text, rounded
+from stratafl.report.charts import (
+    Branches,
+    Chart,
+    Control,
+    Figure,
+    category_axis,
+    heat_map,
+    plain_text,
+    rounded,
+    shortened,
+)
 from stratafl.report.formats import size
-from stratafl.report.study import LayerJournal, Matrix, Study
+from stratafl.report.outcome import seed_labels
+from stratafl.report.study import LayerJournal, Matrix, RunRecord, Study
 
 HEAT_MAP_ROUNDS = 60  # of a heat map at most
 UPRIGHT = 8  # with more layers, their names are turned
@@ -35,9 +46,10 @@ Means = Mapping[str, float]  # by layer
 
 
 def rounds_chart(study: Study) -> Chart | None:
-    shown = {NAMES.get(key, key): by_method_and_seed(study, partial(_heat, key)) for key in _keys(study)}
+    keys = _keys(study)
+    shown = {NAMES.get(key, key): by_method_and_seed(study, partial(_heat, key, _ends(study, key))) for key in keys}
     tree = Branches({name: branches for name, branches in shown.items() if branches})
-    caption = "The diagnostics of each layer, for the rounds that have them."
+    caption = "The diagnostics of each layer, for the rounds that have them. Colours mean the same in all methods."
     controls = (Control("show"), Control("method"), Control("seed", "switch"))
     layers = max((len(record.layers.names) for record in study.records.values()), default=0)
     height = min(1600, 170 + 26 * max(layers, 4))
@@ -69,15 +81,33 @@ def _rounds(journals: Sequence[LayerJournal], key: str, most: int) -> list[int]:
     return [rounds[i] for i in charts.thinned(len(rounds), most)]
 
 
-def _heat(key: str, layers: LayerJournal) -> Figure | None:
+def _values(study: Study, key: str) -> list[float]:
+    """All values of a number, over methods, seeds, layers and rounds."""
+    found = (record.layers.numbers.get(key, {}) for record in study.records.values())
+    return [
+        value for by_layer in found for rounds in by_layer.values() for value in rounds.values() if value is not None
+    ]
+
+
+def _ends(study: Study, key: str) -> tuple[float, float]:
+    """The values between which colours go."""
+    values = _values(study, key) or [0.0]
+    low, high = min(values), max(values)
+    if high > low:
+        return low, high
+    return (0.0, 1.0) if key in SHARES else (min(low, 0.0), max(high, 0.0) or 1.0)
+
+
+def _heat(key: str, ends: tuple[float, float], record: RunRecord) -> Figure | None:
+    layers = record.layers
     if key not in layers.numbers:
         return None
     found, rounds = layers.numbers[key], _rounds([layers], key, HEAT_MAP_ROUNDS)
     names = [layer for layer in layers.names if layer in found]
     form = ".1%" if key in SHARES and key != "cka" else ".3g"
     look = {"x": list(map(str, rounds)), "y": list(map(plain_text, names)), "xgap": 1, "ygap": 1}
-    look |= {"colorbar": {"thickness": 12, **({"tickformat": ".0%"} if form == ".1%" else {})}}
-    look |= {"zmin": 0, "zmax": 1} if key in SHARES else {}
+    bar = charts.percent_bar(*ends) if form == ".1%" else {"thickness": 12}
+    look |= {"colorbar": bar, "zmin": rounded(ends[0]), "zmax": rounded(ends[1])}
     look |= {"texttemplate": f"%{{z:{form}}}"} if len(rounds) * len(names) <= 80 else {}
     z = [[rounded(found[layer].get(number)) for number in rounds] for layer in names]
     trace = heat_map(z, f"%{{y}}, round %{{x}}: %{{z:{form}}}", **look)
@@ -95,8 +125,8 @@ def _lines(study: Study, key: str, number: int) -> Figure:
             x, y = list(map(plain_text, means)), list(map(rounded, means.values()))
             traces.append(charts.scatter("lines+markers", x, y, name=plain_text(label), **charts.line_style(place)))
     order = {"categoryorder": "array", "categoryarray": list(map(plain_text, layers))}
-    shares = {"range": [-0.03, 1.03]} if key in SHARES else {"rangemode": "tozero"}
-    y_axis = {"title": {"text": BRIEF.get(key, plain_text(key))}, **shares}
+    title, share = BRIEF.get(key, plain_text(key)), key in SHARES and key != "cka"
+    y_axis = charts.value_axis(title, _values(study, key), share=share)  # the same for all rounds
     return {"data": traces, "layout": {"xaxis": category_axis("layer") | order, "yaxis": y_axis}}
 
 
@@ -105,11 +135,11 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return fmean(there) if there and len(there) == len(values) else None
 
 
-def by_method_and_seed(study: Study, make: Callable[[LayerJournal], Any]) -> Branches:
-    """A tree over methods and seeds of what `make` gives for the layers of a run, without runs that give None."""
+def by_method_and_seed(study: Study, make: Callable[[RunRecord], Any]) -> Branches:
+    """A tree over methods and seeds of what `make` gives for a run, without runs that give None."""
     methods = Branches()
     for label, rank in zip(study.labels, study.ranks, strict=True):
-        made = {str(record.outcome.seed): make(record.layers) for record in study.of(rank)}
+        made = dict(zip(seed_labels(rank.members), map(make, study.of(rank)), strict=True))
         seeds = Branches({seed: each for seed, each in made.items() if each is not None})
         methods |= {label: seeds} if seeds else {}
     return methods
@@ -117,7 +147,7 @@ def by_method_and_seed(study: Study, make: Callable[[LayerJournal], Any]) -> Bra
 
 def mixing_chart(study: Study) -> Chart | None:
     rounds, side = _limits([record.layers for record in study.records.values()])
-    tree = by_method_and_seed(study, partial(_weights, rounds, side))
+    tree = by_method_and_seed(study, lambda record: _weights(record, rounds, side))
     some = "" if side is None else f" Only {side} clients are shown, evenly spaced."
     caption = f"The weights with which each layer was mixed. The slider sets the round.{some}"
     controls = (Control("method"), Control("seed", "switch"), Control("layer"), Control("round", "slider"))
@@ -144,15 +174,16 @@ def _matrices(layers: LayerJournal) -> Iterator[tuple[str, str, Mapping[int, Mat
             yield key, layer, rounds
 
 
-def _weights(most: int, side: int | None, layers: LayerJournal) -> Branches | None:
+def _weights(record: RunRecord, most: int, side: int | None) -> Branches | None:
     """For each layer and round a matrix, with the same colours in all rounds."""
-    found = Branches()
+    found, layers = Branches(), record.layers
     for key, layer, rounds in _matrices(layers):
         kept = {t: _part(rounds[t], side) for t in (sorted(rounds)[i] for i in charts.thinned(len(rounds), most))}
         values = [x for matrix in kept.values() for row in matrix for x in row if x is not None] or [0.0, 1.0]
         ends = min(values), max(values)
+        names = _clients(record, len(next(iter(rounds.values()))), side)
         name = layer if len(layers.matrices) == 1 else f"{layer}, {key}"
-        found[name] = Branches({str(t): _matrix_figure(matrix, key, *ends) for t, matrix in kept.items()})
+        found[name] = Branches({str(t): _matrix_figure(matrix, key, ends, names) for t, matrix in kept.items()})
     return found or None
 
 
@@ -163,14 +194,25 @@ def _part(matrix: Matrix, side: int | None) -> Matrix:
     return [[matrix[i][j] for j in columns] for i in charts.thinned(len(matrix), side)]
 
 
-def _matrix_figure(matrix: Matrix, key: str, low: float, high: float) -> Figure:
+def _clients(record: RunRecord, rows: int, side: int | None) -> list[str]:
+    """The names of the clients that the rows of a matrix stand for; none if it has rows of some clients only."""
+    names = list(record.class_counts.clients)[: record.outcome.clients]
+    if len(names) != rows:
+        return []
+    brief = charts.distinct([plain_text(shortened(name)) for name in names])
+    return brief if side is None else [brief[i] for i in charts.thinned(rows, side)]
+
+
+def _matrix_figure(matrix: Matrix, key: str, ends: tuple[float, float], names: Sequence[str]) -> Figure:
     values = [[rounded(value) for value in row] for row in matrix]
-    trace = heat_map(values, "row %{y}, column %{x}: %{z:.3g}", zmin=low, zmax=high)
-    down = {"autorange": "reversed", "dtick": max(1, len(matrix) // 10), "constrain": "domain"}
     square = {"scaleanchor": "x"} if len(matrix) == len(matrix[0]) else {}
+    named = {"x": list(names), "y": list(names)} if names and square else {}
+    trace = heat_map(values, "%{z:.3g}: %{x} for %{y}", zmin=ends[0], zmax=ends[1], **named)
+    down = {"autorange": "reversed", "constrain": "domain"}
+    steps = [{} if named else {"dtick": max(1, count // 10)} for count in (len(matrix[0]), len(matrix))]
     titles = ("client j", "client i") if square else ("group", "")
-    x = {"title": {"text": titles[0]}, "constrain": "domain", "dtick": max(1, len(matrix[0]) // 10)}
-    y = {"title": {"text": titles[1]}, **down, **square}
+    x = {"title": {"text": titles[0]}, "constrain": "domain", **steps[0]}
+    y = {"title": {"text": titles[1]}, **down, **steps[1], **square}
     title = {"text": MATRICES.get(key, plain_text(key))}
     return {"data": [trace], "layout": {"xaxis": x, "yaxis": y, "title": title}}
 

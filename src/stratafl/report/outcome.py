@@ -1,22 +1,33 @@
 """The outcome of one run, read from its directory."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import shlex
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from stratafl.config.experiment import from_tables, to_tables
+from stratafl.config.metrics import stored_metric
 from stratafl.config.tables import EvaluateTable
+from stratafl.core.keys import Seeds
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, RunError
 from stratafl.evaluation.flags import diverged, well_formed
-from stratafl.evaluation.measure import Line
+from stratafl.evaluation.measure import Line, MetricValues
+from stratafl.evaluation.metrics import METRICS, Metric
+from stratafl.files import is_plain
+from stratafl.report.client_journal import lines_of_round
 from stratafl.runs import directory
+from stratafl.runs.class_counts import read_class_counts
 from stratafl.runs.format import CHECKSUMS
 from stratafl.runs.journal import read_lines
-from stratafl.runs.summary import best, converged, cost, counting, last, score, scored, stop_reason
+from stratafl.runs.predictions import read_predictions
+from stratafl.runs.summary import best, converged, cost, counting, last, prefix_of, score, scored, stop_reason
 
+OF_ANSWERS = ("accuracy", "balanced_accuracy", "macro_f1")  # metrics that see only which class is given
+SEEDS_OF_PARTS = ("data.seed", "model.seed", "run.batch_seed")
 SCORED = ("test.", "validation.", "new.")
 STAGES = ("received", "trained", "deployed")
 NEEDED = ("round", "bytes.down", "bytes.up", "seconds.train", "seconds.server")
@@ -33,20 +44,97 @@ class Outcome:
     clients: int  # those that took part
     leaks: str | None = None  # which test data its method sees in training
     checked: bool = True  # whether its lines have checksums; older runs have none
+    values: MetricValues | None = None  # of another metric than that of its lines, from stored predictions
+    selection_table: EvaluateTable | None = None  # the run's own, if that is not as `evaluate`
 
     @property
     def seed(self) -> int:
         return int(self.config["run"]["seed"])
 
     @property
+    def seeds(self) -> Seeds:
+        """With those of its parts, which tell one run of a configuration from another."""
+        tables = (
+            self.config["data"].get("seed"),
+            self.config["model"].get("seed"),
+            self.config["run"].get("batch_seed"),
+        )
+        return Seeds.of(self.seed, *tables)
+
+    @cached_property
+    def client_names(self) -> tuple[str, ...]:
+        """As the data names them; empty if it does not."""
+        return tuple((self.class_counts or {}).get("client_names", ()))
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether these are the models that the clients of a run chose."""
+        return (self.folder / directory.CHOICES).exists()
+
+    @property
+    def population(self) -> Hashable:
+        """Runs of a configuration that share this have the same clients: those of these names, or of this partition."""
+        return self.client_names or self.seeds.partition
+
+    @property
     def regression(self) -> bool:
-        """Whether it is scored by its loss, because the data has no classes."""
-        return "test.deployed.accuracy" not in last(self.lines)
+        """Whether the data has no classes."""
+        return not any(key.endswith(".deployed.accuracy") for key in last(self.lines))
+
+    @property
+    def metric(self) -> Metric:
+        """What its rounds are selected by and it is ranked by; one of your own has no values before it is imported."""
+        return stored_metric(self.evaluate, self.regression)
+
+    @property
+    def selection(self) -> EvaluateTable:
+        """By what its round was selected: its score may be of another metric, and old runs went over all samples."""
+        return self.selection_table or self.evaluate
+
+    @property
+    def recorded(self) -> Metric:
+        """The metric of its lines, which selected its round."""
+        return stored_metric(self.selection, self.regression)
+
+    @cached_property
+    def one_answer(self) -> bool:
+        """Whether its model gives every client one class for all its samples: it has learned nothing.
+
+        Only clients with several classes count. False for runs that left no predictions, and for metrics of
+        probabilities, which may still differ.
+        """
+        found = read_predictions(self.folder) if self.metric.name in OF_ANSWERS else None
+        told = {} if found is None else found.one_answer()
+        return bool(told) and all(told.values())
+
+    @cached_property
+    def class_counts(self) -> dict[str, Any] | None:
+        """Samples by split, client and class, and names, as the run recorded them; None if that is unknown."""
+        return read_class_counts(self.folder, directory.config_of(self.folder))
+
+    def by_client(self) -> dict[int, float]:
+        """The metric of each client that took part, on test data at the selected round; undefined ones are left out."""
+        if self.values is not None:
+            return dict(self.values.clients)
+        key = f"test.{self.evaluate.stage}.{self.metric.key}"
+        return {int(line["client"]): float(line[key]) for line in self._client_lines if line.get(key) is not None}
+
+    def test_samples(self) -> dict[int, int]:
+        """How many test samples each client has that took part."""
+        return {int(line["client"]): int(line.get("test.samples") or 0) for line in self._client_lines}
+
+    @cached_property
+    def _client_lines(self) -> list[Line]:
+        directory.check_committed(self.folder, "clients")
+        selected = int(self.numbers()["selected_round"])
+        lines = lines_of_round(self.folder / "clients.jsonl", selected, summed=self.checked)
+        return [line for line in lines if not line.get("new")]
 
     @property
     def stopped(self) -> bool:
         """Whether its stop rule ended it early."""
-        return stop_reason(self.lines, from_tables({"stop": self.config["stop"]}).stop) is not None
+        stop = from_tables({"stop": self.config["stop"]}).stop
+        return stop_reason(self.lines, stop, self.selection) is not None
 
     @property
     def diverged(self) -> bool:
@@ -61,7 +149,7 @@ class Outcome:
 
     @property
     def evaluate(self) -> EvaluateTable:
-        """Which round, stage and average are its score."""
+        """Which metric, round, stage and average are its score."""
         return from_tables({"evaluate": self.config["evaluate"]}).evaluate
 
     def numbers(self) -> dict[str, float]:
@@ -73,29 +161,60 @@ class Outcome:
 
     @cached_property
     def _numbers(self) -> dict[str, float]:
-        evaluate, place = self.evaluate, f"test.{self.evaluate.stage}"
+        evaluate, place = self.selection, f"test.{self.evaluate.stage}"
         chosen, total = counting(self.lines, evaluate), cost(self.lines, self.lines[-1])
-        there = converged(self.lines, evaluate)
+        there, key = converged(self.lines, evaluate), self.recorded.key
+        own = f"{prefix_of(evaluate)}{key}"
         numbers = {
             "score": score(self.lines, evaluate),
-            **{stage: _metric(chosen, f"test.{stage}") for stage in STAGES},
-            "client_mean": _number(chosen, f"{place}.client_accuracy", f"{place}.client_loss"),
+            **{stage: _number(chosen, f"test.{stage}.{own}") for stage in STAGES},
+            "client_mean": _number(chosen, f"{place}.client_{key}"),
             "spread": _number(chosen, f"{place}.std"),
             "worst10": _number(chosen, f"{place}.worst10"),
-            **{f"new_{stage}": _metric(chosen, f"new.test.{stage}") for stage in STAGES},
+            **{f"new_{stage}": _number(chosen, f"new.test.{stage}.{own}") for stage in STAGES},
             "best": scored(best(self.lines, evaluate), evaluate),
             "last": scored(last(self.lines), evaluate),
             "selected_round": chosen["round"],
             **{f"converged_{kind}": there and getattr(there, kind) for kind in ("round", "seconds", "bytes")},
             **{"bytes": total.bytes, "seconds": total.seconds, "rounds": self.rounds},
         }
+        if self.values is not None:
+            kept = ("selected_round", "bytes", "seconds", "rounds")
+            numbers = {name: numbers[name] for name in kept} | numbers_of(self.values, self.evaluate)
         return {name: float(value) for name, value in numbers.items() if value is not None}
+
+
+def numbers_of(values: MetricValues, evaluate: EvaluateTable) -> dict[str, float]:
+    """The numbers of a run that follow from its predictions; what is undefined is left out."""
+    found, key = values.statistics(), values.metric.key
+    score = found[f"{prefix_of(evaluate)}{key}"]
+    numbers = {"score": score, evaluate.stage: score, "client_mean": found[f"client_{key}"]}
+    numbers |= {"spread": found["std"], "worst10": found["worst10"]}
+    return {name: value for name, value in numbers.items() if isfinite(value)}
+
+
+def measured_by(one: Outcome, metric: Metric) -> Outcome:
+    """The same run at the same round, measured by another metric from its stored predictions."""
+    if metric.name == one.metric.name:
+        return one
+    found = read_predictions(one.folder)
+    if found is None or not len(found):
+        raise RunError(
+            f"'{one.folder}' has no stored predictions to measure {metric.title} of: "
+            f"finish it with 'strata resume', or compare again with --metric {metric.name}"
+        )
+    average, better = "samples" if metric.pooled else "clients", "larger" if metric.larger_is_better else "smaller"
+    evaluate = {**one.config["evaluate"], "metric": metric.name, "average": average, "better": better}
+    config, values = {**one.config, "evaluate": evaluate}, MetricValues.of(metric, found)
+    return replace(one, config=config, values=values, selection_table=one.selection)
 
 
 def read_outcome(folder: Path) -> Outcome:
     then = directory.environment_of(folder)
     config = to_tables(directory.config_of(folder))
     directory.check_config(folder / directory.CONFIG, (then.get("identity") or {}).get("config") or config, config)
+    if (folder / directory.CHOICES).exists():  # what the guard of a run came to is a method of its own
+        config["algorithm"]["name"] = f"guarded {config['algorithm']['name']}"
     path, checked = folder / directory.ROUNDS, then["format"] >= CHECKSUMS
     directory.check_committed(folder, "rounds")
     lines = read_lines(path, summed=checked)
@@ -106,51 +225,87 @@ def read_outcome(folder: Path) -> Outcome:
     if not all(map(well_formed, lines)):
         raise DamagedError(f"'{path}' is damaged: its list of clients that were left out cannot be read")
     directory.check_history(path, lines, len(lines))
-    return Outcome(folder, config, lines, int(then.get("clients") or 0), then.get("leaks"), checked)
+    own = from_tables({"evaluate": config["evaluate"]}).evaluate
+    config["evaluate"] |= _definite(own, lines)
+    taking_part = int(then.get("clients") or 0)
+    return Outcome(folder, config, lines, taking_part, then.get("leaks"), checked, selection_table=own)
 
 
-SQUARED = "mean squared error"  # the score of a regression, whatever it is trained with
+def _definite(evaluate: EvaluateTable, lines: Sequence[Line]) -> dict[str, Any]:
+    """Metric, average and direction of a run that was written before they could be chosen."""
+    metric = stored_metric(evaluate, not any(key.endswith(".accuracy") for line in lines for key in line))
+    average = "clients" if evaluate.average == "clients" else "samples"
+    return {"metric": metric.name, "average": average, "better": "larger" if metric.larger_is_better else "smaller"}
 
 
-def measure(regression: bool) -> str:
+SQUARED = METRICS["mse"].title  # the score of a regression, whatever it is trained with
+
+
+def measure(metric: Metric | bool) -> str:
     """The score of runs in words."""
-    return f"loss ({SQUARED})" if regression else "accuracy"
+    metric = _as_metric(metric)
+    return f"loss ({SQUARED})" if metric.name == "mse" else metric.title
+
+
+def _as_metric(given: Metric | bool) -> Metric:
+    return given if isinstance(given, Metric) else METRICS["mse" if given else "accuracy"]
 
 
 _MODELS = {"received": "models as received", "trained": "models right after training"}
+_UNITS = {"mse": "their variance", "rmse": "their standard deviation", "mae": "their standard deviation"}
 _MODELS |= {"deployed": "deployed models", "global": "the global model"}
 
 
 def what_counts(outcomes: Sequence[Outcome], one_by_one: bool = False) -> str:
     """The stage, average and round of the scores of these runs, in words; without the average for single clients."""
-    metric = "loss" if outcomes[0].regression else "accuracy"
+    metric, recorded = outcomes[0].metric, outcomes[0].recorded
     ways = {tuple(one.config["evaluate"][key] for key in ("select", "stage", "average")) for one in outcomes}
     if len(ways) > 1:
         return "of the models and at the round that the protocol of each run selects"
     ((select, stage, average),) = ways
     validated = all("validation.deployed.loss" in last(one.lines) for one in outcomes)
-    where = f"at the round with the best validation {metric}" if validated else "at the last round"
+    word = "loss" if recorded.name == "mse" else recorded.title
+    where = f"at the round with the best validation {word}" if validated else "at the last round"
     if select != "validation":
         where = "at the round where it is best" if select == "best" else "at the last round"
     mean = ", mean over clients," if average == "clients" and not one_by_one else ""
-    return f"of {_MODELS[stage]}{mean} {where}"
+    scaled = all(one.config["data"].get("targets") == "scaled" for one in outcomes)
+    unit = f"; targets are scaled, and 1 is {_UNITS[metric.name]}" if scaled and metric.name in _UNITS else ""
+    return f"of {_MODELS[stage]}{mean} {where}{unit}"
+
+
+def seed_labels(outcomes: Sequence[Outcome]) -> list[str]:
+    """The seeds of runs of a configuration, with those of their parts that differ where `run.seed` is the same."""
+    each = [one.seeds for one in outcomes]
+    parts = range(len(SEEDS_OF_PARTS))
+    kept = [at for at in parts if len({(one.run, one.parts[at]) for one in each}) > len({one.run for one in each})]
+    return [", ".join([str(one.run), *(f"{SEEDS_OF_PARTS[at]} {one.parts[at]}" for at in kept)]) for one in each]
 
 
 def run_folders(places: Iterable[Path]) -> list[Path]:
-    """All run directories in these folders and below, each once."""
+    """All run directories in these folders and below, each once; of a tuning only the runs of what it chose."""
     found: list[Path] = []
     for place in places:
         below = (path.parent for path in place.glob("**/config.toml") if not path.parent.name.startswith("."))
-        here = [place] if directory.is_run(place) else sorted(filter(directory.is_run, below))
+        here = sorted(each for each in below if directory.is_run(each) and not _beside(place, each))
+        guard = [place / directory.GUARD] if directory.is_run(place / directory.GUARD) else []
+        here = [place, *guard] if directory.is_run(place) else here
+        if not here and is_plain(place / directory.TUNING):
+            again = f"continue it with 'strata resume {shlex.quote(str(place))}'"
+            raise RunError(f"the tuning '{place}' has not run yet what it chose: {again}")
         if not here:
             raise RunError(f"there is no run in '{place}'" if place.exists() else f"there is no folder '{place}'")
         found += [folder for folder in here if folder not in found]
     return found
 
 
-def _metric(line: Line, place: str) -> float | None:
-    return _number(line, f"{place}.accuracy", f"{place}.loss")
+def _beside(place: Path, run: Path) -> bool:
+    """Whether a run is a trial, or has the untuned settings, of a tuning in this place or below."""
+    if len(run.parts) < 3 or run.parents[1].name not in ("trials", "untuned"):
+        return False
+    tuning = run.parents[2]
+    return is_plain(tuning / directory.TUNING) and tuning.is_relative_to(place)
 
 
-def _number(line: Line, *keys: str) -> float | None:
-    return next((float(line[key]) for key in keys if line.get(key) is not None), None)
+def _number(line: Line, key: str) -> float | None:
+    return None if line.get(key) is None else float(line[key])

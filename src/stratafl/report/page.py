@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+import re
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
@@ -15,12 +16,28 @@ from stratafl.report.charts import Chart, on_dark
 from stratafl.report.class_counts import class_counts_chart
 from stratafl.report.client_scores import clients_chart, worst_table
 from stratafl.report.curves import curves_chart
+from stratafl.report.decision import MOST, decision
+from stratafl.report.decision_chart import decision_chart
+from stratafl.report.doubts import doubts
 from stratafl.report.flagged_clients import flag_table
+from stratafl.report.gains.words import how_to_get, unpaired
+from stratafl.report.gains_chart import gains_chart
+from stratafl.report.gains_tables import dependence_table, gains_table, losers_table
 from stratafl.report.layer_charts import bytes_chart, methods_chart, mixing_chart, rounds_chart
-from stratafl.report.ranking_tables import ablation_tables, ranking_table, runs_table
+from stratafl.report.metric_tables import confusion_chart, metrics_table
+from stratafl.report.paired import pairs_table
+from stratafl.report.ranking import winner
+from stratafl.report.ranking_tables import (
+    ablation_tables,
+    new_clients_table,
+    numbers_table,
+    ranking_table,
+    runs_table,
+)
 from stratafl.report.study import Study
 from stratafl.report.summary import cautions, facts, summary
 from stratafl.report.tables import Table, escape
+from stratafl.report.tuning_tables import rates_chart, tuning_table
 from stratafl.report.verdict import verdict_table
 from stratafl.version import VERSION
 
@@ -77,6 +94,7 @@ def is_report(path: Path) -> bool:
 
 def page(study: Study) -> str:
     made = sections(study)
+    first, *rest = made
     charts = [part for section in made for part in section.parts if isinstance(part, Chart)]
     tables = {part.name: part.csv for section in made for part in section.parts if not isinstance(part, Chart | str)}
     title, subtitle = _title(study)
@@ -84,8 +102,9 @@ def page(study: Study) -> str:
         title=escape(title),
         subtitle=escape(subtitle),
         style=_asset("page.css"),
-        contents="".join(f'<li><a href="#{each.name}">{escape(each.title)}</a></li>' for each in made),
-        sections="\n".join(map(_section_html, made)),
+        contents="".join(f'<li><a href="#{each.name}">{escape(each.title)}</a></li>' for each in rest),
+        decision=_section_html(first),
+        sections="\n".join(map(_section_html, rest)),
         footer=f"stratafl {escape(VERSION)} · {datetime.now(UTC):%Y-%m-%d %H:%M} UTC · works offline",
         data=in_script({"charts": [chart.plain() for chart in charts], "tables": tables, "dark": on_dark()}),
         plotly=base64.b64encode(gzip.compress(_plotly().encode(), 9, mtime=0)).decode() if charts else "",
@@ -93,28 +112,53 @@ def page(study: Study) -> str:
     )
 
 
+def decision_section(study: Study) -> Section:
+    """At most one screen: what to use, who gains, how sure, with one picture."""
+    made = decision(study)
+    warned = "".join(f"<li>{escape(line)}</li>" for line in made.cautions)
+    caution = f'<div class="caution" role="note"><strong>Before you act</strong><ul>{warned}</ul></div>'
+    headline = f'<p class="headline">{escape(made.headline)}</p>'
+    answers = "".join(f"<dt>{escape(title)}</dt><dd>{escape(said)}</dd>" for title, said in made.answers)
+    listed = f'<dl class="answers">{answers}</dl>' if answers else None
+    return Section(
+        "decision", "Decision", caution if warned else None, headline, listed, decision_chart(study, made.use)
+    )
+
+
 def sections(study: Study) -> list[Section]:
-    warned = "".join(f"<li>{escape(line)}</li>" for line in cautions(study))
+    """The decision, then everything; sections without content are left out."""
+    warned = "".join(f"<li>{escape(line)}</li>" for line in (*doubts(study)[MOST:], *cautions(study)))
     caution = f'<div class="caution" role="note"><strong>Please note</strong><ul>{warned}</ul></div>'
-    lead = f'<p class="lead">{escape(summary(study))}</p>'
-    made = [Section("summary", "Summary", lead, caution if warned else None)]
-    made.append(Section("reproduction", "Published claims", verdict_table(study.verdicts)))
+    made = [Section("reproduction", "Published claims", verdict_table(study.verdicts))]
     if study.ranks:
+        lead = f'<p class="lead">{escape(summary(study, study.pairs))}</p>'
         runs = "This run has" if len(study.records) == 1 else "These runs have"
         hint = f"<p>{runs} no layer diagnostics. Add <code>--lab 10</code>.</p>"
         layers = (rounds_chart(study) or hint, methods_chart(study), mixing_chart(study), bytes_chart(study))
         made += [
-            Section("ranked", "Ranking", ranking_table(study)),
+            Section("ranked", "Ranking", lead, caution if warned else None, ranking_table(study), numbers_table(study)),
+            Section("paired", "How sure", pairs_table(study.pairs)),
+            Section("gaining", "Who gains", *gains_parts(study)),
             Section("course", "Learning curves", curves_chart(study)),
-            Section("spread", "Clients", clients_chart(study), worst_table(study)),
+            Section("spread", "Clients", clients_chart(study), worst_table(study), new_clients_table(study)),
             Section("flagged", "Clients left out", flag_table(study.ranks)),
-            Section("held", "Data", class_counts_chart(study) or "<p>These runs record no class counts.</p>"),
+            Section("measured", "All metrics", metrics_table(study), confusion_chart(study, winner(study.ranks))),
+            Section("tuning", "Tuning", tuning_table(study), rates_chart(study)),
             Section("lab", "Layers", *layers),
+            Section("held", "Data", class_counts_chart(study) or "<p>These runs record no class counts.</p>"),
             Section("ablations", "Ablations", *ablation_tables(study)),
         ]
         pairs = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts(study))
         made.append(Section("made", "What was run", f"<dl>{pairs}</dl>", runs_table(study)))
-    return [section for section in made if section.parts]
+    return [decision_section(study), *(section for section in made if section.parts)]
+
+
+def gains_parts(study: Study) -> list[Part | None]:
+    """Who gains, or how to get to know it; nothing for a single method."""
+    if not study.gains:
+        return [f"<p>{escape(how)}</p>" if (how := how_to_get(study.ranks)) else None]
+    said = "".join(f"<p>{escape(each)}</p>" for each in unpaired(study.gains))
+    return [gains_table(study), said or None, gains_chart(study), losers_table(study), dependence_table(study)]
 
 
 def in_script(value: Any) -> str:
@@ -136,13 +180,15 @@ def _title(study: Study) -> tuple[str, str]:
     outcomes = study.outcomes
     if not outcomes:
         return "Published claims", counted(len(study.verdicts), "verdict")
-    methods = list(dict.fromkeys(str(one.config["algorithm"]["name"]).rpartition(":")[2] for one in outcomes))
+    names = (str(one.config["algorithm"]["name"]) for one in outcomes)
+    methods = list(dict.fromkeys(re.sub(r"\S+:", "", name) for name in names))  # your own without their package
     data = list(dict.fromkeys(Path(one.config["data"]["name"]).stem for one in outcomes))
     named = " and ".join(filter(None, (", ".join(methods[:-1]), methods[-1])))
     what = named if len(methods) <= 3 else f"{len(methods)} methods"
     told = dict(facts(study))
-    seeds, rounds = len({one.seed for one in outcomes}), told["rounds"]
-    counts = [(len(study.ranks), "configuration"), (seeds, "seed"), (len(outcomes), "run")]
+    seeds, rounds = len({one.seeds.parts for one in outcomes}), told["rounds"]
+    kind = "method" if len(study.ranks) == len(methods) else "configuration"
+    counts = [(len(study.ranks), kind), (seeds, "seed"), (len(outcomes), "run")]
     rounds = counted(int(rounds), "round") if rounds.isdecimal() else f"{rounds} rounds"
     words = [told["data"], told["model"], rounds] if len(data) == 1 else []
     words += [counted(n, word) for n, word in counts]

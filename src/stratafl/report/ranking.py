@@ -3,21 +3,25 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stratafl.core.reprs import short_repr
 from stratafl.errors import RunError, counted
 from stratafl.report.formats import MARK
-from stratafl.report.intervals import Interval, Spread, interval, paired_difference
+from stratafl.report.intervals import Interval, Spread, interval
 from stratafl.report.outcome import Outcome
 from stratafl.report.tables import as_csv
 
 log = logging.getLogger("stratafl")
 DIVERGED = "diverged"
+ONE_ANSWER = "one answer"
+TIED = 1e-9  # scores that differ by no more than this are equal
 NONE = (None, None)
 SCORES = ("received", "trained", "deployed", "spread", "worst10", "best", "last", "converged_round")  # of every run
-BESIDES = ("run.seed", "run.memory_limit", "run.store", "run.checkpoint", "evaluate.lab", "log.to")  # not the method's
+SEEDS = ("run.seed", "data.seed", "model.seed", "run.batch_seed")
+# Settings that are not the method's.
+BESIDES = (*SEEDS, "run.memory_limit", "run.store", "run.checkpoint", "evaluate.lab", "evaluate.guard", "log.to")
 INCOMPARABLE = "test data influences its training: not comparable"
 
 
@@ -33,6 +37,7 @@ class Rank:
     numbers: Mapping[str, Spread]
     leaks: bool = False
     members: tuple[Outcome, ...] = ()  # in the order of the seeds
+    place: int | None = None  # 1 is the best; equal scores share a place, and who leaks has none
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -40,47 +45,71 @@ class Rank:
         return _method(self.members[0].config)
 
     @property
+    def is_guarded(self) -> bool:
+        return bool(self.members) and all(one.is_guarded for one in self.members)
+
+    @property
     def diverged(self) -> int:
         return sum(one.diverged for one in self.members)
 
     @property
+    def one_answer(self) -> bool:
+        """Whether its model learned nothing, for any seed: it gives every client one class for all its samples."""
+        return all(one.one_answer for one in self.members) and bool(self.members)
+
+    @property
     def title(self) -> str:
-        """Its label, with a remark if it is unfinished, stopped or diverged."""
+        """Its label, with a remark if it is unfinished, stopped, diverged, or always gives one answer."""
         (done, asked), said = self.rounds, list[str]()
         if done < asked:
             said.append(f"stopped at {done}" if self.stopped else f"{done} of {counted(asked, 'round')}")
         if self.diverged:
             several = "" if self.diverged == len(self.seeds) else f"{self.diverged} of {len(self.seeds)} seeds "
             said.append(f"{several}{DIVERGED}")
+        elif self.one_answer:
+            said.append(ONE_ANSWER)
         return f"{self.label} ({', '.join(said)})" if said else self.label
 
-    def by_seed(self, name: str) -> dict[int, float]:
-        return {one.seed: numbers[name] for one in self.members if name in (numbers := one.numbers())}
-
-    def difference_from(self, other: "Rank") -> Interval | None:
-        """The paired difference of scores, this one minus the other; None without two common seeds."""
-        return paired_difference(self.by_seed("score"), other.by_seed("score"))
+    def by_seed(self, name: str) -> dict[tuple[int, ...], float]:
+        return {one.seeds.parts: numbers[name] for one in self.members if name in (numbers := one.numbers())}
 
 
 def ranking(outcomes: Sequence[Outcome]) -> list[Rank]:
     """Configurations, the best score first; those without a score come last."""
     if len({one.regression for one in outcomes}) > 1:
         raise RunError("these runs cannot be ranked together: some have classes and some do not; report them apart")
+    metrics = dict.fromkeys(one.metric.name for one in outcomes)
+    if len(metrics) > 1:
+        raise RunError(f"these runs cannot be ranked together: by {' and by '.join(metrics)}; report them apart")
     groups: dict[str, list[Outcome]] = {}
     for one in outcomes:
         group = groups.setdefault(json.dumps(_method(one.config), sort_keys=True, default=str), [])
-        if one.seed in (other.seed for other in group):
+        if one.seeds.parts in (other.seeds.parts for other in group):
             log.warning("'%s' repeats a configuration and a seed, so it is left out", one.folder)
         else:
             group.append(one)
     labels = _labels([group[0].config for group in groups.values()])
     ranks = [_rank(label, group) for label, group in zip(labels, groups.values(), strict=True)]
-    sign = 1 if outcomes[0].regression else -1
+    sign = outcomes[0].metric.sign
 
-    def place(rank: Rank) -> float:
-        return sign * rank.numbers["score"].mean if "score" in rank.numbers else float("inf")
+    def order(rank: Rank) -> float:
+        return -sign * rank.numbers["score"].mean if "score" in rank.numbers else float("inf")
 
-    return sorted(ranks, key=place)
+    return _placed(sorted(ranks, key=order))
+
+
+def _placed(ranks: Sequence[Rank]) -> list[Rank]:
+    """Ranks with their places, from the best score on; a method that leaks takes none."""
+    found, count, before = list[Rank](), 0, None
+    for rank in ranks:
+        if rank.leaks or "score" not in rank.numbers:
+            found.append(rank)
+            continue
+        score, count = rank.numbers["score"].mean, count + 1
+        tied = before is not None and abs(score - before.numbers["score"].mean) <= TIED
+        before = replace(rank, place=before.place if before is not None and tied else count)
+        found.append(before)
+    return found
 
 
 def winner(ranks: Sequence[Rank]) -> Rank | None:
@@ -93,23 +122,22 @@ def has_column(name: str, ranks: Sequence[Rank]) -> bool:
     return any(name in rank.numbers or (rank.diverged and name in SCORES) for rank in ranks)
 
 
-def to_csv(ranks: Sequence[Rank], compared: bool = False) -> str:
+def to_csv(ranks: Sequence[Rank], behind: Mapping[str, Interval] | None = None) -> str:
     """The ranking as CSV: one line per configuration, mean and standard deviation of every number.
 
-    `compared` adds the interval of the score and the paired difference from the first. A last column says which
-    methods leak, if there are any or if they are `compared`.
+    `behind` are paired differences from the first by label; with them there is the interval of the score, too. A last
+    column says which methods leak, if there are any or with `behind`.
     """
-    names = list(dict.fromkeys(name for rank in ranks for name in rank.numbers))
-    first, leaking = winner(ranks), compared or any(rank.leaks for rank in ranks)
+    names, compared = list(dict.fromkeys(name for rank in ranks for name in rank.numbers)), behind is not None
+    leaking = compared or any(rank.leaks for rank in ranks)
     head = ["method", "seeds", *(f"{name}_{part}" for name in names for part in ("mean", "std"))]
     head += ["score_low", "score_high", "difference", "difference_low", "difference_high"] if compared else []
     rows = []
     for rank in ranks:
         found = [rank.numbers.get(name) for name in names]
         row = [rank.label, len(rank.seeds), *(x for each in found for x in ((each.mean, each.std) if each else NONE))]
-        if compared:
-            own = interval(list(rank.by_seed("score").values()))
-            against = rank.difference_from(first) if first and rank is not first else None
+        if behind is not None:
+            own, against = interval(list(rank.by_seed("score").values())), behind.get(rank.label)
             row += [own.low, own.high] if own else NONE
             row += [against.mean, against.low, against.high] if against else [None, *NONE]
         rows.append([*row, *([INCOMPARABLE if rank.leaks else ""] if leaking else [])])

@@ -1,28 +1,35 @@
 """Everything that a report needs from a set of run directories, read once."""
 
-import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from types import UnionType
 from typing import Any, NamedTuple
 
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, RunError, StrataError
 from stratafl.evaluation.measure import Line
+from stratafl.evaluation.metrics import METRICS, Metric
+from stratafl.files import is_plain
+from stratafl.report.chance import Chance, NoChoice, chance, no_choice
 from stratafl.report.charts import short_labels
-from stratafl.report.outcome import Outcome, read_outcome, run_folders
+from stratafl.report.client_journal import is_number, lines_of_round
+from stratafl.report.gains import Gains, client_gains
+from stratafl.report.majority import majority
+from stratafl.report.outcome import Outcome, measured_by, read_outcome, run_folders
+from stratafl.report.paired import Paired, pairs
 from stratafl.report.ranking import Rank, ranking
+from stratafl.report.tuned import TunedMethod, read_tuning
 from stratafl.report.verdict import VERDICTS, Verdict, read_verdicts
 from stratafl.runs.class_counts import read_class_counts
 from stratafl.runs.comparison import Comparison
-from stratafl.runs.directory import COMPARISON, CONFIG, check_committed, config_of, environment_of, is_run
+from stratafl.runs.directory import COMPARISON, CONFIG, TUNING, check_committed, config_of, environment_of, is_run
 from stratafl.runs.journal import line_bodies, parsed_line
 from stratafl.runs.summary import evaluated
 
 NOT_DIAGNOSTICS = ("round", "layer", "columns", "bytes.down", "bytes.up")  # keys of a layer's line
-_ROUND = re.compile(rb'"round":\s*(\d{1,18})')
 Matrix = list[list[float | None]]
 
 
@@ -72,6 +79,8 @@ class Study:
     repeated: list[Path]
     verdicts: list[Verdict]
     not_started: Sequence[str] = ()  # a sentence on each comparison with runs that have not started
+    tuned: Sequence[TunedMethod] = ()  # what tunings in the folders chose
+    own_rates: bool = False  # whether a comparison gives every method a learning rate of its own, as a tuned one does
 
     def of(self, rank: Rank) -> list[RunRecord]:
         return [self.records[one.folder] for one in rank.members]
@@ -91,7 +100,38 @@ class Study:
 
     @property
     def metric(self) -> str:
-        return "loss" if self.regression else "accuracy"
+        """What lines of clients call the metric that methods are ranked by."""
+        return self.ranks[0].members[0].metric.key if self.ranks else "accuracy"
+
+    @property
+    def measured(self) -> Metric:
+        """What methods are ranked by; accuracy without any."""
+        return self.ranks[0].members[0].metric if self.ranks else METRICS["accuracy"]
+
+    @cached_property
+    def majority(self) -> Rank | None:
+        """What always giving each client's most frequent class scores; None if it is unknown."""
+        return majority(self.ranks)
+
+    @cached_property
+    def chance(self) -> Chance | None:
+        """Which methods cannot be told from that; None if it is unknown."""
+        return chance(self.ranks)
+
+    @cached_property
+    def no_choice(self) -> NoChoice | None:
+        """Why no method can be chosen by its answers, if that is so."""
+        return no_choice(self.ranks, self.chance)
+
+    @cached_property
+    def gains(self) -> list[Gains]:
+        """Each method against training alone, client by client."""
+        return client_gains(self)
+
+    @cached_property
+    def pairs(self) -> list[Paired]:
+        """All pairs of methods, compared seed by seed and client by client."""
+        return pairs(self.ranks)
 
     @property
     def layer_names(self) -> list[str]:
@@ -99,18 +139,19 @@ class Study:
         return list(dict.fromkeys(name for record in self.records.values() for name in record.layers.names))
 
 
-def gather(folders: Sequence[Path]) -> Study:
-    """The runs and verdicts in these folders and below."""
+def gather(folders: Sequence[Path], metric: Metric | None = None) -> Study:
+    """The runs and verdicts in these folders and below, by their own metric or by another one."""
     verdicts = read_verdicts(folders)
     found = [read_outcome(folder) for folder in run_folders([each for each in folders if not only_verdicts(each)])]
-    scored = [one for one in found if evaluated(one.lines)]
+    scored = [one if metric is None else measured_by(one, metric) for one in found if evaluated(one.lines)]
     if found and not scored and not verdicts:
         raise RunError(f"'{found[0].folder}' has no evaluated round yet")
     ranks = ranking(scored) if scored else []
     records = {one.folder: _record(one) for rank in ranks for one in rank.members}
     empty = [one.folder for one in found if not evaluated(one.lines)]
     repeated = [one.folder for one in scored if one.folder not in records]
-    return Study(ranks, records, empty, repeated, verdicts, not_started(folders))
+    tuned = [method for folder in folders for method in read_tuning(folder)]
+    return Study(ranks, records, empty, repeated, verdicts, not_started(folders), tuned, _own_rates(folders))
 
 
 def only_verdicts(folder: Path) -> bool:
@@ -120,21 +161,37 @@ def only_verdicts(folder: Path) -> bool:
 def not_started(folders: Iterable[Path]) -> list[str]:
     """A sentence on each comparison in these folders and below that has runs which have not started."""
     said = []
-    for folder in dict.fromkeys(path.parent for each in folders for path in sorted(each.glob(f"**/{COMPARISON}"))):
-        try:
-            members = [is_run(member.folder) for member in Comparison.read(folder).members()]
-        except StrataError:  # `strata resume` says what is wrong; the runs can be reported all the same
-            continue
-        missing = members.count(False)
+    for each in _comparisons(folders):
+        members = [is_run(member.folder) for member in each.members()]
+        missing, folder = members.count(False), each.folder
         have = f"{missing} of the {len(members)} runs of '{folder}' {'has' if missing == 1 else 'have'} not started"
-        said += [f"{have}. To continue, run: strata resume {shlex.quote(str(folder))}"] if missing else []
+        whole = folder.parent if is_plain(folder.parent / TUNING) else folder  # the runs of what a tuning chose
+        said += [f"{have}. To continue, run: strata resume {shlex.quote(str(whole))}"] if missing else []
     return said
+
+
+def _own_rates(folders: Iterable[Path]) -> bool:
+    return any(all("train.lr" in each.own[method] for method in each.methods) for each in _comparisons(folders))
+
+
+def _comparisons(folders: Iterable[Path]) -> list[Comparison]:
+    """The comparisons in these folders and below."""
+    found = list[Comparison]()
+    for folder in dict.fromkeys(path.parent for each in folders for path in sorted(each.glob(f"**/{COMPARISON}"))):
+        with suppress(StrataError):  # `strata resume` says what is wrong; the runs can be reported all the same
+            one = Comparison.read(folder)
+            list(one.members())  # settings that no run can have
+            found.append(one)
+    return found
 
 
 def _record(one: Outcome) -> RunRecord:
     folder, selected = one.folder, int(one.numbers()["selected_round"])
     check_committed(folder, "clients", "layers")
     clients = lines_of_round(folder / "clients.jsonl", selected, summed=one.checked)
+    if one.values is not None:
+        key, values = f"test.{one.evaluate.stage}.{one.metric.key}", one.by_client()
+        clients = [line | ({} if line.get("new") else {key: values.get(int(line["client"]))}) for line in clients]
     layers = read_layer_journal(folder / "layers.jsonl", summed=one.checked)
     class_counts = _class_counts(read_class_counts(folder, config_of(folder)), clients)
     return RunRecord(one, environment_of(folder), clients, layers, class_counts)
@@ -149,22 +206,6 @@ def _class_counts(recorded: Mapping[str, Any] | None, clients: Sequence[Line]) -
     return ClassCounts({split: [[int(line.get(f"{split}.samples", 0))] for line in lines] for split in splits})
 
 
-def lines_of_round(path: Path, number: int, *, summed: bool = False) -> list[Line]:
-    """The clients' lines of one round; other rounds are not parsed. `summed` journals have checksums."""
-    found = ((body, _ROUND.search(body)) for body in line_bodies(path, summed=summed))
-    wanted = (body for body, written in found if written and int(written[1]) == number)
-    return [_client_line(path, parsed_line(path, body)) for body in wanted]
-
-
-def _client_line(path: Path, line: Line) -> Line:
-    if not _is_number(line.get("client"), int):
-        raise DamagedError(f"'{path}' is damaged: a line lacks client")
-    scores = [value for key, value in line.items() if key.startswith(("test.", "validation."))]
-    if not all(value is None or _is_number(value, int | float) for value in scores):
-        raise DamagedError(f"'{path}' is damaged: a score is not a number")
-    return line
-
-
 def read_layer_journal(path: Path, *, summed: bool = False) -> LayerJournal:
     """The journal of layers, read line by line because it may be long."""
     found = LayerJournal()
@@ -174,25 +215,21 @@ def read_layer_journal(path: Path, *, summed: bool = False) -> LayerJournal:
         if not isinstance(layer, str) or not isinstance(number, int) or isinstance(number, bool):
             raise DamagedError(f"'{path}' is damaged: a line lacks round or layer")
         sent = [line.get(key, 0) for key in ("bytes.down", "bytes.up")]
-        if not all(_is_number(each, int) for each in sent):
+        if not all(is_number(each, int) for each in sent):
             raise DamagedError(f"'{path}' is damaged: bytes are not whole numbers")
         found.bytes[layer] = found.bytes.get(layer, 0) + sum(sent)
         for key, value in line.items():
             if isinstance(value, list):
                 found.matrices.setdefault(key, {}).setdefault(layer, {})[number] = _matrix(path, value)
-            elif key not in NOT_DIAGNOSTICS and (value is None or _is_number(value, int | float)):
+            elif key not in NOT_DIAGNOSTICS and (value is None or is_number(value, int | float)):
                 found.numbers.setdefault(key, {}).setdefault(layer, {})[number] = value
     return found
-
-
-def _is_number(value: Any, kind: type | UnionType) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _matrix(path: Path, value: list[Any]) -> Matrix:
     """Rows of one length; a list of numbers is a single row."""
     rows = value if value and isinstance(value[0], list) else [value]
     whole = all(isinstance(row, list) and len(row) == len(rows[0]) for row in rows)
-    if not whole or not all(each is None or _is_number(each, int | float) for row in rows for each in row):
+    if not whole or not all(each is None or is_number(each, int | float) for row in rows for each in row):
         raise DamagedError(f"'{path}' is damaged: a matrix is not rows of numbers")
     return rows

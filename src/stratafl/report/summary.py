@@ -4,64 +4,88 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from stratafl.errors import counted
+from stratafl.evaluation.metrics import Metric
 from stratafl.report.flagged_clients import flag_sentences
 from stratafl.report.formats import Environment, differing, limits, listed, machine, minus, score, span, versions
-from stratafl.report.intervals import Interval, interval
+from stratafl.report.intervals import interval
 from stratafl.report.outcome import Outcome, measure, what_counts
+from stratafl.report.paired import Paired, pairs, with_first
 from stratafl.report.ranking import INCOMPARABLE, Rank, winner
 from stratafl.report.study import RunRecord, Study
 
-FEW = 5  # with fewer seeds, the summary recommends more
+SHOWN = 4  # methods that a sentence compares the first with
 OWN = ("algorithm.", "run.device", "run.engine")  # settings in which methods may differ and still be compared
+PARTS = {"partition": "the partition", "weights": "the initial weights", "batches": "the batches"}
 
 
-def summary(study: Study) -> str:
-    """Which method comes first, and whether its lead is beyond the noise between seeds."""
+def summary(study: Study, found: Sequence[Paired] | None = None) -> str:
+    """Which method comes first, which ones it is better than, and which ones cannot be told from it.
+
+    `found` are the pairs of its methods, if they are known already.
+    """
     first = winner(study.ranks)
     if first is None:
         return "No run has a result that can be ranked." if study.ranks else "This report has verdicts but no runs."
-    others = [rank for rank in study.ranks if rank is not first and not rank.leaks and "score" in rank.numbers]
-    return " ".join([_first(first, study, alone=not others), *(_others(first, others, study) if others else [])])
+    rivals = with_first(pairs(study.ranks) if found is None else found)
+    chance = [f"But {study.no_choice.why}."] if study.no_choice else []
+    return " ".join([_first(first, study, alone=not rivals), *chance, *_rivals(rivals)])
 
 
 def _first(first: Rank, study: Study, alone: bool) -> str:
-    loss, values = study.regression, list(first.by_seed("score").values())
-    found, reached = interval(values), score(first.numbers["score"].mean, study.regression)
-    what = f"a test loss of {reached}" if loss else f"{reached} test accuracy"
-    verb = "reaches" if alone else "comes first with"
-    if found is None:
-        return f"{first.label} {verb} {what} (one seed)."
-    return f"{first.label} {verb} {what} (mean of {len(values)} seeds, 95 % interval {limits(found, loss)})."
+    metric, values = first.members[0].metric, list(first.by_seed("score").values())
+    reached, title = score(first.numbers["score"].mean, metric), "loss" if metric.key == "loss" else metric.title
+    what = f"{reached} test {title}" if metric.percent else f"a test {title} of {reached}"
+    tied = [rank.label for rank in study.ranks if rank.place == first.place and rank is not first]
+    verb = "reaches" if alone else f"shares the first place with {listed(tied)}, at" if tied else "comes first with"
+    return f"{first.label} {verb} {what} ({_sure(values, metric)})."
 
 
-def _others(first: Rank, others: Sequence[Rank], study: Study) -> list[str]:
-    found = [(rank, rank.difference_from(first)) for rank in others]
-    said = [_next(*found[0], first, study)]
-    near = [rank.label for rank, behind in found if behind is not None and not behind.beyond_noise]
-    far = [rank.label for rank, behind in found if behind is not None and behind.beyond_noise]
-    if len(others) > 1 and near:
-        said.append(f"Within noise of the first: {listed(near)}.")
-    if len(others) > 1 and far:
-        every = len(far) == len(others)
-        said.append("So are all other distances." if every else f"Behind the first beyond noise: {listed(far)}.")
-    if near:
-        said.append("So there is no clear winner.")
-    if (near or far) and len(first.seeds) < FEW:
-        said.append(f"With {counted(len(first.seeds), 'seed')} these intervals are wide; run more seeds.")
+def _sure(values: Sequence[float], metric: Metric) -> str:
+    """What a mean over seeds is of; the t interval of two values would say nothing."""
+    if len(values) == 1:
+        return "one seed"
+    if len(values) == 2:
+        return f"2 seeds: {' and '.join(score(value, metric) for value in values)}"
+    return f"mean of {len(values)} seeds, 95 % interval {limits(interval(values), metric)}"
+
+
+def _rivals(rivals: Sequence[Paired]) -> list[str]:
+    by = {verdict: [pair for pair in rivals if pair.verdict == verdict] for verdict in ("better", "worse", "unclear")}
+    unclear = [pair for pair in by["unclear"] if pair.seeds]
+    it = "For these clients it" if rivals and all(pair.about_these_clients for pair in rivals) else "It"
+    said = [f"{it} is {word} than {_each(by[word], 'and')}." for word in ("better", "worse") if by[word]]
+    if unclear:
+        said.append(f"Whether it is better than {_each(unclear, 'or')} cannot be told, so there is no clear winner.")
+    apart = [pair.second for pair in by["unclear"] if not pair.seeds]
+    if apart:
+        said.append(f"It has no seed in common with {listed(apart)}.")
+    if any(pair.seeds == 1 for pair in rivals):
+        said.append("These are differences between clients with one seed; with other seeds they may differ.")
     return said
 
 
-def _next(rank: Rank, behind: Interval | None, first: Rank, study: Study) -> str:
-    loss = study.regression
-    away = abs(rank.numbers["score"].mean - first.numbers["score"].mean)
-    distance = minus(f"{away:.3g}") if loss else f"{100 * away:.1f} points"
-    follows = f"{rank.label} follows at a distance of {distance}"
-    if behind is None:
-        return f"{follows}. Without two common seeds, the noise between seeds is unknown."
-    ends = (behind.low, behind.high) if loss else (-behind.high, -behind.low)  # positive: worse
-    low, high = (minus(f"{end:.2g}" if loss else f"{100 * end:.1f}") for end in ends)
-    noise = "beyond" if behind.beyond_noise else "within"
-    return f"{follows}, which is {noise} the noise between seeds (95 % interval {low} to {high}, paired by seed)."
+def _each(found: Sequence[Paired], last: str) -> str:
+    told = [f"{pair.second} ({pair.told})" for pair in found[:SHOWN]]
+    told += [f"{len(found) - SHOWN} more"] if len(found) > SHOWN else []
+    return f" {last} ".join([", ".join(told[:-1]), told[-1]]) if len(told) > 1 else told[0]
+
+
+def varied(outcomes: Sequence[Outcome]) -> str:
+    """Which of the seeds of runs differ, in words; nothing for a single run of each method."""
+    seeds = [one.seeds for one in outcomes]
+    names = [name for part, name in PARTS.items() if len({getattr(each, part) for each in seeds}) > 1]
+    kept = [name for name in PARTS.values() if name not in names]
+    if not names:
+        return ""
+    return (
+        f"{_joined(names)}; {_joined(kept)} {'stays' if len(kept) == 1 else 'stay'} the same"
+        if kept
+        else _joined(names)
+    )
+
+
+def _joined(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def cautions(study: Study) -> list[str]:
@@ -74,6 +98,8 @@ def cautions(study: Study) -> list[str]:
             said.append(f"{rank.label} is not finished: {done} of {counted(asked, 'round')}.")
         if "score" not in rank.numbers or any(one.diverged for one in rank.members):
             said.append(f"{rank.label} diverged: its loss, or the upload of every client, became NaN or infinite.")
+        if rank.one_answer:
+            said.append(f"{rank.label} gives every sample of a client the same class: its answers show nothing.")
     said += [f"{sentence[0].upper()}{sentence[1:]}." for sentence in flag_sentences(study.outcomes)]
     said += study.not_started
     said += [f"'{folder}' has no evaluated round yet and is left out." for folder in study.empty]
@@ -98,7 +124,7 @@ def _unlike(study: Study) -> list[str]:
     unlike = [key for key in differing([rank.settings for rank in study.ranks]) if not key.startswith(OWN)]
     more = f"The runs differ in {listed(unlike)}, so the rows of the ranking differ in more than the method."
     said = [more] if unlike else []
-    seeds = {tuple(sorted(rank.seeds)) for rank in study.ranks}
+    seeds = {tuple(sorted(one.seeds.parts for one in rank.members)) for rank in study.ranks}
     said += ["The methods were not all run with the same seeds."] if len(seeds) > 1 else []
     for key, what in (("device_name", "devices"), ("torch", "versions of torch"), ("commit", "commits of stratafl")):
         values = list(dict.fromkeys(str(record.environment.get(key)) for record in study.records.values()))
@@ -123,22 +149,23 @@ def facts(study: Study) -> list[tuple[str, str]]:
     seeds = sorted({one.seed for one in outcomes})
     pairs = [
         ("methods", listed([rank.label for rank in study.ranks], 20)),
-        ("data", _each(_data(study.records[one.folder]) for one in outcomes)),
-        ("model", _each(_model(one, env) for one, env in zip(outcomes, environments, strict=True))),
-        ("training", _each(_training(one) for one in outcomes)),
-        ("rounds", _each(str(one.config["run"]["rounds"]) for one in outcomes)),
-        ("clients per round", _each(f"{100 * one.config['run']['participation']:g} %" for one in outcomes)),
+        ("data", _all(_data(study.records[one.folder]) for one in outcomes)),
+        ("model", _models(study)),
+        ("training", _all(_training(one) for one in outcomes)),
+        ("rounds", _all(str(one.config["run"]["rounds"]) for one in outcomes)),
+        ("clients per round", _all(f"{100 * one.config['run']['participation']:g} %" for one in outcomes)),
         ("seeds", listed([str(seed) for seed in seeds])),
-        ("score", f"test {measure(study.regression)} {what_counts(outcomes)}"),
-        ("machine", _each(machine(env) for env in environments)),
-        ("versions", _each(versions(env) for env in environments)),
+        ("seeds vary", varied(outcomes)),
+        ("score", f"test {measure(outcomes[0].metric)} {what_counts(outcomes)}"),
+        ("machine", _all(machine(env) for env in environments)),
+        ("versions", _all(versions(env) for env in environments)),
         ("started", span([str(env["started"]) for env in environments if env.get("started")])),
-        ("command", _each(map(_command, sorted(environments, key=lambda env: str(env.get("started") or ""))))),
+        ("command", _all(map(_command, sorted(environments, key=lambda env: str(env.get("started") or ""))))),
     ]
     return [(name, value) for name, value in pairs if value]
 
 
-def _each(values: Iterable[str], most: int = 4) -> str:
+def _all(values: Iterable[str], most: int = 4) -> str:
     said = list(dict.fromkeys(filter(None, values)))
     return "; ".join(said[:most]) + (f"; and {len(said) - most} more" if len(said) > most else "")
 
@@ -154,12 +181,23 @@ def _data(record: RunRecord) -> str:
         "pfllib": f"PFLlib's Dirichlet shares, α = {data['alpha']:g}",
         "classes": f"{counted(data.get('per_client') or 0, 'class', 'classes')} each",
     }
-    return f"{Path(data['name']).stem}, {counted(one.clients, 'client')}, {shown.get(partition, partition)}"
+    new = f" + {data['new_clients']} new" if data["new_clients"] else ""
+    return f"{Path(data['name']).stem}, {counted(one.clients, 'client')}{new}, {shown.get(partition, partition)}"
 
 
-def _model(one: Outcome, env: Environment) -> str:
-    columns = env.get("columns")
-    return str(one.config["model"]["name"]) + (f" ({columns:,} parameters)" if isinstance(columns, int) else "")
+def _models(study: Study) -> str:
+    """Each model with its parameters; with the methods that have so many, if they differ."""
+    found: dict[tuple[str, int | None], list[str]] = {}
+    for rank in study.ranks:
+        for record in study.of(rank):
+            columns = record.environment.get("columns")
+            key = (str(record.outcome.config["model"]["name"]), columns if isinstance(columns, int) else None)
+            found.setdefault(key, []).append(rank.label)
+    said = []
+    for (name, columns), labels in found.items():
+        whose = f": {listed(list(dict.fromkeys(labels)), 6)}" if len(found) > 1 else ""
+        said.append(name + (f" ({columns:,} parameters{whose})" if columns else f" ({whose[2:]})" if whose else ""))
+    return _all(said)
 
 
 def _training(one: Outcome) -> str:

@@ -13,6 +13,7 @@ VERDICTS = "verdicts.json"
 KEYS = ("paper", "table", "claim", "predicate", "paper_value", "measured", "holds", "reason", "noise", "stand_in")
 NOISE = "within noise: other seeds may change the verdict"
 STAND_IN = "measured on other data than the paper's, so this is no evidence"
+STOOD_IN = "here on other data and another model"
 WORDS = {True: "✓ holds", False: "✗ does not hold", None: "– not run"}
 
 
@@ -67,9 +68,10 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table | None:
     rows = []
     for verdict in verdicts:
         where = ", ".join(filter(None, (verdict.paper, verdict.entry["table"])))
-        told = map(text, (where, verdict.paper_value, verdict.measured, verdict.reason))
-        rows.append((Cell(verdict.claim, below=verdict.predicate), text(verdict.words, _look(verdict)), *told))
-    head = ("claim", "verdict", "where", "in the paper", "here", "why")
+        place = Cell(where, where, below=STOOD_IN if verdict.stand_in else "")
+        told = map(text, (verdict.paper_value, verdict.measured, verdict.reason))
+        rows.append((Cell(verdict.claim, below=verdict.predicate), text(verdict.words, _look(verdict)), place, *told))
+    head = ("claim", "verdict", "table of the paper", "in the paper", "here", "why")
     written = as_csv(KEYS, [list(verdict.entry.values()) for verdict in verdicts])
     caption = "; ".join([tally(verdicts), *([NOISE] if any(verdict.noise for verdict in verdicts) else [])])
     return Table("verdicts", caption, head, tuple(rows), left=len(head), written=written, stacked=True)

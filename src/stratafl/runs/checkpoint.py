@@ -175,6 +175,15 @@ def committed(folder: Path) -> Mapping[str, Mark]:
     return {}
 
 
+def selected_round(folder: Path) -> int | None:
+    """The round whose state the newest undamaged generation keeps as the selected one, by its manifest alone."""
+    for generation in generations(folder):
+        with suppress(RunError):
+            told = _manifest(generation).get("selected")
+            return told.get("round") if isinstance(told, dict) else None
+    return None
+
+
 def _load(generation: Path, check: Callable[[Checkpoint], None] = lambda _: None) -> Checkpoint:
     try:
         manifest = _manifest(generation)

@@ -50,9 +50,8 @@ def _checksum(found: dict[str, Any]) -> str:
 
 def read_class_counts(folder: Path, experiment: Experiment) -> dict[str, Any] | None:
     """The class counts of a run: as written, or from its data if that is quick, or else nothing."""
-    for path in (folder / CLASS_COUNTS, folder / OLD_NAME):
-        if os.path.lexists(path):
-            return _read(path)
+    if any(os.path.lexists(folder / name) for name in (CLASS_COUNTS, OLD_NAME)):
+        return stored_class_counts(folder)
     path = Path(experiment.data.name)
     small = path.suffix == ".npz" and path.is_file() and path.stat().st_size <= REBUILT
     if experiment.data.name != "digits" and not small:
@@ -61,6 +60,11 @@ def read_class_counts(folder: Path, experiment: Experiment) -> dict[str, Any] | 
         return class_counts(federation_of(experiment))
     except StrataError:  # the file is not what it was
         return None
+
+
+def stored_class_counts(folder: Path) -> dict[str, Any] | None:
+    """The class counts as written, if they are."""
+    return next((_read(folder / name) for name in (CLASS_COUNTS, OLD_NAME) if os.path.lexists(folder / name)), None)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -1,6 +1,6 @@
 """A comparison: the same experiment for several methods and seeds, each a run of its own in one directory.
 
-compare.toml                 the methods, the seeds, and the common configuration
+compare.toml                 the methods, the seeds and what they vary, and the common configuration
 fedper/seed-0/               a run directory, and so on
 """
 
@@ -8,25 +8,33 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast, get_args
 
 import tomli_w
 
 from stratafl.algorithms import ALGORITHMS
-from stratafl.config.assemble import completed, simulation_of
+from stratafl.config.assemble import completed, seeds_of, simulation_of
 from stratafl.config.experiment import Experiment, from_stored, read_toml, to_tables, with_values
+from stratafl.config.metrics import AUTO, PLAIN, with_metric
 from stratafl.config.settings import Settings, parse_settings
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.annotations import WHOLE
 from stratafl.core.reprs import short_repr
-from stratafl.errors import BusyError, RecordError, RunError, counted, shown
+from stratafl.errors import BusyError, RecordError, RunError, counted, shown, unknown
+from stratafl.evaluation.guard import SAFE
 from stratafl.files import is_plain, is_plain_folder, write_atomically
+from stratafl.policies import SGD
 from stratafl.runs.directory import COMPARISON, check_config, config_of, is_run, new_folder, refuse_existing
+from stratafl.runs.distributed import check_stage
 from stratafl.runs.format import FORMAT, check_format
 from stratafl.runs.json_files import is_list_of
 from stratafl.runs.run import Run, with_absolute_paths
 
 SEEDS = 10_000  # of a comparison, at most
+METHOD_TABLES = ("train", "server")  # tables in which methods may differ; in the others they would not be comparable
+OPEN = (AUTO, PLAIN)  # settings that each run makes definite by its data
+Varied = Literal["all", "partition", "weights", "batches"]
+OWN_SEEDS = {"partition": "data.seed", "weights": "model.seed", "batches": "run.batch_seed"}
 
 
 @short_repr
@@ -39,9 +47,15 @@ class Member:
     experiment: Experiment
     folder: Path
     trust: Trust = NOTHING
+    alone: SGD | None = None  # how local training is set in this comparison, which a guard takes as the safe choice
 
     def run(self) -> Run:
         """Its run, new or resumed."""
+        run = self._run()
+        run.alone = self.alone
+        return run
+
+    def _run(self) -> Run:
         for place in (self.folder.parent, self.folder):
             if os.path.lexists(place) and not is_plain_folder(place):
                 raise RunError(f"'{place}' is not a folder of the comparison but a link or a file: put the folder back")
@@ -58,7 +72,10 @@ class Member:
 @short_repr
 @dataclass(frozen=True)
 class Comparison:
-    """Methods × seeds in a directory; `own` are settings of single methods."""
+    """Methods × seeds in a directory; `own` are settings of single methods.
+
+    Over the seeds everything random varies, or only the part that `vary` names: the other parts keep the first seed.
+    """
 
     folder: Path
     base: Experiment
@@ -66,6 +83,7 @@ class Comparison:
     seeds: tuple[int, ...]
     own: Mapping[str, Settings]
     trust: Trust = NOTHING
+    vary: Varied = "all"
 
     @classmethod
     def create(
@@ -76,34 +94,30 @@ class Comparison:
         seeds: int,
         settings: Settings,
         trust: Trust = NOTHING,
+        vary: str = "all",
+        checked: bool = True,
     ) -> "Comparison":
-        """A new comparison; `settings` are of `table.key`, or of `method.key` for one method alone."""
-        if not methods or len(set(methods)) < len(methods):
-            raise RecordError(f"a comparison needs methods, each once, not '{','.join(methods)}'")
+        """A new comparison; `settings` are of `table.key`, or of `method.key` or `method.table.key` for one alone.
+
+        If it is `checked`, a method that cannot be run is refused before anything is written.
+        """
+        common, own = shared_and_own(methods, settings)
         if not 1 <= seeds <= SEEDS:
             raise RecordError(f"a comparison has from 1 to {SEEDS:,} seeds, not {shown(seeds)}")
-        for given in settings:
-            table, _, option = given.partition(".")
-            if table == "algorithm":
-                raise RecordError(
-                    f"'{given}' would be an option of every method: write METHOD.{option} for one of them"
-                )
-            if table in ALGORITHMS and table not in methods:
-                raise RecordError(f"'{given}' is an option of {table}, which is not compared: {', '.join(methods)}")
-        own: dict[str, Settings] = {}
-        for m in methods:
-            mine = {path: v for path, v in settings.items() if path.startswith(f"{m}.")}
-            own[m] = {f"algorithm.{path.removeprefix(f'{m}.')}": v for path, v in mine.items()}
-        common = {path: v for path, v in settings.items() if not any(path.startswith(f"{m}.") for m in methods)}
         base = with_absolute_paths(with_values(base, common))
         first = base.run.seed
         if first + seeds - 1 > WHOLE:
             raise RecordError(f"the last of {counted(seeds, 'seed')} from {first} on would be above {WHOLE}")
-        made = cls(folder, base, tuple(methods), tuple(range(first, first + seeds)), own, trust)
-        for member in made.members():
+        varied = _varied(vary, base)
+        made = cls(folder, base, tuple(methods), tuple(range(first, first + seeds)), own, trust, varied)
+        for member in made.members() if checked else ():
             if member.seed == first:
                 # Errors of any method come before the first one runs.
-                simulation_of(member.experiment, trust=trust)
+                sim = simulation_of(member.experiment, trust=trust)
+                definite = with_metric(member.experiment, sim.runtime.federation, trust).evaluate
+                check_stage(definite.stage, sim)
+                if base.evaluate.metric == AUTO:  # once, because shares of classes may differ a little between seeds
+                    made = replace(made, base=replace(base, evaluate=definite))
         refuse_existing(folder)
         with new_folder(folder) as partial:
             write_atomically(partial / COMPARISON, tomli_w.dumps(made._tables()).encode())
@@ -116,8 +130,7 @@ class Comparison:
         made = replace(cls.read(folder), trust=trust)
         for member in made.members():
             if is_run(member.folder):
-                begun = to_tables(config_of(member.folder))
-                check_config(folder / COMPARISON, begun, to_tables(completed(member.experiment, trust)))
+                check_member(folder / COMPARISON, member.folder, completed(member.experiment, trust))
         return made
 
     @classmethod
@@ -136,25 +149,83 @@ class Comparison:
                 own[method] = parse_settings(own[method])
             if not isinstance(own.get(method), dict):
                 raise RunError(f"'{folder / COMPARISON}' is damaged: '{method}' has no table of settings")
-        return cls(folder, from_stored(tables), tuple(methods), tuple(seeds), own)
+        vary = head.get("vary", "all")  # comparisons of older versions do not say it
+        if vary not in get_args(Varied):
+            raise RunError(
+                f"'{folder / COMPARISON}' is damaged: vary is {shown(vary)}, not one of {', '.join(get_args(Varied))}"
+            )
+        return cls(folder, from_stored(tables), tuple(methods), tuple(seeds), own, vary=vary)
 
     def members(self) -> Iterator[Member]:
         """Seed by seed, so that a comparison that stops early has runs of every method."""
+        alone = self._of(SAFE).train if SAFE in self.methods else None
         for seed in self.seeds:
             for method in self.methods:
-                experiment = with_values(self.base, {"algorithm.name": method, **self.own[method]})
-                experiment = replace(experiment, run=replace(experiment.run, seed=seed))
-                yield Member(method, seed, experiment, self.folder / _folder_name(method) / f"seed-{seed}", self.trust)
+                folder = self.folder / folder_name(method) / f"seed-{seed}"
+                yield Member(method, seed, self._seeded(self._of(method), seed), folder, self.trust, alone)
+
+    def _of(self, method: str) -> Experiment:
+        return with_values(self.base, {"algorithm.name": method, **self.own[method]})
+
+    def _seeded(self, experiment: Experiment, seed: int) -> Experiment:
+        """The experiment with this seed for what varies, and for the rest with what it has with the first seed."""
+        run, first = experiment.run, seeds_of(replace(experiment, run=replace(experiment.run, seed=self.seeds[0])))
+        kept = {} if self.vary == "all" else {p: getattr(first, p) for p in OWN_SEEDS if p != self.vary}
+        return replace(
+            experiment,
+            data=replace(experiment.data, seed=kept.get("partition", experiment.data.seed)),
+            model=replace(experiment.model, seed=kept.get("weights", experiment.model.seed)),
+            run=replace(run, seed=seed, batch_seed=kept.get("batches", run.batch_seed)),
+        )
 
     def _tables(self) -> dict[str, Any]:
         own = {method: {k: v for k, v in settings.items() if v is not None} for method, settings in self.own.items()}
-        head = {"format": FORMAT, "methods": list(self.methods), "seeds": list(self.seeds), "settings": own}
+        head = {"format": FORMAT, "methods": list(self.methods), "seeds": list(self.seeds), "vary": self.vary}
+        head["settings"] = own
         return {"compare": head, **to_tables(self.base)}
+
+
+def check_member(path: Path, run: Path, experiment: Experiment) -> None:
+    """Raise if a run was not begun with an experiment that the file at `path` describes."""
+    begun, today = to_tables(config_of(run)), to_tables(experiment)
+    chosen = {key: begun["evaluate"][key] for key, value in today["evaluate"].items() if value in OPEN}
+    check_config(path, begun, today | {"evaluate": today["evaluate"] | chosen})
+
+
+def shared_and_own(methods: Sequence[str], settings: Settings) -> tuple[Settings, dict[str, Settings]]:
+    """The settings of all methods, and those of each, where `method.key` is an option and `method.table.key` is not."""
+    if not methods or len(set(methods)) < len(methods):
+        raise RecordError(f"a comparison needs methods, each once, not '{','.join(methods)}'")
+    for given in settings:
+        table, _, option = given.partition(".")
+        if table == "algorithm":
+            raise RecordError(f"'{given}' would be an option of every method: write METHOD.{option} for one of them")
+        if table in ALGORITHMS and table not in methods:
+            raise RecordError(f"'{given}' is an option of {table}, which is not compared: {', '.join(methods)}")
+    own: dict[str, Settings] = {}
+    for m in methods:
+        mine = {path.removeprefix(f"{m}."): v for path, v in settings.items() if path.startswith(f"{m}.")}
+        own[m] = {key if key.partition(".")[0] in METHOD_TABLES else f"algorithm.{key}": v for key, v in mine.items()}
+    return {path: v for path, v in settings.items() if not any(path.startswith(f"{m}.") for m in methods)}, own
 
 
 def is_comparison(folder: Path) -> bool:
     return is_plain(folder / COMPARISON)
 
 
-def _folder_name(method: str) -> str:
+def _varied(vary: str, base: Experiment) -> Varied:
+    """What the seeds vary, checked: a part with a seed of its own would not follow them."""
+    allowed = get_args(Varied)
+    if vary not in allowed:
+        raise unknown("part to vary", vary, allowed)
+    path = OWN_SEEDS.get(vary, "")
+    table, _, key = path.partition(".")
+    fixed = getattr(getattr(base, table), key) if path else None
+    if fixed is not None:
+        raise RecordError(f"{path} = {fixed} fixes the {vary}, which --vary {vary} would vary: leave out one of them")
+    return cast(Varied, vary)
+
+
+def folder_name(method: str) -> str:
+    """The name of a method as that of a folder: one of your own is a path of modules."""
     return method.replace(":", "-").replace("/", "-")

@@ -8,11 +8,14 @@ rounds.jsonl         one line per round
 clients.jsonl        one line per evaluated client and round
 layers.jsonl         one line per layer and round
 checkpoint/          the last two states, each with that of the selected round
+predictions.safetensors   what the models that count give for every validation and test sample, at the end
+guard/               what each client takes at the end, if the run is guarded (guard.py)
 memories.bin         the states of clients, if they are kept on disk
 """
 
 import os
 import shlex
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +25,7 @@ from typing import Any
 from stratafl.config.experiment import Experiment, from_stored, load_stored, to_tables
 from stratafl.errors import BusyError, DamagedError, RunError
 from stratafl.evaluation.measure import Line
-from stratafl.files import PARTIAL, atomically, explained, is_plain, sync_folder
+from stratafl.files import PARTIAL, atomically, explained, is_plain, is_plain_folder, sync_folder
 from stratafl.runs import checkpoint, environment
 from stratafl.runs.format import check_format
 from stratafl.runs.journal import Mark, line_bodies
@@ -37,7 +40,9 @@ except ImportError:  # Windows
 CONFIG, ENVIRONMENT, PREPROCESSING, ROUNDS = "config.toml", "environment.json", "preprocessing.json", "rounds.jsonl"
 JOURNALS = ("rounds", "clients", "layers")
 CHECKPOINTS, CLIENT_STATES = "checkpoint", "memories.bin"
+GUARD, CHOICES = "guard", "guard.json"  # a folder in a run directory, and the file in it that tells it from a run
 COMPARISON = "compare.toml"  # in a folder that holds the runs of a comparison
+TUNING = "tune.toml"  # in a folder that holds the trials of a tuning
 
 
 def is_run(folder: Path) -> bool:
@@ -70,7 +75,7 @@ def refuse_existing(folder: Path) -> None:
         return
     if not folder.is_dir():
         raise RunError(f"'{folder}' exists and is not a folder: choose another --out")
-    for file, kind in ((ENVIRONMENT, "run"), (COMPARISON, "comparison")):
+    for file, kind in ((ENVIRONMENT, "run"), (COMPARISON, "comparison"), (TUNING, "tuning")):
         if (folder / file).exists():
             again = f"strata resume {shlex.quote(str(folder))}"
             raise RunError(f"'{folder}' already holds a {kind}: continue it with '{again}', or choose another --out")
@@ -87,10 +92,19 @@ def new_folder(folder: Path) -> Iterator[Path]:
         sync_folder(folder.absolute().parent)
 
 
+def refuse_guard(folder: Path) -> None:
+    """Raise if a folder is what the guard of a run came to, which reads like a run but holds no state of one."""
+    if (folder / CHOICES).exists():
+        whole = shlex.quote(str(folder.parent))
+        raise RunError(f"'{folder}' is what the guard of a run came to, not a run: give the run itself, {whole}")
+
+
 def clear_partial(folder: Path) -> None:
     """Remove what interrupted writes left behind."""
     for partial in folder.glob(f".*{PARTIAL}"):
-        if partial.is_file():
+        if is_plain_folder(partial):
+            shutil.rmtree(partial, ignore_errors=True)
+        elif partial.is_file():
             partial.unlink(missing_ok=True)
 
 

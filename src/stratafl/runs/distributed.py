@@ -6,11 +6,14 @@ from typing import Any, Self
 
 from stratafl.config.assemble import simulation_of
 from stratafl.config.experiment import Experiment, from_tables, to_tables
+from stratafl.config.metrics import metric_for
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.reprs import short_repr
-from stratafl.errors import RunError
+from stratafl.errors import RecordError, RunError
 from stratafl.evaluation import LayerDiagnostics
+from stratafl.evaluation.evaluate import global_field
 from stratafl.evaluation.measure import Line
+from stratafl.evaluation.predictions import Predictions, predict_in_shares, stage_predictions
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Distributed, Matrix, ProcessGroup, Progress, Simulation
 from stratafl.execute.client_states import InMemory
@@ -42,10 +45,24 @@ class RoundMessage:
 sendable(StartMessage, RoundMessage)
 
 
-def trial_of(experiment: Experiment, sim: Simulation, process_group: ProcessGroup) -> Trial:
+def trial_of(
+    experiment: Experiment, sim: Simulation, process_group: ProcessGroup, trust: Trust | bool = NOTHING
+) -> Trial:
+    """The trial of an experiment; refused if its metric does not fit the data, or its stage the method."""
     evaluate = experiment.evaluate
     executor = Matrix() if process_group.world_size == 1 else Distributed(process_group)
-    return Trial(sim, evaluate.every, evaluate.clients, LayerDiagnostics(evaluate.lab), executor)
+    lab = LayerDiagnostics(evaluate.lab)
+    metric = metric_for(evaluate, sim.runtime.federation, trust)
+    return Trial(sim, evaluate.every, evaluate.clients, lab, executor, metric, evaluate.stage, evaluate.test)
+
+
+def check_stage(stage: str, sim: Simulation) -> None:
+    """Raise if the models that should count do not exist."""
+    if stage == "global" and global_field(sim, sim.start().server) is None:
+        raise RecordError(
+            "evaluate.stage = 'global' has no effect with this method, which has no model for all clients; "
+            "choose one of: received, trained, deployed"
+        )
 
 
 def refuse_disk(process_group: ProcessGroup, sim: Simulation) -> None:
@@ -97,6 +114,23 @@ def collected(process_group: ProcessGroup, sim: Simulation, progress: Progress) 
     return replace(progress, clients=InMemory(sim.state_device, dict(process_group.collect(progress.clients))))
 
 
+def final_predictions(trial: Trial, selection: Selection, stage: str) -> dict[str, Predictions]:
+    """By split, what the models of the selected round give for every sample; every rank calls it.
+
+    Empty where that round's state was not kept, and of models right after training, which no state holds.
+    """
+    progress = selection.progress
+    if progress is None or stage == "trained" or not trial.splits:
+        return {}
+    found = predict_in_shares(
+        trial.executor.process_group,
+        trial.sim,
+        trial.ids,
+        lambda mine: stage_predictions(trial.sim, progress, mine, trial.splits, (stage,)),
+    )
+    return {key.partition(".")[0]: each for key, each in found.items()}
+
+
 class Follower:
     """A run as every rank but 0 sees it: it goes on, and ends, when rank 0 does, and writes nothing."""
 
@@ -110,14 +144,15 @@ class Follower:
                 raise RunError(
                     f"rank {process_group.rank} finds another {what} than rank 0: use the same files on all ranks"
                 )
-        self.trial = trial_of(self.experiment, self.sim, process_group)
+        self.trial = trial_of(self.experiment, self.sim, process_group, trust)
         self.progress, selected = _both_dealt(process_group, self.sim, None, None)
         self._selection = Selection.of(self.history, self.experiment.evaluate, selected)
         self._saved = self.progress.t
 
     @property
     def finished(self) -> bool:
-        return self.progress.t >= self.trial.rounds or stop_reason(self.history, self.experiment.stop) is not None
+        stop, evaluate = self.experiment.stop, self.experiment.evaluate
+        return self.progress.t >= self.trial.rounds or stop_reason(self.history, stop, evaluate) is not None
 
     def rounds(self) -> Iterator[Line]:
         while not self.finished:
@@ -144,3 +179,5 @@ class Follower:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.save()
+            if self.process_group.told(False):
+                final_predictions(self.trial, self._selection, self.experiment.evaluate.stage)

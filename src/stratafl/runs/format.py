@@ -4,6 +4,7 @@
 2   every line has a checksum
 3   settings are called `run.memory_limit` and `data.new_clients`, the steps of a method have today's names, class
     counts are in `class_counts.json`, and a checkpoint says its format
+4   a run has a metric (`evaluate.metric`) and seeds of its own for weights and batches, and leaves its predictions
 
 Older formats are read: add what differs to this list, to `config.migrations` (settings) and where the file is read.
 Raise FORMAT whenever an older stratafl could not read, or would misread, what this one writes.

@@ -1,16 +1,19 @@
 """JSON files that are read without trust: of limited size, with finite numbers, and not nested without end."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
-from stratafl.errors import DamagedError, RunError
+from stratafl.errors import DamagedError, RunError, shown
 from stratafl.files import read_plain, write_atomically
 
 LARGEST = 64 << 20  # bytes of a JSON file, or of a line of a journal
 _DIGITS = 19  # of whole numbers
+_WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", list: "a list"}
+_WORDS |= {dict: "a table", NoneType: "nothing"}
 
 
 def write_json(path: Path, value: Mapping[str, Any], *, folder: int | None = None) -> None:
@@ -46,6 +49,27 @@ def is_count(value: Any) -> bool:
 
 def is_list_of(kind: type, value: Any) -> bool:
     return isinstance(value, list) and all(type(each) is kind for each in value)
+
+
+def check_table(table: Any, kinds: Mapping[str, Any], optional: Container[str] = ()) -> dict[str, Any]:
+    """The table, if each key has a value of its type, such as `float | None`; ValueError says what is wrong."""
+    if not isinstance(table, dict):
+        raise ValueError(f"{shown(table)} is not a table")
+    for key, kind in kinds.items():
+        if key in table:
+            check_value(key, table[key], kind)
+        elif key not in optional:
+            raise ValueError(f"{key} is missing")
+    return table
+
+
+def check_value(key: str, value: Any, kind: Any) -> None:
+    """Raise ValueError unless the value is of the type; a number is finite, and may be whole."""
+    allowed = get_args(kind) or (kind,)
+    sound = type(value) in allowed or (type(value) is int and float in allowed)
+    if not sound or (type(value) is float and not isfinite(value)):
+        words = " or ".join(_WORDS[each] for each in allowed)
+        raise ValueError(f"{shown(key)} is {shown(value)}, not {words}")
 
 
 def _refused(text: str) -> float:

@@ -5,6 +5,7 @@ Their packages are imported only if `log.to` names them.
 
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from stratafl.errors import DamagedError, RunError
 from stratafl.evaluation.measure import Line
 
 log = logging.getLogger("stratafl")
+PLACED = re.compile(r"((?:new\.)?(?:test|validation)\.\w+)\.(.+)")  # split, stage, and what is measured
 FOLDERS = ("tensorboard", "wandb")  # of a run directory, into which loggers write
 
 
@@ -97,6 +99,13 @@ class Loggers:
             log.warning("%s is left out %s: %s", name, since, " ".join(str(error).split()) or type(error).__name__)
 
 
+def grouped(name: str) -> tuple[str, str]:
+    """`test.deployed.accuracy` as its place and what is measured there, which may have dots: `sensitivity@0.95`."""
+    found = PLACED.fullmatch(name)
+    group, _, last = name.rpartition(".")
+    return (found[1], found[2]) if found else (group, last)
+
+
 class TensorBoard:
     """Event files in the run directory; steps that an interrupted run wrote after its last checkpoint are purged."""
 
@@ -108,7 +117,7 @@ class TensorBoard:
     def log(self, number: int, numbers: Mapping[str, float]) -> None:
         """Write the numbers of a round; `test.deployed.accuracy` stands under `test.deployed`."""
         for name, value in numbers.items():
-            group, _, last = name.rpartition(".")
+            group, last = grouped(name)
             self._writer.add_scalar(f"{group}/{last}" if group else last, value, number)
         self._writer.flush()
 
@@ -141,7 +150,10 @@ class MLflow:
     def log(self, number: int, numbers: Mapping[str, float]) -> None:
         if number > self._last:
             now = int(1000 * time.time())
-            metrics: list[Any] = [self._metric(k, v, now, number) for k, v in {**numbers, "round": number}.items()]
+            metrics: list[Any] = [
+                self._metric(k.replace("@", "_at_"), v, now, number)  # MLflow allows no @
+                for k, v in {**numbers, "round": number}.items()
+            ]
             self._client.log_batch(self._run, metrics=metrics)
             self._last = number
 

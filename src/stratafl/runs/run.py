@@ -7,11 +7,12 @@ journals were. A resumed run cuts the journals back to that and repeats the miss
 
 import hashlib
 import os
+import shutil
 import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -20,19 +21,24 @@ import tomli_w
 
 from stratafl.config.assemble import completed, simulation_of
 from stratafl.config.experiment import Experiment, to_tables
+from stratafl.config.metrics import with_metric
 from stratafl.config.migrations import numbered
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.reprs import short_repr
 from stratafl.data.loading import is_place
-from stratafl.errors import RunError
+from stratafl.errors import DamagedError, RunError
+from stratafl.evaluation.guard import SAFE
 from stratafl.evaluation.measure import Line
 from stratafl.execute import SINGLE_PROCESS, ProcessGroup, Progress, Simulation
 from stratafl.files import write_atomically
+from stratafl.policies import SGD
 from stratafl.runs import directory, environment, loggers
 from stratafl.runs.class_counts import write_class_counts
-from stratafl.runs.distributed import RoundMessage, hand_out, refuse_disk, trial_of
+from stratafl.runs.distributed import RoundMessage, check_stage, final_predictions, hand_out, refuse_disk, trial_of
+from stratafl.runs.guard import guarded_round, guarding, guards, write_guard
 from stratafl.runs.journal import Mark, read_lines
 from stratafl.runs.json_files import read_json, write_json
+from stratafl.runs.predictions import PREDICTIONS, predicted_round, write_predictions
 from stratafl.runs.run_files import RunFiles
 from stratafl.runs.stored import simulation_of_run
 from stratafl.runs.summary import Selection, stop_reason
@@ -54,11 +60,19 @@ class Run:
     """An experiment in its directory, new or resumed; use it in a `with` block."""
 
     def __init__(
-        self, folder: Path, experiment: Experiment, sim: Simulation, process_group: ProcessGroup = SINGLE_PROCESS
+        self,
+        folder: Path,
+        experiment: Experiment,
+        sim: Simulation,
+        process_group: ProcessGroup = SINGLE_PROCESS,
+        trust: Trust | bool = NOTHING,
     ) -> None:
         self.folder, self.experiment, self.sim, self.process_group = folder, experiment, sim, process_group
-        self._place = folder.absolute()
-        self.trial = trial_of(experiment, sim, process_group)
+        self._place, self._trust = folder.absolute(), trust
+        self.alone: SGD | None = None  # how the guard trains alone; None: as a `local` beside it was, or as this run
+        if guards(experiment) and process_group.world_size > 1:
+            raise RunError("the guard works in one process: leave out evaluate.guard, or do not use torchrun")
+        self.trial = trial_of(experiment, sim, process_group, trust)
         self._lock = directory.lock(folder)
         try:
             directory.clear_partial(folder)
@@ -71,6 +85,9 @@ class Run:
             selection = Selection.of(self.history, experiment.evaluate, selected)
             self._done = _Done(progress, self._files.marks, selection)
             self.notes = self._files.notes  # what the user should know
+            if not self.finished:  # of rounds that are repeated
+                (folder / PREDICTIONS).unlink(missing_ok=True)
+                shutil.rmtree(folder / directory.GUARD, ignore_errors=True)
             if selection.line is not None and selection.progress is None:
                 self.notes.append(f"the state after the selected round {selection.line['round']} was not kept")
         except BaseException:
@@ -94,6 +111,8 @@ class Run:
         experiment = completed(with_absolute_paths(experiment), trust)
         loggers.check(experiment.log.to)
         sim = simulation_of(experiment, trust=trust)
+        experiment = with_metric(experiment, sim.runtime.federation, trust)
+        check_stage(experiment.evaluate.stage, sim)
         refuse_disk(process_group, sim)
         tables = to_tables(experiment)
         identity = {"config": tables, **environment.identity(sim)}
@@ -103,14 +122,16 @@ class Run:
             write_json(partial / directory.ENVIRONMENT, {**about, "resumed": [], "identity": identity})
             write_class_counts(partial, sim.runtime.federation)
             write_json(partial / directory.PREPROCESSING, sim.runtime.federation.preprocessing.to_table())
-        return cls(folder, experiment, sim, process_group)
+        return cls(folder, experiment, sim, process_group, trust)
 
     @classmethod
     def open(cls, folder: Path, process_group: ProcessGroup = SINGLE_PROCESS, trust: Trust | bool = NOTHING) -> Self:
         """A stored run; refused if its configuration, data or model are no longer what they were."""
         then, experiment = directory.environment_of(folder), directory.config_of(folder)
+        directory.refuse_guard(folder)
         loggers.check(experiment.log.to)
-        run = cls(folder, experiment, simulation_of_run(folder, then, experiment, trust), process_group)
+        trust = Trust.of(trust).asked_by(folder / directory.CONFIG, then.get("folder"))
+        run = cls(folder, experiment, simulation_of_run(folder, then, experiment, trust), process_group, trust)
         try:
             if not run.finished:
                 run._note_resumption(then)
@@ -134,7 +155,7 @@ class Run:
     @property
     def stopped(self) -> str | None:
         """Why the run ended early, if it did."""
-        return stop_reason(self.history, self.experiment.stop)
+        return stop_reason(self.history, self.experiment.stop, self.experiment.evaluate)
 
     def rounds(self) -> Iterator[Line]:
         """Go on to the end, and yield the line of each round. You may stop after any of them."""
@@ -152,6 +173,30 @@ class Run:
                 self.save()
             yield entry.round
 
+    @property
+    def unguarded(self) -> bool:
+        """Whether the rounds are done, and the choice of each client that the run ends with is not."""
+        selection = self._done.selection
+        if not guards(self.experiment) or not self.finished or selection.progress is None:
+            return False
+        return guarded_round(self.folder) != selection.progress.t
+
+    def guarding(self) -> Iterator[int]:
+        """Let each client choose its model, if the run ends so. Yields after each round of local training.
+
+        You may stop after any of them; a resumed run begins its guard again.
+        """
+        selected = self._done.selection.progress
+        if not self.unguarded or selected is None:
+            return
+        self.save()
+        begin = time.monotonic()
+        local = self.folder.parent.parent / SAFE / self.folder.name  # beside it, in a comparison
+        made = yield from guarding(self.experiment, self.trial, selected, self._trust, local, self.alone)
+        self._check_place()
+        with uninterrupted():
+            write_guard(self.folder, made, self.trial, self.history, time.monotonic() - begin)
+
     def save(self) -> None:
         """Write a checkpoint, unless the last one is of this round."""
         progress = self.progress
@@ -163,6 +208,17 @@ class Run:
             self._files.save(progress, self._done.selection.progress, self._done.marks)
             self._saved, self._saved_at = progress.t, time.monotonic()
         self._saving = self._saved_at - begin
+
+    def write_predictions(self) -> None:
+        """Write what the models that count give for every sample, if the run is finished and it is not there yet."""
+        selection, stage = self._done.selection, self.experiment.evaluate.stage
+        number = None if selection.line is None else int(selection.line["round"])
+        missing = self.finished and number is not None and _predicted(self.folder) != number
+        if self.process_group.told(missing):
+            found = final_predictions(self.trial, selection, stage)
+            if found and number is not None:
+                self._check_place()
+                write_predictions(self.folder, found, number, stage, self._lock)
 
     def _check_place(self) -> None:
         """Raise if the directory is no longer at its path: another run may be there now."""
@@ -214,8 +270,20 @@ class Run:
         if alone or isinstance(error, RunError):  # saving again would fail too, and hide why
             self.sim.runtime.close()
             os.close(self._lock)
-        else:
+            return
+        try:
+            self.save()
+            if error is None:
+                self.write_predictions()
+        finally:
             self.close()
+
+
+def _predicted(folder: Path) -> int | None:
+    """The round whose predictions are there and undamaged."""
+    with suppress(DamagedError):
+        return predicted_round(folder)
+    return None
 
 
 def _about(folder: Path, experiment: Experiment) -> loggers.About:

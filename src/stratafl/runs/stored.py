@@ -37,6 +37,7 @@ def read_run(
     """
     if round not in ROUNDS_KEPT:
         raise unknown("round", round, ROUNDS_KEPT)
+    directory.refuse_guard(folder)
     sim = simulation_of_run(folder, directory.environment_of(folder), directory.config_of(folder), trust, device)
     form, file = SavedForm.of(sim), StateFile(folder / directory.CLIENT_STATES, sim.state_format.size, writable=False)
     found = checkpoint.find(folder / directory.CHECKPOINTS, lambda saved: check_saved(sim, form, saved, file))

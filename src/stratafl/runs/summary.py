@@ -1,20 +1,25 @@
 """What a run came to, from its lines: the selected, best and last round, convergence, targets, when to stop.
 
-The selected round is the one that tables score and whose models are delivered.
+The selected round is the one that tables score and whose models are delivered. Everything goes by the run's metric.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
+from stratafl.config.metrics import AUTO, PLAIN, stored_metric
 from stratafl.config.tables import EvaluateTable, StopTable
 from stratafl.core.reprs import short_repr
 from stratafl.errors import counted
 from stratafl.evaluation.measure import Line
+from stratafl.evaluation.metrics import METRICS, Metric
 from stratafl.execute import Progress
 
 CLOSE = 0.005  # "converged": within half a point of the best
 USUAL = EvaluateTable()  # deployed models, over all samples
+BY_LOSS = EvaluateTable(metric="mse")  # whose key is that of every loss
+VALIDATED = "validation.deployed"
+TYING = ("balanced_accuracy", "macro_f1")  # the same in all rounds in which a model gives one answer
 
 
 @dataclass(frozen=True)
@@ -26,32 +31,66 @@ class Cost:
     bytes: int
 
 
-def quality(line: Line, place: str, prefix: str = "") -> float:
-    """How good `test.deployed` or another place is in a line (higher is better): accuracy, or minus the loss."""
-    accuracy = line.get(f"{place}.{prefix}accuracy")
-    if accuracy is not None:
-        return float(accuracy)
-    loss = line.get(f"{place}.{prefix}loss")
-    return -float(loss) if loss is not None else float("-inf")
+def measured(line: Line, place: str, prefix: str = "", evaluate: EvaluateTable = USUAL) -> tuple[Metric, float] | None:
+    """The metric at `test.deployed` or another place of a line, and its value there."""
+    for regression in (False, True) if evaluate.metric in (AUTO, PLAIN) else (False,):
+        metric = stored_metric(evaluate, regression)
+        value = line.get(f"{place}.{prefix}{metric.key}")
+        if value is not None:
+            return metric, float(value)
+    return None
+
+
+def quality(line: Line, place: str, prefix: str = "", evaluate: EvaluateTable = USUAL) -> float:
+    """How good `test.deployed` or another place is in a line (higher is better): the metric, or minus the metric."""
+    found = measured(line, place, prefix, evaluate)
+    return float("-inf") if found is None else found[0].sign * found[1]
 
 
 def evaluated(lines: Sequence[Line]) -> list[Line]:
     return [line for line in lines if any(key.startswith(("test.", "validation.")) for key in line)]
 
 
-def selected(lines: Sequence[Line]) -> Line:
-    """The round with the best validation accuracy of deployed models, or without validation the last one."""
-    places = [line for line in lines if "validation.deployed.loss" in line]
-    return max(places, key=lambda line: quality(line, "validation.deployed")) if places else last(lines)
+def selected(lines: Sequence[Line], evaluate: EvaluateTable = USUAL) -> Line:
+    """The round whose deployed models are best on validation data, or without validation the last one.
+
+    Of rounds that are equally good it is the first; by a metric that ties, the one with the lowest loss.
+    """
+    places = [line for line in lines if f"{VALIDATED}.loss" in line]
+    good = _validated(places, evaluate)
+
+    def order(line: Line) -> tuple[float, float]:
+        return good(line), quality(line, VALIDATED, "", BY_LOSS) if evaluate.metric in TYING else 0.0
+
+    return max(places, key=order) if places else last(lines)
+
+
+def validation_score(lines: Sequence[Line], evaluate: EvaluateTable) -> float | None:
+    """How good the round that counts is on validation data, at the stage that counts; None if it was not evaluated.
+
+    Higher is better. It is what a tuning chooses by.
+    """
+    place = f"validation.{evaluate.stage}"
+    there = [line for line in lines if f"{place}.loss" in line]
+    return _validated(there, evaluate, place)(counting(there, evaluate)) if there else None
+
+
+def _validated(lines: Sequence[Line], evaluate: EvaluateTable, place: str = VALIDATED) -> Callable[[Line], float]:
+    """How good a line is on validation data; by the loss if the metric is not defined there, such as for one class."""
+    old = evaluate.metric in (AUTO, PLAIN)  # such runs were selected over all samples, whatever their average
+    for prefix in dict.fromkeys(("" if old else prefix_of(evaluate), "")):
+        if any(isfinite(quality(line, place, prefix, evaluate)) for line in lines):
+            return lambda line, prefix=prefix: quality(line, place, prefix, evaluate)  # type: ignore[misc]
+    return lambda line: quality(line, place, "", BY_LOSS)
 
 
 def standing(line: Line, evaluate: EvaluateTable) -> float:
     """`quality` of a line on test samples, of the models and by the average that the settings choose."""
-    return quality(line, f"test.{evaluate.stage}", _prefix(evaluate))
+    return quality(line, f"test.{evaluate.stage}", prefix_of(evaluate), evaluate)
 
 
 def best(lines: Sequence[Line], evaluate: EvaluateTable = USUAL) -> Line:
-    """The round with the best test accuracy: optimistic, but what many papers report."""
+    """The round that is best on test data: optimistic, but what many papers report."""
     return max(evaluated(lines), key=lambda line: standing(line, evaluate))
 
 
@@ -59,21 +98,22 @@ def counting(lines: Sequence[Line], evaluate: EvaluateTable) -> Line:
     """The round that the settings select."""
     if evaluate.select == "best":
         return best(lines, evaluate)
-    return selected(lines) if evaluate.select == "validation" else last(lines)
+    return selected(lines, evaluate) if evaluate.select == "validation" else last(lines)
 
 
 def score(lines: Sequence[Line], evaluate: EvaluateTable) -> float | None:
-    """The number that a run is ranked by: test accuracy (or loss) at the selected round."""
+    """The number that a run is ranked by: its metric on test data at the selected round."""
     return scored(counting(lines, evaluate), evaluate)
 
 
 def scored(line: Line, evaluate: EvaluateTable) -> float | None:
-    """The test accuracy (or loss) in a line, of the models and by the average that the settings choose."""
-    found = (line.get(f"test.{evaluate.stage}.{_prefix(evaluate)}{name}") for name in ("accuracy", "loss"))
-    return next((float(value) for value in found if value is not None), None)
+    """The metric on test data in a line, of the models and by the average that the settings choose."""
+    found = measured(line, f"test.{evaluate.stage}", prefix_of(evaluate), evaluate)
+    return None if found is None else found[1]
 
 
-def _prefix(evaluate: EvaluateTable) -> str:
+def prefix_of(evaluate: EvaluateTable) -> str:
+    """What a metric's name in lines begins with, by the average that the settings choose."""
     return "client_" if evaluate.average == "clients" else ""
 
 
@@ -89,33 +129,45 @@ def cost(lines: Sequence[Line], line: Line) -> Cost:
 
 
 def converged(lines: Sequence[Line], evaluate: EvaluateTable = USUAL) -> Cost | None:
-    """The cost of the first round within half a point of the run's best test accuracy."""
+    """The cost of the first round within half a point (0.005) of the run's best on test data."""
     top = standing(best(lines, evaluate), evaluate)
     return reached(lines, top - CLOSE, evaluate) if isfinite(top) else None
 
 
 def reached(lines: Sequence[Line], target: float, evaluate: EvaluateTable = USUAL) -> Cost | None:
-    """The cost of the first round that reaches the target test accuracy."""
+    """The cost of the first round that is this good on test data: the target times the metric's sign."""
     there = (line for line in evaluated(lines) if standing(line, evaluate) >= target)
     first = next(there, None)
     return None if first is None else cost(lines, first)
 
 
-def stop_reason(lines: Sequence[Line], stop: StopTable) -> str | None:
+def stop_reason(lines: Sequence[Line], stop: StopTable, evaluate: EvaluateTable = USUAL) -> str | None:
     """Why the run ends here, if it does."""
     if stop.target is None and stop.patience is None:
         return None
-    values = [quality(line, "validation.deployed") for line in evaluated(lines)]
+    there = evaluated(lines)
+    good = _validated(there, evaluate)
+    values = [good(line) for line in there]
     if not values:
         return None
-    if stop.target is not None and values[-1] >= stop.target:
-        return f"validation accuracy {values[-1]:.1%} reached the target {stop.target:.1%}"
+    if stop.target is not None and (reason := _at_target(there[-1], stop.target, evaluate)):
+        return reason
     patience = stop.patience
     if patience is not None and len(values) > patience:
         recent, before = max(values[-patience:]), max(values[:-patience])
         if recent <= before + stop.margin:
             return f"no gain above {stop.margin:.3f} in {counted(patience, 'evaluated round')}"
     return None
+
+
+def _at_target(line: Line, target: float, evaluate: EvaluateTable) -> str | None:
+    old = evaluate.metric in (AUTO, PLAIN)
+    found = measured(line, VALIDATED, "" if old else prefix_of(evaluate), evaluate)
+    if found is None or (old and found[0] is METRICS["mse"]) or found[0].better(target, found[1]):
+        return None
+    metric, value = found
+    written = "{:.1%}" if metric.percent else "{:.4g}"
+    return f"validation {metric.title} {written.format(value)} reached the target {written.format(target)}"
 
 
 @short_repr

@@ -236,6 +236,19 @@ class CohortTask:
         z, y, weight = (torch.cat(column, 1) for column in zip(*parts, strict=True))
         return z, y, weight
 
+    def outputs(self, rows: Rows, split: str) -> tuple[Tensor, Tensor, Tensor]:
+        parts = []
+        for here, outputs, _, y, weight in self.sweep(rows, split):
+            real = weight > 0
+            parts.append((here[:, None].expand_as(weight)[real], y[real], outputs[real]))
+        if not parts:
+            nobody, targets = torch.empty(0, dtype=torch.int64, device=self._runtime.device), self._runtime.federation.y
+            blank = nobody.new_empty(0, self.classes or 1, dtype=self._runtime.dtype)
+            return nobody, nobody.to(targets.dtype), blank
+        place, y, outputs = (torch.cat(column) for column in zip(*parts, strict=True))
+        order = torch.argsort(place, stable=True)
+        return place[order], y[order], outputs[order]
+
     def _for_all(self, here: Tensor, part: Tensor) -> Tensor:
         """Rows of some clients, with zeros for the others."""
         return part if len(here) == len(self) else part.new_zeros(len(self), *part.shape[1:]).index_copy(0, here, part)

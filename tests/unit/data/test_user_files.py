@@ -72,10 +72,12 @@ def test_an_npz_with_names_of_its_own(tmp_path):
     assert load(tmp_path / "mine.npz", client="who", fewest=2).x.tolist() == [[1, 0, 0], [0, 0, 1]]
 
 
-def test_bytes_of_an_npz_are_scaled_only_if_asked(tmp_path):
+def test_images_of_bytes_in_an_npz_are_scaled_as_other_images_are(tmp_path):
     np.savez(tmp_path / "mine.npz", x=pictures(2), y=[0, 1])
-    assert load(tmp_path / "mine.npz").scaling is None
-    assert load(tmp_path / "mine.npz", normalise="half").scaling == HALF
+    assert load(tmp_path / "mine.npz").scaling == HALF
+    assert load(tmp_path / "mine.npz", normalise="none").scaling is None
+    np.savez(tmp_path / "rows.npz", x=pictures(2).reshape(2, -1), y=[0, 1])
+    assert load(tmp_path / "rows.npz").scaling is None
 
 
 def test_an_image_column(tmp_path):

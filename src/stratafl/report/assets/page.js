@@ -10,7 +10,9 @@
   const button = document.getElementById("theme");
   let chosen = null;
 
-  function dark() { return chosen === null ? preferred.matches : chosen; }
+  let printing = false; // on paper, colours are light and everything is unfolded
+
+  function dark() { return !printing && (chosen === null ? preferred.matches : chosen); }
 
   function paint() {
     root.dataset.theme = dark() ? "dark" : "light";
@@ -23,6 +25,21 @@
   function colours() {
     const style = getComputedStyle(root);
     return name => style.getPropertyValue(`--${name}`).trim();
+  }
+
+  // --- the decision alone, or everything: a report is opened on its decision by report.html#decision
+
+  const views = [...document.querySelectorAll("button[data-view]")];
+
+  function view(wanted) {
+    root.dataset.view = wanted;
+    views.forEach(each => each.setAttribute("aria-pressed", String(each.dataset.view === wanted)));
+    charts.forEach(chart => chart.draw());
+  }
+
+  function viewOfAddress() {
+    const wanted = location.hash === "#decision" ? "decision" : "everything";
+    if (location.hash || !root.dataset.view) view(wanted);
   }
 
   // --- charts
@@ -50,7 +67,7 @@
 
   // The trace in colours that can be seen on a dark background.
   function lit(trace) {
-    const lighter = colour => report.dark[colour] || colour;
+    const lighter = colour => Array.isArray(colour) ? colour.map(lighter) : report.dark[colour] || colour;
     const made = { ...trace };
     for (const part of ["line", "marker"]) {
       if (made[part] && made[part].color) made[part] = { ...made[part], color: lighter(made[part].color) };
@@ -81,10 +98,18 @@
         node = node.options.find(([key]) => key === this.choice[level])[1];
       });
       this.figure = node;
+      if ((node.layout.meta || {}).end) this.bar.append(this.closerSwitch());
       if (inside) {
         const again = this.bar.querySelector(`[data-level="${focused}"]:checked`) || this.bar.querySelector(`[data-level="${focused}"]`);
         if (again) again.focus();
       }
+    }
+
+    closerSwitch() {
+      const box = make("input", { type: "checkbox", "data-level": "closer" });
+      box.checked = Boolean(this.closer);
+      box.addEventListener("change", () => { this.closer = box.checked; this.draw(); });
+      return make("label", {}, box, "fit the axis to the second half");
     }
 
     choose(level, key) {
@@ -102,8 +127,10 @@
     }
 
     draw() {
-      if (!window.Plotly) return;
+      if (!window.Plotly || !this.place.clientWidth) return; // what is hidden is drawn when it is shown
       const layout = themed(this.figure.layout, this.given.height, this.place.clientWidth, this.named());
+      const end = (this.figure.layout.meta || {}).end;
+      if (this.closer && end) layout.yaxis.range = [...end];
       this.place.style.minHeight = `${layout.height}px`;
       const traces = this.figure.data.map(dark() ? lit : trace => ({ ...trace }));
       Plotly.react(this.place, traces, layout, { displayModeBar: false, responsive: true });
@@ -230,7 +257,21 @@
   }
 
   const charts = report.charts.map(given => new Chart(given));
+  viewOfAddress();
   paint();
+  views.forEach(each => each.addEventListener("click", () => {
+    history.replaceState(null, "", each.dataset.view === "decision" ? "#decision" : "#everything");
+    view(each.dataset.view);
+  }));
+  addEventListener("hashchange", viewOfAddress);
+  const folded = [...document.querySelectorAll("details:not([open])")];
+  const onPaper = start => {
+    printing = start;
+    folded.forEach(each => { each.open = start; });
+    paint();
+  };
+  addEventListener("beforeprint", () => onPaper(true));
+  addEventListener("afterprint", () => onPaper(false));
   preferred.addEventListener("change", paint);
   button.addEventListener("click", () => { chosen = !dark(); paint(); });
   let width = innerWidth;

@@ -1,0 +1,280 @@
+"""Advice on a federation: whether to federate, with which method, what each client may expect, and what it costs.
+
+`advise` looks (`look`), makes a short list (`candidates`), tries it on validation samples (`tryout`) and decides. All
+it says is in the record `Advice`; `words` puts it into sentences.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from stratafl.advice.candidates import ALONE, Candidate, comparable, short_list
+from stratafl.advice.chance import BY_ANSWERS, CLEAR, above_chance
+from stratafl.advice.curves import difference
+from stratafl.advice.jackknife import Difference, sample_values
+from stratafl.advice.look import Facts, look
+from stratafl.advice.problem import Problem, configured, held_out
+from stratafl.advice.results import Result, Tryout
+from stratafl.advice.trainings import Training
+from stratafl.advice.tryout import Watch, least_budget, try_out
+from stratafl.config.assemble import federation_of, model_of
+from stratafl.config.experiment import Experiment
+from stratafl.config.metrics import AUTO, metric_for, with_metric
+from stratafl.config.trust import NOTHING, Trust
+from stratafl.core.reprs import short_repr
+from stratafl.data import Federation
+from stratafl.errors import DataError, RecordError, counted
+from stratafl.evaluation.guard import shrink
+from stratafl.evaluation.metrics import Metric
+from stratafl.execute.build import ModelSource
+
+BUDGET = 0.1  # of the client-steps of trying all candidates in full
+CAUTION = 0.0  # standard errors by which a method must be expected to beat training alone
+NEAR = 0.005  # methods whose scores differ by less, and by less than a standard error, are as good as each other
+SAME_BYTES = 1.05  # a factor within which methods send as much as each other
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What one client may expect of the advised method instead of training alone, on validation samples.
+
+    `gain` is in the metric that was judged by, as expected after all rounds, and larger is better; it is shrunk towards
+    the federation's mean, the more the fewer samples the client has. None if it cannot be told.
+    """
+
+    client: int
+    name: str
+    train_samples: int
+    validation_samples: int
+    gain: float | None
+    error: float | None
+
+    @property
+    def verdict(self) -> str:
+        if self.gain is None or self.error is None:
+            return "cannot be told"
+        return "gains" if self.gain > self.error else "better alone" if self.gain < -self.error else "unclear"
+
+
+@short_repr
+@dataclass(frozen=True)
+class Advice:
+    """The answer with its evidence."""
+
+    experiment: Experiment  # the run that is recommended
+    federate: bool
+    candidate: Candidate
+    facts: Facts
+    comparable: tuple[Candidate, ...]
+    tried: tuple[Candidate, ...]
+    tryout: Tryout
+    over_local: Difference  # of the best federated candidate, so far
+    expected: Difference  # the same, as expected after all rounds: what decides
+    best_federated: Candidate
+    clients: tuple[Expectation, ...]
+    federation: Federation
+    learned: bool  # whether any model is clearly better than one prediction for all samples
+    budget_needed: float  # the least that allows a forecast
+
+    @property
+    def metric(self) -> Metric:
+        return self.tryout.problem.metric
+
+    @property
+    def doubt(self) -> str:
+        """Why the answer is not to be relied on: `nothing learned`, `no forecast`, `chance`, or "" if it is."""
+        if not self.learned:
+            return "nothing learned"
+        if not self.tryout.forecast:
+            return "no forecast"
+        return "" if abs(self.expected.value) > CLEAR * self.expected.error else "chance"
+
+    @property
+    def told(self) -> bool:
+        """Whether it is an advice at all."""
+        return self.doubt in ("", "chance")
+
+    @property
+    def bytes(self) -> float:
+        """Both ways, of all clients, in the recommended run."""
+        return self.tryout.of(self.candidate.name).bytes_per_round * self.experiment.run.rounds
+
+
+def advise(
+    experiment: Experiment,
+    *,
+    federation: Federation | None = None,
+    model: ModelSource | None = None,
+    budget: float = BUDGET,
+    caution: float = CAUTION,
+    trust: Trust | bool = NOTHING,
+    watch: Watch | None = None,
+) -> Advice:
+    """Look at the experiment's federation, try a short list of methods, and say what to run.
+
+    The experiment says how long and with what learning rate the run would be trained; its method has no effect.
+    `federation` and `model` take the place of its data and model. `budget` is the share of the client-steps of running
+    every comparable method in full, once. A method is advised if its expected gain over training alone is more than
+    `caution` standard errors; with 0 the best expectation decides, and `Advice.doubt` says if it may be chance. Test
+    samples are removed before anything is trained. `watch` is told what is running, and how many client-steps of how
+    many are spent.
+    """
+    if not caution >= 0:
+        raise RecordError(f"caution is {caution}: choose a number of standard errors of at least 0, such as 1")
+    if not 0 < budget <= 1:
+        raise RecordError(f"budget is {budget}: choose a share of a full comparison above 0 and up to 1, such as 0.1")
+    federation = federation_of(experiment) if federation is None else federation
+    _check(federation, experiment)
+    if model is None:
+        model = model_of(experiment.model, tuple(federation.x.shape[1:]), federation.classes, trust)
+    problem = _problem(experiment, held_out(federation), model, trust)
+    if not int(problem.federation.counts("validation").sum()):
+        raise DataError(f"'{federation.name}' has no validation samples to judge by: set data.validation, such as 0.2")
+    first = Training(problem, [Candidate("fedavg")])
+    facts, looked, report = look(problem.federation, first.sim, first.progress)
+    every = comparable(first.sim.setup.layout, federation.classes, first.sim.setup.clients, experiment.train.epochs)
+    first.close()
+    full, wanted = problem.full_cost(every), short_list(facts, every)
+    tried = affordable(problem, wanted, budget * full)
+    trainings = [Training(problem, candidates) for candidates in _shared(tried)]
+    next(each for each in trainings if each.first.method == "fedavg").count(looked, report)
+    instead = None
+    if experiment.evaluate.metric == AUTO and problem.metric.name in BY_ANSWERS:
+        ranked = replace(experiment, evaluate=replace(experiment.evaluate, metric="auroc"))
+        instead = _problem(ranked, problem.federation, model, trust)
+    try:
+        found = try_out(problem, trainings, budget * full, full, watch, instead)
+    finally:
+        for each in trainings:
+            each.close()
+    needed = least_budget(problem, _shared(wanted), full)
+    return _decided(found, facts, every, tried, federation, caution, needed)
+
+
+def _problem(experiment: Experiment, held: Federation, model: ModelSource, trust: Trust | bool) -> Problem:
+    chosen = with_metric(experiment, held, trust)  # by the class frequencies of training and validation samples
+    return Problem(chosen, held, model, metric_for(chosen.evaluate, held, trust), chosen.evaluate.average, trust)
+
+
+def _check(federation: Federation, experiment: Experiment) -> None:
+    clients = federation.clients - experiment.data.new_clients
+    if clients < 2:
+        raise DataError(
+            f"'{federation.name}' has {counted(clients, 'client')} that trains, and no other to federate with: name "
+            "the column that tells clients apart (data.client), or train alone with --algorithm local"
+        )
+    if federation.classes == 1:
+        raise DataError(f"all labels of '{federation.name}' are the same: there is nothing to learn, alone or together")
+
+
+def affordable(problem: Problem, tried: Sequence[Candidate], allowed: float) -> list[Candidate]:
+    """Those of which the budget allows a round each: fine-tuned variants leave first, then the last of the list."""
+    kept = list(tried)
+    while problem.round_cost(_shared(kept), rounds=1) > allowed:
+        spare = [each for each in kept if each.tuning] or [
+            each for each in kept if each.method not in (ALONE, "fedavg")
+        ]
+        if not spare:
+            raise RecordError(
+                f"run.rounds = {problem.rounds} is too few for advice: its share of a full comparison is less than "
+                "a round of local and fedavg each; ask for more rounds, or for a larger budget such as 0.3"
+            )
+        kept.remove(spare[-1])
+    return kept
+
+
+def _shared(tried: Sequence[Candidate]) -> list[list[Candidate]]:
+    """The candidates that share a training, together; the plain one first."""
+    shared: dict[str, list[Candidate]] = {}
+    for each in tried:
+        shared.setdefault(each.trunk, []).append(each)
+    return list(shared.values())
+
+
+def _decided(
+    tryout: Tryout,
+    facts: Facts,
+    every: Sequence[Candidate],
+    tried: Sequence[Candidate],
+    federation: Federation,
+    caution: float,
+    needed: float,
+) -> Advice:
+    problem, among, alone = tryout.problem, tryout.finalists, tryout.of(ALONE)
+    best = simplest(problem, among, tried)
+    so_far, expected = (difference(problem, best, alone, among, late=late) for late in (False, True))
+    federate = expected.value > caution * expected.error
+    chosen = best if federate else alone
+    return Advice(
+        configured(problem.experiment, chosen.candidate),
+        federate,
+        chosen.candidate,
+        facts,
+        tuple(every),
+        tuple(tried),
+        tryout,
+        so_far,
+        expected,
+        best.candidate,
+        _expectations(problem, best, alone, so_far, expected),
+        federation,
+        above_chance(problem, among),
+        needed,
+    )
+
+
+def simplest(problem: Problem, among: Sequence[Result], order: Sequence[Candidate]) -> Result:
+    """Of the federated candidates that are as good as the best, the one that sends least, then trains least.
+
+    As good: less than half a point and less than a standard error behind, and not behind training alone if the best is
+    not. Of those that are still alike it is the first in the `order` of the short list, where plain ones come first.
+    """
+    federated = [each for each in among if each.candidate.method != ALONE]
+    best, alone = federated[0], next(each for each in among if each.candidate.method == ALONE)
+    near = NEAR * (1 if problem.metric.percent else abs(best.expected))
+    equals = [best]
+    for each in federated[1:]:
+        behind = difference(problem, best, each, among, late=True)
+        if behind.value <= min(near, behind.error) and not each.expected <= alone.expected < best.expected:
+            equals.append(each)
+    least = SAME_BYTES * min(each.bytes_per_round for each in equals)
+    frugal = [each.candidate for each in equals if each.bytes_per_round <= least]
+    chosen = min(frugal, key=lambda each: (problem.cost(each, problem.rounds), order.index(each)))
+    return next(each for each in equals if each.candidate is chosen)
+
+
+def _expectations(
+    problem: Problem, best: Result, alone: Result, so_far: Difference, expected: Difference
+) -> tuple[Expectation, ...]:
+    """Each client's gain so far, shrunk towards the federation's mean, plus what all are to gain yet.
+
+    The rounds to come add the same to every client, and the same variance: nothing tells more about one of them.
+    """
+    federation, metric = problem.federation, problem.metric
+    gained = metric.sign * (sample_values(metric, best.predictions) - sample_values(metric, alone.predictions))
+    clients = federation.clients - problem.experiment.data.new_clients
+    later, noise = expected.value - so_far.value, max(0.0, expected.error**2 - so_far.error**2)
+    shrunk, error = shrink(*_means(gained, alone.predictions.client, clients))
+    gains, errors = (shrunk + later).tolist(), (error.square() + noise).sqrt().tolist()
+    sizes = [federation.counts(split).tolist()[:clients] for split in ("train", "validation")]
+    return tuple(
+        Expectation(i, federation.client_name(i), *own, *(told if isfinite(sum(told)) else (None, None)))
+        for i, (*own, told) in enumerate(zip(*sizes, zip(gains, errors, strict=True), strict=True))
+    )
+
+
+def _means(gained: Tensor, client: Tensor, clients: int) -> tuple[Tensor, Tensor]:
+    """The mean of each client's samples, and its standard error, which is infinite if it has none.
+
+    All clients have the same variance per sample: that of their own few samples says too little, and is 0 where both
+    models are right everywhere, which would count for more than all others.
+    """
+    known = gained.isfinite() & (client < clients)
+    gained, client = gained[known], client[known]
+    count = torch.bincount(client, minlength=clients).double()
+    mean = torch.bincount(client, gained, minlength=clients) / count.clamp(min=1)
+    freedom = (count - 1).clamp(min=0).sum()
+    return mean, ((gained - mean[client]).square().sum() / freedom / count).sqrt().nan_to_num(torch.inf, torch.inf)

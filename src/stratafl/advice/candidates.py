@@ -1,0 +1,115 @@
+"""Candidates: the methods that you would otherwise compare, and the short list of them that the facts suggest.
+
+`comparable` is what a full comparison would run: its client-steps are what advice is given a tenth of. `short_list`
+takes from it what the facts of the federation speak for, and says why.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from stratafl.advice.look import MOST_GROUPS, STRONG, Facts
+from stratafl.algorithms.catalogue import METHODS
+from stratafl.core.layout import Layout
+from stratafl.core.reprs import short_repr
+
+ALONE = "local"
+GROUPS = (2, 4)  # of clients, that a comparison would try
+
+
+@short_repr
+@dataclass(frozen=True)
+class Candidate:
+    """A method with its options, and what a round of it costs.
+
+    `epochs` are descents over a client's training samples per round, and `tuning` before use, in multiples of
+    `train.epochs`. Candidates with the same `training` differ only in what they do before use: one training serves all.
+    """
+
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    epochs: float = 1.0
+    tuning: float = 0.0
+    training: str = ""
+    personal: str = ""  # the layers that stay with the client, as a selection; "" for none or all
+    why: str = ""
+
+    @property
+    def name(self) -> str:
+        given = ", ".join(f"{key} {value}" for key, value in self.options.items())
+        return f"{self.method} ({given})" if given else self.method
+
+    @property
+    def label(self) -> str:
+        """As papers write it."""
+        return self.name.replace(self.method, METHODS[self.method].label, 1)
+
+    @property
+    def trunk(self) -> str:
+        """What names its training."""
+        return self.training or self.name
+
+
+def comparable(layout: Layout, classes: int | None, clients: int, epochs: int = 1) -> list[Candidate]:
+    """What a full comparison on this model and data would run, each method at its defaults; `epochs` of a round."""
+    kinds = {layer.kind for layer in layout.layers}
+    depth = len(set(layout.leaders))
+    found = [
+        Candidate(ALONE, personal="all"),
+        Candidate("fedavg", training="fedavg"),
+        Candidate("fedavgft", training="fedavg", tuning=1 / epochs),
+        Candidate("fedavglpft", training="fedavg", tuning=2 / epochs),
+        Candidate("ditto", epochs=2, personal="all"),
+        Candidate("heurfedamp"),
+        Candidate("flayer"),
+    ]
+    if depth > 1:  # else the head is the model
+        found += [
+            Candidate("fedper", {"personal": "head"}, personal="head"),
+            Candidate("fedrep", {"personal": "head"}, epochs=1 + 1 / epochs, personal="head"),
+            Candidate("lgfedavg", {"shared": "head"}, personal="base"),
+        ]
+    if depth > 2:
+        found.append(Candidate("fedper", {"personal": "last:2"}, personal="last:2"))
+    if "batchnorm" in kinds:
+        found.append(Candidate("fedbn", personal="batchnorm"))
+    if classes is not None and classes > 1:
+        found += [Candidate("fedprior", personal="head.prior"), Candidate("fedrod", personal="head.personal")]
+    return [*found, *(Candidate("ifca", {"groups": groups}) for groups in GROUPS if clients >= 2 * groups)]
+
+
+def short_list(facts: Facts, every: Sequence[Candidate]) -> list[Candidate]:
+    """Those that the facts speak for, each with why; training alone and one model for all are always among them."""
+    there = {each.name: each for each in every}
+    chosen: dict[str, Candidate] = {}
+
+    def take(name: str, why: str) -> None:
+        if name in there and name not in chosen:
+            chosen[name] = replace(there[name], why=why)
+
+    take(ALONE, "what every client can have without the others")
+    take("fedavg", "one model for all, the simplest way to share")
+    take("fedavgft", "FedAvg's model, trained by each client for one more epoch; its training is FedAvg's")
+    take("fedavglpft", "the same, with the head first; its training is FedAvg's")
+    shifted = facts.shift is not None and facts.shift.there and facts.shift.value >= STRONG
+    skewed = facts.skew is not None and facts.skew.there
+    if shifted and facts.groups:
+        count = max(max(GROUPS), min(facts.group_count, MOST_GROUPS))  # a model too many costs bytes, one too few more
+        name = f"ifca (groups {count})"
+        there.setdefault(name, Candidate("ifca", {"groups": count}))
+        take(name, f"clients fall into {facts.group_count} groups by their features, which can have a model each")
+    if shifted:
+        take("heurfedamp", "features differ: it shares among clients whose models are alike")
+    else:
+        take("fedprior", "each class looks alike everywhere: only class frequencies stay with the client")
+    if skewed:
+        take("fedper (personal head)", "clients have different classes: the head is where they conflict")
+    if skewed and not shifted:
+        take("flayer", "clients have different classes: each mixes the shared head with its own")
+    if shifted and not facts.groups:
+        take("lgfedavg (shared head)", "features differ: each client has its own base")
+    if facts.batchnorm:
+        take("fedbn", "the model has BatchNorm, whose statistics can stay with each client")
+    if facts.classes is None and not shifted:
+        take("fedper (personal head)", "to see whether a personal head helps")
+    return list(chosen.values())

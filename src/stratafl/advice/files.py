@@ -1,0 +1,80 @@
+"""The files of an advice: `advice.toml` (the configuration of the recommended run), `advice.md` and `advice.json`."""
+
+import json
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from stratafl.advice import words
+from stratafl.advice.advice import Advice
+from stratafl.advice.look import Effect
+from stratafl.config.experiment import to_tables
+from stratafl.config.migrations import numbered
+from stratafl.files import write_atomically
+from stratafl.runs.run import with_absolute_paths
+
+CONFIG, PAGE, DATA = "advice.toml", "advice.md", "advice.json"
+
+
+def write_advice(advice: Advice, folder: Path) -> Path:
+    """Write all three into a folder, which is made if it does not exist; the path of the configuration."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / CONFIG
+    tables = to_tables(with_absolute_paths(advice.experiment))
+    write_atomically(config, tomli_w.dumps(numbered(tables)).encode())
+    write_atomically(folder / PAGE, words.markdown(advice, config).encode())
+    write_atomically(folder / DATA, (json.dumps(plain(advice, config), indent=2, ensure_ascii=False) + "\n").encode())
+    return config
+
+
+def plain(advice: Advice, config: Path) -> dict[str, Any]:
+    """The advice as JSON holds it."""
+    facts, tryout, gain, later = advice.facts, advice.tryout, advice.over_local, advice.expected
+    return {
+        "federate": advice.federate,
+        "method": advice.candidate.method,
+        "options": dict(advice.candidate.options),
+        "personal_layers": advice.candidate.personal,
+        "answer": words.answer(advice),
+        "doubt": advice.doubt,
+        "metric": advice.metric.name,
+        "best_federated": advice.best_federated.name,
+        "gain_over_local": {"value": _number(gain.value), "error": _number(gain.error)},
+        "expected_gain_over_local": {"value": _number(later.value), "error": _number(later.error)},
+        "bytes": advice.bytes,
+        "command": words.commands(advice, config)[0],
+        "facts": {
+            "clients": facts.clients,
+            "train_samples": list(facts.sizes),
+            "label_skew": _effect(facts.skew),
+            "feature_shift": _effect(facts.shift),
+            "groups": list(facts.groups),
+            "conflicts": {each.layer: each.conflicts for each in facts.layers},
+        },
+        "budget": {"client_steps": tryout.steps, "allowed": tryout.allowed, "full_comparison": tryout.full},
+        "comparable": [each.name for each in advice.comparable],
+        "tried": [
+            {
+                "candidate": each.candidate.name,
+                "rounds": each.rounds,
+                "score": _number(each.score),
+                "expected": _number(each.expected),
+                "why": each.candidate.why,
+            }
+            for each in tryout.results
+        ],
+        "clients": [
+            {"client": each.client, "name": each.name, "gain": each.gain, "error": each.error, "verdict": each.verdict}
+            for each in advice.clients
+        ],
+    }
+
+
+def _effect(effect: Effect | None) -> dict[str, float] | None:
+    return None if effect is None else {"value": effect.value, "by_accident": effect.accident, "p": effect.p}
+
+
+def _number(value: float) -> float | None:
+    return value if isfinite(value) else None

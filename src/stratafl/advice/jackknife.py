@@ -1,0 +1,68 @@
+"""Standard errors by the jackknife: what a score is without some of the samples says how sure it is."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import isfinite, sqrt
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stratafl.evaluation.metrics import Metric
+from stratafl.evaluation.predictions import Predictions
+
+PARTS = 20  # of the samples, at most
+AT_ONCE = 1 << 22  # scores that are worked on at once
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of two scores on the same validation samples, with its standard error."""
+
+    value: float
+    error: float
+
+
+def with_error(of: Callable[[Tensor | None], float], client: Tensor) -> Difference:
+    """The number that `of` gives for all samples (None), with its standard error.
+
+    √((G − 1)/G · Σ_g (d₋g − mean)²) over G parts of the samples, each with its share of every client's.
+    """
+    part = parts(client, min(PARTS, len(client)))
+    without = [of((part != g).nonzero()[:, 0]) for g in range(int(part.max()) + 1)]
+    return Difference(of(None), jackknife_error(without))
+
+
+def jackknife_error(without: Sequence[float]) -> float:
+    """The standard error of a number from its values without each part; infinite if they are not known."""
+    known = np.array([each for each in without if isfinite(each)])
+    if len(known) < 2:
+        return float("inf")
+    return sqrt((len(known) - 1) / len(known) * float(((known - known.mean()) ** 2).sum()))
+
+
+def parts(client: Tensor, count: int) -> Tensor:
+    """The part of each sample: each client's samples in turn, on from where the client before ended."""
+    order = torch.argsort(client, stable=True)
+    part = torch.empty(len(client), dtype=torch.int64)
+    part[order] = torch.arange(len(client)) % count
+    return part
+
+
+def sample_values(metric: Metric, predictions: Predictions) -> Tensor:
+    """For each sample its client's score plus what the sample adds to it, `[n]` in float64; NaN where it is undefined.
+
+    Their mean over a client is its score, and their variance over n is the jackknife's: with g the part of sample j,
+    v_j = θ + √(n/G)·(G − 1)·(θ̄ − θ₋g). With a part for each sample and a metric that is a mean, it is the sample's own.
+    """
+    found = torch.full((len(predictions),), torch.nan, dtype=torch.float64)
+    for client in predictions.clients:
+        places = (predictions.client == client).nonzero()[:, 0]
+        mine, n = predictions.at(places), len(places)
+        count = min(n, max(PARTS, AT_ONCE // (n * mine.scores.shape[1])))
+        part = torch.arange(n) % count
+        kept = (part != torch.arange(count)[:, None]).double()
+        without = metric(mine.y.expand(count, -1), mine.scores.expand(count, -1, -1), kept)
+        moved = (without.nanmean() - without).nan_to_num(0.0)  # without a part that holds all of a class it is unknown
+        found[places] = mine.value(metric) + sqrt(n / count) * (count - 1) * moved[part]
+    return found

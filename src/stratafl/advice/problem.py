@@ -1,0 +1,124 @@
+"""What candidates are tried on: settings, a federation without test samples, a model, and what counts as good."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from stratafl.advice.candidates import ALONE, Candidate
+from stratafl.config.assemble import algorithm_of, seeds_of
+from stratafl.config.experiment import Experiment
+from stratafl.config.tables import AlgorithmTable
+from stratafl.config.trust import NOTHING, Trust
+from stratafl.core.reprs import short_repr
+from stratafl.data import Federation
+from stratafl.data.federation import Ragged
+from stratafl.evaluation.metrics import Metric
+from stratafl.evaluation.predictions import Predictions
+from stratafl.execute import Simulation, simulation
+from stratafl.execute.build import ModelSource
+from stratafl.runtime.speed import Speed
+
+HELD = 0.25  # at least this share of a client's samples outside the test split is for validation
+
+
+@short_repr
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What candidates are tried on: settings, a federation without test samples, a model, and what counts as good."""
+
+    experiment: Experiment
+    federation: Federation
+    model: ModelSource
+    metric: Metric
+    over: str  # `samples` or `clients`
+    trust: Trust | bool = NOTHING
+
+    @property
+    def rounds(self) -> int:
+        return self.experiment.run.rounds
+
+    def simulation(self, candidate: Candidate) -> Simulation:
+        run, model = self.experiment.run, self.experiment.model
+        return simulation(
+            algorithm_of(configured(self.experiment, candidate), self.trust),
+            self.federation,
+            self.model,
+            rounds=run.rounds,
+            participation=run.participation,
+            seed=seeds_of(self.experiment),
+            granularity=run.granularity,
+            buffers=run.buffers,
+            head=model.head,
+            weights=model.weights,
+            device=run.device,
+            engine=run.engine,
+            speed=Speed(run.precision, "off", "off", run.convolutions, None),  # too short for either to pay
+            memory_limit=run.memory_limit,
+            new_clients=self.experiment.data.new_clients,
+        )
+
+    def score(self, predictions: Predictions, kept: Tensor | None = None) -> float:
+        """How good, larger is better; on the samples `kept`, or all."""
+        chosen = predictions if kept is None else predictions.at(kept)
+        return self.metric.sign * chosen.average(self.metric, self.over)
+
+    def epoch_steps(self, share: float = 1.0) -> float:
+        """Client-steps of `train.epochs` epochs of all clients, or of the share that takes part."""
+        train = self.experiment.train
+        clients = self.federation.counts("train").tolist()
+        taking_part = clients[: len(clients) - self.experiment.data.new_clients]
+        batches = [n // train.batch if train.drop_last else ceil(n / train.batch) for n in taking_part]
+        return float(share * train.epochs * sum(batches))
+
+    def cost(self, candidate: Candidate, rounds: int) -> float:
+        """Client-steps of so many rounds of a candidate; who trains alone trains in every round."""
+        share = 1.0 if candidate.method == ALONE else self.experiment.run.participation
+        return self.epoch_steps(share) * candidate.epochs * rounds + self.epoch_steps() * candidate.tuning
+
+    def round_cost(self, trainings: Sequence[Sequence[Candidate]], rounds: int, looks: int = 1) -> float:
+        """Client-steps of so many rounds of trainings that candidates share, scored so often."""
+        return sum(
+            self.cost(each[0], rounds) - self.cost(each[0], 0) + looks * sum(self.cost(one, 0) for one in each)
+            for each in trainings
+        )
+
+    def full_cost(self, candidates: Sequence[Candidate]) -> float:
+        """Client-steps of running all of them for all rounds, each for itself."""
+        return sum(self.cost(each, self.rounds) for each in candidates)
+
+
+def configured(experiment: Experiment, candidate: Candidate) -> Experiment:
+    return replace(experiment, algorithm=AlgorithmTable(candidate.method, dict(candidate.options)))
+
+
+def held_out(federation: Federation) -> Federation:
+    """The federation without test samples, and with enough validation samples to tell candidates apart.
+
+    Where validation samples are fewer than `HELD`, some training samples, the same share of each class, become
+    validation samples; not if samples belong to groups, which must stay on one side.
+    """
+    empty = Ragged.from_lists([[] for _ in range(federation.clients)])
+    without = replace(federation, splits={**federation.splits, "test": empty})
+    if federation.group is not None:
+        return without
+    train, validation = [], []
+    for client in range(federation.clients):
+        mine, seen = federation.split("train").of(client), federation.split("validation").of(client)
+        wanted = min(int(HELD * (len(mine) + len(seen))) - len(seen), len(mine) - 1)
+        moved = _evenly(mine, federation.y.cpu(), max(0, wanted))
+        train.append(mine[~moved])
+        validation.append(torch.cat([seen, mine[moved]]))
+    splits = {"train": Ragged.from_lists(train), "validation": Ragged.from_lists(validation), "test": empty}
+    return replace(federation, splits=splits)
+
+
+def _evenly(samples: Tensor, y: Tensor, count: int) -> Tensor:
+    """Which of the samples to take: so many of them, evenly over the order of their targets."""
+    chosen = torch.zeros(len(samples), dtype=torch.bool)
+    if count:
+        order = torch.argsort(y[samples].reshape(len(samples), -1)[:, 0], stable=True)
+        chosen[order[((torch.arange(count) + 0.5) * len(samples) / count).long()]] = True
+    return chosen

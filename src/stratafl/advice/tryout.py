@@ -1,0 +1,124 @@
+"""Trying out: candidates train for some rounds, are scored on validation samples, and the worse ones leave.
+
+This is not `tuning`, which also advances, scores and thins out. A tuning gives every method the same trials, each a run
+of its own on disk that can be resumed and reported. Advice has a tenth of one run per method: fine-tuned variants share
+a training, the scores expected after all rounds decide who goes on, and nothing is kept but the answer.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import isfinite
+
+from stratafl.advice.candidates import ALONE, Candidate
+from stratafl.advice.chance import above_chance
+from stratafl.advice.curves import expected
+from stratafl.advice.problem import Problem
+from stratafl.advice.results import Result, Tryout
+from stratafl.advice.trainings import Training
+
+FIRST = 0.55  # share of the budget of the first stage, in which all take part
+FINALISTS = 2  # trainings that reach the second stage, besides training alone
+
+Watch = Callable[[str, int, int], None]  # what is running, client-steps spent, client-steps allowed
+
+
+def try_out(
+    problem: Problem,
+    trainings: Sequence[Training],
+    allowed: float,
+    full: float,
+    watch: Watch | None = None,
+    instead: Problem | None = None,
+) -> Tryout:
+    """Advance all trainings to one round, then the best of them, and training alone, to a later one.
+
+    Both rounds are as late as the budget allows: `FIRST` of it is for the first stage. Who goes on is decided by what
+    is expected after all rounds, because methods that share a model start slowly. If the metric shows nothing but
+    chance, all are judged by `instead`.
+    """
+    found: dict[str, Result] = {}
+
+    def spent() -> int:
+        return sum(each.steps for each in trainings)
+
+    def score(alive: Sequence[Training], target: int) -> None:
+        """Advance all of them to a round, and score them there."""
+        for training in alive:
+            while training.rounds < target:
+                training.round()
+                if watch is not None:
+                    watch(training.first.name, spent(), int(allowed))
+            found.update({each.candidate.name: each.judged(problem) for each in _results(training, found)})
+
+    def judged_by() -> Problem:
+        """The problem with the metric that shows something, by which all are scored anew."""
+        if instead is None or above_chance(problem, _furthest(found.values())):
+            return problem
+        found.update({name: each.judged(instead) for name, each in found.items()})
+        return instead
+
+    target = max(1, _target(problem, trainings, FIRST * allowed - spent(), looks=2))
+    if target > 1:
+        score(trainings, target // 2)
+    score(trainings, target)
+    problem = judged_by()
+    alive = _survivors(problem, trainings, found)
+    later = _target(problem, alive, allowed - spent(), looks=1)
+    if later > target:
+        score(alive, later)
+        problem = judged_by()
+    results = _ordered(problem, list(found.values()))
+    return Tryout(problem, tuple(results), spent(), int(allowed), int(full), problem is instead)
+
+
+def least_budget(problem: Problem, shared: Sequence[Sequence[Candidate]], full: float) -> float:
+    """The share of a full comparison at which these trainings are scored in two rounds."""
+    return problem.round_cost(shared, rounds=2, looks=2) / FIRST / full
+
+
+def _target(problem: Problem, alive: Sequence[Training], share: float, looks: int) -> int:
+    """The round that all of them can reach within so many client-steps, if they are scored so often."""
+    shared = [training.candidates for training in alive]
+    cost = [problem.round_cost([each], 1, looks=0) for each in shared]
+    share += sum(one * training.rounds for one, training in zip(cost, alive, strict=True))
+    share -= problem.round_cost(shared, 0, looks)
+    return min(problem.rounds, int(max(0.0, share) / max(sum(cost), 1e-9)))
+
+
+def _results(training: Training, before: Mapping[str, Result]) -> list[Result]:
+    per_round = training.bytes / max(1, training.rounds)
+    found = []
+    for each in training.candidates:
+        given, trained = training.predictions(each)
+        earlier = before[each.name].seen if each.name in before else {}
+        found.append(Result(each, {**earlier, training.rounds: given}, trained, per_round))
+    return found
+
+
+def _survivors(problem: Problem, alive: Sequence[Training], found: Mapping[str, Result]) -> list[Training]:
+    """Training alone, and the best of the others as expected after all rounds."""
+    guessed = dict(zip(found, expected(problem, list(found.values())), strict=True))
+
+    def best(training: Training) -> float:
+        return max(_rank(guessed[each.name]) for each in training.candidates)
+
+    alone = [each for each in alive if each.first.method == ALONE]
+    others = sorted((each for each in alive if each.first.method != ALONE), key=lambda each: -best(each))
+    return [*alone, *others[:FINALISTS]]
+
+
+def _ordered(problem: Problem, results: Sequence[Result]) -> list[Result]:
+    """Those that came furthest first, with the scores that they let expect, the best of them first."""
+    finalists = _furthest(results)
+    guessed = {each.candidate.name: value for each, value in zip(finalists, expected(problem, finalists), strict=True)}
+    found = [replace(each, expected=guessed.get(each.candidate.name, each.expected)) for each in results]
+    return sorted(found, key=lambda each: (-each.rounds, -_rank(each.expected), -_rank(each.score)))
+
+
+def _furthest(results: Iterable[Result]) -> list[Result]:
+    found = list(results)
+    return [each for each in found if each.rounds == max(one.rounds for one in found)]
+
+
+def _rank(score: float) -> float:
+    return score if isfinite(score) else -float("inf")

@@ -1,0 +1,243 @@
+"""Predictions: what models give for single samples, from which every metric follows.
+
+They are computed only where a metric needs more than hits and loss, and once at the end of a run.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from stratafl.core.layout import Rows
+from stratafl.core.objectives import sample_losses
+from stratafl.core.reprs import short_repr
+from stratafl.core.round import Round
+from stratafl.core.task import Scores
+from stratafl.errors import DataError
+from stratafl.evaluation.evaluate import ClientModels, client_models
+from stratafl.evaluation.metrics import Metric, confusion, label_losses
+from stratafl.execute.executors import evaluation_size
+from stratafl.execute.packing import sendable
+from stratafl.execute.process_group import ProcessGroup
+from stratafl.execute.simulation import Progress, Simulation
+
+AT_ONCE = 1 << 22  # scores of clients side by side, padded to the largest of them
+
+
+@short_repr
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """Samples one below the other: whose each is, its target, and what that client's model gives for it.
+
+    Scores are probabilities of the classes, or for numbers the outputs `[n, 1]`.
+    """
+
+    client: Tensor  # int64 [n]
+    y: Tensor  # [n]
+    scores: Tensor  # float32 [n, K]
+    loss: Tensor | None = None  # [n], from the outputs themselves, where they are known
+
+    def __post_init__(self) -> None:
+        if not len(self.client) == len(self.y) == len(self.scores) or self.scores.ndim != 2:
+            shapes = ", ".join(str(list(x.shape)) for x in (self.client, self.y, self.scores))
+            raise DataError(f"predictions need clients [n], targets [n] and scores [n, K], not {shapes}")
+
+    def __len__(self) -> int:
+        return len(self.client)
+
+    def _about(self) -> str:
+        return f"{len(self)} samples of {len(self.clients)} clients"
+
+    @property
+    def labelled(self) -> bool:
+        """Whether targets are classes."""
+        return not self.y.is_floating_point()
+
+    @cached_property
+    def clients(self) -> list[int]:
+        """Those that have samples, in the order of their numbers."""
+        found: list[int] = self.client.unique().tolist()
+        return found
+
+    def at(self, places: Tensor) -> "Predictions":
+        """Those samples, in that order."""
+        loss = None if self.loss is None else self.loss[places]
+        return Predictions(self.client[places], self.y[places], self.scores[places], loss)
+
+    def of(self, client: int) -> "Predictions":
+        return self.at((self.client == client).nonzero()[:, 0])
+
+    def value(self, metric: Metric) -> float:
+        """The metric over all samples, whoever's they are; NaN where it is not defined."""
+        if not len(self):
+            return float("nan")
+        self._check(metric)
+        weight = torch.ones(1, len(self), device=self.y.device)
+        return float(metric(self.y[None], self.scores[None], weight))
+
+    def by_client(self, metric: Metric) -> dict[int, float]:
+        """The metric of each client; those for whom it is not defined are left out."""
+        self._check(metric)
+        found: dict[int, float] = {}
+        for some, at, count in self.side_by_side():
+            values = metric(self.y[at], self.scores[at], torch.arange(at.shape[1]) < count)
+            found |= dict(zip(some.tolist(), values.tolist(), strict=True))
+        return {client: found[place] for place, client in enumerate(self.clients) if isfinite(found[place])}
+
+    def average(self, metric: Metric, over: str) -> float:
+        """The metric over all `samples`, or its mean over `clients` for whom it is defined."""
+        if over == "samples":
+            return self.value(metric)
+        values = list(self.by_client(metric).values())
+        return sum(values) / len(values) if values else float("nan")
+
+    def confusion(self) -> Tensor:
+        """How many samples of each class (rows) are given each class (columns), `[K, K]`."""
+        if not self.labelled:
+            raise DataError("a confusion matrix needs classes, and the targets are numbers")
+        return confusion(self.y[None], self.scores[None], torch.ones(1, len(self)))[0]
+
+    def hits(self) -> Tensor:
+        """Whether each sample is given its class; for numbers always False."""
+        return self.scores.argmax(-1) == self.y if self.labelled else torch.zeros_like(self.y, dtype=torch.bool)
+
+    def losses(self) -> Tensor:
+        """−log of the label's probability of each sample, or its squared error, in float64."""
+        if self.loss is not None:
+            return self.loss.double()
+        scores = self.scores.double()
+        return label_losses(self.y, scores) if self.labelled else (scores[:, 0] - self.y.double()).square()
+
+    def one_answer(self) -> dict[int, bool]:
+        """Of each client that has several classes, whether its model gives the same class for all its samples."""
+        answer, found = self.scores.argmax(-1), dict[int, bool]()
+        for client in self.clients if self.labelled else []:
+            mine = self.client == client
+            if len(self.y[mine].unique()) > 1:
+                found[client] = len(answer[mine].unique()) == 1
+        return found
+
+    def summed(self, ids: Tensor) -> Scores:
+        """Hits, loss and samples of these clients."""
+        place = torch.full((max([-1, *ids.tolist(), *self.clients]) + 1,), -1).scatter(0, ids, torch.arange(len(ids)))
+        at = place[self.client]
+        hits, loss = (torch.zeros(len(ids), dtype=torch.float64) for _ in range(2))
+        count = torch.bincount(at, minlength=len(ids))
+        return Scores(hits.index_add(0, at, self.hits().double()), loss.index_add(0, at, self.losses()), count)
+
+    def _check(self, metric: Metric) -> None:
+        if metric.classes is not None and metric.classes != self.labelled:
+            there, needed = ("classes", "numbers") if self.labelled else ("numbers", "classes")
+            raise DataError(f"{metric.name} needs {needed}, and the targets are {there}")
+
+    def side_by_side(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Clients of similar size at a time: their places in `clients`, their samples `[C, n]`, how many `[C, 1]`.
+
+        Rows are padded with any samples.
+        """
+        _, place, count = self.client.unique(return_inverse=True, return_counts=True)
+        order, first = torch.argsort(place, stable=True), count.cumsum(0) - count
+        left = torch.argsort(count, descending=True, stable=True)
+        while len(left):
+            longest = int(count[left[0]])
+            near = int((2 * count[left] >= longest).sum())
+            some = left[: min(near, max(1, AT_ONCE // (longest * self.scores.shape[1])))]
+            left = left[len(some) :]
+            at = order[(first[some, None] + torch.arange(longest)).clamp(max=len(order) - 1)]
+            yield some, at, count[some, None]
+
+
+sendable(Predictions)
+
+
+def joined(parts: Sequence[Predictions]) -> Predictions:
+    """All samples of several, in the order of clients."""
+    loss = [part.loss for part in parts if part.loss is not None]
+    columns = [torch.cat([getattr(part, name) for part in parts]) for name in ("client", "y", "scores")]
+    whole = Predictions(columns[0], columns[1], columns[2], torch.cat(loss) if len(loss) == len(parts) else None)
+    return whole.at(torch.argsort(whole.client, stable=True))
+
+
+def predictions(
+    sim: Simulation, progress: Progress, ids: Tensor, split: str, stage: str = "deployed", new: bool = False
+) -> Predictions:
+    """What the models of these clients at this stage give for their own samples; `new` ones never took part."""
+    return stage_predictions(sim, progress, ids, (split,), (stage,), new)[f"{split}.{stage}"]
+
+
+def predictions_of_rows(sim: Simulation, progress: Progress, rows: Rows, ids: Tensor, split: str) -> Predictions:
+    """What these rows give for the clients' own samples; the split may be `test`."""
+    return row_predictions(sim, sim.at(progress.t), rows, ids, split)
+
+
+StagePredictions = dict[str, Predictions]  # by "split.stage", such as "test.deployed"
+
+
+def stage_predictions(
+    sim: Simulation,
+    progress: Progress,
+    ids: Tensor,
+    splits: Sequence[str],
+    stages: Sequence[str],
+    new: bool = False,
+) -> StagePredictions:
+    """Predictions at each stage on each split, as many clients at a time as memory allows."""
+    with sim.arithmetic():
+        models = client_models(sim, progress, ids if new else sim.checked(ids), new)
+        return join_stages([_of_models(some, splits, stages) for some in models])
+
+
+def _of_models(some: ClientModels, splits: Sequence[str], stages: Sequence[str]) -> StagePredictions:
+    def given(rows: Rows, split: str) -> Predictions:
+        return row_predictions(some.sim, some.rnd, rows, some.ids, split)
+
+    return some.each(splits, stages, given)
+
+
+def trained_predictions(
+    sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, splits: Sequence[str]
+) -> StagePredictions:
+    """Predictions of models right after training, as `Simulation.round(examine=…)` shows them."""
+    size, found = evaluation_size(sim, len(ids)), list[StagePredictions]()
+    for at in range(0, len(ids), size):
+        some, mine = {name: x[at : at + size] for name, x in rows.items()}, ids[at : at + size]
+        found.append({f"{split}.trained": row_predictions(sim, rnd, some, mine, split) for split in splits})
+    return join_stages(found)
+
+
+def row_predictions(sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, split: str) -> Predictions:
+    with sim.arithmetic():
+        place, y, outputs = sim.task(ids, rnd, splits=(split,)).outputs(rows, split)
+    classes = sim.setup.classes
+    loss = sample_losses(outputs, y, classes).double()
+    scores = (outputs.flatten(1) if outputs.ndim > 1 else outputs.unsqueeze(1)).double()
+    scores = scores if classes is None else torch.softmax(scores, -1)
+    return Predictions(ids[place.cpu()], y.cpu(), scores.float().cpu(), loss.cpu())
+
+
+def join_stages(parts: Sequence[StagePredictions]) -> StagePredictions:
+    """The samples of all parts; stages that share their predictions go on sharing them."""
+    found: StagePredictions = {}
+    known: dict[tuple[int, ...], Predictions] = {}
+    for key in parts[0] if parts else ():
+        same = tuple(id(part[key]) for part in parts)
+        if same not in known:
+            known[same] = joined([part[key] for part in parts])
+        found[key] = known[same]
+    return found
+
+
+def gather_predictions(process_group: ProcessGroup, mine: StagePredictions) -> StagePredictions:
+    """The predictions of all processes of a process group."""
+    return join_stages([part for part in process_group.gather(mine) if part])
+
+
+def predict_in_shares(
+    process_group: ProcessGroup, sim: Simulation, ids: Tensor, predicted: Callable[[Tensor], StagePredictions]
+) -> StagePredictions:
+    """The predictions of these clients, of which each process of a process group has its share `predicted`."""
+    mine = process_group.share(sim, ids)
+    return gather_predictions(process_group, predicted(mine) if len(mine) else {})

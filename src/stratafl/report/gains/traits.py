@@ -1,0 +1,173 @@
+"""What may explain a client's gain: its size, the skew of its classes, and how far its classes are from the others'.
+
+All three come from the class counts of the training split. Distances between features are not stored with a run.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import isfinite
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratafl.core.reprs import short_repr
+from stratafl.report.charts import thinned
+from stratafl.report.intervals import Interval
+from stratafl.runs.class_counts import read_class_counts
+from stratafl.runs.directory import config_of
+
+Array = NDArray[np.float64]
+NEAREST = 3  # clients from which the distance is measured
+FEWEST = 8  # clients below which there is no correlation
+THIRDS = 6  # clients below which there are no thirds
+RESAMPLES, DRAWS = 1000, 2_000_000  # of clients, and how many draws these are at most
+OTHERS = 2000  # clients, evenly spaced, among which the nearest are looked for
+CHUNK = 256  # clients whose distances to all others are computed at once
+TRAITS = {
+    "training samples": ("smallest", "middle", "largest"),
+    "class skew": ("most like the federation", "middle", "least like the federation"),
+    "distance from the others": ("nearest", "middle", "farthest"),
+}
+
+
+@short_repr
+class Traits(NamedTuple):
+    """Of each client; without classes there is neither skew nor distance."""
+
+    samples: Array
+    skew: Array | None = None
+    distance: Array | None = None
+
+
+class Third(NamedTuple):
+    """The clients with the smallest, middle or largest values of a trait, and their mean gain."""
+
+    name: str
+    least: float
+    most: float
+    clients: int
+    gain: float
+
+
+class ClientFacts:
+    """The names, sizes and traits of a run's clients, by their number; None where the run does not record them."""
+
+    def __init__(self, folder: Path) -> None:
+        found = read_class_counts(folder, config_of(folder)) or {}
+        counts = found.get("counts", {})
+        self.names: list[str] = list(found.get("client_names", ()))
+        self._test = [sum(row) for row in counts.get("test", ())]
+        self._train = counts.get("train", ())
+
+    @cached_property
+    def _traits(self) -> Traits | None:
+        return traits_of(self._train) if self._train else None
+
+    def name(self, client: int) -> str:
+        return self.names[client] if client < len(self.names) else ""
+
+    def test_samples(self, client: int) -> int:
+        return self._test[client] if client < len(self._test) else 0
+
+    def traits(self, client: int) -> list[float | None]:
+        """Training samples, class skew, and distance from the others."""
+        if self._traits is None:
+            return [None] * len(Traits._fields)
+        columns = [each if each is not None and client < len(each) else None for each in self._traits]
+        values = [None if column is None else float(column[client]) for column in columns]
+        return [value if value is not None and isfinite(value) else None for value in values]
+
+
+@dataclass(frozen=True)
+class Dependence:
+    """How gains depend on a trait: Spearman's correlation over clients with its interval, and mean gains in thirds."""
+
+    trait: str
+    correlation: Interval | None
+    thirds: tuple[Third, ...]
+
+
+def traits_of(counts: Sequence[Sequence[int]]) -> Traits:
+    """From the training samples of each client by class.
+
+    The distance from the others is the total variation distance, as a mean over the three nearest clients.
+    """
+    held = np.asarray(counts, dtype=np.float64)
+    samples = held.sum(axis=1)
+    return Traits(samples) if held.shape[1] < 2 else Traits(samples, class_skew(held), _nearest(_shares(held)))
+
+
+def class_skew(counts: Array) -> Array:
+    """Of each client, the total variation distance from the classes of all clients together: ½·Σ_c |π_k(c) − π(c)|.
+
+    It is the share of the client's samples that would need another class; NaN without samples.
+    """
+    return np.asarray(np.abs(_shares(counts) - counts.sum(axis=0) / counts.sum()).sum(axis=1) / 2)
+
+
+def _shares(counts: Array) -> Array:
+    with np.errstate(invalid="ignore"):  # a client without samples
+        return np.asarray(counts / counts.sum(axis=1, keepdims=True))
+
+
+def _nearest(shares: Array) -> Array:
+    there = np.flatnonzero(np.isfinite(shares[:, 0]))  # clients with training samples
+    others = there[thinned(len(there), OTHERS)]
+    found, most = np.full(len(shares), np.nan), min(NEAREST, len(there) - 1)
+    for start in range(0, len(there) if most > 0 else 0, CHUNK):
+        some = there[start : start + CHUNK]
+        apart = np.zeros((len(some), len(others)))
+        for label in range(shares.shape[1]):  # class by class: all at once would need clients² × classes numbers
+            apart += np.abs(shares[some, label][:, None] - shares[others, label]) / 2
+        apart[some[:, None] == others] = np.inf  # not from itself
+        found[some] = np.partition(apart, most - 1, axis=1)[:, :most].mean(axis=1)
+    return found
+
+
+def dependences(gains: Sequence[float], traits: Mapping[str, Sequence[float | None]]) -> list[Dependence]:
+    """How these gains depend on each trait that differs between clients."""
+    made = []
+    for name, values in traits.items():
+        known = np.array([value is not None and np.isfinite(value) for value in values], dtype=bool)
+        given = np.array([value for value in values if value is not None], dtype=np.float64)
+        given, own = given[np.isfinite(given)], np.asarray(gains, dtype=np.float64)[known]
+        if len(np.unique(given)) > 1:
+            made.append(Dependence(name, spearman(given, own), thirds(name, given, own)))
+    return made
+
+
+def thirds(name: str, values: Array, gains: Array) -> tuple[Third, ...]:
+    if len(values) < THIRDS:
+        return ()
+    parts = np.array_split(np.argsort(values, kind="stable"), 3)
+    return tuple(
+        Third(title, float(values[part].min()), float(values[part].max()), len(part), float(gains[part].mean()))
+        for title, part in zip(TRAITS[name], parts, strict=True)
+    )
+
+
+def spearman(first: Array, second: Array) -> Interval | None:
+    """Spearman's correlation with its 95 % bootstrap interval over clients; None for few clients or equal values."""
+    if len(first) < FEWEST or len(np.unique(first)) < 2 or len(np.unique(second)) < 2:
+        return None
+    x, y = average_ranks(first), average_ranks(second)
+    resamples = max(200, min(RESAMPLES, DRAWS // len(x)))
+    draws = np.random.default_rng(0).integers(0, len(x), (resamples, len(x)))
+    found = _correlations(x[draws], y[draws])
+    low, high = np.nanpercentile(found, [2.5, 97.5])
+    return Interval(float(_correlations(x[None], y[None])[0]), float(low), float(high))
+
+
+def average_ranks(values: Array) -> Array:
+    """Ranks from 1 on; equal values share the mean of theirs."""
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(count) - (count - 1) / 2)[place]
+
+
+def _correlations(x: Array, y: Array) -> Array:
+    x, y = x - x.mean(axis=1, keepdims=True), y - y.mean(axis=1, keepdims=True)
+    with np.errstate(invalid="ignore", divide="ignore"):  # a resample of one client has no correlation
+        return np.asarray((x * y).sum(axis=1) / np.sqrt((x**2).sum(axis=1) * (y**2).sum(axis=1)))

@@ -1,0 +1,119 @@
+"""All metrics of each method at its selected round, and the confusion matrix of one; both from stored predictions."""
+
+from collections.abc import Iterable, Sequence
+from math import isfinite
+from statistics import fmean
+from typing import NamedTuple
+
+import torch
+
+from stratafl.evaluation.metrics import METRICS, Metric
+from stratafl.evaluation.predictions import Predictions
+from stratafl.report import charts
+from stratafl.report.charts import Chart, category_axis, heat_map, plain_text
+from stratafl.report.formats import NOTHING, minus
+from stratafl.report.intervals import Spread
+from stratafl.report.ranking import Rank
+from stratafl.report.study import Study
+from stratafl.report.tables import Cell, Table, text
+from stratafl.runs.predictions import read_predictions
+
+CELLS = 60_000_000  # scores of all runs together, above which the table is left out
+CLASSES = 100  # of a confusion matrix at most, those with the most samples
+WRITTEN = 12  # classes at most whose cells hold their numbers
+
+
+class Average(NamedTuple):
+    """A metric over all samples and as the mean over clients, each over seeds; None where it is not defined."""
+
+    samples: Spread | None
+    clients: Spread | None
+
+
+def all_metrics(found: Sequence[Predictions], metrics: Iterable[Metric]) -> dict[str, Average]:
+    """Each metric of a method from the predictions of its seeds."""
+    made = {}
+    for metric in metrics:
+        pooled = [each.value(metric) for each in found]
+        means = [fmean(values) if (values := list(each.by_client(metric).values())) else float("nan") for each in found]
+        made[metric.name] = Average(_spread(pooled), _spread(means))
+    return made
+
+
+def _spread(values: Sequence[float]) -> Spread | None:
+    return Spread.of(values) if values and all(map(isfinite, values)) else None
+
+
+def metrics_table(study: Study) -> Table | None:
+    """A row per method, a column per metric; None if no method has stored the predictions of all its seeds."""
+    found = [(rank, predictions) for rank in study.ranks if (predictions := _stored(rank)) is not None]
+    if not found or sum(each.scores.numel() for _, some in found for each in some) > CELLS:
+        return None
+    labelled = found[0][1][0].labelled
+    metrics = [metric for metric in METRICS.values() if metric.classes in (labelled, None)]
+    rows = []
+    for rank, predictions in found:
+        values = all_metrics(predictions, metrics)
+        rows.append((text(rank.label), *(_cell(values[metric.name], metric) for metric in metrics)))
+    fewer = [metric.title for metric in metrics if not metric.larger_is_better]
+    caption = (
+        "Over all test samples, mean ± standard deviation over seeds; the second line is the mean over clients. "
+        f"Lower is better: {', '.join(fewer)}."
+    )
+    return Table("metrics", caption, ("method", *(metric.title for metric in metrics)), tuple(rows))
+
+
+def _stored(rank: Rank) -> list[Predictions] | None:
+    found = [read_predictions(one.folder) for one in rank.members]
+    there = [each for each in found if each is not None and len(each)]
+    return there if found and len(there) == len(found) else None
+
+
+def _cell(average: Average, metric: Metric) -> Cell:
+    over, mean = average
+    below = _shown(mean, metric, deviation=False) if mean else ""
+    return Cell(_shown(over, metric), over.mean if over else None, below=below)
+
+
+def _shown(given: Spread | None, metric: Metric, deviation: bool = True) -> str:
+    """A share in per cent, anything else with three decimals."""
+    if given is None:
+        return NOTHING
+    factor, form = (100, ".1f") if metric.percent else (1, ".3f" if abs(given.mean) < 100 else ".4g")
+    unit = " %" if metric.percent else ""
+    mean = f"{factor * given.mean:{form}}{unit}"
+    return minus(mean if given.std is None or not deviation else f"{mean} ± {factor * given.std:{form}}")
+
+
+def confusion_chart(study: Study, rank: Rank | None) -> Chart | None:
+    """Which classes the method takes for which, all seeds together; None for numbers, or without predictions."""
+    found = _stored(rank) if rank is not None else None
+    if rank is None or found is None or not found[0].labelled:
+        return None
+    counts = torch.stack([each.confusion() for each in found]).sum(0)
+    totals = counts.sum(1)
+    kept = totals.argsort(descending=True, stable=True)[:CLASSES].sort().values
+    held = totals[kept] > 0
+    kept = kept[held]
+    shares = counts[kept][:, kept].double() / totals[kept, None]
+    names = _class_names(study, rank, len(totals))
+    shown = charts.distinct([plain_text(charts.shortened(names[i])) for i in kept.tolist()])
+    texts = [[f"{int(counts[i, j])} of {int(totals[i])}" for j in kept.tolist()] for i in kept.tolist()]
+    look = {"x": shown, "y": shown, "zmin": 0, "zmax": 1, "text": texts}
+    look |= {"xgap": 1, "ygap": 1} if len(shown) <= 30 else {}
+    look |= {"texttemplate": "%{z:.0%}"} if len(shown) <= WRITTEN else {}
+    z = [[charts.rounded(value) for value in row] for row in shares.tolist()]
+    trace = heat_map(z, "%{y} given %{x}: %{z:.1%} (%{text})", colorbar=charts.percent_bar(0, 1), **look)
+    layout = {"xaxis": category_axis("class given"), "yaxis": category_axis("true class", down=True)}
+    some = f" The {CLASSES} largest of {len(totals)} classes." if len(totals) > CLASSES else ""
+    seeds = f", {len(found)} seeds together" if len(found) > 1 else ""
+    caption = (
+        f"{rank.label}: of the test samples of each class (rows), the share that is given each class{seeds}.{some}"
+    )
+    height = min(900, 170 + (26 if len(shown) <= 30 else 9) * max(len(shown), 5))
+    return Chart("confusion", "Confusion matrix", caption, {"data": [trace], "layout": layout}, height=height)
+
+
+def _class_names(study: Study, rank: Rank, count: int) -> Sequence[str]:
+    names = study.of(rank)[0].class_counts.classes
+    return names if len(names) == count else list(map(str, range(count)))

@@ -1,0 +1,111 @@
+"""A worker: a process that advances a tuning until nothing is left to do; several may share it.
+
+What is left to do follows from the journals. A process claims a run before it works on it.
+"""
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from stratafl.errors import BusyError, DataError, MemoryLimitError, RunError, StageError, TrustError, first_line
+from stratafl.evaluation.measure import Line
+from stratafl.files import write_atomically
+from stratafl.runs import Run, is_run
+from stratafl.tuning.claims import claimed
+from stratafl.tuning.search import Work, is_open
+
+POLL = 0.5  # seconds until a process that has nothing to do looks again
+# How PyTorch names what a device lacks; a tensor that is on the wrong one names it in small letters.
+DEVICE = re.compile(r"CUDA|CUBLAS|CUDNN|CUSOLVER|NCCL|NVIDIA|DefaultCPUAllocator|\bMPS\b|\bHIP")
+Watch = Callable[[Work, int, Sequence[Line]], None]  # rounds done, and their lines
+Notes = Callable[[Work, str], None]
+
+
+class Source(Protocol):
+    """What knows the work that can be done now: a tuning, or the searches of a reproduction."""
+
+    def work(self) -> list[Work]: ...
+
+
+def never() -> bool:
+    """A tuning that is not interrupted."""
+    return False
+
+
+def silent(*_: object) -> None:
+    """Show nothing."""
+
+
+def advance(
+    source: Source, watch: Watch = silent, note: Notes = silent, interrupted: Callable[[], bool] = never
+) -> bool:
+    """Work until nothing is left; False if interrupted. Other processes may work on the same at the same time."""
+    while work := source.work():
+        if interrupted():
+            return False
+        taken = any(_take(each, watch, note, interrupted) for each in work)
+        if not taken:  # other processes work on all of it
+            time.sleep(POLL)
+    return True
+
+
+def _take(work: Work, watch: Watch, note: Notes, interrupted: Callable[[], bool]) -> bool:
+    """Do a piece of work unless another process does; whether it was done here."""
+    with claimed(work.folder) as mine:
+        mine = mine and is_open(work)  # or else another process has done it
+        if mine:
+            perform(work, watch, note, interrupted)
+        return mine
+
+
+def perform(work: Work, watch: Watch, note: Notes, interrupted: Callable[[], bool]) -> None:
+    """Advance a run as far as it is to go; a trial that fails is written down and counts as the worst."""
+    try:
+        with _run(work) as run:
+            for said in run.notes:
+                note(work, said)
+            watch(work, run.progress.t, run.history)
+            if run.progress.t >= work.rounds:
+                return
+            for _ in run.rounds():
+                watch(work, run.progress.t, run.history)
+                if run.progress.t >= work.rounds or interrupted():
+                    return
+    except torch.OutOfMemoryError as error:
+        raise MemoryLimitError(
+            f"{work.title}: the GPU ran out of memory: use fewer processes or a smaller run.memory_limit, and continue"
+        ) from error
+    except BusyError:
+        time.sleep(POLL)
+    except (DataError, RunError, TrustError, MemoryLimitError, MemoryError, OSError):
+        raise  # what the data, the machine or the folder lacks says nothing about the settings
+    except Exception as error:
+        if work.failure is None:
+            raise
+        if _of_the_device(error):
+            raise RunError(
+                f"{work.title}: {first_line(error, typed=True)}: this trial does not count as failed; see whether the "
+                "device works, and continue"
+            ) from error
+        why = first_line(error, typed=not str(type(error).__module__).startswith("stratafl"))
+        write_atomically(work.failure, why.encode())
+        note(work, f"this trial failed and counts as the worst: {why}")
+
+
+def _of_the_device(error: BaseException | None) -> bool:
+    """Whether a device failed, which PyTorch often reports as a plain RuntimeError; errors of settings are that too."""
+    if isinstance(error, StageError):
+        return _of_the_device(error.__cause__)
+    if isinstance(error, torch.AcceleratorError):
+        return True
+    plain = isinstance(error, RuntimeError) and not isinstance(error, NotImplementedError)
+    return plain and DEVICE.search(str(error)) is not None
+
+
+def _run(work: Work) -> Run:
+    if is_run(work.folder):
+        return Run.open(work.folder, trust=work.trust)
+    return Run.create(work.experiment, work.folder, trust=work.trust)

@@ -1,0 +1,210 @@
+"""Advice from end to end: what it spends, that it never sees test samples, what it says, and what it refuses."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from advice_table import SETTINGS, Store, printed
+from stratafl.advice import Advice, advise, words
+from stratafl.advice.advice import _expectations, _means
+from stratafl.advice.candidates import Candidate
+from stratafl.advice.files import plain, write_advice
+from stratafl.advice.jackknife import Difference
+from stratafl.advice.look import LayerConflict
+from stratafl.advice.results import Result
+from stratafl.config.experiment import Experiment, load, with_values
+from stratafl.data import Federation, from_clients
+from stratafl.errors import DataError, RecordError
+from stratafl.evaluation.guard import shrink
+from stratafl.evaluation.metrics import METRICS
+from stratafl.models import MLP
+
+EXPERIMENT = with_values(Experiment(), {"train.lr": 0.3, "train.batch": 20, "run.rounds": 12})
+
+
+def federation(
+    targets: Callable[[np.ndarray], np.ndarray], clients: int = 4, validation: float = 0.2, samples: int = 30
+) -> Federation:
+    rng = np.random.default_rng(3)
+    drawn = [rng.normal(size=(samples, 4)).astype(np.float32) for _ in range(clients)]
+    return from_clients([(x, targets(x)) for x in drawn], validation=validation, test=0.25)
+
+
+def labels(x: np.ndarray) -> np.ndarray:
+    return (x[:, 0] + x[:, 1] > 0).astype(np.int64)
+
+
+def numbers(x: np.ndarray) -> np.ndarray:
+    return (x[:, 0] - 0.5 * x[:, 1]).astype(np.float64)
+
+
+def model(outputs: int) -> Callable[[], MLP]:
+    return lambda: MLP(shape=(4,), classes=outputs, hidden=(6,))
+
+
+@pytest.fixture(scope="module")
+def given() -> Federation:
+    return replace(federation(labels), client_names=("Ulm", "Pisa", "Bern", "Oslo"))
+
+
+@pytest.fixture(scope="module")
+def advice(given: Federation) -> Advice:
+    return advise(EXPERIMENT, federation=given, model=model(2))
+
+
+def test_it_keeps_to_a_tenth_of_a_full_comparison(advice: Advice) -> None:
+    tryout = advice.tryout
+    assert 0.05 * tryout.full < tryout.steps <= tryout.allowed <= 0.1 * tryout.full
+    assert {each.rounds for each in tryout.finalists} == {tryout.of("local").rounds}
+
+
+def test_test_samples_change_nothing(given: Federation, advice: Advice) -> None:
+    poisoned = replace(given, x=given.x.clone(), y=given.y.clone())
+    tests = given.split("test").indices
+    poisoned.x[tests], poisoned.y[tests] = float("nan"), 1 - given.y[tests]
+    again = advise(EXPERIMENT, federation=poisoned, model=model(2))
+    assert plain(again, Path("x")) == plain(advice, Path("x"))
+
+
+def test_names_are_used_and_the_files_can_be_run(advice: Advice, tmp_path) -> None:
+    config = write_advice(advice, tmp_path / "new")
+    assert load(config).algorithm.name == advice.candidate.method
+    page = (tmp_path / "new" / "advice.md").read_text()
+    assert all(name in page for name in ("Ulm", "Pisa", "Bern", "Oslo"))
+    assert f"strata run --config {config}" in page
+    stored = json.loads((tmp_path / "new" / "advice.json").read_text())
+    assert stored["federate"] == advice.federate
+    assert len(stored["clients"]) == 4
+
+
+def test_the_answer_says_how_sure_it_is(advice: Advice) -> None:
+    local, best = advice.tryout.of("local").candidate, advice.best_federated
+    sure = replace(
+        advice, federate=True, candidate=best, expected=Difference(0.05, 0.01), over_local=Difference(-0.1, 0.02)
+    )
+    assert sure.doubt == ""
+    assert words.answer(sure) == (
+        f"Federate with {best.label}: it is expected to be better by 5.0 ± 1.0 points of accuracy than training alone "
+        "after 12 rounds, and was worse by 10.0 ± 2.0 points of accuracy after 4 of 12 rounds."
+    ).replace("4 of", f"{advice.tryout.of(best.name).rounds} of")
+    maybe = replace(sure, expected=Difference(0.019, 0.01))
+    assert maybe.doubt == "chance"
+    assert words.answer(maybe).startswith(f"Federate with {best.label}, but its lead may be chance: ")
+    assert words.commands(maybe, Path("a.toml"))[0] == "strata run --config a.toml --guard"
+    alone = replace(maybe, federate=False, candidate=local)
+    assert words.answer(alone).startswith("Train alone, or collect more data: no method is clearly better.")
+    assert "sends nothing" in words.cost(alone)
+    assert replace(alone, expected=Difference(-0.019, 0.01)).doubt == "chance"
+    worse = replace(alone, expected=Difference(-0.05, 0.01))
+    assert words.answer(worse).startswith(f"Train alone: the best method, {best.label}, is expected to be worse by 5.0")
+
+
+def test_a_lower_loss_is_better(advice: Advice) -> None:
+    problem = replace(advice.tryout.problem, metric=METRICS["log_loss"])
+    found = replace(advice, tryout=replace(advice.tryout, problem=problem))
+    assert words.against_alone(Difference(0.031, 0.012), found) == "better by 0.031 ± 0.012 in log-loss"
+    assert words.against_alone(Difference(-0.2, float("inf")), found) == "worse by 0.2 ± unknown in log-loss"
+    assert words.gain_number(-0.0002, 0.011, found, "+") == "+0.000 ± 0.011"
+    assert words.clients_title(found).endswith("in log-loss, where + is better")
+
+
+def test_gains_of_clients_are_in_the_metric_and_go_on_as_the_mean_does(advice: Advice) -> None:
+    gains, samples = ([getattr(each, name) for each in advice.clients] for name in ("gain", "validation_samples"))
+    assert np.average(gains, weights=samples) == pytest.approx(advice.expected.value, abs=0.02)
+    assert words.gain_unit(advice) == "points of accuracy"
+    alone = advice.tryout.of("local")
+    same = _expectations(advice.tryout.problem, alone, alone, Difference(0.03, 0.03), Difference(0.05, 0.05))
+    assert [(each.gain, each.error) for each in same] == [pytest.approx((0.02, 0.04))] * 4
+
+
+def test_clients_without_samples_get_the_mean_of_the_others() -> None:
+    gained = torch.tensor([1.0, 0.0, 1.0, 0.0, 2.0, -1.0, torch.nan])
+    mean, error = _means(gained.double(), torch.tensor([0, 0, 0, 0, 1, 1, 2]), 4)
+    assert mean.tolist() == [0.5, 0.5, 0.0, 0.0]
+    assert error.tolist() == pytest.approx([(5.5 / 4 / 4) ** 0.5, (5.5 / 4 / 2) ** 0.5, np.inf, np.inf])
+    assert shrink(mean, error)[0].tolist() == pytest.approx([0.5] * 4)
+
+
+def test_the_command_that_checks_it_has_the_options_of_the_method(advice: Advice) -> None:
+    ifca = Candidate("ifca", {"groups": 5})
+    alone = replace(advice, federate=False, candidate=Candidate("local"), best_federated=ifca)
+    assert words.check_command(alone, Path("a.toml")) == (
+        "strata compare --config a.toml --algorithms local,ifca --set ifca.groups=5 --seeds 3"
+    )
+
+
+def test_layers_that_never_conflict_are_not_named(advice: Advice) -> None:
+    facts = replace(advice.facts, layers=(LayerConflict("fc1", 0.0, 0.9), LayerConflict("fc", 0.0, 0.8)))
+    assert words.layers(replace(advice, facts=facts)).endswith("updates of two clients point apart in no layer.")
+
+
+def test_one_round_is_no_forecast(given: Federation) -> None:
+    short = with_values(EXPERIMENT, {"run.rounds": 3})
+    found = advise(short, federation=given, model=model(2), budget=0.15)
+    assert found.doubt == "no forecast"
+    said = words.answer(found)
+    assert said.startswith("No advice yet: 1 of 3 rounds was tried, which is no forecast.")
+    budget = float(said.split("--budget ")[1].rstrip("."))
+    longer = replace(found, best_federated=Candidate("fedavglpft", tuning=2))
+    assert "with 3 epochs of training against 1. Ask again" in words.answer(
+        replace(longer, tryout=replace(found.tryout, results=(*found.tryout.results, _named("fedavglpft", found))))
+    )
+    assert not words.commands(found, Path("a.toml"))[0].startswith("strata run")
+    assert "may expect" not in words.markdown(found, Path("a.toml"))
+    assert advise(short, federation=given, model=model(2), budget=budget).tryout.forecast
+
+
+def _named(name: str, advice: Advice) -> Result:
+    return replace(advice.tryout.of("fedavg"), candidate=Candidate(name, tuning=2))
+
+
+def rare(x: np.ndarray) -> np.ndarray:
+    return (x[:, 0] + x[:, 1] > 2.2).astype(np.int64)
+
+
+def test_if_answers_show_nothing_probabilities_are_compared() -> None:
+    slow = with_values(EXPERIMENT, {"train.lr": 0.05})
+    given = federation(rare, clients=12, samples=60)
+    found = advise(slow, federation=given, model=model(2))
+    assert found.tryout.switched
+    assert found.experiment.evaluate.metric == found.metric.name == "auroc"
+    assert any("compared" in each for each in words.sentences(found))
+    asked = advise(with_values(slow, {"evaluate.metric": "balanced_accuracy"}), federation=given, model=model(2))
+    assert asked.doubt == "nothing learned"
+    assert words.answer(asked).startswith("No advice yet: ")
+    assert words.answer(asked).endswith("ask again with --metric auroc.")
+
+
+def test_numbers_are_judged_by_their_error() -> None:
+    found = advise(EXPERIMENT, federation=federation(numbers, validation=0.0), model=model(1))
+    assert found.metric.name == "mse"
+    assert "fedprior" not in {each.method for each in found.comparable}
+    assert sum(each.validation_samples for each in found.clients) > 10  # taken from training samples
+
+
+def test_what_cannot_be_advised_on_is_refused() -> None:
+    with pytest.raises(DataError, match="1 client that trains, and no other to federate with"):
+        advise(EXPERIMENT, federation=federation(labels, clients=1), model=model(2))
+    same = replace(federation(labels), y=torch.zeros(120, dtype=torch.int64), classes=1)
+    with pytest.raises(DataError, match="are the same: there is nothing to learn"):
+        advise(EXPERIMENT, federation=same, model=model(1))
+    with pytest.raises(RecordError, match="budget is 0"):
+        advise(EXPERIMENT, federation=federation(labels), model=model(2), budget=0)
+    short = with_values(EXPERIMENT, {"run.rounds": 1})
+    with pytest.raises(RecordError, match="too few for advice"):
+        advise(short, federation=federation(labels), model=model(2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["skew_10", "tiny"])
+def test_the_advised_method_is_close_to_the_best_at_a_tenth_of_the_steps(name: str, tmp_path) -> None:
+    """Where sharing clearly helps; `python tests/advice_table.py` makes the table of all six federations."""
+    row = Store(tmp_path, SETTINGS).row(name, seeds=(0,), caution=0)
+    print(printed([row]))
+    assert row.share <= 0.1
+    assert row.close
