@@ -32,7 +32,8 @@ def optuna_or_refusal() -> ModuleType:
     except ModuleNotFoundError as error:
         raise RunError("--sampler tpe needs 'optuna', which is not installed: pip install 'stratafl[tune]'") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna
+    module: ModuleType = optuna  # mypy sees Any where Optuna is not installed
+    return module
 
 
 class TPESearch(Search):
