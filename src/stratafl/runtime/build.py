@@ -19,6 +19,7 @@ from stratafl.data.federation import Federation
 from stratafl.errors import ModelError, first_line, unknown
 from stratafl.runtime.captured import CapturedSteps
 from stratafl.runtime.engine import Engine, LoopEngine, StackedEngine
+from stratafl.runtime.likeness import likeness
 from stratafl.runtime.model import Model
 from stratafl.runtime.runtime import Runtime
 from stratafl.runtime.speed import USUAL, Speed, check_precision, precision, with_convolutions
@@ -64,8 +65,10 @@ def build_runtime(
     captured = None
     if speed.captures(device) and isinstance(chosen, StackedEngine):
         captured = CapturedSteps(device, speed.compile, captures=speed.graphs != "off", tensors=len(layout.specs))
-    width = features.flatten(2).shape[2]
-    return Runtime(federation, chosen, layout, dtype, device, smallest, width, captured, speed)
+    width, alike = features.flatten(2).shape[2], None
+    if isinstance(chosen, StackedEngine) and (model_likeness := likeness(module)) is not None:
+        alike = (model_likeness, tuple(layout.specs.values()), layout.layers, layout.buffers, head, federation.classes, dtype)
+    return Runtime(federation, chosen, layout, dtype, device, smallest, width, captured, speed, alike)
 
 
 def _sample(federation: Federation, dtype: torch.dtype) -> Tensor:
