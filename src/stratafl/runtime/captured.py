@@ -239,7 +239,7 @@ class CapturedSteps:
         captured = self._kept.pop((key, slots), None)
         if captured is not None:
             self._kept[key, slots] = captured  # the last one that was used
-            return self._timed(captured, scans)
+            return self._or_apart(key, lambda: self._timed(captured, scans))
         captured = CapturedStep(first, slots, key[1])
         try:
             self._prepare(captured, first)
@@ -249,7 +249,19 @@ class CapturedSteps:
             return None
         self._forget(key)
         self._kept[key, slots] = captured
-        return captured.run(scans)
+        return self._or_apart(key, lambda: captured.run(scans))
+
+    def _or_apart(self, key: Hashable, run: Callable[[], list[State]]) -> list[State] | None:
+        """What the scans give; of several runs, None if their clients cannot take this step together."""
+        try:
+            return run()
+        except Exception as error:
+            if not self._joins:
+                raise
+            log.info("steps of several runs cannot be joined: %s", first_line(error, typed=True))
+            self._refused.add(key)
+            self._kept = {known: step for known, step in self._kept.items() if known[0] != key}
+            return None
 
     def _slots(self, key: Hashable, slots: int) -> int:
         """The slots of the step that is kept for such scans, unless they need many more."""
