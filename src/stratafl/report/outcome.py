@@ -51,7 +51,7 @@ class Outcome:
     def seed(self) -> int:
         return int(self.config["run"]["seed"])
 
-    @property
+    @cached_property
     def seeds(self) -> Seeds:
         """With those of its parts, which tell one run of a configuration from another."""
         tables = (
@@ -76,12 +76,12 @@ class Outcome:
         """Runs of a configuration that share this have the same clients: those of these names, or of this partition."""
         return self.client_names or self.seeds.partition
 
-    @property
+    @cached_property
     def regression(self) -> bool:
         """Whether the data has no classes."""
         return not any(key.endswith(".deployed.accuracy") for key in last(self.lines))
 
-    @property
+    @cached_property
     def metric(self) -> Metric:
         """What its rounds are selected by and it is ranked by; one of your own has no values before it is imported."""
         return stored_metric(self.evaluate, self.regression)
@@ -91,7 +91,7 @@ class Outcome:
         """By what its round was selected: its score may be of another metric, and old runs went over all samples."""
         return self.selection_table or self.evaluate
 
-    @property
+    @cached_property
     def recorded(self) -> Metric:
         """The metric of its lines, which selected its round."""
         return stored_metric(self.selection, self.regression)
@@ -130,7 +130,7 @@ class Outcome:
         lines = lines_of_round(self.folder / "clients.jsonl", selected, summed=self.checked)
         return [line for line in lines if not line.get("new")]
 
-    @property
+    @cached_property
     def stopped(self) -> bool:
         """Whether its stop rule ended it early."""
         stop = from_tables({"stop": self.config["stop"]}).stop
@@ -147,7 +147,7 @@ class Outcome:
     def rounds(self) -> int:
         return int(self.lines[-1]["round"])
 
-    @property
+    @cached_property
     def evaluate(self) -> EvaluateTable:
         """Which metric, round, stage and average are its score."""
         return from_tables({"evaluate": self.config["evaluate"]}).evaluate
