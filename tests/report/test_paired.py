@@ -349,8 +349,10 @@ def test_clients_count_by_their_samples_or_equally(tmp_path):
         {client: (4 + client) / 22 for client in range(4)}
     )
     assert sum(difference * weight for difference, weight in found.values()) == pytest.approx(0.3)
-    one.outcome.config["evaluate"]["average"] = "clients"
-    assert [weight for _, weight in differences(one, other).values()] == [0.25] * 4
+    config = one.outcome.config
+    config = {**config, "evaluate": {**config["evaluate"], "average": "clients"}}
+    equal = replace(one, outcome=replace(one.outcome, config=config))
+    assert [weight for _, weight in differences(equal, other).values()] == [0.25] * 4
 
 
 def test_what_cannot_be_told_says_how_many_more_seeds_would(tmp_path):

@@ -17,6 +17,7 @@ from stratafl.errors import DamagedError, RunError
 from stratafl.evaluation.flags import diverged, well_formed
 from stratafl.evaluation.measure import Line, MetricValues
 from stratafl.evaluation.metrics import METRICS, Metric
+from stratafl.evaluation.predictions import Predictions
 from stratafl.files import is_plain
 from stratafl.report.client_journal import lines_of_round
 from stratafl.runs import directory
@@ -103,7 +104,7 @@ class Outcome:
         Only clients with several classes count. False for runs that left no predictions, and for metrics of
         probabilities, which may still differ.
         """
-        found = read_predictions(self.folder) if self.metric.name in OF_ANSWERS else None
+        found = self.predictions if self.metric.name in OF_ANSWERS else None
         told = {} if found is None else found.one_answer()
         return bool(told) and all(told.values())
 
@@ -112,23 +113,32 @@ class Outcome:
         """Samples by split, client and class, and names, as the run recorded them; None if that is unknown."""
         return read_class_counts(self.folder, directory.config_of(self.folder))
 
+    @cached_property
+    def predictions(self) -> Predictions | None:
+        """What its models give for every test sample; None if it is unfinished or of an older version."""
+        return read_predictions(self.folder)
+
     def by_client(self) -> dict[int, float]:
         """The metric of each client that took part, on test data at the selected round; undefined ones are left out."""
         if self.values is not None:
             return dict(self.values.clients)
         key = f"test.{self.evaluate.stage}.{self.metric.key}"
-        return {int(line["client"]): float(line[key]) for line in self._client_lines if line.get(key) is not None}
+        return {int(line["client"]): float(line[key]) for line in self._participants if line.get(key) is not None}
 
     def test_samples(self) -> dict[int, int]:
         """How many test samples each client has that took part."""
-        return {int(line["client"]): int(line.get("test.samples") or 0) for line in self._client_lines}
+        return {int(line["client"]): int(line.get("test.samples") or 0) for line in self._participants}
 
     @cached_property
-    def _client_lines(self) -> list[Line]:
+    def client_lines(self) -> list[Line]:
+        """The lines of all clients in the selected round, new ones among them."""
         directory.check_committed(self.folder, "clients")
         selected = int(self.numbers()["selected_round"])
-        lines = lines_of_round(self.folder / "clients.jsonl", selected, summed=self.checked)
-        return [line for line in lines if not line.get("new")]
+        return lines_of_round(self.folder / "clients.jsonl", selected, summed=self.checked)
+
+    @cached_property
+    def _participants(self) -> list[Line]:
+        return [line for line in self.client_lines if not line.get("new")]
 
     @cached_property
     def stopped(self) -> bool:
@@ -197,7 +207,7 @@ def measured_by(one: Outcome, metric: Metric) -> Outcome:
     """The same run at the same round, measured by another metric from its stored predictions."""
     if metric.name == one.metric.name:
         return one
-    found = read_predictions(one.folder)
+    found = one.predictions
     if found is None or not len(found):
         raise RunError(
             f"'{one.folder}' has no stored predictions to measure {metric.title} of: "

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +15,6 @@ from numpy.typing import NDArray
 from stratafl.core.reprs import short_repr
 from stratafl.report.charts import thinned
 from stratafl.report.intervals import Interval
-from stratafl.runs.class_counts import read_class_counts
-from stratafl.runs.directory import config_of
 
 Array = NDArray[np.float64]
 NEAREST = 3  # clients from which the distance is measured
@@ -55,8 +52,8 @@ class Third(NamedTuple):
 class ClientFacts:
     """The names, sizes and traits of a run's clients, by their number; None where the run does not record them."""
 
-    def __init__(self, folder: Path) -> None:
-        found = read_class_counts(folder, config_of(folder)) or {}
+    def __init__(self, class_counts: Mapping[str, Any] | None) -> None:
+        found = class_counts or {}
         counts = found.get("counts", {})
         self.names: list[str] = list(found.get("client_names", ()))
         self._test = [sum(row) for row in counts.get("test", ())]
