@@ -454,6 +454,11 @@ def test_the_command_prints_the_pairs_with_the_first_and_writes_all(tmp_path, ca
     assert "local is better than fedavg" not in said
     assert "95 % intervals over seeds and clients; verdicts are corrected for 3 pairs" in said
     assert len((tmp_path / "pairs.csv").read_text().splitlines()) == 4
+    monkeypatch.setenv("COLUMNS", "80")
+    assert strata(["report", str(tmp_path / "runs")]) == 0
+    folded = capsys.readouterr().out
+    assert max(map(len, folded.splitlines())) <= 80  # the verdicts as the tables, although nobody watches
+    assert "fedper or local: cannot be told (" in folded
 
 
 # Which seeds differ

@@ -73,7 +73,7 @@ def print_ranking(
     for part in gains_parts(ranks, study.gains, console.width):
         console.print(part)
     for text in pair_lines(study):
-        console.print(text, soft_wrap=not console.is_terminal)
+        console.print(text)
     console.print(Text(f"runs: {', '.join(map(str, folders))}", style="dim"))
     if target is not None:
         console.print(target_table(outcomes, target))
