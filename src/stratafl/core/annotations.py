@@ -130,6 +130,9 @@ class Size:
         return value if isinstance(value, int) else int(size)
 
 
+_LIMITING = (Range, Named)
+
+
 def checked(key: str, hint: Any, value: Any) -> Any:
     """The value as its hint declares it; anything else is refused in one line that begins with the key."""
     hint, markers = parts(hint)
@@ -137,13 +140,14 @@ def checked(key: str, hint: Any, value: Any) -> Any:
         return None
     for marker in markers:
         value = marker.read(key, value) if isinstance(marker, Size) else value
-    if not _fits(hint, value):
+    exact = type(hint) is type and type(value) is hint and hint is not tuple  # as most are: nothing to convert
+    if not exact and not _fits(hint, value):
         raise RecordError(f"{key} must be {_wanted(hint, markers)}, not {said(value)}")
-    limits = [marker for marker in markers if isinstance(marker, Range | Named)]
+    limits = [marker for marker in markers if isinstance(marker, _LIMITING)]
     for limit in limits if isinstance(value, int) and abs(value) > WHOLE else ():  # its own limit says more
         limit.check(key, value)
     check_plain(key, value)
-    value = _converted(key, hint, value)
+    value = value if exact else _converted(key, hint, value)
     for limit in limits:
         limit.check(key, value)
     return value
@@ -169,8 +173,6 @@ def union(hint: Any) -> tuple[Any, ...]:
 def _fits(hint: Any, value: Any) -> bool:
     """Whether a value is of the kind of a hint, or passes for it; its limits, and what it holds, aside."""
     hint, _ = parts(hint)
-    if type(hint) is type and hint is type(value):  # as most are
-        return True
     if union(hint):
         return any(_fits(each, value) for each in union(hint))
     if origin(hint) is Literal:
