@@ -232,10 +232,7 @@ class CapturedSteps:
         """The carries after all steps of scans that are alike, or None if this step cannot be captured."""
         first, joined = scans[0], len(scans) > 1 or self._joins
         key = (first.likeness, frozenset() if joined else first.common)
-        try:
-            if key in self._refused:
-                return None
-        except TypeError:  # a name that is not hashable cannot be found again
+        if key in self._refused:
             return None
         steps = [count for scan in scans for count in scan.steps]
         slots = joined_slots(steps) if joined else self._slots(key, slots_for(steps))

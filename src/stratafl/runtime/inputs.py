@@ -1,4 +1,4 @@
-"""The inputs of captured steps: which client is at which slot when, and its batches, read a window of steps at a time."""
+"""The inputs of captured steps: which client is at which slot when, and its batches, read some steps at a time."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Plan:
         self.table = timetable(self.turns, slots, self.length)  # [slots, length]: client, and its own step
 
     def changes(self, window: int) -> Iterator[tuple[int, list[Turn], list[Turn], int]]:
-        """Whenever a slot changes its client or a window begins: when, who leaves, who comes, and steps from there on."""
+        """Whenever a slot changes its client or a window begins: when, who leaves, who comes, and the steps from there."""
         ends, begins = (_by_time(self.turns, key) for key in ("end", "begin"))
         times = sorted({*ends, *begins, *range(0, self.length, window)})
         for now, following in pairwise([*times, *times[-1:]]):
