@@ -1,16 +1,15 @@
 """The Triton kernels of `kernels.py`: convolutions as products whose columns are never stored.
 
-Images are `[C, channels, B, h, w]`, weights `[C, out, in, kh, kw]`, both contiguous. A place is one pixel of one sample;
-places of a channel lie one after the other, so that neighbouring threads read neighbouring numbers. The contraction runs
-over (channel, tap) in the order in which a weight lies in memory. Which taps meet the image is one bit each: a bit of
-the place and a bit of the column say together whether a number is read or is zero.
+Images are `[C, channels, B, h, w]`, weights `[C, out, in, kh, kw]`, both contiguous. A place is one pixel of one
+sample; places of a channel lie one after the other, so that neighbouring threads read neighbouring numbers. The sums
+run over (channel, tap) in the order in which a weight lies in memory, or tap by tap. Which taps meet the image is one
+bit each: a bit of the place and a bit of the column say together whether a number is read or is zero.
 
 This is Triton's language, not Python: what is annotated as `constexpr` is fixed when a kernel is compiled, everything
-else is read when it is launched. `max_contiguous` only says along which axis threads lie side by side, which versions of
-Triton guess differently; numbers are still read one by one, because their addresses are multiples of nothing known.
+else is read when it is launched. `max_contiguous` only says along which axis threads lie side by side, which versions
+of Triton guess differently; numbers are still read one by one, because their addresses are multiples of nothing known.
 """
 
-# ruff: noqa: SIM300, N803
 from types import SimpleNamespace
 
 try:
@@ -173,7 +172,7 @@ def images(
             mask=(r[:, None] < results) & inside[None, :],
             other=0.0,
         )
-        # Four channels or taps of eight places each are what 32 threads read, and write side by side into shared memory.
+        # 32 threads read four columns of eight places each, and write them side by side into shared memory.
         shift = tl.reshape(channel * source_row + SIGN * (i * W + j), (BLOCK_K // 4, 1, 4))
         if TAPWISE:
             meets = (tap_bit(i * KW + j, KH * KW) & bits) != 0

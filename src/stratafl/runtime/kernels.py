@@ -23,7 +23,8 @@ MOST_TAPS = 62  # a bit each
 WAVES = 2  # programs per multiprocessor from which a sum is not divided any more
 LEAST_STEPS = 4  # of a part of a sum
 # What a multiprocessor does in a clock, and how many clocks pass before a program multiplies; rough figures of an H200.
-PRODUCTS_PER_CLOCK, LOADS_PER_CLOCK, GATHERS_PER_CLOCK, STARTING = 800, 12, 8, 2000
+PRODUCTS_PER_CLOCK, LOADS_PER_CLOCK, GATHERS_PER_CLOCK, STARTING = 800, 12, 6.5, 2000
+REREAD = 3  # how often a pixel that was read is found in the first cache
 
 
 @dataclass(frozen=True)
@@ -68,15 +69,16 @@ class Geometry:
 
     @classmethod
     def of(cls, numbers: list[int]) -> "Geometry":
-        image, kernel, out, stride, start = ((numbers[i], numbers[i + 1]) for i in range(4, 14, 2))
-        return cls(*numbers[:4], image, kernel, out, stride, start)
+        clients, batch, inputs, outputs, *sizes = numbers
+        image, kernel, out, stride, start = ((sizes[i], sizes[i + 1]) for i in range(0, 10, 2))
+        return cls(clients, batch, inputs, outputs, image, kernel, out, stride, start)
 
 
 @dataclass(frozen=True)
 class Tiles:
     """What a program computes: a block of the product, in steps of `k` (for weights: places), with so many warps.
 
-    `parts` programs share a sum; what they add up is added in a fixed order afterwards. `tapwise`: a step sees one tap of
+    `parts` programs share a sum; their shares are added in a fixed order afterwards. `tapwise`: a step sees one tap of
     `k` channels instead of some taps of few channels, which needs half of the instructions and a copy of the weights.
     """
 
@@ -91,6 +93,11 @@ class Tiles:
     @property
     def numbers(self) -> list[int]:
         return [int(each) for each in astuple(self)]
+
+    @classmethod
+    def of(cls, numbers: list[int]) -> "Tiles":
+        rows, columns, k, warps, stages, parts, tapwise = numbers
+        return cls(rows, columns, k, warps, stages, parts, bool(tapwise))
 
 
 # From large products of many clients to small ones, which need many programs.
@@ -191,14 +198,14 @@ def multiply(kind: Kind, a: Tensor, b: Tensor, geometry: Geometry, factors: Fact
         b = b.permute(0, 1, 3, 4, 2)
     elif tiles.tapwise and kind == "image":
         a = a.permute(0, 2, 3, 4, 1)
-    parts = convolution_parts(a.contiguous(), b.contiguous(), kind, geometry.numbers, tiles.numbers, factors)
+    parts: Tensor = convolution_parts(a.contiguous(), b.contiguous(), kind, geometry.numbers, tiles.numbers, factors)
     return parts.sum(1) if tiles.parts > 1 else parts.squeeze(1)
 
 
 @torch.library.custom_op("stratafl::convolution_parts", mutates_args=())
 def convolution_parts(a: Tensor, b: Tensor, kind: str, geometry: list[int], tiles: list[int], factors: str) -> Tensor:
     """A product of all clients as `[C, parts, …]`, which the compiler and `vmap` do not look into."""
-    sizes, blocks = Geometry.of(geometry), Tiles(*tiles)
+    sizes, blocks = Geometry.of(geometry), Tiles.of(tiles)
     result = a.new_empty(_shape_of_parts(kind, sizes, blocks))
     launch(cast(Kind, kind), a, b, result, sizes, blocks, factors)
     return result
@@ -206,7 +213,7 @@ def convolution_parts(a: Tensor, b: Tensor, kind: str, geometry: list[int], tile
 
 @convolution_parts.register_fake
 def _(a: Tensor, b: Tensor, kind: str, geometry: list[int], tiles: list[int], factors: str) -> Tensor:
-    return a.new_empty(_shape_of_parts(kind, Geometry.of(geometry), Tiles(*tiles)))
+    return a.new_empty(_shape_of_parts(kind, Geometry.of(geometry), Tiles.of(tiles)))
 
 
 def _shape_of_parts(kind: str, geometry: Geometry, tiles: Tiles) -> tuple[int, ...]:
@@ -224,19 +231,19 @@ def launch(kind: Kind, a: Tensor, b: Tensor, result: Tensor, geometry: Geometry,
     weight = g.outputs * g.inputs * taps  # numbers of one client, from output to output, from input to input
     by_output, by_input = (g.inputs * taps, taps) if not tiles.tapwise else (g.inputs * taps, g.outputs * taps)
     fixed = (*g.kernel, *g.stride, *g.start)
-    options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
     grid = (programs(kind, g, tiles), tiles.parts, g.clients)
+    options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
+    kernel: Any = conv_triton.weights if kind == "weight" else conv_triton.images
+    sizes: tuple[int, ...]
     if kind == "output":
         sizes = (g.batch, *image, *output, pixels, weight, by_output, by_input, tiles.parts, *fixed)
-        ways = (False, bool(tiles.tapwise), factors)
-        conv_triton.images[grid](a, b, result, *sizes, *ways, rows, columns, k, **options)
+        kernel[grid](a, b, result, *sizes, False, tiles.tapwise, factors, rows, columns, k, **options)
     elif kind == "image":
         sizes = (g.batch, *output, *image, places, weight, by_input, by_output, tiles.parts, *fixed)
-        ways = (True, bool(tiles.tapwise), factors)
-        conv_triton.images[grid](b, a, result, *sizes, *ways, rows, columns, k, **options)
+        kernel[grid](b, a, result, *sizes, True, tiles.tapwise, factors, rows, columns, k, **options)
     else:
         sizes = (g.batch, *image, *output, pixels, places, tiles.parts, *fixed)
-        conv_triton.weights[grid](a, b, result, *sizes, factors, rows, k, columns, **options)
+        kernel[grid](a, b, result, *sizes, factors, rows, k, columns, **options)
 
 
 def programs(kind: Kind, geometry: Geometry, tiles: Tiles) -> int:
@@ -283,7 +290,7 @@ def _clocks(kind: Kind, geometry: Geometry, tiles: Tiles, processors: int) -> fl
     waves = ceil(geometry.clients * programs(kind, geometry, tiles) * tiles.parts / processors)
     steps = ceil(ceil(length / tiles.k) / tiles.parts)
     multiplied = tiles.rows * tiles.columns / PRODUCTS_PER_CLOCK
-    loaded = (tiles.rows + tiles.columns) / LOADS_PER_CLOCK
+    loaded = (tiles.rows + tiles.columns / min(prod(geometry.kernel), REREAD)) / LOADS_PER_CLOCK
     gathered = tiles.columns / (GATHERS_PER_CLOCK * (2 if tiles.tapwise else 1))
     moved = 0
     if tiles.parts > 1:

@@ -33,6 +33,11 @@ class _Axis:
         meets = [t for t in range(self.kernel) if self._start(t) < self.size and self._start(t) + reach >= 0]
         return range(meets[0], meets[-1] + 1) if meets else range(1)
 
+    @property
+    def start(self) -> int:
+        """The pixel that the first of these taps sees first; negative in the padding."""
+        return self._start(self.taps.start)
+
     def _start(self, tap: int) -> int:
         return tap * self.dilation - self.padding
 
@@ -224,8 +229,8 @@ class MatmulConv2d(nn.Conv2d):
         if (len(rows.taps), len(cols.taps)) != self.kernel_size:  # a slice of everything would still be differentiated
             weight = weight[:, :, rows.taps.start : rows.taps.stop, cols.taps.start : cols.taps.stop]
         if self._is_kernel(x, weight):
-            start = (rows.taps.start - rows.padding, cols.taps.start - cols.padding)
-            y = kernels.convolve(x.transpose(0, 1), weight, self.stride, start, (rows.out, cols.out), _factors())
+            stride, start = (rows.stride, cols.stride), (rows.start, cols.start)
+            y = kernels.convolve(x.transpose(0, 1), weight, stride, start, (rows.out, cols.out), _factors())
         else:
             y = self._multiplied(x, weight, rows, cols)
         y = y if self.bias is None else y + self.bias[:, None, None, None]
