@@ -207,7 +207,7 @@ def convolution_parts(a: Tensor, b: Tensor, kind: str, geometry: list[int], tile
     """A product of all clients as `[C, parts, …]`, which the compiler and `vmap` do not look into."""
     sizes, blocks = Geometry.of(geometry), Tiles.of(tiles)
     result = a.new_empty(_shape_of_parts(kind, sizes, blocks))
-    launch(cast(Kind, kind), a, b, result, sizes, blocks, factors)
+    launch(cast(Kind, kind), a.contiguous(), b.contiguous(), result, sizes, blocks, factors)
     return result
 
 
