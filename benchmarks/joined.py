@@ -130,13 +130,13 @@ def compare(given: argparse.Namespace) -> None:
         folder = Path(name)
         data = workload.data_file(given, folder)
         typed = [*workload.settings(given, data, given.model, device, given.rounds), *given.set]
-        common = [word for each in typed for word in ("--set", each)]
+        common = _words(typed)
         if given.what == "methods":
             what = f"{len(methods)} methods × {given.seeds} seeds"
             sample, all_runs = _methods(methods, given, common)
         else:
             what = f"{len(rates)} learning rates, {methods[0]}"
-            sample, all_runs = _rates(methods[0], rates, common)
+            sample, all_runs = _rates(methods[0], rates, given, common)
         together = measure_joined(result, all_runs, folder / "cache-joined")
         before = measure_singles(result, "before", given.before, sample, folder / "cache-before")
         alone = measure_singles(result, "now", ROOT, sample, folder / "cache-now") if given.alone else None
@@ -149,18 +149,23 @@ def compare(given: argparse.Namespace) -> None:
     print(f"written to {result.path}")
 
 
+def _words(settings: Sequence[str]) -> list[str]:
+    return [word for each in settings for word in ("--set", each)]
+
+
 def _methods(methods: Sequence[str], given: argparse.Namespace, common: Words) -> tuple[Sample, Words]:
     """What to measure of methods × seeds: each method once, some of them with another seed; and all of it."""
-    first = [["--methods", method, *common] for method in methods]
+    first = [["--methods", method, *common, *_words(given.single_set)] for method in methods]
     others = range(min(given.again, len(methods)))
     again = {at: [*first[at], "--set", f"run.seed={given.seed + 1}"] for at in others}
     all_runs = ["--methods", ",".join(methods), "--seeds", str(given.seeds), *common]
     return Sample(first, again, len(methods) * given.seeds), all_runs
 
 
-def _rates(method: str, rates: Sequence[str], common: Words) -> tuple[Sample, Words]:
+def _rates(method: str, rates: Sequence[str], given: argparse.Namespace, common: Words) -> tuple[Sample, Words]:
     """What to measure of learning rates: the first two; and all of them."""
-    first, again = (["--methods", method, "--vary", f"train.lr={rate}", *common] for rate in rates[:2])
+    single = [*common, *_words(given.single_set)]
+    first, again = (["--methods", method, "--vary", f"train.lr={rate}", *single] for rate in rates[:2])
     all_runs = ["--methods", method, "--vary", f"train.lr={','.join(rates)}", *common]
     return Sample([first], {0: again}, len(rates)), all_runs
 
@@ -174,7 +179,7 @@ def demo(given: argparse.Namespace) -> None:
             with tempfile.TemporaryDirectory(prefix="demo-") as name:
                 command = [sys.executable, "-m", "stratafl", "compare", "--out", str(Path(name) / "demo")]
                 command += ["--jobs", str(given.jobs), "--device", "cpu"]
-                command += [word for each in given.set for word in ("--set", each)]
+                command += _words(given.set)
                 begin = time.perf_counter()
                 subprocess.run(command, env=with_package(checkout), check=True, capture_output=True)
                 seconds[who].append(time.perf_counter() - begin)
@@ -211,6 +216,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--jobs", type=int, default=1, help="of `demo`: processes of each comparison (1)")
     made.add_argument("--repeats", type=int, default=3, help="of `demo` (3)")
     made.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="further settings of all runs")
+    made.add_argument("--single-set", action="append", default=[], metavar="KEY=VALUE", help="… of single runs alone")
     workload.add_options(made)
     return made
 
