@@ -25,10 +25,11 @@ import torch
 from torch import Tensor
 
 import recording
+import worker
 import workload
 from recording import Result, Table, bar, row, where_of
 from stratafl.config.experiment import Experiment, with_settings
-from stratafl.runs import Run
+from stratafl.runs import Member, Run
 
 MIB = 2**20
 SMALL = {"mlp": ["data.name=digits", "model.name=mlp"]}  # the others are given images
@@ -104,17 +105,17 @@ def experiment(given: argparse.Namespace, data: Path, model: str, method: str, d
 
 
 def after_runs(given: argparse.Namespace, data: Path, device: str) -> Iterator[Table]:
-    """Points after each run, methods and models in turns."""
+    """Points after each run, or after so many joined runs; methods and models in turns."""
     models, methods = given.model.split(","), given.methods.split(",")
-    for number in range(given.count):
-        model, method = models[number % len(models)], methods[number // len(models) % len(methods)]
+    advance = worker.joined if given.joined > 1 else worker.one_after_the_other
+    for first in range(0, given.count, given.joined):
+        numbers = range(first, min(first + given.joined, given.count))
+        kinds = [(models[n % len(models)], methods[n // len(models) % len(methods)]) for n in numbers]
         with tempfile.TemporaryDirectory(prefix="memory-") as name:
-            made = experiment(given, data, model, method, device, given.rounds)
-            with Run.create(made, Path(name) / "run") as run:
-                for _ in run.rounds():
-                    pass
-            del run, made
-        yield {"run": number, "model": model, "method": method, **held(device)}
+            made = [experiment(given, data, *kind, device, given.rounds) for kind in kinds]
+            place = Path(name) / "runs"
+            advance([Member("", n, one, place / f"{n}") for n, one in enumerate(made)], lambda member, number: None)
+        yield {"run": numbers[-1], "model": kinds[-1][0], "method": kinds[-1][1], **held(device)}
 
 
 def after_rounds(given: argparse.Namespace, data: Path, device: str) -> Iterator[Table]:
@@ -130,7 +131,7 @@ def after_rounds(given: argparse.Namespace, data: Path, device: str) -> Iterator
 
 def same_kind(points: Sequence[Table], given: argparse.Namespace) -> list[Table]:
     """Sums over one turn of the models, so that a large model after a small one is not taken for growth."""
-    width = len(given.model.split(",")) if given.what == "runs" else 1
+    width = len(given.model.split(",")) if given.what == "runs" and given.joined == 1 else 1
     turns = [points[at : at + width] for at in range(0, len(points) - width + 1, width)]
     names = [name for name in TOLERANCE if name in points[0]]
     return [{name: sum(each[name] for each in turn) / width for name in names} for turn in turns]
@@ -140,7 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     device = recording.device_named(given.device)
     given.count = given.count or (30 if given.what == "runs" else 300)
-    result = Result("memory", given, device, f"memory-{given.what}-{given.model.replace(',', '-')}-{device}")
+    kind = f"{given.what}-joined-{given.joined}" if given.joined > 1 else given.what
+    result = Result("memory", given, device, f"memory-{kind}-{given.model.replace(',', '-')}-{device}")
     points: list[Table] = []
     with tempfile.TemporaryDirectory(prefix="memory-") as name:
         data = workload.data_file(given, Path(name))
@@ -152,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(*(point[key] for key in ("run", "round", "model", "method") if key in point), shown, flush=True)
     found = result.details["verdicts"] = verdicts(same_kind(points, given))
     environment = result.table["environment"]
-    what = f"{given.count} {given.what}, {given.model}, {where_of(environment)}"
+    what = f"{given.count} {kind}, {given.model}, {where_of(environment)}"
     lines = [
         row(f"{what}: growth of {name} memory", each["growth"] / MIB, "MiB", each["allowed"] / MIB, "less")
         for name, each in found.items()
@@ -170,6 +172,7 @@ def _parser() -> argparse.ArgumentParser:
     made = recording.parser(__doc__)
     made.add_argument("what", choices=("runs", "rounds"))
     made.add_argument("--count", type=int, default=0, help="of runs (30) or rounds (300)")
+    made.add_argument("--joined", type=int, default=1, help="so many runs at a time are joined, for `runs`")
     made.add_argument("--rounds", type=int, default=5, help="of each run, for `runs` (5)")
     made.add_argument("--model", default="cnn", help="names, which take turns for `runs`; mlp is given the digits")
     made.add_argument("--methods", default="fedavg,fedper,local", help="names, which take turns for `runs`")

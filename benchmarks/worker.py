@@ -4,7 +4,7 @@
     python benchmarks/worker.py --to times.json --methods fedavg,fedper --seeds 3 --joined …  a comparison, joined
 
 `joined.py` and `first_round.py` start it, also with the package of another checkout on the path, so it uses nothing but
-`Comparison` and `Member`, which older versions have too.
+`Comparison` and `Member` unless runs are joined.
 """
 
 import argparse
@@ -14,6 +14,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,13 +52,22 @@ def one_after_the_other(members: Sequence["Member"], note: Note) -> None:
 
 
 def joined(members: Sequence["Member"], note: Note) -> None:
-    """All runs under way together, in this process; `note` is called after each round of each run."""
-    raise NotImplementedError("this version has no joined runs")
+    """All runs under way together, as `strata compare` has them; `note` is called after each round of each run."""
+    from stratafl.runs.joined import JoinedRuns  # older versions do not have it
+
+    together = JoinedRuns(len(members), precision=members[0].experiment.run.precision)
+
+    def work(member: "Member") -> None:
+        with member.run() as run, together.declared(member.folder, run.sim):
+            for line in run.rounds():
+                note(member, int(line["round"]))
+
+    together.drive(partial(work, member) for member in members)
 
 
 def have_joined_runs() -> bool:
     """Whether the package on the path can join runs."""
-    return False
+    return find_spec("stratafl.runs.joined") is not None
 
 
 def members_of(given: argparse.Namespace, folder: Path) -> list["Member"]:
