@@ -178,11 +178,13 @@ def demo(given: argparse.Namespace) -> None:
         for who, checkout in (("before", given.before), ("now", ROOT)):
             with tempfile.TemporaryDirectory(prefix="demo-") as name:
                 command = [sys.executable, "-m", "stratafl", "compare", "--out", str(Path(name) / "demo")]
-                command += ["--jobs", str(given.jobs), "--device", "cpu"]
+                command += ["--jobs", str(given.jobs), "--seeds", str(given.seeds), "--device", "cpu"]
                 command += _words(given.set)
                 begin = time.perf_counter()
-                subprocess.run(command, env=with_package(checkout), check=True, capture_output=True)
+                done = subprocess.run(command, env=with_package(checkout), capture_output=True, text=True, check=False)
                 seconds[who].append(time.perf_counter() - begin)
+                if done.returncode:
+                    raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
         result.details.update(seconds=seconds, before_commit=recording.commit(given.before))
         result.save()
     best = {who: min(each) for who, each in seconds.items()}
