@@ -74,7 +74,7 @@ def test_stand_ins_compute_what_scikit_learn_does():
     assert pfllib_side.roc_auc_score(truth, score, average="micro") == pytest.approx(expected, abs=1e-12)
 
 
-def figures(**changed):
+def figures(alpha=5.0, **changed):
     ours = {"rounds": [9.0, 2.0, 2.0], "steps": 5, "samples": 50, "accuracy": [0.1, 0.2, 0.5, 0.9]}
     ours |= {"train_loss": [2, 1], "test_samples": 10_000}
     theirs = {
@@ -82,7 +82,7 @@ def figures(**changed):
         **{"train_loss_reading": [3, 1.0, 1.0], "steps": 5, "samples": 50, "accuracy": [0.1, 0.12, 0.52]},
         "train_loss_of_global_model": [2.0, 1.5, 1.0],
     }
-    return against_pfllib.compare({**ours, **changed}, theirs)
+    return against_pfllib.compare({**ours, **changed}, theirs, alpha)
 
 
 def test_ratios_leave_out_the_first_round_and_what_only_pfllib_does():
@@ -105,7 +105,11 @@ def test_ratios_leave_out_the_first_round_and_what_only_pfllib_does():
     ],
 )
 def test_other_work_is_noticed(key, changed):
-    assert not figures(**changed)[key]
+    assert figures(**changed)[key] is False
+
+
+def test_accuracies_of_uneven_shares_are_not_compared():
+    assert figures(alpha=0.1, accuracy=[0.1, 0.2, 0.4])["accuracies_alike"] is None
 
 
 FAKE = {
