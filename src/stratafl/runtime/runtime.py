@@ -1,7 +1,7 @@
 """The runtime of a federation: its data, its engine and its captured steps, which do not change from round to round."""
 
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -11,12 +11,14 @@ from stratafl.core.layout import Layout
 from stratafl.core.reprs import short_repr
 from stratafl.core.state import State
 from stratafl.data.federation import Federation
+from stratafl.runtime.batches import Batches
 from stratafl.runtime.captured import CapturedSteps
 from stratafl.runtime.engine import Engine
 from stratafl.runtime.joining import Request, this_run
 from stratafl.runtime.scan import Scan, Source
 from stratafl.runtime.speed import USUAL, Speed
 
+KEPT_BATCHES = 8  # groups of clients × splits
 SMALL = 2**19  # columns of a model whose clients gain on a CPU by company: their steps are many short operations
 
 
@@ -36,6 +38,7 @@ class Runtime:
     speed: Speed = USUAL
     likeness: Hashable = None  # the same for runs whose engines compute the same; None: it runs alone
     _joined: list[CapturedSteps] = field(default_factory=list)  # that it shares with other runs
+    _batches: dict[Hashable, Batches] = field(default_factory=dict)
 
     @cached_property
     def source(self) -> Source:
@@ -57,6 +60,14 @@ class Runtime:
     def scores_by_scan(self) -> bool:
         """Whether clients are scored by a scan, also alone: batches of another width would have other bits."""
         return self.captured is not None or self.joins
+
+    def kept_batches(self, key: Hashable, make: Callable[[], Batches]) -> Batches:
+        """Batches that are the same in every round, as those of an evaluation: making them takes as long as a step."""
+        if key not in self._batches:
+            if len(self._batches) >= KEPT_BATCHES:
+                self._batches.clear()
+            self._batches[key] = make()
+        return self._batches[key]
 
     def scan(self, scan: Scan) -> State | None:
         """The carry after all steps, by a captured step; None if steps of this name or here are not captured."""
@@ -98,6 +109,7 @@ class Runtime:
     def close(self) -> None:
         """Free captured and traced steps with their GPU memory; later rounds make them again."""
         self.engine.close()
+        self._batches.clear()
         if self.captured is not None:
             self.captured.close()
 

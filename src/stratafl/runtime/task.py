@@ -236,7 +236,8 @@ class CohortTask:
             return total
         most = int(self._runtime.federation.counts(split).max())
         plan = plan_batches(counts, batch=min(EVALUATION_BATCH, 1 << (most - 1).bit_length()))
-        batches = self._batches(plan, "scores", False, split)
+        key = (split, *self._clients)
+        batches = self._runtime.kept_batches(key, lambda: self._batches(plan, "scores", False, split))
         step = _scoring_step(self._runtime.engine, self.classes)
         scan = self._scan(("scores", self.classes), step, {"total": total}, {"row": rows}, [batches], plan)
         return tensor_of(self._executed(scan, plan), "total")
