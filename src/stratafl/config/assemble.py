@@ -209,7 +209,7 @@ def simulation_of(
             head=model.head,
             weights=model.weights,
             device=run.device,
-            engine=run.engine,
+            engine="loop" if run.engine == "auto" and tuning.get("engine") == "loop" else run.engine,
             speed=Speed(run.precision, run.graphs, compile, run.convolutions, tuning.get("products")),
             memory_limit=run.memory_limit,
             store=run.store,
