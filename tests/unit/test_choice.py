@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from stratafl.algorithms import fedavg
-from stratafl.config.experiment import Experiment, with_settings
 from stratafl.config.assemble import simulation_of
+from stratafl.config.experiment import Experiment, with_settings
 from stratafl.data import digits
 from stratafl.execute import simulation
 from stratafl.models import build

@@ -7,11 +7,13 @@ change nothing but time. `Pace` does the same for steps that are too short for l
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
+from statistics import median
 from typing import TypeVar
 
 import torch
@@ -63,23 +65,26 @@ def _pool(lanes: int, share: int) -> ThreadPoolExecutor:
 
 
 class Pace:
-    """All threads or one for short operations, whichever took less time of late.
+    """One thread or all of them for short operations, whichever took less time of late.
 
-    With all threads each operation waits for the slowest, which another program may hold up. On 2 ARM cores beside
-    other work a step of a small MLP takes 0.21 ms per client with one thread and 0.61 with two, on an idle Xeon 1.3
-    times as long with one as with two; so both are tried, now and then. Bits do not depend on it.
+    With all threads each operation waits for the slowest, which another program may hold up: on 2 ARM cores beside
+    other work a step of a small MLP takes 0.21 ms per client with one thread and 0.61 with two; on an idle Xeon it takes
+    1.3 times as long with one as with two. So the other number is tried now and then. Bits do not depend on it.
     """
 
-    SOME, SELDOM = 64, 1024  # steps until the other number of threads is tried again: doubled while it loses
-    TRIAL = 4  # steps, of which the first does not count
+    RECENT = 8  # steps whose median is the time of a step
+    TRIAL = 4  # steps with the other number of threads, the first of which does not count
+    SOME, SELDOM = 64, 4096  # steps until the next trial: doubled while it is lost
     CLEARLY = 0.9
+    WORSE = 2.0  # times as long as it was: another trial at once; or as the usual: a trial is over
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self.alone = False
-        self._seconds: dict[bool, float] = {}
+        self.alone = True
+        self._recent: deque[float] = deque(maxlen=self.RECENT)
+        self._usual: float | None = None  # of the number of threads in use, at the last trial
         self._trial: list[float] | None = None
-        self._left, self._wait = self.TRIAL, self.SOME
+        self._left = self._wait = self.SOME
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -98,24 +103,25 @@ class Pace:
         self._note(self._clock() - begin)
 
     def _note(self, seconds: float) -> None:
-        if self._trial is None:
-            known = self._seconds.get(self.alone, seconds)
-            self._seconds[self.alone] = 0.9 * known + 0.1 * seconds
-            self._left -= 1
-            if self._left <= 0:
-                self._trial = []
+        if self._trial is not None:
+            self._trial.append(seconds)
+            if len(self._trial) == self.TRIAL or seconds > self.WORSE * median(self._recent):
+                self._decide(self._trial)
             return
-        self._trial.append(seconds)
-        if len(self._trial) == self.TRIAL:
-            counted = self._trial[1:]
-            self._decide(sum(counted) / len(counted))
+        self._recent.append(seconds)
+        self._left -= 1
+        if len(self._recent) == self.RECENT:
+            slower = self._usual is not None and median(self._recent) > self.WORSE * self._usual
+            if self._usual is None or slower or self._left <= 0:
+                self._trial = []
 
-    def _decide(self, other: float) -> None:
-        if other < self.CLEARLY * self._seconds[self.alone]:
-            self.alone, self._wait = not self.alone, self.SOME
-            self._seconds[self.alone] = other
+    def _decide(self, trial: list[float]) -> None:
+        usual, other = median(self._recent), median(trial[1:] or trial)
+        if len(trial) == self.TRIAL and other < self.CLEARLY * usual:
+            self.alone, self._wait, self._usual = not self.alone, self.SOME, other
+            self._recent.clear()
         else:
-            self._wait = min(2 * self._wait, self.SELDOM)
+            self._wait, self._usual = min(2 * self._wait, self.SELDOM), usual
         self._trial, self._left = None, self._wait
 
 

@@ -20,6 +20,7 @@ from stratafl.runtime.runtime import Runtime
 from stratafl.runtime.scan import Scan
 
 EVALUATION_BATCH = 256  # samples of each client
+READ = 2**20  # numbers that are read at once
 AT_ONCE = 16384  # samples of all clients on a GPU, which is idle while Python prepares small batches
 
 
@@ -191,14 +192,31 @@ class CohortTask:
         """All steps of clients whose numbers of steps are falling."""
         done: list[State] = []
         width = len(steps)
-        for s in range(steps[0]):
-            active = sum(count > s for count in steps)
+        for active, stacks in self._stacks(batches, steps):
             if active < width:
                 done.append(pick(carry, slice(active, width)))
                 carry, held, width = pick(carry, slice(0, active)), pick(held, slice(0, active)), active
             with self._paced(carry):
-                carry = step(carry, held, *(self._stack(each, s, active) for each in batches))
+                carry = step(carry, held, *stacks)
         return join([carry, *reversed(done)]) if done else carry
+
+    def _stacks(self, batches: Sequence[Batches], steps: Sequence[int]) -> Iterator[tuple[int, list[Stack]]]:
+        """For each step, how many clients take it, and their batches, which are read several steps at a time."""
+        begin = 0
+        while begin < steps[0]:
+            active = sum(count > begin for count in steps)
+            numbers = self._runtime.source.x[:1].numel() * batches[0].samples.shape[2] * active
+            end = min(steps[active - 1], begin + max(1, READ // max(numbers, 1)))
+            windows = [self._window(each, slice(begin, end), active) for each in batches]
+            yield from ((active, list(stacks)) for stacks in zip(*windows, strict=True))
+            begin = end
+
+    def _window(self, batches: Batches, steps: slice, active: int) -> list[Stack]:
+        """The batches of some steps: one read instead of one for each, which takes longer than a small model's layer."""
+        samples, weight, noise = (x[:active, steps].transpose(0, 1).contiguous() for x in batches.tensors())
+        x, y = self._read(samples)
+        sizes = batches.sizes[:active, steps].T.tolist()
+        return [Stack(*each, tuple(real)) for *each, real in zip(x, y, weight, noise, sizes, strict=True)]
 
     def _paced(self, carry: State) -> AbstractContextManager[None]:
         """With as many threads as pay, where bits do not depend on their number."""
