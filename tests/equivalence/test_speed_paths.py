@@ -10,7 +10,7 @@ from stratafl.data import digits
 from stratafl.execute import Matrix, Messages, simulation
 from stratafl.models import build
 from stratafl.policies import SGD
-from stratafl.runtime import lanes, tracing
+from stratafl.runtime import lanes, task, tracing
 from stratafl.testing import difference, everything
 
 LARGER = pytest.param("convnorm", marks=pytest.mark.slow)
@@ -48,6 +48,16 @@ def test_lanes_give_the_same_bits(model, steps, monkeypatch):
     three, sim = run(model, steps)
     assert len(sim.runtime.engine._traced) > (steps is None)  # equal lanes share their trace
     assert difference(one, three) == 0
+
+
+@pytest.mark.parametrize("numbers", [1, 64 * 10 * 8 * 3])
+def test_reading_several_steps_at_once_gives_the_same_bits(numbers, monkeypatch):
+    """Step by step, and three steps of all clients at a time; clients have unequal numbers of steps."""
+    usual, _ = run("mlp")
+    monkeypatch.setattr(task, "READ", numbers)
+    other, sim = run("mlp")
+    assert len(set(sim.runtime.federation.counts("train").tolist())) > 1
+    assert difference(usual, other) == 0
 
 
 def test_lanes_run_in_threads_of_their_own(monkeypatch):

@@ -125,7 +125,8 @@ class StackedEngine(_ThreadModels):
     def _replayed(self, objective: Objective, modes: Modes, arguments: tuple[Any, ...]) -> _Result:
         """The step, from its trace if it has one; it is never traced if its name is not hashable."""
         names, leaves = _flat(arguments)
-        signature = (objective, modes, names, tuple((x.shape, x.stride(), x.dtype) for x in leaves))
+        kinds = tuple((x.shape, x.stride(), x.dtype) for x in leaves)
+        signature: Hashable = (objective, modes, names, kinds)
         try:
             replay = self._traced.get(signature)
         except TypeError:

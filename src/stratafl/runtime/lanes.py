@@ -18,7 +18,8 @@ from typing import TypeVar
 
 import torch
 
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 _NAME = "lane"
 WORTHWHILE = 2**23  # numbers in the rows of a cohort whose steps are long, where none was timed
 LONG = 0.002  # seconds of one client's step from which lanes pay, in one thread
@@ -68,8 +69,8 @@ class Pace:
     """One thread or all of them for short operations, whichever took less time of late.
 
     With all threads each operation waits for the slowest, which another program may hold up: on 2 ARM cores beside
-    other work a step of a small MLP takes 0.21 ms per client with one thread and 0.61 with two; on an idle Xeon it takes
-    1.3 times as long with one as with two. So the other number is tried now and then. Bits do not depend on it.
+    other work a step of a small MLP takes 0.21 ms per client with one thread and 0.61 with two; on an idle Xeon one
+    takes 1.3 times as long as two. So the other number is tried now and then. Bits do not depend on it.
     """
 
     RECENT = 8  # steps whose median is the time of a step

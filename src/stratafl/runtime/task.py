@@ -212,11 +212,11 @@ class CohortTask:
             begin = end
 
     def _window(self, batches: Batches, steps: slice, active: int) -> list[Stack]:
-        """The batches of some steps: one read instead of one for each, which takes longer than a small model's layer."""
+        """The batches of some steps, by one read: a read for each takes longer than a layer of a small model."""
         samples, weight, noise = (x[:active, steps].transpose(0, 1).contiguous() for x in batches.tensors())
         x, y = self._read(samples)
         sizes = batches.sizes[:active, steps].T.tolist()
-        return [Stack(*each, tuple(real)) for *each, real in zip(x, y, weight, noise, sizes, strict=True)]
+        return [Stack(a, b, w, k, tuple(real)) for a, b, w, k, real in zip(x, y, weight, noise, sizes, strict=True)]
 
     def _paced(self, carry: State) -> AbstractContextManager[None]:
         """With as many threads as pay, where bits do not depend on their number."""
