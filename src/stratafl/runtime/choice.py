@@ -41,7 +41,7 @@ SWITCH = (
 )
 SMALL = 2**19  # columns of a model of linear layers that is always stacked: its operations are short
 CLEARLY = 0.95  # of the stacked engine's time, which the loop must stay below
-OBVIOUS = 1.5  # times as long: no further repeats
+OBVIOUS, FAR = 1.5, 2.5  # times as long: no further repeats; no second one
 REPEATS = 5
 ENOUGH = 0.3  # seconds of CPU time for each engine
 SHORT = 0.25  # seconds of a stacked step which gains much when it is traced
@@ -103,8 +103,10 @@ def compare(stacked: Callable[[], object], loop: Callable[[], object], engine: S
 
 
 def _timed(stacked: Callable[[], object], loop: Callable[[], object], clients: int) -> Measured:
-    """Both in turns, until it is clear; the fastest of each counts, without the first."""
-    seconds(stacked), seconds(loop)
+    """Both in turns, until it is clear; the fastest of each counts, and the first only if they are long and far apart."""
+    first = seconds(stacked) / clients, seconds(loop)
+    if min(first) > ENOUGH / 4 and max(first) > FAR * min(first):
+        return Measured("loop" if first[1] < first[0] else "stacked", *first)
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(REPEATS):
         for each, step in zip(times, (stacked, loop), strict=True):
