@@ -3,7 +3,7 @@
 import copy
 import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Literal
 
 import torch
@@ -71,18 +71,15 @@ def build_runtime(
     captured = None
     if speed.captures(device) and isinstance(chosen, StackedEngine):
         captured = CapturedSteps(device, speed.compile, captures=speed.graphs != "off", tensors=len(layout.specs))
-    width, alike = features.flatten(2).shape[2], None
-    if isinstance(chosen, StackedEngine) and (model_likeness := likeness(module)) is not None:
-        alike = (
-            model_likeness,
-            tuple(layout.specs.values()),
-            layout.layers,
-            layout.buffers,
-            head,
-            federation.classes,
-            dtype,
-        )
+    width = features.flatten(2).shape[2]
+    alike = _likeness(module, layout, head, federation) if isinstance(chosen, StackedEngine) else None
     return Runtime(federation, chosen, layout, dtype, device, smallest, width, captured, speed, alike)
+
+
+def _likeness(module: nn.Module, layout: Layout, head: str | None, federation: Federation) -> Hashable:
+    """The same for runs whose steps compute the same; None if that cannot be told."""
+    same = likeness(module)
+    return same and (same, tuple(layout.specs.values()), layout.layers, layout.buffers, head, federation.classes)
 
 
 def _sample(federation: Federation, dtype: torch.dtype) -> Tensor:

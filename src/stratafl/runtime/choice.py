@@ -103,7 +103,7 @@ def compare(stacked: Callable[[], object], loop: Callable[[], object], engine: S
 
 
 def _timed(stacked: Callable[[], object], loop: Callable[[], object], clients: int) -> Measured:
-    """Both in turns, until it is clear; the fastest of each counts, and the first only if they are long and far apart."""
+    """Both in turns, until it is clear; the fastest of each counts, the first only if long steps are far apart."""
     first = seconds(stacked) / clients, seconds(loop)
     if min(first) > ENOUGH / 4 and max(first) > FAR * min(first):
         return Measured("loop" if first[1] < first[0] else "stacked", *first)

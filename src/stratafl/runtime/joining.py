@@ -20,11 +20,11 @@ Work = Callable[[], object]  # a run from beginning to end
 
 @dataclass(eq=False)
 class Request:
-    """A scan that a run waits for; `steps` executes it, and others of the same `model`."""
+    """A scan that a run waits for, which `steps` executes with others of the same `model`; without one, a pause."""
 
-    scan: Scan
-    model: Hashable
-    steps: CapturedSteps
+    scan: Scan | None = None
+    model: Hashable = None
+    steps: CapturedSteps | None = None
     answer: State | None = None
     error: BaseException | None = None
     seconds: float = 0.0  # of the time that the scans took together, its share
@@ -78,6 +78,10 @@ class JoinedRun(threading.Thread):
             raise request.error
         return request.answer
 
+    def pause(self) -> None:
+        """Let the others go on to their next scan; called by the run itself."""
+        self.ask(Request())
+
 
 class Joining:
     """Drives runs that are under way together, at most `most` at a time; all have the same precision."""
@@ -129,16 +133,17 @@ class Joining:
 
     def _answer(self, requests: Sequence[Request]) -> None:
         """Execute the scans, those that are alike together."""
-        groups: dict[Hashable, list[Request]] = {}
+        groups: dict[Hashable, tuple[CapturedSteps, list[tuple[Request, Scan]]]] = {}
         for request in requests:
-            groups.setdefault((request.model, id(request.steps), request.scan.likeness), []).append(request)
-        for group in groups.values():
+            if request.scan is not None and request.steps is not None:
+                key = (request.model, id(request.steps), request.scan.likeness)
+                groups.setdefault(key, (request.steps, []))[1].append((request, request.scan))
+        for steps, group in groups.values():
             begin = time.perf_counter()
-            answers = group[0].steps.scan([request.scan for request in group])
-            seconds = time.perf_counter() - begin
-            total = sum(sum(request.scan.steps) for request in group)
-            for request, answer in zip(group, answers or [None] * len(group), strict=True):
-                request.answer, request.seconds = answer, seconds * sum(request.scan.steps) / max(1, total)
+            answers: Sequence[State | None] | None = steps.scan([scan for _, scan in group])
+            each = (time.perf_counter() - begin) / max(1, sum(sum(scan.steps) for _, scan in group))
+            for (request, scan), answer in zip(group, answers or [None] * len(group), strict=True):
+                request.answer, request.seconds = answer, each * sum(scan.steps)
 
     def _stop(self) -> None:
         """Let runs that wait end as if they had been interrupted, and wait for them."""

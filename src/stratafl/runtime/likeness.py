@@ -22,7 +22,8 @@ def likeness(module: nn.Module) -> Hashable | None:
         own = {name: value for name, value in vars(sub).items() if name not in _USUAL}
         if any(getattr(sub, hooks, None) for hooks in _HOOKS) or not all(_comparable(v) for v in own.values()):
             return None
-        counters = tuple((n, _values(b)) for n, b in sub._buffers.items() if b is not None and not b.is_floating_point())
+        buffers = {name: x for name, x in sub._buffers.items() if x is not None}
+        counters = tuple((name, _values(x)) for name, x in buffers.items() if not x.is_floating_point())
         found.append((path, type(sub), tuple(sorted((name, _hashable(v)) for name, v in own.items())), counters))
     return tuple(found)
 

@@ -49,18 +49,27 @@ class Runtime:
         return self.device.type != "cpu" or self.layout.columns <= SMALL
 
     @property
+    def joins(self) -> bool:
+        """Whether clients of other runs may take steps with its own, and all gain by it."""
+        return self.likeness is not None and self.small
+
+    @property
     def scores_by_scan(self) -> bool:
-        """Whether clients are scored by a scan, alone as well as in company: batches of other widths have other bits."""
-        return self.captured is not None or (self.likeness is not None and self.small)
+        """Whether clients are scored by a scan, also alone: batches of another width would have other bits."""
+        return self.captured is not None or self.joins
 
     def scan(self, scan: Scan) -> State | None:
         """The carry after all steps, by a captured step; None if steps of this name or here are not captured."""
         run = this_run()
-        if run is not None and scan.name is not None and self.likeness is not None and self.small:
+        if not scan.repeatable:
+            return None
+        if run is not None and self.joins:
             steps = run.joining.steps((self.device, self.speed.key), self._steps_to_share)
             self._joined[:] = [steps]
-            return run.ask(Request(scan, self.likeness, steps))
-        if self.captured is None or scan.name is None:
+            done = run.ask(Request(scan, self.likeness, steps))
+            if done is not None:
+                return done
+        if self.captured is None:
             return None
         found = self.captured.scan([scan])
         return None if found is None else found[0]

@@ -72,6 +72,15 @@ class Scan:
         return self.name, carry, held, self.batches[0].samples.shape[2], len(self.batches), self.source.form
 
     @cached_property
+    def repeatable(self) -> bool:
+        """Whether a step with this name can be found again."""
+        try:
+            hash(self.name)
+        except TypeError:
+            return False
+        return self.name is not None
+
+    @cached_property
     def common(self) -> frozenset[str]:
         """The constants that all clients share."""
         return frozenset(name for name, x in leaves(self.held).items() if shared(x))

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-
 MOST = 128  # slots of joined scans: more do not make a GPU faster
 
 
