@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+import torch
 from torch import nn
 
 from stratafl.algorithms import fedavg
@@ -16,9 +17,9 @@ from stratafl.testing import difference, everything
 LARGER = pytest.param("convnorm", marks=pytest.mark.slow)
 
 
-def run(model, steps=None, **options):
+def run(model, steps=None, batch=10, **options):
     sim = simulation(
-        fedavg(train=SGD(lr=0.05, momentum=0.9, steps=steps)),
+        fedavg(train=SGD(lr=0.05, momentum=0.9, steps=steps, batch=batch)),
         digits(clients=8),
         lambda: build(model, shape=(1, 8, 8), classes=10),
         rounds=2,
@@ -48,6 +49,20 @@ def test_lanes_give_the_same_bits(model, steps, monkeypatch):
     three, sim = run(model, steps)
     assert len(sim.runtime.engine._traced) > (steps is None)  # equal lanes share their trace
     assert difference(one, three) == 0
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_the_number_of_threads_changes_no_bit_of_stacked_clients(model, monkeypatch):
+    """`Pace` chooses it by the clock; batches are so large that torch does use threads."""
+    monkeypatch.setattr(task, "pace", lambda *_: None)
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        try:
+            found.append(run(model, steps=2, batch=100)[0])
+        finally:
+            torch.set_num_threads(before)
+    assert difference(*found) == 0
 
 
 @pytest.mark.parametrize("numbers", [1, 64 * 10 * 8 * 3])
