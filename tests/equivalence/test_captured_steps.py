@@ -108,7 +108,7 @@ def test_a_program_that_cannot_be_prepared_is_said_and_left(monkeypatch, caplog)
 
 
 def test_without_a_compiler_steps_are_captured_as_they_are(monkeypatch, caplog):
-    def missing(step):
+    def missing(captured, step):
         raise FileNotFoundError("no g++")
 
     monkeypatch.setattr("stratafl.runtime.captured.compiled", missing)

@@ -169,7 +169,9 @@ class RunTable:
     precision: Annotated[Precision, "digits of products on a GPU: 24, 11 or 8 bits"] = "fp32"
     compile: Annotated[Choice, "compile steps; `auto`: on a GPU, if the run is long enough to pay"] = "auto"
     graphs: Annotated[Choice, "capture steps and replay them; `auto`: on a GPU"] = "auto"
-    convolutions: Annotated[Convolutions, "products of shifted slices, or stock; `auto`: on a GPU as measured"] = "auto"
+    convolutions: Annotated[
+        Convolutions, "products of shifted slices, stock, or Triton kernels; `auto`: on a GPU as measured"
+    ] = "auto"
     memory_limit: Annotated[int | None, Size(), "bytes the run may take, or a size such as `8GB` or `500MiB`"] = None
     store: Annotated[Store, "where client states are kept between rounds; `auto`: by size"] = "auto"
     checkpoint: Annotated[int, SomeOrNone, "rounds between checkpoints; 0: as often as takes 5 % of the time"] = 0

@@ -76,11 +76,15 @@ def misstated(then: Mapping[str, Any]) -> str | None:
     if not isinstance(config, dict) or not all(isinstance(table, dict) for table in config.values()):
         return "identity.config is not tables of settings"
     products = (then.get("tuning") or {}).get("products") or {}
-    if not isinstance(products, dict) or not all(isinstance(each, bool) for each in products.values()):
+    if not isinstance(products, dict) or not all(map(_is_way, products.values())):
         return "tuning.products is not a table of convolutions"
     if (then.get("tuning") or {}).get("engine", "stacked") not in ("stacked", "loop"):
         return "tuning.engine is neither 'stacked' nor 'loop'"
     return None
+
+
+def _is_way(given: object) -> bool:
+    return isinstance(given, bool) or given == "kernel"
 
 
 def now() -> str:

@@ -22,6 +22,7 @@ from stratafl.runtime.choice import is_measured, measured
 from stratafl.runtime.engine import Engine, LoopEngine, StackedEngine
 from stratafl.runtime.likeness import likeness
 from stratafl.runtime.model import Model
+from stratafl.runtime.products import Way
 from stratafl.runtime.runtime import Runtime
 from stratafl.runtime.speed import USUAL, Speed, check_precision, precision, with_convolutions
 
@@ -52,7 +53,7 @@ def build_runtime(
     _check_outputs(module, sample, federation)
     check_precision(speed.precision, device)
 
-    def model(stacked: bool, products: Mapping[str, bool] | None = None) -> Model:
+    def model(stacked: bool, products: Mapping[str, Way] | None = None) -> Model:
         rounded = speed.precision == "bf16"
         return Model(module, layout, head=head, stacked=stacked, device=device, rounded=rounded, products=products)
 

@@ -29,7 +29,7 @@ class Plan:
         self.table = timetable(self.turns, slots, self.length)  # [slots, length]: client, and its own step
 
     def changes(self, window: int) -> Iterator[tuple[int, list[Turn], list[Turn], int]]:
-        """Whenever a slot changes its client or a window begins: when, who leaves, who comes, and the steps from there."""
+        """Whenever a slot changes its client or a window begins: when, who leaves, who comes, steps until the next."""
         ends, begins = (_by_time(self.turns, key) for key in ("end", "begin"))
         times = sorted({*ends, *begins, *range(0, self.length, window)})
         for now, following in pairwise([*times, *times[-1:]]):

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
+from stratafl.core.reprs import short_repr
 from stratafl.core.state import State
 from stratafl.runtime.captured import CapturedSteps
 from stratafl.runtime.scan import Scan
@@ -18,6 +19,7 @@ from stratafl.runtime.speed import Precision, precision
 Work = Callable[[], object]  # a run from beginning to end
 
 
+@short_repr
 @dataclass(eq=False)
 class Request:
     """A scan that a run waits for, which `steps` executes with others of the same `model`; without one, a pause."""

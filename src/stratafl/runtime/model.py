@@ -13,6 +13,7 @@ from stratafl.core.describe import head_of
 from stratafl.core.layout import Layout, Rows
 from stratafl.errors import ModelError, unknown
 from stratafl.runtime.modules import Context, prepare
+from stratafl.runtime.products import Way
 
 T = TypeVar("T")
 
@@ -29,7 +30,7 @@ class Model:
         stacked: bool,
         device: torch.device,
         rounded: bool = False,
-        products: Mapping[str, bool] | None = None,
+        products: Mapping[str, Way] | None = None,
     ) -> None:
         self.context = Context()
         self.layout = layout

@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from stratafl.runtime import kernels
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,11 @@ class _Axis:
         reach = self.stride * (self.out - 1)
         meets = [t for t in range(self.kernel) if self._start(t) < self.size and self._start(t) + reach >= 0]
         return range(meets[0], meets[-1] + 1) if meets else range(1)
+
+    @property
+    def start(self) -> int:
+        """The pixel that the first of these taps sees first; negative in the padding."""
+        return self._start(self.taps.start)
 
     def _start(self, tap: int) -> int:
         return tap * self.dilation - self.padding
@@ -74,6 +81,12 @@ def rounding(kind: torch.dtype | None) -> Iterator[None]:
         yield
     finally:
         _rounded = before
+
+
+def _factors() -> kernels.Factors:
+    if _rounded is not None:
+        return "bf16"
+    return "fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
 def _multiplied(a: Tensor, b: Tensor) -> Tensor:
@@ -194,6 +207,9 @@ def _product(weight: Tensor, columns: Tensor) -> Tensor:
     return product
 
 
+Way = bool | Literal["kernel"]  # a product, a stock convolution, or a kernel of `kernels.py`
+
+
 class MatmulConv2d(nn.Conv2d):
     """A convolution of `[B, in, h, w]` as shifted slices and one product, which becomes a batched product when stacked.
 
@@ -201,27 +217,37 @@ class MatmulConv2d(nn.Conv2d):
     a GPU they may be faster for some shapes, as long as nothing is fused.
     """
 
-    product = True
+    product: Way = True
 
     def forward(self, x: Tensor) -> Tensor:
         if not (self.product or _fusing):
             return super().forward(x)
-        batch = len(x)
         assert not isinstance(self.padding, str)
         geometry = zip(x.shape[2:], self.kernel_size, self.stride, self.padding, self.dilation, strict=True)
         rows, cols = (_Axis(*axis) for axis in geometry)
         weight = self.weight
         if (len(rows.taps), len(cols.taps)) != self.kernel_size:  # a slice of everything would still be differentiated
             weight = weight[:, :, rows.taps.start : rows.taps.stop, cols.taps.start : cols.taps.stop]
+        if self._is_kernel(x, weight):
+            stride, start = (rows.stride, cols.stride), (rows.start, cols.start)
+            y = kernels.convolve(x.transpose(0, 1), weight, stride, start, (rows.out, cols.out), _factors())
+        else:
+            y = self._multiplied(x, weight, rows, cols)
+        y = y if self.bias is None else y + self.bias[:, None, None, None]
+        return y.transpose(0, 1)
+
+    def _is_kernel(self, x: Tensor, weight: Tensor) -> bool:
+        plain = self.groups == 1 and self.dilation == (1, 1)
+        return self.product == "kernel" and plain and kernels.usable(x, (weight.shape[2], weight.shape[3]))
+
+    def _multiplied(self, x: Tensor, weight: Tensor, rows: _Axis, cols: _Axis) -> Tensor:
         # Channels first, so that stacking slices is the only copy.
         slices = _FusedColumns if _fusing and self.dilation == (1, 1) else _Columns
         columns: Tensor = slices.apply(x.transpose(0, 1), rows, cols)  # type: ignore[no-untyped-call]
         columns = columns.reshape(self.groups, weight[0].numel(), -1)
         weight = weight.reshape(self.groups, self.out_channels // self.groups, -1)
         product = _product(weight[0], columns[0]) if self.groups == 1 else _multiplied(weight, columns)
-        y = product.reshape(self.out_channels, batch, rows.out, cols.out)
-        y = y if self.bias is None else y + self.bias[:, None, None, None]
-        return y.transpose(0, 1)
+        return product.reshape(self.out_channels, len(x), rows.out, cols.out)
 
 
 class _LinearProduct(_Product):

@@ -1,13 +1,13 @@
 """Options for speed, none of which changes results beyond rounding: precision, captured steps, kinds of convolutions.
 
-Stacked clients turn a stock convolution into one with a group per client. On a GPU either it or a product of shifted
-slices may be up to five times faster than the other, depending on the shape and the GPU, so both are measured.
-Compiled steps always use products, because they can be fused.
+Stacked clients turn a stock convolution into one with a group per client. On a GPU either it, a product of shifted
+slices or a Triton kernel may be several times faster than the others, depending on the shape and the GPU, so they are
+measured. Compiled steps never use stock convolutions, because products can be fused and kernels need no columns.
 """
 
 import copy
 import logging
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,12 +19,15 @@ from torch.func import functional_call, grad, vmap
 
 from stratafl.errors import RecordError, first_line, unknown
 from stratafl.runtime.captured import capture
-from stratafl.runtime.products import MatmulConv2d, may_be_product, rounding
+from stratafl.runtime.products import MatmulConv2d, Way, may_be_product, rounding
 
 Precision = Literal["fp32", "tf32", "bf16"]
 Choice = Literal["auto", "on", "off"]
-Convolutions = Literal["auto", "product", "stock"]
+Convolutions = Literal["auto", "product", "stock", "kernel"]
+WAYS: dict[str, Way] = {"auto": True, "product": True, "stock": False, "kernel": "kernel"}
+MEASURED: tuple[Way, ...] = (True, False)  # what `auto` chooses from; kernels join once they are measured on a GPU
 REPEATS = 20
+FUSED = 0.6  # the time of a product in a compiled step, whose slices are one copy, as a share of its time alone
 log = logging.getLogger("stratafl")
 
 
@@ -32,15 +35,15 @@ log = logging.getLogger("stratafl")
 class Speed:
     """Precision of products, whether steps are captured and compiled, and how convolutions are computed.
 
-    `products` says for each convolution whether it is a product. Without it, all are on a CPU, because the bits of a
-    product do not depend on the other clients of a chunk; on a GPU the faster way is measured.
+    `products` says for each convolution whether it is a product or a kernel. Without it, all are products on a CPU,
+    because the bits of a product do not depend on the other clients of a chunk; on a GPU the fastest way is measured.
     """
 
     precision: Precision = "fp32"
     graphs: Choice = "auto"
     compile: Choice = "auto"
     convolutions: Convolutions = "auto"
-    products: Mapping[str, bool] | None = None
+    products: Mapping[str, Way] | None = None
 
     def __post_init__(self) -> None:
         kinds = {"precision": Precision, "graphs": Choice, "compile": Choice, "convolutions": Convolutions}
@@ -85,26 +88,32 @@ def with_convolutions(speed: Speed, module: nn.Module, sample: Tensor, clients: 
     """The same with `products` filled in, for this number of clients and samples on the sample's device."""
     if speed.products is not None:
         return speed
-    if speed.convolutions == "auto" and sample.is_cuda and speed.compile != "on":
-        return replace(speed, products=faster_as_products(module, sample, clients, batch))
-    stock = speed.convolutions == "stock"
-    return replace(speed, products=dict.fromkeys(convolutions(module), not stock))
+    fused = speed.compile == "on"
+    ways = tuple(way for way in MEASURED if way or not fused)
+    if speed.convolutions == "auto" and sample.is_cuda and len(ways) > 1:
+        return replace(speed, products=fastest_ways(module, sample, clients, batch, ways, fused=fused))
+    return replace(speed, products=dict.fromkeys(convolutions(module), WAYS[speed.convolutions]))
 
 
-def faster_as_products(module: nn.Module, sample: Tensor, clients: int, batch: int) -> dict[str, bool]:
-    """For each convolution, whether a product is faster for this number of clients and samples."""
+def fastest_ways(
+    module: nn.Module, sample: Tensor, clients: int, batch: int, ways: Sequence[Way], *, fused: bool
+) -> dict[str, Way]:
+    """For each convolution, the fastest of these ways for this number of clients and samples.
+
+    `fused`: in a compiled step, where a product takes less time than alone.
+    """
     module = copy.deepcopy(module).to(sample.device).eval().requires_grad_(False)
     mine = {path: module.get_submodule(path) for path in convolutions(module)}
     for conv in mine.values():
         conv.__class__ = MatmulConv2d
-    found: dict[str, bool] = {}
-    known: dict[object, bool] = {}
+    found: dict[str, Way] = {}
+    known: dict[object, Way] = {}
     for path, shape in _inputs(module, mine, sample).items():
         conv = cast(MatmulConv2d, mine[path])
         geometry = (conv.weight.shape, conv.stride, conv.padding, conv.dilation, conv.groups, shape)
         if geometry not in known:
             x = sample.new_zeros(clients, batch, *shape)
-            known[geometry] = _faster(conv, _step(conv, x, clients))
+            known[geometry] = _fastest(conv, _step(conv, x, clients), ways, fused)
         found[path] = known[geometry]
     return found
 
@@ -139,18 +148,19 @@ def _step(conv: nn.Conv2d, x: Tensor, clients: int) -> Callable[[], object]:
     return lambda: vmap(grad(loss, argnums=(0, 1)))(weight, x)
 
 
-def _faster(conv: MatmulConv2d, step: Callable[[], object]) -> bool:
-    """Whether the product is faster; it is used where nothing can be measured."""
-    try:
-        stock, product = (_milliseconds(step, as_product=p, conv=conv) for p in (False, True))
-    except RuntimeError as error:
-        log.info("a convolution cannot be measured and becomes a product: %s", first_line(error))
-        return True
-    return product < stock
+def _fastest(conv: MatmulConv2d, step: Callable[[], object], ways: Sequence[Way], fused: bool) -> Way:
+    """The way with the shortest time; a product where nothing can be measured."""
+    times: dict[Way, float] = {}
+    for way in ways:
+        try:
+            times[way] = _milliseconds(step, way, conv) * (FUSED if fused and way is True else 1)
+        except Exception as error:  # a compiler of kernels may fail in any way
+            log.info("a convolution cannot be measured as '%s': %s", way, first_line(error))
+    return min(times, key=lambda way: times[way], default=True)
 
 
-def _milliseconds(step: Callable[[], object], *, as_product: bool, conv: MatmulConv2d) -> float:
-    before, conv.product = conv.product, as_product
+def _milliseconds(step: Callable[[], object], way: Way, conv: MatmulConv2d) -> float:
+    before, conv.product = conv.product, way
     try:
         replay = capture(step, torch.cuda.graph_pool_handle())
     finally:

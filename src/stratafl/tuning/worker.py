@@ -53,10 +53,11 @@ def advance(
 
     Runs that can be done now are joined, as many as memory allows. Other processes may work on the same, `jobs` in all.
     """
+    reports = Reports(watch, note, interrupted)
     while work := source.work():
+        taken = _take_together(work, reports, jobs)
         if interrupted():
             return False
-        taken = _take_together(work, Reports(watch, note, interrupted), jobs)
         if not taken:  # other processes work on all of it
             time.sleep(POLL)
     return True
@@ -80,7 +81,7 @@ def _take_together(work: Sequence[Work], reports: Reports, jobs: int) -> bool:
             taken.append(_take(each, reports, joined))
 
     joined.drive(partial(take, each) for each in work)
-    return any(taken) or reports.interrupted()
+    return any(taken)
 
 
 def _take(work: Work, reports: Reports, joined: JoinedRuns) -> bool:
