@@ -213,7 +213,11 @@ def test_bad_words_and_digits_without_a_gpu_are_refused():
 
 def test_what_was_found_out_is_given_back():
     sim = made(fedavg(), PLAIN)
-    assert sim.runtime.tuning == {"products": {"conv1": True, "conv2": True}, "compiled": None}
+    assert sim.runtime.tuning == {
+        "products": {"conv1": True, "conv2": True},
+        "compiled": None,
+        "engine": "stacked",
+    }
     stock = made(fedavg(), replace(PLAIN, convolutions="stock"))
     assert stock.runtime.tuning["products"] == {"conv1": False, "conv2": False}
     assert difference(sim.run(Matrix()).tensors(), stock.run(Matrix()).tensors()) < 1e-4

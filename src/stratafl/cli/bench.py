@@ -64,7 +64,7 @@ def _cells(row: Row) -> dict[str, str]:
     engine = row["engine"]
     seconds = {f"{part}, s": f"{engine['median'][part]:.3f}" for part in ("round", "train", "server", "evaluate")}
     first, memory = f"{engine['first_round']:.1f}", f"{engine['peak_memory'] / MIB:,.0f}"
-    ratios = {f"× {name}": f"{ratio['round']:.1f}" for name, ratio in row["ratios"].items()}
+    ratios = {f"× {name}": f"{ratio['round']:.2f}" for name, ratio in row["ratios"].items()}
     return {**named, **sizes, "first, s": first, **seconds, "MiB": memory, **ratios}
 
 

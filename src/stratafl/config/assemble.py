@@ -203,6 +203,7 @@ def simulation_of(
             algorithm,
             federation,
             model_of(model, tuple(federation.x.shape[1:]), federation.classes, trust),
+            engine="loop" if run.engine == "auto" and tuning.get("engine") == "loop" else run.engine,
             speed=Speed(run.precision, run.graphs, compile, run.convolutions, tuning.get("products")),
             store=run.store,
             saved=True,
@@ -218,6 +219,7 @@ def simulation_with(
 ) -> Simulation:
     """The simulation that an experiment describes, of these parts; `more` are further arguments of `simulation`."""
     run = experiment.run
+    more = {"engine": run.engine, **more}
     return simulation(
         algorithm,
         federation,
@@ -230,7 +232,6 @@ def simulation_with(
         head=experiment.model.head,
         weights=experiment.model.weights,
         device=run.device,
-        engine=run.engine,
         memory_limit=run.memory_limit,
         new_clients=experiment.data.new_clients,
         **more,

@@ -165,7 +165,7 @@ class RunTable:
     buffers: Annotated[Buffers, "BatchNorm statistics follow their layer or stay with the client"] = "follow"
     granularity: Annotated[Granularity, "what counts as a layer"] = "module"
     device: Annotated[str, "`auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1` …"] = "auto"
-    engine: Annotated[EngineName, "all clients in one step, or client by client"] = "auto"
+    engine: Annotated[EngineName, "all clients in one step, or client by client; `auto`: on a CPU as measured"] = "auto"
     precision: Annotated[Precision, "digits of products on a GPU: 24, 11 or 8 bits"] = "fp32"
     compile: Annotated[Choice, "compile steps; `auto`: on a GPU, if the run is long enough to pay"] = "auto"
     graphs: Annotated[Choice, "capture steps and replay them; `auto`: on a GPU"] = "auto"

@@ -100,6 +100,28 @@ def join(states: Sequence[Mapping[str, Value]]) -> State:
     return {name: combine(stack, [s[name] for s in states]) for name in states[0]}
 
 
+def rejoin(before: Mapping[str, Value], states: Sequence[Mapping[str, Value]]) -> State:
+    """The same as `join` for states that were slices of `before`; what was moved in place is not copied."""
+    whole = {name: value if isinstance(value, Tensor) else dict(value) for name, value in before.items()}
+    return {name: combine(_rejoined, [whole[name], *(s[name] for s in states)]) for name in states[0]}
+
+
+def _rejoined(blocks: Sequence[Tensor]) -> Tensor:
+    before, *parts = blocks
+    return before if sum(map(len, parts)) == len(before) and _are_slices(before, parts) else stack(parts)
+
+
+def _are_slices(before: Tensor, parts: Sequence[Tensor]) -> bool:
+    """Whether these are slices of one tensor, one below the other."""
+    start, row = before.data_ptr(), before.stride(0) * before.element_size()
+    for part in parts:
+        like = part.dtype == before.dtype and part.shape[1:] == before.shape[1:]
+        if not like or part.data_ptr() != start or part.stride() != before.stride():
+            return False
+        start += len(part) * row
+    return True
+
+
 def flatten(state: Mapping[str, Value], prefix: str = "") -> Rows:
     """One flat name per tensor: `field` or `field/tensor`."""
     flat: Rows = {}

@@ -18,6 +18,7 @@ from stratafl.core.task import Inputs, Stack
 from stratafl.data.federation import Federation
 from stratafl.errors import ModelError, first_line, unknown
 from stratafl.runtime.captured import CapturedSteps
+from stratafl.runtime.choice import is_measured, measured
 from stratafl.runtime.engine import Engine, LoopEngine, StackedEngine
 from stratafl.runtime.likeness import likeness
 from stratafl.runtime.model import Model
@@ -56,9 +57,14 @@ def build_runtime(
         rounded = speed.precision == "bf16"
         return Model(module, layout, head=head, stacked=stacked, device=device, rounded=rounded, products=products)
 
+    given = speed
     with precision(speed.precision):
         speed = with_convolutions(speed, module, sample, min(federation.clients, SEVERAL), batch)
+    measures = engine == "auto" and given.products is None and given.convolutions == "auto" and device.type == "cpu"
     chosen = _engine(module, layout, engine, federation, sample, lambda stacked: model(stacked, speed.products))
+    if measures and isinstance(chosen, StackedEngine) and not speed.captures(device) and is_measured(module):
+        loop = _loop(module, sample, lambda: model(False))
+        chosen = _faster(chosen, loop, module, federation, sample, batch) if loop.parallel else chosen
     rows = expand({n: x.to(device) for n, x in columns(module).items()}, 1)
     weight = torch.ones(1, len(sample), dtype=dtype, device=device)
     _, features = chosen.outputs(rows, sample.unsqueeze(0), weight, (len(sample),))
@@ -125,9 +131,8 @@ def _engine(
 ) -> Engine:
     if name not in ("auto", "stacked", "loop"):
         raise unknown("engine", str(name), ("auto", "stacked", "loop"))
-    loop = LoopEngine(model(False))
     if name == "loop":
-        return loop
+        return _loop(module, sample, lambda: model(False))
     stacked = StackedEngine(lambda: model(True))
     reason = _why_not_stacked(stacked, module, layout, federation, sample)
     if reason is None:
@@ -135,7 +140,31 @@ def _engine(
     if name == "stacked":
         raise ModelError(f"{type(module).__name__} does not run stacked: {reason}")
     log.warning("%s runs client by client, because it does not run stacked: %s", type(module).__name__, reason)
-    return loop
+    return _loop(module, sample, lambda: model(False))
+
+
+def _loop(module: nn.Module, sample: Tensor, model: Callable[[], Model]) -> LoopEngine:
+    """Client by client; on a CPU several at a time, unless the module draws random numbers of its own."""
+    try:
+        draws = sample.device.type != "cpu" or model().draws(columns(module), sample)
+    except Exception:  # a user's module may fail in any way; then it says why when it trains
+        draws = True
+    return LoopEngine(model, parallel=not draws)
+
+
+def _faster(
+    stacked: StackedEngine, loop: LoopEngine, module: nn.Module, federation: Federation, sample: Tensor, batch: int
+) -> Engine:
+    """The engine that is faster on this processor, unless single-threaded clients would leave half of it idle."""
+    if 2 * federation.clients <= torch.get_num_threads():
+        return stacked
+    found = measured(stacked, loop, module, federation, sample, batch)
+    stacked.client_seconds, loop.client_seconds = found.stacked, found.loop
+    log.info(
+        "a client's step takes %.2f ms stacked and %.2f ms client by client: engine '%s'",
+        *(1e3 * found.stacked, 1e3 * found.loop, found.engine),
+    )
+    return loop if found.engine == "loop" else stacked
 
 
 def _why_not_stacked(

@@ -80,6 +80,17 @@ class Model:
         self._caught.clear()
         return output, features
 
+    def draws(self, row: Mapping[str, Tensor], x: Tensor) -> bool:
+        """Whether training draws from torch's own generator, which all threads share."""
+        modes = frozenset(path for path, _ in self.module.named_modules())
+        key = torch.zeros((), dtype=torch.int64, device=x.device)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            before = torch.default_generator.get_state()
+            self.net(dict(row), {}, modes, None, key).both(dict(row), x, train=True)
+            drawn = not torch.equal(before, torch.default_generator.get_state())
+        self.context.clear()
+        return drawn
+
     def path_of(self, part: str) -> str:
         """The path of a part; where no module is called `head`, `head.personal` is a part of the head."""
         if part not in self._path_of:

@@ -13,7 +13,7 @@ from stratafl.core.state import State
 from stratafl.data.federation import Federation
 from stratafl.runtime.batches import Batches
 from stratafl.runtime.captured import CapturedSteps
-from stratafl.runtime.engine import Engine
+from stratafl.runtime.engine import Engine, LoopEngine
 from stratafl.runtime.joining import Request, this_run
 from stratafl.runtime.scan import Scan, Source
 from stratafl.runtime.speed import USUAL, Speed
@@ -100,7 +100,12 @@ class Runtime:
     def tuning(self) -> dict[str, object]:
         """What was measured about speed; a resumed run is given it, so that it computes the same bits."""
         steps = next(iter(self._joined), self.captured)
-        return {"products": dict(self.speed.products or {}), "compiled": None if steps is None else steps.compiles}
+        compiled, engine = None if steps is None else steps.compiles, "loop" if self._is_loop else "stacked"
+        return {"products": dict(self.speed.products or {}), "compiled": compiled, "engine": engine}
+
+    @property
+    def _is_loop(self) -> bool:
+        return isinstance(self.engine, LoopEngine)
 
     @property
     def kept(self) -> int:

@@ -1,6 +1,7 @@
 """The task of a cohort: what its clients can do with their data in one round; algorithms see `core.task.Task` alone."""
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -9,16 +10,17 @@ from stratafl.core import keys
 from stratafl.core.layout import Rows
 from stratafl.core.objectives import Objective, default_objective, sample_hits, sample_losses
 from stratafl.core.round import Round
-from stratafl.core.state import State, join, pick, rows_of, stored_elements, tensor_of
+from stratafl.core.state import State, join, pick, rejoin, rows_of, stored_elements, tensor_of
 from stratafl.core.task import Gradients, Inputs, ScanStep, Scores, Stack
 from stratafl.errors import DataError, ModelError
 from stratafl.runtime.batches import Batches, BatchPlan, plan_batches, sample_positions
 from stratafl.runtime.engine import Engine
-from stratafl.runtime.lanes import alone_if_short, in_a_lane, in_lanes, side_by_side
+from stratafl.runtime.lanes import cut, in_a_lane, in_lanes, is_long, pace
 from stratafl.runtime.runtime import Runtime
 from stratafl.runtime.scan import Scan
 
 EVALUATION_BATCH = 256  # samples of each client
+READ = 2**20  # numbers that are read at once
 AT_ONCE = 16384  # samples of all clients on a GPU, which is idle while Python prepares small batches
 
 
@@ -159,54 +161,68 @@ class CohortTask:
         return self._in_lanes(scan.step, scan.carry, scan.held, plan, sorted_batches)
 
     def _in_lanes(self, step: ScanStep, carry: State, held: State, plan: BatchPlan, batches: list[Batches]) -> State:
-        """All steps, with the clients in lanes; the batches are in the order of falling numbers of steps."""
-        lanes = self._lanes(carry)
+        """All steps, with the clients in pieces; the batches are in the order of falling numbers of steps."""
         if not in_a_lane():
             self._runtime.engine.prepare()
-        if lanes == 1 and list(plan.order) == list(range(len(self))):  # sorted already: nothing to copy
+        pieces, is_sorted = self._pieces(carry), list(plan.order) == list(range(len(self)))
+        if len(pieces) == 1 and is_sorted:  # nothing to copy
             return self._steps(step, carry, held, list(plan.steps), batches)
-        if len(set(plan.steps)) == 1:
-            return self._in_even_lanes(step, carry, held, plan, batches, lanes)
-        # Lanes take turns at the clients in order of falling steps, so that all lanes are busy to the end.
-        clients = [list(plan.order[lane::lanes]) for lane in range(lanes)]
 
-        def run(lane: int) -> State:
-            mine = torch.tensor(clients[lane], device=self._runtime.device)
-            own = [each.pick(slice(lane, None, lanes)) for each in batches]
-            return self._steps(step, pick(carry, mine), pick(held, mine), [plan.steps[c] for c in clients[lane]], own)
+        def run(piece: slice) -> State:
+            clients = plan.order[piece]
+            mine = piece if is_sorted else torch.tensor(clients, device=self._runtime.device)
+            own = [each.pick(piece) for each in batches]
+            return self._steps(step, pick(carry, mine), pick(held, mine), [plan.steps[c] for c in clients], own)
 
-        order = torch.tensor([client for lane in clients for client in lane], device=self._runtime.device)
-        return pick(join(in_lanes(run, lanes)), order.argsort())
+        done = in_lanes(run, pieces, threads=1 if self._runtime.engine.alone else None)
+        if is_sorted:
+            return rejoin(carry, done)
+        return pick(join(done), torch.tensor(plan.order, device=self._runtime.device).argsort())
 
-    def _in_even_lanes(
-        self, step: ScanStep, carry: State, held: State, plan: BatchPlan, batches: list[Batches], lanes: int
-    ) -> State:
-        """Clients with the same number of steps: lanes take slices of them, so that no row is copied."""
-
-        def run(lane: int) -> State:
-            mine = slice(len(self) * lane // lanes, len(self) * (lane + 1) // lanes)
-            own = [each.pick(mine) for each in batches]
-            return self._steps(step, pick(carry, mine), pick(held, mine), list(plan.steps[mine]), own)
-
-        return join(in_lanes(run, lanes))
-
-    def _lanes(self, carry: State) -> int:
-        if not self._runtime.engine.parallel:
-            return 1
-        return side_by_side(len(self), stored_elements(carry), self._runtime.device)
+    def _pieces(self, carry: State) -> list[slice]:
+        """The clients that are computed together, in the order of falling numbers of steps."""
+        engine, whole = self._runtime.engine, [slice(0, len(self))]
+        if self._runtime.device.type != "cpu" or in_a_lane() or not engine.parallel:
+            return whole
+        if engine.alone:
+            return cut(len(self), 1)
+        return cut(len(self)) if is_long(stored_elements(carry), engine.client_seconds) else whole
 
     def _steps(self, step: ScanStep, carry: State, held: State, steps: list[int], batches: list[Batches]) -> State:
         """All steps of clients whose numbers of steps are falling."""
         done: list[State] = []
         width = len(steps)
-        with alone_if_short(stored_elements(carry), self._runtime.device):
-            for s in range(steps[0]):
-                active = sum(count > s for count in steps)
-                if active < width:
-                    done.append(pick(carry, slice(active, width)))
-                    carry, held, width = pick(carry, slice(0, active)), pick(held, slice(0, active)), active
-                carry = step(carry, held, *(self._stack(each, s, active) for each in batches))
+        for active, stacks in self._stacks(batches, steps):
+            if active < width:
+                done.append(pick(carry, slice(active, width)))
+                carry, held, width = pick(carry, slice(0, active)), pick(held, slice(0, active)), active
+            with self._paced(carry):
+                carry = step(carry, held, *stacks)
         return join([carry, *reversed(done)]) if done else carry
+
+    def _stacks(self, batches: Sequence[Batches], steps: Sequence[int]) -> Iterator[tuple[int, list[Stack]]]:
+        """For each step, how many clients take it, and their batches, which are read several steps at a time."""
+        begin = 0
+        while begin < steps[0]:
+            active = sum(count > begin for count in steps)
+            numbers = self._runtime.source.x[:1].numel() * batches[0].samples.shape[2] * active
+            end = min(steps[active - 1], begin + max(1, READ // max(numbers, 1)))
+            windows = [self._window(each, slice(begin, end), active) for each in batches]
+            yield from ((active, list(stacks)) for stacks in zip(*windows, strict=True))
+            begin = end
+
+    def _window(self, batches: Batches, steps: slice, active: int) -> list[Stack]:
+        """The batches of some steps, by one read: a read for each takes longer than a layer of a small model."""
+        samples, weight, noise = (x[:active, steps].transpose(0, 1).contiguous() for x in batches.tensors())
+        x, y = self._read(samples)
+        sizes = batches.sizes[:active, steps].T.tolist()
+        return [Stack(a, b, w, k, tuple(real)) for a, b, w, k, real in zip(x, y, weight, noise, sizes, strict=True)]
+
+    def _paced(self, carry: State) -> AbstractContextManager[None]:
+        """With as many threads as pay, where bits do not depend on their number."""
+        engine = self._runtime.engine
+        found = None if engine.alone or not engine.parallel else pace(stored_elements(carry), self._runtime.device)
+        return nullcontext() if found is None else found.step()
 
     def _stack(self, batches: Batches, s: int, active: int) -> Stack:
         x, y = self._read(batches.samples[:active, s])
