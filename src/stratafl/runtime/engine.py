@@ -16,11 +16,14 @@ from stratafl.core.layout import Rows
 from stratafl.core.objectives import Batch, Objective
 from stratafl.core.task import Gradients, Inputs, Stack
 from stratafl.errors import first_line
+from stratafl.runtime.dynamo import leave_unloaded
 from stratafl.runtime.model import Model
+from stratafl.runtime.products import is_fusing
 from stratafl.runtime.tracing import Likeness, patience, trace
 
 # Operations without a fast vmap rule are slower but correct: no reason for a warning at every step.
 torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
+leave_unloaded()
 Modes = frozenset[str]
 log = logging.getLogger("stratafl")
 _Aside = tuple[Tensor, Rows, Rows, Rows]  # loss, statistics, carry, metrics
@@ -113,6 +116,8 @@ class StackedEngine:
 
     def _replayed(self, step: Callable[..., _Result], name: Hashable, arguments: tuple[Any, ...]) -> _Result:
         """The step, from its trace if it has one; it is never traced if its name is not hashable."""
+        if is_fusing():  # a trace holds other slices than the compiler is given
+            return step(*arguments)
         leaves, structure = tree_flatten(arguments)
         signature = (name, structure, tuple((x.shape, x.stride(), x.dtype) for x in leaves))
         try:

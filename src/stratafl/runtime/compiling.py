@@ -1,0 +1,332 @@
+"""Compiled steps: made by another process beside the rounds, and kept on disk for later runs.
+
+A step is described as text (`step_graph.py`). The text, together with everything else that compiled code depends on, is
+the key of an entry in the cache; if there is no entry, `compiler_process.py` makes it. Whatever goes wrong is one line
+in the log, and the run goes on without the compiled step. Code from the cache is executed, as from torch's own caches,
+so the folder must belong to the user alone.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import ModuleType
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from stratafl.data.cache import cache_folder
+from stratafl.errors import DamagedError, ModelError, first_line
+from stratafl.files import read_plain, write_atomically
+from stratafl.runtime.compiler_process import DONE, LIBRARY, MODULE, REQUEST
+from stratafl.runtime.step_graph import Description, describe_step
+
+FORMAT = 1  # of the cache; another one is not found
+FORMS = ("library", "module")  # in what a step is compiled: the first that can be built
+SMALL, LARGE = 2**16, 2**28  # bytes that files of the cache may have
+ALIGNED = 16  # bytes, which compiled code relies on
+CLOSING = 5.0  # seconds that a process gets to end
+Run = Callable[..., object]
+log = logging.getLogger("stratafl")
+
+
+@dataclass
+class _Job:
+    """A step that was asked for: its entry in the cache, and the process that makes it."""
+
+    folder: Path
+    request: bytes
+    step: Description
+    constants: list[Tensor]
+    process: subprocess.Popen[bytes] | None = None
+    said: IO[bytes] | None = None  # what the process writes
+    run: Run | None = None
+    failed: bool = False
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+class Compiler:
+    """Compiles steps in other processes; nothing here raises because of a step that cannot be compiled.
+
+    Steps are named by whoever asks for them. `start` returns at once, `ready` never waits.
+    """
+
+    def __init__(self, folder: Path | None = None, forms: Sequence[str] = FORMS) -> None:
+        self._folder, self._forms = folder or cache_folder() / "compiled", tuple(forms)
+        self._jobs: dict[Hashable, _Job] = {}
+        self._failed: set[Hashable] = set()
+
+    def start(self, name: Hashable, step: Callable[..., None], tensors: Sequence[Tensor]) -> None:
+        """Describe the step by running it once on these tensors, which it writes to, and have it compiled.
+
+        Compiled code takes tensors of the same shapes, strides and types. Call this with the precision set that the
+        step runs with, and inside `fusing()`, so that it is described as the compiler likes it.
+        """
+        if name in self._jobs or name in self._failed:
+            return
+        try:
+            self._jobs[name] = job = self._job(step, tensors)
+            if not _is_done(job):
+                self._launch(job)
+        except Exception as error:  # a step that cannot be described, no room on the disk, no processes left
+            self._fail(name, first_line(error, typed=not isinstance(error, ModelError)))
+
+    def ready(self, name: Hashable) -> Run | None:
+        """The compiled step as a function of its tensors, or None if it is not there yet or never will be."""
+        job = self._jobs.get(name)
+        if job is None or job.failed:
+            return None
+        if job.run is None:
+            if job.process is not None and job.process.poll() is None:
+                return None
+            self._load(name, job)
+        return job.run
+
+    def wait(self, name: Hashable, seconds: float = 600.0) -> Run | None:
+        """The same after its process has ended; None if that takes longer than `seconds`."""
+        job = self._jobs.get(name)
+        if job is not None and job.process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                job.process.wait(seconds)
+        return self.ready(name)
+
+    def pending(self, name: Hashable) -> bool:
+        """Whether the step may still become ready."""
+        job = self._jobs.get(name)
+        return job is not None and not job.failed and job.run is None
+
+    def key(self, name: Hashable) -> str | None:
+        """The entry of a step in the cache, to be recorded with a run."""
+        job = self._jobs.get(name)
+        return None if job is None else job.folder.name
+
+    def seconds(self, name: Hashable) -> dict[str, float]:
+        """How long the stages of compiling and loading took, as far as they are known."""
+        job = self._jobs.get(name)
+        return {} if job is None else dict(job.seconds)
+
+    def forget(self, name: Hashable) -> None:
+        """Give back what is kept of a step, and end its process."""
+        self._failed.discard(name)
+        job = self._jobs.pop(name, None)
+        if job is not None:
+            _end(job)
+
+    def close(self) -> None:
+        for name in list(self._jobs):
+            self.forget(name)
+
+    def _job(self, step: Callable[..., None], tensors: Sequence[Tensor]) -> _Job:
+        begin = time.perf_counter()
+        described, constants = describe_step(step, tensors)
+        asked = {"environment": environment(tensors[0].device), "forms": self._forms, "step": described}
+        request = json.dumps(asked, sort_keys=True).encode()
+        folder = private_folder(private_folder(self._folder) / hashlib.sha256(request).hexdigest()[:32])
+        job = _Job(folder, request, described, constants)
+        job.seconds["describing"] = time.perf_counter() - begin
+        return job
+
+    def _launch(self, job: _Job) -> None:
+        with suppress(FileNotFoundError):
+            (job.folder / DONE).unlink()  # a damaged one
+        write_atomically(job.folder / REQUEST, job.request)
+        job.said = tempfile.TemporaryFile()
+        job.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "stratafl.runtime.compiler_process", str(job.folder)],
+            stdin=subprocess.PIPE, stdout=job.said, stderr=job.said, cwd=job.folder, start_new_session=True,
+            env={**os.environ, **_caches(job.folder), "PYTHONPATH": _python_path()},
+        )  # fmt: skip
+
+    def _load(self, name: Hashable, job: _Job) -> None:
+        begin = time.perf_counter()
+        try:
+            if not _is_done(job):
+                raise ModelError(_last_words(job) or "the compiler ended without a result")
+            job.run = _checked(load_step(job.folder / _done(job)["file"]), job)
+            job.seconds |= {f"process/{n}": s for n, s in _done(job).get("seconds", {}).items()}
+            job.seconds["loading"] = time.perf_counter() - begin
+            job.process = None
+        except Exception as error:  # whatever a damaged library or module does
+            self._fail(name, first_line(error, typed=not isinstance(error, ModelError)))
+            with suppress(OSError):
+                (job.folder / DONE).unlink()  # so that the next run compiles again
+
+    def _fail(self, name: Hashable, reason: str) -> None:
+        self._failed.add(name)
+        if name in self._jobs:
+            self._jobs[name].failed = True
+            _end(self._jobs[name])
+        log.warning("a step cannot be compiled and runs more slowly: %s", reason)
+
+
+def _end(job: _Job) -> None:
+    if job.process is not None:
+        assert job.process.stdin is not None
+        job.process.stdin.close()  # which ends it
+        try:
+            job.process.wait(CLOSING)
+        except subprocess.TimeoutExpired:
+            job.process.kill()
+            job.process.wait()
+    if job.said is not None:
+        job.said.close()
+    job.process = job.said = job.run = None
+
+
+def _last_words(job: _Job) -> str:
+    """The last line that the process has written."""
+    if job.said is None or job.process is None:
+        return ""
+    job.said.seek(max(0, job.said.seek(0, os.SEEK_END) - SMALL))
+    lines = job.said.read().decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else f"the compiler ended with code {job.process.returncode}"
+
+
+def _python_path() -> str:
+    """Where the other process finds this package."""
+    root = str(Path(__file__).parents[2])
+    return os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+
+
+def _caches(folder: Path) -> dict[str, str]:
+    """Torch's own caches, in the entry's folder."""
+    return {"TORCHINDUCTOR_CACHE_DIR": str(folder / "torch"), "TRITON_CACHE_DIR": str(folder / "triton")}
+
+
+def private_folder(path: Path) -> Path:
+    """The folder, made if it is missing; refused if somebody else may write to it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise DamagedError(f"'{path}' is not a folder: remove it, because compiled code is kept there")
+    if os.name != "nt" and (found.st_uid != os.getuid() or found.st_mode & 0o022):
+        raise DamagedError(f"others may write to '{path}', and code is executed from it: chmod 700, or remove it")
+    return path
+
+
+# What a compiled step depends on
+
+
+def environment(device: torch.device) -> Description:
+    """Everything beside the step itself that compiled code depends on."""
+    return {
+        "format": FORMAT,
+        "torch": [torch.__version__, torch.version.git_version, torch.version.cuda],
+        "triton": _triton(),
+        "python": platform.python_version(),
+        "processor": [platform.machine(), _processor()],
+        "device": str(device),
+        "gpu": _gpu(device),
+        "threads": torch.get_num_threads(),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "cudnn_tf32": torch.backends.cudnn.allow_tf32,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "settings": {name: value for name, value in sorted(os.environ.items()) if _is_setting(name)},
+    }
+
+
+def _triton() -> str | None:
+    for name in ("triton", "pytorch-triton"):
+        with suppress(PackageNotFoundError):
+            return version(name)
+    return None
+
+
+def _processor() -> str:
+    """What the processor can do, because C++ is compiled for it."""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        known = {
+            line for line in lines if line.partition(":")[0].strip() in ("flags", "Features", "model name", "CPU part")
+        }
+        return hashlib.sha256("\n".join(sorted(known)).encode()).hexdigest()
+    return platform.processor()
+
+
+def _gpu(device: torch.device) -> list[Any] | None:
+    if device.type != "cuda":
+        return None
+    return [torch.cuda.get_device_name(device), *torch.cuda.get_device_capability(device)]
+
+
+def _is_setting(name: str) -> bool:
+    """Whether a variable may change what torch's compiler makes."""
+    return name.startswith(("TORCHINDUCTOR_", "TRITON_", "AOT_INDUCTOR_")) and not name.endswith("_CACHE_DIR")
+
+
+# What is in the cache
+
+
+def _is_done(job: _Job) -> bool:
+    """Whether the entry is complete and is that of the step, not only of its name."""
+    try:
+        done = _done(job)
+        file = job.folder / done["file"]
+        return (
+            done["key"] == hashlib.sha256(job.request).hexdigest()
+            and done["file"] in (LIBRARY, MODULE)
+            and read_plain(job.folder / REQUEST, LARGE) == job.request
+            and hashlib.sha256(read_plain(file, LARGE)).hexdigest() == done["sha256"]
+        )
+    except (OSError, ValueError, KeyError, TypeError, DamagedError):
+        return False
+
+
+def _done(job: _Job) -> dict[str, Any]:
+    done: dict[str, Any] = json.loads(read_plain(job.folder / DONE, SMALL))
+    return done
+
+
+def load_step(file: Path) -> Run:
+    """A compiled step from its file: a function of its tensors and constants."""
+    if file.name == LIBRARY:
+        library = torch._C._aoti.AOTIModelPackageLoader(str(file), "model", True, 1, -1)  # type: ignore[call-arg]
+        return lambda *given: library.run(list(given))
+    from torch._inductor import config  # takes seconds
+
+    module = ModuleType(f"stratafl_step_{file.parent.name}")
+    module.__file__ = str(file)
+    with _environ(_caches(file.parent)), config.patch(compile_threads=1):  # kernels are there, so no pool of processes
+        exec(compile(file.read_text(encoding="utf-8"), file, "exec"), vars(module))
+    return lambda *given: module.call(list(given))
+
+
+@contextmanager
+def _environ(values: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _checked(run: Run, job: _Job) -> Run:
+    """Compiled code reads memory as it was told to, so tensors that differ are refused."""
+    wanted = [(each["shape"], each["stride"], each["dtype"], each["device"]) for each in job.step["tensors"]]
+    constants = job.constants
+
+    def checked(*tensors: Tensor) -> object:
+        given = [([*x.shape], [*x.stride()], str(x.dtype).removeprefix("torch."), str(x.device)) for x in tensors]
+        if given != wanted or any(x.data_ptr() % ALIGNED for x in tensors):
+            raise ModelError("a compiled step was given tensors of other shapes, strides or types than it is made for")
+        return run(*tensors, *constants)
+
+    return checked
