@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import sys
 import sysconfig
 import threading
@@ -24,11 +25,13 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from stratafl.errors import first_line
-from stratafl.files import atomically, write_atomically
+from stratafl.files import atomically, read_plain, write_atomically
+from stratafl.runtime.compiled_step import DONE, LARGE, LIBRARY, MODULE, REQUEST, load_step, read_done
 from stratafl.runtime.step_graph import blank_tensors, build_step, fake_tensors
 
-REQUEST, DONE, LIBRARY, MODULE, LOCK = "request.json", "done.json", "step.pt2", "step.py", "lock"
+LOCK = "lock"
 NICE = 5  # less urgent than the rounds, which go on
+KEPT = 64  # entries of the cache
 FREE = 4  # times the step's tensors that must be free on a GPU for a trial
 Timer = dict[str, float]
 
@@ -39,11 +42,20 @@ def main(folder: Path) -> int:
     with suppress(OSError):
         os.nice(NICE)
     with _locked(folder / LOCK):
-        if (folder / DONE).exists():  # by another process, while this one waited
-            return 0
-        data = (folder / REQUEST).read_bytes()
-        _compile(folder, json.loads(data), hashlib.sha256(data).hexdigest())
+        data = read_plain(folder / REQUEST, LARGE)
+        if read_done(folder, data) is None:  # else another process was done while this one waited
+            _compile(folder, json.loads(data), hashlib.sha256(data).hexdigest())
+    _remove_oldest(folder)
     return 0
+
+
+def _remove_oldest(folder: Path) -> None:
+    """Keep the entries that were used last."""
+    with suppress(OSError):
+        entries = sorted(folder.parent.glob(f"*/{DONE}"), key=lambda done: done.stat().st_mtime, reverse=True)
+        for done in entries[KEPT:]:
+            done.unlink()
+            shutil.rmtree(done.parent, ignore_errors=True)
 
 
 def _end_with_parent() -> None:
@@ -77,15 +89,14 @@ def _compile(folder: Path, request: dict[str, Any], key: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # advice to lower the precision, which the user decides
         file = _first_that_works(folder, request, seconds)
-    with suppress(Exception), _timed(seconds, "trial"):
-        _try_out(folder / file, request)
     digest = hashlib.sha256((folder / file).read_bytes()).hexdigest()
     done = {"key": key, "file": file, "sha256": digest, "seconds": {n: round(s, 3) for n, s in seconds.items()}}
     write_atomically(folder / DONE, json.dumps(done).encode())
 
 
 def _set_up(environment: dict[str, Any]) -> None:
-    torch.set_num_threads(environment["threads"])
+    if environment["threads"] is not None:
+        torch.set_num_threads(environment["threads"])
     torch.set_float32_matmul_precision(environment["matmul_precision"])
     torch.backends.cudnn.allow_tf32 = environment["cudnn_tf32"]
     torch.use_deterministic_algorithms(environment["deterministic"])
@@ -138,6 +149,8 @@ def _first_that_works(folder: Path, request: dict[str, Any], seconds: Timer) -> 
             with _timed(seconds, form), atomically(folder / name) as partial:
                 build(graph, tensors, partial)
             seconds |= _stages(form)
+            with _timed(seconds, "trial"):
+                _try_out(folder / name, request)
             return name
         except Exception as error:  # no compiler, no headers, or operations it does not know
             print(f"no {form}: {first_line(error, typed=True)}", file=sys.stderr)
@@ -148,9 +161,9 @@ def _first_that_works(folder: Path, request: dict[str, Any], seconds: Timer) -> 
 def build_library(graph: GraphModule, tensors: list[Tensor], file: Path) -> None:
     """Machine code for the processor and the GPU, with all kernels inside."""
     from torch._inductor import aot_compile
-    from torch._inductor.package import package_aoti
+    from torch._inductor.package.package import package_aoti
 
-    files = aot_compile(graph, tuple(tensors), options={"aot_inductor.package": True, "max_autotune": False})
+    files = aot_compile(graph, tuple(tensors), options={"aot_inductor.package": True})
     made = file.with_suffix(".pt2")
     package_aoti(str(made), files)  # type: ignore[arg-type]
     made.rename(file)
@@ -184,13 +197,14 @@ def _stages(form: str) -> Timer:
 
 def _try_out(file: Path, request: dict[str, Any]) -> None:
     """Run the step once: it decides what is decided when kernels first run, so that nobody waits for that later."""
-    from stratafl.runtime.compiling import load_step
-
     device = torch.device(request["environment"]["device"])
     needed = sum(x.nbytes for x in fake_tensors(request["step"]))
     if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < FREE * needed:
         return
-    load_step(file)(*blank_tensors(request["step"]))
+    with suppress(torch.OutOfMemoryError):
+        load_step(file, device)(*blank_tensors(request["step"]))
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
 
 
 if __name__ == "__main__":

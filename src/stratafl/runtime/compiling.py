@@ -16,12 +16,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import ModuleType
 from typing import IO, Any
 
 import torch
@@ -29,16 +28,14 @@ from torch import Tensor
 
 from stratafl.data.cache import cache_folder
 from stratafl.errors import DamagedError, ModelError, first_line
-from stratafl.files import read_plain, write_atomically
-from stratafl.runtime.compiler_process import DONE, LIBRARY, MODULE, REQUEST
+from stratafl.files import write_atomically
+from stratafl.runtime.compiled_step import DONE, REQUEST, SMALL, Run, load_step, read_done, torch_caches
 from stratafl.runtime.step_graph import Description, describe_step
 
 FORMAT = 1  # of the cache; another one is not found
 FORMS = ("library", "module")  # in what a step is compiled: the first that can be built
-SMALL, LARGE = 2**16, 2**28  # bytes that files of the cache may have
 ALIGNED = 16  # bytes, which compiled code relies on
 CLOSING = 5.0  # seconds that a process gets to end
-Run = Callable[..., object]
 log = logging.getLogger("stratafl")
 
 
@@ -50,6 +47,7 @@ class _Job:
     request: bytes
     step: Description
     constants: list[Tensor]
+    device: torch.device
     process: subprocess.Popen[bytes] | None = None
     said: IO[bytes] | None = None  # what the process writes
     run: Run | None = None
@@ -78,7 +76,7 @@ class Compiler:
             return
         try:
             self._jobs[name] = job = self._job(step, tensors)
-            if not _is_done(job):
+            if read_done(job.folder, job.request) is None:
                 self._launch(job)
         except Exception as error:  # a step that cannot be described, no room on the disk, no processes left
             self._fail(name, first_line(error, typed=not isinstance(error, ModelError)))
@@ -122,7 +120,7 @@ class Compiler:
         self._failed.discard(name)
         job = self._jobs.pop(name, None)
         if job is not None:
-            _end(job)
+            _end_process(job)
 
     def close(self) -> None:
         for name in list(self._jobs):
@@ -134,30 +132,30 @@ class Compiler:
         asked = {"environment": environment(tensors[0].device), "forms": self._forms, "step": described}
         request = json.dumps(asked, sort_keys=True).encode()
         folder = private_folder(private_folder(self._folder) / hashlib.sha256(request).hexdigest()[:32])
-        job = _Job(folder, request, described, constants)
+        job = _Job(folder, request, described, constants, tensors[0].device)
         job.seconds["describing"] = time.perf_counter() - begin
         return job
 
     def _launch(self, job: _Job) -> None:
-        with suppress(FileNotFoundError):
-            (job.folder / DONE).unlink()  # a damaged one
         write_atomically(job.folder / REQUEST, job.request)
-        job.said = tempfile.TemporaryFile()
+        job.said = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the process has ended)
         job.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "stratafl.runtime.compiler_process", str(job.folder)],
+            command(job.folder),
             stdin=subprocess.PIPE, stdout=job.said, stderr=job.said, cwd=job.folder, start_new_session=True,
-            env={**os.environ, **_caches(job.folder), "PYTHONPATH": _python_path()},
+            env={**os.environ, **torch_caches(job.folder), "PYTHONPATH": _python_path()},
         )  # fmt: skip
 
     def _load(self, name: Hashable, job: _Job) -> None:
         begin = time.perf_counter()
         try:
-            if not _is_done(job):
-                raise ModelError(_last_words(job) or "the compiler ended without a result")
-            job.run = _checked(load_step(job.folder / _done(job)["file"]), job)
-            job.seconds |= {f"process/{n}": s for n, s in _done(job).get("seconds", {}).items()}
+            done = read_done(job.folder, job.request)
+            if done is None:
+                raise ModelError(_last_words(job) or "its entry in the cache was changed")
+            job.run = _checked(load_step(job.folder / done["file"], job.device), job)
+            job.seconds |= {f"process/{name}": float(s) for name, s in done["seconds"].items()}
             job.seconds["loading"] = time.perf_counter() - begin
-            job.process = None
+            _end_process(job)
+            os.utime(job.folder / DONE)  # entries that are not used for long are removed first
         except Exception as error:  # whatever a damaged library or module does
             self._fail(name, first_line(error, typed=not isinstance(error, ModelError)))
             with suppress(OSError):
@@ -167,11 +165,16 @@ class Compiler:
         self._failed.add(name)
         if name in self._jobs:
             self._jobs[name].failed = True
-            _end(self._jobs[name])
+            _end_process(self._jobs[name])
         log.warning("a step cannot be compiled and runs more slowly: %s", reason)
 
 
-def _end(job: _Job) -> None:
+def command(folder: Path) -> list[str]:
+    """What compiles the entry in this folder; modules in the working directory are not imported."""
+    return [sys.executable, "-P", "-m", "stratafl.runtime.compiler_process", str(folder)]
+
+
+def _end_process(job: _Job) -> None:
     if job.process is not None:
         assert job.process.stdin is not None
         job.process.stdin.close()  # which ends it
@@ -182,7 +185,7 @@ def _end(job: _Job) -> None:
             job.process.wait()
     if job.said is not None:
         job.said.close()
-    job.process = job.said = job.run = None
+    job.process = job.said = None
 
 
 def _last_words(job: _Job) -> str:
@@ -198,11 +201,6 @@ def _python_path() -> str:
     """Where the other process finds this package."""
     root = str(Path(__file__).parents[2])
     return os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-
-
-def _caches(folder: Path) -> dict[str, str]:
-    """Torch's own caches, in the entry's folder."""
-    return {"TORCHINDUCTOR_CACHE_DIR": str(folder / "torch"), "TRITON_CACHE_DIR": str(folder / "triton")}
 
 
 def private_folder(path: Path) -> Path:
@@ -230,7 +228,7 @@ def environment(device: torch.device) -> Description:
         "processor": [platform.machine(), _processor()],
         "device": str(device),
         "gpu": _gpu(device),
-        "threads": torch.get_num_threads(),
+        "threads": torch.get_num_threads() if device.type == "cpu" else None,
         "matmul_precision": torch.get_float32_matmul_precision(),
         "cudnn_tf32": torch.backends.cudnn.allow_tf32,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
@@ -265,57 +263,6 @@ def _gpu(device: torch.device) -> list[Any] | None:
 def _is_setting(name: str) -> bool:
     """Whether a variable may change what torch's compiler makes."""
     return name.startswith(("TORCHINDUCTOR_", "TRITON_", "AOT_INDUCTOR_")) and not name.endswith("_CACHE_DIR")
-
-
-# What is in the cache
-
-
-def _is_done(job: _Job) -> bool:
-    """Whether the entry is complete and is that of the step, not only of its name."""
-    try:
-        done = _done(job)
-        file = job.folder / done["file"]
-        return (
-            done["key"] == hashlib.sha256(job.request).hexdigest()
-            and done["file"] in (LIBRARY, MODULE)
-            and read_plain(job.folder / REQUEST, LARGE) == job.request
-            and hashlib.sha256(read_plain(file, LARGE)).hexdigest() == done["sha256"]
-        )
-    except (OSError, ValueError, KeyError, TypeError, DamagedError):
-        return False
-
-
-def _done(job: _Job) -> dict[str, Any]:
-    done: dict[str, Any] = json.loads(read_plain(job.folder / DONE, SMALL))
-    return done
-
-
-def load_step(file: Path) -> Run:
-    """A compiled step from its file: a function of its tensors and constants."""
-    if file.name == LIBRARY:
-        library = torch._C._aoti.AOTIModelPackageLoader(str(file), "model", True, 1, -1)  # type: ignore[call-arg]
-        return lambda *given: library.run(list(given))
-    from torch._inductor import config  # takes seconds
-
-    module = ModuleType(f"stratafl_step_{file.parent.name}")
-    module.__file__ = str(file)
-    with _environ(_caches(file.parent)), config.patch(compile_threads=1):  # kernels are there, so no pool of processes
-        exec(compile(file.read_text(encoding="utf-8"), file, "exec"), vars(module))
-    return lambda *given: module.call(list(given))
-
-
-@contextmanager
-def _environ(values: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _checked(run: Run, job: _Job) -> Run:

@@ -48,7 +48,7 @@ class _Recorder(TorchDispatchMode):
         self._tensors, self.constants = list(tensors), list[Tensor]()
         self._contents: list[Description] = []  # of the constants, as they were before the step
         self._operations: list[list[Any]] = []
-        self._places = WeakIdKeyDictionary()  # type: ignore[no-untyped-call]
+        self._places = WeakIdKeyDictionary()
         for place, x in enumerate(tensors):
             self._places[x] = {"given": place}
 
