@@ -7,6 +7,7 @@ finished nor locked, until none is left. Progress is read from the journals.
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -26,6 +27,8 @@ from stratafl.evaluation.measure import Line
 from stratafl.execute import ProcessGroup
 from stratafl.runs import Comparison, Member, Run, is_comparison, refuse_existing
 from stratafl.runs.directory import ROUNDS, TUNING
+from stratafl.runs.guard import local_beside
+from stratafl.runs.joined import JoinedRuns
 from stratafl.runs.journal import read_lines
 from stratafl.tuning.reuse import reused, untyped_named
 from stratafl.tuning.tuning import is_tuning, read_tuned
@@ -63,7 +66,9 @@ def resume(folder: Path, jobs: int, worker: bool, trust: Trust = NOTHING) -> int
     """Continue to the end or until it is interrupted; a `worker` is a process that `compare --jobs` started."""
     if worker:
         with show_warnings(Console(quiet=True)):  # the process that started this one has printed them
-            return take_tuning(folder, trust) if is_tuning(folder) else take_runs(Comparison.open(folder, trust))
+            if is_tuning(folder):
+                return take_tuning(folder, trust, jobs)
+            return take_runs(Comparison.open(folder, trust), jobs)
 
     def reopen(process_group: ProcessGroup) -> Run:
         if not folder.is_dir():
@@ -121,7 +126,7 @@ def _names_code(members: Sequence[Member]) -> bool:
     return any(names_code(member.experiment) for member in members)
 
 
-def take_runs(comparison: Comparison) -> int:
+def take_runs(comparison: Comparison, jobs: int) -> int:
     """The work of one of several processes: runs until none is left, or until the process that started it ends."""
     parent = os.getppid()
 
@@ -130,23 +135,34 @@ def take_runs(comparison: Comparison) -> int:
 
     members = list(comparison.members())
     with interruptible(note_console(), quiet=True) as interrupt:
-        done = _take(members, interrupt, {member.folder: watch for member in members})
+        done = _take(members, interrupt, {member.folder: watch for member in members}, jobs)
     return 0 if done else INTERRUPTED
 
 
-def _take(members: Sequence[Member], interrupt: Interrupt, watches: Mapping[Path, Watch]) -> bool:
-    """Finish every run that no other process works on; False if interrupted."""
-    for member in members:
-        if interrupt.asked:
-            return False
+def _take(members: Sequence[Member], interrupt: Interrupt, watches: Mapping[Path, Watch], jobs: int = 1) -> bool:
+    """Finish every run that no other process works on, as many at a time as can be joined; False if interrupted."""
+    joined = JoinedRuns(len(members), jobs, members[0].experiment.run.precision)
+    stopped = list[Member]()
+
+    def work(member: Member) -> None:
         try:
-            with member.run() as run:
-                for note in run.notes:
-                    print_note(f"{member.method}, seed {member.seed}: {note}")
-                if not advance(run, interrupt, watches[member.folder]):
-                    return False
+            if interrupt.asked or not _advanced(member, joined, interrupt, watches[member.folder]):
+                stopped.append(member)
         except BusyError:
-            continue
+            return
         except KeyboardInterrupt:
-            return False
-    return True
+            stopped.append(member)
+
+    try:
+        joined.drive(partial(work, member) for member in members)
+    except KeyboardInterrupt:
+        return False
+    return not stopped
+
+
+def _advanced(member: Member, joined: JoinedRuns, interrupt: Interrupt, watch: Watch) -> bool:
+    """Advance a run to its end; False if interrupted. A guard waits for local training with the same seed."""
+    with member.run() as run, joined.declared(member.folder, run.sim):
+        for note in run.notes:
+            print_note(f"{member.method}, seed {member.seed}: {note}")
+        return advance(run, interrupt, watch, lambda: joined.wait_for(local_beside(member.folder)))

@@ -67,13 +67,12 @@ def drive_tuning(tuning: Tuning, jobs: int) -> int:
     return 0
 
 
-def take_tuning(folder: Path, trust: Trust) -> int:
+def take_tuning(folder: Path, trust: Trust, jobs: int) -> int:
     """The work of one of several processes: whatever is left, or until the process that started it ends."""
     parent = os.getppid()
     with interruptible(note_console(), quiet=True) as interrupt:
-        done = advance(
-            Tuning.open(folder, trust), note=_noted, interrupted=lambda: interrupt.asked or os.getppid() != parent
-        )
+        tuning = Tuning.open(folder, trust)
+        done = advance(tuning, note=_noted, interrupted=lambda: interrupt.asked or os.getppid() != parent, jobs=jobs)
     return 0 if done else INTERRUPTED
 
 

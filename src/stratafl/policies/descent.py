@@ -22,7 +22,7 @@ from stratafl.errors import RecordError
 from stratafl.policies.optimizers import Direction
 
 Fields = Mapping[str, Value]
-RATE = "learning rate"  # a constant of the scan, so that a step which is kept from round to round sees today's
+RATE = "learning rate"  # one per client, a constant of the scan: a step that is kept sees that of its round and run
 OWN = ("row", "steps", "loss", "factors", "velocity", "moment", "square", "updates", RATE)  # what a scan calls its own
 
 
@@ -71,7 +71,7 @@ class GradientRule(Protocol):
 
 
 class Follower(Protocol):
-    """Fields that move along with the row, once per batch: (row, fields, layout, learning rate) → their next values.
+    """Fields that move along with the row, once per batch: (row, fields, layout, rates `[C]`) → their next values.
 
     What it `writes` it finds among the fields as it is now, with what the gradient rule left for it.
     """
@@ -169,7 +169,7 @@ def descend(
         carry["factors"] = like.new_zeros(count, len(task.layout.layers))
     reads = [*objective.frozen, *objective.constants, *descent.reads]
     constants = {name: client[name] for name in reads if name not in carry}
-    constants[RATE] = torch.tensor(rate, dtype=like.dtype, device=like.device).expand(count)
+    constants[RATE] = like.new_full((count,), rate)
     return task.scan(
         _step(task, descent, objective, trained),
         carry,
@@ -196,7 +196,7 @@ def _step(task: Task, descent: Descent, objective: Objective, trained: Names) ->
     direction = descent.direction
 
     def step(carry: State, client: State, *stacks: Stack) -> State:
-        row, rate = dict(rows_of(carry, "row")), tensor_of(client, RATE)[0]
+        row, rate = dict(rows_of(carry, "row")), tensor_of(client, RATE)
         after = {name: carry[name] for name in carry if name != "row"}
         for repeat in range(descent.repeats):
             fields = {**client, **after}  # edits and rates may ask how far it is
@@ -316,5 +316,7 @@ def _by_layer(factors: Rows, trained: Names, row: Rows, layout: Layout) -> Tenso
 
 
 def _move(row: Rows, direction: Rows, rate: Tensor, factors: Rows) -> None:
+    down = -rate
     for name, d in direction.items():
-        row[name].addcmul_(d, -rate if name not in factors else -rate * factors[name])
+        pace = per_row(down, d)
+        row[name].addcmul_(d, pace if name not in factors else pace * factors[name])

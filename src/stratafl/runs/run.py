@@ -27,7 +27,6 @@ from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.reprs import short_repr
 from stratafl.data.loading import is_place
 from stratafl.errors import DamagedError, RunError
-from stratafl.evaluation.guard import SAFE
 from stratafl.evaluation.measure import Line
 from stratafl.execute import SINGLE_PROCESS, ProcessGroup, Progress, Simulation
 from stratafl.files import write_atomically
@@ -35,7 +34,7 @@ from stratafl.policies import SGD
 from stratafl.runs import directory, environment, loggers
 from stratafl.runs.class_counts import write_class_counts
 from stratafl.runs.distributed import RoundMessage, check_stage, final_predictions, hand_out, refuse_disk, trial_of
-from stratafl.runs.guard import guarded_round, guarding, guards, write_guard
+from stratafl.runs.guard import guarded_round, guarding, guards, local_beside, write_guard
 from stratafl.runs.journal import Mark, read_lines
 from stratafl.runs.json_files import read_json, write_json
 from stratafl.runs.predictions import PREDICTIONS, predicted_round, write_predictions
@@ -191,7 +190,7 @@ class Run:
             return
         self.save()
         begin = time.monotonic()
-        local = self.folder.parent.parent / SAFE / self.folder.name  # beside it, in a comparison
+        local = local_beside(self.folder)
         made = yield from guarding(self.experiment, self.trial, selected, self._trust, local, self.alone)
         self._check_place()
         with uninterrupted():

@@ -3,7 +3,7 @@
 import copy
 import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Literal
 
 import torch
@@ -19,6 +19,7 @@ from stratafl.data.federation import Federation
 from stratafl.errors import ModelError, first_line, unknown
 from stratafl.runtime.captured import CapturedSteps
 from stratafl.runtime.engine import Engine, LoopEngine, StackedEngine
+from stratafl.runtime.likeness import likeness
 from stratafl.runtime.model import Model
 from stratafl.runtime.runtime import Runtime
 from stratafl.runtime.speed import USUAL, Speed, check_precision, precision, with_convolutions
@@ -65,7 +66,14 @@ def build_runtime(
     if speed.captures(device) and isinstance(chosen, StackedEngine):
         captured = CapturedSteps(device, speed.compile, captures=speed.graphs != "off", tensors=len(layout.specs))
     width = features.flatten(2).shape[2]
-    return Runtime(federation, chosen, layout, dtype, device, smallest, width, captured, speed)
+    alike = _likeness(module, layout, head, federation) if isinstance(chosen, StackedEngine) else None
+    return Runtime(federation, chosen, layout, dtype, device, smallest, width, captured, speed, alike)
+
+
+def _likeness(module: nn.Module, layout: Layout, head: str | None, federation: Federation) -> Hashable:
+    """The same for runs whose steps compute the same; None if that cannot be told."""
+    same = likeness(module)
+    return same and (same, tuple(layout.specs.values()), layout.layers, layout.buffers, head, federation.classes)
 
 
 def _sample(federation: Federation, dtype: torch.dtype) -> Tensor:

@@ -8,84 +8,69 @@ import gc
 import logging
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from copy import copy
-from itertools import pairwise
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from stratafl.core.layout import Rows
-from stratafl.core.state import State, flatten, shared, unflatten
+from stratafl.core.state import State, unflatten
 from stratafl.core.task import ScanStep, Stack
 from stratafl.errors import first_line
-from stratafl.runtime.batches import Batches
+from stratafl.runtime.inputs import Inputs, Plan
 from stratafl.runtime.products import fusing
-from stratafl.runtime.schedule import Turn, duration, slots_for, timetable, turns
+from stratafl.runtime.scan import Scan, leaves
+from stratafl.runtime.schedule import joined_slots, slots_for
 
-Data = tuple[Tensor, ...]
-Read = Callable[[Data, Tensor], tuple[Tensor, Tensor]]
 WARM_UP = 2  # runs before a capture: libraries allocate on their first use, which a capture does not allow
 log = logging.getLogger("stratafl")
-LEAST_LENGTH = 64  # steps that a captured step is made for at least: warming up takes a few, and space costs nothing
+KEPT = 1  # steps for the same scans that are kept while another one is made
 MORE = 2  # a cohort that needs more than so many times the slots gets a new captured step
 GAIN = 0.4  # the share of a round that compiling saves at least; measured on an H200: CNN 0.56, ResNet-18 0.74
 COST = (8.0, 0.8)  # seconds to compile, and for each tensor of the model; measured there: CNN 12–20, ResNet-18 49–58
 
 
 class CapturedStep:
-    """One step of `slots` clients, for scans of up to `length` steps.
+    """One step of `slots` clients, for scans that are like the one it is made for, of one run or of several.
 
-    Everything that changes from round to round (rows, learning rates, batches) is copied into tensors that stay where
-    they are, and nothing is read back before the scan is over.
+    Everything that changes from scan to scan (rows, learning rates, batches) is copied into tensors that stay where
+    they are, and nothing is read back before the scan is over. Nothing of a run is kept: batches are read window by
+    window, before their steps. Constants that all clients of a run share are one row if `common` names them.
     """
 
-    def __init__(
-        self,
-        step: ScanStep,
-        read: Read,
-        data: Data,
-        carry: State,
-        held: State,
-        batches: Sequence[Batches],
-        slots: int,
-        length: int,
-    ) -> None:
-        self.slots, self.length = slots, length
-        self._step, self._read, self._data = step, read, data
-        self._empty = tuple(name for name, value in carry.items() if not isinstance(value, Tensor) and not value)
-        self._carry = {name: _blank(x, slots) for name, x in leaves(carry).items()}
-        self._held = {name: _constant(x, slots) for name, x in leaves(held).items()}
-        self._own = [name for name, x in self._held.items() if not shared(x)]
-        self._carry_rows, self._held_rows = RowViews(self._carry), RowViews({n: self._held[n] for n in self._own})
-        self._batches = [_blank_batches(each, slots, length) for each in batches]
-        self._at = torch.zeros(1, dtype=torch.int64, device=batches[0].samples.device)
+    def __init__(self, like: Scan, slots: int, common: frozenset[str]) -> None:
+        self.slots, self._common = slots, common
+        self._empty = tuple(name for name, value in like.carry.items() if not isinstance(value, Tensor) and not value)
+        self._carry = {name: _blank(x, slots) for name, x in leaves(like.carry).items()}
+        self._held = {name: _constant(x, slots, name in common) for name, x in leaves(like.held).items()}
+        own = {name: x for name, x in self._held.items() if name not in common}
+        self._carry_rows, self._held_rows = RowViews(self._carry), RowViews(own)
+        self._inputs = [Inputs.blank(like.source, each, slots) for each in like.batches]
+        self._at = torch.zeros(1, dtype=torch.int64, device=like.batches[0].samples.device)
+        self.engine = like.engine  # a graph replays operations on what its model holds
         self.replay: Callable[[], object] | None = None  # the step as it was captured or compiled, if it was
 
     def tensors(self) -> list[Tensor]:
         """Everything that a step reads or writes."""
-        batches = [x for each in self._batches for x in each.tensors()]
-        return [self._at, *self._data, *self._carry.values(), *self._held.values(), *batches]
+        inputs = [x for each in self._inputs for x in each.tensors()]
+        return [self._at, *self._carry.values(), *self._held.values(), *inputs]
 
     def on(self, tensors: Sequence[Tensor]) -> "CapturedStep":
         """The same step on other tensors, in the order of `tensors`."""
         twin, rest = copy(self), iter(tensors)
         twin._at = next(rest)
-        twin._data = tuple(next(rest) for _ in self._data)
         twin._carry = {name: next(rest) for name in self._carry}
         twin._held = {name: next(rest) for name in self._held}
-        twin._batches = [Batches(next(rest), next(rest), next(rest), each.sizes) for each in self._batches]
+        twin._inputs = [Inputs(*(next(rest) for _ in each.tensors())) for each in self._inputs]
         return twin
 
-    def once(self) -> None:
+    def once(self, step: ScanStep) -> None:
         """One step of all slots."""
-        stacks = []
-        for batches in self._batches:
-            samples, weight, noise = batches.at(self._at)
-            stacks.append(Stack(*self._read(self._data, samples), weight, noise, ()))
-        after = leaves(self._step(self._state(self._carry), unflatten(self._held), *stacks))
+        stacks = [Stack(*each.at(self._at), ()) for each in self._inputs]
+        after = leaves(step(self._state(self._carry), unflatten(self._held), *stacks))
         changed = {name: x for name, x in after.items() if x is not self._carry[name]}
         own = {_address(x) for x in self._carry.values()}
         apart = {name: x.clone() if _address(x) in own else x for name, x in changed.items()}  # fields may be swapped
@@ -93,39 +78,54 @@ class CapturedStep:
             self._carry[name].copy_(x)
         self._at.add_(1)
 
-    def run(self, carry: State, held: State, batches: Sequence[Batches], steps: Sequence[int]) -> State:
-        """All steps of all clients; what is given is not written to."""
-        plan = turns(steps, self.slots)
-        before, constants = leaves(carry), leaves(held)
-        after = {name: torch.empty_like(x, memory_format=torch.contiguous_format) for name, x in before.items()}
-        given, done, fixed = RowViews(before), RowViews(after), RowViews({name: constants[name] for name in self._own})
-        self._load(constants, batches, plan)
-        for client in range(len(steps)):
-            if not steps[client]:
-                given.copy(client, done, client)
-        for leaving, coming, count in _changes(plan):
+    def run(self, scans: Sequence[Scan]) -> list[State]:
+        """All steps of all clients of these scans; what is given is not written to."""
+        plan = Plan(scans, self.slots)
+        moving = [_Moving(scan, self._common) for scan in scans]
+        for name in self._common:
+            self._held[name][:1].copy_(leaves(scans[0].held)[name][:1])
+        replay, window = self.replay or partial(self.once, scans[0].step), self._inputs[0].window
+        for each in moving:
+            each.keep_idle()
+        for now, leaving, coming, count in plan.changes(window):
             for turn in leaving:
-                self._carry_rows.copy(turn.slot, done, turn.client)
+                run, client = plan.places[turn.client]
+                self._carry_rows.copy(turn.slot, moving[run].done, client)
             for turn in coming:
-                (done if turn.first else given).copy(turn.client, self._carry_rows, turn.slot)
-                fixed.copy(turn.client, self._held_rows, turn.slot)
+                run, client = plan.places[turn.client]
+                (moving[run].done if turn.first else moving[run].given).copy(client, self._carry_rows, turn.slot)
+                moving[run].fixed.copy(client, self._held_rows, turn.slot)
+            if now % window == 0 and count:
+                self._load(plan, now)
             for _ in range(count):
-                (self.replay or self.once)()
-        return self._state(after)
+                replay()
+        return [self._state(each.after) for each in moving]
 
     def _state(self, flat: Rows) -> State:
         return {**{name: {} for name in self._empty}, **unflatten(flat)}
 
-    def _load(self, constants: Rows, batches: Sequence[Batches], plan: Sequence[Turn]) -> None:
-        longest = max((turn.end for turn in plan), default=0)
-        client, step = (x.to(self._at.device) for x in timetable(plan, self.slots, longest))
-        for mine, given in zip(self._batches, batches, strict=True):
-            for kept, x in zip(mine.tensors(), given.tensors(), strict=True):
-                kept[:, :longest].copy_(x[client, step])
-        for name, kept in self._held.items():
-            if shared(kept):
-                kept[:1].copy_(constants[name][:1])
+    def _load(self, plan: "Plan", begin: int) -> None:
+        """The batches of the next window."""
+        for draw, inputs in enumerate(self._inputs):
+            inputs.load(plan, draw, begin)
         self._at.zero_()
+
+
+class _Moving:
+    """The rows of one scan: where they come from, where they go, and the constants that go with them."""
+
+    def __init__(self, scan: Scan, common: frozenset[str]) -> None:
+        before = leaves(scan.carry)
+        self.steps = scan.steps
+        self.after = {name: torch.empty_like(x, memory_format=torch.contiguous_format) for name, x in before.items()}
+        self.given, self.done = RowViews(before), RowViews(self.after)
+        self.fixed = RowViews({name: x for name, x in leaves(scan.held).items() if name not in common})
+
+    def keep_idle(self) -> None:
+        """Copy the rows of clients that take no step."""
+        for client, steps in enumerate(self.steps):
+            if not steps:
+                self.given.copy(client, self.done, client)
 
 
 class RowViews:
@@ -144,11 +144,6 @@ class RowViews:
             torch._foreach_copy_([rows[target_row] for rows in others], [rows[row] for rows in mine])
 
 
-def leaves(state: State) -> Rows:
-    """Flat names and tensors, without the entries that mark empty fields."""
-    return {path: x for path, x in flatten(state).items() if not path.endswith("/")}
-
-
 def _address(x: Tensor) -> int:
     return x.untyped_storage().data_ptr()
 
@@ -157,24 +152,11 @@ def _blank(x: Tensor, *leading: int) -> Tensor:
     return x.new_zeros(*leading, *x.shape[1:])
 
 
-def _blank_batches(like: Batches, slots: int, length: int) -> Batches:
-    samples, weight, noise = (_blank(x[:, 0], slots, length) for x in like.tensors())
-    return Batches(samples, weight, noise, like.sizes)
+def _constant(x: Tensor, slots: int, common: bool) -> Tensor:
+    return _blank(x, 1).expand(slots, *x.shape[1:]) if common else _blank(x, slots)
 
 
-def _constant(x: Tensor, slots: int) -> Tensor:
-    return _blank(x, 1).expand(slots, *x.shape[1:]) if shared(x) else _blank(x, slots)
-
-
-def _changes(plan: Sequence[Turn]) -> Iterator[tuple[list[Turn], list[Turn], int]]:
-    """Whenever a slot changes its client: turns that end, turns that begin, and the steps until the next change."""
-    times = sorted({t for turn in plan for t in (turn.begin, turn.end)})
-    for now, following in pairwise([*times, *times[-1:]]):
-        leaving = [turn for turn in plan if turn.end == now]
-        yield leaving, [turn for turn in plan if turn.begin == now], following - now
-
-
-def capture(once: Callable[[], object], pool: Any) -> Callable[[], object]:
+def capture(once: Callable[[], object], pool: tuple[int, int]) -> Callable[[], object]:
     """The step as one CUDA graph, to be called."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -194,7 +176,7 @@ def capture(once: Callable[[], object], pool: Any) -> Callable[[], object]:
     return graph.replay
 
 
-def compiled(captured: CapturedStep) -> Callable[[], object]:
+def compiled(captured: CapturedStep, step: ScanStep) -> Callable[[], object]:
     """The step with fewer kernels: traced into plain operations, which torch's compiler fuses."""
     from torch._inductor.compile_fx import compile_fx  # importing the compiler takes seconds
 
@@ -202,7 +184,7 @@ def compiled(captured: CapturedStep) -> Callable[[], object]:
 
     def once(*given: Tensor) -> tuple[Tensor]:
         twin = captured.on(given)
-        twin.once()
+        twin.once(step)
         return (twin._at,)
 
     with fusing(), warnings.catch_warnings():
@@ -215,15 +197,23 @@ def compiled(captured: CapturedStep) -> Callable[[], object]:
 class CapturedSteps:
     """The captured steps of a runtime: made when a scan first needs one, and kept for later rounds.
 
-    With `compile="auto"`, the time of the second scan of a kind decides whether steps are compiled.
+    With `compile="auto"`, the time of the second scan of a kind decides whether steps are compiled. If it `joins` scans
+    of several runs, they share no constants.
     """
 
-    def __init__(self, device: torch.device, compile: str = "auto", *, captures: bool = True, tensors: int = 0) -> None:
-        self._device, self._graphs = device, captures and device.type == "cuda"
+    def __init__(
+        self,
+        device: torch.device,
+        compile: str = "auto",
+        *,
+        captures: bool = True,
+        tensors: int = 0,
+        joins: bool = False,
+    ) -> None:
+        self._device, self._graphs, self._joins = device, captures and device.type == "cuda", joins
         self.compiles: bool | None = {"on": True, "off": False}.get(compile, None if self._graphs else False)
-        self._pool = torch.cuda.graph_pool_handle() if self._graphs else None
         self._cost = COST[0] + COST[1] * tensors
-        self._kept: dict[Hashable, CapturedStep] = {}
+        self._kept: dict[tuple[Hashable, int], CapturedStep] = {}  # the one used last is the last
         self._refused: set[Hashable] = set()
 
     def __len__(self) -> int:
@@ -233,58 +223,51 @@ class CapturedSteps:
         """Free all steps and the memory that their graphs have reserved; the next scan makes them again."""
         self._kept.clear()
         if self._graphs:
-            self._pool = torch.cuda.graph_pool_handle()
             torch.cuda.synchronize(self._device)
             gc.collect()
             torch._C._cuda_clearCublasWorkspaces()  # one for each stream of a capture, in the pool of its graph
             torch.cuda.empty_cache()
 
-    def scan(
-        self,
-        name: Hashable,
-        step: ScanStep,
-        read: Read,
-        data: Data,
-        carry: State,
-        held: State,
-        batches: Sequence[Batches],
-        steps: Sequence[int],
-        rounds_left: int | None = None,
-    ) -> State | None:
-        """The carry after all steps, or None if this step cannot be captured.
-
-        Without the number of rounds that are left, the step is never compiled.
-        """
-        likeness = tuple((n, x.shape[1:], x.dtype, shared(x)) for s in (carry, held) for n, x in leaves(s).items())
-        key = (name, likeness, batches[0].samples.shape[2], len(batches))
-        try:
-            if key in self._refused:
-                return None
-        except TypeError:  # a name that is not hashable cannot be found again
+    def scan(self, scans: Sequence[Scan]) -> list[State] | None:
+        """The carries after all steps of scans that are alike, or None if this step cannot be captured."""
+        first, joined = scans[0], len(scans) > 1 or self._joins
+        key = (first.likeness, frozenset() if joined else first.common)
+        if key in self._refused:
             return None
-        captured = self._kept.get(key)
-        slots = slots_for(steps)
-        if captured is not None and slots <= MORE * captured.slots:
-            slots = captured.slots
-        length = duration(steps, slots)
-        if captured is not None and captured.slots == slots and captured.length >= length:
-            return self._timed(captured, rounds_left, carry, held, batches, steps)
-        captured = CapturedStep(step, read, data, carry, held, batches, slots, max(length + length // 4, LEAST_LENGTH))
+        steps = [count for scan in scans for count in scan.steps]
+        slots = joined_slots(steps) if joined else self._slots(key, slots_for(steps))
+        captured = self._kept.pop((key, slots), None)
+        if captured is not None:
+            self._kept[key, slots] = captured  # the last one that was used
+            return self._timed(captured, scans)
+        captured = CapturedStep(first, slots, key[1])
         try:
-            self._prepare(captured, compiles=rounds_left is not None)
+            self._prepare(captured, first)
         except Exception as error:  # an objective may do what cannot be captured; then the step runs as it is
             log.warning("a step cannot be captured and runs more slowly: %s", first_line(error, typed=True))
             self._refused.add(key)
             return None
-        self._kept[key] = captured
-        return captured.run(carry, held, batches, steps)
+        self._forget(key)
+        self._kept[key, slots] = captured
+        return captured.run(scans)
 
-    def _timed(self, captured: CapturedStep, rounds_left: int | None, *scan: Any) -> State:
+    def _slots(self, key: Hashable, slots: int) -> int:
+        """The slots of the step that is kept for such scans, unless they need many more."""
+        kept = next((step.slots for (known, _), step in self._kept.items() if known == key), slots)
+        return kept if slots <= MORE * kept else slots
+
+    def _forget(self, key: Hashable) -> None:
+        """Free the steps for such scans but the last: as runs begin and end, their scans need more or fewer slots."""
+        for old in [each for each in self._kept if each[0] == key][: -KEPT or None]:
+            del self._kept[old]
+
+    def _timed(self, captured: CapturedStep, scans: Sequence[Scan]) -> list[State]:
         """The scan; its time decides whether steps are compiled, if that is still open."""
+        rounds_left = max((scan.rounds_left for scan in scans if scan.rounds_left is not None), default=None)
         if self.compiles is not None or rounds_left is None:
-            return captured.run(*scan)
+            return captured.run(scans)
         begin = time.perf_counter()
-        done = captured.run(*scan)
+        done = captured.run(scans)
         torch.cuda.synchronize(self._device)
         seconds = time.perf_counter() - begin
         self.compiles = GAIN * seconds * rounds_left > self._cost
@@ -296,15 +279,16 @@ class CapturedSteps:
             self._kept.clear()
         return done
 
-    def _prepare(self, captured: CapturedStep, compiles: bool) -> None:
-        once: Callable[[], object] = captured.once
-        if self.compiles and compiles:
+    def _prepare(self, captured: CapturedStep, scan: Scan) -> None:
+        once: Callable[[], object] = partial(captured.once, scan.step)
+        compiles = bool(self.compiles) and scan.rounds_left is not None
+        if compiles:
             try:
-                once = compiled(captured)
+                once = compiled(captured, scan.step)
             except Exception as error:  # no compiler, or one that does not know these operations
                 log.warning("steps cannot be compiled and run more slowly: %s", first_line(error, typed=True))
-                self.compiles = False
+                self.compiles = compiles = False
         if self._graphs:
-            captured.replay = capture(once, self._pool)
-        elif once != captured.once:
+            captured.replay = capture(once, torch.cuda.graph_pool_handle())
+        elif compiles:
             captured.replay = once

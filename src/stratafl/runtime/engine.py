@@ -146,13 +146,14 @@ class StackedEngine:
             kept.clear()
 
     def outputs(self, rows: Rows, x: Tensor, weight: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        model = self.model  # a thread's first call makes it, which cannot be done inside vmap
 
         def run(row: Rows, inputs: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-            return self.model.net({}, {}, frozenset(), real, None).both(row, inputs, train=False)
+            return model.net({}, {}, frozenset(), real, None).both(row, inputs, train=False)
 
         with torch.no_grad():
             result: tuple[Tensor, Tensor] = vmap(run)(rows, x, weight)
-        self.model.context.clear()
+        model.context.clear()
         return result
 
 

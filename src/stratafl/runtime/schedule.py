@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+MOST = 128  # slots of joined scans: more do not make a GPU faster
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -32,6 +34,16 @@ def slots_for(steps: Sequence[int]) -> int:
     longest = max(steps, default=0)
     busy = max(1, sum(steps) // longest) if longest else 1
     return min((busy, busy + 1), key=lambda slots: duration(steps, slots) * (slots + 1))
+
+
+def joined_slots(steps: Sequence[int]) -> int:
+    """As many slots as are always busy, rounded down to a power of two, so that few steps are captured and compiled.
+
+    With fewer slots a scan takes more steps, and none of them waits.
+    """
+    longest = max(steps, default=0)
+    busy = max(1, sum(steps) // longest) if longest else 1
+    return min(MOST, 1 << (busy.bit_length() - 1))
 
 
 def duration(steps: Sequence[int], slots: int) -> int:

@@ -7,7 +7,7 @@ Compiled steps always use products, because they can be fused.
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -47,6 +47,12 @@ class Speed:
         for name, kind in kinds.items():
             if getattr(self, name) not in get_args(kind):
                 raise unknown(name, str(getattr(self, name)), get_args(kind))
+
+    @property
+    def key(self) -> Hashable:
+        """The same for runs that compute alike."""
+        products = tuple(sorted((self.products or {}).items()))
+        return self.precision, self.graphs, self.compile, self.convolutions, products
 
     def captures(self, device: torch.device) -> bool:
         """Whether steps are captured (on a CPU: kept with fixed tensors, as in tests)."""
