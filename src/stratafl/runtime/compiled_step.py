@@ -7,6 +7,7 @@ and `done.json`, written last, names it with its checksum.
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,12 +47,14 @@ def load_step(file: Path, device: torch.device) -> Run:
         index = -1 if device.index is None else device.index
         library = torch._C._aoti.AOTIModelPackageLoader(str(file), "model", True, 1, index)
         return lambda *given: library.run(list(given))
-    from torch._inductor import config  # takes seconds
-
     module = ModuleType(f"stratafl_step_{file.parent.name}")
     module.__file__ = str(file)
-    with _environ(torch_caches(file.parent)), config.patch(compile_threads=1):  # kernels are there: no processes needed
-        exec(compile(file.read_text(encoding="utf-8"), file, "exec"), vars(module))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the compiler's own imports
+        from torch._inductor import config  # takes seconds
+
+        with _environ(torch_caches(file.parent)), config.patch(compile_threads=1):  # kernels are there: no processes
+            exec(compile(file.read_text(encoding="utf-8"), file, "exec"), vars(module))
     return lambda *given: module.call(list(given))
 
 

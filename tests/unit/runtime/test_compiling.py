@@ -317,6 +317,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g
 
 @pytest.mark.slow
 @needs_compiler
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of other parts of torch
 @pytest.mark.parametrize("form", ["library", "module"])
 def test_the_compiled_step_gives_the_bits_of_torchs_compiler(tmp_path, monkeypatch, form):
     """A descent of stacked clients, compiled here and by another process; two of them at once share the work."""
