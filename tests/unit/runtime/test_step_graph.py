@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.func import grad, vmap
 
 from stratafl.errors import ModelError
-from stratafl.runtime.step_graph import blank_tensors, build_step, describe_step, fake_tensors, torch_word
+from stratafl.runtime.step_graph import blank_tensors, build_step, describe_step, fake_tensors, record_graph, torch_word
 
 
 def loss(weight, x, y):
@@ -77,6 +77,44 @@ def test_constants_belong_to_the_step():
     assert text(lambda x: x.mul_(torch.tensor(0.5)), x) != text(lambda x: x.mul_(torch.tensor(0.25)), x)
 
 
+@pytest.mark.parametrize("held", [torch.arange(6.0).reshape(2, 3).T, torch.arange(2.0).expand(3, 2)])
+def test_constants_keep_their_strides(held):
+    def step(x):
+        x.add_(held).add_(held.flatten()[4])
+
+    x, y = torch.zeros(3, 2), torch.zeros(3, 2)
+    described, _ = describe_step(step, [torch.zeros(3, 2)])
+    (_, same) = blank_tensors(json.loads(json.dumps(described)))
+    assert same.stride() == held.stride()
+    step(x)
+    build_step(described)(y, same)
+    assert torch.equal(x, y)
+
+
+def test_a_recorded_function_returns_what_it_returned():
+    def function(weight, x, y):
+        gradients, value = vmap(lambda *given: (grad(loss)(*given), loss(*given)))(weight, x, y)
+        return {"weight": weight - 0.1 * gradients}, (value, [weight, x.view(x.shape)], None, {})
+
+    weight, x, y, _ = given()
+    recorded = record_graph(function, (weight, x, y))
+    other = (weight + 1, x, y)
+    mine, theirs = function(*other), recorded(*other)
+    assert torch.equal(mine[0]["weight"], theirs[0]["weight"])
+    assert torch.equal(mine[1][0], theirs[1][0])
+    assert theirs[1][1][0] is other[0]
+    assert (theirs[1][2], theirs[1][3]) == (None, {})
+    assert torch.equal(recorded(weight, x, y)[0]["weight"], function(weight, x, y)[0]["weight"])
+
+
+def test_views_that_change_nothing_are_left_out():
+    x = torch.rand(4, 3)
+    idle = describe_step(lambda x: x.view(4, 3).expand(4, 3).add_(1), [x])[0]
+    assert [name for name, *_ in idle["operations"]] == ["aten::add_.Tensor"]
+    needed = describe_step(lambda x: x.view(12).add_(1), [x])[0]
+    assert [name for name, *_ in needed["operations"]] == ["aten::view.default", "aten::add_.Tensor"]
+
+
 def test_arguments_that_json_does_not_know():
     def step(x):
         y = x.to(torch.float64).clamp(max=float("inf")).contiguous(memory_format=torch.channels_last)
@@ -90,11 +128,11 @@ def test_arguments_that_json_does_not_know():
 
 def test_what_cannot_be_compiled_is_refused():
     x, held, big = torch.ones(3), torch.zeros(3), torch.zeros(2**19)
-    with pytest.raises(ModelError, match=r"reads a value back \('aten::_local_scalar_dense.default'\)"):
+    with pytest.raises(ModelError, match=r"reads a value back \('aten._local_scalar_dense.default'\)"):
         describe_step(lambda x: x.mul_(x.sum().item()), [x])
     with pytest.raises(ModelError, match="holds 2,097,152 bytes of constants: at most 1,048,576"):
         describe_step(lambda x: x.add_(big[:3]), [x])
-    with pytest.raises(ModelError, match=r"writes to a tensor that it holds \('aten::add_.Tensor'\)"):
+    with pytest.raises(ModelError, match=r"writes to a tensor that it holds \('aten.add_.Tensor'\)"):
         describe_step(lambda x: held.add_(x), [x])
 
 
