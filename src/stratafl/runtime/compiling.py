@@ -67,7 +67,7 @@ class Compiler:
         self._failed: set[Hashable] = set()
 
     def start(self, name: Hashable, step: Callable[..., None], tensors: Sequence[Tensor]) -> None:
-        """Describe the step by running it once on these tensors, which it writes to, and have it compiled.
+        """Describe the step by running it once on these tensors, which it reads and writes, and have it compiled.
 
         Compiled code takes tensors of the same shapes, strides and types. Call this with the precision set that the
         step runs with, and inside `fusing()`, so that it is described as the compiler likes it.

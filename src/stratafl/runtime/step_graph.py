@@ -33,7 +33,7 @@ class Place(NamedTuple):
     """Where a tensor comes from: `given`, a `constant` or the `value` of an operation, which may have several items."""
 
     kind: str
-    index: int
+    number: int
     item: int | None = None
 
 
@@ -183,7 +183,7 @@ def _written(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Place):
-        return {value.kind: value.index if value.item is None else [value.index, value.item]}
+        return {value.kind: value.number if value.item is None else [value.number, value.item]}
     if isinstance(value, (list, tuple)):
         return [_written(x) for x in value]
     if isinstance(value, dict):
