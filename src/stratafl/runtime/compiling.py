@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from stratafl.data.cache import cache_folder
-from stratafl.errors import DamagedError, ModelError, first_line
+from stratafl.errors import DamagedError, ModelError, StrataError, first_line
 from stratafl.files import write_atomically
 from stratafl.runtime.compiled_step import DONE, REQUEST, SMALL, Run, load_step, read_done, torch_caches
 from stratafl.runtime.step_graph import Description, describe_step
@@ -35,6 +35,7 @@ from stratafl.runtime.step_graph import Description, describe_step
 FORMAT = 1  # of the cache; another one is not found
 FORMS = ("library", "module")  # in what a step is compiled: the first that can be built
 ALIGNED = 16  # bytes, which compiled code relies on
+AT_ONCE = 2  # processes, each of which has threads of its own
 CLOSING = 5.0  # seconds that a process gets to end
 log = logging.getLogger("stratafl")
 
@@ -51,6 +52,7 @@ class _Job:
     process: subprocess.Popen[bytes] | None = None
     said: IO[bytes] | None = None  # what the process writes
     run: Run | None = None
+    queued: bool = False  # until its process is started
     failed: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -76,28 +78,29 @@ class Compiler:
             return
         try:
             self._jobs[name] = job = self._job(step, tensors)
-            if read_done(job.folder, job.request) is None:
-                self._launch(job)
-        except Exception as error:  # a step that cannot be described, no room on the disk, no processes left
-            self._fail(name, first_line(error, typed=not isinstance(error, ModelError)))
+            job.queued = read_done(job.folder, job.request) is None
+        except Exception as error:  # a step that cannot be described, or no room on the disk
+            self._fail(name, error)
+        self._advance()
 
     def ready(self, name: Hashable) -> Run | None:
         """The compiled step as a function of its tensors, or None if it is not there yet or never will be."""
+        self._advance()
         job = self._jobs.get(name)
-        if job is None or job.failed:
+        if job is None or job.failed or job.queued or _is_alive(job):
             return None
         if job.run is None:
-            if job.process is not None and job.process.poll() is None:
-                return None
             self._load(name, job)
         return job.run
 
     def wait(self, name: Hashable, seconds: float = 600.0) -> Run | None:
         """The same after its process has ended; None if that takes longer than `seconds`."""
         job = self._jobs.get(name)
-        if job is not None and job.process is not None:
-            with suppress(subprocess.TimeoutExpired):
-                job.process.wait(seconds)
+        if job is not None:
+            self._launch(name, job)
+            if job.process is not None:
+                with suppress(subprocess.TimeoutExpired):
+                    job.process.wait(seconds)
         return self.ready(name)
 
     def pending(self, name: Hashable) -> bool:
@@ -136,14 +139,26 @@ class Compiler:
         job.seconds["describing"] = time.perf_counter() - begin
         return job
 
-    def _launch(self, job: _Job) -> None:
-        write_atomically(job.folder / REQUEST, job.request)
-        job.said = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the process has ended)
-        job.process = subprocess.Popen(
-            command(job.folder),
-            stdin=subprocess.PIPE, stdout=job.said, stderr=job.said, cwd=job.folder, start_new_session=True,
-            env={**os.environ, **torch_caches(job.folder), "PYTHONPATH": _python_path()},
-        )  # fmt: skip
+    def _advance(self) -> None:
+        """Start the next processes, a few at a time."""
+        for name, job in list(self._jobs.items()):
+            if sum(map(_is_alive, self._jobs.values())) < AT_ONCE:
+                self._launch(name, job)
+
+    def _launch(self, name: Hashable, job: _Job) -> None:
+        if not job.queued:
+            return
+        job.queued = False
+        try:
+            write_atomically(job.folder / REQUEST, job.request)
+            job.said = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the process has ended)
+            job.process = subprocess.Popen(
+                command(job.folder),
+                stdin=subprocess.PIPE, stdout=job.said, stderr=job.said, cwd=job.folder, start_new_session=True,
+                env={**os.environ, **torch_caches(job.folder), "PYTHONPATH": _python_path()},
+            )  # fmt: skip
+        except Exception as error:  # no room on the disk, no processes left
+            self._fail(name, error)
 
     def _load(self, name: Hashable, job: _Job) -> None:
         begin = time.perf_counter()
@@ -154,24 +169,30 @@ class Compiler:
             job.run = _checked(load_step(job.folder / done["file"], job.device), job)
             job.seconds |= {f"process/{name}": float(s) for name, s in done["seconds"].items()}
             job.seconds["loading"] = time.perf_counter() - begin
+            job.request, job.step = b"", {}
             _end_process(job)
             os.utime(job.folder / DONE)  # entries that are not used for long are removed first
         except Exception as error:  # whatever a damaged library or module does
-            self._fail(name, first_line(error, typed=not isinstance(error, ModelError)))
+            self._fail(name, error)
             with suppress(OSError):
                 (job.folder / DONE).unlink()  # so that the next run compiles again
 
-    def _fail(self, name: Hashable, reason: str) -> None:
+    def _fail(self, name: Hashable, error: Exception) -> None:
         self._failed.add(name)
         if name in self._jobs:
             self._jobs[name].failed = True
             _end_process(self._jobs[name])
+        reason = first_line(error, typed=not isinstance(error, StrataError))
         log.warning("a step cannot be compiled and runs more slowly: %s", reason)
 
 
 def command(folder: Path) -> list[str]:
     """What compiles the entry in this folder; modules in the working directory are not imported."""
     return [sys.executable, "-P", "-m", "stratafl.runtime.compiler_process", str(folder)]
+
+
+def _is_alive(job: _Job) -> bool:
+    return job.process is not None and job.process.poll() is None
 
 
 def _end_process(job: _Job) -> None:

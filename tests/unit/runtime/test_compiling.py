@@ -243,6 +243,17 @@ def test_two_names_of_one_step_share_an_entry(tmp_path, compiles_as):
     assert compiler.key("a") == compiler.key("b")
 
 
+def test_a_few_processes_run_at_a_time(tmp_path, compiles_as):
+    compiler, sizes = Compiler(tmp_path), range(4, 8)
+    for size in sizes:
+        compiler.start(size, step, (torch.ones(size), torch.ones(size)))
+    assert [job.process is not None for job in compiler._jobs.values()] == [True, True, False, False]
+    assert all(compiler.pending(size) and compiler.ready(size) is None for size in sizes)
+    (tmp_path / "go").touch()
+    assert compiler.wait(7) is not None  # a step that somebody waits for is not kept in the queue
+    assert all(compiler.wait(size) is not None for size in sizes)
+
+
 CHANGES = {
     "torch": lambda m: m.setattr(torch, "__version__", "2.99"),
     "triton": lambda m: m.setattr(compiling, "version", lambda name: "9.9"),
@@ -323,7 +334,7 @@ def test_the_compiled_step_gives_the_bits_of_torchs_compiler(tmp_path, monkeypat
     """A descent of stacked clients, compiled here and by another process; two of them at once share the work."""
     from torch._inductor.compile_fx import compile_fx
 
-    from stratafl.runtime.step_graph import build_step
+    from stratafl.runtime.step_graph import build_step, describe_step
 
     from test_step_graph import descend, given  # isort: skip
 
@@ -333,9 +344,9 @@ def test_the_compiled_step_gives_the_bits_of_torchs_compiler(tmp_path, monkeypat
         compiler.start("a", descend, given())
     runs = [compiler.wait("a") for compiler in compilers]
     assert sum("process/trial" in compiler.seconds("a") for compiler in compilers) == 2
-    job = compilers[0]._jobs["a"]
+    described, constants = describe_step(descend, given())
     here, plain, others = given(), given(), [given() for _ in runs]
-    compile_fx(build_step(job.step), [*given(), *job.constants])(*here, *job.constants)
+    compile_fx(build_step(described), [*given(), *constants])(*here, *constants)
     descend(*plain)
     for run, there in zip(runs, others, strict=True):
         run(*there)
