@@ -14,6 +14,7 @@ import sys
 import sysconfig
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -36,8 +37,8 @@ FREE = 4  # times the step's tensors that must be free on a GPU for a trial
 Timer = dict[str, float]
 
 
-def main(folder: Path) -> int:
-    """Compile what the folder asks for; the exit code."""
+def main(folder: Path) -> None:
+    """Compile what the folder asks for."""
     _end_with_parent()
     with suppress(OSError):
         os.nice(NICE)
@@ -46,7 +47,6 @@ def main(folder: Path) -> int:
         if read_done(folder, data) is None:  # else another process was done while this one waited
             _compile(folder, json.loads(data), hashlib.sha256(data).hexdigest())
     _remove_oldest(folder)
-    return 0
 
 
 def _remove_oldest(folder: Path) -> None:
@@ -153,9 +153,9 @@ def _first_that_works(folder: Path, request: dict[str, Any], seconds: Timer) -> 
                 _try_out(folder / name, request)
             return name
         except Exception as error:  # no compiler, no headers, or operations it does not know
-            print(f"no {form}: {first_line(error, typed=True)}", file=sys.stderr)
+            traceback.print_exc()
             errors.append(error)
-    raise errors[-1]
+    raise errors[0]  # that of the form that is wanted
 
 
 def build_library(graph: GraphModule, tensors: list[Tensor], file: Path) -> None:
@@ -209,4 +209,7 @@ def _try_out(file: Path, request: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     logging.disable(logging.WARNING)
-    sys.exit(main(Path(sys.argv[1])))
+    try:
+        main(Path(sys.argv[1]))
+    except Exception as error:
+        sys.exit(first_line(error, typed=True))  # the last line, which the parent shows

@@ -214,7 +214,9 @@ def _last_words(job: _Job) -> str:
     if job.said is None or job.process is None:
         return ""
     job.said.seek(max(0, job.said.seek(0, os.SEEK_END) - SMALL))
-    lines = job.said.read().decode(errors="replace").strip().splitlines()
+    text = job.said.read().decode(errors="replace").strip()
+    log.debug("the compiler's output:\n%s", text)
+    lines = text.splitlines()
     return lines[-1] if lines else f"the compiler ended with code {job.process.returncode}"
 
 
