@@ -117,8 +117,8 @@ def drive_comparison(comparison: Comparison, jobs: int) -> int:
             finished = share(crew, interrupt, watches)
     if not finished:
         return print_interrupted(comparison.folder, _names_code(members))
-    print_ranking([comparison.folder])
-    write_report_if_possible([comparison.folder], comparison.folder / REPORT)
+    study = print_ranking([comparison.folder])
+    write_report_if_possible([comparison.folder], comparison.folder / REPORT, study)
     return 0
 
 

@@ -11,13 +11,14 @@ from stratafl.cli.console import note_console, print_note, result_console, show_
 from stratafl.cli.display import Display, DisplayedRun, Watch
 from stratafl.cli.interrupt import INTERRUPTED, interruptible
 from stratafl.cli.options import RunOptions, experiment_of, names_in
-from stratafl.cli.report import REPORT, pair_lines, write_report_if_possible
+from stratafl.cli.report import REPORT, pair_lines, ranked_study, write_report_if_possible
 from stratafl.cli.run import new_folder, print_interrupted, resume_command
 from stratafl.cli.workers import Crew, share
 from stratafl.config.experiment import paths_in
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.errors import counted
 from stratafl.evaluation.measure import Line
+from stratafl.report import Study
 from stratafl.runs import refuse_existing
 from stratafl.runs.comparison import folder_name
 from stratafl.runs.directory import ROUNDS
@@ -62,8 +63,8 @@ def drive_tuning(tuning: Tuning, jobs: int) -> int:
             finished = share(Crew(tuning.folder, tuning.trust, again, jobs), interrupt, watches)
     if not finished:
         return print_interrupted(tuning.folder, tuning.names_code)
-    print_tuning(tuning)
-    write_report_if_possible([tuning.folder], tuning.folder / REPORT)
+    study = print_tuning(tuning)
+    write_report_if_possible([tuning.folder], tuning.folder / REPORT, study)
     return 0
 
 
@@ -94,8 +95,8 @@ def plan_sentences(tuning: Tuning) -> list[str]:
     return [*said, f"trials {whose}: {' → '.join(course)}", f"on validation data; then what is chosen runs on {fresh}"]
 
 
-def print_tuning(tuning: Tuning) -> None:
-    """Print the table of the result, which methods are better, and what to do next."""
+def print_tuning(tuning: Tuning) -> Study:
+    """Print the table of the result, which methods are better, and what to do next; returns the runs of the winners."""
     found, console = write_results(tuning), result_console()
     table = titled_table("tuned alike", HEAD, names=["method"], text=["chosen"])
     for row in rows(found):
@@ -104,7 +105,8 @@ def print_tuning(tuning: Tuning) -> None:
     console.print(Text(caption(tuning), style="dim"))
     for said in remarks(found):
         console.print(Text(said, style="yellow"))
-    for verdict in pair_lines([tuning.folder]):
+    study = ranked_study([tuning.folder])
+    for verdict in pair_lines(study):
         console.print(verdict)
     spent = ", ".join(f"{each.method} {each.rounds:,} rounds and {each.steps:,} steps" for each in found)
     console.print(Text(f"spent on trials: {spent}", style="dim"))
@@ -113,6 +115,7 @@ def print_tuning(tuning: Tuning) -> None:
     console.print(Text(f"the ranking, and who gains: strata report {place}", style="dim"))
     seeds = max(10, 2 * tuning.seeds)  # those of the winners are the first of them
     console.print(Text(f"more seeds of what was chosen: strata compare --tuned {place} --seeds {seeds}", style="dim"))
+    return study
 
 
 def _displayed(tuning: Tuning) -> dict[Path, DisplayedRun]:

@@ -25,6 +25,7 @@ from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
 from stratafl.errors import DataError, ModelError, PhaseError, RecordError, counted
 from stratafl.evaluation.diagnostics import LayerDiagnostics
 from stratafl.execute import Simulation, simulation
+from stratafl.execute.build import ModelSource
 from stratafl.execute.memory import device_of
 from stratafl.models import MODELS
 from stratafl.policies.robust import robust
@@ -197,29 +198,43 @@ def simulation_of(
     if compile == "auto" and tuning.get("compiled") is not None:
         compile = "on" if tuning["compiled"] else "off"
     try:
-        return simulation(
+        return simulation_with(
+            experiment,
             algorithm,
             federation,
             model_of(model, tuple(federation.x.shape[1:]), federation.classes, trust),
-            rounds=run.rounds,
-            participation=run.participation,
-            seed=seeds_of(experiment),
-            granularity=run.granularity,
-            buffers=run.buffers,
-            head=model.head,
-            weights=model.weights,
-            device=run.device,
-            engine=run.engine,
             speed=Speed(run.precision, run.graphs, compile, run.convolutions, tuning.get("products")),
-            memory_limit=run.memory_limit,
             store=run.store,
             saved=True,
-            new_clients=experiment.data.new_clients,
             diagnosed_clients=LayerDiagnostics().clients if experiment.evaluate.lab else 0,
             begun=begun,
         )
     except PhaseError as error:
         raise RecordError(_never_acts(experiment, error, trust)) from error
+
+
+def simulation_with(
+    experiment: Experiment, algorithm: Algorithm, federation: Federation, model: ModelSource, **more: Any
+) -> Simulation:
+    """The simulation that an experiment describes, of these parts; `more` are further arguments of `simulation`."""
+    run = experiment.run
+    return simulation(
+        algorithm,
+        federation,
+        model,
+        rounds=run.rounds,
+        participation=run.participation,
+        seed=seeds_of(experiment),
+        granularity=run.granularity,
+        buffers=run.buffers,
+        head=experiment.model.head,
+        weights=experiment.model.weights,
+        device=run.device,
+        engine=run.engine,
+        memory_limit=run.memory_limit,
+        new_clients=experiment.data.new_clients,
+        **more,
+    )
 
 
 def _never_acts(experiment: Experiment, error: PhaseError, trust: Trust | bool) -> str:

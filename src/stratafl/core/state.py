@@ -78,7 +78,10 @@ def shared(x: Tensor) -> bool:
 
 
 def common(rows: Mapping[str, Tensor]) -> Rows:
-    """The one row that all clients share."""
+    """The one row that all clients share; an error if each has its own, as clients of several runs have."""
+    apart = [name for name, x in rows.items() if len(x) > 1 and not shared(x)]
+    if apart:
+        raise ValueError(f"'{apart[0]}' is not one row that all clients share")
     return {name: x[0] for name, x in rows.items()}
 
 

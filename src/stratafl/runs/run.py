@@ -94,7 +94,7 @@ class Run:
             raise
         self._loggers = loggers.Loggers(experiment.log.to, _about(folder, experiment))
         self._tuning = sim.runtime.tuning
-        self._saved, self._saved_at, self._saving = self.progress.t, time.monotonic(), 0.0
+        self._saved, self._saved_at, self._saving = self.progress.t, sim.runtime.now(), 0.0
 
     @classmethod
     def create(
@@ -201,11 +201,12 @@ class Run:
         progress = self.progress
         if self._saved == progress.t:
             return
-        begin = time.monotonic()
+        now = self.sim.runtime.now
+        begin = now()
         self._check_place()
         with uninterrupted():
             self._files.save(progress, self._done.selection.progress, self._done.marks)
-            self._saved, self._saved_at = progress.t, time.monotonic()
+            self._saved, self._saved_at = progress.t, now()
         self._saving = self._saved_at - begin
 
     def write_predictions(self) -> None:
@@ -233,7 +234,7 @@ class Run:
         every = self.experiment.run.checkpoint
         if self.finished or (every and self.progress.t % every == 0):
             return True
-        return not every and time.monotonic() - self._saved_at >= self._saving / SAVING
+        return not every and self.sim.runtime.now() - self._saved_at >= self._saving / SAVING
 
     def _note_resumption(self, then: dict[str, Any]) -> None:
         today = {**environment.describe(self.sim), "code": environment.code(self.experiment)}

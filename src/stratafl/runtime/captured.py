@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Hashable, Sequence
 from copy import copy
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,8 +19,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from stratafl.core.layout import Rows
 from stratafl.core.state import State, unflatten
-from stratafl.core.task import ScanStep, Stack
+from stratafl.core.task import ScanStep
 from stratafl.errors import first_line
+from stratafl.runtime.engine import Engine
 from stratafl.runtime.inputs import Inputs, Plan
 from stratafl.runtime.products import fusing
 from stratafl.runtime.scan import Scan, leaves
@@ -50,7 +52,7 @@ class CapturedStep:
         self._carry_rows, self._held_rows = RowViews(self._carry), RowViews(own)
         self._inputs = [Inputs.blank(like.source, each, slots) for each in like.batches]
         self._at = torch.zeros(1, dtype=torch.int64, device=like.batches[0].samples.device)
-        self.engine = like.engine  # a graph replays operations on what its model holds
+        self.engine: Engine | None = None  # of a graph, which replays operations on what its model holds
         self.replay: Callable[[], object] | None = None  # the step as it was captured or compiled, if it was
 
     def tensors(self) -> list[Tensor]:
@@ -69,7 +71,7 @@ class CapturedStep:
 
     def once(self, step: ScanStep) -> None:
         """One step of all slots."""
-        stacks = [Stack(*each.at(self._at), ()) for each in self._inputs]
+        stacks = [each.at(self._at) for each in self._inputs]
         after = leaves(step(self._state(self._carry), unflatten(self._held), *stacks))
         changed = {name: x for name, x in after.items() if x is not self._carry[name]}
         own = {_address(x) for x in self._carry.values()}
@@ -156,7 +158,7 @@ def _constant(x: Tensor, slots: int, common: bool) -> Tensor:
     return _blank(x, 1).expand(slots, *x.shape[1:]) if common else _blank(x, slots)
 
 
-def capture(once: Callable[[], object], pool: tuple[int, int]) -> Callable[[], object]:
+def capture(once: Callable[[], object], pool: Any) -> Callable[[], object]:
     """The step as one CUDA graph, to be called."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -234,12 +236,13 @@ class CapturedSteps:
         key = (first.likeness, frozenset() if joined else first.common)
         if key in self._refused:
             return None
+        first.engine.prepare()
         steps = [count for scan in scans for count in scan.steps]
         slots = joined_slots(steps) if joined else self._slots(key, slots_for(steps))
-        captured = self._kept.pop((key, slots), None)
-        if captured is not None:
-            self._kept[key, slots] = captured  # the last one that was used
-            return self._timed(captured, scans)
+        kept = self._kept.pop((key, slots), None)
+        if kept is not None:
+            self._kept[key, slots] = kept  # the last one that was used
+            return self._or_apart(key, partial(self._timed, kept, scans))
         captured = CapturedStep(first, slots, key[1])
         try:
             self._prepare(captured, first)
@@ -249,7 +252,19 @@ class CapturedSteps:
             return None
         self._forget(key)
         self._kept[key, slots] = captured
-        return captured.run(scans)
+        return self._or_apart(key, partial(captured.run, scans))
+
+    def _or_apart(self, key: Hashable, run: Callable[[], list[State]]) -> list[State] | None:
+        """What the scans give; of several runs, None if their clients cannot take this step together."""
+        try:
+            return run()
+        except Exception as error:
+            if not self._joins:
+                raise
+            log.info("steps of several runs cannot be joined: %s", first_line(error, typed=True))
+            self._refused.add(key)
+            self._kept = {known: step for known, step in self._kept.items() if known[0] != key}
+            return None
 
     def _slots(self, key: Hashable, slots: int) -> int:
         """The slots of the step that is kept for such scans, unless they need many more."""
@@ -289,6 +304,7 @@ class CapturedSteps:
                 log.warning("steps cannot be compiled and run more slowly: %s", first_line(error, typed=True))
                 self.compiles = compiles = False
         if self._graphs:
+            captured.engine = scan.engine
             captured.replay = capture(once, torch.cuda.graph_pool_handle())
         elif compiles:
             captured.replay = once

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from stratafl.core.reprs import short_repr
+from stratafl.core.task import Stack
 from stratafl.runtime.batches import Batches
 from stratafl.runtime.scan import Scan, Source
 from stratafl.runtime.schedule import Turn, duration, timetable, turns
@@ -28,7 +29,7 @@ class Plan:
         self.table = timetable(self.turns, slots, self.length)  # [slots, length]: client, and its own step
 
     def changes(self, window: int) -> Iterator[tuple[int, list[Turn], list[Turn], int]]:
-        """Whenever a slot changes its client or a window begins: when, who leaves, who comes, and the steps from there."""
+        """Whenever a slot changes its client or a window begins: when, who leaves, who comes, steps until the next."""
         ends, begins = (_by_time(self.turns, key) for key in ("end", "begin"))
         times = sorted({*ends, *begins, *range(0, self.length, window)})
         for now, following in pairwise([*times, *times[-1:]]):
@@ -75,8 +76,8 @@ class Inputs:
         x, y = source.read(like.samples[:1, 0])
         room = WINDOW.get(x.device.type, WINDOW["cpu"]) // max(1, slots * width * x[0, 0].numel() * x.element_size())
         shape = (slots, max(1, min(LONGEST, room)))
-        noise = like.noise.new_zeros(shape)
-        return Inputs(*(each.new_zeros(*shape, *each.shape[1:]) for each in (x, y, like.weight[:1, 0])), noise)
+        x, y, weight = (each.new_zeros(*shape, *each.shape[1:]) for each in (x, y, like.weight[:1, 0]))
+        return Inputs(x, y, weight, like.noise.new_zeros(shape))
 
     @property
     def window(self) -> int:
@@ -85,9 +86,10 @@ class Inputs:
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.x, self.y, self.weight, self.noise
 
-    def at(self, step: Tensor) -> tuple[Tensor, ...]:
-        """The tensors of one step, whose number only the device knows."""
-        return tuple(each.index_select(1, step).squeeze(1) for each in self.tensors())
+    def at(self, step: Tensor) -> Stack:
+        """The batches of one step, whose number only the device knows."""
+        x, y, weight, noise = (each.index_select(1, step).squeeze(1) for each in self.tensors())
+        return Stack(x, y, weight, noise, ())
 
     def load(self, plan: Plan, draw: int, begin: int) -> None:
         """The steps from `begin` on."""

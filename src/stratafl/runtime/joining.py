@@ -140,7 +140,7 @@ class Joining:
                 groups.setdefault(key, (request.steps, []))[1].append((request, request.scan))
         for steps, group in groups.values():
             begin = time.perf_counter()
-            answers = steps.scan([scan for _, scan in group])
+            answers: Sequence[State | None] | None = steps.scan([scan for _, scan in group])
             each = (time.perf_counter() - begin) / max(1, sum(sum(scan.steps) for _, scan in group))
             for (request, scan), answer in zip(group, answers or [None] * len(group), strict=True):
                 request.answer, request.seconds = answer, each * sum(scan.steps)

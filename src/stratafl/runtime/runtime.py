@@ -66,7 +66,9 @@ class Runtime:
         if run is not None and self.joins:
             steps = run.joining.steps((self.device, self.speed.key), self._steps_to_share)
             self._joined[:] = [steps]
-            return run.ask(Request(scan, self.likeness, steps))
+            done = run.ask(Request(scan, self.likeness, steps))
+            if done is not None:
+                return done
         if self.captured is None:
             return None
         found = self.captured.scan([scan])

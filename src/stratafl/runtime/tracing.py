@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
@@ -21,7 +23,9 @@ Likeness = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 def trace(function: Callable[..., Any], likeness: Sequence[Likeness]) -> Callable[..., Any]:
     """The function for tensors of these shapes, strides, types and devices, as plain operations."""
     examples = [torch.empty_strided(s, stride, dtype=t, device=d).zero_() for s, stride, t, d in likeness]
-    graph = make_fx(function)(*examples)
+    # One mode for the shapes of all operations: make_fx makes one for each, and each looks through the whole stack.
+    with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
+        graph = make_fx(function)(*examples)
     _without_idle_views(graph.graph)
     graph.graph.eliminate_dead_code()
     graph.recompile()
