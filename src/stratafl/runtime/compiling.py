@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -64,9 +65,10 @@ class Compiler:
     """
 
     def __init__(self, folder: Path | None = None, forms: Sequence[str] = FORMS) -> None:
-        self._folder, self._forms = folder or cache_folder() / "compiled", tuple(forms)
+        self._folder, self._forms = folder, tuple(forms)
         self._jobs: dict[Hashable, _Job] = {}
         self._failed: set[Hashable] = set()
+        weakref.finalize(self, _end_processes, self._jobs)  # if nobody closes it
 
     def start(self, name: Hashable, step: Callable[..., None], tensors: Sequence[Tensor]) -> None:
         """Describe the step by running it once on these tensors, which it reads and writes, and have it compiled.
@@ -134,7 +136,8 @@ class Compiler:
         described, constants = describe_step(step, tensors)
         asked = {"environment": environment(tensors[0].device), "forms": self._forms, "step": described}
         request = json.dumps(asked, sort_keys=True).encode()
-        folder = private_folder(private_folder(self._folder) / hashlib.sha256(request).hexdigest()[:32])
+        cache = private_folder(self._folder or cache_folder() / "compiled")
+        folder = private_folder(cache / hashlib.sha256(request).hexdigest()[:32])
         job = _Job(folder, request, described, constants, tensors[0].device)
         job.seconds["describing"] = time.perf_counter() - begin
         return job
@@ -207,6 +210,11 @@ def _end_process(job: _Job) -> None:
     if job.said is not None:
         job.said.close()
     job.process = job.said = None
+
+
+def _end_processes(jobs: dict[Hashable, _Job]) -> None:
+    for job in jobs.values():
+        _end_process(job)
 
 
 def _last_words(job: _Job) -> str:

@@ -1,5 +1,6 @@
 """Steps are compiled beside the rounds and found again on disk; whatever goes wrong is one line and no error."""
 
+import gc
 import hashlib
 import json
 import os
@@ -224,6 +225,27 @@ def test_closing_ends_the_process(tmp_path, compiles_as, script, monkeypatch):
     compiler.close()
     assert process.returncode is not None
     assert not compiler.pending("a")
+
+
+def test_a_compiler_that_nobody_closes_ends_its_processes(tmp_path, compiles_as):
+    compiles_as(WAITS)
+    compiler = Compiler(tmp_path)
+    compiler.start("a", step, tensors())
+    process = compiler._jobs["a"].process
+    del compiler
+    gc.collect()
+    assert process.returncode is not None
+
+
+def test_without_a_home_there_is_no_cache_and_one_line(monkeypatch, caplog):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(compiling, "cache_folder", homeless)
+    compiler = Compiler()
+    compiler.start("a", step, tensors())
+    assert compiler.ready("a") is None
+    assert len(caplog.messages) == 1
 
 
 def test_waiting_has_an_end(tmp_path, compiles_as):
