@@ -127,6 +127,11 @@ class _StorageCounter(TorchDispatchMode):
         self._alive = known
         self.now = self.most = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch would import its compiler to keep it away from this class, which takes two seconds."""
+        return False
+
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = function(*args, **(kwargs or {}))
         for x in tree_leaves(given):

@@ -17,12 +17,15 @@ from stratafl.core.layout import Rows
 from stratafl.core.objectives import Batch, Objective
 from stratafl.core.task import Gradients, Inputs, Stack
 from stratafl.errors import first_line
+from stratafl.runtime.dynamo import leave_unloaded
 from stratafl.runtime.lanes import in_lanes
 from stratafl.runtime.model import Model
+from stratafl.runtime.products import is_fusing
 from stratafl.runtime.tracing import Likeness, patience, trace
 
 # Operations without a fast vmap rule are slower but correct: no reason for a warning at every step.
 torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
+leave_unloaded()
 T = TypeVar("T")
 Modes = frozenset[str]
 log = logging.getLogger("stratafl")
@@ -126,7 +129,8 @@ class StackedEngine(_ThreadModels):
         """The step, from its trace if it has one; it is never traced if its name is not hashable."""
         names, leaves = _flat(arguments)
         kinds = tuple((x.shape, x.stride(), x.dtype) for x in leaves)
-        signature: Hashable = (objective, modes, names, kinds)
+        # While a step is recorded for the compiler, no trace is used: it holds other slices than the compiler is given.
+        signature: Hashable = None if is_fusing() else (objective, modes, names, kinds)
         try:
             replay = self._traced.get(signature)
         except TypeError:
