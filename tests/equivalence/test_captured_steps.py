@@ -16,6 +16,7 @@ from stratafl.errors import RecordError, UnknownNameError
 from stratafl.execute import Matrix, simulation
 from stratafl.policies import SGD, Clamp, Exponential
 from stratafl.runtime.captured import CapturedSteps
+from stratafl.runtime.compiling import Compiler
 from stratafl.runtime.speed import Speed
 from stratafl.testing import difference, tiny_federation, tiny_model, within_reach
 
@@ -94,7 +95,7 @@ def test_a_step_that_cannot_be_named_is_taken_anew():
 
 
 def test_a_program_that_cannot_be_prepared_is_said_and_left(monkeypatch, caplog):
-    def refuse(self, step, compiles):
+    def refuse(self, captured, name, scan):
         raise RuntimeError("not permitted when stream is capturing\nmore")
 
     monkeypatch.setattr(CapturedSteps, "_prepare", refuse)
@@ -108,15 +109,15 @@ def test_a_program_that_cannot_be_prepared_is_said_and_left(monkeypatch, caplog)
 
 
 def test_without_a_compiler_steps_are_captured_as_they_are(monkeypatch, caplog):
-    def missing(captured, step):
+    def missing(self, *given):
         raise FileNotFoundError("no g++")
 
-    monkeypatch.setattr("stratafl.runtime.captured.compiled", missing)
+    monkeypatch.setattr("stratafl.runtime.compiling.Compiler._job", missing)
     plain = made(fedavg(), PLAIN).run(Matrix()).tensors()
     sim = made(fedavg(), Speed(compile="on"))
     assert difference(plain, sim.run(Matrix()).tensors()) == 0
-    assert sim.runtime.captured.compiles is False
-    assert "steps cannot be compiled and run more slowly: FileNotFoundError: no g++" in caplog.messages
+    assert caplog.messages == ["a step cannot be compiled and runs more slowly: FileNotFoundError: no g++"]
+    assert sim.runtime.tuning["switched"] == {}
 
 
 def test_a_program_serves_only_what_it_was_made_for():
@@ -217,7 +218,65 @@ def test_what_was_found_out_is_given_back():
         "products": {"conv1": True, "conv2": True},
         "compiled": None,
         "engine": "stacked",
+        "switched": {},
     }
     stock = made(fedavg(), replace(PLAIN, convolutions="stock"))
     assert stock.runtime.tuning["products"] == {"conv1": False, "conv2": False}
     assert difference(sim.run(Matrix()).tensors(), stock.run(Matrix()).tensors()) < 1e-4
+
+
+# Compiled steps
+
+
+def small(speed, rounds=4):
+    """Without convolutions, which take long to compile."""
+    data, model = tiny_federation(dtype=torch.float32), tiny_model(batchnorm=False)
+    return simulation(fedavg(), data, model, dtype=torch.float32, rounds=rounds, speed=speed)
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("STRATAFL_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_cache")
+def test_a_run_switches_when_the_compiled_step_is_there_and_a_resumed_one_in_the_same_round(monkeypatch):
+    ready, open_from = Compiler.ready, []
+
+    def late(self, name):
+        """As if compiling took two rounds."""
+        return ready(self, name) if open_from else None
+
+    monkeypatch.setattr(Compiler, "ready", late)
+
+    def rounds(speed, opens=None):
+        sim = small(speed)
+        steps, progress = sim.runtime.captured, sim.start()
+        steps.compiles, steps._at_once = True, False  # as `auto` on a GPU
+        for t in range(4):
+            if t == opens:
+                open_from.append(t)
+                for name in list(steps._compiler._jobs):
+                    assert steps._compiler.wait(name) is not None
+            progress, _ = sim.round(progress, Matrix())
+        return progress.tensors(), sim.runtime.tuning["switched"]
+
+    first, switched = rounds(Speed(compile="on"), opens=2)
+    assert set(switched.values()) == {2}
+    resumed, again = rounds(Speed(compile="on", switched=switched))
+    assert again == switched
+    assert difference(first, resumed) == 0
+    plain = small(PLAIN).run(Matrix()).tensors()
+    assert 0 < difference(plain, first) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_cache")
+def test_the_second_run_finds_what_the_first_compiled():
+    sims = [small(Speed(compile="on"), rounds=2) for _ in range(2)]
+    states = [sim.run(Matrix()).tensors() for sim in sims]
+    assert difference(*states) == 0
+    first, second = (sim.runtime.tuning["switched"] for sim in sims)
+    assert first == second != {}
+    assert set(first.values()) == {0}

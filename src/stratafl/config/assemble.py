@@ -195,7 +195,8 @@ def simulation_of(
     algorithm = algorithm_of(experiment, trust)
     federation, model, run = federation_of(experiment), experiment.model, experiment.run
     compile = run.compile
-    if compile == "auto" and tuning.get("compiled") is not None:
+    switched = tuning.get("switched") or {}
+    if compile == "auto" and tuning.get("compiled") is not None and not switched:
         compile = "on" if tuning["compiled"] else "off"
     try:
         return simulation_with(
@@ -204,7 +205,7 @@ def simulation_of(
             federation,
             model_of(model, tuple(federation.x.shape[1:]), federation.classes, trust),
             engine="loop" if run.engine == "auto" and tuning.get("engine") == "loop" else run.engine,
-            speed=Speed(run.precision, run.graphs, compile, run.convolutions, tuning.get("products")),
+            speed=Speed(run.precision, run.graphs, compile, run.convolutions, tuning.get("products"), switched),
             store=run.store,
             saved=True,
             diagnosed_clients=LayerDiagnostics().clients if experiment.evaluate.lab else 0,

@@ -78,6 +78,9 @@ def misstated(then: Mapping[str, Any]) -> str | None:
     products = (then.get("tuning") or {}).get("products") or {}
     if not isinstance(products, dict) or not all(map(_is_way, products.values())):
         return "tuning.products is not a table of convolutions"
+    switched = (then.get("tuning") or {}).get("switched") or {}
+    if not isinstance(switched, dict) or not all(type(t) is int and t >= 0 for t in switched.values()):
+        return "tuning.switched is not a table of rounds"
     if (then.get("tuning") or {}).get("engine", "stacked") not in ("stacked", "loop"):
         return "tuning.engine is neither 'stacked' nor 'loop'"
     return None

@@ -17,13 +17,12 @@ from stratafl.core.state import expand
 from stratafl.core.task import Inputs, Stack
 from stratafl.data.federation import Federation
 from stratafl.errors import ModelError, first_line, unknown
-from stratafl.runtime.captured import CapturedSteps
 from stratafl.runtime.choice import is_measured, measured
 from stratafl.runtime.engine import Engine, LoopEngine, StackedEngine
 from stratafl.runtime.likeness import likeness
 from stratafl.runtime.model import Model
 from stratafl.runtime.products import Way
-from stratafl.runtime.runtime import Runtime
+from stratafl.runtime.runtime import Runtime, steps_of
 from stratafl.runtime.speed import USUAL, Speed, check_precision, precision, with_convolutions
 
 EngineName = Literal["auto", "stacked", "loop"]
@@ -71,7 +70,7 @@ def build_runtime(
     smallest = _smallest_batch(module, sample)
     captured = None
     if speed.captures(device) and isinstance(chosen, StackedEngine):
-        captured = CapturedSteps(device, speed.compile, captures=speed.graphs != "off", tensors=len(layout.specs))
+        captured = steps_of(speed, device, len(layout.specs))
     width = features.flatten(2).shape[2]
     alike = _likeness(module, layout, head, federation) if isinstance(chosen, StackedEngine) else None
     return Runtime(federation, chosen, layout, dtype, device, smallest, width, captured, speed, alike)

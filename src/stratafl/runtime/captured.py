@@ -7,20 +7,18 @@ running them. A CUDA graph launches all of them at once; a compiled step has few
 import gc
 import logging
 import time
-import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from stratafl.core.layout import Rows
 from stratafl.core.state import State, unflatten
 from stratafl.core.task import ScanStep
 from stratafl.errors import first_line
+from stratafl.runtime.compiling import Compiler
 from stratafl.runtime.engine import Engine
 from stratafl.runtime.inputs import Inputs, Plan
 from stratafl.runtime.products import fusing
@@ -44,7 +42,7 @@ class CapturedStep:
     """
 
     def __init__(self, like: Scan, slots: int, common: frozenset[str]) -> None:
-        self.slots, self._common = slots, common
+        self.slots, self.likeness, self._common = slots, like.likeness, common
         self._empty = tuple(name for name, value in like.carry.items() if not isinstance(value, Tensor) and not value)
         self._carry = {name: _blank(x, slots) for name, x in leaves(like.carry).items()}
         self._held = {name: _constant(x, slots, name in common) for name, x in leaves(like.held).items()}
@@ -54,6 +52,7 @@ class CapturedStep:
         self._at = torch.zeros(1, dtype=torch.int64, device=like.batches[0].samples.device)
         self.engine: Engine | None = None  # of a graph, which replays operations on what its model holds
         self.replay: Callable[[], object] | None = None  # the step as it was captured or compiled, if it was
+        self.compiled: str | None = None  # its entry in the cache, if it is compiled
 
     def tensors(self) -> list[Tensor]:
         """Everything that a step reads or writes."""
@@ -68,6 +67,9 @@ class CapturedStep:
         twin._held = {name: next(rest) for name in self._held}
         twin._inputs = [Inputs(*(next(rest) for _ in each.tensors())) for each in self._inputs]
         return twin
+
+    def rewind(self) -> None:
+        self._at.zero_()
 
     def once(self, step: ScanStep) -> None:
         """One step of all slots."""
@@ -158,8 +160,8 @@ def _constant(x: Tensor, slots: int, common: bool) -> Tensor:
     return _blank(x, 1).expand(slots, *x.shape[1:]) if common else _blank(x, slots)
 
 
-def capture(once: Callable[[], object], pool: Any) -> Callable[[], object]:
-    """The step as one CUDA graph, to be called."""
+def capture(once: Callable[[], object]) -> Callable[[], object]:
+    """The step as one CUDA graph, to be called; its memory is its own, and freed with it."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -170,7 +172,7 @@ def capture(once: Callable[[], object], pool: Any) -> Callable[[], object]:
     collects = gc.isenabled()
     gc.disable()  # an older graph that is freed during the capture would invalidate it
     try:
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             once()
     finally:
         if collects:
@@ -178,29 +180,12 @@ def capture(once: Callable[[], object], pool: Any) -> Callable[[], object]:
     return graph.replay
 
 
-def compiled(captured: CapturedStep, step: ScanStep) -> Callable[[], object]:
-    """The step with fewer kernels: traced into plain operations, which torch's compiler fuses."""
-    from torch._inductor.compile_fx import compile_fx  # importing the compiler takes seconds
-
-    tensors = captured.tensors()
-
-    def once(*given: Tensor) -> tuple[Tensor]:
-        twin = captured.on(given)
-        twin.once(step)
-        return (twin._at,)
-
-    with fusing(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # advice to lower the precision, which the user decides
-        traced = make_fx(once)(*tensors)
-        run: Callable[..., object] = compile_fx(traced, tensors)  # type: ignore[assignment]
-    return lambda: run(*tensors)
-
-
 class CapturedSteps:
     """The captured steps of a runtime: made when a scan first needs one, and kept for later rounds.
 
-    With `compile="auto"`, the time of the second scan of a kind decides whether steps are compiled. If it `joins` scans
-    of several runs, they share no constants.
+    With `compile="auto"`, a compiled step is used as soon as it is there: at once if it is in the cache, else the time
+    of the second scan decides whether it is compiled, beside the rounds. `switched` says of an earlier part of a run
+    from which round on each compiled step was used. If it `joins` scans of several runs, they share no constants.
     """
 
     def __init__(
@@ -211,9 +196,13 @@ class CapturedSteps:
         captures: bool = True,
         tensors: int = 0,
         joins: bool = False,
+        switched: Mapping[str, int] | None = None,
     ) -> None:
         self._device, self._graphs, self._joins = device, captures and device.type == "cuda", joins
         self.compiles: bool | None = {"on": True, "off": False}.get(compile, None if self._graphs else False)
+        if compile == "auto" and switched and self._graphs:
+            self.compiles = True
+        self._at_once, self._switched, self._compiler = compile == "on", switched or {}, Compiler()
         self._cost = COST[0] + COST[1] * tensors
         self._kept: dict[tuple[Hashable, int], CapturedStep] = {}  # the one used last is the last
         self._refused: set[Hashable] = set()
@@ -224,6 +213,7 @@ class CapturedSteps:
     def close(self) -> None:
         """Free all steps and the memory that their graphs have reserved; the next scan makes them again."""
         self._kept.clear()
+        self._compiler.close()
         if self._graphs:
             torch.cuda.synchronize(self._device)
             gc.collect()
@@ -242,15 +232,16 @@ class CapturedSteps:
         kept = self._kept.pop((key, slots), None)
         if kept is not None:
             self._kept[key, slots] = kept  # the last one that was used
+            self._switch(kept, (key, slots), first.round)
             return self._or_apart(key, partial(self._timed, kept, scans))
         captured = CapturedStep(first, slots, key[1])
         try:
-            self._prepare(captured, first)
+            self._prepare(captured, (key, slots), first)
         except Exception as error:  # an objective may do what cannot be captured; then the step runs as it is
             log.warning("a step cannot be captured and runs more slowly: %s", first_line(error, typed=True))
             self._refused.add(key)
             return None
-        self._forget(key)
+        self._forget(key, KEPT)
         self._kept[key, slots] = captured
         return self._or_apart(key, partial(captured.run, scans))
 
@@ -263,7 +254,7 @@ class CapturedSteps:
                 raise
             log.info("steps of several runs cannot be joined: %s", first_line(error, typed=True))
             self._refused.add(key)
-            self._kept = {known: step for known, step in self._kept.items() if known[0] != key}
+            self._forget(key, 0)
             return None
 
     def _slots(self, key: Hashable, slots: int) -> int:
@@ -271,10 +262,15 @@ class CapturedSteps:
         kept = next((step.slots for (known, _), step in self._kept.items() if known == key), slots)
         return kept if slots <= MORE * kept else slots
 
-    def _forget(self, key: Hashable) -> None:
+    def _forget(self, key: Hashable, but: int) -> None:
         """Free the steps for such scans but the last: as runs begin and end, their scans need more or fewer slots."""
-        for old in [each for each in self._kept if each[0] == key][: -KEPT or None]:
+        for old in [each for each in self._kept if each[0] == key][: -but or None]:
             del self._kept[old]
+            self._compiler.forget(old)
+
+    def compiled(self, scan: Scan) -> list[str]:
+        """The compiled steps that such scans are executed with, by their entries in the cache."""
+        return [step.compiled for step in self._kept.values() if step.likeness == scan.likeness and step.compiled]
 
     def _timed(self, captured: CapturedStep, scans: Sequence[Scan]) -> list[State]:
         """The scan; its time decides whether steps are compiled, if that is still open."""
@@ -291,20 +287,32 @@ class CapturedSteps:
             *("compiled" if self.compiles else "not compiled", rounds_left, seconds, self._cost),
         )
         if self.compiles:
-            self._kept.clear()
+            self._compiler.launch()
         return done
 
-    def _prepare(self, captured: CapturedStep, scan: Scan) -> None:
-        once: Callable[[], object] = partial(captured.once, scan.step)
-        compiles = bool(self.compiles) and scan.rounds_left is not None
-        if compiles:
-            try:
-                once = compiled(captured, scan.step)
-            except Exception as error:  # no compiler, or one that does not know these operations
-                log.warning("steps cannot be compiled and run more slowly: %s", first_line(error, typed=True))
-                self.compiles = compiles = False
+    def _prepare(self, captured: CapturedStep, name: Hashable, scan: Scan) -> None:
+        once = partial(captured.once, scan.step)
         if self._graphs:
             captured.engine = scan.engine
-            captured.replay = capture(once, torch.cuda.graph_pool_handle())
-        elif compiles:
-            captured.replay = once
+            captured.replay = capture(once)
+        if self.compiles is not False and scan.rounds_left is not None:
+            captured.rewind()
+            with fusing():
+                step = lambda *given: captured.on(given).once(scan.step)  # noqa: E731
+                self._compiler.start(name, step, captured.tensors(), launch=bool(self.compiles))
+            self._switch(captured, name, scan.round)
+
+    def _switch(self, captured: CapturedStep, name: Hashable, t: int) -> None:
+        """Use the compiled step if it is there; in a resumed run, from the round on in which it did so before."""
+        entry = self._compiler.key(name)
+        if captured.compiled is not None or entry is None:
+            return
+        since = self._switched.get(entry)
+        if since is not None and t < since:
+            return
+        waits = self._at_once or since is not None
+        run = self._compiler.wait(name) if waits else self._compiler.ready(name)
+        if run is not None:
+            tensors = captured.tensors()
+            once = partial(run, *tensors)
+            captured.replay, captured.compiled = capture(once) if self._graphs else once, entry

@@ -27,6 +27,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
+from stratafl.core.reprs import short_repr
 from stratafl.data.cache import cache_folder
 from stratafl.errors import DamagedError, ModelError, StrataError, first_line
 from stratafl.files import write_atomically
@@ -41,6 +42,7 @@ CLOSING = 5.0  # seconds that a process gets to end
 log = logging.getLogger("stratafl")
 
 
+@short_repr
 @dataclass
 class _Job:
     """A step that was asked for: its entry in the cache, and the process that makes it."""
@@ -54,6 +56,7 @@ class _Job:
     said: IO[bytes] | None = None  # what the process writes
     run: Run | None = None
     queued: bool = False  # until its process is started
+    held: bool = False  # until somebody wants it to be started
     failed: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -70,19 +73,29 @@ class Compiler:
         self._failed: set[Hashable] = set()
         weakref.finalize(self, _end_processes, self._jobs)  # if nobody closes it
 
-    def start(self, name: Hashable, step: Callable[..., None], tensors: Sequence[Tensor]) -> None:
+    def start(
+        self, name: Hashable, step: Callable[..., None], tensors: Sequence[Tensor], *, launch: bool = True
+    ) -> None:
         """Describe the step by running it once on these tensors, which it reads and writes, and have it compiled.
 
-        Compiled code takes tensors of the same shapes, strides and types. Call this with the precision set that the
-        step runs with, and inside `fusing()`, so that it is described as the compiler likes it.
+        Without `launch` it is only looked up in the cache, until `launch` is called. Compiled code takes tensors of the
+        same shapes, strides and types. Call this with the precision set that the step runs with, and inside
+        `fusing()`, so that it is described as the compiler likes it.
         """
         if name in self._jobs or name in self._failed:
             return
         try:
             self._jobs[name] = job = self._job(step, tensors)
             job.queued = read_done(job.folder, job.request) is None
+            job.held = job.queued and not launch
         except Exception as error:  # a step that cannot be described, or no room on the disk
             self._fail(name, error)
+        self._advance()
+
+    def launch(self) -> None:
+        """Compile the steps that were only looked up so far."""
+        for job in self._jobs.values():
+            job.held = False
         self._advance()
 
     def ready(self, name: Hashable) -> Run | None:
@@ -99,6 +112,7 @@ class Compiler:
         """The same after its process has ended; None if that takes longer than `seconds`."""
         job = self._jobs.get(name)
         if job is not None:
+            job.held = False
             self._launch(name, job)
             if job.process is not None:
                 with suppress(subprocess.TimeoutExpired):
@@ -149,7 +163,7 @@ class Compiler:
                 self._launch(name, job)
 
     def _launch(self, name: Hashable, job: _Job) -> None:
-        if not job.queued:
+        if not job.queued or job.held:
             return
         job.queued = False
         try:

@@ -39,6 +39,7 @@ class Runtime:
     likeness: Hashable = None  # the same for runs whose engines compute the same; None: it runs alone
     _joined: list[CapturedSteps] = field(default_factory=list)  # that it shares with other runs
     _batches: dict[Hashable, Batches] = field(default_factory=dict)
+    _switched: dict[str, int] = field(default_factory=dict)  # since which round which compiled step is used
 
     @cached_property
     def source(self) -> Source:
@@ -79,17 +80,20 @@ class Runtime:
             self._joined[:] = [steps]
             done = run.ask(Request(scan, self.likeness, steps))
             if done is not None:
+                self._note_switch(steps, scan)
                 return done
         if self.captured is None:
             return None
         found = self.captured.scan([scan])
+        self._note_switch(self.captured, scan)
         return None if found is None else found[0]
 
+    def _note_switch(self, steps: CapturedSteps, scan: Scan) -> None:
+        for entry in steps.compiled(scan):
+            self._switched.setdefault(entry, scan.round)
+
     def _steps_to_share(self) -> CapturedSteps:
-        graphs = self.speed.graphs != "off"
-        return CapturedSteps(
-            self.device, self.speed.compile, captures=graphs, tensors=len(self.layout.specs), joins=True
-        )
+        return steps_of(self.speed, self.device, len(self.layout.specs), joins=True)
 
     def now(self) -> float:
         """Seconds on a clock that stands still while other runs are worked on."""
@@ -101,7 +105,8 @@ class Runtime:
         """What was measured about speed; a resumed run is given it, so that it computes the same bits."""
         steps = next(iter(self._joined), self.captured)
         compiled, engine = None if steps is None else steps.compiles, "loop" if self._is_loop else "stacked"
-        return {"products": dict(self.speed.products or {}), "compiled": compiled, "engine": engine}
+        found: dict[str, object] = {"products": dict(self.speed.products or {}), "compiled": compiled, "engine": engine}
+        return {**found, "switched": {**(self.speed.switched or {}), **self._switched}}
 
     @property
     def _is_loop(self) -> bool:
@@ -121,3 +126,11 @@ class Runtime:
     def batch_size(self, batch: int) -> int:
         """The batch, cut to the largest client's data (the rest is padding), but not below what BatchNorm needs."""
         return max(min(batch, int(self.federation.counts("train").max())), min(batch, self.smallest_batch))
+
+
+def steps_of(speed: Speed, device: torch.device, tensors: int, joins: bool = False) -> CapturedSteps:
+    """The captured steps of a model with so many tensors, of one run or for runs that are joined."""
+    graphs = speed.graphs != "off"
+    return CapturedSteps(
+        device, speed.compile, captures=graphs, tensors=tensors, joins=joins, switched=None if joins else speed.switched
+    )

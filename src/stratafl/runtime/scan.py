@@ -52,7 +52,7 @@ class Scan:
     """Steps of some clients of one run; all tensors have a leading client axis.
 
     `name` stands for everything that the step closes over but the engine; without one the step is not kept. Without the
-    number of rounds that are left, it is never compiled.
+    number of rounds that are left, it is never compiled. `round` is that of its run.
     """
 
     name: Hashable
@@ -64,6 +64,7 @@ class Scan:
     source: Source
     engine: Engine
     rounds_left: int | None = None
+    round: int = 0
 
     @cached_property
     def likeness(self) -> Hashable:

@@ -44,6 +44,7 @@ class Speed:
     compile: Choice = "auto"
     convolutions: Convolutions = "auto"
     products: Mapping[str, Way] | None = None
+    switched: Mapping[str, int] | None = None  # of an earlier part of the run: since which round which step is compiled
 
     def __post_init__(self) -> None:
         kinds = {"precision": Precision, "graphs": Choice, "compile": Choice, "convolutions": Convolutions}
@@ -162,7 +163,7 @@ def _fastest(conv: MatmulConv2d, step: Callable[[], object], ways: Sequence[Way]
 def _milliseconds(step: Callable[[], object], way: Way, conv: MatmulConv2d) -> float:
     before, conv.product = conv.product, way
     try:
-        replay = capture(step, torch.cuda.graph_pool_handle())
+        replay = capture(step)
     finally:
         conv.product = before
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

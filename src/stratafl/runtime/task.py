@@ -149,8 +149,8 @@ class CohortTask:
         plan: BatchPlan,
         rounds_left: int | None = None,
     ) -> Scan:
-        runtime = self._runtime
-        return Scan(name, step, carry, held, batches, plan.steps, runtime.source, runtime.engine, rounds_left)
+        source, engine, t = self._runtime.source, self._runtime.engine, self._rnd.t
+        return Scan(name, step, carry, held, batches, plan.steps, source, engine, rounds_left, t)
 
     def _executed(self, scan: Scan, plan: BatchPlan) -> State:
         """All steps, by a captured step where steps are captured."""
