@@ -15,7 +15,7 @@ from torch import Tensor
 from stratafl.core import keys
 from stratafl.core.layout import Layout, Rows, per_row
 from stratafl.core.objectives import Objective
-from stratafl.core.state import State, Value, rows_of, tensor_of
+from stratafl.core.state import State, Value, flatten, rows_of, tensor_of
 from stratafl.core.steps import Names
 from stratafl.core.task import Gradients, Inputs, Stack, Task
 from stratafl.errors import RecordError
@@ -218,7 +218,9 @@ def _step(task: Task, descent: Descent, objective: Objective, trained: Names) ->
             if "factors" in carry:
                 after["factors"] = tensor_of(after, "factors") + _by_layer(factors, trained, row, task.layout)
         for part in descent.follow:
-            after |= part(row, {**client, **after, **left}, task.layout, rate)
+            moved = part(row, {**client, **after, **left}, task.layout, rate)
+            _check_follower(part, after, moved)
+            after |= moved
         return {"row": row, **after}
 
     return step
@@ -284,6 +286,15 @@ def _check_edit(edit: Edit, before: Rows, after: Rows) -> None:
         if name not in after or after[name].shape != gradient.shape:
             found, expected = tuple(after[name].shape) if name in after else "nothing", tuple(gradient.shape)
             raise RecordError(f"{type(edit).__name__} gives {found} for '{name}', whose gradients are {expected}")
+
+
+def _check_follower(part: Follower, before: State, after: State) -> None:
+    """What moves along keeps its shape: rates `[C]` broadcast along the wrong axis without a word, see `per_row`."""
+    was, now = flatten(before), flatten(after)
+    for name, x in now.items():
+        if name in was and x.shape != was[name].shape:
+            found, expected = tuple(x.shape), tuple(was[name].shape)
+            raise RecordError(f"{type(part).__name__} gives {found} for '{name}', which is {expected}")
 
 
 def _factors(descent: Descent, gradients: Rows, row: Rows, client: Fields, layout: Layout) -> dict[str, Tensor]:

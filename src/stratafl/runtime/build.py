@@ -61,6 +61,7 @@ def build_runtime(
         speed = with_convolutions(speed, module, sample, min(federation.clients, SEVERAL), batch)
     measures = engine == "auto" and given.products is None and given.convolutions == "auto" and device.type == "cpu"
     chosen = _engine(module, layout, engine, federation, sample, lambda stacked: model(stacked, speed.products))
+    possible = isinstance(chosen, StackedEngine)
     if measures and isinstance(chosen, StackedEngine) and not speed.captures(device) and is_measured(module):
         loop = _loop(module, sample, lambda: model(False))
         chosen = _faster(chosen, loop, module, federation, sample, batch) if loop.parallel else chosen
@@ -73,7 +74,8 @@ def build_runtime(
         captured = steps_of(speed, device, len(layout.specs))
     width = features.flatten(2).shape[2]
     alike = _likeness(module, layout, head, federation) if isinstance(chosen, StackedEngine) else None
-    return Runtime(federation, chosen, layout, dtype, device, smallest, width, captured, speed, alike)
+    prefers_loop = isinstance(chosen, LoopEngine) and (possible or engine == "loop")
+    return Runtime(federation, chosen, layout, dtype, device, smallest, width, captured, speed, alike, prefers_loop)
 
 
 def _likeness(module: nn.Module, layout: Layout, head: str | None, federation: Federation) -> Hashable:

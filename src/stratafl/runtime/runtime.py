@@ -13,7 +13,7 @@ from stratafl.core.state import State
 from stratafl.data.federation import Federation
 from stratafl.runtime.batches import Batches
 from stratafl.runtime.captured import CapturedSteps
-from stratafl.runtime.engine import Engine, LoopEngine
+from stratafl.runtime.engine import Engine
 from stratafl.runtime.joining import Request, this_run
 from stratafl.runtime.scan import Scan, Source
 from stratafl.runtime.speed import USUAL, Speed
@@ -37,6 +37,7 @@ class Runtime:
     captured: CapturedSteps | None = None
     speed: Speed = USUAL
     likeness: Hashable = None  # the same for runs whose engines compute the same; None: it runs alone
+    prefers_loop: bool = False  # client by client although the model runs stacked
     _joined: list[CapturedSteps] = field(default_factory=list)  # that it shares with other runs
     _batches: dict[Hashable, Batches] = field(default_factory=dict)
     _switched: dict[str, int] = field(default_factory=dict)  # since which round which compiled step is used
@@ -104,13 +105,9 @@ class Runtime:
     def tuning(self) -> dict[str, object]:
         """What was measured about speed; a resumed run is given it, so that it computes the same bits."""
         steps = next(iter(self._joined), self.captured)
-        compiled, engine = None if steps is None else steps.compiles, "loop" if self._is_loop else "stacked"
+        compiled, engine = None if steps is None else steps.compiles, "loop" if self.prefers_loop else "stacked"
         found: dict[str, object] = {"products": dict(self.speed.products or {}), "compiled": compiled, "engine": engine}
         return {**found, "switched": {**(self.speed.switched or {}), **self._switched}}
-
-    @property
-    def _is_loop(self) -> bool:
-        return isinstance(self.engine, LoopEngine)
 
     @property
     def kept(self) -> int:
