@@ -89,6 +89,10 @@ def _factors() -> kernels.Factors:
     return "fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
+def is_rounding() -> bool:
+    return _rounded is not None
+
+
 def _multiplied(a: Tensor, b: Tensor) -> Tensor:
     if _rounded is None or a.dtype != torch.float32:
         return a @ b

@@ -19,7 +19,7 @@ from torch.func import functional_call, grad, vmap
 
 from stratafl.errors import RecordError, first_line, unknown
 from stratafl.runtime.captured import capture
-from stratafl.runtime.products import MatmulConv2d, Way, may_be_product, rounding
+from stratafl.runtime.products import MatmulConv2d, Way, is_rounding, may_be_product, rounding
 
 Precision = Literal["fp32", "tf32", "bf16"]
 Choice = Literal["auto", "on", "off"]
@@ -96,6 +96,9 @@ def with_convolutions(speed: Speed, module: nn.Module, sample: Tensor, clients: 
     return replace(speed, products=dict.fromkeys(convolutions(module), WAYS[speed.convolutions]))
 
 
+_fastest_way: dict[Hashable, Way] = {}  # once per process, so that its runs choose alike and can be joined
+
+
 def fastest_ways(
     module: nn.Module, sample: Tensor, clients: int, batch: int, ways: Sequence[Way], *, fused: bool
 ) -> dict[str, Way]:
@@ -108,14 +111,14 @@ def fastest_ways(
     for conv in mine.values():
         conv.__class__ = MatmulConv2d
     found: dict[str, Way] = {}
-    known: dict[object, Way] = {}
+    how = (clients, batch, tuple(ways), fused, sample.device, sample.dtype, torch.get_float32_matmul_precision())
     for path, shape in _inputs(module, mine, sample).items():
         conv = cast(MatmulConv2d, mine[path])
-        geometry = (conv.weight.shape, conv.stride, conv.padding, conv.dilation, conv.groups, shape)
-        if geometry not in known:
+        geometry = (conv.weight.shape, conv.stride, conv.padding, conv.dilation, conv.groups, shape, is_rounding(), how)
+        if geometry not in _fastest_way:
             x = sample.new_zeros(clients, batch, *shape)
-            known[geometry] = _fastest(conv, _step(conv, x, clients), ways, fused)
-        found[path] = known[geometry]
+            _fastest_way[geometry] = _fastest(conv, _step(conv, x, clients), ways, fused)
+        found[path] = _fastest_way[geometry]
     return found
 
 
