@@ -106,6 +106,7 @@ def test_constants_that_the_clients_of_a_run_share_stay_those_of_the_run():
 
 
 def test_windows_shorter_than_a_scan(monkeypatch):
+    monkeypatch.setattr(inputs, "LEAST", 2)
     monkeypatch.setattr(inputs, "LONGEST", 2)
     check([partial(made, fedavg(), seed=seed) for seed in range(2)])
 
@@ -132,6 +133,20 @@ def test_an_objective_without_a_name_is_not_joined():
         __hash__ = None
 
     check([partial(made, fedavg(train=SGD(objective=Own())), seed=seed) for seed in range(2)])
+
+
+def test_models_of_the_same_shapes_that_compute_something_else_are_not_joined(monkeypatch):
+    def with_dropout(p, seed):
+        model = tiny_model()
+        next(each for each in model.modules() if isinstance(each, nn.Dropout)).p = p
+        data = tiny_federation(seed=seed, dtype=torch.float32)
+        return simulation(fedavg(), data, model, dtype=torch.float32, rounds=2, seed=seed)
+
+    seen = []
+    plain = CapturedStep.run
+    monkeypatch.setattr(CapturedStep, "run", lambda self, scans: seen.append(id(self)) or plain(self, scans))
+    check([partial(with_dropout, p, seed) for seed, p in enumerate((0.1, 0.5, 0.5))])
+    assert len(set(seen)) == 4  # training and scoring, of each model
 
 
 # Company that changes

@@ -294,7 +294,7 @@ class CapturedSteps:
         once = partial(captured.once, scan.step)
         if self._graphs:
             captured.engine = scan.engine
-            captured.replay = capture(once)
+            captured.replay = capture(once)  # its counter begins at 0
         if self.compiles is not False and scan.rounds_left is not None:
             captured.rewind()
             with fusing():
@@ -313,6 +313,7 @@ class CapturedSteps:
         waits = self._at_once or since is not None
         run = self._compiler.wait(name) if waits else self._compiler.ready(name)
         if run is not None:
+            captured.rewind()
             tensors = captured.tensors()
             once = partial(run, *tensors)
             captured.replay, captured.compiled = capture(once) if self._graphs else once, entry

@@ -15,6 +15,7 @@ from stratafl.runtime.scan import Scan, Source
 from stratafl.runtime.schedule import Turn, duration, timetable, turns
 
 LONGEST = 64  # steps of a window, at most
+LEAST = 4  # at least: a step runs a few times before it is captured
 WINDOW = {"cpu": 2**24, "cuda": 2**29}  # bytes of inputs that a window holds, at most
 
 
@@ -75,7 +76,7 @@ class Inputs:
         width = like.samples.shape[2]
         x, y = source.read(like.samples[:1, 0])
         room = WINDOW.get(x.device.type, WINDOW["cpu"]) // max(1, slots * width * x[0, 0].numel() * x.element_size())
-        shape = (slots, max(1, min(LONGEST, room)))
+        shape = (slots, max(LEAST, min(LONGEST, room)))
         x, y, weight = (each.new_zeros(*shape, *each.shape[1:]) for each in (x, y, like.weight[:1, 0]))
         return Inputs(x, y, weight, like.noise.new_zeros(shape))
 

@@ -22,10 +22,9 @@ Work = Callable[[], object]  # a run from beginning to end
 @short_repr
 @dataclass(eq=False)
 class Request:
-    """A scan that a run waits for, which `steps` executes with others of the same `model`; without one, a pause."""
+    """A scan that a run waits for, which `steps` executes with others that are alike; without one, a pause."""
 
     scan: Scan | None = None
-    model: Hashable = None
     steps: CapturedSteps | None = None
     answer: State | None = None
     error: BaseException | None = None
@@ -138,7 +137,7 @@ class Joining:
         groups: dict[Hashable, tuple[CapturedSteps, list[tuple[Request, Scan]]]] = {}
         for request in requests:
             if request.scan is not None and request.steps is not None:
-                key = (request.model, id(request.steps), request.scan.likeness)
+                key = (id(request.steps), request.scan.likeness)
                 groups.setdefault(key, (request.steps, []))[1].append((request, request.scan))
         for steps, group in groups.values():
             begin = time.perf_counter()

@@ -79,7 +79,7 @@ class Runtime:
         if run is not None and self.joins:
             steps = run.joining.steps((self.device, self.speed.key), self._steps_to_share)
             self._joined[:] = [steps]
-            done = run.ask(Request(scan, self.likeness, steps))
+            done = run.ask(Request(scan, steps))
             if done is not None:
                 self._note_switch(steps, scan)
                 return done

@@ -63,14 +63,16 @@ class Scan:
     steps: Sequence[int]  # of each client
     source: Source
     engine: Engine
+    model: Hashable = None  # the same for runs whose engines compute the same
     rounds_left: int | None = None
     round: int = 0
 
     @cached_property
     def likeness(self) -> Hashable:
-        """The same for scans that one captured step serves, as long as they have the same name and model."""
+        """The same for scans that one captured step serves."""
         carry, held = (tuple((n, x.shape[1:], x.dtype) for n, x in leaves(s).items()) for s in (self.carry, self.held))
-        return self.name, carry, held, self.batches[0].samples.shape[2], len(self.batches), self.source.form
+        width, draws = self.batches[0].samples.shape[2], len(self.batches)
+        return self.name, self.model, carry, held, width, draws, self.source.form
 
     @cached_property
     def repeatable(self) -> bool:

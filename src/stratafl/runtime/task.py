@@ -149,8 +149,8 @@ class CohortTask:
         plan: BatchPlan,
         rounds_left: int | None = None,
     ) -> Scan:
-        source, engine, t = self._runtime.source, self._runtime.engine, self._rnd.t
-        return Scan(name, step, carry, held, batches, plan.steps, source, engine, rounds_left, t)
+        source, engine, model = self._runtime.source, self._runtime.engine, self._runtime.likeness
+        return Scan(name, step, carry, held, batches, plan.steps, source, engine, model, rounds_left, self._rnd.t)
 
     def _executed(self, scan: Scan, plan: BatchPlan) -> State:
         """All steps, by a captured step where steps are captured."""
