@@ -8,6 +8,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from copy import copy
 from functools import partial
 
@@ -21,6 +22,7 @@ from stratafl.errors import first_line
 from stratafl.runtime.compiling import Compiler
 from stratafl.runtime.engine import Engine
 from stratafl.runtime.inputs import Inputs, Plan
+from stratafl.runtime.lanes import pace
 from stratafl.runtime.products import fusing
 from stratafl.runtime.scan import Scan, leaves
 from stratafl.runtime.schedule import joined_slots, slots_for
@@ -89,6 +91,7 @@ class CapturedStep:
         for name in self._common:
             self._held[name][:1].copy_(leaves(scans[0].held)[name][:1])
         replay, window = self.replay or partial(self.once, scans[0].step), self._inputs[0].window
+        paced = pace(sum(x.numel() for x in self._carry.values()), self._at.device)
         for each in moving:
             each.keep_idle()
         for now, leaving, coming, count in plan.changes(window):
@@ -102,7 +105,8 @@ class CapturedStep:
             if now % window == 0 and count:
                 self._load(plan, now)
             for _ in range(count):
-                replay()
+                with nullcontext() if paced is None else paced.step():
+                    replay()
         return [self._state(each.after) for each in moving]
 
     def _state(self, flat: Rows) -> State:
