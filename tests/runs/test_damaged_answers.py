@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from guarded_runs import finish, finished
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from stratafl.config.experiment import Experiment, from_tables
+from stratafl.config.experiment import from_tables
 from stratafl.errors import DamagedError
 from stratafl.runs import Run
 from stratafl.runs.guard import read_guard
@@ -20,21 +21,9 @@ TABLES = {"run": {"rounds": 2}, "data": {"clients": 3, "validation": 0.2}, "eval
 TABLES |= {"train": {"batch": 200}, "model": {"name": "mlp", "hidden": [8]}, "algorithm": {"name": "fedavg"}}
 
 
-def experiment() -> Experiment:
-    return from_tables(TABLES)
-
-
-def finish(run: Run) -> None:
-    with run:
-        list(run.rounds())
-        list(run.guarding())
-
-
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("guarded") / "run"
-    finish(Run.create(experiment(), folder))
-    return folder
+    return finished(from_tables(TABLES), tmp_path_factory.mktemp("guarded") / "run")
 
 
 @pytest.fixture

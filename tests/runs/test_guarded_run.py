@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from guarded_runs import finished
 
 import stratafl
 from stratafl import api
@@ -45,17 +46,9 @@ def model() -> MLP:
     return MLP(shape=(1, 8, 8), classes=10, hidden=(8,))
 
 
-def finish(run: Run) -> None:
-    with run:
-        list(run.rounds())
-        list(run.guarding())
-
-
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("guarded") / "run"
-    finish(Run.create(experiment(), folder))
-    return folder
+    return finished(experiment(), tmp_path_factory.mktemp("guarded") / "run")
 
 
 def test_what_is_written_is_a_method_of_its_own(done: Path) -> None:
@@ -133,8 +126,7 @@ def test_interrupted_and_resumed_it_chooses_the_same(done: Path, tmp_path: Path)
 
 
 def test_a_damaged_guard_is_refused_and_written_again(done: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    finish(Run.create(experiment(), folder))
+    folder = shutil.copytree(done, tmp_path / "run")
     path = folder / "guard" / "guard.json"
     table = json.loads(path.read_text())
     table["clients"][0]["choice"] = "teleported"
@@ -257,13 +249,13 @@ def test_a_descent_that_a_method_shapes_is_plain_in_fine_tuning() -> None:
 
 
 def test_local_training_has_nothing_to_choose(tmp_path: Path) -> None:
-    finish(Run.create(experiment("local"), tmp_path / "run"))
+    finished(experiment("local"), tmp_path / "run")
     assert not (tmp_path / "run" / "guard").exists()
 
 
 def test_local_models_of_a_comparison_are_used_and_are_the_same(done: Path, tmp_path: Path) -> None:
     folders = [tmp_path / method / "seed-1" for method in ("local", "fedper")]
-    finish(Run.create(experiment("local"), folders[0]))
+    finished(experiment("local"), folders[0])
     with Run.create(experiment(), folders[1]) as run:
         list(run.rounds())
         assert list(run.guarding()) == []  # no round of local training
@@ -312,7 +304,7 @@ def test_it_needs_validation_samples() -> None:
 @pytest.mark.slow
 def test_a_method_with_layers_of_its_own_is_compared_with_plain_local_models(tmp_path: Path) -> None:
     """FedRoD has two heads; what a client trains alone has one, as the method `local`."""
-    finish(Run.create(experiment("fedrod"), tmp_path / "run"))
+    finished(experiment("fedrod"), tmp_path / "run")
     fitted = stratafl.load(tmp_path / "run", device="cpu")
     names = {name for client in range(4) for name, _ in fitted.guarded(client).named_parameters()}
     assert names <= {"fc1.weight", "fc1.bias", "fc.weight", "fc.bias"} | {
@@ -322,6 +314,6 @@ def test_a_method_with_layers_of_its_own_is_compared_with_plain_local_models(tmp
 
 @pytest.mark.parametrize("metric", [pytest.param("balanced_accuracy", marks=pytest.mark.slow), "auroc"])
 def test_another_metric_ranks_the_guarded_run(metric: str, tmp_path: Path) -> None:
-    finish(Run.create(experiment(evaluate={"guard": True, "metric": metric}), tmp_path / "run"))
+    finished(experiment(evaluate={"guard": True, "metric": metric}), tmp_path / "run")
     numbers = read_outcome(tmp_path / "run" / "guard").numbers()
     assert 0 < numbers["score"] <= 1
