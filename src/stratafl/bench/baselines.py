@@ -4,6 +4,7 @@ Neither the baselines nor the engine shuffle here, so all see the same batches.
 """
 
 import copy
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
@@ -45,13 +46,13 @@ class Loop:
 
     def once(self, clients: int | None = None) -> Seconds:
         """One round with its evaluation, of the first so many `clients` or of all."""
-        begin = now(self.device)
+        begin, cpu = now(self.device), time.process_time()
         self._descend(clients)
         trained = now(self.device)
         self._average()
-        averaged = now(self.device)
+        averaged, cpu = now(self.device), time.process_time() - cpu
         self.hits = self._evaluate(clients)
-        return Seconds(trained - begin, averaged - trained, now(self.device) - averaged)
+        return Seconds(trained - begin, averaged - trained, now(self.device) - averaged, cpu)
 
     def _descend(self, clients: int | None) -> None:
         for model, source in zip(self.models[:clients], self._train[:clients], strict=True):

@@ -22,6 +22,8 @@ from stratafl.execute.context import SimulationContext
 from stratafl.execute.memory import device_memory
 from stratafl.execute.round import Watch, unwatched
 from stratafl.policies import SGD
+from stratafl.runtime import LoopEngine
+from stratafl.runtime.build import EngineName
 from stratafl.runtime.speed import Speed
 
 ROUNDS = 1000  # of a run of which a few rounds are timed; decides whether compiling pays
@@ -60,13 +62,20 @@ class EngineRun:
     name = "engine"
 
     def __init__(
-        self, name: str, model: BenchModel, workload: Workload, federation: Federation, device: str, speed: Speed
+        self,
+        name: str,
+        model: BenchModel,
+        workload: Workload,
+        federation: Federation,
+        device: str,
+        speed: Speed,
+        engine: EngineName = "auto",
     ) -> None:
         begin = time.perf_counter()
         self.device = torch.device(device)
         made, module = method(name, workload.batch, workload.clients), partial(BenchModel.module, model)
         share, limit = workload.cohort / workload.clients, device_memory(self.device) // 2
-        where: dict[str, Any] = {"device": device, "speed": speed, "memory_limit": limit}
+        where: dict[str, Any] = {"device": device, "engine": engine, "speed": speed, "memory_limit": limit}
         self.sim = simulation(made, federation, module, rounds=ROUNDS, participation=share, **where)
         self.cohort = self.sim.ordered(self.sim.setup.sampled(0))
         self._everybody = torch.arange(workload.clients)
@@ -76,11 +85,11 @@ class EngineRun:
 
     def once(self) -> Seconds:
         """One round, always of the same cohort, and the evaluation of all deployed models."""
-        begin = now(self.device)
+        begin, cpu = now(self.device), time.process_time()
         server = self._round()
-        done = now(self.device)
+        done, cpu = now(self.device), time.process_time() - cpu
         self.board = score_stages(self.sim, self._progress, self._everybody, ("test",), ("deployed",))
-        return Seconds(done - begin - server, server, now(self.device) - done)
+        return Seconds(done - begin - server, server, now(self.device) - done, cpu)
 
     def _round(self) -> float:
         """One round; the seconds of the server."""
@@ -92,7 +101,9 @@ class EngineRun:
     def warm_up(self) -> int:
         """Run rounds until the main phase has begun and no step is captured, compiled or traced any more; how many."""
         begin, done, steady = time.perf_counter(), 0, 0
-        while not self._in_main_phase or steady < STEADY or (not self.kept and time.perf_counter() - begin < PATIENT):
+        keeps = not isinstance(self.sim.runtime.engine, LoopEngine)
+        patient = PATIENT if keeps else 0.0
+        while not self._in_main_phase or steady < STEADY or (not self.kept and time.perf_counter() - begin < patient):
             before = self.kept, self.compiled
             self.once()
             done += 1

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from stratafl.bench.baselines import BASELINES, Loop
+from stratafl.bench.busy import busy
 from stratafl.bench.engine import EngineRun
 from stratafl.bench.request import Cell, Request
 from stratafl.bench.timing import Seconds, best, median, now, peak, reset_peak
@@ -59,7 +60,8 @@ def rows(request: Request) -> Iterator[Table]:
             here, known = (cell.model, cell.workload), dict[str, Table]()
             federation = cell.workload.federation(bench_model(cell.model))
         try:
-            row = _row(cell, request, federation, known)
+            with busy(request.busy):
+                row = _row(cell, request, federation, known)
         except (MemoryLimitError, MemoryError, torch.OutOfMemoryError) as error:
             row = {**_sizes(cell), "refused": first_line(error)}
         known = known or row.get("baselines", {})
@@ -69,7 +71,8 @@ def rows(request: Request) -> Iterator[Table]:
 def _row(cell: Cell, request: Request, federation: Federation, known: dict[str, Table]) -> Table:
     device = torch.device(request.device)
     reset_peak(device)
-    run = EngineRun(cell.method, bench_model(cell.model), cell.workload, federation, request.device, request.speed)
+    model, how = bench_model(cell.model), (request.device, request.speed, request.engine)
+    run = EngineRun(cell.method, model, cell.workload, federation, *how)
     begin = now(device)
     warm_up = {"rounds": run.warm_up(), "seconds": now(device) - begin}
     memory = peak(device)  # before the baselines add theirs
@@ -85,9 +88,10 @@ def _row(cell: Cell, request: Request, federation: Federation, known: dict[str, 
     baselines = _baseline_figures(beside, cell, steps) or known
     samples = {f"{split}_samples": int(federation.counts(split).sum()) for split in ("train", "test")}
     ratios = {name: _ratios(engine, table) for name, table in baselines.items()}
+    least = min((each["round"] for each in ratios.values()), default=None)  # against the better baseline
     beside_it = bool(beside)  # or from the first method of this model and size
     figures = {"engine": engine, "baselines": baselines, "baselines_beside": beside_it, "ratios": ratios}
-    return {**_sizes(cell), "client_steps": steps, **samples, **figures}
+    return {**_sizes(cell), "client_steps": steps, **samples, **figures, "least_ratio": least, "busy": request.busy}
 
 
 def _sizes(cell: Cell) -> Table:
@@ -126,7 +130,9 @@ def _baseline_figures(baselines: Sequence[TimedLoop], cell: Cell, client_steps: 
     tables: dict[str, Table] = {}
     for each in baselines:
         cohort, everybody = (n / len(each.loop.ids) for n in (cell.workload.cohort, cell.workload.clients))
-        rounds = [Seconds(r.train * cohort, r.server * cohort, r.evaluate * everybody) for r in each.rounds]
+        rounds = [
+            Seconds(r.train * cohort, r.server * cohort, r.evaluate * everybody, r.cpu * cohort) for r in each.rounds
+        ]
         table = _figures(rounds, client_steps) | {"threads": each.threads, "clients_timed": len(each.loop.ids)}
         known = tables.get(each.loop.name)
         if known is None or table["best"]["round"] < known["best"]["round"]:
@@ -142,7 +148,7 @@ def _figures(rounds: Sequence[Seconds], client_steps: int) -> Table:
 
 def _ratios(engine: Table, baseline: Table) -> Table:
     """How many times as long the baseline takes, best against best."""
-    return {part: baseline["best"][part] / engine["best"][part] for part in ("round", "train", "evaluate")}
+    return {part: baseline["best"][part] / engine["best"][part] for part in ("round", "train", "evaluate", "cpu")}
 
 
 def machine(request: Request) -> Table:
@@ -154,7 +160,8 @@ def machine(request: Request) -> Table:
         **{"device": named, "machine": platform.machine(), "cores": os.cpu_count()},
         **{"threads": torch.get_num_threads(), "load": load, "torch": torch.__version__, "numpy": np.__version__},
         **{"python": platform.python_version(), "stratafl": VERSION, "precision": speed.precision},
-        **{"compile": speed.compile, "command": sys.argv, "started": datetime.now(UTC).isoformat(timespec="seconds")},
+        **{"compile": speed.compile, "busy": request.busy, "command": sys.argv},
+        **{"started": datetime.now(UTC).isoformat(timespec="seconds")},
     }
 
 
@@ -179,7 +186,7 @@ class ResultFile:
 
 
 def describe_machine(machine: Table) -> str:
-    names = ("device", "machine", "cores", "threads", "load", "torch", "python", "precision", "compile")
+    names = ("device", "machine", "cores", "threads", "load", "busy", "torch", "python", "precision", "compile")
     return ", ".join(f"{name} {machine[name]}" for name in names if machine[name] is not None)
 
 
@@ -196,6 +203,7 @@ def describe_row(row: Table) -> str:
         f"evaluate {middle['evaluate']:.3f} s",
         f"{engine['ms_per_client_step']:.3f} ms per client-step",
         f"peak {engine['peak_memory'] / MIB:.0f} MiB",
-        *(f"{ratio['round']:.1f}x {name}" for name, ratio in row["ratios"].items()),
+        *(f"{ratio['round']:.2f}x {name}" for name, ratio in row["ratios"].items()),
+        engine["engine"],
     ]
     return f"{what} " + " | ".join(parts)

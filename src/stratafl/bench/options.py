@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 class BenchOptions:
     """What to measure, as a person types it, with help texts; `stratafl.bench.request` checks it."""
 
-    models: Annotated[str, "Names, separated by commas."] = "mlp,cnn,resnet18,embedding"
+    models: Annotated[str, "Names, separated by commas, or all."] = "mlp,cnn,resnet18,embedding"
     methods: Annotated[str, "Names, separated by commas."] = "fedavg,fedper,flayer,pfedla,fedlag,fedalp"
     clients: Annotated[int, "Number of clients."] = 20
     cohort: Annotated[int | None, "Clients per round; by default all."] = None
@@ -23,8 +23,10 @@ class BenchOptions:
     device: Annotated[str, "auto, cpu, cuda, cuda:1 …"] = "auto"
     precision: Annotated[str, "fp32, tf32 or bf16."] = "fp32"
     compile: Annotated[str, "auto, on or off."] = "auto"
+    engine: Annotated[str, "auto, stacked or loop."] = "auto"
     repeats: Annotated[int, "Timed rounds."] = 3
     baselines: Annotated[bool, "Also time plain PyTorch loops."] = True
+    busy: Annotated[int, "Other processes at work meanwhile."] = 0
     sweep: Annotated[str | None, "Vary clients, cohort or batch."] = None
     largest: Annotated[int, "Where a sweep ends."] = 10_000
     json: Annotated[Path | None, "Write all figures to this new file."] = None

@@ -2,15 +2,16 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast, get_args
 
 import torch
 
 from stratafl.algorithms import ALGORITHMS
 from stratafl.bench.options import BenchOptions
-from stratafl.bench.workload import Workload, bench_model
+from stratafl.bench.workload import BENCH_MODELS, Workload, bench_model
 from stratafl.errors import RecordError, counted, unknown
 from stratafl.execute.memory import device_of
+from stratafl.runtime.build import EngineName
 from stratafl.runtime.speed import Speed, check_precision
 
 SWEEPS = {
@@ -37,10 +38,13 @@ class Request:
     speed: Speed
     repeats: int
     baselines: bool
+    engine: EngineName = "auto"
+    busy: int = 0  # other processes at work meanwhile
 
 
 def request_of(options: BenchOptions) -> Request:
     models, methods = _names("models", options.models), _names("methods", options.methods)
+    models = tuple(BENCH_MODELS) if models == ("all",) else models
     for name in models:
         bench_model(name)  # raises if there is none
     for name in methods:
@@ -50,6 +54,10 @@ def request_of(options: BenchOptions) -> Request:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise RecordError(f"--{name} must be at least 1, not {value}")
+    if options.busy < 0:
+        raise RecordError(f"--busy must be at least 0, not {options.busy}")
+    if options.engine not in get_args(EngineName):
+        raise unknown("engine", options.engine, get_args(EngineName))
     if options.cohort is not None and options.cohort > options.clients and options.sweep != "clients":
         raise RecordError(f"--cohort must be at most {options.clients}, the number of clients, not {options.cohort}")
     if options.paper and options.steps is not None:
@@ -59,7 +67,8 @@ def request_of(options: BenchOptions) -> Request:
     check_precision(speed.precision, torch.device(device))
     sizes = {model: list(_workloads(options, model)) for model in models}
     cells = (Cell(model, method, workload) for model in models for workload in sizes[model] for method in methods)
-    return Request(tuple(cells), device, speed, options.repeats, options.baselines)
+    engine = cast(EngineName, options.engine)
+    return Request(tuple(cells), device, speed, options.repeats, options.baselines, engine, options.busy)
 
 
 def _names(option: str, text: str) -> tuple[str, ...]:
