@@ -135,7 +135,10 @@ def printable(text: str, keep: str = "") -> str:
     These are Unicode's Cc, Cf, Cs, Zl and Zp: control characters, separators of lines and paragraphs, and characters
     that change the direction of writing or have no width. Characters in `keep` stay.
     """
-    if text.isascii() and text.isprintable():
+    others = text
+    for letter in keep:
+        others = others.replace(letter, "")
+    if others.isprintable():  # then there is none of them; a table may have a million letters
         return text
     return "".join(letter if letter in keep else _escaped(letter) for letter in text)
 

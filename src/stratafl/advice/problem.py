@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stratafl.advice.candidates import ALONE, Candidate
-from stratafl.config.assemble import algorithm_of, seeds_of
+from stratafl.config.assemble import algorithm_of, simulation_with
 from stratafl.config.experiment import Experiment
 from stratafl.config.tables import AlgorithmTable
 from stratafl.config.trust import NOTHING, Trust
@@ -17,7 +17,7 @@ from stratafl.data import Federation
 from stratafl.data.federation import Ragged
 from stratafl.evaluation.metrics import Metric
 from stratafl.evaluation.predictions import Predictions
-from stratafl.execute import Simulation, simulation
+from stratafl.execute import Simulation
 from stratafl.execute.build import ModelSource
 from stratafl.runtime.speed import Speed
 
@@ -41,24 +41,10 @@ class Problem:
         return self.experiment.run.rounds
 
     def simulation(self, candidate: Candidate) -> Simulation:
-        run, model = self.experiment.run, self.experiment.model
-        return simulation(
-            algorithm_of(configured(self.experiment, candidate), self.trust),
-            self.federation,
-            self.model,
-            rounds=run.rounds,
-            participation=run.participation,
-            seed=seeds_of(self.experiment),
-            granularity=run.granularity,
-            buffers=run.buffers,
-            head=model.head,
-            weights=model.weights,
-            device=run.device,
-            engine=run.engine,
-            speed=Speed(run.precision, "off", "off", run.convolutions, None),  # too short for either to pay
-            memory_limit=run.memory_limit,
-            new_clients=self.experiment.data.new_clients,
-        )
+        run = self.experiment.run
+        algorithm = algorithm_of(configured(self.experiment, candidate), self.trust)
+        speed = Speed(run.precision, "off", "off", run.convolutions, None)  # too short for either to pay
+        return simulation_with(self.experiment, algorithm, self.federation, self.model, speed=speed)
 
     def score(self, predictions: Predictions, kept: Tensor | None = None) -> float:
         """How good, larger is better; on the samples `kept`, or all."""

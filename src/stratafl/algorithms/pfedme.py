@@ -13,7 +13,7 @@ from stratafl.algorithms.fedavg import fedavg
 from stratafl.core.annotations import Fixed, Range, Tune
 from stratafl.core.fields import Start
 from stratafl.core.layerwise import Layerwise
-from stratafl.core.layout import Layout, Rows
+from stratafl.core.layout import Layout, Rows, per_row
 from stratafl.core.records import record
 from stratafl.core.state import State, rows_of
 from stratafl.policies import SGD, Adopt, Copy, Pull, ServerOptimizer, Take
@@ -69,5 +69,5 @@ class Approach:
 
     def __call__(self, row: Rows, client: Fields, layout: Layout, rate: Tensor) -> State:
         w, share = rows_of(client, "theta"), self.pace * rate * self.strength
-        followed = {n: w[n] - share * (w[n] - row[n]) for n in layout.trainable()}
+        followed = {n: w[n] - per_row(share, w[n]) * (w[n] - row[n]) for n in layout.trainable()}
         return {"theta": {**row, **followed}}

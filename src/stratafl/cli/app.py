@@ -67,7 +67,7 @@ def compare(
     seeds: Annotated[int, option("--seeds N", "Number of seeds, from --seed on.")] = 3,
     vary: Annotated[str, option("--vary PART", "What seeds vary: all, partition, weights or batches.")] = "all",
     tuned: Annotated[Path | None, option("--tuned DIR", "With what a tuning chose.")] = None,
-    jobs: Jobs = 1,
+    jobs: Jobs = None,
     options: RunOptions,
 ) -> int:
     """Run several methods and seeds on the same data, and rank them.
@@ -92,7 +92,7 @@ def tune(
     sampler: Annotated[str, option("--sampler NAME", "grid, or tpe (Optuna).")] = "grid",
     budget: Annotated[str, option("--budget NAME", "Equal trials, or equal local steps.")] = "trials",
     widen: Annotated[bool, option("--widen/--no-widen", "One more trial if the best rate is at the edge.")] = True,
-    jobs: Jobs = 1,
+    jobs: Jobs = None,
     options: RunOptions,
 ) -> int:
     """Tune several methods alike on validation data, then run what is chosen on fresh seeds.
@@ -132,7 +132,7 @@ def advise(
 @app.command(epilog="Example: [bold]strata resume runs/first[/]")
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The directory of a run, comparison or tuning.")],
-    jobs: Jobs = 1,
+    jobs: Jobs = None,
     trust: Trust = False,
     worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
     typed: Annotated[list[str] | None, typer.Option("--typed", hidden=True)] = None,

@@ -64,7 +64,7 @@ def _cells(row: Row) -> dict[str, str]:
     engine = row["engine"]
     seconds = {f"{part}, s": f"{engine['median'][part]:.3f}" for part in ("round", "train", "server", "evaluate")}
     first, memory = f"{engine['first_round']:.1f}", f"{engine['peak_memory'] / MIB:,.0f}"
-    ratios = {f"× {name}": f"{ratio['round']:.1f}" for name, ratio in row["ratios"].items()}
+    ratios = {f"× {name}": f"{ratio['round']:.2f}" for name, ratio in row["ratios"].items()}
     return {**named, **sizes, "first, s": first, **seconds, "MiB": memory, **ratios}
 
 
@@ -89,6 +89,7 @@ def _bars(measured: Sequence[Row], width: int) -> list[Text]:
 def _caption(found: Row, measured: Sequence[Row]) -> str:
     rounds = len(measured[0]["engine"]["rounds"]) if measured else 0
     return (
-        f"{describe_machine(found)}; medians of {counted(rounds, 'round')}, ratios best against best; "
-        "loop: clients one by one, loader: with a DataLoader each, both FedAvg on the same batches"
+        "N clients, C of them in a round, B samples in a batch; × loop, × loader: plain PyTorch's time over the "
+        "engine's; loop: clients one by one, loader: with a DataLoader each, both FedAvg on the same batches; "
+        f"medians of {counted(rounds, 'round')}, ratios best against best; {describe_machine(found)}"
     )

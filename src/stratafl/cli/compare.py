@@ -7,6 +7,7 @@ finished nor locked, until none is left. Progress is read from the journals.
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -26,13 +27,15 @@ from stratafl.evaluation.measure import Line
 from stratafl.execute import ProcessGroup
 from stratafl.runs import Comparison, Member, Run, is_comparison, refuse_existing
 from stratafl.runs.directory import ROUNDS, TUNING
+from stratafl.runs.guard import local_beside
+from stratafl.runs.joined import JoinedRuns, usual_jobs
 from stratafl.runs.journal import read_lines
 from stratafl.tuning.reuse import reused, untyped_named
 from stratafl.tuning.tuning import is_tuning, read_tuned
 
 
 def start_comparison(
-    options: RunOptions, names: str, seeds: int, jobs: int, vary: str = "all", tuned: Path | None = None
+    options: RunOptions, names: str, seeds: int, jobs: int | None, vary: str = "all", tuned: Path | None = None
 ) -> int:
     """A new comparison, to its end or until it is interrupted; the exit code.
 
@@ -59,11 +62,13 @@ def start_comparison(
         return drive_comparison(comparison, jobs)
 
 
-def resume(folder: Path, jobs: int, worker: bool, trust: Trust = NOTHING) -> int:
+def resume(folder: Path, jobs: int | None, worker: bool, trust: Trust = NOTHING) -> int:
     """Continue to the end or until it is interrupted; a `worker` is a process that `compare --jobs` started."""
     if worker:
         with show_warnings(Console(quiet=True)):  # the process that started this one has printed them
-            return take_tuning(folder, trust) if is_tuning(folder) else take_runs(Comparison.open(folder, trust))
+            if is_tuning(folder):
+                return take_tuning(folder, trust, jobs or 1)
+            return take_runs(Comparison.open(folder, trust), jobs or 1)
 
     def reopen(process_group: ProcessGroup) -> Run:
         if not folder.is_dir():
@@ -95,13 +100,14 @@ def refuse_torchrun(process_group: ProcessGroup) -> None:
         )
 
 
-def drive_comparison(comparison: Comparison, jobs: int) -> int:
+def drive_comparison(comparison: Comparison, jobs: int | None) -> int:
     """Finish all runs, then print the ranking and write the report; the exit code."""
     members, console, runs = list(comparison.members()), note_console(), list[DisplayedRun]()
     for each in members:
         done = len(read_lines(each.folder / ROUNDS))
         label = f"{each.method}, seed {each.seed}: "
         runs.append(DisplayedRun(each.method, each.experiment.run.rounds, done, label))
+    jobs = jobs or usual_jobs(len(members), members[0].experiment.run.device)
     with Display(console, runs) as display, interruptible(console) as interrupt:
         watches = {member.folder: display.watch(run) for member, run in zip(members, runs, strict=True)}
         if jobs == 1:
@@ -112,8 +118,8 @@ def drive_comparison(comparison: Comparison, jobs: int) -> int:
             finished = share(crew, interrupt, watches)
     if not finished:
         return print_interrupted(comparison.folder, _names_code(members))
-    print_ranking([comparison.folder])
-    write_report_if_possible([comparison.folder], comparison.folder / REPORT)
+    study = print_ranking([comparison.folder])
+    write_report_if_possible([comparison.folder], comparison.folder / REPORT, study)
     return 0
 
 
@@ -121,7 +127,7 @@ def _names_code(members: Sequence[Member]) -> bool:
     return any(names_code(member.experiment) for member in members)
 
 
-def take_runs(comparison: Comparison) -> int:
+def take_runs(comparison: Comparison, jobs: int) -> int:
     """The work of one of several processes: runs until none is left, or until the process that started it ends."""
     parent = os.getppid()
 
@@ -130,23 +136,34 @@ def take_runs(comparison: Comparison) -> int:
 
     members = list(comparison.members())
     with interruptible(note_console(), quiet=True) as interrupt:
-        done = _take(members, interrupt, {member.folder: watch for member in members})
+        done = _take(members, interrupt, {member.folder: watch for member in members}, jobs)
     return 0 if done else INTERRUPTED
 
 
-def _take(members: Sequence[Member], interrupt: Interrupt, watches: Mapping[Path, Watch]) -> bool:
-    """Finish every run that no other process works on; False if interrupted."""
-    for member in members:
-        if interrupt.asked:
-            return False
+def _take(members: Sequence[Member], interrupt: Interrupt, watches: Mapping[Path, Watch], jobs: int = 1) -> bool:
+    """Finish every run that no other process works on, as many at a time as can be joined; False if interrupted."""
+    joined = JoinedRuns(len(members), jobs, members[0].experiment.run.precision)
+    stopped = list[Member]()
+
+    def work(member: Member) -> None:
         try:
-            with member.run() as run:
-                for note in run.notes:
-                    print_note(f"{member.method}, seed {member.seed}: {note}")
-                if not advance(run, interrupt, watches[member.folder]):
-                    return False
+            if interrupt.asked or not _advanced(member, joined, interrupt, watches[member.folder]):
+                stopped.append(member)
         except BusyError:
-            continue
+            return
         except KeyboardInterrupt:
-            return False
-    return True
+            stopped.append(member)
+
+    try:
+        joined.drive(partial(work, member) for member in members)
+    except KeyboardInterrupt:
+        return False
+    return not stopped
+
+
+def _advanced(member: Member, joined: JoinedRuns, interrupt: Interrupt, watch: Watch) -> bool:
+    """Advance a run to its end; False if interrupted. A guard waits for local training with the same seed."""
+    with joined.opened(member.run) as run, joined.declared(member.folder, run.sim):
+        for note in run.notes:
+            print_note(f"{member.method}, seed {member.seed}: {note}")
+        return advance(run, interrupt, watch, lambda: joined.wait_for(local_beside(member.folder)))

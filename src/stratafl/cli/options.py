@@ -30,7 +30,7 @@ Data = Annotated[str | None, option("--data -d NAME", "Data set, file, or FOLDER
 Config = Annotated[Path | None, option("--config -c FILE", "Settings in TOML.")]
 Set = Annotated[list[str] | None, option("--set -s KEY=VALUE", "Such as train.lr=0.1; repeatable.")]
 Trust = Annotated[bool, option("--trust", "Import code that a file or run names.")]
-Jobs = Annotated[int, option("--jobs -j N", "Processes that share the runs.", min=1)]
+Jobs = Annotated[int | None, option("--jobs -j N", "Processes that share the runs; else 1, on a GPU up to 3.", min=1)]
 AsJson = Annotated[bool, option("--json", "Print JSON instead of tables.")]
 
 COMPARED = "local,fedavg,fedper,fedrep,fedbn,lgfedavg"  # that are compared unless you name others

@@ -10,9 +10,8 @@ from rich.table import Table
 from stratafl.cli.console import fitting_columns, titled_table
 from stratafl.errors import counted
 from stratafl.evaluation.metrics import Metric
-from stratafl.report import MARK, Outcome, Rank, Spread
+from stratafl.report import MARK, Outcome, Rank, Spread, Study
 from stratafl.report.formats import NOTHING, score, spread
-from stratafl.report.majority import majority
 from stratafl.report.ranking import has_column
 from stratafl.runs.summary import reached
 
@@ -32,16 +31,16 @@ class Column:
         return self.shown(rank.numbers[self.name]) if self.name in rank.numbers else NOTHING
 
 
-def ranking_table(ranks: Sequence[Rank], outcomes: Sequence[Outcome], width: int, green: bool = True) -> Table:
+def ranking_table(study: Study, width: int, green: bool = True) -> Table:
     """The ranking; the first is `green` unless its score is chance."""
-    columns = {column.title: column for column in _columns(ranks, outcomes[0].metric)}
-    baseline = majority(ranks)
+    ranks, baseline = study.ranks, study.majority
+    columns = {column.title: column for column in _columns(ranks, study.measured)}
     rows, several = [*ranks, *([baseline] if baseline else [])], len(ranks) > 1
     widths = ({"#": 2} if tied(ranks) else {}) | {"method": _method_width(rows)}
     widths |= {"seeds": len("seeds")} if seeds_differ(ranks) else {}
     widths |= {title: max(map(cell_len, (title, *map(column.cell, rows)))) for title, column in columns.items()}
     titles = fitting_columns(widths, SPARE, width)
-    table = titled_table(_title(outcomes), titles, text=["method"])
+    table = titled_table(_title(study.scored), titles, text=["method"])
     for rank in rows:
         cells = {"#": str(rank.place or ""), "method": rank.title, "seeds": str(len(rank.seeds))}
         cells |= {title: column.cell(rank) for title, column in columns.items()}

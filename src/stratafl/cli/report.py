@@ -13,20 +13,17 @@ from stratafl.config.metrics import metric_of
 from stratafl.errors import RunError
 from stratafl.evaluation.metrics import Metric
 from stratafl.files import check_folder, check_new, write_atomically
-from stratafl.report import INCOMPARABLE, MARK, Outcome, Rank, gather, ranking, read_outcome, run_folders, to_csv
-from stratafl.report.chance import NoChoice, chance, how_to_rank, no_choice
+from stratafl.report import INCOMPARABLE, MARK, Study, gather, to_csv
+from stratafl.report.chance import NoChoice, how_to_rank
 from stratafl.report.flagged_clients import flag_sentences, where_to_look
 from stratafl.report.formats import size
-from stratafl.report.gains import gains_of
 from stratafl.report.gains_tables import clients_csv
 from stratafl.report.guards import guard_sentences
-from stratafl.report.majority import MAJORITY, majority
-from stratafl.report.outcome import OF_ANSWERS, measure, measured_by, what_counts
+from stratafl.report.majority import MAJORITY
+from stratafl.report.outcome import OF_ANSWERS, measure, what_counts
 from stratafl.report.page import is_report, write_report
-from stratafl.report.paired import Paired, pairs_csv, with_first
-from stratafl.report.paired import pairs as all_pairs
-from stratafl.report.study import not_started, only_verdicts
-from stratafl.runs.summary import evaluated
+from stratafl.report.paired import pairs_csv, with_first
+from stratafl.report.study import not_evaluated, only_verdicts, read_study
 
 REPORT = "report.html"
 
@@ -39,10 +36,10 @@ def report(folders: Sequence[Path], out: Path | None, metric: str | None = None,
     ranked = [folder for folder in folders if out is None or not only_verdicts(folder)]
     with show_warnings(note_console()) as release_warnings:
         release_warnings()
-        if ranked:
-            print_ranking(ranked, by=by, **options)
+        study = print_ranking(ranked, by=by, **options) if ranked else None
         if out is not None:
-            _write_report(folders, out, by)
+            whole = study if study is not None and len(ranked) == len(folders) else gather(folders, by)
+            _write_report(whole, out)
 
 
 def print_ranking(
@@ -54,29 +51,29 @@ def print_ranking(
     svg: Path | None = None,
     target: float | None = None,
     clients: Path | None = None,
-) -> None:
-    """Print the ranking of all runs in these folders, by their own metric or by another; write it to files if asked."""
+) -> Study:
+    """Print the ranking of all runs in these folders, by their own metric or by another; write it to files if asked.
+
+    Returns what was read, for the report.
+    """
     if target is not None and by is not None:
         raise RunError("--target needs the metric of the runs, which every round has: leave out --metric")
     if target is not None and not 0 < target < float("inf"):
         raise RunError(f"--target must be a score above 0, not {target}")
     check_new([csv, pairs, svg, clients])
-    outcomes = [one if by is None else measured_by(one, by) for one in _outcomes(folders)]
+    study = ranked_study(folders, by)
+    outcomes, ranks, unranked = study.scored, study.ranks, study.no_choice
     if target is not None and target > 1 and outcomes[0].metric.percent:
         raise RunError(f"--target must be a share above 0 and at most 1, not {target}")
-    ranks = ranking(outcomes)
     console = result_console()
-    unranked = no_choice(ranks, chance(ranks))
-    console.print(ranking_table(ranks, outcomes, console.width, green=unranked is None))
-    notes = [*not_started(folders), *(_no_choice_notes(unranked, folders, outcomes[0].metric) if unranked else [])]
-    for text in (*(Text(said, style="yellow") for said in notes), *_footnotes(ranks, outcomes)):
+    console.print(ranking_table(study, console.width, green=unranked is None))
+    notes = [*study.not_started, *(_no_choice_notes(unranked, folders, outcomes[0].metric) if unranked else [])]
+    for text in (*(Text(said, style="yellow") for said in notes), *_footnotes(study)):
         console.print(text)
-    gains = gains_of(ranks)
-    for part in gains_parts(ranks, gains, console.width):
+    for part in gains_parts(ranks, study.gains, console.width):
         console.print(part)
-    found = all_pairs(ranks)
-    for text in _pair_lines(found):
-        console.print(text, soft_wrap=not console.is_terminal)
+    for text in pair_lines(study):
+        console.print(text)
     console.print(Text(f"runs: {', '.join(map(str, folders))}", style="dim"))
     if target is not None:
         console.print(target_table(outcomes, target))
@@ -84,27 +81,44 @@ def print_ranking(
         write_atomically(csv, to_csv(ranks).encode())
         console.print(Text(f"table: {csv}"))
     if clients is not None:
-        write_atomically(clients, clients_csv(ranks, gains).encode())
+        write_atomically(clients, clients_csv(ranks, study.gains).encode())
         console.print(Text(f"clients: {clients}"))
     if pairs is not None:
-        write_atomically(pairs, pairs_csv(found).encode())
+        write_atomically(pairs, pairs_csv(study.pairs).encode())
         console.print(Text(f"pairs: {pairs}"))
     if svg is not None:
-        drawn = svg_picture("strata compare", ranking_table(ranks, outcomes, PIPED_WIDTH), *_footnotes(ranks, outcomes))
+        drawn = svg_picture("strata compare", ranking_table(study, PIPED_WIDTH), *_footnotes(study))
         write_atomically(svg, drawn.encode())
         console.print(Text(f"picture: {svg}"))
+    return study
 
 
-def write_report_if_possible(folders: Sequence[Path], path: Path) -> None:
-    """Write the HTML report at the end of another command; if that fails, print a note instead of failing."""
+def ranked_study(folders: Sequence[Path], by: Metric | None = None) -> Study:
+    """The runs in these folders, ranked; each without results is a note, or an error if there are no results at all."""
+    for folder in folders:
+        if only_verdicts(folder):
+            raise RunError(f"there is no run in '{folder}'")
+    study = read_study(folders, by)
+    if not study.ranks:
+        raise not_evaluated(study.empty[0])
+    for folder in study.empty:
+        print_note(f"'{folder}' has no evaluated round yet")
+    return study
+
+
+def write_report_if_possible(folders: Sequence[Path], path: Path, study: Study | None = None) -> None:
+    """Write the HTML report at the end of another command; if that fails, print a note instead of failing.
+
+    `study` is what was read from these folders, if that is so.
+    """
     try:
-        _write_report(folders, path)
+        _write_report(gather(folders) if study is None else study, path)
     except RunError as error:
         print_note(f"no report was written: {error}")
 
 
-def _write_report(folders: Sequence[Path], path: Path, metric: Metric | None = None) -> None:
-    count = write_report(gather(folders, metric), path)
+def _write_report(study: Study, path: Path) -> None:
+    count = write_report(study, path)
     result_console().print(Text(f"report: {path} ({size(count)}, opens in any browser)"))
 
 
@@ -117,17 +131,6 @@ def _check_report_file(path: Path) -> None:
         raise RunError(f"'{path}' exists and is not a report: choose another name, or remove it")
 
 
-def _outcomes(folders: Sequence[Path]) -> list[Outcome]:
-    """The runs that have results; each of the others is a note, or an error if there are no results at all."""
-    found = [(folder, read_outcome(folder)) for folder in run_folders(folders)]
-    empty = [folder for folder, one in found if not evaluated(one.lines)]
-    if len(empty) == len(found):
-        raise RunError(f"'{empty[0]}' has no evaluated round yet: let it run, or continue it with 'strata resume'")
-    for folder in empty:
-        print_note(f"'{folder}' has no evaluated round yet")
-    return [one for _, one in found if evaluated(one.lines)]
-
-
 def _no_choice_notes(found: NoChoice, folders: Sequence[Path], metric: Metric) -> list[str]:
     """That the scores of this ranking are chance, what probabilities show, and how to rank by them."""
     shown = found.shown
@@ -138,8 +141,9 @@ def _no_choice_notes(found: NoChoice, folders: Sequence[Path], metric: Metric) -
     return [f"{found.why}: the order above may be chance", *shown.sentences, *again]
 
 
-def _footnotes(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> list[Text]:
+def _footnotes(study: Study) -> list[Text]:
     """What the table cannot show: leaks, runs that diverged, flagged clients, and what its columns mean."""
+    ranks, outcomes = study.ranks, study.scored
     leaks = [Text(f"{MARK} {INCOMPARABLE}", style="bold red")] if any(one.leaks for one in outcomes) else []
     folders = [str(one.folder) for one in outcomes if one.diverged]
     why = "the loss, or the upload of every client, became NaN or infinite"
@@ -149,16 +153,12 @@ def _footnotes(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> list[Text]
     flagged = [Text(said, style="yellow") for said in flag_sentences(outcomes)]
     look = [Text(f"look at its data with: {command}", style="yellow")] if (command := where_to_look(outcomes)) else []
     guards = [Text(said) for said in guard_sentences(ranks)]
-    return [*leaks, *lost, *same, *flagged, *look, *guards, Text(_caption(ranks, outcomes), style="dim")]
+    return [*leaks, *lost, *same, *flagged, *look, *guards, Text(_caption(study), style="dim")]
 
 
-def pair_lines(folders: Sequence[Path]) -> list[Text]:
-    """The verdicts on the runs in these folders, as `print_ranking` prints them."""
-    return _pair_lines(all_pairs(ranking(_outcomes(folders))))
-
-
-def _pair_lines(found: Sequence[Paired]) -> list[Text]:
+def pair_lines(study: Study) -> list[Text]:
     """The pairs with the first method, and what their numbers are."""
+    found = study.pairs
     if not found:
         return []
     unit = "points, " if found[0].metric.percent else ""
@@ -169,13 +169,14 @@ def _pair_lines(found: Sequence[Paired]) -> list[Text]:
     return [*(Text(pair.short) for pair in with_first(found)), Text(about, style="dim")]
 
 
-def _caption(ranks: Sequence[Rank], outcomes: Sequence[Outcome]) -> str:
+def _caption(study: Study) -> str:
+    ranks, outcomes = study.ranks, study.scored
     most = max(len(rank.seeds) for rank in ranks)
     seeds = "the seeds that each row has" if seeds_differ(ranks) else f"{most} seeds"
     parts = [f"test {measure(outcomes[0].metric)} {what_counts(outcomes)}"]
     parts += [f"mean ± standard deviation over {seeds}"] if most > 1 else []
-    parts += ["spread: standard deviation over clients", "MB: up and down, all clients"]
-    parts += [f"{MAJORITY}: what each client's most frequent training class gives"] if majority(ranks) else []
+    parts += ["spread: standard deviation over clients", "MB: up and down, all clients", "s: training and server"]
+    parts += [f"{MAJORITY}: what each client's most frequent training class gives"] if study.majority else []
     own = ":" in outcomes[0].metric.name and not outcomes[0].regression
     parts += [f"{MAJORITY}: unknown, because reports do not run your own metric"] if own else []
     new_clients = any(one.config["data"]["new_clients"] for one in outcomes)

@@ -5,6 +5,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 
 from rich.table import Table
@@ -26,6 +28,7 @@ from stratafl.recipes.reproduction import RESULT, Reproduction
 from stratafl.recipes.result import HERE, cells, heads, legend, write_result
 from stratafl.report.verdict import Verdict, tally
 from stratafl.runs.comparison import SEEDS
+from stratafl.runs.joined import JoinedRuns
 from stratafl.tuning import Work
 from stratafl.tuning import advance as advance_search
 
@@ -93,23 +96,32 @@ def _run(made: Reproduction, limit: float | None) -> bool:
         label = f"{each.row}, {each.column}, seed {each.seed}: "
         runs.append(DisplayedRun(each.row, each.experiment.run.rounds, made.done(each), label))
     with Display(console, runs) as display, interruptible(console) as interrupt:
-        for each, run in zip(made.cells, runs, strict=True):
-            if interrupt.asked or _over(limit):
+        watches = [_with_limit(display.watch(run), interrupt, limit) for run in runs]
+        pairs = zip(made.cells, watches, strict=True)
+        for precision, group in groupby(pairs, key=lambda pair: pair[0].experiment.run.precision):
+            alike = list(group)
+            joined = JoinedRuns(len(alike), precision=precision)
+            try:
+                joined.drive(partial(_advance, made, each, joined, interrupt, watch, limit) for each, watch in alike)
+            except KeyboardInterrupt:  # the second press
                 break
-            impossible = each.column in made.refused or (each.row, each.column) in made.failed
-            if not impossible and made.outcome(each) is None and made.able(each):
-                _advance(made, each, interrupt, _with_limit(display.watch(run), interrupt, limit), limit)
     return interrupt.asked and not _over(limit)
 
 
-def _advance(made: Reproduction, each: Cell, interrupt: Interrupt, watch: Watch, limit: float | None) -> None:
+def _advance(
+    made: Reproduction, each: Cell, joined: JoinedRuns, interrupt: Interrupt, watch: Watch, limit: float | None
+) -> None:
+    """Run a cell that is not finished, unless it cannot be run or time is over."""
+    impossible = each.column in made.refused or (each.row, each.column) in made.failed
+    if interrupt.asked or _over(limit) or impossible or made.outcome(each) is not None or not made.able(each):
+        return
     try:
         if not _tuned(made, each, lambda: interrupt.asked or _over(limit)):
             return
-        run = made.run(each)
+        run = joined.opened(partial(made.run, each))
         if run is None:
             return
-        with run:
+        with run, joined.declared(run.folder, run.sim):
             made.check(run)
             advance(run, interrupt, watch)
     except BusyError:  # another process runs it; the next call reads its numbers

@@ -83,7 +83,9 @@ def drive(process_group: ProcessGroup, begin: Callable[[ProcessGroup], Run], tru
         return 0
 
 
-def advance(run: Run | Follower, interrupt: Interrupt, watch: Watch) -> bool:
+def advance(
+    run: Run | Follower, interrupt: Interrupt, watch: Watch, before_guard: Callable[[], None] = lambda: None
+) -> bool:
     """Run all rounds, and show each to `watch`; False if interrupted before the end."""
     watch(run.progress.t, run.history)
     try:
@@ -91,6 +93,8 @@ def advance(run: Run | Follower, interrupt: Interrupt, watch: Watch) -> bool:
             watch(run.progress.t, run.history)
             if any(run.process_group.gather(interrupt.asked)):
                 return run.finished and not (isinstance(run, Run) and run.unguarded)
+        if isinstance(run, Run) and run.unguarded:
+            before_guard()
         for _ in run.guarding() if isinstance(run, Run) else ():
             if interrupt.asked:
                 return False

@@ -11,16 +11,18 @@ from stratafl.cli.console import note_console, print_note, result_console, show_
 from stratafl.cli.display import Display, DisplayedRun, Watch
 from stratafl.cli.interrupt import INTERRUPTED, interruptible
 from stratafl.cli.options import RunOptions, experiment_of, names_in
-from stratafl.cli.report import REPORT, pair_lines, write_report_if_possible
+from stratafl.cli.report import REPORT, pair_lines, ranked_study, write_report_if_possible
 from stratafl.cli.run import new_folder, print_interrupted, resume_command
 from stratafl.cli.workers import Crew, share
 from stratafl.config.experiment import paths_in
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.errors import counted
 from stratafl.evaluation.measure import Line
+from stratafl.report import Study
 from stratafl.runs import refuse_existing
 from stratafl.runs.comparison import folder_name
 from stratafl.runs.directory import ROUNDS
+from stratafl.runs.joined import usual_jobs
 from stratafl.runs.journal import read_lines
 from stratafl.tuning import Plan, Tuning, Work, advance
 from stratafl.tuning.halving import Rung
@@ -28,7 +30,7 @@ from stratafl.tuning.result import HEAD, caption, remarks, rows, write_results
 from stratafl.tuning.tuning import UNTUNED, WINNERS
 
 
-def start_tuning(options: RunOptions, names: str, plan: Plan, seeds: int, jobs: int) -> int:
+def start_tuning(options: RunOptions, names: str, plan: Plan, seeds: int, jobs: int | None) -> int:
     """A new tuning, to its end or until it is interrupted; the exit code."""
     settings, base, methods = options.settings(), experiment_of(options.config), names_in(names)
     trusted = options.trusted([*methods, *paths_in(settings)])
@@ -41,19 +43,20 @@ def start_tuning(options: RunOptions, names: str, plan: Plan, seeds: int, jobs: 
         return drive_tuning(tuning, jobs)
 
 
-def resume_tuning(folder: Path, jobs: int, trust: Trust = NOTHING) -> int:
+def resume_tuning(folder: Path, jobs: int | None, trust: Trust = NOTHING) -> int:
     with show_warnings(note_console()) as release_warnings:
         tuning = Tuning.open(folder, trust)
         release_warnings()
         return drive_tuning(tuning, jobs)
 
 
-def drive_tuning(tuning: Tuning, jobs: int) -> int:
+def drive_tuning(tuning: Tuning, jobs: int | None) -> int:
     """Finish all trials and the runs of what was chosen, then print the table and write the report; the exit code."""
     console, again = note_console(), resume_command(tuning.folder, tuning.names_code)
     for said in plan_sentences(tuning):
         console.print(said, markup=False, soft_wrap=False)
     runs = _displayed(tuning)
+    jobs = jobs or usual_jobs(len(runs), tuning.base.run.device)
     with Display(console, list(runs.values())) as display, interruptible(console) as interrupt:
         watches = {folder: display.watch(run) for folder, run in runs.items()}
         if jobs == 1:
@@ -62,18 +65,17 @@ def drive_tuning(tuning: Tuning, jobs: int) -> int:
             finished = share(Crew(tuning.folder, tuning.trust, again, jobs), interrupt, watches)
     if not finished:
         return print_interrupted(tuning.folder, tuning.names_code)
-    print_tuning(tuning)
-    write_report_if_possible([tuning.folder], tuning.folder / REPORT)
+    study = print_tuning(tuning)
+    write_report_if_possible([tuning.folder], tuning.folder / REPORT, study)
     return 0
 
 
-def take_tuning(folder: Path, trust: Trust) -> int:
+def take_tuning(folder: Path, trust: Trust, jobs: int) -> int:
     """The work of one of several processes: whatever is left, or until the process that started it ends."""
     parent = os.getppid()
     with interruptible(note_console(), quiet=True) as interrupt:
-        done = advance(
-            Tuning.open(folder, trust), note=_noted, interrupted=lambda: interrupt.asked or os.getppid() != parent
-        )
+        tuning = Tuning.open(folder, trust)
+        done = advance(tuning, note=_noted, interrupted=lambda: interrupt.asked or os.getppid() != parent, jobs=jobs)
     return 0 if done else INTERRUPTED
 
 
@@ -95,8 +97,8 @@ def plan_sentences(tuning: Tuning) -> list[str]:
     return [*said, f"trials {whose}: {' → '.join(course)}", f"on validation data; then what is chosen runs on {fresh}"]
 
 
-def print_tuning(tuning: Tuning) -> None:
-    """Print the table of the result, which methods are better, and what to do next."""
+def print_tuning(tuning: Tuning) -> Study:
+    """Print the table of the result, which methods are better, and what to do next; returns the runs of the winners."""
     found, console = write_results(tuning), result_console()
     table = titled_table("tuned alike", HEAD, names=["method"], text=["chosen"])
     for row in rows(found):
@@ -105,7 +107,8 @@ def print_tuning(tuning: Tuning) -> None:
     console.print(Text(caption(tuning), style="dim"))
     for said in remarks(found):
         console.print(Text(said, style="yellow"))
-    for verdict in pair_lines([tuning.folder]):
+    study = ranked_study([tuning.folder])
+    for verdict in pair_lines(study):
         console.print(verdict)
     spent = ", ".join(f"{each.method} {each.rounds:,} rounds and {each.steps:,} steps" for each in found)
     console.print(Text(f"spent on trials: {spent}", style="dim"))
@@ -114,6 +117,7 @@ def print_tuning(tuning: Tuning) -> None:
     console.print(Text(f"the ranking, and who gains: strata report {place}", style="dim"))
     seeds = max(10, 2 * tuning.seeds)  # those of the winners are the first of them
     console.print(Text(f"more seeds of what was chosen: strata compare --tuned {place} --seeds {seeds}", style="dim"))
+    return study
 
 
 def _displayed(tuning: Tuning) -> dict[Path, DisplayedRun]:

@@ -55,7 +55,7 @@ def share(crew: Crew, interrupt: Interrupt, watches: Mapping[Path, Watch]) -> bo
 def _worker(crew: Crew, log: Path) -> Worker:
     """A process that takes runs, in a session of its own: Ctrl-C reaches only this process, which passes it on."""
     # -P: Python does not import a file of the current folder in place of a package with the same name.
-    command = [sys.executable, "-P", "-m", "stratafl", "resume", str(crew.folder), "--worker"]
+    command = [sys.executable, "-P", "-m", "stratafl", "resume", str(crew.folder), "--worker", f"--jobs={crew.jobs}"]
     command += [f"--typed={name}" for name in sorted(crew.trust.names)]
     command += ["--trust"] if crew.trust.everything else []
     environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // crew.jobs)), **os.environ}

@@ -1,6 +1,7 @@
 """From an experiment to the objects that run it: algorithm, federation, model, simulation."""
 
 import dataclasses
+import json
 import logging
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -22,10 +23,12 @@ from stratafl.core.layers import Select
 from stratafl.core.records import to_settings
 from stratafl.data import IID, Federation, Partition, Reading, Samples, from_samples, load_samples
 from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
+from stratafl.data.shared import shared_federation
 from stratafl.errors import DataError, ModelError, PhaseError, RecordError, counted
 from stratafl.evaluation.diagnostics import LayerDiagnostics
 from stratafl.execute import Simulation, simulation
-from stratafl.execute.memory import device_of
+from stratafl.execute.build import ModelSource
+from stratafl.execute.memory import device_of, device_or_cpu
 from stratafl.models import MODELS
 from stratafl.policies.robust import robust
 from stratafl.runtime.speed import Speed
@@ -126,6 +129,14 @@ def federation_of(experiment: Experiment) -> Federation:
     )
 
 
+def federation_to_run(experiment: Experiment) -> Federation:
+    """The data over its clients, on the run's device; runs of one process that use the same data share one."""
+    data, run = experiment.data, experiment.run
+    settings = {**to_settings(data), "seed": seeds_of(experiment).partition, "limit": _reading_limit(run).most}
+    key, device = json.dumps(settings, sort_keys=True), device_or_cpu(run.device)
+    return shared_federation(data.name, data.path, key, device, lambda: federation_of(experiment))
+
+
 def _fallback(data: DataTable, samples: Samples) -> Partition:
     """The partition if none is set; settings without an effect on it are refused."""
     usual = partition_of(data)
@@ -192,34 +203,50 @@ def simulation_of(
     """
     tuning = tuning or {}
     algorithm = algorithm_of(experiment, trust)
-    federation, model, run = federation_of(experiment), experiment.model, experiment.run
+    federation, model, run = federation_to_run(experiment), experiment.model, experiment.run
     compile = run.compile
-    if compile == "auto" and tuning.get("compiled") is not None:
+    switched = tuning.get("switched") or {}
+    if compile == "auto" and tuning.get("compiled") is not None and not switched:
         compile = "on" if tuning["compiled"] else "off"
     try:
-        return simulation(
+        return simulation_with(
+            experiment,
             algorithm,
             federation,
             model_of(model, tuple(federation.x.shape[1:]), federation.classes, trust),
-            rounds=run.rounds,
-            participation=run.participation,
-            seed=seeds_of(experiment),
-            granularity=run.granularity,
-            buffers=run.buffers,
-            head=model.head,
-            weights=model.weights,
-            device=run.device,
-            engine=run.engine,
-            speed=Speed(run.precision, run.graphs, compile, run.convolutions, tuning.get("products")),
-            memory_limit=run.memory_limit,
+            engine="loop" if run.engine == "auto" and tuning.get("engine") == "loop" else run.engine,
+            speed=Speed(run.precision, run.graphs, compile, run.convolutions, tuning.get("products"), switched),
             store=run.store,
             saved=True,
-            new_clients=experiment.data.new_clients,
             diagnosed_clients=LayerDiagnostics().clients if experiment.evaluate.lab else 0,
             begun=begun,
         )
     except PhaseError as error:
         raise RecordError(_never_acts(experiment, error, trust)) from error
+
+
+def simulation_with(
+    experiment: Experiment, algorithm: Algorithm, federation: Federation, model: ModelSource, **more: Any
+) -> Simulation:
+    """The simulation that an experiment describes, of these parts; `more` are further arguments of `simulation`."""
+    run = experiment.run
+    more = {"engine": run.engine, **more}
+    return simulation(
+        algorithm,
+        federation,
+        model,
+        rounds=run.rounds,
+        participation=run.participation,
+        seed=seeds_of(experiment),
+        granularity=run.granularity,
+        buffers=run.buffers,
+        head=experiment.model.head,
+        weights=experiment.model.weights,
+        device=run.device,
+        memory_limit=run.memory_limit,
+        new_clients=experiment.data.new_clients,
+        **more,
+    )
 
 
 def _never_acts(experiment: Experiment, error: PhaseError, trust: Trust | bool) -> str:

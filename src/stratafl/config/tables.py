@@ -165,11 +165,15 @@ class RunTable:
     buffers: Annotated[Buffers, "BatchNorm statistics follow their layer or stay with the client"] = "follow"
     granularity: Annotated[Granularity, "what counts as a layer"] = "module"
     device: Annotated[str, "`auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1` …"] = "auto"
-    engine: Annotated[EngineName, "all clients in one step, or client by client"] = "auto"
+    engine: Annotated[EngineName, "all clients in one step, or client by client; `auto`: on a CPU as measured"] = "auto"
     precision: Annotated[Precision, "digits of products on a GPU: 24, 11 or 8 bits"] = "fp32"
-    compile: Annotated[Choice, "compile steps; `auto`: on a GPU, if the run is long enough to pay"] = "auto"
+    compile: Annotated[Choice, "compile steps; `on`: before the first round; `auto`: on a GPU, if the run is long"] = (
+        "auto"
+    )
     graphs: Annotated[Choice, "capture steps and replay them; `auto`: on a GPU"] = "auto"
-    convolutions: Annotated[Convolutions, "products of shifted slices, or stock; `auto`: on a GPU as measured"] = "auto"
+    convolutions: Annotated[
+        Convolutions, "products of shifted slices, stock, or Triton kernels; `auto`: on a GPU the fastest"
+    ] = "auto"
     memory_limit: Annotated[int | None, Size(), "bytes the run may take, or a size such as `8GB` or `500MiB`"] = None
     store: Annotated[Store, "where client states are kept between rounds; `auto`: by size"] = "auto"
     checkpoint: Annotated[int, SomeOrNone, "rounds between checkpoints; 0: as often as takes 5 % of the time"] = 0

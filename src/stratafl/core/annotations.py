@@ -12,6 +12,7 @@ import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import isfinite
 from operator import ge, gt, le, lt
 from typing import Annotated, Any, Literal, TypeVar
@@ -25,6 +26,7 @@ TEXTUAL: dict[type[Any], Callable[[str], Any]] = {}
 _LIMITS: dict[str, Callable[[Any, Any], bool]] = {"at least": ge, "at most": le, "above": gt, "below": lt}
 _WORDS: dict[Any, str] = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
 _WORDS |= {tuple: "a list", list: "a list", Mapping: "a table"}
+_PASSING: dict[Any, type[Any]] = {float: int, tuple: list}  # a whole number for a number, a list for a tuple
 _UNITS = {"": 1, "b": 1} | {
     f"{letter}{i}b": base**power for power, letter in enumerate("kmgt", 1) for i, base in (("", 1000), ("i", 1024))
 }
@@ -46,9 +48,8 @@ class Range:
     below: float | None = None
 
     @property
-    def _set(self) -> dict[str, float]:
-        limits = zip(_LIMITS, (self.least, self.most, self.above, self.below), strict=True)
-        return {word: limit for word, limit in limits if limit is not None}
+    def _set(self) -> Mapping[str, float]:
+        return _limits(self)
 
     def __str__(self) -> str:
         return ", ".join(f"{word} {_number(limit)}" for word, limit in self._set.items())
@@ -128,6 +129,15 @@ class Size:
         return value if isinstance(value, int) else int(size)
 
 
+_LIMITING = (Range, Named)
+
+
+@cache
+def _limits(of: Range) -> Mapping[str, float]:
+    limits = zip(_LIMITS, (of.least, of.most, of.above, of.below), strict=True)
+    return {word: limit for word, limit in limits if limit is not None}
+
+
 def checked(key: str, hint: Any, value: Any) -> Any:
     """The value as its hint declares it; anything else is refused in one line that begins with the key."""
     hint, markers = parts(hint)
@@ -135,28 +145,34 @@ def checked(key: str, hint: Any, value: Any) -> Any:
         return None
     for marker in markers:
         value = marker.read(key, value) if isinstance(marker, Size) else value
-    if not _fits(hint, value):
+    exact = type(hint) is type and type(value) is hint and hint is not tuple  # as most are: nothing to convert
+    if not exact and not _fits(hint, value):
         raise RecordError(f"{key} must be {_wanted(hint, markers)}, not {said(value)}")
-    limits = [marker for marker in markers if isinstance(marker, Range | Named)]
+    limits = [marker for marker in markers if isinstance(marker, _LIMITING)]
     for limit in limits if isinstance(value, int) and abs(value) > WHOLE else ():  # its own limit says more
         limit.check(key, value)
     check_plain(key, value)
-    value = _converted(key, hint, value)
+    value = value if exact else _converted(key, hint, value)
     for limit in limits:
         limit.check(key, value)
     return value
 
 
+def origin(hint: Any) -> Any:
+    """What a hint is a form of, such as `tuple` or `Literal`; None for a class, which is most of them."""
+    return None if type(hint) is type else typing.get_origin(hint)  # the latter is slow for classes
+
+
 def parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     """A hint without its markers, and the markers."""
-    if typing.get_origin(hint) is Annotated:
+    if origin(hint) is Annotated:
         return hint.__origin__, hint.__metadata__
     return hint, ()
 
 
 def union(hint: Any) -> tuple[Any, ...]:
     """The hints that a union consists of."""
-    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else ()
+    return typing.get_args(hint) if origin(hint) in (typing.Union, types.UnionType) else ()
 
 
 def _fits(hint: Any, value: Any) -> bool:
@@ -164,17 +180,17 @@ def _fits(hint: Any, value: Any) -> bool:
     hint, _ = parts(hint)
     if union(hint):
         return any(_fits(each, value) for each in union(hint))
-    if typing.get_origin(hint) is Literal:
+    if origin(hint) is Literal:
         return type(value) in map(type, typing.get_args(hint))
-    kind = types.NoneType if hint is None else typing.get_origin(hint) or hint
+    kind = types.NoneType if hint is None else origin(hint) or hint
     if not isinstance(kind, type) or kind in (object, Any, Callable) or getattr(kind, "_is_protocol", False):
         return True
     if isinstance(value, bool) or (isinstance(value, str) and kind not in TEXTUAL):
         return kind is type(value)
     if kind is tuple and (dataclasses.is_dataclass(value) or callable(value)):
         return True
-    passing = {float: int, tuple: list, **dict.fromkeys(TEXTUAL, str)}
-    return isinstance(value, (kind, passing.get(kind, kind)))
+    passing = str if kind in TEXTUAL else _PASSING.get(kind, kind)
+    return isinstance(value, (kind, passing))
 
 
 def _converted(key: str, hint: Any, value: Any) -> Any:
@@ -182,7 +198,7 @@ def _converted(key: str, hint: Any, value: Any) -> Any:
     if union(hint):
         fitting = [each for each in union(hint) if _fits(each, value)]
         return checked(key, min(fitting, key=lambda each: parts(each)[0] is not type(value)), value)
-    kind, inside = typing.get_origin(hint) or hint, typing.get_args(hint)
+    kind, inside = origin(hint) or hint, typing.get_args(hint)
     if kind is Literal and value not in inside:
         raise unknown(key, str(value), sorted(map(str, inside)))
     if kind is float:
@@ -207,9 +223,9 @@ def _wanted(hint: Any, markers: Sequence[Any]) -> str:
     if union(hint):
         words = [_wanted(*parts(each)) for each in union(hint) if each is not types.NoneType]
         return " or ".join(dict.fromkeys(words))
-    names = [*typing.get_args(hint)] if typing.get_origin(hint) is Literal else []
+    names = [*typing.get_args(hint)] if origin(hint) is Literal else []
     names += [name for marker in markers if isinstance(marker, Named) and not marker.paths for name in marker.names]
-    kind = str if hint in TEXTUAL else typing.get_origin(hint) or hint
+    kind = str if hint in TEXTUAL else origin(hint) or hint
     return f"one of {', '.join(sorted(map(str, names)))}" if names else _WORDS.get(kind) or f"a {kind.__name__}"
 
 

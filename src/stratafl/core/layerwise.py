@@ -176,7 +176,7 @@ def _resolve(part: object, layout: Layout) -> None:
     """Resolve the selections in a record and in the records it holds."""
     if isinstance(part, Select):
         if not layout.resolve(part) and not part.inverted and part != select("none"):
-            log.warning("'%s' matches no layer of this model", part)
+            log.warning("'%s' matches no layer of this model, so it selects nothing here", part)
     elif isinstance(part, tuple):
         for value in part:
             _resolve(value, layout)

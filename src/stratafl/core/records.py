@@ -19,6 +19,7 @@ import tomllib
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass
+from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar, dataclass_transform
 
 from stratafl.core.annotations import TEXTUAL, check_plain, checked, parts, said
@@ -30,6 +31,7 @@ DEEPEST = 16  # lists within lists
 OPTIONS = "options"  # the field of a table of settings that takes the keys it does not know itself
 _CLASSES: dict[str, type[Any]] = {}
 _HINTS: dict[type[Any], dict[str, Any]] = {}
+_KEYS: dict[type[Any], Mapping[str, "Key"]] = {}
 
 
 @dataclass_transform(frozen_default=True)
@@ -55,10 +57,12 @@ def record(cls: type[T]) -> type[T]:
 def validated(function: Callable[P, T]) -> Callable[P, T]:
     """Check the arguments of a function as a record checks its fields."""
     signature = inspect.signature(function)
+    # Once, and at the first call: its module may define after it what its annotations name.
+    hints_of = functools.cache(lambda: typing.get_type_hints(function, include_extras=True))
 
     @functools.wraps(function)
     def checking(*args: P.args, **kwargs: P.kwargs) -> T:
-        bound, hints = signature.bind(*args, **kwargs), typing.get_type_hints(function, include_extras=True)
+        bound, hints = signature.bind(*args, **kwargs), hints_of()
         for name in bound.arguments.keys() & hints.keys():
             bound.arguments[name] = checked(f"{function.__name__}.{name}", hints[name], bound.arguments[name])
         return function(*bound.args, **bound.kwargs)
@@ -148,8 +152,14 @@ class Key(Written):
     default: Any = None
 
 
-def keys_of(cls: type[Any]) -> dict[str, Key]:
+def keys_of(cls: type[Any]) -> Mapping[str, Key]:
     """The keys of a table of this class: the fields that say what they mean, or all if none does."""
+    if cls not in _KEYS:
+        _KEYS[cls] = MappingProxyType(_made_keys(cls))
+    return _KEYS[cls]
+
+
+def _made_keys(cls: type[Any]) -> dict[str, Key]:
     keys: dict[str, Key] = {}
     for field in dataclasses.fields(cls):
         markers = parts(_hints(cls)[field.name])[1]

@@ -78,7 +78,10 @@ def shared(x: Tensor) -> bool:
 
 
 def common(rows: Mapping[str, Tensor]) -> Rows:
-    """The one row that all clients share."""
+    """The one row that all clients share; an error if each has its own, as clients of several runs have."""
+    apart = [name for name, x in rows.items() if len(x) > 1 and not shared(x)]
+    if apart:
+        raise ValueError(f"'{apart[0]}' is not one row that all clients share")
     return {name: x[0] for name, x in rows.items()}
 
 
@@ -95,6 +98,28 @@ def stack(blocks: Sequence[Tensor]) -> Tensor:
 def join(states: Sequence[Mapping[str, Value]]) -> State:
     """Rows of several states, one below the other."""
     return {name: combine(stack, [s[name] for s in states]) for name in states[0]}
+
+
+def rejoin(before: Mapping[str, Value], states: Sequence[Mapping[str, Value]]) -> State:
+    """The same as `join` for states that were slices of `before`; what was moved in place is not copied."""
+    whole = {name: value if isinstance(value, Tensor) else dict(value) for name, value in before.items()}
+    return {name: combine(_rejoined, [whole[name], *(s[name] for s in states)]) for name in states[0]}
+
+
+def _rejoined(blocks: Sequence[Tensor]) -> Tensor:
+    before, *parts = blocks
+    return before if sum(map(len, parts)) == len(before) and _are_slices(before, parts) else stack(parts)
+
+
+def _are_slices(before: Tensor, parts: Sequence[Tensor]) -> bool:
+    """Whether these are slices of one tensor, one below the other."""
+    start, row = before.data_ptr(), before.stride(0) * before.element_size()
+    for part in parts:
+        like = part.dtype == before.dtype and part.shape[1:] == before.shape[1:]
+        if not like or part.data_ptr() != start or part.stride() != before.stride():
+            return False
+        start += len(part) * row
+    return True
 
 
 def flatten(state: Mapping[str, Value], prefix: str = "") -> Rows:
@@ -132,6 +157,14 @@ def tensors(state: Mapping[str, Value]) -> Iterable[Tensor]:
 
 def stored_elements(state: Mapping[str, Value]) -> int:
     return sum(x.numel() for x in tensors(state))
+
+
+def bytes_of(x: Tensor) -> Tensor:
+    """Its numbers as bytes, one after the other."""
+    flat = x.detach().contiguous().reshape(-1)
+    if flat.stride() != (1,):  # of a single number, for which torch calls any stride contiguous
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)
 
 
 def stored_bytes(state: Mapping[str, Value]) -> int:

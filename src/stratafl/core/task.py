@@ -110,7 +110,8 @@ class Task(Protocol):
         a client that is done keeps its carry. `epochs` may differ between clients, and an epoch may be a `share` of its
         batches. With `draws` each step gets so many batches, shuffled independently.
         Steps of different clients may run in different threads: they must not write to anything they share. A step with
-        a `name`, which stands for everything it closes over, is kept from scan to scan where that is faster.
+        a `name`, which stands for everything it closes over, is kept from scan to scan where that is faster, and may
+        see clients of several runs at once; `core.state.common` gives a constant that they share, or refuses.
         """
 
     def gradients(

@@ -20,6 +20,7 @@ from stratafl.core.form import DTYPES, NAMES, Bound, FieldForm, Form, TensorForm
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.parcel import ColumnMask, Field, LayerMask, Parcel
 from stratafl.core.schema import extremes, out_of_bounds
+from stratafl.core.state import bytes_of
 from stratafl.errors import WireError
 
 MAGIC = b"parcel 1"  # with the version of the encoding
@@ -192,11 +193,7 @@ def _file(tensors: Rows) -> bytes:
     parts: list[bytes] = []
     end = 0
     for path, x in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):  # so all are aligned
-        flat = x.detach().cpu().reshape(-1)
-        flat = (
-            flat if flat.stride(0) == 1 else flat.clone(memory_format=torch.contiguous_format)
-        )  # one number, expanded
-        parts.append(flat.view(torch.uint8).numpy().tobytes())
+        parts.append(bytes_of(x.cpu()).numpy().tobytes())
         begin, end = end, end + len(parts[-1])
         header[path] = {"dtype": NAMES[x.dtype], "shape": list(x.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()

@@ -3,10 +3,10 @@
 `builders` makes federations from arrays, from clients or from `Samples`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from stratafl.data.scaling import Scaling, dtype_name, numbers
 from stratafl.errors import DataError, unknown
 
 SPLITS = ("train", "validation", "test")
+T = TypeVar("T")
 
 
 @short_repr
@@ -143,6 +144,17 @@ class Federation:
             self._class_counts[split] = counts.view(self.clients, self.classes)
         return self._class_counts[split]
 
+    def once(self, key: Hashable, find: Callable[[], T]) -> T:
+        """What `find` gives, found once for all runs that share this federation."""
+        if key not in self._found:
+            self._found[key] = find()
+        found: T = self._found[key]
+        return found
+
+    @cached_property
+    def _found(self) -> dict[Hashable, Any]:
+        return {}
+
     @cached_property
     def _class_counts(self) -> dict[str, Tensor]:
         return {}  # by split, because every task asks for some clients' counts
@@ -161,7 +173,8 @@ class Federation:
 
     def to(self, device: torch.device | str) -> Self:
         """The same federation with `x` and `y` on a device; the splits stay on the CPU."""
-        return replace(self, x=self.x.to(device), y=self.y.to(device))
+        x, y = self.x.to(device), self.y.to(device)
+        return self if x is self.x and y is self.y else replace(self, x=x, y=y)
 
     def standardised(self, what: Sequence[str]) -> Self:
         """`x`, `y` or both standardised, column by column, by mean and deviation of all clients' training samples."""

@@ -20,6 +20,7 @@ from stratafl.core.task import Scores, Task
 from stratafl.execute.executors import evaluation_size
 from stratafl.execute.process_group import ProcessGroup, places
 from stratafl.execute.simulation import Progress, Simulation
+from stratafl.execute.transfers import on_host
 
 T = TypeVar("T")
 StageScores = dict[str, Scores]  # by "split.stage", such as "test.deployed"
@@ -133,8 +134,18 @@ def accuracy(sim: Simulation, progress: Progress, split: str = "test") -> float:
 
 
 def join_scores(parts: Sequence[StageScores]) -> StageScores:
+    if len(parts) == 1:
+        return parts[0]
     names = ("hits", "loss", "count")
     return {k: Scores(*(torch.cat([getattr(each[k], n) for each in parts]) for n in names)) for k in parts[0]}
+
+
+def ordered_scores(found: StageScores, order: Tensor) -> StageScores:
+    """The scores of clients in another order, on the CPU; stages that share theirs go on sharing them."""
+    distinct = list({id(scores): scores for scores in found.values()}.values())
+    flat = [x[order] for x in on_host([x for scores in distinct for x in (scores.hits, scores.loss, scores.count)])]
+    known = {id(scores): Scores(*flat[3 * i : 3 * i + 3]) for i, scores in enumerate(distinct)}
+    return {place: known[id(scores)] for place, scores in found.items()}
 
 
 def score_in_shares(
@@ -146,13 +157,12 @@ def score_in_shares(
 
 
 def gather_scores(process_group: ProcessGroup, mine: Tensor, scores: StageScores, ids: Tensor) -> StageScores:
-    """The scores of these clients in their order, from what each process of a process group has of them."""
+    """The scores of these clients in their order and on the CPU, from what each process of a group has of them."""
     parts = [part for part in process_group.gather((mine, scores)) if len(part[0])]
     if not parts:
         return {}
     order = places(torch.cat([found for found, _ in parts]), ids)
-    whole = join_scores([found for _, found in parts])
-    return {k: Scores(*(x[order.to(x.device)] for x in (s.hits, s.loss, s.count))) for k, s in whole.items()}
+    return ordered_scores(join_scores([found for _, found in parts]), order)
 
 
 def _models(sim: Simulation, progress: Progress, ids: Tensor, stage: str) -> Rows:

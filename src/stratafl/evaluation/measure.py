@@ -80,8 +80,9 @@ def score_line(found: StageScores, classes: int | None, prefix: str = "", values
     Deviation and worst clients are those of the run's metric, where `values` holds one.
     """
     line: Line = {}
+    known = {id(scores): score_statistics(scores, classes) for scores in found.values()}  # stages may share scores
     for place, scores in found.items():
-        numbers = score_statistics(scores, classes)
+        numbers = dict(known[id(scores)])
         if numbers and place in values:
             numbers |= {key: _finite(value) for key, value in values[place].statistics().items()}
         line |= {f"{prefix}{place}.{key}": value for key, value in numbers.items()}

@@ -18,6 +18,7 @@ from stratafl.errors import RecordError, StrataError, first_line, shown, unknown
 Compute = Callable[[Tensor, Tensor, Tensor], Tensor]  # targets, scores, and which places hold a sample
 Binary = Callable[[Tensor, Tensor, Tensor], Tensor]  # which samples are positive, which negative, and their scores
 BINS = 15  # of the calibration error
+AT_ONCE = 1 << 22  # scores of several classes that are taken together
 SPECIFICITY = 0.9  # at which sensitivity is taken, unless its name says another one
 _EPS = float(np.finfo(np.float64).eps)  # probabilities are kept that far from 0 and 1, as scikit-learn does
 _TOLERANCE = 1e-9  # of a number of samples, because 1 − 0.9 is not 0.1
@@ -126,12 +127,17 @@ def one_against_rest(binary: Binary) -> Compute:
     def compute(y: Tensor, scores: Tensor, real: Tensor) -> Tensor:
         if scores.shape[-1] == 2:
             return binary(real & (y == 1), real & (y != 1), scores[..., 1])
-        each = []
-        for label in range(scores.shape[-1]):
-            positive, negative = real & (y == label), real & (y != label)
+        clients, n, classes = scores.shape
+        step, each = max(1, AT_ONCE // max(1, clients * n)), []
+        for start in range(0, classes, step):  # several classes at a time, as if each were a client of its own
+            labels = torch.arange(start, min(start + step, classes), device=y.device)
+            own = (y == labels[:, None, None]).flatten(0, 1)  # [classes × C, n]
+            there = real.repeat(len(labels), 1)
+            positive, negative = there & own, there & ~own
+            score = scores[..., start : start + step].permute(2, 0, 1).reshape(-1, n)
             both = positive.any(1) & negative.any(1)
-            each.append(binary(positive, negative, scores[..., label]).masked_fill(~both, float("nan")))
-        return torch.stack(each).nanmean(0)
+            each.append(binary(positive, negative, score).masked_fill(~both, float("nan")).view(-1, clients))
+        return torch.cat(each).nanmean(0)
 
     return compute
 

@@ -3,7 +3,7 @@
 They are computed only where a metric needs more than hits and loss, and once at the end of a run.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
@@ -113,12 +113,22 @@ class Predictions:
 
     def one_answer(self) -> dict[int, bool]:
         """Of each client that has several classes, whether its model gives the same class for all its samples."""
-        answer, found = self.scores.argmax(-1), dict[int, bool]()
-        for client in self.clients if self.labelled else []:
-            mine = self.client == client
-            if len(self.y[mine].unique()) > 1:
-                found[client] = len(answer[mine].unique()) == 1
-        return found
+        if not self.labelled or not len(self):
+            return {}
+        place = self.client.unique(return_inverse=True)[1]
+
+        def several(values: Tensor) -> list[bool]:
+            least, most = (
+                torch.zeros(len(self.clients), dtype=values.dtype).scatter_reduce(
+                    0, place, values, how, include_self=False
+                )
+                for how in ("amin", "amax")
+            )
+            found: list[bool] = (least != most).tolist()
+            return found
+
+        told = zip(self.clients, several(self.y), several(self.scores.argmax(-1)), strict=True)
+        return {client: not answers for client, classes, answers in told if classes}
 
     def summed(self, ids: Tensor) -> Scores:
         """Hits, loss and samples of these clients."""
@@ -133,21 +143,26 @@ class Predictions:
             there, needed = ("classes", "numbers") if self.labelled else ("numbers", "classes")
             raise DataError(f"{metric.name} needs {needed}, and the targets are {there}")
 
-    def side_by_side(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def side_by_side(self) -> Sequence[tuple[Tensor, Tensor, Tensor]]:
         """Clients of similar size at a time: their places in `clients`, their samples `[C, n]`, how many `[C, 1]`.
 
         Rows are padded with any samples.
         """
+        return self._side_by_side
+
+    @cached_property
+    def _side_by_side(self) -> list[tuple[Tensor, Tensor, Tensor]]:
         _, place, count = self.client.unique(return_inverse=True, return_counts=True)
         order, first = torch.argsort(place, stable=True), count.cumsum(0) - count
-        left = torch.argsort(count, descending=True, stable=True)
+        left, found = torch.argsort(count, descending=True, stable=True), []
         while len(left):
             longest = int(count[left[0]])
             near = int((2 * count[left] >= longest).sum())
             some = left[: min(near, max(1, AT_ONCE // (longest * self.scores.shape[1])))]
             left = left[len(some) :]
             at = order[(first[some, None] + torch.arange(longest)).clamp(max=len(order) - 1)]
-            yield some, at, count[some, None]
+            found.append((some, at, count[some, None]))
+        return found
 
 
 sendable(Predictions)

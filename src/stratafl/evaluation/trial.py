@@ -1,6 +1,5 @@
 """A trial: a simulation that is evaluated as it goes, one round at a time, each with the lines to record."""
 
-import time
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -102,10 +101,10 @@ class Trial:
         line: Line = {"round": progress.t, "phase": rnd.plan.phase, **round_line(report), **between_servers}
         line |= upload_line(report, self.sim.runtime.federation.client_names)
         line["seconds.train"] -= examiner.seconds
-        begin = time.perf_counter()
+        begin = self.sim.runtime.now()
         scores, clients = self._evaluation(progress, examiner, report.present) if evaluated else ({}, [])
         seen = [{} for _ in rnd.layout.layers] if collector is None else collector.lines(progress, report)
-        line |= scores | {"seconds.evaluate": time.perf_counter() - begin + examiner.seconds}
+        line |= scores | {"seconds.evaluate": self.sim.runtime.now() - begin + examiner.seconds}
         plain = layer_lines(report, rnd.layout)
         layers = [{"round": progress.t, **each, **more} for each, more in zip(plain, seen, strict=True)]
         return progress, RoundLines(line, [{"round": progress.t, **each} for each in clients], layers)
@@ -166,12 +165,13 @@ class _Examiner:
         self.seconds = 0.0
 
     def __call__(self, group: Tensor, received: Rows, rows: Rows) -> None:
-        begin = time.perf_counter()
+        now = self._trial.sim.runtime.now
+        begin = now()
         if self._collector is not None:
             self._collector.collect(received, rows)
         if self._evaluated:
             self._score(group, rows)
-        self.seconds += time.perf_counter() - begin
+        self.seconds += now() - begin
 
     def _score(self, group: Tensor, rows: Rows) -> None:
         mine, trial = torch.isin(group, self._trial.ids).nonzero()[:, 0], self._trial

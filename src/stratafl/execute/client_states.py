@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stratafl.core.layout import Rows
-from stratafl.core.state import State, apply, flatten, moved, pick, unflatten
+from stratafl.core.state import State, Value, flatten, moved, unflatten
 
 _MERGED = 8  # layers become one when the upper one has an eighth of the lower one's clients
 
@@ -55,7 +55,7 @@ class InMemory(ClientStates):
 
     def updated(self, ids: Sequence[int], state: State) -> "InMemory":
         state = moved(state, self._device)
-        above = self._above | {client: _row(state, c) for c, client in enumerate(ids)}
+        above = self._above | dict(zip(ids, _rows(state, len(ids)), strict=True))
         if len(above) * _MERGED > len(self._below):
             return InMemory(self._device, self._below | above)
         return InMemory(self._device, self._below, above)
@@ -77,6 +77,25 @@ class InMemory(ClientStates):
         return self._count
 
 
-def _row(state: State, index: int) -> State:
-    # A copy: a view would keep the rows of the whole group alive.
-    return {name: apply(Tensor.clone, value) for name, value in pick(state, index).items()}
+def _rows(state: State, clients: int) -> list[State]:
+    """The state of each client, copied: a view would keep the rows of the whole group alive."""
+    rows: list[State] = [{} for _ in range(clients)]
+    for name, value in state.items():
+        each: Sequence[Value] = _copies(value) if isinstance(value, Tensor) else _copied_blocks(value, clients)
+        for row, copy in zip(rows, each, strict=True):
+            row[name] = copy
+    return rows
+
+
+def _copied_blocks(blocks: Rows, clients: int) -> list[Rows]:
+    each = {name: _copies(block) for name, block in blocks.items()}
+    return [{name: copies[c] for name, copies in each.items()} for c in range(clients)]
+
+
+def _copies(x: Tensor) -> list[Tensor]:
+    """A copy of each row, by one launch on a GPU."""
+    rows = list(x.unbind())
+    copies = [torch.empty_like(row) for row in rows]
+    if rows:
+        torch._foreach_copy_(copies, rows)
+    return copies

@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from stratafl.core.algorithm import Algorithm
+from stratafl.core.algorithm import Algorithm, Requirements
 from stratafl.core.footprint import Footprint
 from stratafl.core.form import Form
 from stratafl.core.reprs import short_repr
@@ -42,12 +42,17 @@ class SimulationContext:
     template: nn.Module | None = None  # the model as drawn, with stock modules; rows fit into a copy of it
     diagnosed_clients: int = 0  # clients whose models the layer diagnostics keep for a round
 
+    @cached_property
+    def requires(self) -> Requirements:
+        """What the algorithm declares; asked ten times a round, and put together from all its steps."""
+        return self.algorithm.requires
+
     # Memory
 
     @cached_property
     def client_bytes(self) -> int:
         """About what one client at work takes."""
-        runtime, requires = self.runtime, self.algorithm.requires
+        runtime, requires = self.runtime, self.requires
         training = client_bytes(runtime, runtime.batch_size(requires.batch))
         scoring = evaluation_bytes(runtime, requires.splits) if requires.scores else 0
         return max(training, scoring) + self.footprint.client
@@ -67,7 +72,7 @@ class SimulationContext:
 
     @property
     def largest_cohort(self) -> int:
-        return self.setup.clients if self.algorithm.requires.participation == "all" else self.setup.cohort
+        return self.setup.clients if self.requires.participation == "all" else self.setup.cohort
 
     def needs(self, cohort: int) -> Needs:
         held = 0 if self.store == "disk" or self.state_device != self.runtime.device else self.state_format.size
@@ -85,7 +90,7 @@ class SimulationContext:
     @property
     def rounds(self) -> int:
         """How many rounds it takes: those that were asked for, and those that the algorithm adds."""
-        return self.setup.rounds + self.algorithm.requires.extra_rounds
+        return self.setup.rounds + self.requires.extra_rounds
 
     def at(self, t: int) -> Round:
         return Round(self.setup, t, self.algorithm.plan(t, self.setup.rounds))
@@ -124,7 +129,7 @@ class SimulationContext:
 
     def task(self, ids: Tensor, rnd: Round, watched: bool = False, splits: tuple[str, ...] | None = None) -> CohortTask:
         """The task of these clients, with the splits that the algorithm declares or those given here."""
-        return CohortTask(self.runtime, ids, rnd, self.algorithm.requires.splits if splits is None else splits, watched)
+        return CohortTask(self.runtime, ids, rnd, self.requires.splits if splits is None else splits, watched)
 
     def upload_form(self, rnd: Round, server: State) -> Form:
         """The form of uploads, found once for each phase."""

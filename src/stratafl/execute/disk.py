@@ -25,7 +25,7 @@ from torch import Tensor
 
 from stratafl.core.layout import Rows
 from stratafl.core.reprs import short_repr
-from stratafl.core.state import State, flatten, moved, pick, unflatten
+from stratafl.core.state import State, bytes_of, flatten, moved, pick, unflatten
 from stratafl.errors import DamagedError, RunError
 from stratafl.execute.client_states import ClientStates
 from stratafl.files import open_plain
@@ -65,7 +65,7 @@ class StateFormat:
         found = tuple((path, x.dtype, tuple(x.shape)) for path, x in flat.items())
         if found != tuple((part.path, part.dtype, part.shape) for part in self.parts):
             raise RunError("a client's state changed its shape, which states on disk cannot do: use run.store=ram")
-        return b"".join(x.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for x in flat.values())
+        return b"".join(bytes_of(x).numpy().tobytes() for x in flat.values())
 
     def decode(self, data: bytes) -> State:
         """The state, each tensor in memory of its own."""

@@ -2,10 +2,10 @@
 
 import ctypes
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -100,23 +100,34 @@ def server_bytes(algorithm: Algorithm, setup: Setup) -> int:
 
 def client_bytes(runtime: Runtime, batch: int) -> int:
     """A client at work: all copies of its row, plus what a step of `batch` samples takes, measured by running one."""
-    rows, step = _blank_rows(runtime), _stack(runtime, batch)
-    trained, model = runtime.layout.trainable(), runtime.engine.model
 
-    def take() -> object:
+    def measured() -> int:
+        rows, step = _blank_rows(runtime), _stack(runtime, batch)
+        trained, modes = runtime.layout.trainable(), runtime.engine.model.modes(runtime.layout.trainable())
         objective = default_objective(runtime.federation.classes)
-        return runtime.engine.gradients(objective, rows, step, trained, Inputs(), model.modes(trained))
+        take = partial(runtime.engine.gradients, objective, rows, step, trained, Inputs(), modes)
+        return peak_bytes(take, *rows.values(), step.x, step.y)
 
-    return _held(runtime, peak_bytes(take, *rows.values(), step.x, step.y))
+    return _held(runtime, _measured_once(runtime, ("step", batch), measured))
 
 
 def evaluation_bytes(runtime: Runtime, splits: Sequence[str] = ("validation", "test")) -> int:
     """A client being evaluated: all copies of its row, plus what a forward pass takes, measured as well."""
-    held_out = max(int(runtime.federation.counts(split).max()) for split in splits)
-    rows, step = _blank_rows(runtime), _stack(runtime, max(1, min(EVALUATION_BATCH, held_out)))
-    real = tuple(len(x) for x in step.x)
-    peak = peak_bytes(lambda: runtime.engine.outputs(rows, step.x, step.weight, real), *rows.values())
-    return _held(runtime, peak)
+    batch = max(1, min(EVALUATION_BATCH, max(int(runtime.federation.counts(split).max()) for split in splits)))
+
+    def measured() -> int:
+        rows, step = _blank_rows(runtime), _stack(runtime, batch)
+        real = tuple(len(x) for x in step.x)
+        return peak_bytes(lambda: runtime.engine.outputs(rows, step.x, step.weight, real), *rows.values())
+
+    return _held(runtime, _measured_once(runtime, ("forward pass", batch), measured))
+
+
+def _measured_once(runtime: Runtime, what: Hashable, measured: Callable[[], int]) -> int:
+    """Bytes that are the same for all runs with this data whose engines compute the same."""
+    if runtime.likeness is None:
+        return measured()
+    return runtime.federation.once((what, runtime.likeness, runtime.dtype, runtime.speed.key), measured)
 
 
 class _StorageCounter(TorchDispatchMode):
@@ -126,6 +137,11 @@ class _StorageCounter(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._alive = known
         self.now = self.most = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch would import its compiler to keep it away from this class, which takes two seconds."""
+        return False
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = function(*args, **(kwargs or {}))

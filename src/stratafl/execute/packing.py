@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stratafl.core.state import bytes_of
 from stratafl.errors import WireError
 
 _KINDS: dict[str, type[Any]] = {}
@@ -122,7 +123,7 @@ def to_buffer(tensors: Sequence[Tensor], size: int, device: str) -> Tensor:
     buffer = torch.zeros(size, dtype=torch.uint8, device=device)
     start = 0
     for tensor in tensors:
-        plain = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        plain = bytes_of(tensor)
         buffer[start : start + len(plain)] = plain
         start += len(plain)
     return buffer

@@ -1,7 +1,6 @@
 """One round, the same for every executor: download · receive · work · inspect · fold, group by group, then absorb."""
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from stratafl.execute.client_states import ClientStates
 from stratafl.execute.context import SimulationContext
 from stratafl.execute.memory import release_freed_memory
 from stratafl.execute.process_group import ProcessGroup, places
+from stratafl.execute.transfers import on_host
 from stratafl.execute.uploads import Inspection, LeftOut, Outlier, inspect, outliers
 
 log = logging.getLogger("stratafl")
@@ -62,7 +62,7 @@ class Report:
     cohort: Tensor
     down: Bytes
     up: Bytes
-    notes: State  # what steps noted about each client, in the order of the cohort
+    notes: State  # what steps noted about each client, in the order of the cohort, on the CPU
     train_seconds: float
     server_seconds: float
     left_out: tuple[LeftOut, ...] = ()  # in the order of the cohort
@@ -112,11 +112,12 @@ class RoundRun:
     def run(self) -> tuple[State, ClientStates, Report]:
         """The server's next state, the next states of this process's clients, and a report."""
         sim, rnd, ids, server, process_group = self.sim, self.rnd, self.ids, self.server, self.executor.process_group
+        now = sim.runtime.now
         if len(ids) == 0:
             raise DataError("the cohort is empty: a round needs at least one client")
         total, kept, reports = Total(), self.clients, list[GroupReport]()
         sim.upload_form(rnd, server)  # once for each phase, and no client's time
-        begin = time.perf_counter()
+        begin = now()
         for group in self.executor.groups(sim, ids):
             total, kept, report = self._run_group(total, kept, group)
             reports.append(report)
@@ -125,22 +126,22 @@ class RoundRun:
         mine = sum(report.served for report in reports)
         # The process that is done first waits here for the others.
         reports = [report for each in process_group.gather(reports) for report in each]
-        paused = time.perf_counter()
+        paused = now()
         left_out, far = _flagged(reports, ids)
         present = ids[~torch.isin(ids, torch.tensor([each.client for each in left_out], dtype=torch.int64))]
         with self.executor.stage("absorb", ids, rnd.layout) as watch:
             if len(present):
-                total = process_group.merge(total, present, sim.algorithm.requires.rows)
+                total = process_group.merge(total, present, sim.requires.rows)
                 server = _finite_or_held(sim.algorithm.absorb(rnd, server, total), server, rnd.t)
             watch(server)
-        served = mine + time.perf_counter() - paused
+        served = mine + now() - paused
         down, up, notes = _summed(reports, ids)
-        return server, kept, Report(ids, down, up, notes, time.perf_counter() - begin - served, served, left_out, far)
+        return server, kept, Report(ids, down, up, notes, now() - begin - served, served, left_out, far)
 
     def _run_group(self, total: Total, kept: ClientStates, group: Tensor) -> tuple[Total, ClientStates, GroupReport]:
         """The work of a group, folded into the total; a function of its own, so that its tensors are freed."""
         sim, rnd, executor, device = self.sim, self.rnd, self.executor, self.sim.runtime.device
-        carry, layout, algorithm = executor.carry, rnd.layout, sim.algorithm
+        carry, layout, algorithm, now = executor.carry, rnd.layout, sim.algorithm, sim.runtime.now
         task = sim.task(group, rnd, self.watched)
         with executor.stage("download", group, layout) as watch:
             parcel = algorithm.download(rnd, self.server, group)
@@ -158,7 +159,7 @@ class RoundRun:
         _check_rows(sim, up, len(group), len(self.ids))
         if device.type == "cuda":  # else the time of training would be counted where its result is read
             torch.cuda.synchronize(device)
-        paused, received, sound = time.perf_counter(), rows_of(client, algorithm.row), group
+        paused, received, sound = now(), rows_of(client, algorithm.row), group
         with executor.stage("fold", group, layout) as watch:
             arrived, found = self._arrived(upload, form, state, received, group)
             if len(found.sound) < len(group):
@@ -167,7 +168,7 @@ class RoundRun:
                 received, trained = ({name: x[there] for name, x in rows.items()} for rows in (received, trained))
             if len(sound):
                 total = algorithm.fold(rnd, self.server, total, arrived, sound)
-        report = GroupReport(group, down, up, dict(task.notes), found, time.perf_counter() - paused)
+        report = GroupReport(group, down, up, dict(task.notes), found, now() - paused)
         if len(sound):
             if self.examine is not None:
                 self.examine(sound, received, trained)
@@ -211,12 +212,11 @@ def _summed(reports: list[GroupReport], ids: Tensor) -> tuple[Bytes, Bytes, Stat
     order = places(torch.cat([report.ids for report in reports]), ids)
     down, up = (sum(side[1:], side[0]) for side in zip(*((report.down, report.up) for report in reports), strict=True))
     like = {name: value for report in reports for name, value in report.notes.items()}
-    notes: State = {
-        name: torch.cat(
-            [s.notes[name] if name in s.notes else one.new_zeros(len(s.ids), *one.shape[1:]) for s in reports]
-        )[order.to(one.device)]
+    each = [
+        torch.cat([s.notes[name] if name in s.notes else one.new_zeros(len(s.ids), *one.shape[1:]) for s in reports])
         for name, one in like.items()
-    }
+    ]
+    notes: State = {name: values[order] for name, values in zip(like, on_host(each), strict=True)}
     return replace(down, clients=down.clients[order]), replace(up, clients=up.clients[order]), notes
 
 
@@ -231,7 +231,7 @@ def _upload_bytes(upload: Parcel, form: Form, layout: Layout, clients: int) -> B
 
 def _check_rows(sim: SimulationContext, upload: Bytes, group: int, cohort: int) -> None:
     """Refuse to keep more uploads than memory allows."""
-    if sim.round_limit is None or not sim.algorithm.requires.rows:
+    if sim.round_limit is None or not sim.requires.rows:
         return
     needed = upload.total // group * cohort
     if needed > sim.round_limit:

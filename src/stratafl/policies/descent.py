@@ -15,14 +15,14 @@ from torch import Tensor
 from stratafl.core import keys
 from stratafl.core.layout import Layout, Rows, per_row
 from stratafl.core.objectives import Objective
-from stratafl.core.state import State, Value, rows_of, tensor_of
+from stratafl.core.state import State, Value, flatten, rows_of, tensor_of
 from stratafl.core.steps import Names
 from stratafl.core.task import Gradients, Inputs, Stack, Task
 from stratafl.errors import RecordError
 from stratafl.policies.optimizers import Direction
 
 Fields = Mapping[str, Value]
-RATE = "learning rate"  # a constant of the scan, so that a step which is kept from round to round sees today's
+RATE = "learning rate"  # one per client, a constant of the scan: a step that is kept sees that of its round and run
 OWN = ("row", "steps", "loss", "factors", "velocity", "moment", "square", "updates", RATE)  # what a scan calls its own
 
 
@@ -71,7 +71,7 @@ class GradientRule(Protocol):
 
 
 class Follower(Protocol):
-    """Fields that move along with the row, once per batch: (row, fields, layout, learning rate) → their next values.
+    """Fields that move along with the row, once per batch: (row, fields, layout, rates `[C]`) → their next values.
 
     What it `writes` it finds among the fields as it is now, with what the gradient rule left for it.
     """
@@ -169,7 +169,7 @@ def descend(
         carry["factors"] = like.new_zeros(count, len(task.layout.layers))
     reads = [*objective.frozen, *objective.constants, *descent.reads]
     constants = {name: client[name] for name in reads if name not in carry}
-    constants[RATE] = torch.tensor(rate, dtype=like.dtype, device=like.device).expand(count)
+    constants[RATE] = like.new_full((count,), rate)
     return task.scan(
         _step(task, descent, objective, trained),
         carry,
@@ -196,7 +196,7 @@ def _step(task: Task, descent: Descent, objective: Objective, trained: Names) ->
     direction = descent.direction
 
     def step(carry: State, client: State, *stacks: Stack) -> State:
-        row, rate = dict(rows_of(carry, "row")), tensor_of(client, RATE)[0]
+        row, rate = dict(rows_of(carry, "row")), tensor_of(client, RATE)
         after = {name: carry[name] for name in carry if name != "row"}
         for repeat in range(descent.repeats):
             fields = {**client, **after}  # edits and rates may ask how far it is
@@ -218,7 +218,9 @@ def _step(task: Task, descent: Descent, objective: Objective, trained: Names) ->
             if "factors" in carry:
                 after["factors"] = tensor_of(after, "factors") + _by_layer(factors, trained, row, task.layout)
         for part in descent.follow:
-            after |= part(row, {**client, **after, **left}, task.layout, rate)
+            moved = part(row, {**client, **after, **left}, task.layout, rate)
+            _check_follower(part, after, moved)
+            after |= moved
         return {"row": row, **after}
 
     return step
@@ -286,6 +288,15 @@ def _check_edit(edit: Edit, before: Rows, after: Rows) -> None:
             raise RecordError(f"{type(edit).__name__} gives {found} for '{name}', whose gradients are {expected}")
 
 
+def _check_follower(part: Follower, before: State, after: State) -> None:
+    """What moves along keeps its shape: rates `[C]` broadcast along the wrong axis without a word, see `per_row`."""
+    was, now = flatten(before), flatten(after)
+    for name, x in now.items():
+        if name in was and x.shape != was[name].shape:
+            found, expected = tuple(x.shape), tuple(was[name].shape)
+            raise RecordError(f"{type(part).__name__} gives {found} for '{name}', which is {expected}")
+
+
 def _factors(descent: Descent, gradients: Rows, row: Rows, client: Fields, layout: Layout) -> dict[str, Tensor]:
     factors: Rows = {}
     for rate in descent.rates:
@@ -316,5 +327,7 @@ def _by_layer(factors: Rows, trained: Names, row: Rows, layout: Layout) -> Tenso
 
 
 def _move(row: Rows, direction: Rows, rate: Tensor, factors: Rows) -> None:
+    down = -rate
     for name, d in direction.items():
-        row[name].addcmul_(d, -rate if name not in factors else -rate * factors[name])
+        pace = per_row(down, d)
+        row[name].addcmul_(d, pace if name not in factors else pace * factors[name])

@@ -6,9 +6,13 @@ from statistics import fmean
 
 from stratafl.evaluation.measure import steps_of
 from stratafl.report.formats import listed, minus, score
+from stratafl.report.guards import ENOUGH
+from stratafl.report.outcome import Outcome
 from stratafl.report.ranking import INCOMPARABLE, Rank
-from stratafl.report.study import Study
+from stratafl.report.study import RunRecord, Study
+from stratafl.runs.summary import VALIDATED
 
+FEW = 50  # validation samples: the standard error of a share is up to 7 points
 SAME_STEPS = 1.05  # methods whose numbers of steps differ by less have trained equally long
 
 
@@ -118,6 +122,35 @@ def _steps(rank: Rank) -> float | None:
 
 
 def _of_selection(study: Study) -> list[str]:
+    return [*_of_few_samples(study), *_of_metrics(study)]
+
+
+def _of_few_samples(study: Study) -> list[str]:
+    """Rounds that so few validation samples selected that another few would have selected others."""
+    selected = [one for one in study.outcomes if not one.is_guarded and _selected_by_validation(one)]
+    counts = [count for one in selected if (count := _validation_samples(study.records[one.folder]))]
+    if not counts or min(counts) >= FEW:
+        return []
+    many = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+    low = min(float(one.config["data"]["validation"]) for one in selected) < ENOUGH
+    more = f"; set data.validation={ENOUGH:g}" if low else ""
+    few = f"Rounds were selected on {many} validation samples of all clients together"
+    return [f"{few}, so which round counts is partly chance{more}."]
+
+
+def _selected_by_validation(one: Outcome) -> bool:
+    """Whether its round is one of several, chosen by their validation scores."""
+    lines = [line for line in one.lines if f"{VALIDATED}.loss" in line]
+    return one.selection.select == "validation" and len(lines) > 1
+
+
+def _validation_samples(record: RunRecord) -> int:
+    """Of the clients that took part; 0 if it is unknown."""
+    rows = record.class_counts.counts.get("validation", ())
+    return sum(map(sum, rows[: record.outcome.clients or None]))
+
+
+def _of_metrics(study: Study) -> list[str]:
     best = [one for one in study.outcomes if one.evaluate.select == "best"]
     said = ["The round was chosen by its test score, which is optimistic."] if best else []
     if any(one.values is not None for one in study.outcomes):

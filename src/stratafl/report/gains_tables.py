@@ -134,7 +134,7 @@ def clients_csv(ranks: Sequence[Rank], found: Sequence[Gains]) -> str:
         each = by_label.get(rank.label)
         pairs = {(line.seeds, one.client): (one, line) for one in (each.clients if each else ()) for line in one.seeds}
         for outcome in rank.members:
-            facts = ClientFacts(outcome.folder)
+            facts = ClientFacts(outcome.class_counts)
             for client, value in outcome.by_client().items():
                 pair = pairs.get((outcome.seeds, client))
                 about = [rank.label, each.alone if pair and each else None, outcome.metric.name, *outcome.seeds, client]

@@ -7,8 +7,7 @@ from stratafl.errors import counted
 from stratafl.evaluation.guard import SAFE, Choice, Gain
 from stratafl.report.outcome import Outcome
 from stratafl.report.ranking import Rank
-from stratafl.runs.class_counts import read_class_counts
-from stratafl.runs.directory import CHOICES, config_of
+from stratafl.runs.directory import CHOICES
 from stratafl.runs.guard import GuardRecord, read_choices
 
 NAMED = 8  # clients in a sentence
@@ -38,7 +37,7 @@ def _doubt(rank: Rank, choices: Sequence[Choice]) -> list[str]:
         return []
     least, most = (bound(each.samples for each in open_ones) for bound in (min, max))
     each = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-    low = config_of(rank.members[0].folder).data.validation < ENOUGH
+    low = float(rank.members[0].config["data"]["validation"]) < ENOUGH
     return [
         f"{rank.label}: the guard had too few validation samples ({each} per client) to tell whether {len(open_ones)} "
         f"of {counted(len(choices), 'client')} gain, so they stay {SAFE}"
@@ -53,8 +52,7 @@ def _may_gain(gain: Gain) -> bool:
 
 def _names(outcome: Outcome, record: GuardRecord) -> str:
     """The clients that take local models, by name if they have one."""
-    found = read_class_counts(outcome.folder, config_of(outcome.folder)) or {}
-    names, alone = found.get("client_names", ()), record.taken.get(SAFE, [])
+    names, alone = outcome.client_names, record.taken.get(SAFE, [])
     listed = [str(names[client] if client < len(names) else client) for client in alone[:NAMED]]
     more = f" and {len(alone) - NAMED} more" if len(alone) > NAMED else ""
     return f" (client {', '.join(listed)}{more})"

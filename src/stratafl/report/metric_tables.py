@@ -16,7 +16,6 @@ from stratafl.report.intervals import Spread
 from stratafl.report.ranking import Rank
 from stratafl.report.study import Study
 from stratafl.report.tables import Cell, Table, text
-from stratafl.runs.predictions import read_predictions
 
 CELLS = 60_000_000  # scores of all runs together, above which the table is left out
 CLASSES = 100  # of a confusion matrix at most, those with the most samples
@@ -64,7 +63,7 @@ def metrics_table(study: Study) -> Table | None:
 
 
 def _stored(rank: Rank) -> list[Predictions] | None:
-    found = [read_predictions(one.folder) for one in rank.members]
+    found = [one.predictions for one in rank.members]
     there = [each for each in found if each is not None and len(each)]
     return there if found and len(there) == len(found) else None
 

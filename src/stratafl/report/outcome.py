@@ -17,6 +17,7 @@ from stratafl.errors import DamagedError, RunError
 from stratafl.evaluation.flags import diverged, well_formed
 from stratafl.evaluation.measure import Line, MetricValues
 from stratafl.evaluation.metrics import METRICS, Metric
+from stratafl.evaluation.predictions import Predictions
 from stratafl.files import is_plain
 from stratafl.report.client_journal import lines_of_round
 from stratafl.runs import directory
@@ -51,7 +52,7 @@ class Outcome:
     def seed(self) -> int:
         return int(self.config["run"]["seed"])
 
-    @property
+    @cached_property
     def seeds(self) -> Seeds:
         """With those of its parts, which tell one run of a configuration from another."""
         tables = (
@@ -76,12 +77,12 @@ class Outcome:
         """Runs of a configuration that share this have the same clients: those of these names, or of this partition."""
         return self.client_names or self.seeds.partition
 
-    @property
+    @cached_property
     def regression(self) -> bool:
         """Whether the data has no classes."""
         return not any(key.endswith(".deployed.accuracy") for key in last(self.lines))
 
-    @property
+    @cached_property
     def metric(self) -> Metric:
         """What its rounds are selected by and it is ranked by; one of your own has no values before it is imported."""
         return stored_metric(self.evaluate, self.regression)
@@ -91,7 +92,7 @@ class Outcome:
         """By what its round was selected: its score may be of another metric, and old runs went over all samples."""
         return self.selection_table or self.evaluate
 
-    @property
+    @cached_property
     def recorded(self) -> Metric:
         """The metric of its lines, which selected its round."""
         return stored_metric(self.selection, self.regression)
@@ -103,7 +104,7 @@ class Outcome:
         Only clients with several classes count. False for runs that left no predictions, and for metrics of
         probabilities, which may still differ.
         """
-        found = read_predictions(self.folder) if self.metric.name in OF_ANSWERS else None
+        found = self.predictions if self.metric.name in OF_ANSWERS else None
         told = {} if found is None else found.one_answer()
         return bool(told) and all(told.values())
 
@@ -112,25 +113,34 @@ class Outcome:
         """Samples by split, client and class, and names, as the run recorded them; None if that is unknown."""
         return read_class_counts(self.folder, directory.config_of(self.folder))
 
+    @cached_property
+    def predictions(self) -> Predictions | None:
+        """What its models give for every test sample; None if it is unfinished or of an older version."""
+        return read_predictions(self.folder)
+
     def by_client(self) -> dict[int, float]:
         """The metric of each client that took part, on test data at the selected round; undefined ones are left out."""
         if self.values is not None:
             return dict(self.values.clients)
         key = f"test.{self.evaluate.stage}.{self.metric.key}"
-        return {int(line["client"]): float(line[key]) for line in self._client_lines if line.get(key) is not None}
+        return {int(line["client"]): float(line[key]) for line in self._participants if line.get(key) is not None}
 
     def test_samples(self) -> dict[int, int]:
         """How many test samples each client has that took part."""
-        return {int(line["client"]): int(line.get("test.samples") or 0) for line in self._client_lines}
+        return {int(line["client"]): int(line.get("test.samples") or 0) for line in self._participants}
 
     @cached_property
-    def _client_lines(self) -> list[Line]:
+    def client_lines(self) -> list[Line]:
+        """The lines of all clients in the selected round, new ones among them."""
         directory.check_committed(self.folder, "clients")
         selected = int(self.numbers()["selected_round"])
-        lines = lines_of_round(self.folder / "clients.jsonl", selected, summed=self.checked)
-        return [line for line in lines if not line.get("new")]
+        return lines_of_round(self.folder / "clients.jsonl", selected, summed=self.checked)
 
-    @property
+    @cached_property
+    def _participants(self) -> list[Line]:
+        return [line for line in self.client_lines if not line.get("new")]
+
+    @cached_property
     def stopped(self) -> bool:
         """Whether its stop rule ended it early."""
         stop = from_tables({"stop": self.config["stop"]}).stop
@@ -147,7 +157,7 @@ class Outcome:
     def rounds(self) -> int:
         return int(self.lines[-1]["round"])
 
-    @property
+    @cached_property
     def evaluate(self) -> EvaluateTable:
         """Which metric, round, stage and average are its score."""
         return from_tables({"evaluate": self.config["evaluate"]}).evaluate
@@ -197,7 +207,7 @@ def measured_by(one: Outcome, metric: Metric) -> Outcome:
     """The same run at the same round, measured by another metric from its stored predictions."""
     if metric.name == one.metric.name:
         return one
-    found = read_predictions(one.folder)
+    found = one.predictions
     if found is None or not len(found):
         raise RunError(
             f"'{one.folder}' has no stored predictions to measure {metric.title} of: "

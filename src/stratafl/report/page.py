@@ -4,6 +4,7 @@ import base64
 import gzip
 import json
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
@@ -23,6 +24,7 @@ from stratafl.report.flagged_clients import flag_table
 from stratafl.report.gains.words import how_to_get, unpaired
 from stratafl.report.gains_chart import gains_chart
 from stratafl.report.gains_tables import dependence_table, gains_table, losers_table
+from stratafl.report.guards import guard_sentences
 from stratafl.report.layer_charts import bytes_chart, methods_chart, mixing_chart, rounds_chart
 from stratafl.report.metric_tables import confusion_chart, metrics_table
 from stratafl.report.paired import pairs_table
@@ -154,11 +156,16 @@ def sections(study: Study) -> list[Section]:
 
 
 def gains_parts(study: Study) -> list[Part | None]:
-    """Who gains, or how to get to know it; nothing for a single method."""
+    """Who gains, or how to get to know it, and what clients take under a guard; nothing for a single method."""
+    guarded = _paragraphs(f"{sentence}." for sentence in guard_sentences(study.ranks))
     if not study.gains:
-        return [f"<p>{escape(how)}</p>" if (how := how_to_get(study.ranks)) else None]
-    said = "".join(f"<p>{escape(each)}</p>" for each in unpaired(study.gains))
-    return [gains_table(study), said or None, gains_chart(study), losers_table(study), dependence_table(study)]
+        return [_paragraphs(filter(None, [how_to_get(study.ranks)])), guarded]
+    said = _paragraphs(unpaired(study.gains))
+    return [gains_table(study), said, guarded, gains_chart(study), losers_table(study), dependence_table(study)]
+
+
+def _paragraphs(sentences: Iterable[str]) -> str | None:
+    return "".join(f"<p>{escape(each)}</p>" for each in sentences) or None
 
 
 def in_script(value: Any) -> str:

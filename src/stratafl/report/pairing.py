@@ -16,7 +16,6 @@ from stratafl.evaluation.predictions import Predictions
 from stratafl.report.bootstrap import Array, Uncertainty, of_these, uncertainty
 from stratafl.report.gains.resampling import ClientScores, paired_noise, replicates_for
 from stratafl.report.outcome import Outcome
-from stratafl.runs.predictions import read_predictions
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +40,7 @@ class StoredScores:
 
     def __init__(self, outcomes: Sequence[Outcome]) -> None:
         known = [one for one in outcomes if ":" not in one.metric.name and named_clients(one)]  # not your own metric
-        found = {one.folder: read_predictions(one.folder) for one in known}
+        found = {one.folder: one.predictions for one in known}
         self.predictions = {folder: each for folder, each in found.items() if each is not None and len(each)}
         self._replicates = replicates_for(known[0].metric, list(self.predictions.values())) if known else 0
         self._scores = {

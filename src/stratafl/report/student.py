@@ -63,7 +63,8 @@ def _fraction(x: float, a: float, b: float) -> float:
         even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
         odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
         for term in (even, odd):
-            c, d = _apart(1 + term / c), 1 / _apart(1 + term * d)
+            c, d = 1 + term / c, 1 + term * d
+            c, d = c if abs(c) > _TINY else _TINY, 1 / (d if abs(d) > _TINY else _TINY)  # `_apart`, which is slow here
             value *= c * d
         if abs(c * d - 1) < 1e-15:
             break

@@ -15,7 +15,7 @@ from stratafl.evaluation.metrics import METRICS, Metric
 from stratafl.files import is_plain
 from stratafl.report.chance import Chance, NoChoice, chance, no_choice
 from stratafl.report.charts import short_labels
-from stratafl.report.client_journal import is_number, lines_of_round
+from stratafl.report.client_journal import is_number
 from stratafl.report.gains import Gains, client_gains
 from stratafl.report.majority import majority
 from stratafl.report.outcome import Outcome, measured_by, read_outcome, run_folders
@@ -23,9 +23,8 @@ from stratafl.report.paired import Paired, pairs
 from stratafl.report.ranking import Rank, ranking
 from stratafl.report.tuned import TunedMethod, read_tuning
 from stratafl.report.verdict import VERDICTS, Verdict, read_verdicts
-from stratafl.runs.class_counts import read_class_counts
 from stratafl.runs.comparison import Comparison
-from stratafl.runs.directory import COMPARISON, CONFIG, TUNING, check_committed, config_of, environment_of, is_run
+from stratafl.runs.directory import COMPARISON, CONFIG, TUNING, check_committed, environment_of, is_run
 from stratafl.runs.journal import line_bodies, parsed_line
 from stratafl.runs.summary import evaluated
 
@@ -68,19 +67,34 @@ class RunRecord:
     class_counts: ClassCounts
 
 
+class Compared(NamedTuple):
+    """The folders of a comparison's runs, and whether every method has a learning rate of its own."""
+
+    runs: Sequence[Path]
+    own_rates: bool
+
+
 @short_repr
 @dataclass(frozen=True)
 class Study:
-    """Runs, ranked and in detail; runs without an evaluated round; runs that repeat another one; verdicts on papers."""
+    """Runs, ranked and in detail; runs without an evaluated round; runs that repeat another one; verdicts on papers.
+
+    What takes long to read or to compute is there when it is first asked for, once for the console and the page.
+    """
 
     ranks: list[Rank]
-    records: Mapping[Path, RunRecord]
+    scored: list[Outcome]  # all runs with an evaluated round, in the order of their folders
     empty: list[Path]
     repeated: list[Path]
     verdicts: list[Verdict]
     not_started: Sequence[str] = ()  # a sentence on each comparison with runs that have not started
     tuned: Sequence[TunedMethod] = ()  # what tunings in the folders chose
     own_rates: bool = False  # whether a comparison gives every method a learning rate of its own, as a tuned one does
+
+    @cached_property
+    def records(self) -> Mapping[Path, RunRecord]:
+        """The ranked runs in detail, by their folders."""
+        return {one.folder: _record(one) for one in self.outcomes}
 
     def of(self, rank: Rank) -> list[RunRecord]:
         return [self.records[one.folder] for one in rank.members]
@@ -140,61 +154,70 @@ class Study:
 
 
 def gather(folders: Sequence[Path], metric: Metric | None = None) -> Study:
-    """The runs and verdicts in these folders and below, by their own metric or by another one."""
+    """The runs and verdicts in these folders and below, by their own metric or by another one; all of it is read."""
+    study = read_study(folders, metric)
+    _ = study.records  # damage is an error here, not in the middle of a page
+    return study
+
+
+def read_study(folders: Sequence[Path], metric: Metric | None = None) -> Study:
+    """As `gather`, but clients and layers are read when they are first asked for: a ranking needs few of them."""
     verdicts = read_verdicts(folders)
     found = [read_outcome(folder) for folder in run_folders([each for each in folders if not only_verdicts(each)])]
     scored = [one if metric is None else measured_by(one, metric) for one in found if evaluated(one.lines)]
     if found and not scored and not verdicts:
-        raise RunError(f"'{found[0].folder}' has no evaluated round yet")
+        raise not_evaluated(found[0].folder)
     ranks = ranking(scored) if scored else []
-    records = {one.folder: _record(one) for rank in ranks for one in rank.members}
+    kept = {one.folder for rank in ranks for one in rank.members}
     empty = [one.folder for one in found if not evaluated(one.lines)]
-    repeated = [one.folder for one in scored if one.folder not in records]
+    repeated = [one.folder for one in scored if one.folder not in kept]
     tuned = [method for folder in folders for method in read_tuning(folder)]
-    return Study(ranks, records, empty, repeated, verdicts, not_started(folders), tuned, _own_rates(folders))
+    compared = comparisons(folders)
+    return Study(ranks, scored, empty, repeated, verdicts, not_started(compared), tuned, _own_rates(compared))
+
+
+def not_evaluated(folder: Path) -> RunError:
+    return RunError(f"'{folder}' has no evaluated round yet: let it run, or continue it with 'strata resume'")
 
 
 def only_verdicts(folder: Path) -> bool:
     return (folder / VERDICTS).is_file() and not any(folder.glob(f"**/{CONFIG}"))
 
 
-def not_started(folders: Iterable[Path]) -> list[str]:
-    """A sentence on each comparison in these folders and below that has runs which have not started."""
+def not_started(compared: Mapping[Path, Compared]) -> list[str]:
+    """A sentence on each of these comparisons that has runs which have not started."""
     said = []
-    for each in _comparisons(folders):
-        members = [is_run(member.folder) for member in each.members()]
-        missing, folder = members.count(False), each.folder
-        have = f"{missing} of the {len(members)} runs of '{folder}' {'has' if missing == 1 else 'have'} not started"
+    for folder, each in compared.items():
+        missing, count = sum(not is_run(member) for member in each.runs), len(each.runs)
+        have = f"{missing} of the {count} runs of '{folder}' {'has' if missing == 1 else 'have'} not started"
         whole = folder.parent if is_plain(folder.parent / TUNING) else folder  # the runs of what a tuning chose
         said += [f"{have}. To continue, run: strata resume {shlex.quote(str(whole))}"] if missing else []
     return said
 
 
-def _own_rates(folders: Iterable[Path]) -> bool:
-    return any(all("train.lr" in each.own[method] for method in each.methods) for each in _comparisons(folders))
+def _own_rates(compared: Mapping[Path, Compared]) -> bool:
+    return any(each.own_rates for each in compared.values())
 
 
-def _comparisons(folders: Iterable[Path]) -> list[Comparison]:
+def comparisons(folders: Iterable[Path]) -> dict[Path, Compared]:
     """The comparisons in these folders and below."""
-    found = list[Comparison]()
+    found = dict[Path, Compared]()
     for folder in dict.fromkeys(path.parent for each in folders for path in sorted(each.glob(f"**/{COMPARISON}"))):
         with suppress(StrataError):  # `strata resume` says what is wrong; the runs can be reported all the same
             one = Comparison.read(folder)
-            list(one.members())  # settings that no run can have
-            found.append(one)
+            runs = [member.folder for member in one.members()]  # or settings that no run can have
+            found[folder] = Compared(runs, all("train.lr" in one.own[method] for method in one.methods))
     return found
 
 
 def _record(one: Outcome) -> RunRecord:
-    folder, selected = one.folder, int(one.numbers()["selected_round"])
-    check_committed(folder, "clients", "layers")
-    clients = lines_of_round(folder / "clients.jsonl", selected, summed=one.checked)
+    check_committed(one.folder, "layers")
+    clients = one.client_lines
     if one.values is not None:
         key, values = f"test.{one.evaluate.stage}.{one.metric.key}", one.by_client()
         clients = [line | ({} if line.get("new") else {key: values.get(int(line["client"]))}) for line in clients]
-    layers = read_layer_journal(folder / "layers.jsonl", summed=one.checked)
-    class_counts = _class_counts(read_class_counts(folder, config_of(folder)), clients)
-    return RunRecord(one, environment_of(folder), clients, layers, class_counts)
+    layers = read_layer_journal(one.folder / "layers.jsonl", summed=one.checked)
+    return RunRecord(one, environment_of(one.folder), clients, layers, _class_counts(one.class_counts, clients))
 
 
 def _class_counts(recorded: Mapping[str, Any] | None, clients: Sequence[Line]) -> ClassCounts:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 
 from stratafl.config.experiment import Experiment
 from stratafl.core.layout import Rows
+from stratafl.data.federation import Federation
 from stratafl.errors import RunError, shown
 from stratafl.execute import Simulation
 from stratafl.execute.ranks import world_size
@@ -76,9 +78,18 @@ def misstated(then: Mapping[str, Any]) -> str | None:
     if not isinstance(config, dict) or not all(isinstance(table, dict) for table in config.values()):
         return "identity.config is not tables of settings"
     products = (then.get("tuning") or {}).get("products") or {}
-    if not isinstance(products, dict) or not all(isinstance(each, bool) for each in products.values()):
+    if not isinstance(products, dict) or not all(map(_is_way, products.values())):
         return "tuning.products is not a table of convolutions"
+    switched = (then.get("tuning") or {}).get("switched") or {}
+    if not isinstance(switched, dict) or not all(type(t) is int and t >= 0 for t in switched.values()):
+        return "tuning.switched is not a table of rounds"
+    if (then.get("tuning") or {}).get("engine", "stacked") not in ("stacked", "loop"):
+        return "tuning.engine is neither 'stacked' nor 'loop'"
     return None
+
+
+def _is_way(given: object) -> bool:
+    return isinstance(given, bool) or given in ("product", "stock", "kernel")
 
 
 def now() -> str:
@@ -108,6 +119,10 @@ def code(experiment: Experiment) -> dict[str, str]:
 def data_digest(sim: Simulation) -> str:
     """A checksum of samples, targets and their partition."""
     federation = sim.runtime.federation
+    return federation.once("digest", lambda: _federation_digest(federation))
+
+
+def _federation_digest(federation: Federation) -> str:
     tensors = {"x": federation.x, "y": federation.y}
     for name, split in federation.splits.items():
         tensors |= {f"{name}/indices": split.indices, f"{name}/offsets": split.offsets}
@@ -127,6 +142,7 @@ def _digest(tensors: Rows, words: list[str]) -> str:
     return total.hexdigest()
 
 
+@cache  # starting git takes as long as several rounds of a small run
 def _commit() -> str | None:
     """The commit of the package's own checkout, if it is one; not of a project that it is installed in."""
     folder = Path(__file__).resolve().parents[1]

@@ -76,6 +76,11 @@ def guards(experiment: Experiment) -> bool:
     return experiment.evaluate.guard and experiment.algorithm.name != SAFE
 
 
+def local_beside(folder: Path) -> Path:
+    """Where local training with the same seed is, if the run is one of a comparison."""
+    return folder.parent.parent / SAFE / folder.name
+
+
 def guarded_round(folder: Path) -> int | None:
     """The round whose guard is in the run directory; its models and predictions are there, and may be damaged."""
     guard = folder / directory.GUARD

@@ -67,7 +67,8 @@ class Journal:
                 raise DamagedError(f"'{self.path}' was cut: it holds {there} bytes, {size} were committed")
             if there > size:
                 file.truncate(size)
-            os.fsync(file.fileno())
+            if there:  # an empty file has only its name, which the folder keeps
+                os.fsync(file.fileno())
             self.size, self._checksum = size, _checksum_before(file.fileno(), size)
 
     def _opened(self) -> IO[bytes]:

@@ -168,7 +168,8 @@ class WeightsAndBiases:
         import wandb
 
         named = {"project": os.environ.get("WANDB_PROJECT", "stratafl"), "id": about.key, "name": about.name}
-        self._run: Any = wandb.init(**named, config=dict(about.settings), dir=str(about.folder), resume="allow")
+        options = {"dir": str(about.folder), "resume": "allow", "reinit": "create_new"}  # beside those of joined runs
+        self._run: Any = wandb.init(**named, config=dict(about.settings), **options)
         self._next = int(self._run.step)  # 0, or of a resumed run one more than was sent
 
     def log(self, number: int, numbers: Mapping[str, float]) -> None:

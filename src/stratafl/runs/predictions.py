@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from stratafl.core.state import bytes_of
 from stratafl.errors import DamagedError, DataError
 from stratafl.evaluation.predictions import Predictions
 from stratafl.files import explained, open_plain, read_plain, write_atomically
@@ -136,7 +137,6 @@ def _damaged(path: Path, why: str = "") -> DamagedError:
 def _digest(tensors: Mapping[str, Tensor]) -> str:
     found = hashlib.sha256()
     for name in sorted(tensors):
-        plain = tensors[name].contiguous()
-        found.update(f"{name} {list(plain.shape)} {plain.dtype}".encode())
-        found.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+        found.update(f"{name} {list(tensors[name].shape)} {tensors[name].dtype}".encode())
+        found.update(bytes_of(tensors[name]).numpy().tobytes())
     return found.hexdigest()

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -27,7 +27,6 @@ from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.reprs import short_repr
 from stratafl.data.loading import is_place
 from stratafl.errors import DamagedError, RunError
-from stratafl.evaluation.guard import SAFE
 from stratafl.evaluation.measure import Line
 from stratafl.execute import SINGLE_PROCESS, ProcessGroup, Progress, Simulation
 from stratafl.files import write_atomically
@@ -35,13 +34,14 @@ from stratafl.policies import SGD
 from stratafl.runs import directory, environment, loggers
 from stratafl.runs.class_counts import write_class_counts
 from stratafl.runs.distributed import RoundMessage, check_stage, final_predictions, hand_out, refuse_disk, trial_of
-from stratafl.runs.guard import guarded_round, guarding, guards, write_guard
+from stratafl.runs.guard import guarded_round, guarding, guards, local_beside, write_guard
 from stratafl.runs.journal import Mark, read_lines
 from stratafl.runs.json_files import read_json, write_json
 from stratafl.runs.predictions import PREDICTIONS, predicted_round, write_predictions
 from stratafl.runs.run_files import RunFiles
 from stratafl.runs.stored import simulation_of_run
 from stratafl.runs.summary import Selection, stop_reason
+from stratafl.runtime.joining import this_run
 
 SAVING = 0.05  # at most this share of the time goes into checkpoints, if their number is not fixed
 
@@ -95,7 +95,7 @@ class Run:
             raise
         self._loggers = loggers.Loggers(experiment.log.to, _about(folder, experiment))
         self._tuning = sim.runtime.tuning
-        self._saved, self._saved_at, self._saving = self.progress.t, time.monotonic(), 0.0
+        self._saved, self._saved_at, self._saving = self.progress.t, sim.runtime.now(), 0.0
 
     @classmethod
     def create(
@@ -191,7 +191,7 @@ class Run:
             return
         self.save()
         begin = time.monotonic()
-        local = self.folder.parent.parent / SAFE / self.folder.name  # beside it, in a comparison
+        local = local_beside(self.folder)
         made = yield from guarding(self.experiment, self.trial, selected, self._trust, local, self.alone)
         self._check_place()
         with uninterrupted():
@@ -202,11 +202,12 @@ class Run:
         progress = self.progress
         if self._saved == progress.t:
             return
-        begin = time.monotonic()
+        now = self.sim.runtime.now
+        begin = now()
         self._check_place()
         with uninterrupted():
             self._files.save(progress, self._done.selection.progress, self._done.marks)
-            self._saved, self._saved_at = progress.t, time.monotonic()
+            self._saved, self._saved_at = progress.t, now()
         self._saving = self._saved_at - begin
 
     def write_predictions(self) -> None:
@@ -234,7 +235,7 @@ class Run:
         every = self.experiment.run.checkpoint
         if self.finished or (every and self.progress.t % every == 0):
             return True
-        return not every and time.monotonic() - self._saved_at >= self._saving / SAVING
+        return not every and self.sim.runtime.now() - self._saved_at >= self._saving / SAVING
 
     def _note_resumption(self, then: dict[str, Any]) -> None:
         today = {**environment.describe(self.sim), "code": environment.code(self.experiment)}
@@ -310,8 +311,10 @@ def with_absolute_paths(experiment: Experiment) -> Experiment:
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Put off Ctrl-C and SIGTERM until the block is done."""
+    run = this_run()
     if threading.current_thread() is not threading.main_thread():
-        yield
+        with nullcontext() if run is None else run.shielded():
+            yield
         return
     waiting: list[int] = []
     kinds = (signal.SIGINT, signal.SIGTERM)

@@ -107,12 +107,8 @@ class Batches:
     noise: Tensor  # [C, S]
     sizes: Tensor  # [C, S] on the host: how many samples of each batch are real
 
-    def pick(self, clients: slice) -> "Batches":
+    def pick(self, clients: slice | Tensor) -> "Batches":
         return Batches(self.samples[clients], self.weight[clients], self.noise[clients], self.sizes[clients])
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.samples, self.weight, self.noise
-
-    def at(self, step: Tensor) -> tuple[Tensor, ...]:
-        """The tensors of one step, whose number only the device knows."""
-        return tuple(x.index_select(1, step).squeeze(1) for x in self.tensors())

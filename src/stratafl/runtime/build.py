@@ -3,8 +3,8 @@
 import copy
 import logging
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Literal
+from collections.abc import Callable, Hashable, Mapping
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +17,15 @@ from stratafl.core.state import expand
 from stratafl.core.task import Inputs, Stack
 from stratafl.data.federation import Federation
 from stratafl.errors import ModelError, first_line, unknown
-from stratafl.runtime.captured import CapturedSteps
+from stratafl.runtime.choice import is_measured, measured
 from stratafl.runtime.engine import Engine, LoopEngine, StackedEngine
+from stratafl.runtime.likeness import keeps_state, likeness
 from stratafl.runtime.model import Model
-from stratafl.runtime.runtime import Runtime
+from stratafl.runtime.runtime import Runtime, steps_of
 from stratafl.runtime.speed import USUAL, Speed, check_precision, precision, with_convolutions
+from stratafl.runtime.ways import Way
 
+T = TypeVar("T")
 EngineName = Literal["auto", "stacked", "loop"]
 SEVERAL = 16  # clients with which convolutions are measured
 log = logging.getLogger("stratafl")
@@ -47,29 +50,51 @@ def build_runtime(
     dtype = next(p.dtype for p in module.parameters())
     federation = federation.to(device)
     sample = _sample(federation, dtype)
-    _check_outputs(module, sample, federation)
-    check_precision(speed.precision, device)
+    alike = _likeness(module, layout, head, federation)
 
-    def model(stacked: bool, products: Mapping[str, bool] | None = None) -> Model:
+    def once(what: Hashable, find: Callable[[], T]) -> T:
+        """What holds for all runs with this data and such a model is found once."""
+        return find() if alike is None else federation.once((what, alike, dtype), find)
+
+    once("outputs", lambda: _check_outputs(module, sample, federation))
+    check_precision(speed.precision, device)
+    if alike is not None and once("keeps state", lambda: keeps_state(module, sample)):
+        alike = None
+
+    def model(stacked: bool, products: Mapping[str, Way] | None = None) -> Model:
         rounded = speed.precision == "bf16"
         return Model(module, layout, head=head, stacked=stacked, device=device, rounded=rounded, products=products)
 
+    given = speed
     with precision(speed.precision):
         speed = with_convolutions(speed, module, sample, min(federation.clients, SEVERAL), batch)
-    chosen = _engine(module, layout, engine, federation, sample, lambda stacked: model(stacked, speed.products))
-    rows = expand({n: x.to(device) for n, x in columns(module).items()}, 1)
-    weight = torch.ones(1, len(sample), dtype=dtype, device=device)
-    _, features = chosen.outputs(rows, sample.unsqueeze(0), weight, (len(sample),))
-    smallest = _smallest_batch(module, sample)
+    measures = engine == "auto" and given.products is None and given.convolutions == "auto" and device.type == "cpu"
+    stacked = StackedEngine(lambda: model(True, speed.products))
+    alone = lambda: model(False, speed.products)  # noqa: E731
+    found = lambda: _why_not_stacked(stacked, module, layout, federation, sample)  # noqa: E731
+    chosen = _engine(module, engine, stacked, sample, alone, lambda: once(("stacks", speed.key), found))
+    possible = chosen is stacked
+    if measures and isinstance(chosen, StackedEngine) and not speed.captures(device) and is_measured(module):
+        loop = _loop(module, sample, lambda: model(False))
+        chosen = _faster(chosen, loop, module, federation, sample, batch) if loop.parallel else chosen
+    width = once(("width", type(chosen), speed.key), lambda: _width(chosen, module, sample))
+    smallest = once("smallest batch", lambda: _smallest_batch(module, sample))
     captured = None
     if speed.captures(device) and isinstance(chosen, StackedEngine):
-        captured = CapturedSteps(device, speed.compile, captures=speed.graphs != "off", tensors=len(layout.specs))
-    width = features.flatten(2).shape[2]
-    return Runtime(federation, chosen, layout, dtype, device, smallest, width, captured, speed)
+        captured = steps_of(speed, device, len(layout.specs))
+    alike = alike if isinstance(chosen, StackedEngine) else None
+    prefers_loop = isinstance(chosen, LoopEngine) and (possible or engine == "loop")
+    return Runtime(federation, chosen, layout, dtype, device, smallest, width, captured, speed, alike, prefers_loop)
+
+
+def _likeness(module: nn.Module, layout: Layout, head: str | None, federation: Federation) -> Hashable:
+    """The same for runs whose steps compute the same; None if that cannot be told."""
+    same = likeness(module)
+    return same and (same, tuple(layout.specs.values()), layout.layers, layout.buffers, head, federation.classes)
 
 
 def _sample(federation: Federation, dtype: torch.dtype) -> Tensor:
-    x = federation.inputs(federation.x[:2], dtype)
+    x = federation.inputs(federation.x[:2].clone(), dtype)  # a module may write to its input
     return x if len(x) == 2 else x.repeat(2, *(1,) * (x.ndim - 1))
 
 
@@ -94,6 +119,14 @@ def _check_outputs(module: nn.Module, sample: Tensor, federation: Federation) ->
         )
 
 
+def _width(engine: Engine, module: nn.Module, sample: Tensor) -> int:
+    """The width of what the head is given."""
+    rows = expand({n: x.to(sample.device) for n, x in columns(module).items()}, 1)
+    weight = torch.ones(1, len(sample), dtype=next(module.parameters()).dtype, device=sample.device)
+    _, features = engine.outputs(rows, sample.unsqueeze(0), weight, (len(sample),))
+    return int(features.flatten(2).shape[2])
+
+
 def _smallest_batch(module: nn.Module, sample: Tensor) -> int:
     """2 where a BatchNorm refuses to train on a single sample, else 1."""
     if not any(isinstance(sub, _BatchNorm) for sub in module.modules()):
@@ -108,25 +141,47 @@ def _smallest_batch(module: nn.Module, sample: Tensor) -> int:
 
 def _engine(
     module: nn.Module,
-    layout: Layout,
     name: EngineName,
-    federation: Federation,
+    stacked: StackedEngine,
     sample: Tensor,
-    model: Callable[[bool], Model],
+    model: Callable[[], Model],
+    why_not_stacked: Callable[[], str | None],
 ) -> Engine:
     if name not in ("auto", "stacked", "loop"):
         raise unknown("engine", str(name), ("auto", "stacked", "loop"))
-    loop = LoopEngine(model(False))
     if name == "loop":
-        return loop
-    stacked = StackedEngine(lambda: model(True))
-    reason = _why_not_stacked(stacked, module, layout, federation, sample)
+        return _loop(module, sample, model)
+    reason = why_not_stacked()
     if reason is None:
         return stacked
     if name == "stacked":
         raise ModelError(f"{type(module).__name__} does not run stacked: {reason}")
     log.warning("%s runs client by client, because it does not run stacked: %s", type(module).__name__, reason)
-    return loop
+    return _loop(module, sample, model)
+
+
+def _loop(module: nn.Module, sample: Tensor, model: Callable[[], Model]) -> LoopEngine:
+    """Client by client; on a CPU several at a time, unless the module draws random numbers of its own."""
+    try:
+        draws = sample.device.type != "cpu" or model().draws(columns(module), sample)
+    except Exception:  # a user's module may fail in any way; then it says why when it trains
+        draws = True
+    return LoopEngine(model, parallel=not draws)
+
+
+def _faster(
+    stacked: StackedEngine, loop: LoopEngine, module: nn.Module, federation: Federation, sample: Tensor, batch: int
+) -> Engine:
+    """The engine that is faster on this processor, unless single-threaded clients would leave half of it idle."""
+    if 2 * federation.clients <= torch.get_num_threads():
+        return stacked
+    found = measured(stacked, loop, module, federation, sample, batch)
+    stacked.client_seconds, loop.client_seconds = found.stacked, found.loop
+    log.info(
+        "a client's step takes %.2f ms stacked and %.2f ms client by client: engine '%s'",
+        *(1e3 * found.stacked, 1e3 * found.loop, found.engine),
+    )
+    return loop if found.engine == "loop" else stacked
 
 
 def _why_not_stacked(

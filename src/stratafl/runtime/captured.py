@@ -7,223 +7,54 @@ running them. A CUDA graph launches all of them at once; a compiled step has few
 import gc
 import logging
 import time
-import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from copy import copy
-from itertools import pairwise
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 
 import torch
-from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
-from stratafl.core.layout import Rows
-from stratafl.core.state import State, flatten, shared, unflatten
-from stratafl.core.task import ScanStep, Stack
-from stratafl.errors import first_line
-from stratafl.runtime.batches import Batches
-from stratafl.runtime.products import fusing
-from stratafl.runtime.schedule import Turn, duration, slots_for, timetable, turns
+from stratafl.core.state import State
+from stratafl.errors import ModelError, first_line
+from stratafl.runtime.captured_step import CapturedStep, capture
+from stratafl.runtime.compiled_step import Run
+from stratafl.runtime.compiling import Compiler
+from stratafl.runtime.products import fusing, is_rounding
+from stratafl.runtime.scan import Scan
+from stratafl.runtime.schedule import joined_slots, slots_for
 
-Data = tuple[Tensor, ...]
-Read = Callable[[Data, Tensor], tuple[Tensor, Tensor]]
-WARM_UP = 2  # runs before a capture: libraries allocate on their first use, which a capture does not allow
 log = logging.getLogger("stratafl")
-LEAST_LENGTH = 64  # steps that a captured step is made for at least: warming up takes a few, and space costs nothing
+KEPT = 1  # steps for the same scans that are kept while another one is made
+UNUSED = 4  # steps that are kept although no run under way has used them: the next may do so, with its third scan
 MORE = 2  # a cohort that needs more than so many times the slots gets a new captured step
-GAIN = 0.4  # the share of a round that compiling saves at least; measured on an H200: CNN 0.56, ResNet-18 0.74
-COST = (8.0, 0.8)  # seconds to compile, and for each tensor of the model; measured there: CNN 12–20, ResNet-18 49–58
-
-
-class CapturedStep:
-    """One step of `slots` clients, for scans of up to `length` steps.
-
-    Everything that changes from round to round (rows, learning rates, batches) is copied into tensors that stay where
-    they are, and nothing is read back before the scan is over.
-    """
-
-    def __init__(
-        self,
-        step: ScanStep,
-        read: Read,
-        data: Data,
-        carry: State,
-        held: State,
-        batches: Sequence[Batches],
-        slots: int,
-        length: int,
-    ) -> None:
-        self.slots, self.length = slots, length
-        self._step, self._read, self._data = step, read, data
-        self._empty = tuple(name for name, value in carry.items() if not isinstance(value, Tensor) and not value)
-        self._carry = {name: _blank(x, slots) for name, x in leaves(carry).items()}
-        self._held = {name: _constant(x, slots) for name, x in leaves(held).items()}
-        self._own = [name for name, x in self._held.items() if not shared(x)]
-        self._carry_rows, self._held_rows = RowViews(self._carry), RowViews({n: self._held[n] for n in self._own})
-        self._batches = [_blank_batches(each, slots, length) for each in batches]
-        self._at = torch.zeros(1, dtype=torch.int64, device=batches[0].samples.device)
-        self.replay: Callable[[], object] | None = None  # the step as it was captured or compiled, if it was
-
-    def tensors(self) -> list[Tensor]:
-        """Everything that a step reads or writes."""
-        batches = [x for each in self._batches for x in each.tensors()]
-        return [self._at, *self._data, *self._carry.values(), *self._held.values(), *batches]
-
-    def on(self, tensors: Sequence[Tensor]) -> "CapturedStep":
-        """The same step on other tensors, in the order of `tensors`."""
-        twin, rest = copy(self), iter(tensors)
-        twin._at = next(rest)
-        twin._data = tuple(next(rest) for _ in self._data)
-        twin._carry = {name: next(rest) for name in self._carry}
-        twin._held = {name: next(rest) for name in self._held}
-        twin._batches = [Batches(next(rest), next(rest), next(rest), each.sizes) for each in self._batches]
-        return twin
-
-    def once(self) -> None:
-        """One step of all slots."""
-        stacks = []
-        for batches in self._batches:
-            samples, weight, noise = batches.at(self._at)
-            stacks.append(Stack(*self._read(self._data, samples), weight, noise, ()))
-        after = leaves(self._step(self._state(self._carry), unflatten(self._held), *stacks))
-        changed = {name: x for name, x in after.items() if x is not self._carry[name]}
-        own = {_address(x) for x in self._carry.values()}
-        apart = {name: x.clone() if _address(x) in own else x for name, x in changed.items()}  # fields may be swapped
-        for name, x in apart.items():
-            self._carry[name].copy_(x)
-        self._at.add_(1)
-
-    def run(self, carry: State, held: State, batches: Sequence[Batches], steps: Sequence[int]) -> State:
-        """All steps of all clients; what is given is not written to."""
-        plan = turns(steps, self.slots)
-        before, constants = leaves(carry), leaves(held)
-        after = {name: torch.empty_like(x, memory_format=torch.contiguous_format) for name, x in before.items()}
-        given, done, fixed = RowViews(before), RowViews(after), RowViews({name: constants[name] for name in self._own})
-        self._load(constants, batches, plan)
-        for client in range(len(steps)):
-            if not steps[client]:
-                given.copy(client, done, client)
-        for leaving, coming, count in _changes(plan):
-            for turn in leaving:
-                self._carry_rows.copy(turn.slot, done, turn.client)
-            for turn in coming:
-                (done if turn.first else given).copy(turn.client, self._carry_rows, turn.slot)
-                fixed.copy(turn.client, self._held_rows, turn.slot)
-            for _ in range(count):
-                (self.replay or self.once)()
-        return self._state(after)
-
-    def _state(self, flat: Rows) -> State:
-        return {**{name: {} for name in self._empty}, **unflatten(flat)}
-
-    def _load(self, constants: Rows, batches: Sequence[Batches], plan: Sequence[Turn]) -> None:
-        longest = max((turn.end for turn in plan), default=0)
-        client, step = (x.to(self._at.device) for x in timetable(plan, self.slots, longest))
-        for mine, given in zip(self._batches, batches, strict=True):
-            for kept, x in zip(mine.tensors(), given.tensors(), strict=True):
-                kept[:, :longest].copy_(x[client, step])
-        for name, kept in self._held.items():
-            if shared(kept):
-                kept[:1].copy_(constants[name][:1])
-        self._at.zero_()
-
-
-class RowViews:
-    """Views of the rows of tensors, so that one client's row is copied in one launch per type.
-
-    Copied tensor by tensor, a client's row of ResNet-18 would cost as much as a step; making the views again for every
-    copy, half a millisecond of Python.
-    """
-
-    def __init__(self, tensors: Rows) -> None:
-        kinds = sorted({x.dtype for x in tensors.values()}, key=str)
-        self._kinds = [[x.unbind() for name, x in sorted(tensors.items()) if x.dtype == kind] for kind in kinds]
-
-    def copy(self, row: int, target: "RowViews", target_row: int) -> None:
-        for mine, others in zip(self._kinds, target._kinds, strict=True):
-            torch._foreach_copy_([rows[target_row] for rows in others], [rows[row] for rows in mine])
-
-
-def leaves(state: State) -> Rows:
-    """Flat names and tensors, without the entries that mark empty fields."""
-    return {path: x for path, x in flatten(state).items() if not path.endswith("/")}
-
-
-def _address(x: Tensor) -> int:
-    return x.untyped_storage().data_ptr()
-
-
-def _blank(x: Tensor, *leading: int) -> Tensor:
-    return x.new_zeros(*leading, *x.shape[1:])
-
-
-def _blank_batches(like: Batches, slots: int, length: int) -> Batches:
-    samples, weight, noise = (_blank(x[:, 0], slots, length) for x in like.tensors())
-    return Batches(samples, weight, noise, like.sizes)
-
-
-def _constant(x: Tensor, slots: int) -> Tensor:
-    return _blank(x, 1).expand(slots, *x.shape[1:]) if shared(x) else _blank(x, slots)
-
-
-def _changes(plan: Sequence[Turn]) -> Iterator[tuple[list[Turn], list[Turn], int]]:
-    """Whenever a slot changes its client: turns that end, turns that begin, and the steps until the next change."""
-    times = sorted({t for turn in plan for t in (turn.begin, turn.end)})
-    for now, following in pairwise([*times, *times[-1:]]):
-        leaving = [turn for turn in plan if turn.end == now]
-        yield leaving, [turn for turn in plan if turn.begin == now], following - now
-
-
-def capture(once: Callable[[], object], pool: Any) -> Callable[[], object]:
-    """The step as one CUDA graph, to be called."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UP):
-            once()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    collects = gc.isenabled()
-    gc.disable()  # an older graph that is freed during the capture would invalidate it
-    try:
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            once()
-    finally:
-        if collects:
-            gc.enable()
-    return graph.replay
-
-
-def compiled(captured: CapturedStep) -> Callable[[], object]:
-    """The step with fewer kernels: traced into plain operations, which torch's compiler fuses."""
-    from torch._inductor.compile_fx import compile_fx  # importing the compiler takes seconds
-
-    tensors = captured.tensors()
-
-    def once(*given: Tensor) -> tuple[Tensor]:
-        twin = captured.on(given)
-        twin.once()
-        return (twin._at,)
-
-    with fusing(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # advice to lower the precision, which the user decides
-        traced = make_fx(once)(*tensors)
-        run: Callable[..., object] = compile_fx(traced, tensors)  # type: ignore[assignment]
-    return lambda: run(*tensors)
+COMPILING = (20.0, 0.8)  # seconds until a step is compiled beside the rounds, and for each tensor of the model
+LOADING = 5.0  # … until one from the cache is loaded
 
 
 class CapturedSteps:
     """The captured steps of a runtime: made when a scan first needs one, and kept for later rounds.
 
-    With `compile="auto"`, the time of the second scan of a kind decides whether steps are compiled.
+    With `compile="auto"`, steps are compiled, or loaded from the cache, beside the rounds if the rounds that are left
+    take longer than that, and each is used as soon as it is there. `switched` says of an earlier part of a run from
+    which round on each compiled step was used. If it `joins` scans of several runs, they share no constants.
     """
 
-    def __init__(self, device: torch.device, compile: str = "auto", *, captures: bool = True, tensors: int = 0) -> None:
-        self._device, self._graphs = device, captures and device.type == "cuda"
+    def __init__(
+        self,
+        device: torch.device,
+        compile: str = "auto",
+        *,
+        captures: bool = True,
+        tensors: int = 0,
+        joins: bool = False,
+        switched: Mapping[str, int] | None = None,
+    ) -> None:
+        self._device, self._graphs, self._joins = device, captures and device.type == "cuda", joins
         self.compiles: bool | None = {"on": True, "off": False}.get(compile, None if self._graphs else False)
-        self._pool = torch.cuda.graph_pool_handle() if self._graphs else None
-        self._cost = COST[0] + COST[1] * tensors
-        self._kept: dict[Hashable, CapturedStep] = {}
+        if compile == "auto" and switched and self._graphs:
+            self.compiles = True
+        self._at_once, self._switched, self._compiler = compile == "on", switched or {}, Compiler()
+        self._compiling = COMPILING[0] + COMPILING[1] * tensors
+        self._reached: dict[int, float] = {}  # when each of the first rounds began
+        self._kept: dict[tuple[Hashable, int], CapturedStep] = {}  # the one used last is the last
         self._refused: set[Hashable] = set()
 
     def __len__(self) -> int:
@@ -231,80 +62,161 @@ class CapturedSteps:
 
     def close(self) -> None:
         """Free all steps and the memory that their graphs have reserved; the next scan makes them again."""
+        self._wait()
         self._kept.clear()
+        self._compiler.close()
+        self._release()
+
+    def free_unused(self, used: frozenset[Hashable]) -> None:
+        """Free steps for scans that are none of these, but the last few."""
+        unused = [each for each, step in self._kept.items() if step.likeness not in used][:-UNUSED]
+        self._drop(unused)
+        if unused:
+            self._release()
+
+    def _release(self) -> None:
         if self._graphs:
-            self._pool = torch.cuda.graph_pool_handle()
-            torch.cuda.synchronize(self._device)
             gc.collect()
             torch._C._cuda_clearCublasWorkspaces()  # one for each stream of a capture, in the pool of its graph
             torch.cuda.empty_cache()
 
-    def scan(
-        self,
-        name: Hashable,
-        step: ScanStep,
-        read: Read,
-        data: Data,
-        carry: State,
-        held: State,
-        batches: Sequence[Batches],
-        steps: Sequence[int],
-        rounds_left: int | None = None,
-    ) -> State | None:
-        """The carry after all steps, or None if this step cannot be captured.
-
-        Without the number of rounds that are left, the step is never compiled.
-        """
-        likeness = tuple((n, x.shape[1:], x.dtype, shared(x)) for s in (carry, held) for n, x in leaves(s).items())
-        key = (name, likeness, batches[0].samples.shape[2], len(batches))
-        try:
-            if key in self._refused:
-                return None
-        except TypeError:  # a name that is not hashable cannot be found again
+    def scan(self, scans: Sequence[Scan]) -> list[State] | None:
+        """The carries after all steps of scans that are alike, or None if this step cannot be captured."""
+        first, joined = scans[0], len(scans) > 1 or self._joins
+        self._decide(scans)
+        key = (first.likeness, frozenset() if joined else first.common)
+        if key in self._refused:
             return None
-        captured = self._kept.get(key)
-        slots = slots_for(steps)
-        if captured is not None and slots <= MORE * captured.slots:
-            slots = captured.slots
-        length = duration(steps, slots)
-        if captured is not None and captured.slots == slots and captured.length >= length:
-            return self._timed(captured, rounds_left, carry, held, batches, steps)
-        captured = CapturedStep(step, read, data, carry, held, batches, slots, max(length + length // 4, LEAST_LENGTH))
+        first.engine.prepare()
+        steps = [count for scan in scans for count in scan.steps]
+        if joined:
+            slots = joined_slots(steps, first.width, self._device.type)
+        else:
+            slots = self._slots(key, slots_for(steps))
+        kept = self._kept.pop((key, slots), None)
+        if kept is not None:
+            self._kept[key, slots] = kept  # the last one that was used
+            self._switch(kept, (key, slots), scans)
+            return self._or_apart(key, partial(kept.run, scans))
         try:
-            self._prepare(captured, compiles=rounds_left is not None)
+            captured = CapturedStep(first, slots, key[1])
+            self._prepare(captured, (key, slots), scans)
         except Exception as error:  # an objective may do what cannot be captured; then the step runs as it is
             log.warning("a step cannot be captured and runs more slowly: %s", first_line(error, typed=True))
             self._refused.add(key)
             return None
-        self._kept[key] = captured
-        return captured.run(carry, held, batches, steps)
+        self._forget(key, KEPT)
+        self._kept[key, slots] = captured
+        return self._or_apart(key, partial(captured.run, scans))
 
-    def _timed(self, captured: CapturedStep, rounds_left: int | None, *scan: Any) -> State:
-        """The scan; its time decides whether steps are compiled, if that is still open."""
-        if self.compiles is not None or rounds_left is None:
-            return captured.run(*scan)
-        begin = time.perf_counter()
-        done = captured.run(*scan)
-        torch.cuda.synchronize(self._device)
-        seconds = time.perf_counter() - begin
-        self.compiles = GAIN * seconds * rounds_left > self._cost
+    def _or_apart(self, key: Hashable, run: Callable[[], list[State]]) -> list[State] | None:
+        """What the scans give; of several runs, None if their clients cannot take this step together."""
+        try:
+            return run()
+        except Exception as error:
+            if not self._joins:
+                raise
+            level = (
+                logging.INFO if isinstance(error, ValueError) else logging.WARNING
+            )  # the first: `state.common` refuses
+            log.log(
+                level, "a step of several runs cannot be joined and runs more slowly: %s", first_line(error, typed=True)
+            )
+            self._refused.add(key)
+            self._forget(key, 0)
+            return None
+
+    def _slots(self, key: Hashable, slots: int) -> int:
+        """The slots of the step that is kept for such scans, unless they need many more."""
+        kept = next((step.slots for (known, _), step in self._kept.items() if known == key), slots)
+        return kept if slots <= MORE * kept else slots
+
+    def _forget(self, key: Hashable, but: int) -> None:
+        """Free the steps for such scans but the last: as runs begin and end, their scans need more or fewer slots."""
+        self._drop([each for each in self._kept if each[0] == key][: -but or None])
+
+    def _drop(self, names: Sequence[tuple[Hashable, int]]) -> None:
+        if names:
+            self._wait()
+        for name in names:
+            del self._kept[name]
+            self._compiler.forget(name)
+
+    def _wait(self) -> None:
+        """Until no step is being executed: with a compiled one its kernels would go."""
+        if self._graphs:
+            torch.cuda.synchronize(self._device)
+
+    def compiled(self, scan: Scan) -> list[str]:
+        """The compiled steps that such scans are executed with, by their entries in the cache."""
+        return [step.compiled for step in self._kept.values() if step.likeness == scan.likeness and step.compiled]
+
+    def _decide(self, scans: Sequence[Scan]) -> None:
+        """Whether steps are compiled, by the time of the first round that captures nothing."""
+        if self.compiles is not None:
+            return
+        now, rounds_left = (max(each) for each in zip(*((scan.round, scan.rounds_left) for scan in scans), strict=True))
+        self._reached.setdefault(now, time.perf_counter())
+        _, *later = sorted(self._reached)
+        if len(later) < 2:
+            return
+        seconds = (self._reached[later[-1]] - self._reached[later[0]]) / (later[-1] - later[0])
+        takes = LOADING if self._compiler.cached else self._compiling
+        self.compiles = seconds * rounds_left > takes
         log.info(
-            "steps are %s: %d rounds of %.2f s are left, and compiling takes about %.0f s",
-            *("compiled" if self.compiles else "not compiled", rounds_left, seconds, self._cost),
+            "steps are %s: %d rounds of %.2f s are left, and it takes about %.0f s",
+            *("compiled" if self.compiles else "not compiled", rounds_left, seconds, takes),
         )
         if self.compiles:
-            self._kept.clear()
-        return done
+            self._compiler.launch()
 
-    def _prepare(self, captured: CapturedStep, compiles: bool) -> None:
-        once: Callable[[], object] = captured.once
-        if self.compiles and compiles:
-            try:
-                once = compiled(captured)
-            except Exception as error:  # no compiler, or one that does not know these operations
-                log.warning("steps cannot be compiled and run more slowly: %s", first_line(error, typed=True))
-                self.compiles = False
+    def _prepare(self, captured: CapturedStep, name: Hashable, scans: Sequence[Scan]) -> None:
+        step = scans[0].step
         if self._graphs:
-            captured.replay = capture(once, self._pool)
-        elif once != captured.once:
-            captured.replay = once
+            captured.engine = scans[0].engine
+            captured.replay = capture(partial(captured.once, step))  # its counter begins at 0
+        if self.compiles is not False:
+            captured.rewind()
+            with fusing():
+                described = lambda *given: captured.on(given).compute(step)  # noqa: E731
+                self._compiler.start(name, described, captured.tensors(), launch=bool(self.compiles))
+            self._switch(captured, name, scans)
+
+    def _switch(self, captured: CapturedStep, name: Hashable, scans: Sequence[Scan]) -> None:
+        """Use the compiled step if it is there; in a resumed run, from the round on in which it did so before."""
+        entry, t = self._compiler.key(name), scans[0].round
+        if captured.compiled is not None or entry is None:
+            return
+        since = self._switched.get(entry)
+        if since is not None and t < since:
+            return
+        waits = self._at_once or since is not None
+        run = self._compiler.wait(name) if waits else self._compiler.ready(name)
+        if run is not None:
+            try:
+                captured.replay, captured.compiled = self._checked(captured, run, scans), entry
+            except Exception as error:  # there may be no memory for a second graph
+                self._compiler.refuse(name, error)
+
+    def _checked(self, captured: CapturedStep, run: Run, scans: Sequence[Scan]) -> Callable[[], object]:
+        """The compiled step, to be replayed, after a trial: it must change what the captured one changes."""
+        tensors = captured.tensors()
+
+        def once() -> None:
+            run(*tensors)
+            captured.advance()
+
+        captured.rewind()
+        replay = capture(once) if self._graphs else once
+        found = captured.difference(replay, scans)
+        if found > _rounding(scans[0].source.dtype):
+            raise ModelError(f"compiled, it differs by {100 * found:.0f} % of what a step changes")
+        return replay
+
+
+def _rounding(kind: torch.dtype) -> float:
+    """What rounding may make of a step at most, as a share of what it changes; another batch would make about 1."""
+    if kind == torch.float64:
+        return 1e-6
+    exact = torch.get_float32_matmul_precision() == "highest" and not is_rounding()
+    return 0.03 if exact else 0.3

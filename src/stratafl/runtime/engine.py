@@ -2,25 +2,31 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from threading import local
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_structure, tree_unflatten
 
 from stratafl.core.layout import Rows
 from stratafl.core.objectives import Batch, Objective
 from stratafl.core.task import Gradients, Inputs, Stack
 from stratafl.errors import first_line
+from stratafl.runtime.dynamo import leave_unloaded
+from stratafl.runtime.lanes import in_lanes
 from stratafl.runtime.model import Model
+from stratafl.runtime.products import is_fusing
 from stratafl.runtime.tracing import Likeness, patience, trace
 
 # Operations without a fast vmap rule are slower but correct: no reason for a warning at every step.
 torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
+leave_unloaded()
+T = TypeVar("T")
 Modes = frozenset[str]
 log = logging.getLogger("stratafl")
 _Aside = tuple[Tensor, Rows, Rows, Rows]  # loss, statistics, carry, metrics
@@ -31,6 +37,8 @@ class Engine(Protocol):
     """How gradients and outputs of a cohort are computed."""
 
     parallel: bool  # whether lanes of clients may run at the same time
+    alone: bool  # whether lanes take one client at a time, in one thread, on whose number its bits depend
+    client_seconds: float | None  # of a client's training step in one thread, where it was measured
 
     @property
     def model(self) -> Model: ...
@@ -54,29 +62,36 @@ class Engine(Protocol):
         """Outputs and features in evaluation mode, for inputs `[C, B, …]`, of which `sizes` are real samples."""
 
 
-class StackedEngine:
+class _ThreadModels:
+    """A model for each thread, because it holds one set of columns at a time."""
+
+    def __init__(self, make: Callable[[], Model]) -> None:
+        self._make, self._own = make, local()
+        self.client_seconds: float | None = None
+
+    @property
+    def model(self) -> Model:
+        if not hasattr(self._own, "model"):
+            self._own.model = self._make()
+        model: Model = self._own.model
+        return model
+
+
+class StackedEngine(_ThreadModels):
     """All clients at once: `vmap` over the client axis of the gradient of one client's loss.
 
     A step that is repeated often is traced once into plain tensor operations and replayed: the same operations on the
     same values, bit for bit, without the cost of differentiating and batching them again.
     """
 
-    parallel = True
+    parallel, alone = True, False
 
     def __init__(self, make: Callable[[], Model]) -> None:
-        self._make = make
-        self._own = local()
+        super().__init__(make)
+        self.impatient = False  # steps are traced when they first come
         self._seen: Counter[Hashable] = Counter()
         self._wanted: dict[Hashable, tuple[Callable[..., _Result], list[Likeness]]] = {}
         self._traced: dict[Hashable, Callable[..., _Result]] = {}
-
-    @property
-    def model(self) -> Model:
-        """The model of this thread, because it holds one set of columns at a time."""
-        if not hasattr(self._own, "model"):
-            self._own.model = self._make()
-        model: Model = self._own.model
-        return model
 
     @property
     def traces(self) -> int:
@@ -91,8 +106,7 @@ class StackedEngine:
             *(train, rest, dict(inputs.frozen), dict(inputs.constants), dict(inputs.carry)),
             *(stack.x, stack.y, stack.weight, stack.keys),
         )
-        step = vmap(grad(self._loss(objective, modes), has_aux=True))
-        gradients, (value, statistics, carry, metrics) = self._replayed(step, (objective, modes), arguments)
+        gradients, (value, statistics, carry, metrics) = self._replayed(objective, modes, arguments)
         self.model.context.clear()
         return Gradients(gradients, value, statistics, carry, metrics)
 
@@ -111,24 +125,29 @@ class StackedEngine:
 
         return loss
 
-    def _replayed(self, step: Callable[..., _Result], name: Hashable, arguments: tuple[Any, ...]) -> _Result:
+    def _replayed(self, objective: Objective, modes: Modes, arguments: tuple[Any, ...]) -> _Result:
         """The step, from its trace if it has one; it is never traced if its name is not hashable."""
-        leaves, structure = tree_flatten(arguments)
-        signature = (name, structure, tuple((x.shape, x.stride(), x.dtype) for x in leaves))
+        names, leaves = _flat(arguments)
+        kinds = tuple((x.shape, x.stride(), x.dtype) for x in leaves)
+        # While a step is recorded for the compiler, no trace is used: it holds other slices than the compiler is given.
+        signature: Hashable = None if is_fusing() else (objective, modes, names, kinds)
         try:
             replay = self._traced.get(signature)
         except TypeError:
-            return step(*arguments)
+            replay, signature = None, None
         if replay is not None:
             return replay(*leaves)
-        self._seen[signature] += 1
-        if self._seen[signature] == patience(leaves):
-            likeness = [(x.shape, x.stride(), x.dtype, x.device) for x in leaves]
-            self._wanted[signature] = (lambda *flat: step(*tree_unflatten(flat, structure)), likeness)
+        step: Callable[..., _Result] = vmap(grad(self._loss(objective, modes), has_aux=True))
+        if signature is not None:
+            self._seen[signature] += 1
+            if self._seen[signature] == (1 if self.impatient else patience(leaves)):
+                likeness = [(x.shape, x.stride(), x.dtype, x.device) for x in leaves]
+                structure = tree_structure(arguments)
+                self._wanted[signature] = (lambda *flat: step(*tree_unflatten(flat, structure)), likeness)
         return step(*arguments)
 
     def prepare(self) -> None:
-        """Trace the steps that were repeated often enough; not while lanes run, because tracing patches torch."""
+        """Trace the steps that were repeated often enough, before lanes run."""
         while self._wanted:
             signature, (step, likeness) = self._wanted.popitem()
             try:
@@ -141,24 +160,29 @@ class StackedEngine:
             kept.clear()
 
     def outputs(self, rows: Rows, x: Tensor, weight: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        model = self.model  # a thread's first call makes it, which cannot be done inside vmap
 
         def run(row: Rows, inputs: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-            return self.model.net({}, {}, frozenset(), real, None).both(row, inputs, train=False)
+            return model.net({}, {}, frozenset(), real, None).both(row, inputs, train=False)
 
         with torch.no_grad():
             result: tuple[Tensor, Tensor] = vmap(run)(rows, x, weight)
-        self.model.context.clear()
+        model.context.clear()
         return result
 
 
-class LoopEngine:
-    """Client by client, with exact batches and stock modules: any module runs, and tests compare with it."""
+class LoopEngine(_ThreadModels):
+    """Client by client, with exact batches and stock modules: any module runs, and tests compare with it.
 
-    parallel = False  # modules with their own random numbers share torch's generator
+    Where the module draws no random numbers of its own, several clients are computed at a time, each in one thread: a
+    stock operation may split its sums over threads, so a client's bits would depend on their number.
+    """
+
     traces = 0
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
+    def __init__(self, make: Callable[[], Model], *, parallel: bool = False) -> None:
+        super().__init__(make)
+        self.parallel = self.alone = parallel
 
     def prepare(self) -> None:
         return
@@ -169,7 +193,9 @@ class LoopEngine:
     def gradients(
         self, objective: Objective, rows: Rows, stack: Stack, trained: tuple[str, ...], inputs: Inputs, modes: Modes
     ) -> Gradients:
-        each = [self._client(c, objective, rows, stack, trained, inputs, modes) for c in range(len(stack.sizes))]
+        each = self._each(
+            lambda c: self._client(c, objective, rows, stack, trained, inputs, modes), range(len(stack.sizes))
+        )
         return Gradients(
             _stacked([g.rows for g in each]),
             torch.stack([g.loss for g in each]),
@@ -177,6 +203,9 @@ class LoopEngine:
             _stacked([g.carry for g in each]),
             _stacked([g.metrics for g in each]),
         )
+
+    def _each(self, run: Callable[[int], T], clients: Sequence[int]) -> list[T]:
+        return in_lanes(run, clients, threads=1) if self.parallel else [run(c) for c in clients]
 
     def _client(
         self,
@@ -189,17 +218,15 @@ class LoopEngine:
         modes: Modes,
     ) -> Gradients:
         size = stack.sizes[c]
-        row = {n: x[c].detach() for n, x in rows.items()}
-        leaves = {n: row[n].clone().requires_grad_() for n in trained}
-        row.update(leaves)
+        # `data` has its own version counter: other lanes may move other clients' rows of the same tensor.
+        row = {n: x.data[c] for n, x in rows.items()}
+        leaves = {n: row[n].requires_grad_() for n in trained}
         weight = stack.weight[c, :size]
         batch = Batch(stack.x[c, :size], stack.y[c, :size], weight, stack.keys[c])
-        frozen = {name: {n: x[c] for n, x in value.items()} for name, value in inputs.frozen.items()}
-        constants = {name: x[c] for name, x in inputs.constants.items()}
-        carry = {name: x[c] for name, x in inputs.carry.items()}
-        with torch.random.fork_rng(devices=[]):
-            # Modules with their own random numbers (an LSTM's dropout) draw them from this client's key.
-            torch.default_generator.manual_seed(int(stack.keys[c]) & ((1 << 62) - 1))
+        frozen = {name: {n: x.data[c] for n, x in value.items()} for name, value in inputs.frozen.items()}
+        constants = {name: x.data[c] for name, x in inputs.constants.items()}
+        carry = {name: x.data[c] for name, x in inputs.carry.items()}
+        with nullcontext() if self.parallel else _seeded(int(stack.keys[c])):
             net = self.model.net(row, frozen, modes, None, stack.keys[c])
             loss, carry, metrics = objective(net, row, frozen, batch, constants, carry)
         gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
@@ -211,18 +238,48 @@ class LoopEngine:
 
     def outputs(self, rows: Rows, x: Tensor, weight: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """Each client on its real samples; one without samples gets a padded one."""
-        net = self.model.net({}, {}, frozenset(), None, None)
-        with torch.no_grad():
-            each = [
-                net.both({n: block[c] for n, block in rows.items()}, x[c, : max(size, 1)], train=False)
-                for c, size in enumerate(sizes)
-            ]
+
+        def client(c: int) -> tuple[Tensor, Tensor]:
+            net = self.model.net({}, {}, frozenset(), None, None)
+            with torch.no_grad():
+                return net.both({n: block[c] for n, block in rows.items()}, x[c, : max(sizes[c], 1)], train=False)
+
+        each = self._each(client, range(len(sizes)))
         outputs, features = (pad_sequence(list(column), batch_first=True) for column in zip(*each, strict=True))
         return outputs, features
 
 
+@contextmanager
+def _seeded(key: int) -> Iterator[None]:
+    """Modules with their own random numbers (an LSTM's dropout) draw them from this client's key."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(key & ((1 << 62) - 1))
+        yield
+
+
 def _stacked(each: list[Rows]) -> Rows:
+    """The rows of all clients; those of a single one are not copied."""
+    if len(each) == 1:
+        return {name: x.contiguous().unsqueeze(0) for name, x in each[0].items()}
     return {name: torch.stack([one[name] for one in each]) for name in each[0]}
+
+
+def _flat(arguments: Sequence[Any]) -> tuple[tuple[str, ...], list[Tensor]]:
+    """Names and tensors of nested tables, in torch's own order; torch takes 50 µs for it."""
+    names, leaves = list[str](), list[Tensor]()
+
+    def add(value: Any) -> None:
+        if isinstance(value, Tensor):
+            leaves.append(value)
+            return
+        for name, each in value.items():
+            names.append(name)
+            add(each)
+        names.append("")  # ends a table
+
+    for value in arguments:
+        add(value)
+    return tuple(names), leaves
 
 
 def _detached(values: Mapping[str, Tensor]) -> Rows:

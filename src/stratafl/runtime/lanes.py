@@ -1,52 +1,46 @@
-"""Lanes: clients in parallel threads on a CPU, each with its share of the cores.
+"""Lanes: on a CPU clients are computed in parallel threads, each of which takes the next few clients when it is done.
 
-Batched products of small matrices use one core; two lanes use two. A row's bits do not depend on the other rows, so
-lanes change nothing but time. The two parts are independent: lanes (`side_by_side`, `in_lanes`), and `alone_if_short`.
+Clients that wait for no other use all cores, also where other programs work beside them: two lanes with half of the
+clients each would take as long as the slower core. A row's bits do not depend on the other rows of its piece, so lanes
+change nothing but time. `Pace` does the same for steps that are too short for lanes: it tries how many threads pay.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
+from itertools import pairwise
+from statistics import median
 from typing import TypeVar
 
 import torch
 
 T = TypeVar("T")
+R = TypeVar("R")
 _NAME = "lane"
-WORTHWHILE = 2**23
-MOST = 2
-SHORT = 2**23
+WORTHWHILE = 2**23  # numbers in the rows of a cohort whose steps are long, where none was timed
+LONG = 0.002  # seconds of one client's step from which lanes pay, in one thread
+PIECE = 4  # clients; on ARM a client takes 236, 202, 173, 166 ms among 1, 2, 4, 8 (ResNet-18), 36, 34, 30, 33 (CNN)
 
 
-def side_by_side(clients: int, elements: int, device: torch.device) -> int:
-    """The number of lanes for so many clients with so many numbers in all: two on a CPU where they pay, else one.
+def is_long(elements: int, seconds: float | None = None) -> bool:
+    """Whether a step is long enough for lanes: as timed, else by the numbers in its rows.
 
-    Measured in ms per client-step with 1, 2 and 4 lanes. Where operations are short, lanes wait for Python: small MLP
-    0.18, 0.29, – (2 ARM cores) and 0.08, 0.12, 0.47 (8 Xeon cores). The CNN: 15.2, 14.1, – and 5.8, 3.7, 3.6.
+    Where operations are short, lanes wait for Python: a small MLP takes 0.18 ms per client-step with one lane and 0.29
+    with two (2 ARM cores), 0.08 and 0.12 (8 Xeon cores).
     """
-    if device.type != "cpu" or in_a_lane() or elements < WORTHWHILE:
-        return 1
-    return min(clients, torch.get_num_threads(), MOST)
+    return elements >= WORTHWHILE if seconds is None else seconds >= LONG
 
 
-@contextmanager
-def alone_if_short(elements: int, device: torch.device) -> Iterator[None]:
-    """One thread where operations are so short that threads wait for each other, above all on a shared machine.
-
-    Measured in ms per client-step with one and two threads on 2 ARM cores that others used as well: small MLP 0.21 and
-    0.61, with 100 clients 0.14 and 0.24, MLP 784 0.7 and 2.0. With more threads, each of them has to gain more.
-    """
-    threads = torch.get_num_threads()
-    if device.type != "cpu" or in_a_lane() or elements * threads >= SHORT or threads == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+def cut(clients: int, most: int = PIECE) -> list[slice]:
+    """Pieces of at most so many clients, as even as possible, and as many as keep all lanes busy to the end."""
+    lanes = min(clients, torch.get_num_threads())
+    needed = -(-clients // most)
+    count = min(clients, -(-needed // lanes) * lanes)
+    return [slice(begin, end) for begin, end in pairwise(clients * i // count for i in range(count + 1))]
 
 
 def in_a_lane() -> bool:
@@ -54,14 +48,87 @@ def in_a_lane() -> bool:
     return threading.current_thread().name.startswith(_NAME)
 
 
-def in_lanes(run: Callable[[int], T], lanes: int) -> list[T]:
-    """`run(lane)` for every lane, at the same time."""
-    if lanes == 1 or in_a_lane():
-        return [run(lane) for lane in range(lanes)]
-    return list(_pool(lanes).map(run, range(lanes)))
+def in_lanes(run: Callable[[T], R], parts: Sequence[T], *, threads: int | None = None) -> list[R]:
+    """`run(part)` for every part, as many at a time as there are cores; each has its share of them, or `threads`."""
+    cores = torch.get_num_threads()
+    lanes = min(len(parts), cores)
+    share = threads or max(1, cores // max(lanes, 1))
+    if in_a_lane() or (lanes == 1 and share == cores):
+        return [run(part) for part in parts]
+    return list(_pool(lanes, share).map(run, parts))
 
 
 @cache
-def _pool(lanes: int) -> ThreadPoolExecutor:
-    share = max(1, torch.get_num_threads() // lanes)
+def _pool(lanes: int, share: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(lanes, _NAME, initializer=torch.set_num_threads, initargs=(share,))
+
+
+class Pace:
+    """One thread or all of them for short operations, whichever took less time of late.
+
+    With all threads each operation waits for the slowest, which another program may hold up: on 2 ARM cores beside
+    other work a step of a small MLP takes 0.21 ms per client with one thread and 0.61 with two; on an idle Xeon one
+    takes 1.3 times as long as two. So the other number is tried now and then. Bits do not depend on it.
+    """
+
+    RECENT = 8  # steps whose median is the time of a step
+    TRIAL = 4  # steps with the other number of threads, the first of which does not count
+    SOME, SELDOM = 64, 4096  # steps until the next trial: doubled while it is lost
+    CLEARLY = 0.9
+    WORSE = 2.0  # times as long as it was: another trial at once; or as the usual: a trial is over
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self.alone = True
+        self._recent: deque[float] = deque(maxlen=self.RECENT)
+        self._usual: float | None = None  # of the number of threads in use, at the last trial
+        self._trial: list[float] | None = None
+        self._left = self._wait = self.SOME
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Around one step, which this times."""
+        threads = torch.get_num_threads()
+        if threads == 1:
+            yield
+            return
+        alone = self.alone != (self._trial is not None)
+        torch.set_num_threads(1 if alone else threads)
+        begin = self._clock()
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+        self._note(self._clock() - begin)
+
+    def _note(self, seconds: float) -> None:
+        if self._trial is not None:
+            self._trial.append(seconds)
+            if len(self._trial) == self.TRIAL or seconds > self.WORSE * median(self._recent):
+                self._decide(self._trial)
+            return
+        self._recent.append(seconds)
+        self._left -= 1
+        if len(self._recent) == self.RECENT:
+            slower = self._usual is not None and median(self._recent) > self.WORSE * self._usual
+            if self._usual is None or slower or self._left <= 0:
+                self._trial = []
+
+    def _decide(self, trial: list[float]) -> None:
+        usual, other = median(self._recent), median(trial[1:] or trial)
+        if len(trial) == self.TRIAL and other < self.CLEARLY * usual:
+            self.alone, self._wait, self._usual = not self.alone, self.SOME, other
+            self._recent.clear()
+        else:
+            self._wait, self._usual = min(2 * self._wait, self.SELDOM), usual
+        self._trial, self._left = None, self._wait
+
+
+_paces: dict[tuple[int, int], Pace] = {}
+
+
+def pace(elements: int, device: torch.device) -> Pace | None:
+    """The pace of steps on rows of about so many numbers; None where threads are not to be changed."""
+    if device.type != "cpu" or in_a_lane():
+        return None
+    return _paces.setdefault((torch.get_num_threads(), elements.bit_length()), Pace())

@@ -13,6 +13,7 @@ from stratafl.core.describe import head_of
 from stratafl.core.layout import Layout, Rows
 from stratafl.errors import ModelError, unknown
 from stratafl.runtime.modules import Context, prepare
+from stratafl.runtime.ways import Way
 
 T = TypeVar("T")
 
@@ -29,7 +30,7 @@ class Model:
         stacked: bool,
         device: torch.device,
         rounded: bool = False,
-        products: Mapping[str, bool] | None = None,
+        products: Mapping[str, Way] | None = None,
     ) -> None:
         self.context = Context()
         self.layout = layout
@@ -78,6 +79,17 @@ class Model:
         features = self._caught[-1] if self._caught else output
         self._caught.clear()
         return output, features
+
+    def draws(self, row: Mapping[str, Tensor], x: Tensor) -> bool:
+        """Whether training draws from torch's own generator, which all threads share."""
+        modes = frozenset(path for path, _ in self.module.named_modules())
+        key = torch.zeros((), dtype=torch.int64, device=x.device)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            before = torch.default_generator.get_state()
+            self.net(dict(row), {}, modes, None, key).both(dict(row), x, train=True)
+            drawn = not torch.equal(before, torch.default_generator.get_state())
+        self.context.clear()
+        return drawn
 
     def path_of(self, part: str) -> str:
         """The path of a part; where no module is called `head`, `head.personal` is a part of the head."""

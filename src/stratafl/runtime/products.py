@@ -9,6 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stratafl.runtime import grouped, kernels
+from stratafl.runtime.ways import FusedWay, Size, Way, count_clients, fused_way
+
+OUTER = 16  # samples of a batch whose outer products are added
+
 
 @dataclass(frozen=True)
 class _Axis:
@@ -30,6 +35,11 @@ class _Axis:
         reach = self.stride * (self.out - 1)
         meets = [t for t in range(self.kernel) if self._start(t) < self.size and self._start(t) + reach >= 0]
         return range(meets[0], meets[-1] + 1) if meets else range(1)
+
+    @property
+    def start(self) -> int:
+        """The pixel that the first of these taps sees first; negative in the padding."""
+        return self._start(self.taps.start)
 
     def _start(self, tap: int) -> int:
         return tap * self.dilation - self.padding
@@ -74,6 +84,16 @@ def rounding(kind: torch.dtype | None) -> Iterator[None]:
         yield
     finally:
         _rounded = before
+
+
+def _factors() -> kernels.Factors:
+    if _rounded is not None:
+        return "bf16"
+    return "fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+def is_rounding() -> bool:
+    return _rounded is not None
 
 
 def _multiplied(a: Tensor, b: Tensor) -> Tensor:
@@ -194,34 +214,65 @@ def _product(weight: Tensor, columns: Tensor) -> Tensor:
     return product
 
 
+def _has_rule(x: Tensor) -> bool:
+    """Whether `fused_way` chooses: on a GPU with rounded factors, for which it was measured."""
+    return _fusing and x.is_cuda and x.dtype == torch.float32 and _factors() != "fp32"
+
+
 class MatmulConv2d(nn.Conv2d):
     """A convolution of `[B, in, h, w]` as shifted slices and one product, which becomes a batched product when stacked.
 
     On the CPU, stock convolutions of stacked clients become grouped ones, which are slow and whose bits depend on C. On
-    a GPU they may be faster for some shapes, as long as nothing is fused.
+    a GPU they may be faster for some shapes, or kernels may be: see `ways.py`.
     """
 
-    product = True
+    product: Way = True
 
     def forward(self, x: Tensor) -> Tensor:
-        if not (self.product or _fusing):
+        if not _fusing and self.product in (False, "stock"):
             return super().forward(x)
-        batch = len(x)
         assert not isinstance(self.padding, str)
         geometry = zip(x.shape[2:], self.kernel_size, self.stride, self.padding, self.dilation, strict=True)
         rows, cols = (_Axis(*axis) for axis in geometry)
-        weight = self.weight
+        way = self._way(x, rows, cols)
+        stride, weight = (rows.stride, cols.stride), self.weight
+        if way == "grouped":
+            padding, dilation = (rows.padding, cols.padding), (rows.dilation, cols.dilation)
+            y = grouped.convolve(x, weight, stride, padding, dilation, self.groups, _rounded)
+            return y if self.bias is None else y + self.bias[:, None, None]
         if (len(rows.taps), len(cols.taps)) != self.kernel_size:  # a slice of everything would still be differentiated
             weight = weight[:, :, rows.taps.start : rows.taps.stop, cols.taps.start : cols.taps.stop]
+        if way == "kernel":
+            start = (rows.start, cols.start)
+            y = kernels.convolve(x.transpose(0, 1), weight, stride, start, (rows.out, cols.out), _factors())
+        else:
+            y = self._multiplied(x, weight, rows, cols)
+        y = y if self.bias is None else y + self.bias[:, None, None, None]
+        return y.transpose(0, 1)
+
+    def _way(self, x: Tensor, rows: _Axis, cols: _Axis) -> FusedWay:
+        plain = self.groups == 1 and self.dilation == (1, 1)
+        taps = (len(rows.taps), len(cols.taps))
+        usable = plain and kernels.usable(x, taps)
+        if self.product == "kernel":
+            return "kernel" if usable else "product"
+        if self.product == "stock":
+            return "grouped"
+        if self.product == "product" or not (plain and _has_rule(x)):
+            return "product"
+        channels, out = (self.in_channels, self.out_channels), (rows.out, cols.out)
+        stride, padding = (rows.stride, cols.stride), (rows.padding, cols.padding)
+        size = Size(count_clients(x, self.weight), len(x), *channels, taps, stride, padding, out)
+        return fused_way(size, kernels=usable)
+
+    def _multiplied(self, x: Tensor, weight: Tensor, rows: _Axis, cols: _Axis) -> Tensor:
         # Channels first, so that stacking slices is the only copy.
         slices = _FusedColumns if _fusing and self.dilation == (1, 1) else _Columns
         columns: Tensor = slices.apply(x.transpose(0, 1), rows, cols)  # type: ignore[no-untyped-call]
         columns = columns.reshape(self.groups, weight[0].numel(), -1)
         weight = weight.reshape(self.groups, self.out_channels // self.groups, -1)
         product = _product(weight[0], columns[0]) if self.groups == 1 else _multiplied(weight, columns)
-        y = product.reshape(self.out_channels, batch, rows.out, cols.out)
-        y = y if self.bias is None else y + self.bias[:, None, None, None]
-        return y.transpose(0, 1)
+        return product.reshape(self.out_channels, len(x), rows.out, cols.out)
 
 
 class _LinearProduct(_Product):
@@ -240,8 +291,20 @@ class _LinearProduct(_Product):
         x, weight = ctx.saved_tensors
         return (
             _multiplied(gradient, weight) if ctx.needs_input_grad[0] else None,
-            _multiplied(gradient.mT, x) if ctx.needs_input_grad[1] else None,
+            _by_weight(gradient, x) if ctx.needs_input_grad[1] else None,
         )
+
+
+def _by_weight(gradient: Tensor, x: Tensor) -> Tensor:
+    """The derivative by a linear layer's weight.
+
+    For small batches the compiler gets a sum of outer products, which it fuses with the step of the weight: the
+    gradient is never stored.
+    """
+    if not _fusing or is_rounding() or len(x) > OUTER:
+        return _multiplied(gradient.mT, x)
+    outer = [gradient[sample, :, None] * x[sample, None, :] for sample in range(len(x))]
+    return sum(outer[1:], outer[0])
 
 
 class MatmulLinear(nn.Linear):

@@ -1,18 +1,25 @@
 """The runtime of a federation: its data, its engine and its captured steps, which do not change from round to round."""
 
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
-from torch import Tensor
 
 from stratafl.core.layout import Layout
 from stratafl.core.reprs import short_repr
+from stratafl.core.state import State
 from stratafl.data.federation import Federation
-from stratafl.data.scaling import numbers, samples_at
+from stratafl.runtime.batches import Batches
 from stratafl.runtime.captured import CapturedSteps
 from stratafl.runtime.engine import Engine
+from stratafl.runtime.joining import ScanRequest, this_run
+from stratafl.runtime.scan import Scan, Source
 from stratafl.runtime.speed import USUAL, Speed
+
+KEPT_BATCHES = 8  # groups of clients × splits
+SMALL = 2**19  # columns of a model whose clients gain on a CPU by company: their steps are many short operations
 
 
 @short_repr
@@ -29,22 +36,78 @@ class Runtime:
     features: int = 0  # the width of what the head is given
     captured: CapturedSteps | None = None
     speed: Speed = USUAL
+    likeness: Hashable = None  # the same for runs whose engines compute the same; None: it runs alone
+    prefers_loop: bool = False  # client by client although the model runs stacked
+    _joined: list[CapturedSteps] = field(default_factory=list)  # that it shares with other runs
+    _batches: dict[Hashable, Batches] = field(default_factory=dict)
+    _switched: dict[str, int] = field(default_factory=dict)  # since which round which compiled step is used
 
     @cached_property
-    def data(self) -> tuple[Tensor, ...]:
+    def source(self) -> Source:
         """Samples and targets, and what samples are scaled with."""
-        return self.federation.x, self.federation.y, *self.federation.scale(self.dtype)
+        federation = self.federation
+        return Source(federation.x, federation.y, federation.scale(self.dtype), self.dtype)
 
-    def read(self, data: tuple[Tensor, ...], samples: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of these samples; a captured step has its own copy of `data`."""
-        x, y, *scale = data
-        return numbers(samples_at(x, samples), self.dtype, tuple(scale)), y[samples]
+    @property
+    def small(self) -> bool:
+        """Whether operations of a step are so short that more clients hardly make it longer."""
+        return self.device.type != "cpu" or self.layout.columns <= SMALL
+
+    @property
+    def joins(self) -> bool:
+        """Whether clients of other runs may take steps with its own, and all gain by it."""
+        return self.likeness is not None and self.small
+
+    @property
+    def scores_by_scan(self) -> bool:
+        """Whether clients are scored by a scan, also alone: batches of another width would have other bits."""
+        return self.captured is not None or self.joins
+
+    def kept_batches(self, key: Hashable, make: Callable[[], Batches]) -> Batches:
+        """Batches that are the same in every round, as those of an evaluation: making them takes as long as a step."""
+        if key not in self._batches:
+            if len(self._batches) >= KEPT_BATCHES:
+                self._batches.clear()
+            self._batches[key] = make()
+        return self._batches[key]
+
+    def scan(self, scan: Scan) -> State | None:
+        """The carry after all steps, by a captured step; None if steps of this name or here are not captured."""
+        run = this_run()
+        if not scan.repeatable:
+            return None
+        if run is not None and self.joins:
+            steps = run.joining.steps((self.device, self.speed.key), self._steps_to_share)
+            self._joined[:] = [steps]
+            done = run.ask(ScanRequest(scan, steps))
+            if done is not None:
+                self._note_switch(steps, scan)
+                return done
+        if self.captured is None:
+            return None
+        found = self.captured.scan([scan])
+        self._note_switch(self.captured, scan)
+        return None if found is None else found[0]
+
+    def _note_switch(self, steps: CapturedSteps, scan: Scan) -> None:
+        for entry in steps.compiled(scan):
+            self._switched.setdefault(entry, scan.round)
+
+    def _steps_to_share(self) -> CapturedSteps:
+        return steps_of(self.speed, self.device, len(self.layout.specs), joins=True)
+
+    def now(self) -> float:
+        """Seconds on a clock that stands still while other runs are worked on."""
+        run = this_run()
+        return time.perf_counter() - (0.0 if run is None else run.others_seconds)
 
     @property
     def tuning(self) -> dict[str, object]:
         """What was measured about speed; a resumed run is given it, so that it computes the same bits."""
-        compiled = None if self.captured is None else self.captured.compiles
-        return {"products": dict(self.speed.products or {}), "compiled": compiled}
+        steps = next(iter(self._joined), self.captured)
+        compiled, engine = None if steps is None else steps.compiles, "loop" if self.prefers_loop else "stacked"
+        found: dict[str, object] = {"products": dict(self.speed.products or {}), "compiled": compiled, "engine": engine}
+        return {**found, "switched": {**(self.speed.switched or {}), **self._switched}}
 
     @property
     def kept(self) -> int:
@@ -53,9 +116,18 @@ class Runtime:
     def close(self) -> None:
         """Free captured and traced steps with their GPU memory; later rounds make them again."""
         self.engine.close()
+        self._batches.clear()
         if self.captured is not None:
             self.captured.close()
 
     def batch_size(self, batch: int) -> int:
         """The batch, cut to the largest client's data (the rest is padding), but not below what BatchNorm needs."""
         return max(min(batch, int(self.federation.counts("train").max())), min(batch, self.smallest_batch))
+
+
+def steps_of(speed: Speed, device: torch.device, tensors: int, joins: bool = False) -> CapturedSteps:
+    """The captured steps of a model with so many tensors, of one run or for runs that are joined."""
+    graphs = speed.graphs != "off"
+    return CapturedSteps(
+        device, speed.compile, captures=graphs, tensors=tensors, joins=joins, switched=None if joins else speed.switched
+    )

@@ -11,6 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+MOST = 128  # slots of joined scans: more do not make a GPU faster
+IDLE = 0.1  # the share of a joined step's slots that may wait
+# Samples of a joined step. Six evaluations of LeNet with 20 clients each and 256 samples a step take 6.3 GB with 64
+# slots, where the same runs one after the other take 1.9 GB. On an H200 16 slots are as fast for each sample as 128.
+AT_ONCE = {"cpu": 2**11, "cuda": 2**12}
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -32,6 +38,20 @@ def slots_for(steps: Sequence[int]) -> int:
     longest = max(steps, default=0)
     busy = max(1, sum(steps) // longest) if longest else 1
     return min((busy, busy + 1), key=lambda slots: duration(steps, slots) * (slots + 1))
+
+
+def joined_slots(steps: Sequence[int], batch: int, device: str) -> int:
+    """As many slots as are always busy, as a power of two, so that few steps are captured and compiled.
+
+    Rounded down, a scan takes more steps and no slot waits; rounded up, if hardly any does. Large batches have fewer
+    slots, and so less memory.
+    """
+    longest = max(steps, default=0)
+    busy = max(1, sum(steps) // longest) if longest else 1
+    most = max(1, min(MOST, AT_ONCE.get(device, AT_ONCE["cpu"]) // batch))
+    slots = 1 << (min(busy, most).bit_length() - 1)
+    hardly_idle = 2 * slots * duration(steps, 2 * slots) <= (1 + IDLE) * sum(steps)
+    return 2 * slots if slots < busy and 2 * slots <= most and hardly_idle else slots
 
 
 def duration(steps: Sequence[int], slots: int) -> int:

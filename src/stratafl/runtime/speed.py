@@ -1,16 +1,17 @@
 """Options for speed, none of which changes results beyond rounding: precision, captured steps, kinds of convolutions.
 
 Stacked clients turn a stock convolution into one with a group per client. On a GPU either it or a product of shifted
-slices may be up to five times faster than the other, depending on the shape and the GPU, so both are measured.
-Compiled steps always use products, because they can be fused.
+slices may be several times faster than the other, depending on the shape and the GPU, so both are measured. In compiled
+steps a rule decides instead: see `ways.py`.
 """
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from typing import Literal, cast, get_args
 
 import torch
@@ -18,12 +19,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from stratafl.errors import RecordError, first_line, unknown
-from stratafl.runtime.captured import capture
-from stratafl.runtime.products import MatmulConv2d, may_be_product, rounding
+from stratafl.runtime.captured_step import capture
+from stratafl.runtime.products import MatmulConv2d, is_rounding, may_be_product, rounding
+from stratafl.runtime.ways import Way
 
 Precision = Literal["fp32", "tf32", "bf16"]
 Choice = Literal["auto", "on", "off"]
-Convolutions = Literal["auto", "product", "stock"]
+Convolutions = Literal["auto", "product", "stock", "kernel"]
 REPEATS = 20
 log = logging.getLogger("stratafl")
 
@@ -32,21 +34,28 @@ log = logging.getLogger("stratafl")
 class Speed:
     """Precision of products, whether steps are captured and compiled, and how convolutions are computed.
 
-    `products` says for each convolution whether it is a product. Without it, all are on a CPU, because the bits of a
-    product do not depend on the other clients of a chunk; on a GPU the faster way is measured.
+    `products` says for each convolution how it is computed. Without it, all are products on a CPU, because the bits of
+    a product do not depend on the other clients of a chunk; on a GPU the faster way is measured.
     """
 
     precision: Precision = "fp32"
     graphs: Choice = "auto"
     compile: Choice = "auto"
     convolutions: Convolutions = "auto"
-    products: Mapping[str, bool] | None = None
+    products: Mapping[str, Way] | None = None
+    switched: Mapping[str, int] | None = None  # of an earlier part of the run: since which round which step is compiled
 
     def __post_init__(self) -> None:
         kinds = {"precision": Precision, "graphs": Choice, "compile": Choice, "convolutions": Convolutions}
         for name, kind in kinds.items():
             if getattr(self, name) not in get_args(kind):
                 raise unknown(name, str(getattr(self, name)), get_args(kind))
+
+    @property
+    def key(self) -> Hashable:
+        """The same for runs that compute alike."""
+        products = tuple(sorted((self.products or {}).items()))
+        return self.precision, self.graphs, self.compile, self.convolutions, products
 
     def captures(self, device: torch.device) -> bool:
         """Whether steps are captured (on a CPU: kept with fixed tensors, as in tests)."""
@@ -79,27 +88,31 @@ def with_convolutions(speed: Speed, module: nn.Module, sample: Tensor, clients: 
     """The same with `products` filled in, for this number of clients and samples on the sample's device."""
     if speed.products is not None:
         return speed
-    if speed.convolutions == "auto" and sample.is_cuda and speed.compile != "on":
-        return replace(speed, products=faster_as_products(module, sample, clients, batch))
-    stock = speed.convolutions == "stock"
-    return replace(speed, products=dict.fromkeys(convolutions(module), not stock))
+    if speed.convolutions != "auto":
+        return replace(speed, products=dict.fromkeys(convolutions(module), speed.convolutions))
+    if sample.is_cuda and speed.compile != "on":
+        return replace(speed, products=faster_ways(module, sample, clients, batch))
+    return replace(speed, products=dict.fromkeys(convolutions(module), True))
 
 
-def faster_as_products(module: nn.Module, sample: Tensor, clients: int, batch: int) -> dict[str, bool]:
-    """For each convolution, whether a product is faster for this number of clients and samples."""
+_faster_way: dict[Hashable, bool] = {}  # once per process, so that its runs choose alike and can be joined
+
+
+def faster_ways(module: nn.Module, sample: Tensor, clients: int, batch: int) -> dict[str, bool]:
+    """For each convolution, whether a product is faster than stock for this number of clients and samples."""
     module = copy.deepcopy(module).to(sample.device).eval().requires_grad_(False)
     mine = {path: module.get_submodule(path) for path in convolutions(module)}
     for conv in mine.values():
         conv.__class__ = MatmulConv2d
     found: dict[str, bool] = {}
-    known: dict[object, bool] = {}
+    how = (clients, batch, sample.device, sample.dtype, torch.get_float32_matmul_precision())
     for path, shape in _inputs(module, mine, sample).items():
         conv = cast(MatmulConv2d, mine[path])
-        geometry = (conv.weight.shape, conv.stride, conv.padding, conv.dilation, conv.groups, shape)
-        if geometry not in known:
+        geometry = (conv.weight.shape, conv.stride, conv.padding, conv.dilation, conv.groups, shape, is_rounding(), how)
+        if geometry not in _faster_way:
             x = sample.new_zeros(clients, batch, *shape)
-            known[geometry] = _faster(conv, _step(conv, x, clients))
-        found[path] = known[geometry]
+            _faster_way[geometry] = _is_product_faster(conv, _step(conv, x, clients))
+        found[path] = _faster_way[geometry]
     return found
 
 
@@ -133,20 +146,22 @@ def _step(conv: nn.Conv2d, x: Tensor, clients: int) -> Callable[[], object]:
     return lambda: vmap(grad(loss, argnums=(0, 1)))(weight, x)
 
 
-def _faster(conv: MatmulConv2d, step: Callable[[], object]) -> bool:
-    """Whether the product is faster; it is used where nothing can be measured."""
-    try:
-        stock, product = (_milliseconds(step, as_product=p, conv=conv) for p in (False, True))
-    except RuntimeError as error:
-        log.info("a convolution cannot be measured and becomes a product: %s", first_line(error))
-        return True
-    return product < stock
+def _is_product_faster(conv: MatmulConv2d, step: Callable[[], object]) -> bool:
+    """Whether a product takes less time; yes where neither can be measured."""
+    times = {}
+    for product in (True, False):
+        try:
+            times[product] = _milliseconds(step, product, conv)
+        except Exception as error:  # such as a lack of memory
+            log.info("a convolution cannot be measured: %s", first_line(error))
+            times[product] = inf
+    return times[True] <= times[False]
 
 
-def _milliseconds(step: Callable[[], object], *, as_product: bool, conv: MatmulConv2d) -> float:
-    before, conv.product = conv.product, as_product
+def _milliseconds(step: Callable[[], object], product: bool, conv: MatmulConv2d) -> float:
+    before, conv.product = conv.product, product
     try:
-        replay = capture(step, torch.cuda.graph_pool_handle())
+        replay = capture(step)
     finally:
         conv.product = before
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -1,6 +1,7 @@
 """The task of a cohort: what its clients can do with their data in one round; algorithms see `core.task.Task` alone."""
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -9,15 +10,17 @@ from stratafl.core import keys
 from stratafl.core.layout import Rows
 from stratafl.core.objectives import Objective, default_objective, sample_hits, sample_losses
 from stratafl.core.round import Round
-from stratafl.core.state import State, join, pick, rows_of, stored_elements, tensor_of
+from stratafl.core.state import State, join, pick, rejoin, rows_of, stored_elements, tensor_of
 from stratafl.core.task import Gradients, Inputs, ScanStep, Scores, Stack
 from stratafl.errors import DataError, ModelError
 from stratafl.runtime.batches import Batches, BatchPlan, plan_batches, sample_positions
 from stratafl.runtime.engine import Engine
-from stratafl.runtime.lanes import alone_if_short, in_a_lane, in_lanes, side_by_side
+from stratafl.runtime.lanes import cut, in_a_lane, in_lanes, is_long, pace
 from stratafl.runtime.runtime import Runtime
+from stratafl.runtime.scan import Scan
 
 EVALUATION_BATCH = 256  # samples of each client
+READ = 2**20  # numbers that are read at once
 AT_ONCE = 16384  # samples of all clients on a GPU, which is idle while Python prepares small batches
 
 
@@ -33,7 +36,7 @@ class CohortTask:
         if len(ids) == 0:
             raise DataError("the cohort is empty: a round needs at least one client")
         self._runtime, self._rnd, self._splits = runtime, rnd, splits
-        self.ids = ids.to(runtime.device)
+        self.ids, self._host_ids = ids.to(runtime.device), ids.cpu()
         self._clients = ids.tolist()
         self.layout = runtime.layout
         self.classes = runtime.federation.classes
@@ -67,21 +70,27 @@ class CohortTask:
         offsets: Tensor = self._runtime.federation.split(split).offsets[self._clients].to(self._runtime.device)
         return offsets
 
-    def _read(self, samples: Tensor) -> tuple[Tensor, Tensor]:
-        return self._runtime.read(self._runtime.data, samples)
+    def _samples(self, split: str) -> Tensor:
+        """The samples of all clients, moved to the device once: a transfer waits for the GPU."""
+        federation, device = self._runtime.federation, self._runtime.device
+        return federation.once(("indices", split, device), lambda: federation.split(split).indices.to(device))
 
-    def _batches(self, plan: BatchPlan, purpose: str, shuffle: bool, order: list[int], split: str = "train") -> Batches:
-        """The batches of all clients, in this order."""
+    def _read(self, samples: Tensor) -> tuple[Tensor, Tensor]:
+        return self._runtime.source.read(samples)
+
+    def _batches(self, plan: BatchPlan, purpose: str, shuffle: bool, split: str = "train") -> Batches:
+        """The batches of all clients."""
         device = self._runtime.device
-        base = self._rnd.keys(self.ids, purpose)
-        epochs = torch.stack([keys.fold(base, e) for e in range(max(plan.epochs, 1))])
-        samples = self._runtime.federation.split(split).indices.to(device)
+        # On the host and moved by one transfer: a GPU would take a launch for each of a hundred short operations.
+        base, noise = (self._rnd.keys(self._host_ids, name) for name in (purpose, f"{purpose}/noise"))
+        drawn = torch.stack([*(keys.fold(base, e) for e in range(max(plan.epochs, 1))), noise]).to(device)
+        epochs, noise = drawn[:-1], drawn[-1][:, None]
+        samples = self._samples(split)
         positions = sample_positions(plan, epochs, self._offsets(split), shuffle=shuffle).clamp(max=len(samples) - 1)
-        sizes = plan.sizes()[order]
-        noise = self._rnd.keys(self.ids[order], f"{purpose}/noise")[:, None]
+        sizes = plan.sizes()
         steps, place = torch.arange(plan.longest, device=device), torch.arange(plan.batch, device=device)
         weight = (place < sizes.to(device)[:, :, None]).to(self._runtime.dtype)
-        return Batches(samples[positions[order]], weight, keys.fold(noise, steps), sizes)
+        return Batches(samples[positions], weight, keys.fold(noise, steps), sizes)
 
     # Training
 
@@ -132,67 +141,93 @@ class CohortTask:
             return carry
         held = dict(constants or {})
 
-        def batches(order: list[int]) -> list[Batches]:
-            return [self._batches(plan, f"{purpose}/{draw}", shuffle, order) for draw in range(draws)]
+        batches = [self._batches(plan, f"{purpose}/{draw}", shuffle) for draw in range(draws)]
+        return self._executed(self._scan(name, step, carry, held, batches, plan), plan)
 
-        captured = self._runtime.captured
-        if captured is not None and name is not None:
-            given, left = batches(list(range(len(self)))), self._rnd.setup.rounds - self._rnd.t
-            read, data = self._runtime.read, self._runtime.data
-            done = captured.scan(name, step, read, data, carry, held, given, plan.steps, left)
-            if done is not None:
-                return done
-        return self._in_lanes(step, carry, held, plan, batches(list(plan.order)))
+    def _scan(
+        self,
+        name: Hashable,
+        step: ScanStep,
+        carry: State,
+        held: State,
+        batches: Sequence[Batches],
+        plan: BatchPlan,
+    ) -> Scan:
+        source, engine, model = self._runtime.source, self._runtime.engine, self._runtime.likeness
+        left = self._rnd.setup.rounds - self._rnd.t
+        return Scan(name, step, carry, held, batches, plan.steps, source, engine, model, left, self._rnd.t)
+
+    def _executed(self, scan: Scan, plan: BatchPlan) -> State:
+        """All steps, by a captured step where steps are captured."""
+        done = self._runtime.scan(scan)
+        if done is not None:
+            return done
+        sorted_batches = [each.pick(torch.tensor(plan.order)) for each in scan.batches]
+        return self._in_lanes(scan.step, scan.carry, scan.held, plan, sorted_batches)
 
     def _in_lanes(self, step: ScanStep, carry: State, held: State, plan: BatchPlan, batches: list[Batches]) -> State:
-        """All steps, with the clients in lanes; the batches are in the order of falling numbers of steps."""
-        lanes = self._lanes(carry)
+        """All steps, with the clients in pieces; the batches are in the order of falling numbers of steps."""
         if not in_a_lane():
             self._runtime.engine.prepare()
-        if lanes == 1 and list(plan.order) == list(range(len(self))):  # sorted already: nothing to copy
+        pieces, is_sorted = self._pieces(carry), list(plan.order) == list(range(len(self)))
+        if len(pieces) == 1 and is_sorted:  # nothing to copy
             return self._steps(step, carry, held, list(plan.steps), batches)
-        if len(set(plan.steps)) == 1:
-            return self._in_even_lanes(step, carry, held, plan, batches, lanes)
-        # Lanes take turns at the clients in order of falling steps, so that all lanes are busy to the end.
-        clients = [list(plan.order[lane::lanes]) for lane in range(lanes)]
 
-        def run(lane: int) -> State:
-            mine = torch.tensor(clients[lane], device=self._runtime.device)
-            own = [each.pick(slice(lane, None, lanes)) for each in batches]
-            return self._steps(step, pick(carry, mine), pick(held, mine), [plan.steps[c] for c in clients[lane]], own)
+        def run(piece: slice) -> State:
+            clients = plan.order[piece]
+            mine = piece if is_sorted else torch.tensor(clients, device=self._runtime.device)
+            own = [each.pick(piece) for each in batches]
+            return self._steps(step, pick(carry, mine), pick(held, mine), [plan.steps[c] for c in clients], own)
 
-        order = torch.tensor([client for lane in clients for client in lane], device=self._runtime.device)
-        return pick(join(in_lanes(run, lanes)), order.argsort())
+        done = in_lanes(run, pieces, threads=1 if self._runtime.engine.alone else None)
+        if is_sorted:
+            return rejoin(carry, done)
+        return pick(join(done), torch.tensor(plan.order, device=self._runtime.device).argsort())
 
-    def _in_even_lanes(
-        self, step: ScanStep, carry: State, held: State, plan: BatchPlan, batches: list[Batches], lanes: int
-    ) -> State:
-        """Clients with the same number of steps: lanes take slices of them, so that no row is copied."""
-
-        def run(lane: int) -> State:
-            mine = slice(len(self) * lane // lanes, len(self) * (lane + 1) // lanes)
-            own = [each.pick(mine) for each in batches]
-            return self._steps(step, pick(carry, mine), pick(held, mine), list(plan.steps[mine]), own)
-
-        return join(in_lanes(run, lanes))
-
-    def _lanes(self, carry: State) -> int:
-        if not self._runtime.engine.parallel:
-            return 1
-        return side_by_side(len(self), stored_elements(carry), self._runtime.device)
+    def _pieces(self, carry: State) -> list[slice]:
+        """The clients that are computed together, in the order of falling numbers of steps."""
+        engine, whole = self._runtime.engine, [slice(0, len(self))]
+        if self._runtime.device.type != "cpu" or in_a_lane() or not engine.parallel:
+            return whole
+        if engine.alone:
+            return cut(len(self), 1)
+        return cut(len(self)) if is_long(stored_elements(carry), engine.client_seconds) else whole
 
     def _steps(self, step: ScanStep, carry: State, held: State, steps: list[int], batches: list[Batches]) -> State:
         """All steps of clients whose numbers of steps are falling."""
         done: list[State] = []
         width = len(steps)
-        with alone_if_short(stored_elements(carry), self._runtime.device):
-            for s in range(steps[0]):
-                active = sum(count > s for count in steps)
-                if active < width:
-                    done.append(pick(carry, slice(active, width)))
-                    carry, held, width = pick(carry, slice(0, active)), pick(held, slice(0, active)), active
-                carry = step(carry, held, *(self._stack(each, s, active) for each in batches))
+        for active, stacks in self._stacks(batches, steps):
+            if active < width:
+                done.append(pick(carry, slice(active, width)))
+                carry, held, width = pick(carry, slice(0, active)), pick(held, slice(0, active)), active
+            with self._paced(carry):
+                carry = step(carry, held, *stacks)
         return join([carry, *reversed(done)]) if done else carry
+
+    def _stacks(self, batches: Sequence[Batches], steps: Sequence[int]) -> Iterator[tuple[int, list[Stack]]]:
+        """For each step, how many clients take it, and their batches, which are read several steps at a time."""
+        begin = 0
+        while begin < steps[0]:
+            active = sum(count > begin for count in steps)
+            numbers = self._runtime.source.x[:1].numel() * batches[0].samples.shape[2] * active
+            end = min(steps[active - 1], begin + max(1, READ // max(numbers, 1)))
+            windows = [self._window(each, slice(begin, end), active) for each in batches]
+            yield from ((active, list(stacks)) for stacks in zip(*windows, strict=True))
+            begin = end
+
+    def _window(self, batches: Batches, steps: slice, active: int) -> list[Stack]:
+        """The batches of some steps, by one read: a read for each takes longer than a layer of a small model."""
+        samples, weight, noise = (x[:active, steps].transpose(0, 1).contiguous() for x in batches.tensors())
+        x, y = self._read(samples)
+        sizes = batches.sizes[:active, steps].T.tolist()
+        return [Stack(a, b, w, k, tuple(real)) for a, b, w, k, real in zip(x, y, weight, noise, sizes, strict=True)]
+
+    def _paced(self, carry: State) -> AbstractContextManager[None]:
+        """With as many threads as pay, where bits do not depend on their number."""
+        engine = self._runtime.engine
+        found = None if engine.alone or not engine.parallel else pace(stored_elements(carry), self._runtime.device)
+        return nullcontext() if found is None else found.step()
 
     def _stack(self, batches: Batches, s: int, active: int) -> Stack:
         x, y = self._read(batches.samples[:active, s])
@@ -203,28 +238,30 @@ class CohortTask:
 
     def scores(self, rows: Rows, split: str) -> Scores:
         total = torch.zeros(len(self), 2, dtype=torch.float64, device=self._runtime.device)
-        captured = self._captured_scores(rows, split, total)
-        if captured is None:
+        if self._runtime.scores_by_scan:
+            total = self._scanned(rows, split, total)
+        else:
             for here, outputs, _, y, weight in self.sweep(rows, split):
                 total[here] += _summed(outputs, y, weight, self.classes)
-        hits, loss = (total if captured is None else captured).unbind(1)
+        hits, loss = total.unbind(1)
         return Scores(hits, loss, self.sizes(split))
 
-    def _captured_scores(self, rows: Rows, split: str, total: Tensor) -> Tensor | None:
-        """Hits and loss by a captured step, where steps are captured.
+    def _scanned(self, rows: Rows, split: str, total: Tensor) -> Tensor:
+        """Hits and loss by a scan, which can be captured, and joined with those of other runs.
 
         For 15,000 samples of 20 clients and ResNet-18, an H200 takes 56 ms so, and 64 to 111, depending on its host,
         where operations are launched one by one; client by client with stock convolutions it takes 110.
         """
-        counts, captured = self._counts(split), self._runtime.captured
-        if captured is None or not any(counts):
-            return None
+        counts = self._counts(split)
+        if not any(counts):
+            return total
         most = int(self._runtime.federation.counts(split).max())
         plan = plan_batches(counts, batch=min(EVALUATION_BATCH, 1 << (most - 1).bit_length()))
-        batches = self._batches(plan, "scores", False, list(range(len(self))), split)
-        step, read, data = _scoring_step(self._runtime.engine, self.classes), self._runtime.read, self._runtime.data
-        done = captured.scan("scores", step, read, data, {"total": total}, {"row": rows}, [batches], plan.steps)
-        return None if done is None else tensor_of(done, "total")
+        key = (split, *self._clients)
+        batches = self._runtime.kept_batches(key, lambda: self._batches(plan, "scores", False, split))
+        step = _scoring_step(self._runtime.engine, self.classes)
+        scan = self._scan(("scores", self.classes), step, {"total": total}, {"row": rows}, [batches], plan)
+        return tensor_of(self._executed(scan, plan), "total")
 
     def features(self, rows: Rows, split: str) -> tuple[Tensor, Tensor, Tensor]:
         parts = [
@@ -259,7 +296,7 @@ class CohortTask:
         Only clients that have samples left take part, so that small clients do not wait for large ones.
         """
         counts, device = self._counts(split), self._runtime.device
-        samples = self._runtime.federation.split(split).indices.to(device)
+        samples = self._samples(split)
         limit = torch.tensor(counts, device=device)[:, None]
         offsets = self._offsets(split)[:, None]
         width = EVALUATION_BATCH if device.type == "cpu" else max(EVALUATION_BATCH, AT_ONCE // len(self))

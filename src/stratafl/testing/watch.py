@@ -166,8 +166,8 @@ class TracingTask(CohortTask):
     def __init__(self, sim: Simulation, ids: Tensor, rnd: Round) -> None:
         super().__init__(sim.runtime, ids, rnd, sim.algorithm.requires.splits)
 
-    def _lanes(self, carry: State) -> int:
-        return 1  # tracing patches torch for all threads
+    def _pieces(self, carry: State) -> list[slice]:
+        return [slice(0, len(self))]  # in this thread, since tracing patches torch for all of them
 
     def _steps(self, step: ScanStep, carry: State, held: State, steps: list[int], batches: list[Batches]) -> State:
         if steps[0] > 0:

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tuning = _opened(given)
         if given.jobs > 1:
             return _shared(tuning, given.jobs)
-        done = advance(tuning, _Progress(), note=lambda work, said: print(f"{work.title}: {said}", flush=True))
+        done = advance(tuning, _Progress(), _print_note, jobs=given.of)
     except StrataError as error:
         print(f"strata: {error}", file=sys.stderr)
         return error.exit_code
@@ -59,7 +59,7 @@ def _opened(given: argparse.Namespace) -> Tuning:
 
 def _shared(tuning: Tuning, jobs: int) -> int:
     """The work of several processes; if one ends early the others go on."""
-    command = [sys.executable, "-P", "-m", "stratafl.tuning", str(tuning.folder)]
+    command = [sys.executable, "-P", "-m", "stratafl.tuning", str(tuning.folder), f"--of={jobs}"]
     command += [f"--typed={name}" for name in sorted(tuning.trust.names)]
     command += ["--trust"] if tuning.trust.everything else []
     workers = [subprocess.Popen([*command, *(["--table"] if number == 0 else [])]) for number in range(jobs)]
@@ -74,6 +74,10 @@ def _shared(tuning: Tuning, jobs: int) -> int:
             worker.wait()
         return STOPPED
     return max(abs(int(worker.returncode)) for worker in workers)
+
+
+def _print_note(work: Work, said: str) -> None:
+    print(f"{work.title}: {said}", flush=True)
 
 
 class _Progress:
@@ -102,6 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", type=Path)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--of", type=int, default=1, help=argparse.SUPPRESS)  # processes that share the folder
     parser.add_argument("--trust", action="store_true")
     parser.add_argument("--typed", action="append", default=[], help=argparse.SUPPRESS)  # of processes it starts
     parser.add_argument("--table", action="store_true", help="print the table at the end")

@@ -6,6 +6,8 @@ What is left to do follows from the journals. A process claims a run before it w
 import re
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -14,6 +16,7 @@ from stratafl.errors import BusyError, DataError, MemoryLimitError, RunError, St
 from stratafl.evaluation.measure import Line
 from stratafl.files import write_atomically
 from stratafl.runs import Run, is_run
+from stratafl.runs.joined import JoinedRuns
 from stratafl.tuning.claims import claimed
 from stratafl.tuning.search import Work, is_open
 
@@ -40,40 +43,61 @@ def silent(*_: object) -> None:
 
 
 def advance(
-    source: Source, watch: Watch = silent, note: Notes = silent, interrupted: Callable[[], bool] = never
+    source: Source,
+    watch: Watch = silent,
+    note: Notes = silent,
+    interrupted: Callable[[], bool] = never,
+    jobs: int = 1,
 ) -> bool:
-    """Work until nothing is left; False if interrupted. Other processes may work on the same at the same time."""
+    """Work until nothing is left; False if interrupted.
+
+    Runs that can be done now are joined, as many as memory allows. Other processes may work on the same, `jobs` in all.
+    """
+    reports = Reports(watch, note, interrupted)
     while work := source.work():
+        taken = _take_together(work, reports, jobs)
         if interrupted():
             return False
-        taken = any(_take(each, watch, note, interrupted) for each in work)
         if not taken:  # other processes work on all of it
             time.sleep(POLL)
     return True
 
 
-def _take(work: Work, watch: Watch, note: Notes, interrupted: Callable[[], bool]) -> bool:
+@dataclass(frozen=True)
+class Reports:
+    """Who is told of what is done, and who may stop it."""
+
+    watch: Watch = silent
+    note: Notes = silent
+    interrupted: Callable[[], bool] = never
+
+
+def _take_together(work: Sequence[Work], reports: Reports, jobs: int) -> bool:
+    """Do the work that no other process does; whether any was done here."""
+    joined, taken = JoinedRuns(len(work), jobs, work[0].experiment.run.precision), list[bool]()
+
+    def take(each: Work) -> None:
+        if not reports.interrupted():
+            taken.append(_take(each, reports, joined))
+
+    joined.drive(partial(take, each) for each in work)
+    return any(taken)
+
+
+def _take(work: Work, reports: Reports, joined: JoinedRuns) -> bool:
     """Do a piece of work unless another process does; whether it was done here."""
     with claimed(work.folder) as mine:
         mine = mine and is_open(work)  # or else another process has done it
         if mine:
-            perform(work, watch, note, interrupted)
+            perform(work, reports, joined)
         return mine
 
 
-def perform(work: Work, watch: Watch, note: Notes, interrupted: Callable[[], bool]) -> None:
+def perform(work: Work, reports: Reports, joined: JoinedRuns) -> None:
     """Advance a run as far as it is to go; a trial that fails is written down and counts as the worst."""
     try:
-        with _run(work) as run:
-            for said in run.notes:
-                note(work, said)
-            watch(work, run.progress.t, run.history)
-            if run.progress.t >= work.rounds:
-                return
-            for _ in run.rounds():
-                watch(work, run.progress.t, run.history)
-                if run.progress.t >= work.rounds or interrupted():
-                    return
+        with joined.opened(partial(_run, work)) as run, joined.declared(work.folder, run.sim):
+            _to_its_end(run, work, reports)
     except torch.OutOfMemoryError as error:
         raise MemoryLimitError(
             f"{work.title}: the GPU ran out of memory: use fewer processes or a smaller run.memory_limit, and continue"
@@ -92,7 +116,19 @@ def perform(work: Work, watch: Watch, note: Notes, interrupted: Callable[[], boo
             ) from error
         why = first_line(error, typed=not str(type(error).__module__).startswith("stratafl"))
         write_atomically(work.failure, why.encode())
-        note(work, f"this trial failed and counts as the worst: {why}")
+        reports.note(work, f"this trial failed and counts as the worst: {why}")
+
+
+def _to_its_end(run: Run, work: Work, reports: Reports) -> None:
+    for said in run.notes:
+        reports.note(work, said)
+    reports.watch(work, run.progress.t, run.history)
+    if run.progress.t >= work.rounds:
+        return
+    for _ in run.rounds():
+        reports.watch(work, run.progress.t, run.history)
+        if run.progress.t >= work.rounds or reports.interrupted():
+            return
 
 
 def _of_the_device(error: BaseException | None) -> bool:

@@ -18,7 +18,6 @@ from stratafl.report.gains.resampling import ClientScores, bound_of, paired_nois
 from stratafl.report.gains.traits import ClientFacts
 from stratafl.report.outcome import Outcome
 from stratafl.report.ranking import Rank
-from stratafl.runs.predictions import read_predictions
 from stratafl.runs.summary import VALIDATED, counting, prefix_of, quality
 
 ALONE = "local"  # the method that trains every client alone
@@ -53,8 +52,8 @@ class _Runs:
     def __init__(self, ranks: Sequence[Rank]) -> None:
         self.metric = ranks[0].members[0].metric
         self.imported = ":" in self.metric.name  # your own code, which no report runs
-        folders = [] if self.imported else [one.folder for rank in ranks for one in rank.members]
-        found = {folder: read_predictions(folder) for folder in folders}
+        runs = [] if self.imported else [one for rank in ranks for one in rank.members]
+        found = {one.folder: one.predictions for one in runs}
         there = {folder: each for folder, each in found.items() if each is not None and len(each)}
         replicates = replicates_for(self.metric, list(there.values()))
         self._facts = dict[Path, ClientFacts]()
@@ -65,7 +64,7 @@ class _Runs:
 
     def facts(self, one: Outcome) -> ClientFacts:
         if one.folder not in self._facts:
-            self._facts[one.folder] = ClientFacts(one.folder)
+            self._facts[one.folder] = ClientFacts(one.class_counts)
         return self._facts[one.folder]
 
 

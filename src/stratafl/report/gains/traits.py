@@ -5,10 +5,9 @@ All three come from the class counts of the training split. Distances between fe
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import isfinite
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +15,6 @@ from numpy.typing import NDArray
 from stratafl.core.reprs import short_repr
 from stratafl.report.charts import thinned
 from stratafl.report.intervals import Interval
-from stratafl.runs.class_counts import read_class_counts
-from stratafl.runs.directory import config_of
 
 Array = NDArray[np.float64]
 NEAREST = 3  # clients from which the distance is measured
@@ -25,7 +22,7 @@ FEWEST = 8  # clients below which there is no correlation
 THIRDS = 6  # clients below which there are no thirds
 RESAMPLES, DRAWS = 1000, 2_000_000  # of clients, and how many draws these are at most
 OTHERS = 2000  # clients, evenly spaced, among which the nearest are looked for
-CHUNK = 256  # clients whose distances to all others are computed at once
+CHUNK = 32  # clients whose distances to all others are computed at once: few enough for a processor's cache
 TRAITS = {
     "training samples": ("smallest", "middle", "largest"),
     "class skew": ("most like the federation", "middle", "least like the federation"),
@@ -55,8 +52,8 @@ class Third(NamedTuple):
 class ClientFacts:
     """The names, sizes and traits of a run's clients, by their number; None where the run does not record them."""
 
-    def __init__(self, folder: Path) -> None:
-        found = read_class_counts(folder, config_of(folder)) or {}
+    def __init__(self, class_counts: Mapping[str, Any] | None) -> None:
+        found = class_counts or {}
         counts = found.get("counts", {})
         self.names: list[str] = list(found.get("client_names", ()))
         self._test = [sum(row) for row in counts.get("test", ())]
@@ -96,8 +93,14 @@ def traits_of(counts: Sequence[Sequence[int]]) -> Traits:
     The distance from the others is the total variation distance, as a mean over the three nearest clients.
     """
     held = np.asarray(counts, dtype=np.float64)
+    return _traits_of(held.tobytes(), held.shape[1])
+
+
+@lru_cache(maxsize=32)  # all methods of a comparison have the same clients, seed by seed
+def _traits_of(counts: bytes, classes: int) -> Traits:
+    held = np.frombuffer(counts).reshape(-1, classes)
     samples = held.sum(axis=1)
-    return Traits(samples) if held.shape[1] < 2 else Traits(samples, class_skew(held), _nearest(_shares(held)))
+    return Traits(samples) if classes < 2 else Traits(samples, class_skew(held), _nearest(_shares(held)))
 
 
 def class_skew(counts: Array) -> Array:
@@ -116,12 +119,15 @@ def _shares(counts: Array) -> Array:
 def _nearest(shares: Array) -> Array:
     there = np.flatnonzero(np.isfinite(shares[:, 0]))  # clients with training samples
     others = there[thinned(len(there), OTHERS)]
+    columns = np.ascontiguousarray(shares[others].T)
     found, most = np.full(len(shares), np.nan), min(NEAREST, len(there) - 1)
     for start in range(0, len(there) if most > 0 else 0, CHUNK):
         some = there[start : start + CHUNK]
-        apart = np.zeros((len(some), len(others)))
+        apart, each = np.zeros((2, len(some), len(others)))
         for label in range(shares.shape[1]):  # class by class: all at once would need clients² × classes numbers
-            apart += np.abs(shares[some, label][:, None] - shares[others, label]) / 2
+            np.subtract(shares[some, label][:, None], columns[label], out=each)
+            apart += np.abs(each, out=each)
+        apart /= 2
         apart[some[:, None] == others] = np.inf  # not from itself
         found[some] = np.partition(apart, most - 1, axis=1)[:, :most].mean(axis=1)
     return found

@@ -1,0 +1,45 @@
+"""Federations that runs of one process share: read once, and held only while a run uses them.
+
+Runs of a comparison that read the same data would each read, divide and check it, and hold a copy on the device.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+import torch
+
+from stratafl.data.cache import cache_folder, fingerprint
+from stratafl.data.federation import Federation
+from stratafl.data.loading import is_place
+from stratafl.data.outliers import outliers
+
+_shared: WeakValueDictionary[Hashable, Federation] = WeakValueDictionary()
+
+
+def shared_federation(
+    name: str, path: str | None, settings: Hashable, device: torch.device | str, read: Callable[[], Federation]
+) -> Federation:
+    """The data on a device, as `read` gives it, or the same object if another run uses it; nobody writes to it.
+
+    `settings` are all that it depends on beside the files at `name` or `path`, which must not have changed since.
+    """
+    before = _key(name, path, settings, device)
+    found = None if before is None else _shared.get(before)
+    if found is None:
+        made = read()
+        found = replace(made, outliers=outliers(made)).to(device)  # found once, for all runs
+        if before is not None and _key(name, path, settings, device) == before:
+            _shared[before] = found
+    return found
+
+
+def _key(name: str, path: str | None, settings: Hashable, device: torch.device | str) -> Hashable:
+    """Everything that the data depends on; None where the files cannot be looked at, which reading explains."""
+    places = [place for place in (path, name if is_place(name) else None) if place is not None]
+    try:
+        files = tuple(tuple(file) for place in places for file in fingerprint(Path(place)))
+    except OSError:
+        return None
+    return name, path, settings, str(device), files, str(cache_folder()), torch.get_default_dtype()

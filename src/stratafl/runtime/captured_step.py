@@ -1,0 +1,216 @@
+"""One step of several clients on tensors with fixed addresses, so that it can be captured or compiled.
+
+`captured.py` decides when such a step is made, compiled and freed.
+"""
+
+import gc
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from copy import copy
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from stratafl.core.layout import Rows
+from stratafl.core.state import State, unflatten
+from stratafl.core.task import ScanStep
+from stratafl.errors import ModelError
+from stratafl.runtime.engine import Engine
+from stratafl.runtime.inputs import InputBuffers, SlotPlan
+from stratafl.runtime.lanes import pace
+from stratafl.runtime.scan import Scan, leaves
+from stratafl.runtime.schedule import Turn
+
+WARM_UP = 2  # runs before a capture: libraries allocate on their first use, which a capture does not allow
+
+
+class CapturedStep:
+    """One step of `slots` clients, for scans that are like the one it is made for, of one run or of several.
+
+    Everything that changes from scan to scan (rows, learning rates, batches) is copied into tensors that stay where
+    they are, and nothing is read back before the scan is over. Nothing of a run is kept: batches are read window by
+    window, before their steps. Constants that all clients of a run share are one row if `common` names them.
+    """
+
+    def __init__(self, like: Scan, slots: int, common: frozenset[str]) -> None:
+        self.slots, self.likeness, self._common = slots, like.likeness, common
+        self._empty = tuple(name for name, value in like.carry.items() if not isinstance(value, Tensor) and not value)
+        self._carry = {name: _blank(x, slots) for name, x in leaves(like.carry).items()}
+        self._held = {name: _constant(x, slots, name in common) for name, x in leaves(like.held).items()}
+        own = {name: x for name, x in self._held.items() if name not in common}
+        self._carry_rows, self._held_rows = RowViews(self._carry), RowViews(own)
+        self._inputs = [InputBuffers.blank(like.source, each, slots) for each in like.batches]
+        self._at = torch.zeros(1, dtype=torch.int64, device=like.batches[0].samples.device)
+        self.engine: Engine | None = None  # of a graph, which replays operations on what its model holds
+        self.replay: Callable[[], object] | None = None  # the step as it was captured or compiled, if it was
+        self.compiled: str | None = None  # its entry in the cache, if it is compiled
+
+    def tensors(self) -> list[Tensor]:
+        """Everything that a step reads or writes."""
+        inputs = [x for each in self._inputs for x in each.tensors()]
+        return [self._at, *self._carry.values(), *self._held.values(), *inputs]
+
+    def on(self, tensors: Sequence[Tensor]) -> "CapturedStep":
+        """The same step on other tensors, in the order of `tensors`."""
+        twin, rest = copy(self), iter(tensors)
+        twin._at = next(rest)
+        twin._carry = {name: next(rest) for name in self._carry}
+        twin._held = {name: next(rest) for name in self._held}
+        twin._inputs = [InputBuffers(*(next(rest) for _ in each.tensors())) for each in self._inputs]
+        return twin
+
+    def rewind(self) -> None:
+        self._at.zero_()
+
+    def once(self, step: ScanStep) -> None:
+        """One step of all slots."""
+        self.compute(step)
+        self.advance()
+
+    def advance(self) -> None:
+        self._at.add_(1)
+
+    def compute(self, step: ScanStep) -> None:
+        """The step, without counting it: torch 2.11 made code for a CPU that counted before it read the batch."""
+        stacks = [each.at(self._at) for each in self._inputs]
+        after = leaves(step(self._state(self._carry), unflatten(self._held), *stacks))
+        changed = {name: x for name, x in after.items() if x is not self._carry[name]}
+        own = {_address(x) for x in self._carry.values()}
+        apart = {name: x.clone() if _address(x) in own else x for name, x in changed.items()}  # fields may be swapped
+        for name, x in apart.items():
+            if (x.shape, x.dtype) != (self._carry[name].shape, self._carry[name].dtype):
+                raise ModelError(f"a step changes the shape or the type of '{name}', so it cannot be captured")
+            self._carry[name].copy_(x)
+
+    def run(self, scans: Sequence[Scan]) -> list[State]:
+        """All steps of all clients of these scans; what is given is not written to."""
+        plan = SlotPlan(scans, self.slots)
+        moving = self._moving(scans)
+        replay, window = self.replay or partial(self.once, scans[0].step), self._inputs[0].window
+        paced = pace(sum(x.numel() for x in self._carry.values()), self._at.device)
+        for each in moving:
+            each.keep_idle()
+        for now, leaving, coming, count in plan.changes(window):
+            for turn in leaving:
+                run, client = plan.places[turn.client]
+                self._carry_rows.copy(turn.slot, moving[run].done, client)
+            self._seat(coming, plan, moving)
+            if now % window == 0 and count:
+                self._load(plan, now)
+            for _ in range(count):
+                with nullcontext() if paced is None else paced.step():
+                    replay()
+        return [self._state(each.after) for each in moving]
+
+    def _moving(self, scans: Sequence[Scan]) -> list["_Moving"]:
+        """The rows of these scans, whose common constants are set."""
+        for name in self._common:
+            self._held[name][:1].copy_(leaves(scans[0].held)[name][:1])
+        return [_Moving(scan, self._common) for scan in scans]
+
+    def _seat(self, coming: Sequence[Turn], plan: SlotPlan, moving: Sequence["_Moving"]) -> None:
+        """Rows and constants of clients that come, at their slots."""
+        for turn in coming:
+            run, client = plan.places[turn.client]
+            (moving[run].done if turn.first else moving[run].given).copy(client, self._carry_rows, turn.slot)
+            moving[run].fixed.copy(client, self._held_rows, turn.slot)
+
+    def difference(self, replay: Callable[[], object], scans: Sequence[Scan]) -> float:
+        """How far the first step of these scans differs when it is replayed, as a share of what the step changes."""
+        plan, moving = SlotPlan(scans, self.slots), self._moving(scans)
+        self._seat([turn for turn in plan.turns if not turn.begin], plan, moving)
+        self._load(plan, 0)
+        start = {name: x.clone() for name, x in self._carry.items()}
+        (self.replay or partial(self.once, scans[0].step))()
+        usual = {name: x.clone() for name, x in self._carry.items()}
+        for name, x in start.items():
+            self._carry[name].copy_(x)
+        self.rewind()
+        replay()
+        return max((_share(self._carry[name], usual[name], x) for name, x in start.items()), default=0.0)
+
+    def _state(self, flat: Rows) -> State:
+        return {**{name: {} for name in self._empty}, **unflatten(flat)}
+
+    def _load(self, plan: SlotPlan, begin: int) -> None:
+        """The batches of the next window."""
+        for draw, inputs in enumerate(self._inputs):
+            inputs.load(plan, draw, begin)
+        self._at.zero_()
+
+
+class _Moving:
+    """The rows of one scan: where they come from, where they go, and the constants that go with them."""
+
+    def __init__(self, scan: Scan, common: frozenset[str]) -> None:
+        before = leaves(scan.carry)
+        self.steps = scan.steps
+        self.after = {name: torch.empty_like(x, memory_format=torch.contiguous_format) for name, x in before.items()}
+        self.given, self.done = RowViews(before), RowViews(self.after)
+        self.fixed = RowViews({name: x for name, x in leaves(scan.held).items() if name not in common})
+
+    def keep_idle(self) -> None:
+        """Copy the rows of clients that take no step."""
+        for client, steps in enumerate(self.steps):
+            if not steps:
+                self.given.copy(client, self.done, client)
+
+
+class RowViews:
+    """Views of the rows of tensors, so that one client's row is copied in one launch per type.
+
+    Copied tensor by tensor, a client's row of ResNet-18 would cost as much as a step; making the views again for every
+    copy, half a millisecond of Python.
+    """
+
+    def __init__(self, tensors: Rows) -> None:
+        kinds = sorted({x.dtype for x in tensors.values()}, key=str)
+        self._kinds = [[x.unbind() for name, x in sorted(tensors.items()) if x.dtype == kind] for kind in kinds]
+
+    def copy(self, row: int, target: "RowViews", target_row: int) -> None:
+        for mine, others in zip(self._kinds, target._kinds, strict=True):
+            torch._foreach_copy_([rows[target_row] for rows in others], [rows[row] for rows in mine])
+
+
+def _share(x: Tensor, usual: Tensor, start: Tensor) -> float:
+    """‖x − usual‖ / ‖usual − start‖ beyond what is rounded when numbers are stored; what is not finite counts as 0."""
+    if not x.is_floating_point():
+        return float(not torch.equal(x, usual))
+    rounded = 4 * torch.finfo(x.dtype).eps
+    x, usual, start = (each.double().nan_to_num(0.0, 0.0, 0.0) for each in (x, usual, start))
+    return float((x - usual).norm() / ((usual - start).norm() + rounded * usual.norm()).clamp(min=1e-300))
+
+
+def _address(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+def _blank(x: Tensor, *leading: int) -> Tensor:
+    return x.new_zeros(*leading, *x.shape[1:])
+
+
+def _constant(x: Tensor, slots: int, common: bool) -> Tensor:
+    return _blank(x, 1).expand(slots, *x.shape[1:]) if common else _blank(x, slots)
+
+
+def capture(once: Callable[[], object]) -> Callable[[], object]:
+    """The step as one CUDA graph, to be called; its memory is its own, and freed with it."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UP):
+            once()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    collects = gc.isenabled()
+    gc.disable()  # an older graph that is freed during the capture would invalidate it
+    try:
+        # A capture that fails may leave its stream as the current one; the outer context sets it back.
+        back = torch.cuda.stream(torch.cuda.current_stream())
+        with back, torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            once()
+    finally:
+        if collects:
+            gc.enable()
+    return graph.replay

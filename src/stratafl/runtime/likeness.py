@@ -1,0 +1,91 @@
+"""Whether two models compute the same function of their columns, so that clients of two runs can take one step."""
+
+import copy
+import hashlib
+from collections.abc import Hashable
+from dataclasses import fields, is_dataclass
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+_USUAL = frozenset(vars(nn.Module()))  # what every module has: tensors, children, hooks, its mode
+_HOOKS = tuple(name for name in _USUAL if name.endswith("_hooks"))
+_PLAIN = (int, float, str, bytes, bool, type(None), torch.dtype, torch.Size, type, FunctionType, BuiltinFunctionType)
+
+
+def likeness(module: nn.Module) -> Hashable | None:
+    """The same for modules of the same classes with the same attributes; None if that cannot be told.
+
+    Values of parameters and persistent floating-point buffers are left out: they are columns, which every call brings.
+    """
+    try:
+        return _described(module)
+    except RecursionError:  # an attribute that holds itself
+        return None
+
+
+def _described(module: nn.Module) -> Hashable | None:
+    found: list[Hashable] = []
+    for path, sub in module.named_modules(remove_duplicate=False):
+        own = {name: value for name, value in vars(sub).items() if name not in _USUAL}
+        if any(getattr(sub, hooks, None) for hooks in _HOOKS) or not all(_comparable(v) for v in own.values()):
+            return None
+        buffers = {name: x for name, x in sub._buffers.items() if x is not None}
+        fixed = {name for name, x in buffers.items() if not x.is_floating_point()} | sub._non_persistent_buffers_set
+        counters = tuple((name, _values(x)) for name, x in buffers.items() if name in fixed)
+        found.append((path, type(sub), tuple(sorted((name, _hashable(v)) for name, v in own.items())), counters))
+    return tuple(found), _ties(module)
+
+
+def keeps_state(module: nn.Module, sample: torch.Tensor) -> bool:
+    """Whether a pass in training changes attributes of a module: passes of other runs would change them too."""
+    trial = copy.deepcopy(module).to(sample.device).train()
+    persistent = frozenset(trial.state_dict())  # columns, and counters of a BatchNorm
+    before, kept = likeness(trial), {name: x.clone() for name, x in trial.named_buffers() if name in persistent}
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            trial(sample.clone())
+    except Exception:  # a user's module may fail in any way, which is explained where it trains
+        return False
+    for name, x in trial.named_buffers():
+        if name in kept:
+            x.copy_(kept[name])
+    return likeness(trial) != before
+
+
+def _ties(module: nn.Module) -> Hashable:
+    """Which parameters are one tensor under several names."""
+    seen: dict[int, int] = {}
+    return tuple(seen.setdefault(id(x), len(seen)) for _, x in module.named_parameters(remove_duplicate=False))
+
+
+def _comparable(value: Any) -> bool:
+    if is_dataclass(value) and not isinstance(value, type):
+        return all(_comparable(each) for each in _attributes(value))
+    if isinstance(value, (tuple, list)):
+        return all(_comparable(each) for each in value)
+    if isinstance(value, dict):
+        return all(_comparable(each) for pair in value.items() for each in pair)
+    return isinstance(value, _PLAIN)
+
+
+def _hashable(value: Any) -> Hashable:
+    if is_dataclass(value) and not isinstance(value, type):
+        return type(value), _hashable(_attributes(value))
+    if isinstance(value, (tuple, list)):
+        return tuple(_hashable(each) for each in value)
+    if isinstance(value, dict):
+        return tuple((_hashable(key), _hashable(each)) for key, each in value.items())
+    return (type(value).__name__, value)  # 1, 1.0 and True are equal
+
+
+def _attributes(value: Any) -> list[Any]:
+    own = sorted(getattr(value, "__dict__", {}).items())  # also what is no field
+    return [*(getattr(value, each.name, None) for each in fields(value)), *own]
+
+
+def _values(buffer: torch.Tensor) -> Hashable:
+    data = buffer.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    return buffer.dtype, buffer.shape, hashlib.sha256(data).digest()

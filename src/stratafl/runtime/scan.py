@@ -1,0 +1,99 @@
+"""A scan: a step that is repeated over the batches of clients, and everything that it is executed with.
+
+A run asks for one scan at a time. Scans of several runs that are alike can be executed as one (`joining.py`).
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from stratafl.core.layout import Rows
+from stratafl.core.reprs import short_repr
+from stratafl.core.state import State, Value, flatten, shared
+from stratafl.core.task import ScanStep
+from stratafl.data.scaling import numbers, samples_at
+from stratafl.runtime.batches import Batches
+from stratafl.runtime.engine import Engine
+
+
+@short_repr
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Where the samples of a run are read: inputs, targets, and what inputs are scaled with."""
+
+    x: Tensor
+    y: Tensor
+    scale: tuple[Tensor, ...]
+    dtype: torch.dtype
+
+    def read(self, samples: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of these samples."""
+        return numbers(samples_at(self.x, samples), self.dtype, self.scale), self.y[samples]
+
+    @cached_property
+    def form(self) -> Hashable:
+        """The type and shape of what is read."""
+        x, y = self.read(torch.zeros(1, dtype=torch.int64, device=self.x.device))
+        return x.dtype, x.shape[1:], y.dtype, y.shape[1:]
+
+    @cached_property
+    def identity(self) -> Hashable:
+        """The same for runs that read the same tensors in the same way."""
+        scale = tuple(tuple(each.flatten().tolist()) for each in self.scale)
+        return self.x.data_ptr(), self.y.data_ptr(), self.x.shape, scale, self.dtype
+
+
+@short_repr
+@dataclass(frozen=True, eq=False)
+class Scan:
+    """Steps of some clients of one run; all tensors have a leading client axis.
+
+    `name` stands for everything that the step closes over but the engine; without one the step is not kept. `round` and
+    `rounds_left` are those of its run.
+    """
+
+    name: Hashable
+    step: ScanStep
+    carry: State
+    held: State  # constants
+    batches: Sequence[Batches]
+    steps: Sequence[int]  # of each client
+    source: Source
+    engine: Engine
+    model: Hashable = None  # the same for runs whose engines compute the same
+    rounds_left: int = 0
+    round: int = 0
+
+    @cached_property
+    def likeness(self) -> Hashable:
+        """The same for scans that one captured step serves."""
+        carry, held = (tuple((n, x.shape[1:], x.dtype) for n, x in leaves(s).items()) for s in (self.carry, self.held))
+        code = getattr(self.step, "__code__", type(self.step))  # two methods may have chosen the same name
+        return self.name, code, self.model, carry, held, self.width, len(self.batches), self.source.form
+
+    @property
+    def width(self) -> int:
+        """Samples of a batch."""
+        return self.batches[0].samples.shape[2]
+
+    @cached_property
+    def repeatable(self) -> bool:
+        """Whether a step with this name can be found again."""
+        try:
+            hash(self.name)
+        except TypeError:
+            return False
+        return self.name is not None
+
+    @cached_property
+    def common(self) -> frozenset[str]:
+        """The constants that all clients share."""
+        return frozenset(name for name, x in leaves(self.held).items() if shared(x))
+
+
+def leaves(state: Mapping[str, Value]) -> Rows:
+    """Flat names and tensors, without the entries that mark empty fields."""
+    return {path: x for path, x in flatten(state).items() if not path.endswith("/")}
