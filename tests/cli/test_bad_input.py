@@ -504,7 +504,7 @@ def test_a_run_whose_disk_was_full_goes_on_when_there_is_room(strata, place, siz
 
 def test_a_full_disk_ends_the_program_with_one_line(strata, place):
     arguments = command("run", *SMALL, "--set", "run.checkpoint=1", "--rounds", 2, "--out", "torn")
-    shell = ["bash", "-c", 'ulimit -f 3; exec "$@"', "bash", *arguments]
+    shell = ["bash", "-c", 'ulimit -f 4; exec "$@"', "bash", *arguments]
     done = subprocess.run(shell, capture_output=True, text=True, check=False)
     assert "File too large" in checked_line(Result(done.returncode, done.stdout, done.stderr))
     assert strata("resume", "torn").code == 0

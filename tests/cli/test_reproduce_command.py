@@ -2,11 +2,13 @@
 
 import json
 import shutil
+import signal
 import sys
 
 import numpy as np
 
 from stratafl.recipes.reproduction import Reproduction
+from stratafl.runtime.captured import CapturedSteps
 
 NAME = ("reproduce", "flayer/table4", "--seeds", 1, "--out", "out", "--set", "run.rounds=1")
 
@@ -40,6 +42,18 @@ def test_rows_that_cannot_be_run_are_said_at_the_end_and_the_others_are_run(stra
     assert result.err.startswith("strata: 2 rows could not be run; the first: s = 3 in CNN: ")
     assert len(runs(place)) == 1
     assert "not run: s = 3, CNN, seed 0: 'last:3' asks for 3 layers" in " ".join(result.out.split())
+
+
+def test_ctrl_c_twice_stops_at_once_and_writes_what_there_is(strata, place, monkeypatch):
+    def pressed(*_):
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(CapturedSteps, "scan", pressed)
+    result = strata(*NAME)
+    assert result.code == 130
+    assert "stopped: run the same command again to continue" in " ".join(result.err.split())
+    assert (place / "out/flayer-table4-smoke/result.md").exists()
 
 
 def test_mistakes_are_said_in_one_line(strata):

@@ -1,6 +1,8 @@
 """Captured steps give the bits of plain steps; a step that cannot be captured runs as it is."""
 
 import logging
+import re
+import sys
 from dataclasses import replace
 
 import pytest
@@ -15,7 +17,9 @@ from stratafl.core.records import record
 from stratafl.errors import RecordError, UnknownNameError
 from stratafl.execute import Matrix, simulation
 from stratafl.policies import SGD, Clamp, Exponential
+from stratafl.runtime import compiling
 from stratafl.runtime.captured import CapturedSteps
+from stratafl.runtime.compiling import Compiler
 from stratafl.runtime.speed import Speed
 from stratafl.testing import difference, tiny_federation, tiny_model, within_reach
 
@@ -94,7 +98,7 @@ def test_a_step_that_cannot_be_named_is_taken_anew():
 
 
 def test_a_program_that_cannot_be_prepared_is_said_and_left(monkeypatch, caplog):
-    def refuse(self, step, compiles):
+    def refuse(self, captured, name, scan):
         raise RuntimeError("not permitted when stream is capturing\nmore")
 
     monkeypatch.setattr(CapturedSteps, "_prepare", refuse)
@@ -108,15 +112,15 @@ def test_a_program_that_cannot_be_prepared_is_said_and_left(monkeypatch, caplog)
 
 
 def test_without_a_compiler_steps_are_captured_as_they_are(monkeypatch, caplog):
-    def missing(step):
+    def missing(self, *given):
         raise FileNotFoundError("no g++")
 
-    monkeypatch.setattr("stratafl.runtime.captured.compiled", missing)
+    monkeypatch.setattr("stratafl.runtime.compiling.Compiler._job", missing)
     plain = made(fedavg(), PLAIN).run(Matrix()).tensors()
     sim = made(fedavg(), Speed(compile="on"))
     assert difference(plain, sim.run(Matrix()).tensors()) == 0
-    assert sim.runtime.captured.compiles is False
-    assert "steps cannot be compiled and run more slowly: FileNotFoundError: no g++" in caplog.messages
+    assert caplog.messages == ["a step cannot be compiled and runs more slowly: FileNotFoundError: no g++"]
+    assert sim.runtime.tuning["switched"] == {}
 
 
 def test_a_program_serves_only_what_it_was_made_for():
@@ -213,7 +217,143 @@ def test_bad_words_and_digits_without_a_gpu_are_refused():
 
 def test_what_was_found_out_is_given_back():
     sim = made(fedavg(), PLAIN)
-    assert sim.runtime.tuning == {"products": {"conv1": True, "conv2": True}, "compiled": None}
+    assert sim.runtime.tuning == {
+        "products": {"conv1": True, "conv2": True},
+        "compiled": None,
+        "engine": "stacked",
+        "switched": {},
+    }
     stock = made(fedavg(), replace(PLAIN, convolutions="stock"))
-    assert stock.runtime.tuning["products"] == {"conv1": False, "conv2": False}
+    assert stock.runtime.tuning["products"] == {"conv1": "stock", "conv2": "stock"}
     assert difference(sim.run(Matrix()).tensors(), stock.run(Matrix()).tensors()) < 1e-4
+
+
+# Compiled steps
+
+
+def small(speed, rounds=4):
+    """Without convolutions, which take long to compile."""
+    data, model = tiny_federation(dtype=torch.float32), tiny_model(batchnorm=False)
+    return simulation(fedavg(), data, model, dtype=torch.float32, rounds=rounds, speed=speed)
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("STRATAFL_CACHE", str(tmp_path / "cache"))
+
+
+COMPILERS = {  # what the process does, how long a run waits for it, and what is said
+    "fails": ("import sys; sys.exit('no g++')", 600.0, "cannot be compiled and runs more slowly: no g++"),
+    "killed": ("import os; os.kill(os.getpid(), 9)", 600.0, "cannot be compiled and runs more slowly: the compiler"),
+    "never ends": ("import time; time.sleep(600)", 0.1, "is not compiled after 0 s and runs more slowly until it is"),
+}
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize("case", COMPILERS)
+def test_a_run_goes_on_whatever_becomes_of_the_compiler(case, monkeypatch, caplog):
+    script, longest, said = COMPILERS[case]
+    monkeypatch.setattr(compiling, "command", lambda folder: [sys.executable, "-c", script])
+    monkeypatch.setattr(compiling, "LONGEST", longest)
+    monkeypatch.setattr(compiling, "CLOSING", 0.1)
+    sim = small(Speed(compile="on"))
+    assert difference(sim.run(Matrix()).tensors(), small(PLAIN).run(Matrix()).tensors()) == 0
+    sim.runtime.close()
+    assert len(caplog.messages) == 1
+    assert f"a step {said}" in caplog.text
+    assert sim.runtime.tuning["switched"] == {}
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize("late", [0, 2])
+def test_a_compiled_step_that_does_not_run_is_left(late, monkeypatch, caplog):
+    asked = []
+
+    def broken(*tensors):
+        raise torch.OutOfMemoryError("no room for a second graph")
+
+    def wait(self, name):
+        asked.append(name)
+        return None if self._jobs[name].failed or len(asked) <= late else broken
+
+    monkeypatch.setattr(compiling, "command", lambda folder: [sys.executable, "-c", ""])
+    monkeypatch.setattr(Compiler, "wait", wait)
+    sim = small(Speed(compile="on"))
+    assert difference(sim.run(Matrix()).tensors(), small(PLAIN).run(Matrix()).tensors()) == 0
+    reason = "OutOfMemoryError: no room for a second graph"
+    assert caplog.messages == [f"a step cannot be compiled and runs more slowly: {reason}"]
+    assert len(sim.runtime.captured) == 1  # the captured step is used
+    assert sim.runtime.tuning["switched"] == {}
+
+
+def in_place_of_compiled_code(change):
+    """The step as it is, on tensors that are changed before."""
+    plain = CapturedSteps._checked
+
+    def checked(self, captured, run, scans):
+        def compiled(*tensors):
+            change(tensors)
+            captured.on(tensors).compute(scans[0].step)
+
+        return plain(self, captured, compiled, scans)
+
+    return checked
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_compiled_step_that_computes_something_else_is_left(wrong, monkeypatch, caplog):
+    """As torch 2.11 did on a CPU, which took the next batch."""
+    monkeypatch.setattr(compiling, "command", lambda folder: [sys.executable, "-c", ""])
+    monkeypatch.setattr(Compiler, "wait", lambda self, name: None if self._jobs[name].failed else print)
+    change = (lambda tensors: tensors[0].add_(1)) if wrong else (lambda tensors: None)
+    monkeypatch.setattr(CapturedSteps, "_checked", in_place_of_compiled_code(change))
+    sim = small(Speed(compile="on"))
+    assert difference(sim.run(Matrix()).tensors(), small(PLAIN).run(Matrix()).tensors()) == 0
+    assert [bool(re.search(r"compiled, it differs by \d+ % of what", each)) for each in caplog.messages] == [
+        True
+    ] * wrong
+    assert bool(sim.runtime.tuning["switched"]) is not wrong
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_cache")
+def test_a_run_switches_when_the_compiled_step_is_there_and_a_resumed_one_in_the_same_round(monkeypatch):
+    ready, open_from = Compiler.ready, []
+
+    def late(self, name):
+        """As if compiling took two rounds."""
+        return ready(self, name) if open_from else None
+
+    monkeypatch.setattr(Compiler, "ready", late)
+
+    def rounds(speed, opens=None):
+        sim = small(speed)
+        steps, progress = sim.runtime.captured, sim.start()
+        steps.compiles, steps._at_once = True, False  # as `auto` on a GPU
+        for t in range(4):
+            if t == opens:
+                open_from.append(t)
+                for name in list(steps._compiler._jobs):
+                    assert steps._compiler.wait(name) is not None
+            progress, _ = sim.round(progress, Matrix())
+        return progress.tensors(), sim.runtime.tuning["switched"]
+
+    first, switched = rounds(Speed(compile="on"), opens=2)
+    assert set(switched.values()) == {2}
+    resumed, again = rounds(Speed(compile="on", switched=switched))
+    assert again == switched
+    assert difference(first, resumed) == 0
+    plain = small(PLAIN).run(Matrix()).tensors()
+    assert 0 < difference(plain, first) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_cache")
+def test_the_second_run_finds_what_the_first_compiled():
+    sims = [small(Speed(compile="on"), rounds=2) for _ in range(2)]
+    states = [sim.run(Matrix()).tensors() for sim in sims]
+    assert difference(*states) == 0
+    first, second = (sim.runtime.tuning["switched"] for sim in sims)
+    assert first == second != {}
+    assert set(first.values()) == {0}

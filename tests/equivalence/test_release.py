@@ -8,7 +8,7 @@ import torch
 import stratafl
 from stratafl.algorithms import fedper
 from stratafl.runtime import Runtime
-from stratafl.runtime.captured import CapturedStep
+from stratafl.runtime.captured_step import CapturedStep
 from stratafl.runtime.speed import Speed
 from stratafl.testing import tiny_federation, tiny_model
 

@@ -4,21 +4,22 @@ import threading
 
 import pytest
 import torch
+from torch import nn
 
-from stratafl.algorithms import fedavg
+from stratafl.algorithms import ALGORITHMS, algorithm, fedavg
 from stratafl.data import digits
-from stratafl.execute import Matrix, simulation
+from stratafl.execute import Matrix, Messages, simulation
 from stratafl.models import build
 from stratafl.policies import SGD
-from stratafl.runtime import lanes, tracing
-from stratafl.testing import difference, everything
+from stratafl.runtime import lanes, task, tracing
+from stratafl.testing import difference, everything, tiny_federation, tiny_model, within_reach
 
 LARGER = pytest.param("convnorm", marks=pytest.mark.slow)
 
 
-def run(model, steps=None, **options):
+def run(model, steps=None, batch=10, **options):
     sim = simulation(
-        fedavg(train=SGD(lr=0.05, momentum=0.9, steps=steps)),
+        fedavg(train=SGD(lr=0.05, momentum=0.9, steps=steps, batch=batch)),
         digits(clients=8),
         lambda: build(model, shape=(1, 8, 8), classes=10),
         rounds=2,
@@ -38,6 +39,19 @@ def test_traced_steps_give_the_same_bits(model, monkeypatch):
     assert difference(eager, traced) == 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_every_method_is_traced_and_gives_the_same_bits(name, monkeypatch):
+    method, rounds = within_reach(algorithm(name), 3)
+    results = []
+    for patience in (10**9, 1):
+        monkeypatch.setattr(tracing, "PATIENCE", patience)
+        sim = simulation(method, tiny_federation(), tiny_model(), dtype=torch.float32, rounds=rounds, engine="stacked")
+        results.append(sim.run(Matrix()).tensors())
+    assert sim.runtime.engine.traces
+    assert difference(*results) == 0
+
+
 @pytest.mark.parametrize("steps", [None, 5])
 @pytest.mark.parametrize("model", ["mlp", LARGER])
 def test_lanes_give_the_same_bits(model, steps, monkeypatch):
@@ -50,14 +64,79 @@ def test_lanes_give_the_same_bits(model, steps, monkeypatch):
     assert difference(one, three) == 0
 
 
-def test_lanes_run_in_threads_of_their_own():
-    names = lanes.in_lanes(lambda lane: threading.current_thread().name, 2)
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_the_number_of_threads_changes_no_bit_of_stacked_clients(model, monkeypatch):
+    """`Pace` chooses it by the clock; batches are so large that torch does use threads."""
+    monkeypatch.setattr(task, "pace", lambda *_: None)
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        try:
+            found.append(run(model, steps=2, batch=100)[0])
+        finally:
+            torch.set_num_threads(before)
+    assert difference(*found) == 0
+
+
+@pytest.mark.parametrize("numbers", [1, 64 * 10 * 8 * 3])
+def test_reading_several_steps_at_once_gives_the_same_bits(numbers, monkeypatch):
+    """Step by step, and three steps of all clients at a time; clients have unequal numbers of steps."""
+    usual, _ = run("mlp")
+    monkeypatch.setattr(task, "READ", numbers)
+    other, sim = run("mlp")
+    assert len(set(sim.runtime.federation.counts("train").tolist())) > 1
+    assert difference(usual, other) == 0
+
+
+def test_lanes_run_in_threads_of_their_own(monkeypatch):
+    monkeypatch.setattr(lanes.torch, "get_num_threads", lambda: 2)
+    names = lanes.in_lanes(lambda lane: threading.current_thread().name, range(2))
     assert all(name.startswith("lane") for name in names)
-    assert lanes.side_by_side(5, 2**30, torch.device("cuda")) == 1
-    assert lanes.side_by_side(1, 2**30, torch.device("cpu")) == 1
-    assert lanes.side_by_side(5, 2**10, torch.device("cpu")) == 1
 
 
-def test_lanes_do_not_nest():
-    inner = lanes.in_lanes(lambda lane: lanes.in_lanes(lambda other: (lane, other), 2), 2)
+def test_lanes_do_not_nest(monkeypatch):
+    monkeypatch.setattr(lanes.torch, "get_num_threads", lambda: 2)
+    inner = lanes.in_lanes(lambda lane: lanes.in_lanes(lambda other: (lane, other), range(2)), range(2))
     assert inner == [[(0, 0), (0, 1)], [(1, 0), (1, 1)]]
+
+
+EXECUTORS = {"messages": Messages(), "chunks": Matrix(chunk=3), "matrix": Matrix()}
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_client_by_client_gives_the_same_bits_for_every_executor_and_number_of_lanes(executor, monkeypatch):
+    """In single precision, with unequal clients, BatchNorm and dropout."""
+    plain = by_client(Matrix())
+    monkeypatch.setattr(lanes.torch, "get_num_threads", lambda: 3)
+    assert difference(plain, by_client(EXECUTORS[executor])) == 0
+
+
+def by_client(executor):
+    sim = simulation(
+        fedavg(train=SGD(lr=0.05, momentum=0.9, steps=3)),
+        digits(clients=8),
+        lambda: build("convnorm", shape=(1, 8, 8), classes=10),
+        rounds=2,
+        engine="loop",
+    )
+    assert sim.runtime.engine.parallel
+    return everything(sim, sim.run(executor))
+
+
+class NoisyNet(nn.Module):
+    """Draws random numbers of its own, as an LSTM with dropout does."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.fc(nn.functional.dropout(x.flatten(1), 0.5, self.training))
+
+
+def test_modules_with_random_numbers_of_their_own_are_computed_one_at_a_time(monkeypatch):
+    monkeypatch.setattr(lanes.torch, "get_num_threads", lambda: 3)
+    run = [simulation(fedavg(train=SGD(steps=2)), digits(clients=4), NoisyNet, rounds=1) for _ in range(2)]
+    assert not run[0].runtime.engine.parallel
+    first, second = (everything(sim, sim.run(each)) for sim, each in zip(run, (Matrix(), Messages()), strict=True))
+    assert difference(first, second) == 0

@@ -4,6 +4,7 @@ from dataclasses import replace
 from statistics import NormalDist
 from types import SimpleNamespace
 
+import pytest
 import torch
 from seen import axis_range, series
 from written_runs import EVIL, as_regression, rewrite, write_run
@@ -213,6 +214,31 @@ def test_the_picture_has_every_seed_and_an_axis_that_shows_the_differences(tmp_p
     low, high = axis_range(chart, "xaxis")
     assert 0.76 < low < 0.77
     assert 0.82 < high < 0.83
+
+
+def counts_of_validation(each, clients=4):
+    """Class counts in which every client has so many validation samples, of one class."""
+    counts = {"train": [[9, 9]] * clients, "validation": [[each, 0]] * clients, "test": [[5, 5]] * clients}
+    return {"classes": 2, "clients": clients, "counts": counts}
+
+
+@pytest.mark.parametrize(
+    ("each", "accuracies", "tables", "says"),
+    [
+        (12, [0.5, 0.6], {}, "selected on 48 validation samples of all clients together, so"),
+        (12, [0.5, 0.6], {"data": {"validation": 0.2}}, "partly chance."),  # there is nothing to advise
+        (13, [0.5, 0.6], {}, None),
+        (12, [0.5], {}, None),  # nothing to select from
+        (12, [0.5, 0.6], {"evaluate": {"select": "last"}}, None),
+    ],
+)
+def test_rounds_that_few_validation_samples_selected_are_doubted(tmp_path, each, accuracies, tables, says):
+    write_run(tmp_path / "run", accuracies, holdings=counts_of_validation(each), **tables)
+    found = [said for said in doubts(gather([tmp_path])) if "validation samples" in said]
+    assert len(found) == (says is not None)
+    assert says is None or says in found[0]
+    advised = says is not None and says.startswith("selected")
+    assert ("set data.validation=0.2" in "".join(found)) == advised
 
 
 def test_names_of_clients_are_text(tmp_path):

@@ -20,7 +20,7 @@ HELD = {"classes": 2, "clients": 4, "counts": {split: [[3, 1]] * 4 for split in 
 def printed(place, width):
     study = gather([place])
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    console.print(ranking_table(study.ranks, study.outcomes, width))
+    console.print(ranking_table(study, width))
     return console.file.getvalue().splitlines()
 
 

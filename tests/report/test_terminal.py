@@ -17,7 +17,7 @@ def printed(place, width):
     """The lines of the table, as a terminal of this width has them."""
     study = gather([place])
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    console.print(ranking_table(study.ranks, study.outcomes, width))
+    console.print(ranking_table(study, width))
     return console.file.getvalue().splitlines()
 
 

@@ -27,8 +27,10 @@ from stratafl.evaluation.trial import Trial
 from stratafl.execute import Progress, Simulation
 from stratafl.models import MLP
 from stratafl.policies import SGD
-from stratafl.report import ranking, read_outcome, run_folders
+from stratafl.report import gather, ranking, read_outcome, run_folders
 from stratafl.report.guards import guard_sentences
+from stratafl.report.page import page
+from stratafl.report.tables import escape
 from stratafl.runs import Run
 from stratafl.runs.comparison import Comparison
 from stratafl.runs.guard import read_guard
@@ -81,6 +83,14 @@ def test_too_few_validation_samples_are_said(shrunk: float | None, said: int, do
     if said:
         assert "too few validation samples (7 to 10 per client) to tell whether 4 of 4 clients gain" in doubts[0]
         assert "data.validation" not in doubts[0]  # it is 0.2 already
+
+
+def test_the_page_says_what_clients_take_as_the_console_does(done: Path) -> None:
+    study = gather([done])
+    sentences = guard_sentences(study.ranks)
+    assert "guarded fedper: 4 clients take " in sentences[0]
+    shown = page(study)
+    assert all(f"<p>{escape(sentence)}.</p>" in shown for sentence in sentences)
 
 
 def test_choices_are_read_again(done: Path) -> None:

@@ -1,6 +1,7 @@
 """Loggers: TensorBoard for real, the services by stand-ins; a resumed run sends no round twice."""
 
 import sys
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import ClassVar
 
@@ -10,6 +11,7 @@ from stratafl.config.experiment import Experiment, with_settings
 from stratafl.errors import RunError, UnknownNameError
 from stratafl.report import ranking, read_outcome
 from stratafl.runs import Run
+from stratafl.runtime.joining import Joining
 
 SMALL = ("data.clients=3", "model.hidden=[4]", "run.rounds=4", "run.checkpoint=2", "algorithm.name=local")
 
@@ -46,12 +48,15 @@ class FakeWandb(ModuleType):
 
     def __init__(self):
         super().__init__("wandb")
-        self.runs = {}
+        self.runs, self.active = {}, []
 
-    def init(self, *, id, resume, **given):
+    def init(self, *, id, resume, reinit=None, **given):
         assert resume == "allow"
+        if self.active and reinit != "create_new":
+            return self.active[0]
         sent = self.runs.setdefault(id, [])
-        run = SimpleNamespace(step=sent[-1][0] + 1 if sent else 0, finish=lambda: None, given=given)
+        run = SimpleNamespace(step=sent[-1][0] + 1 if sent else 0, finish=lambda: self.active.remove(run), given=given)
+        self.active.append(run)
         run.log = lambda numbers, step: sent.append((step, numbers))
         return run
 
@@ -63,6 +68,21 @@ def test_weights_and_biases_is_told_every_round_once(tmp_path, monkeypatch):
     (sent,) = fake.runs.values()  # resumed under the same id
     assert [step for step, _ in sent] == [1, 2, 3, 4]
     assert [n["test.deployed.accuracy"] for _, n in sent] == [line["test.deployed.accuracy"] for line in history]
+
+
+def test_joined_runs_are_told_apart_by_weights_and_biases(tmp_path, monkeypatch):
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    folders = [tmp_path / f"run{seed}" for seed in range(2)]
+
+    def work(seed, folder):
+        settings = [*SMALL, 'log.to=["wandb"]', f"run.seed={seed}"]
+        with Run.create(with_settings(Experiment(), settings), folder) as run:
+            list(run.rounds())
+
+    Joining(lambda: 2).drive(partial(work, *each) for each in enumerate(folders))
+    assert [[step for step, _ in sent] for sent in fake.runs.values()] == [[1, 2, 3, 4]] * 2
+    assert not fake.active
 
 
 class FakeClient:

@@ -19,7 +19,7 @@ from test_kill import ENVIRONMENT
 from stratafl.config import assemble
 from stratafl.config.experiment import Experiment, with_values
 from stratafl.errors import DataError, RecordError, RunError
-from stratafl.report.study import not_started
+from stratafl.report.study import comparisons, not_started
 from stratafl.runs import is_run
 from stratafl.runs.directory import config_of
 from stratafl.tuning import Plan, Tuning, advance
@@ -93,7 +93,7 @@ def test_a_winner_that_was_killed_before_it_wrote_its_predictions_writes_them(tm
 def test_a_report_on_winners_that_have_not_started_names_the_tuning(tmp_path, undisturbed):
     shutil.copytree(undisturbed, tmp_path / "tune")
     shutil.rmtree(tmp_path / "tune/winners/local/seed-1")
-    (said,) = not_started([tmp_path / "tune"])
+    (said,) = not_started(comparisons([tmp_path / "tune"]))
     assert said.startswith("1 of the 2 runs of")
     assert said.endswith(f"strata resume {tmp_path / 'tune'}")
 

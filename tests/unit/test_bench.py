@@ -1,6 +1,7 @@
 """The bench: what it times is the same work for everybody, and what it says is complete."""
 
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +12,13 @@ import torch
 from stratafl.bench import engine as engine_file
 from stratafl.bench.__main__ import main
 from stratafl.bench.baselines import BASELINES
+from stratafl.bench.busy import busy
 from stratafl.bench.engine import EngineRun
 from stratafl.bench.measurement import MOST, ResultFile, describe_row, rows
 from stratafl.bench.options import BenchOptions, command_line
 from stratafl.bench.request import SWEEPS, request_of
 from stratafl.bench.timing import Seconds, best, median, peak, reset_peak
-from stratafl.bench.workload import BenchModel, Workload, bench_model
+from stratafl.bench.workload import BENCH_MODELS, BenchModel, Workload, bench_model
 from stratafl.errors import StrataError
 from stratafl.runtime.speed import USUAL
 
@@ -110,7 +112,8 @@ def test_best_and_median_of_rounds():
     rounds = [Seconds(3, 1, 5), Seconds(1, 2, 9), Seconds(2, 9, 7)]
     assert best(rounds) == Seconds(1, 2, 5)
     assert median(rounds) == Seconds(2, 2, 7)
-    assert best(rounds).table() == {"train": 1, "server": 2, "evaluate": 5, "round": 3}
+    assert best(rounds).table() == {"train": 1, "server": 2, "evaluate": 5, "cpu": 0, "round": 3}
+    assert best([Seconds(1, cpu=3), Seconds(2, cpu=2)]).cpu == 2
 
 
 def test_the_peak_is_of_what_came_since():
@@ -128,10 +131,11 @@ def request(**options):
 def test_a_row_says_everything():
     first, second = rows(request(methods="fedavg,fedper", clients=3))
     for row in (first, second):
-        assert set(row["engine"]["best"]) == {"train", "server", "evaluate", "round"}
+        assert set(row["engine"]["best"]) == {"train", "server", "evaluate", "cpu", "round"}
         assert row["engine"]["first_round"] > 0
         assert row["engine"]["peak_memory"] > 2**20
         assert set(row["ratios"]) == {"loop", "loader"}
+        assert row["least_ratio"] == min(ratio["round"] for ratio in row["ratios"].values())
         assert row["client_steps"] == 3
     assert (first["baselines_beside"], second["baselines_beside"]) == (True, False)
     assert first["baselines"] == second["baselines"]
@@ -185,6 +189,8 @@ def test_sweeps():
             {"sweep": "batch", "batch": 1},
             "the batches of the sweep begin at 5, but a client of mlp has only 1 sample: raise --steps or --batch",
         ),
+        ({"busy": -1}, "--busy must be at least 0, not -1"),
+        ({"engine": "lop"}, "unknown engine 'lop'; did you mean 'loop'?"),
         ({"clients": 0}, "--clients must be at least 1, not 0"),
         ({"cohort": 21}, "--cohort must be at most 20, the number of clients, not 21"),
         ({"paper": True}, "--steps 1 has no effect with --paper, which fixes the samples: leave it out"),
@@ -193,6 +199,28 @@ def test_sweeps():
 def test_what_cannot_be_asked_for(options, says):
     with pytest.raises(StrataError, match=re.escape(says)):
         request(**options)
+
+
+def test_all_models_can_be_asked_for_and_made():
+    cells = request(models="all").cells
+    assert [cell.model for cell in cells] == list(BENCH_MODELS)
+    with torch.device("meta"):
+        assert all(next(bench_model(cell.model).module().parameters()).numel() for cell in cells)
+
+
+def test_the_engine_can_be_asked_for():
+    (row,) = rows(request(clients=2, baselines=False, engine="loop"))
+    assert row["engine"]["engine"] == "LoopEngine"
+
+
+def test_other_processes_are_at_work_until_the_block_ends():
+    children = Path("/proc/self/task") / str(os.getpid()) / "children"
+    if not children.exists():
+        pytest.skip("this system does not list children")
+    before = children.read_text().split()
+    with busy(2):
+        assert len(children.read_text().split()) == len(before) + 2
+    assert children.read_text().split() == before
 
 
 def test_names_are_measured_once_each():

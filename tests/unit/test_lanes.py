@@ -1,10 +1,12 @@
-"""Threads of short steps, and traces without idle operations."""
+"""How clients are cut into pieces, how many threads short steps get, and traces without idle operations."""
 
 import pytest
 import torch
 
+from stratafl.core.state import join, pick, rejoin
 from stratafl.runtime import lanes
-from stratafl.runtime.tracing import VIEWS, trace
+from stratafl.runtime.lanes import Pace
+from stratafl.runtime.tracing import PLAIN, trace
 
 CPU = torch.device("cpu")
 
@@ -18,14 +20,89 @@ def _two_threads():
 
 
 @pytest.mark.usefixtures("_two_threads")
-def test_short_steps_have_one_thread_and_give_it_back():
-    with lanes.alone_if_short(10, CPU):
-        assert torch.get_num_threads() == 1
-    with pytest.raises(ValueError, match="as it is"), lanes.alone_if_short(10, CPU):
+@pytest.mark.parametrize(("clients", "most", "sizes"), [(20, 4, [3, 3, 4, 3, 3, 4]), (3, 4, [1, 2]), (5, 1, [1] * 5)])
+def test_pieces_are_even_and_keep_all_lanes_busy(clients, most, sizes):
+    pieces = lanes.cut(clients, most)
+    assert [piece.stop - piece.start for piece in pieces] == sizes
+    assert [c for piece in pieces for c in range(clients)[piece]] == list(range(clients))
+
+
+def test_a_step_is_long_as_timed_or_by_its_rows():
+    assert lanes.is_long(2**23)
+    assert not lanes.is_long(2**23 - 1)
+    assert not lanes.is_long(2**30, lanes.LONG / 2)
+    assert lanes.is_long(1, lanes.LONG)
+
+
+class Machine:
+    """A clock, and steps that take so many seconds with all threads and with one."""
+
+    def __init__(self, several, one):
+        self.now, self.several, self.one = 0.0, several, one
+        self.alone = list[bool]()
+
+    def run(self, pace, steps):
+        self.alone.clear()
+        for _ in range(steps):
+            with pace.step():
+                self.alone.append(torch.get_num_threads() == 1)
+                self.now += self.one if self.alone[-1] else self.several
+        return sum(self.alone) / steps
+
+
+@pytest.mark.usefixtures("_two_threads")
+def test_short_steps_get_the_number_of_threads_that_is_faster():
+    machine = Machine(several=1.0, one=3.0)
+    pace = Pace(lambda: machine.now)
+    machine.run(pace, 50)
+    assert machine.run(pace, 1000) < 0.05
+    machine.several = 90.0  # another program has begun
+    assert machine.run(pace, 50) > 0.7
+    assert pace.alone
+    assert machine.run(pace, 1000) > 0.99  # trials are few, and end at once
+    machine.several = 1.0
+    machine.run(pace, 5000)
+    assert not pace.alone
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("_two_threads")
+def test_a_slow_first_step_decides_nothing():
+    machine = Machine(several=1.1, one=50.0)
+    pace = Pace(lambda: machine.now)
+    machine.run(pace, 1)
+    machine.one = 1.0
+    assert machine.run(pace, 1000) > 0.98
+
+
+@pytest.mark.usefixtures("_two_threads")
+def test_a_step_that_fails_gives_the_threads_back():
+    pace = Pace()
+    pace.alone = True
+    with pytest.raises(ValueError, match="as it is"), pace.step():
         raise ValueError("as it is")
     assert torch.get_num_threads() == 2
-    with lanes.alone_if_short(lanes.SHORT // 2, CPU):
-        assert torch.get_num_threads() == 2
+
+
+def test_there_is_no_pace_on_other_devices():
+    assert lanes.pace(10, torch.device("cuda")) is None
+    assert lanes.pace(10, CPU) is lanes.pace(11, CPU)
+
+
+def test_what_was_moved_in_place_is_not_copied():
+    state = {"row": {"w": torch.arange(12.0).reshape(4, 3), "shared": torch.ones(3).expand(4, 3)}, "n": torch.zeros(4)}
+    parts = [pick(state, slice(0, 1)), pick(state, slice(1, 4))]
+    for part in parts:
+        part["row"]["w"].add_(1)
+        part["n"] = part["n"] + 1
+    whole, copied = rejoin(state, parts), join(parts)
+    assert whole["row"]["w"] is state["row"]["w"]
+    assert whole["row"]["shared"] is state["row"]["shared"]
+    assert whole["n"].tolist() == [1, 1, 1, 1]
+    assert torch.equal(whole["row"]["w"], copied["row"]["w"])
+    swapped = rejoin(state, [pick(state, slice(2, 4)), pick(state, slice(0, 2))])
+    assert torch.equal(swapped["row"]["w"], state["row"]["w"][[2, 3, 0, 1]])
+    assert len(rejoin(state, parts[:1])["n"]) == 1
 
 
 def test_a_trace_leaves_out_views_that_change_nothing():
@@ -35,5 +112,36 @@ def test_a_trace_leaves_out_views_that_change_nothing():
 
     x = torch.arange(6.0).reshape(2, 3)
     traced = trace(step, [(x.shape, x.stride(), x.dtype, x.device)])
-    assert sum(node.target in VIEWS for node in traced.graph.nodes) == 2
+    assert sum(node.target is torch.Tensor.view for node in traced.graph.nodes) == 2
     assert all(torch.equal(a, b) for a, b in zip(traced(x), step(x), strict=True))
+
+
+FIELDS = {"x": torch.randn(2, 3, 4), "y": torch.randint(0, 4, (2, 3, 1))}
+CALLS = {  # every operation of `PLAIN`, as autograd and vmap write it
+    "add.Tensor": ("x", "x"), "add_.Tensor": ("x", 1.0), "bmm.default": ("x", "xT"), "clone.default": ("x",),
+    "div.Tensor": ("x", 3.0), "expand.default": ("x1", [2, 3, 5]), "gather.default": ("x", 2, "y"),
+    "mul.Tensor": ("x", "x"), "neg.default": ("x",), "new_zeros.default": ("x", [2, 2]),
+    "permute.default": ("x", [2, 0, 1]), "relu.default": ("x",), "rsqrt.default": ("x",),
+    "scatter_add.default": ("x", 2, "y", "x1"), "squeeze.dims": ("x1", [2]), "sub.Tensor": ("x", "x"),
+    "sum.dim_IntList": ("x", [1], True), "transpose.int": ("x", 1, 2), "unsqueeze.default": ("x", 2),
+    "view.default": ("x", [6, 4]), "_unsafe_view.default": ("x", [6, 4]),
+}  # fmt: skip
+
+
+def operation(name):
+    return getattr(getattr(torch.ops.aten, name.partition(".")[0]), name.partition(".")[2])
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_plain_functions_do_what_the_operations_do(name):
+    given = {**FIELDS, "xT": FIELDS["x"].mT.contiguous(), "x1": FIELDS["x"][:, :, :1]}
+    results = []
+    for call in (operation(name), PLAIN[operation(name)]):
+        words = [given[a].clone() if isinstance(a, str) else a for a in CALLS[name]]
+        results.append(call(*words))
+    assert torch.equal(*(torch.nan_to_num(each) for each in results))
+    assert results[0].stride() == results[1].stride()
+
+
+def test_every_plain_function_is_tested():
+    assert {operation(name) for name in CALLS} == set(PLAIN)

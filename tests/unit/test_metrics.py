@@ -201,8 +201,20 @@ def test_clients_in_several_portions_have_the_same_values(monkeypatch):
     given = Predictions(owner, y, p).at(mixed)
     at_once = given.by_client(METRICS["auroc"])
     monkeypatch.setattr("stratafl.evaluation.predictions.AT_ONCE", 50)
-    assert given.by_client(METRICS["auroc"]) == pytest.approx(at_once, abs=1e-12)
+    assert Predictions(owner, y, p).at(mixed).by_client(METRICS["auroc"]) == pytest.approx(at_once, abs=1e-12)
     assert len(at_once) > 5
+
+
+@pytest.mark.parametrize("name", ["auroc", "auprc", "sensitivity"])
+def test_classes_in_several_portions_have_the_same_values(monkeypatch, name):
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randint(0, 4, (5, 30), generator=generator)  # nobody has the fifth class
+    scores, weight = torch.rand((5, 30, 5), generator=generator), torch.rand((5, 30), generator=generator) > 0.2
+    at_once = METRICS[name](y, scores, weight)
+    for most in (1, 2 * 5 * 30):  # one class, two classes at a time
+        monkeypatch.setattr("stratafl.evaluation.metrics.AT_ONCE", most)
+        assert torch.equal(METRICS[name](y, scores, weight), at_once)
+    assert at_once.isfinite().all()
 
 
 def test_predictions_of_one_client_sums_and_losses():

@@ -9,6 +9,7 @@ from torch import nn
 
 from stratafl.algorithms.local import alone
 from stratafl.core.fields import Number, Start
+from stratafl.core.layout import per_row
 from stratafl.core.objectives import losses
 from stratafl.core.records import record
 from stratafl.core.state import rows_of, tensor_of
@@ -135,7 +136,21 @@ class Trail:
 
     def __call__(self, row, client, layout, rate):
         v = rows_of(client, "trail")
+        return {"trail": {n: v[n] + per_row(rate, v[n]) * (row[n] - v[n]) for n in v}}
+
+
+@record
+class OneRate(Trail):
+    """Takes the rates of all clients for one number."""
+
+    def __call__(self, row, client, layout, rate):
+        v = rows_of(client, "trail")
         return {"trail": {n: v[n] + rate * (row[n] - v[n]) for n in v}}
+
+
+def test_a_follower_that_takes_rates_for_one_number_is_refused():
+    with pytest.raises(RecordError, match=r"^OneRate gives \(2, 1, 2\) for 'trail/fc.weight', which is \(2, 1, 1\)$"):
+        run(replace(PLAIN, follow=(OneRate(),)), keeping={"trail": Start()})
 
 
 def test_followers_move_once_per_batch_with_the_row_after_it():

@@ -1,7 +1,6 @@
 """A trial: when and on whom it is evaluated, what its lines hold, and that looking changes nothing."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,13 +11,12 @@ from stratafl.core.records import record
 from stratafl.core.steps import Train
 from stratafl.data import from_splits
 from stratafl.evaluation import evaluate
-from stratafl.evaluation import trial as trial_module
 from stratafl.evaluation.evaluate import score_new_clients, score_stages
 from stratafl.evaluation.measure import score_line
 from stratafl.evaluation.trial import RoundLines, Trial
 from stratafl.execute import Debug, Matrix, Messages, simulation
-from stratafl.execute import round as round_module
 from stratafl.policies import SGD
+from stratafl.runtime import Runtime
 from stratafl.testing import SIZES, tiny_federation, tiny_model
 
 TUNE = SGD(lr=0.2, purpose="tune")
@@ -273,8 +271,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    for module in (trial_module, round_module):
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=made))
+    monkeypatch.setattr(Runtime, "now", lambda self: made())
     return made
 
 

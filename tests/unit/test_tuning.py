@@ -14,6 +14,7 @@ from stratafl.errors import ModelError, RecordError, RunError, StageError, Unkno
 from stratafl.report.tuned import TunedMethod, TunedTrial
 from stratafl.runs.checkpoint import Checkpoint, save
 from stratafl.runs.comparison import shared_and_own
+from stratafl.runs.joined import JoinedRuns
 from stratafl.runs.journal import Journal
 from stratafl.runs.summary import selected, validation_score
 from stratafl.tuning import Plan, Rung, Search, promoted, rungs, search_space, worker
@@ -274,10 +275,10 @@ def test_what_the_device_does_is_no_verdict_on_settings(tmp_path, monkeypatch, e
     monkeypatch.setattr(worker, "_run", fail)
     (work, *_) = Synthetic(tmp_path, [lambda t: line(t, 0.5)] * 2).search.work()
     if counts:
-        worker.perform(work, worker.silent, worker.silent, worker.never)
+        worker.perform(work, worker.Reports(), JoinedRuns(1))
     else:
         with pytest.raises(RunError, match=r"fedavg, trial 0 \(train.lr=0.01\): \w+Error: .*, and continue"):
-            worker.perform(work, worker.silent, worker.silent, worker.never)
+            worker.perform(work, worker.Reports(), JoinedRuns(1))
     assert work.failure.exists() is counts
 
 

@@ -1,0 +1,26 @@
+"""Torch's compiler front end is imported only where it is needed."""
+
+import subprocess
+import sys
+
+SCRIPT = """
+import sys, torch
+from stratafl.algorithms import fedavg
+from stratafl.execute import Matrix, simulation
+from stratafl.runtime import tracing
+from stratafl.testing import tiny_federation, tiny_model
+
+sim = simulation(fedavg(), tiny_federation(), tiny_model(), rounds=2)
+tracing.PATIENCE = 1
+sim.run(Matrix())
+assert sim.runtime.engine.traces
+assert "torch._dynamo" not in sys.modules, "a run imported it"
+assert torch._dynamo.config.suppress_errors is False  # whoever asks for it gets it
+assert torch._dynamo is sys.modules["torch._dynamo"]
+assert torch.func.grad(lambda x: x**2)(torch.tensor(3.0)) == 6
+"""
+
+
+def test_a_run_does_not_import_it_and_others_still_can():
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", SCRIPT], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
