@@ -97,6 +97,12 @@ def test_a_step_that_cannot_be_named_is_taken_anew():
     assert difference(plain, kept) == 0
 
 
+@pytest.fixture(autouse=True)
+def waiting_is_not_said(monkeypatch):
+    """A busy machine may take longer than usual."""
+    monkeypatch.setattr(compiling, "SOON", 3600.0)
+
+
 def test_a_program_that_cannot_be_prepared_is_said_and_left(monkeypatch, caplog):
     def refuse(self, captured, name, scan):
         raise RuntimeError("not permitted when stream is capturing\nmore")

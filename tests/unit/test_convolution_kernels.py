@@ -121,7 +121,7 @@ def test_a_module_computes_the_same_by_kernels_and_by_products(inputs, outputs, 
 def test_products_stay_where_kernels_cannot_run(monkeypatch):
     x = torch.zeros(1, 2, 4, 4)
     assert not kernels.usable(x, (3, 3))  # a CPU
-    monkeypatch.setattr(kernels, "_runs_on", lambda device: True)
+    monkeypatch.setattr(kernels, "run_on", lambda device: True)
     assert kernels.usable(x, (3, 3))
     assert not kernels.usable(x.double(), (3, 3))
     assert not kernels.usable(x, (9, 9))  # more taps than bits

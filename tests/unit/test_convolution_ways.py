@@ -51,9 +51,10 @@ def test_what_cannot_be_measured_is_a_product(times):
 @pytest.mark.parametrize(
     ("name", "way"), [("auto", True), ("product", "product"), ("stock", "stock"), ("kernel", "kernel")]
 )
-def test_on_a_cpu_nothing_is_measured(name, way):
+def test_on_a_cpu_nothing_is_measured(name, way, caplog):
     made = with_convolutions(Speed(convolutions=name), network(), torch.zeros(2, 1, 8, 8), 3, 4)
     assert made.products == {"0": way, "1": way, "2": way}
+    assert ["needs Triton and a GPU" in line for line in caplog.messages] == [True] * (name == "kernel")
 
 
 @pytest.mark.parametrize("way", [True, False, "product", "stock", "kernel"])

@@ -116,11 +116,11 @@ class CapturedSteps:
         except Exception as error:
             if not self._joins:
                 raise
-            level = (
-                logging.INFO if isinstance(error, ValueError) else logging.WARNING
-            )  # the first: `state.common` refuses
+            expected = isinstance(error, ValueError)  # `state.common` refuses constants of several runs
+            why = first_line(error, typed=True)
             log.log(
-                level, "a step of several runs cannot be joined and runs more slowly: %s", first_line(error, typed=True)
+                logging.INFO if expected else logging.WARNING,
+                *("a step of several runs cannot be joined and runs more slowly: %s", why),
             )
             self._refused.add(key)
             self._forget(key, 0)

@@ -143,11 +143,6 @@ class Compiler:
         """Give up a step that was compiled but does not run here."""
         self._fail(name, error)
 
-    def pending(self, name: Hashable) -> bool:
-        """Whether the step may still become ready."""
-        job = self._jobs.get(name)
-        return job is not None and not job.failed and job.run is None
-
     def key(self, name: Hashable) -> str | None:
         """The entry of a step in the cache, to be recorded with a run."""
         job = self._jobs.get(name)

@@ -123,11 +123,12 @@ MEASURED: dict[tuple[Kind, Geometry], Tiles] = {}  # filled by who measures; win
 
 def usable(x: Tensor, kernel: Pair) -> bool:
     """Whether these kernels can convolve such an image; float64 stays with products, which are exact enough for it."""
-    return x.dtype == torch.float32 and prod(kernel) <= MOST_TAPS and _runs_on(x.device.type)
+    return x.dtype == torch.float32 and prod(kernel) <= MOST_TAPS and run_on(x.device.type)
 
 
 @cache
-def _runs_on(device: str) -> bool:
+def run_on(device: str) -> bool:
+    """Whether there is something here that can run these kernels."""
     return find_spec("triton") is not None and (device == "cuda" or _interpreted())
 
 

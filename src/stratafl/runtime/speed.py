@@ -20,6 +20,7 @@ from torch.func import functional_call, grad, vmap
 
 from stratafl.errors import RecordError, first_line, unknown
 from stratafl.runtime.captured_step import capture
+from stratafl.runtime.kernels import run_on
 from stratafl.runtime.products import MatmulConv2d, is_rounding, may_be_product, rounding
 from stratafl.runtime.ways import Way
 
@@ -88,6 +89,8 @@ def with_convolutions(speed: Speed, module: nn.Module, sample: Tensor, clients: 
     """The same with `products` filled in, for this number of clients and samples on the sample's device."""
     if speed.products is not None:
         return speed
+    if speed.convolutions == "kernel" and not run_on(sample.device.type):
+        log.warning("run.convolutions=kernel needs Triton and a GPU: here convolutions are products")
     if speed.convolutions != "auto":
         return replace(speed, products=dict.fromkeys(convolutions(module), speed.convolutions))
     if sample.is_cuda and speed.compile != "on":

@@ -82,6 +82,12 @@ def made(tmp_path, compiles_as):
     return tmp_path / compiler_key(tmp_path)
 
 
+@pytest.fixture(autouse=True)
+def waiting_is_not_said(monkeypatch):
+    """A busy machine may take longer than usual."""
+    monkeypatch.setattr(compiling, "SOON", 3600.0)
+
+
 def compiler_key(cache):
     (done,) = cache.glob(f"*/{DONE}")
     return done.parent.name
@@ -96,11 +102,9 @@ def test_a_step_is_compiled_while_others_wait_for_nothing(tmp_path, compiles_as)
     x, y = tensors()
     compiler.start("a", step, (x, y))
     assert compiler.ready("a") is None
-    assert compiler.pending("a")
     (tmp_path / "go").touch()
     run = compiler.wait("a")
     assert compiler.ready("a") is run
-    assert not compiler.pending("a")
     x.fill_(1)
     run(x, y)
     assert x.tolist() == [2, 3, 4, 5]
@@ -129,7 +133,6 @@ def test_torchs_compiler_is_imported_beside_the_rounds(made, monkeypatch):
     again.start("a", step, tensors())
     assert again.ready("a") is None
     assert again.ready("a") is None
-    assert again.pending("a")
     go.set()
     assert again.wait("a") is not None
     assert [name for name, _ in seen] == ["large", "larger"]
@@ -192,7 +195,6 @@ def test_a_compiler_that_dies_is_one_line(tmp_path, compiles_as, caplog, script,
     assert compiler.wait("a") is None
     compiler.start("a", step, tensors())  # not tried again in this run
     assert compiler.ready("a") is None
-    assert not compiler.pending("a")
     assert caplog.messages == [f"a step cannot be compiled and runs more slowly: {reason}"]
 
 
@@ -262,7 +264,6 @@ def test_closing_ends_the_process(tmp_path, compiles_as, script, monkeypatch):
     assert process.poll() is None
     compiler.close()
     assert process.returncode is not None
-    assert not compiler.pending("a")
 
 
 def test_a_compiler_that_nobody_closes_ends_its_processes(tmp_path, compiles_as):
@@ -290,7 +291,6 @@ def test_waiting_has_an_end(tmp_path, compiles_as):
     compiler = Compiler(tmp_path)
     compiler.start("a", step, tensors())
     assert compiler.wait("a", 0.01) is None
-    assert compiler.pending("a")
     compiler.close()
 
 
@@ -341,7 +341,6 @@ def test_a_step_that_does_not_run_here_is_refused(made, caplog):
     compiler.refuse("a", RuntimeError("no memory"))
     assert compiler.ready("a") is None
     assert compiler.wait("a") is None
-    assert not compiler.pending("a")
     assert caplog.messages == ["a step cannot be compiled and runs more slowly: RuntimeError: no memory"]
     assert (made / DONE).exists()  # it may run the next time
 
@@ -376,7 +375,7 @@ def test_a_few_processes_run_at_a_time(tmp_path, compiles_as):
     for size in sizes:
         compiler.start(size, step, (torch.ones(size), torch.ones(size)))
     assert [job.process is not None for job in compiler._jobs.values()] == [True, True, False, False]
-    assert all(compiler.pending(size) and compiler.ready(size) is None for size in sizes)
+    assert all(compiler.ready(size) is None for size in sizes)
     (tmp_path / "go").touch()
     assert compiler.wait(7) is not None  # a step that somebody waits for is not kept in the queue
     assert all(compiler.wait(size) is not None for size in sizes)
