@@ -25,12 +25,13 @@ import pfllib_side
 import recording
 import same_models
 import summarise
+import where_time_goes
 import worker
 import workload
 from processes import outputs
 from recording import bar, row
 
-SCRIPTS = (against_pfllib, first_round, joined, loops, memory, models_on_cpu, summarise, worker)
+SCRIPTS = (against_pfllib, first_round, joined, loops, memory, models_on_cpu, summarise, where_time_goes, worker)
 MIB = 2**20
 
 
@@ -62,6 +63,34 @@ def test_all_seeds_share_one_partition(tmp_path):
     assert typed["data.seed"] == "2"
     assert typed["run.protocol"] == "pfllib"
     assert typed["run.precision"] == "fp32"
+
+
+# Where the time goes
+
+
+def test_time_in_which_nothing_is_under_way_is_a_gap():
+    spans = [(0.0, 10.0), (5.0, 20.0), (50.0, 60.0), (52.0, 55.0), (61.0, 70.0)]
+    assert where_time_goes.busy(spans) == 20 + 10 + 9
+    assert where_time_goes.gaps(spans, 1.0) == [30.0, 1.0]
+    assert where_time_goes.gaps(spans, 20.0) == [30.0]
+    assert where_time_goes.gaps([], 1.0) == []
+
+
+def test_kernels_are_counted_per_round():
+    lines = where_time_goes.by_name([("a", 1.0), ("b", 5.0), ("a", 3.0)], rounds=2)
+    assert lines == [{"name": "b", "times": 0.5, "us": 2.5}, {"name": "a", "times": 1.0, "us": 2.0}]
+
+
+@pytest.mark.slow
+def test_a_round_is_looked_at(tmp_path, capfd):
+    sizes = ["--images", "400", "--clients", "4", "--warm", "1", "--timed", "2", "--looked", "1", "--lines", "3"]
+    assert where_time_goes.main(["--results", str(tmp_path), "--model", "mlp", "--device", "cpu", *sizes]) == 0
+    (path,) = tmp_path.glob("*.json")
+    details = json.loads(path.read_text())["details"]
+    assert len(details["rounds"]) == 2
+    assert details["device"]["busy"] > 0
+    assert any("bmm" in each["name"] for each in details["device"]["kernels"])
+    assert "functions of Python" in capfd.readouterr().out
 
 
 # PFLlib
