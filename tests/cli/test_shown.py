@@ -11,7 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from stratafl.cli import display
 from stratafl.cli.console import result_console, show_warnings, svg_picture
+from stratafl.cli.display import Display, DisplayedRun
 from stratafl.errors import DataError, UnknownNameError, printable, shown, unknown
 from stratafl.report.page import in_script
 from stratafl.report.tables import as_csv, escape
@@ -146,3 +148,14 @@ def test_warnings_wait_until_no_error_can_follow():
         release_warnings()
         log.warning("this does not")
     assert console.file.getvalue() == "note: this waits\nnote: this does not\n"
+
+
+@pytest.mark.parametrize(("every", "lines"), [(0.0, ["1 of 40 rounds", "2 of 40 rounds; fedavg 50.0%"]), (3600.0, [])])
+def test_where_there_is_no_terminal_a_line_is_printed_now_and_then(monkeypatch, every, lines):
+    monkeypatch.setattr(display, "EVERY", every)
+    console, runs = Console(file=io.StringIO(), width=80), [DisplayedRun(name, 20, 0) for name in ("fedavg", "local")]
+    with Display(console, runs) as shown:
+        watch = shown.watch(runs[0])
+        watch(1, [{"round": 1}])
+        watch(2, [{"round": 1}, {"round": 2, "test.deployed.accuracy": 0.5, "test.deployed.loss": 1.0}])
+    assert console.file.getvalue().splitlines() == lines

@@ -1,5 +1,6 @@
-"""The live display of a terminal: rounds, accuracy so far as a sparkline, time left; nothing if output is piped."""
+"""The live display of a terminal: rounds, accuracy so far as a sparkline, time left; if piped, a line a minute."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ Watch = Callable[[int, Sequence[Line]], None]  # rounds done, and their lines
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARKS = 10
 _NAME = 16  # letters of a method's name
+EVERY = 60.0  # seconds between two lines where there is no terminal
 
 
 def sparkline(values: Sequence[float], width: int = _SPARKS) -> str:
@@ -71,7 +73,7 @@ class Display:
     """A line per method: rounds of all its runs, accuracy of deployed models so far, time left."""
 
     def __init__(self, console: Console, runs: Sequence[DisplayedRun]) -> None:
-        self._console, self._runs = console, runs
+        self._console, self._runs, self._said = console, runs, time.monotonic()
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -120,3 +122,11 @@ class Display:
         done = sum(run.done for run in self._runs if run.line == line)
         self._progress.update(task.id, completed=done, score=score, course=sparkline(values))
         self._progress.update(self._all, completed=sum(run.done for run in self._runs))
+        if not self._console.is_terminal and time.monotonic() - self._said >= EVERY:
+            self._say(line, score)
+
+    def _say(self, line: str, score: str) -> None:
+        self._said = time.monotonic()
+        done, rounds = (sum(getattr(run, each) for run in self._runs) for each in ("done", "rounds"))
+        last = f"; {line} {score}" if score else ""
+        self._console.print(f"{done:,} of {rounds:,} rounds{last}", markup=False)
