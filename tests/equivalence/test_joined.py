@@ -26,7 +26,7 @@ from stratafl.runtime import captured, captured_step, inputs, joining
 from stratafl.runtime.captured_step import CapturedStep
 from stratafl.runtime.joining import JoinedRun, Joining, this_run
 from stratafl.runtime.lanes import in_lanes
-from stratafl.runtime.likeness import likeness
+from stratafl.runtime.likeness import enclosed, likeness
 from stratafl.runtime.schedule import joined_slots
 from stratafl.runtime.speed import Speed
 from stratafl.testing import difference, tiny_federation, tiny_model, within_reach
@@ -593,3 +593,28 @@ def test_a_gpu_is_shared_by_a_few_processes(monkeypatch):
     assert usual_jobs(18, "cpu") == 1
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     assert usual_jobs(18, "cuda:0") == 2
+
+
+def stepping(factor):
+    """A step of somebody's own, whose name says nothing of the factor."""
+
+    def step(carry, client, stack):
+        return {"row": {n: factor * x for n, x in carry["row"].items()}}
+
+    return step
+
+
+def test_steps_of_one_name_that_close_over_other_numbers_are_not_alike():
+    assert enclosed(stepping(2.0)) == enclosed(stepping(2.0)) != enclosed(stepping(3.0))
+    assert enclosed(partial(stepping, factor=2.0)) != enclosed(partial(stepping, factor=3.0))
+    assert enclosed(stepping(stepping(2.0))) == enclosed(stepping(stepping(2.0))) != enclosed(stepping(stepping(3.0)))
+    assert enclosed(stepping(torch.ones(1))) == enclosed(stepping(torch.zeros(1)))  # the name has to tell them apart
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_attributes_that_are_no_fields_tell_records_apart(named):
+    one, like, other = CrossEntropy(), CrossEntropy(), CrossEntropy()
+    object.__setattr__(other, "smoothing", 0.5)
+    assert one == other
+    found = [enclosed(stepping(each), (each,) if named else ()) for each in (one, like, other)]
+    assert found[0] == found[1] != found[2]

@@ -1,10 +1,11 @@
-"""Whether two models compute the same function of their columns, so that clients of two runs can take one step."""
+"""Whether two models, or two steps, compute the same function, so that clients of two runs can take one step."""
 
 import copy
 import hashlib
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import fields, is_dataclass
-from types import BuiltinFunctionType, FunctionType
+from functools import partial
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -55,6 +56,42 @@ def keeps_state(module: nn.Module, sample: torch.Tensor) -> bool:
     return likeness(trial) != before
 
 
+def enclosed(step: object, name: Hashable = ()) -> Hashable:
+    """The code of a step and what it closes over, as far as that can be compared.
+
+    A step is told apart by its name; one that leaves out a number that the step uses would be taken for another. What
+    the name holds is looked at only for attributes that are no fields, because looking at it whole takes longer.
+    """
+    if isinstance(step, partial):
+        given = (*step.args, *(value for _, value in sorted(step.keywords.items())))
+        return enclosed(step.func, name), _known(given, name)
+    if isinstance(step, MethodType):
+        return enclosed(step.__func__, name), _known((step.__self__,), name)
+    if not isinstance(step, FunctionType):
+        return type(step), _known((step,), name)
+    return step.__code__, _known((*(step.__defaults__ or ()), *map(_content, step.__closure__ or ())), name)
+
+
+def _known(values: Sequence[object], name: Hashable) -> Hashable:
+    """The values that can be compared; None for others, such as tensors and tasks."""
+    named = name if isinstance(name, tuple) else (name,)
+    found: list[Hashable] = []
+    for value in values:
+        if isinstance(value, (FunctionType, MethodType, partial)):
+            found.append(enclosed(value, name))
+            continue
+        rest = _further(value) if any(value is each for each in named) else value
+        found.append(_hashable(rest) if _comparable(rest) else None)
+    return tuple(found)
+
+
+def _content(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty: a function that calls itself, while it is made
+        return None
+
+
 def _ties(module: nn.Module) -> Hashable:
     """Which parameters are one tensor under several names."""
     seen: dict[int, int] = {}
@@ -82,8 +119,14 @@ def _hashable(value: Any) -> Hashable:
 
 
 def _attributes(value: Any) -> list[Any]:
-    own = sorted(getattr(value, "__dict__", {}).items())  # also what is no field
-    return [*(getattr(value, each.name, None) for each in fields(value)), *own]
+    return [*(getattr(value, each.name, None) for each in fields(value)), *_further(value)]
+
+
+def _further(value: Any) -> list[tuple[str, Any]]:
+    """The attributes of a record that are no fields, so that two that are equal may differ in them."""
+    own = getattr(value, "__dict__", {})
+    named = {each.name for each in fields(value)} if is_dataclass(value) else own
+    return sorted((name, each) for name, each in own.items() if name not in named)
 
 
 def _values(buffer: torch.Tensor) -> Hashable:

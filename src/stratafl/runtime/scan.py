@@ -17,6 +17,7 @@ from stratafl.core.task import ScanStep
 from stratafl.data.scaling import numbers, samples_at
 from stratafl.runtime.batches import Batches
 from stratafl.runtime.engine import Engine
+from stratafl.runtime.likeness import enclosed
 
 
 @short_repr
@@ -51,8 +52,9 @@ class Source:
 class Scan:
     """Steps of some clients of one run; all tensors have a leading client axis.
 
-    `name` stands for everything that the step closes over but the engine; without one the step is not kept. `round` and
-    `rounds_left` are those of its run.
+    `name` stands for everything that the step closes over but the engine; without one the step is not kept. Numbers and
+    records that the step closes over tell scans apart even if the name leaves them out. `round` and `rounds_left` are
+    those of its run.
     """
 
     name: Hashable
@@ -71,7 +73,7 @@ class Scan:
     def likeness(self) -> Hashable:
         """The same for scans that one captured step serves."""
         carry, held = (tuple((n, x.shape[1:], x.dtype) for n, x in leaves(s).items()) for s in (self.carry, self.held))
-        code = getattr(self.step, "__code__", type(self.step))  # two methods may have chosen the same name
+        code = enclosed(self.step, self.name)  # two methods may have chosen the same name
         return self.name, code, self.model, carry, held, self.width, len(self.batches), self.source.form
 
     @property
