@@ -295,7 +295,16 @@ def test_a_run_has_the_threads_and_the_context_of_whoever_drives_it():
     assert found == [(3, 1)]
 
 
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C raises KeyboardInterrupt: a shell lets what it starts in the background ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="signals go to no thread on this system")
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_stops_a_run_that_never_asks_but_not_while_it_saves():
     seen = []
 
