@@ -60,7 +60,7 @@ def test_as_many_slots_as_are_busy_or_one_more_where_that_pays():
 
 
 def test_a_timetable_says_who_is_where_at_which_of_its_steps():
-    client, step = timetable(turns([4, 4, 4], 2), 2, 6)
+    client, step = timetable((4, 4, 4), 2)
     assert client.tolist() == [[0, 0, 0, 0, 1, 1], [1, 1, 2, 2, 2, 2]]
     assert step.tolist() == [[0, 1, 2, 3, 2, 3], [0, 1, 0, 1, 2, 3]]
-    assert torch.equal(timetable([], 2, 3)[0], torch.zeros(2, 3, dtype=torch.int64))
+    assert timetable((0, 3), 2)[0].tolist() == [[1, 1, 1], [0, 0, 0]]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from copy import copy
 from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -89,12 +90,14 @@ class CapturedStep:
         moving = self._moving(scans)
         replay, window = self.replay or partial(self.once, scans[0].step), self._inputs[0].window
         paced = pace(sum(x.numel() for x in self._carry.values()), self._at.device)
-        for each in moving:
-            each.keep_idle()
+        with RowCopies() as copies:
+            for each in moving:
+                each.keep_idle(copies)
         for now, leaving, coming, count in plan.changes(window):
-            for turn in leaving:
-                run, client = plan.places[turn.client]
-                self._carry_rows.copy(turn.slot, moving[run].done, client)
+            with RowCopies() as copies:
+                for turn in leaving:
+                    run, client = plan.places[turn.client]
+                    copies.add(self._carry_rows, turn.slot, moving[run].done, client)
             self._seat(coming, plan, moving)
             if now % window == 0 and count:
                 self._load(plan, now)
@@ -111,10 +114,11 @@ class CapturedStep:
 
     def _seat(self, coming: Sequence[Turn], plan: SlotPlan, moving: Sequence["_Moving"]) -> None:
         """Rows and constants of clients that come, at their slots."""
-        for turn in coming:
-            run, client = plan.places[turn.client]
-            (moving[run].done if turn.first else moving[run].given).copy(client, self._carry_rows, turn.slot)
-            moving[run].fixed.copy(client, self._held_rows, turn.slot)
+        with RowCopies() as copies:
+            for turn in coming:
+                run, client = plan.places[turn.client]
+                copies.add(moving[run].done if turn.first else moving[run].given, client, self._carry_rows, turn.slot)
+                copies.add(moving[run].fixed, client, self._held_rows, turn.slot)
 
     def difference(self, replay: Callable[[], object], scans: Sequence[Scan]) -> float:
         """How far the first step of these scans differs when it is replayed, as a share of what the step changes."""
@@ -150,27 +154,44 @@ class _Moving:
         self.given, self.done = RowViews(before), RowViews(self.after)
         self.fixed = RowViews({name: x for name, x in leaves(scan.held).items() if name not in common})
 
-    def keep_idle(self) -> None:
+    def keep_idle(self, copies: "RowCopies") -> None:
         """Copy the rows of clients that take no step."""
         for client, steps in enumerate(self.steps):
             if not steps:
-                self.given.copy(client, self.done, client)
+                copies.add(self.given, client, self.done, client)
 
 
 class RowViews:
-    """Views of the rows of tensors, so that one client's row is copied in one launch per type.
-
-    Copied tensor by tensor, a client's row of ResNet-18 would cost as much as a step; making the views again for every
-    copy, half a millisecond of Python.
-    """
+    """Views of the rows of tensors, by their type: making them for every copy takes half a millisecond of Python."""
 
     def __init__(self, tensors: Rows) -> None:
-        kinds = sorted({x.dtype for x in tensors.values()}, key=str)
-        self._kinds = [[x.unbind() for name, x in sorted(tensors.items()) if x.dtype == kind] for kind in kinds]
+        self.kinds: dict[torch.dtype, list[tuple[Tensor, ...]]] = {}
+        for _, x in sorted(tensors.items()):
+            self.kinds.setdefault(x.dtype, []).append(x.unbind())
 
-    def copy(self, row: int, target: "RowViews", target_row: int) -> None:
-        for mine, others in zip(self._kinds, target._kinds, strict=True):
-            torch._foreach_copy_([rows[target_row] for rows in others], [rows[row] for rows in mine])
+
+class RowCopies:
+    """Copies of rows of several clients, made together in one launch per type when the block ends.
+
+    Copied tensor by tensor, a client's row of ResNet-18 would cost as much as a step; and before the first step the
+    rows of as many clients as there are slots are copied, while a GPU waits.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+
+    def add(self, source: RowViews, row: int, target: RowViews, target_row: int) -> None:
+        for kind, tensors in source.kinds.items():
+            targets, sources = self._kinds.setdefault(kind, ([], []))
+            targets += [rows[target_row] for rows in target.kinds[kind]]
+            sources += [rows[row] for rows in tensors]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        for targets, sources in self._kinds.values() if error is None else ():
+            torch._foreach_copy_(targets, sources)
 
 
 def _share(x: Tensor, usual: Tensor, start: Tensor) -> float:

@@ -31,7 +31,7 @@ class SlotPlan:
         self.places = [(run, client) for run, scan in enumerate(scans) for client in range(len(scan.steps))]
         steps = [count for scan in scans for count in scan.steps]
         self.turns, self.length = turns(steps, slots), duration(steps, slots)
-        self.table = timetable(self.turns, slots, self.length)  # [slots, length]: client, and its own step
+        self.table = timetable(tuple(steps), slots)  # [slots, length]: client, and its own step
 
     def changes(self, window: int) -> Iterator[tuple[int, list[Turn], list[Turn], int]]:
         """Whenever a slot changes its client or a window begins: when, who leaves, who comes, steps until the next."""
