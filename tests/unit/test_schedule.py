@@ -3,7 +3,6 @@
 from itertools import pairwise
 
 import pytest
-import torch
 
 from stratafl.runtime.schedule import Turn, duration, slots_for, timetable, turns
 
