@@ -23,7 +23,7 @@ from stratafl.data.scaling import PIXELS, dtype_name
 from stratafl.errors import DataError, choices, shown, unknown
 
 Splits = Mapping[str, tuple[Array, Array]]  # by split: samples and targets
-_KEYS = ("classes", "target", "dtype", "own_columns", "preprocessing")
+_KEYS = ("classes", "target", "dtype", "own_columns", "columns", "preprocessing")
 
 
 @short_repr
@@ -36,6 +36,7 @@ class SampleFormat:
     target: tuple[int, ...] = ()  # the shape of one target
     dtype: torch.dtype = torch.float32  # of floating-point samples and targets
     own_columns: bool = False  # whether each site standardises columns by its own training samples
+    columns: tuple[str, ...] = ()  # names of the numbers of a sample, if it is a row of a table
 
     def __post_init__(self) -> None:
         named = self.preprocessing.classes
@@ -43,6 +44,8 @@ class SampleFormat:
             raise DataError(f"there are {self.classes} classes for targets of shape {self.target}: give at least 1, ()")
         if named and len(named) != self.classes:
             raise DataError(f"there are {len(named)} names for {self.classes} classes: give one name each")
+        if self.columns and self.shape != (len(self.columns),):
+            raise DataError(f"there are {len(self.columns)} names of columns for samples of shape {self.shape}")
         if self.own_columns and self.preprocessing.columns is not None:
             raise DataError("columns are standardised by what was agreed, or by each site's own samples: choose one")
 
@@ -50,7 +53,8 @@ class SampleFormat:
     def of(federation: Federation) -> "SampleFormat":
         floats = [x.dtype for x in (federation.x, federation.y) if x.is_floating_point()]
         kind = floats[0] if floats else torch.get_default_dtype()
-        return SampleFormat(federation.preprocessing, federation.classes, tuple(federation.y.shape[1:]), kind)
+        known = (federation.preprocessing, federation.classes, tuple(federation.y.shape[1:]), kind)
+        return SampleFormat(*known, columns=federation.column_names)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -91,6 +95,7 @@ class SampleFormat:
             scaling=self.preprocessing.scaling,
             client_names=(name,),
             class_names=self.preprocessing.classes,
+            column_names=self.columns,
         )
         return self._standardised(made)
 
@@ -143,7 +148,8 @@ class SampleFormat:
     def to_table(self) -> dict[str, Any]:
         """For JSON; exact."""
         own: dict[str, Any] = {"classes": self.classes, "target": list(self.target), "dtype": dtype_name(self.dtype)}
-        return {**own, "own_columns": self.own_columns, "preprocessing": self.preprocessing.to_table()}
+        own |= {"own_columns": self.own_columns, "columns": list(self.columns)}
+        return {**own, "preprocessing": self.preprocessing.to_table()}
 
     @staticmethod
     def from_table(table: Mapping[str, Any]) -> "SampleFormat":
@@ -158,5 +164,7 @@ class SampleFormat:
             raise ValueError("its classes or targets are not whole numbers of at least 1")
         if type(table["own_columns"]) is not bool:
             raise ValueError("its own_columns is neither true nor false")
+        if not all(isinstance(name, str) for name in table["columns"]):
+            raise ValueError("its columns are not names")
         made = preprocessing_from(table["preprocessing"])
-        return SampleFormat(made, classes, tuple(target), kind, table["own_columns"])
+        return SampleFormat(made, classes, tuple(target), kind, table["own_columns"], tuple(table["columns"]))

@@ -123,9 +123,10 @@ class Server(Rounds):
 
     def _sent(self, parcel: Parcel) -> Rows:
         """The tensors of a client's model that it was sent whole, one row each."""
-        field = parcel.get(self.algorithm.row)
-        if field is None or isinstance(field.value, Tensor):
+        row = self.algorithm.row
+        if row not in parcel or isinstance(parcel[row].value, Tensor):
             return {}
+        field = parcel[row]
         masks = field.sent(self.setup.layout) or {}
         whole = {name: x for name, x in field.rows.items() if name not in masks or bool(masks[name].all())}
         return {name: x[None] if field.common else x for name, x in whole.items()}
