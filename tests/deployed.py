@@ -7,6 +7,7 @@ each site's own samples, which nobody else is given.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from safetensors.torch import load, save
@@ -14,7 +15,7 @@ from safetensors.torch import load, save
 from stratafl.core.layout import Rows
 from stratafl.core.state import State, flatten
 from stratafl.data import Federation
-from stratafl.data.sample_format import Splits
+from stratafl.data.sample_format import SampleFormat, Splits
 from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.roster import Roster, RosterEntry
 from stratafl.execute.server import Absorbed, Server
@@ -33,7 +34,7 @@ class Deployed:
     """The sites of a blueprint with these samples by client; clients from `blueprint().clients` only predict."""
 
     blueprint: Callable[[], Blueprint]  # made anew for every message, as in a process of its own
-    samples: dict[int, Splits]
+    samples: dict[int, Any]  # of each client: `Splits`, unless `own` makes a federation of something else
     server: bytes = b""
     sites: dict[int, bytes] = field(default_factory=dict)
     widest: dict[str, int] | None = None
@@ -43,21 +44,21 @@ class Deployed:
         self.widest = dict(server.widest)
         self.server = saved(server.start())
 
-    @property
+    @cached_property
     def roster(self) -> Roster:
-        def count(client: int, split: str) -> int:
-            return len(self.samples[client][split][0]) if split in self.samples[client] else 0
+        blueprint = self.blueprint()
+        entries = [RosterEntry.of(f"site {k}", k, self.own(blueprint.samples, k)) for k in self.samples]
+        return Roster.of(blueprint.clients, entries)
 
-        entries = [RosterEntry(f"site {k}", k, count(k, "train"), count(k, "validation")) for k in self.samples]
-        return Roster.of(self.blueprint().clients, entries)
+    def own(self, agreed: SampleFormat, client: int) -> Federation:
+        return agreed.client(self.samples[client], f"site {client}")
 
     def a_server(self) -> Server:
         return Server.of(self.blueprint(), self.roster)
 
     def a_site(self, client: int) -> Site:
         blueprint = self.blueprint()
-        mine = blueprint.samples.client(self.samples[client], f"site {client}")
-        return Site.of(blueprint, mine, client, widest=self.widest)
+        return Site.of(blueprint, self.own(blueprint.samples, client), client, widest=self.widest)
 
     def state_of(self, site: Site) -> State | None:
         found = self.sites.get(site.client)

@@ -1,12 +1,12 @@
 """Drawing models: initial weights are a function of (seed, number, purpose), the same in every process and site."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stratafl.core import keys
 from stratafl.core.algorithm import Algorithm
@@ -17,6 +17,13 @@ from stratafl.models import load_weights
 
 ModelSource = nn.Module | Callable[[], nn.Module]
 COMMON, OWN = "model", "own model"  # the model that all start from, and one for each client
+
+
+def filled(template: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
+    """A copy of a model with these columns, in evaluation mode."""
+    module = copy.deepcopy(template)
+    module.load_state_dict(dict(state), strict=False)  # a row has no counters
+    return module.eval()
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from stratafl.core.algorithm import Requirements
 from stratafl.core.reprs import short_repr
+from stratafl.data.federation import Federation
 from stratafl.errors import DataError, choices, shown
 from stratafl.runtime.task import EVALUATION_BATCH
 
@@ -27,6 +28,11 @@ class RosterEntry:
     client: int
     samples: int
     validation: int = 0
+
+    @staticmethod
+    def of(name: str, client: int, federation: Federation) -> "RosterEntry":
+        """What a site says of itself, whose samples are the federation, when it joins."""
+        return RosterEntry(name, client, *(len(federation.splits[split].indices) for split in ("train", "validation")))
 
     def __post_init__(self) -> None:
         name = self.name
@@ -92,10 +98,6 @@ class Roster:
         Short batches are padded to the largest client's, if that is below a batch; no site learns more than that.
         """
         there = [each for each in self.entries if each.client < self.clients]
-        most, batch = max(requires.batch, EVALUATION_BATCH), {"train": 0, "validation": 0}
-        for each in there:
-            batch = {
-                "train": max(batch["train"], each.samples),
-                "validation": max(batch["validation"], each.validation),
-            }
-        return {split: min(count, most) for split, count in batch.items()}
+        counts = {"train": [each.samples for each in there], "validation": [each.validation for each in there]}
+        most = max(requires.batch, EVALUATION_BATCH)
+        return {split: min(max(held, default=0), most) for split, held in counts.items()}

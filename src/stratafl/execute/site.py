@@ -25,6 +25,7 @@ from stratafl.data.federation import Federation
 from stratafl.data.sample_format import SampleFormat
 from stratafl.errors import DataError, StageError
 from stratafl.execute.blueprint import Blueprint
+from stratafl.execute.drawing import filled
 from stratafl.execute.memory import device_of
 from stratafl.execute.rounds import round_at
 from stratafl.execute.state_format import StateFormat
@@ -89,7 +90,7 @@ class Site:
         )
         setup = blueprint.setup(runtime.device, runtime.features)
         blueprint.algorithm.check(setup)
-        return Site(blueprint.algorithm, setup, runtime, client, blueprint.module)
+        return Site(blueprint.algorithm, setup, runtime, client, blueprint.module.cpu())
 
     @property
     def trains(self) -> bool:
@@ -138,6 +139,10 @@ class Site:
         """The model that it would use in production; it may be tuned on the site's training samples."""
         with self._model(t, state, download) as (rnd, client, task):
             return self.algorithm.deploy(rnd, client, task)
+
+    def module(self, rows: Rows) -> nn.Module:
+        """Such a model as a module of its own, which takes samples scaled and standardised as the federation does."""
+        return filled(self.template, {name: x[0].cpu().clone() for name, x in rows.items()})
 
     def scores(self, t: int, rows: Rows, split: str) -> Scores:
         """What such a model scores on its own samples of a split."""
