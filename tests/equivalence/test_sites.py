@@ -11,6 +11,7 @@ from deployed import Deployed, own_samples, saved
 from methods import every_method
 from stratafl.algorithms import algorithm, fedcp, fedper, gpfl
 from stratafl.core.keys import Seeds
+from stratafl.core.records import record
 from stratafl.core.state import flatten, pick, unflatten
 from stratafl.data import Federation, from_splits
 from stratafl.data.sample_format import SampleFormat
@@ -22,11 +23,11 @@ from stratafl.execute.roster import Roster, RosterEntry
 from stratafl.execute.server import Server
 from stratafl.execute.site import Site
 from stratafl.models import build
-from stratafl.policies import SGD
+from stratafl.policies import SGD, Mean
 from stratafl.runtime.engine import LoopEngine, StackedEngine
 from stratafl.testing import difference, everything
 
-SIZES, SHAPE, CLASSES = (31, 23, 14, 12, 7, 4), (1, 6, 6), 3
+SIZES, SHAPE, CLASSES = (14, 31, 4, 23, 12, 7), (1, 6, 6), 3  # not in the order in which they are summed up
 LACKING = {1: 2, 3: 0, 4: 1}  # a class that a client has no samples of
 # Options with which the mechanism acts within a few rounds.
 ACTING = {
@@ -146,10 +147,10 @@ def test_short_batches_are_padded_as_in_the_simulation():
     data = federation(torch.float32)
     sim = simulation(method, data, model, rounds=1)
     made = blueprint(method, torch.float32)
-    small = made.samples.client(own_samples(data, 5))
-    assert Site.of(made, small, 5).runtime.batch_size(64) == 4
+    small = made.samples.client(own_samples(data, 2))
+    assert Site.of(made, small, 2).runtime.batch_size(64) == 4
     told = Deployed(lambda: made, {client: own_samples(data, client) for client in range(6)}).widest
-    assert Site.of(made, small, 5, widest=told).runtime.batch_size(64) == sim.runtime.batch_size(64) == 31
+    assert Site.of(made, small, 2, widest=told).runtime.batch_size(64) == sim.runtime.batch_size(64) == 31
 
 
 def test_a_site_learns_of_the_largest_client_only_whether_it_fills_a_batch():
@@ -227,16 +228,16 @@ def test_uploads_that_a_simulation_would_leave_out_are_left_out():
     )
     server = sites.a_server()
     before, cohort = server.start(), server.cohort(server.at(0)).tolist()
-    assert cohort == [0, 1, 2, 3, 4, 5]  # larger ones first
+    assert cohort == [1, 3, 0, 4, 5, 2]  # larger ones first
     done = {client: sites.work(0, client, server.download(0, before, client)).upload for client in cohort}
-    entry = RosterEntry("site 1", 1, samples=22)  # has 23
+    entry = RosterEntry("site 1", 1, samples=30)  # has 31
     doubted = server.joined(entry)
     found = doubted.absorb(0, before, {**done, 2: done[2][:-1] + b"x", 3: done[4]})
     assert found.present == (0, 4, 5)
     reasons = {each.client: each.reason for each in found.left_out}
-    assert "claims 23 training samples and holds 22" in reasons[1]
+    assert "claims 31 training samples and holds 30" in reasons[1]
     assert "checksum is wrong" in reasons[2]
-    assert "claims 7 training samples and holds 12" in reasons[3]
+    assert "claims 12 training samples and holds 23" in reasons[3]
     alone = server.absorb(0, before, {client: done[client] for client in (5, 0, 4)})
     assert difference(flatten(found.server), flatten(alone.server)) == 0
     nobody = server.absorb(0, before, {2: b"parcel 1"})
@@ -247,6 +248,35 @@ def test_uploads_that_a_simulation_would_leave_out_are_left_out():
         server.absorb(0, before, {6: done[0]})
     with pytest.raises(DataError, match="there is no client 6"):
         server.download(0, before, 6)
+
+
+@record
+class Noted(Mean):
+    """A mean that notes whose uploads are folded into it, in their order."""
+
+    def fold(self, rnd, server, sums, up, ids):
+        FOLDED.extend(ids.tolist())
+        return super().fold(rnd, server, sums, up, ids)
+
+
+FOLDED: list[int] = []
+
+
+def test_uploads_are_summed_up_in_the_order_of_the_simulation_however_they_arrive():
+    method, data = replace(fedper(), merge=(Noted(),)), federation(torch.float32)
+    sim = simulation(method, data, model, rounds=1)
+    orders = []
+    for run in (
+        lambda: sim.run(Messages()),
+        lambda: Deployed(
+            partial(blueprint, method, torch.float32, participation=1.0),
+            {client: own_samples(data, client) for client in range(6)},
+        ).round(0, arriving=sorted),
+    ):
+        FOLDED.clear()
+        run()
+        orders.append(list(FOLDED))
+    assert orders == [[1, 3, 0, 4, 5, 2]] * 2
 
 
 def test_a_site_whose_model_diverges_sends_nothing():
