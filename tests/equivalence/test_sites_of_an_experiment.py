@@ -11,7 +11,7 @@ import torch
 from deployed import Deployed
 from stratafl.api import Fitted
 from stratafl.config.assemble import simulation_of
-from stratafl.config.deployment import blueprint_of, site_federation_of
+from stratafl.config.deployment import blueprint_of, site_federation_of, site_of
 from stratafl.config.experiment import from_tables
 from stratafl.data.sample_format import SampleFormat
 from stratafl.execute import Matrix
@@ -26,6 +26,10 @@ class Own(Deployed):
 
     def own(self, agreed, client):
         return site_federation_of(EXPERIMENT, agreed, self.samples[client], client)
+
+    def a_site(self, client):
+        blueprint = self.blueprint()
+        return site_of(EXPERIMENT, blueprint, self.own(blueprint.samples, client), client, self.widest)
 
 
 EXPERIMENT = from_tables(

@@ -5,6 +5,7 @@ business, and how they are divided is given. A site that reads its file in anoth
 """
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 
 from stratafl.config.assemble import algorithm_of, model_of, reading_limit, samples_of, seeds_of
@@ -14,6 +15,8 @@ from stratafl.data import Federation
 from stratafl.data.sample_format import SampleFormat
 from stratafl.data.site_samples import site_federation
 from stratafl.execute.blueprint import Blueprint
+from stratafl.execute.site import Site
+from stratafl.runtime.speed import Speed
 
 
 def blueprint_of(
@@ -52,3 +55,12 @@ def site_federation_of(
         split=data.split,
         trains=trains,
     )
+
+
+def site_of(
+    experiment: Experiment, blueprint: Blueprint, federation: Federation, client: int, widest: Mapping[str, int] | None
+) -> Site:
+    """The site of these samples, which computes on the device and in the ways that the experiment names."""
+    run = experiment.run
+    speed = Speed(run.precision, run.graphs, run.compile, run.convolutions)
+    return Site.of(blueprint, federation, client, device=run.device, speed=speed, widest=widest)

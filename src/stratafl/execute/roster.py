@@ -84,6 +84,11 @@ class Roster:
         return type(self)(self.clients, (*others, entry))
 
     @property
+    def complete(self) -> bool:
+        """Whether all clients that take part in training have joined."""
+        return sum(each.client < self.clients for each in self.entries) == self.clients
+
+    @property
     def samples(self) -> Tensor:
         """Training samples by client, int64 `[N]`; 0 of those that have not joined."""
         count = max([self.clients, *(each.client + 1 for each in self.entries)])

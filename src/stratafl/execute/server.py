@@ -51,6 +51,8 @@ class Server(Rounds):
         if roster.clients != blueprint.clients:
             raise DataError(f"the roster is of {roster.clients} clients, and the federation has {blueprint.clients}")
         blueprint.check_splits()
+        if roster.complete:
+            blueprint.check_largest(int(roster.samples[: roster.clients].max()))
         setup = blueprint.setup(device)
         blueprint.algorithm.check(setup)
         return Server(blueprint.algorithm, setup, roster.samples, roster, torch.device(device))
