@@ -80,19 +80,17 @@ class Deployed:
         return found
 
     def run(self) -> "Deployed":
-        t = 0
-        while t < self.rounds:
+        for t in range(self.rounds):
             self.round(t)
-            t += 1
         return self
 
     @cached_property
     def rounds(self) -> int:
         return self.a_server().rounds
 
-    def deployed(self, site: Site) -> Rows:
+    def deployed(self, site: Site, server: Server | None = None) -> Rows:
         """The model that a site uses in the end; one that only predicts is served as a new client."""
-        server = self.a_server()
+        server = server or self.a_server()
         state, new = restored(server.state_format, self.server), not site.trains
         download = server.download(self.rounds, state, site.client, new)
         return site.deployed(self.rounds, self.state_of(site), download)
@@ -103,7 +101,8 @@ class Deployed:
         found |= {f"server/{name}": x for name, x in load(self.server).items()}
         for client, state in self.sites.items():
             found |= {f"client/{client}/{name}": x for name, x in load(state).items()}
-        each = [self.deployed(self.a_site(client)) for client in range(self.blueprint().clients)]
+        server = self.a_server()
+        each = [self.deployed(self.a_site(client), server) for client in range(server.setup.clients)]
         models = {name: torch.cat([rows[name] for rows in each]) for name in each[0]}
         return {**found, **flatten({"deployed": models})}
 

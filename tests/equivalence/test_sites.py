@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from deployed import Deployed, own_samples, saved
-from methods import every_method
-from stratafl.algorithms import algorithm, fedcp, fedper, gpfl
+from methods import SLOW, every_method
+from stratafl.algorithms import ALGORITHMS, algorithm, fedcp, fedper, gpfl
 from stratafl.core.keys import Seeds
 from stratafl.core.records import record
 from stratafl.core.state import flatten, pick, unflatten
@@ -87,7 +87,12 @@ def acting(name):
     return algorithm(name, **ACTING.get(name, {}))
 
 
-@pytest.mark.parametrize("name", every_method())
+def some_at_once(*names):
+    """Every method, all but these when slow."""
+    return [name if name in names else pytest.param(name, marks=SLOW) for name in sorted(ALGORITHMS)]
+
+
+@pytest.mark.parametrize("name", some_at_once("fedalp", "fedper", "pfedla"))
 def test_every_method_ends_where_the_simulation_ends_in_float64(name):
     sites, simulated = both(acting(name), torch.float64)
     assert difference(sites, simulated) <= 1e-12
@@ -197,7 +202,7 @@ def joined(method, dtype, train):
     return sim, sim.run(Messages()), sites
 
 
-@pytest.mark.parametrize("name", every_method())
+@pytest.mark.parametrize("name", some_at_once("fedper", "fedavgft", "pfedla", "fedalp"))
 def test_a_site_that_only_predicts_has_the_model_of_a_new_client(name):
     sim, progress, sites = joined(acting(name), torch.float64, train=True)
     sites.server = saved(progress.server)
