@@ -8,7 +8,6 @@ fitted.metric("auroc")        of all clients' models on their test samples; also
 fitted.export(3, "c3.onnx")   or .safetensors
 """
 
-import copy
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,6 +37,7 @@ from stratafl.evaluation.predictions import Predictions, predictions
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Progress, Simulation, simulation
 from stratafl.execute.build import ModelSource
+from stratafl.execute.drawing import filled
 from stratafl.execute.tokens import check_given
 from stratafl.export import Predictor, to_onnx, to_safetensors
 from stratafl.runs.directory import CONFIG, GUARD, config_of, environment_of
@@ -265,9 +265,7 @@ class Guarded:
 
 def _module(sim: Simulation, state: Mapping[str, Tensor]) -> nn.Module:
     assert sim.template is not None  # every assembled simulation has one
-    module = copy.deepcopy(sim.template)
-    module.load_state_dict(dict(state), strict=False)
-    return module.eval()
+    return filled(sim.template, state)
 
 
 def _only_row(rows: Rows) -> dict[str, Tensor]:

@@ -115,7 +115,7 @@ def seeds_of(experiment: Experiment) -> Seeds:
 def federation_of(experiment: Experiment) -> Federation:
     """The data over its clients."""
     data, seed = experiment.data, seeds_of(experiment).partition
-    samples = samples_of(data, seed, _reading_limit(experiment.run))
+    samples = samples_of(data, seed, reading_limit(experiment.run))
     return from_samples(
         samples,
         clients=data.clients,
@@ -132,7 +132,7 @@ def federation_of(experiment: Experiment) -> Federation:
 def federation_to_run(experiment: Experiment) -> Federation:
     """The data over its clients, on the run's device; runs of one process that use the same data share one."""
     data, run = experiment.data, experiment.run
-    settings = {**to_settings(data), "seed": seeds_of(experiment).partition, "limit": _reading_limit(run).most}
+    settings = {**to_settings(data), "seed": seeds_of(experiment).partition, "limit": reading_limit(run).most}
     key, device = json.dumps(settings, sort_keys=True), device_or_cpu(run.device)
     return shared_federation(data.name, data.path, key, device, lambda: federation_of(experiment))
 
@@ -171,7 +171,7 @@ def samples_of(data: DataTable, seed: int, limit: MemoryLimit = USUAL_LIMIT) -> 
     return load_samples(data.name, Reading(**{key: getattr(data, key) for key in known}, seed=seed, limit=limit))
 
 
-def _reading_limit(run: RunTable) -> MemoryLimit:
+def reading_limit(run: RunTable) -> MemoryLimit:
     """The run's memory limit, where it is one of RAM and not of a GPU."""
     name = device_of("auto") if run.device == "auto" else run.device  # what is not here is refused elsewhere
     return MemoryLimit(run.memory_limit if name == "cpu" else None)

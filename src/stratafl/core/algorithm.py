@@ -7,7 +7,7 @@ deployed client calls the very same functions with C = 1.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -147,6 +147,19 @@ class Algorithm(ABC):
             failed = f"a round without data ends in {first_line(error, typed=True)}"
             say = "give it a method upload_form(rnd, server) that says so"
             raise RecordError(f"what clients of {type(self).__name__} send is not known: {failed}; {say}") from error
+
+    def download_form(self, rnd: Round, ids: Tensor, new: bool = False) -> Form:
+        """Client: the form of what it is sent in any round of the phase; every value is finite.
+
+        Found by serving it from the server's initial state, whose tensors need not have values for it.
+        """
+        try:
+            with torch.device("meta"):
+                setup = rnd.setup.blank()
+                parcel = self.download(replace(rnd, setup=setup), self.init(setup), ids, new)
+                return form_of(parcel, rnd.layout).bounded({})
+        except Exception:  # a step may read values, which are not there
+            return form_of(self.download(rnd, self.init(rnd.setup), ids, new), rnd.layout).bounded({})
 
     def deploy(self, rnd: Round, client: State, task: Task) -> Rows:
         """Client: the rows it would use in production, from what `receive` gave; may train a copy."""

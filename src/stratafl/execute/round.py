@@ -1,6 +1,5 @@
 """One round, the same for every executor: download · receive · work · inspect · fold, group by group, then absorb."""
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from stratafl.core.parcel import Bytes, Parcel, count_bytes
 from stratafl.core.reprs import short_repr
 from stratafl.core.round import Round
 from stratafl.core.schema import misfit
-from stratafl.core.state import State, pick, rows_of, stored_bytes, tensors
+from stratafl.core.state import State, pick, rows_of, stored_bytes
 from stratafl.errors import DataError, MemoryLimitError, WireError
 from stratafl.execute.client_states import ClientStates
 from stratafl.execute.context import SimulationContext
@@ -25,8 +24,6 @@ from stratafl.execute.memory import release_freed_memory
 from stratafl.execute.process_group import ProcessGroup, places
 from stratafl.execute.transfers import on_host
 from stratafl.execute.uploads import Inspection, LeftOut, Outlier, inspect, outliers
-
-log = logging.getLogger("stratafl")
 
 
 class Executor(Protocol):
@@ -132,7 +129,7 @@ class RoundRun:
         with self.executor.stage("absorb", ids, rnd.layout) as watch:
             if len(present):
                 total = process_group.merge(total, present, sim.requires.rows)
-                server = _finite_or_held(sim.algorithm.absorb(rnd, server, total), server, rnd.t)
+                server = sim.absorbed(rnd, server, total)
             watch(server)
         served = mine + now() - paused
         down, up, notes = _summed(reports, ids)
@@ -184,17 +181,8 @@ class RoundRun:
             arrived = self.executor.carry(upload, layout, form)
         except WireError as error:
             return Parcel({}), Inspection.refused(str(error), len(group))
-        samples = sim.runtime.federation.counts("train")[group]
+        samples = sim.samples[group]
         return arrived, inspect(arrived, form, state, received, sim.algorithm.row, samples, layout)
-
-
-def _finite_or_held(after: State, before: State, t: int) -> State:
-    """The server's next state; what it was, if finite uploads came to numbers that are not finite."""
-    floats = [x for x in tensors(after) if x.is_floating_point()]
-    if not floats or bool(torch.stack([torch.isfinite(x).all() for x in floats]).all()):
-        return after
-    log.warning("round %d: what the server made of finite uploads is not finite: it keeps its last state", t + 1)
-    return before
 
 
 def _flagged(reports: list[GroupReport], ids: Tensor) -> tuple[tuple[LeftOut, ...], tuple[Outlier, ...]]:

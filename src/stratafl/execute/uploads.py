@@ -66,8 +66,8 @@ def inspect(
 ) -> Inspection:
     """Check uploads as they arrive, and the state that clients would keep.
 
-    `received` is what training started from, `samples` `[C]` what clients hold. Clients that work together share
-    tensors, so that another form is theirs together.
+    `received` is what training started from, or as much of it as is known; `samples` `[C]` what clients hold. Clients
+    that work together share tensors, so that another form is theirs together.
     """
     clients = len(samples)
     wrong = misfit(up, form, layout, clients)
@@ -139,9 +139,10 @@ def _squares(up: Parcel, received: Rows, row: str, like: Tensor, layout: Layout)
     field = up[row]
     sent = field.sent(layout)
     for name, block in field.rows.items():
-        if not layout.specs[name].trainable or block.shape != received[name].shape:
+        known = received.get(name)  # a server knows only what it sent
+        if not layout.specs[name].trainable or known is None or block.shape != known.shape:
             continue
-        update = block.to(torch.float64, copy=True).sub_(received[name])  # squares of float32 overflow at 1e19
+        update = block.to(torch.float64, copy=True).sub_(known)  # squares of float32 overflow at 1e19
         if sent is not None:
             update.masked_fill_(~sent[name], 0)
         total += row_dot(update, update)
