@@ -108,6 +108,14 @@ def write_atomically(path: Path, *parts: bytes, folder: int | None = None) -> No
         sync_folder(path.absolute().parent, folder)
 
 
+def write_all(handle: int, data: bytes, position: int) -> None:
+    """Write at a position of an open file, in as many pieces as the system takes."""
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(handle, view, position)
+        view, position = view[done:], position + done
+
+
 def sync_folder(path: Path, handle: int | None = None) -> None:
     """Make sure that the names in a folder are on the disk, where the system can (Windows cannot)."""
     if handle is not None:
@@ -166,6 +174,26 @@ def lock(folder: Path) -> int:
         os.close(handle)
         raise RunError(f"cannot lock '{folder}': {error.strerror}") from error
     return handle
+
+
+@contextmanager
+def private_folder(folder: Path) -> Iterator[None]:
+    """A folder that nobody else may look into, made if it is missing, and locked until the block ends."""
+    with explained("create", folder):
+        for place in reversed((folder, *(each for each in folder.parents if not each.exists()))):
+            with suppress(FileExistsError):
+                os.mkdir(place, 0o700)
+                sync_folder(place.parent)
+        if not is_plain_folder(folder):
+            raise DamagedError(f"'{folder}' is not a folder but a file or a link: put the folder back, or remove it")
+        if os.stat(folder).st_mode & 0o777 != 0o700:
+            os.chmod(folder, 0o700)
+    handle = lock(folder)
+    try:
+        clear_partial(folder)
+        yield
+    finally:
+        os.close(handle)
 
 
 def json_value(data: bytes) -> Any:

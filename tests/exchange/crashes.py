@@ -1,0 +1,134 @@
+"""Crashes at file operations, as a disk sees them: the process is gone, nothing is tidied up, unsynced data are lost.
+
+Every call of an operation that a crash could separate from the next is counted. A plan says at which of them to crash,
+and how:
+
+    before    the operation never happened
+    after     it happened, and nothing after it
+    torn      a write, or a file that was renamed without fsync, is cut in half
+    undone    a rename that no fsync of its folder confirmed is lost
+"""
+
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+OPERATIONS = ("open", "mkdir", "chmod", "fsync", "replace", "unlink", "pwrite", "ftruncate", "utime")
+HOW: Mapping[str, tuple[str, ...]] = {
+    "arrow": ("before",),
+    "open": ("before",),
+    "fsync": ("before", "torn", "undone"),
+    "replace": ("before", "after", "torn"),
+    "pwrite": ("before", "torn", "after"),
+}
+BOTH = ("before", "after")
+
+
+class Crash(BaseException):  # so that nothing on the way handles it
+    """The process is gone."""
+
+
+@dataclass
+class Disk:
+    """Counts operations and crashes at those of the plan: number of the operation, from 0, and how."""
+
+    plan: dict[int, str] = field(default_factory=dict)
+    full: int | None = None  # from this operation on, the disk is full
+    seen: list[str] = field(default_factory=list)
+    dead: bool = False
+    _synced: dict[int, int] = field(default_factory=dict)  # bytes of each file that are on the disk
+    _renamed: list[tuple[Any, Any, bytes | None]] = field(default_factory=list)
+    _real: dict[str, Callable[..., Any]] = field(default_factory=dict)
+
+    @contextmanager
+    def __call__(self) -> Iterator["Disk"]:
+        self._real = {name: getattr(os, name) for name in OPERATIONS}
+        for name in OPERATIONS:
+            setattr(os, name, self._counted(name))
+        try:
+            yield self
+        finally:
+            for name, function in self._real.items():
+                setattr(os, name, function)
+
+    def arrow(self, name: str) -> None:
+        self._step("arrow")
+
+    def restarted(self) -> None:
+        self.dead = False
+        self._renamed.clear()
+
+    def _counted(self, name: str) -> Callable[..., Any]:
+        def operation(*given: Any, **named: Any) -> Any:
+            how = self._step(name)
+            if how is None:
+                return self._done(name, *given, **named)
+            if how == "after":
+                self._done(name, *given, **named)
+            elif how == "torn":
+                self._tear(name, *given, **named)
+            elif how == "undone":
+                self._undo(*given)
+            self.dead = True
+            raise Crash
+
+        return operation
+
+    def _step(self, name: str) -> str | None:
+        """How to crash at this operation; None: not at all."""
+        if self.dead:
+            raise Crash
+        number, how = len(self.seen), self.plan.get(len(self.seen))
+        self.seen.append(name)
+        if self.full is not None and number >= self.full and name in ("mkdir", "fsync", "pwrite"):
+            raise OSError(28, "No space left on device")
+        if how is not None and name == "arrow":
+            self.dead = True
+            raise Crash
+        return how
+
+    def _done(self, name: str, *given: Any, **named: Any) -> Any:
+        if name == "fsync":  # for real it takes time and shows nothing
+            self._sync(os.fstat(given[0]))
+            return None
+        if name == "replace":
+            before = Path(given[1]).read_bytes() if Path(given[1]).is_file() else None
+            done = self._real[name](*given, **named)
+            self._renamed.append((*given[:2], before))
+            return done
+        return self._real[name](*given, **named)
+
+    def _sync(self, told: os.stat_result) -> None:
+        if stat.S_ISDIR(told.st_mode):
+            self._renamed.clear()
+        else:
+            self._synced[told.st_ino] = told.st_size
+
+    def _tear(self, name: str, *given: Any, **named: Any) -> None:
+        if name == "pwrite":
+            handle, data, place = given
+            self._real[name](handle, bytes(data)[: len(data) // 2], place)
+        elif name == "fsync" and stat.S_ISREG(os.fstat(given[0]).st_mode):
+            told = os.fstat(given[0])
+            self._real["ftruncate"](given[0], (self._synced.get(told.st_ino, 0) + told.st_size) // 2)
+        elif name == "replace":
+            self._done(name, *given, **named)
+            path = Path(given[1])
+            if path.is_file() and path.stat().st_ino not in self._synced:
+                os.truncate(path, path.stat().st_size // 2)
+
+    def _undo(self, handle: int) -> None:
+        if not stat.S_ISDIR(os.fstat(handle).st_mode):
+            return
+        for source, target, before in reversed(self._renamed):
+            self._real["replace"](target, source)
+            if before is not None:
+                Path(target).write_bytes(before)
+
+
+def ways(operation: str) -> tuple[str, ...]:
+    return HOW.get(operation, BOTH)
