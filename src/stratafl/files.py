@@ -180,7 +180,7 @@ def lock(folder: Path) -> int:
 def private_folder(folder: Path) -> Iterator[None]:
     """A folder that nobody else may look into, made if it is missing, and locked until the block ends."""
     with explained("create", folder):
-        for place in reversed((folder, *(each for each in folder.parents if not each.exists()))):
+        for place in reversed([each for each in (folder, *folder.parents) if not os.path.lexists(each)]):
             with suppress(FileExistsError):
                 os.mkdir(place, 0o700)
                 sync_folder(place.parent)

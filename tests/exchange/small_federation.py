@@ -16,8 +16,19 @@ from stratafl.core.layers import Layer
 from stratafl.core.layout import Layout, Spec
 from stratafl.core.parcel import Field, Parcel
 from stratafl.core.state import State, flatten, rows_of
-from stratafl.execute.exchange import ServerExchange, SiteExchange, open_server, open_site, state_form
+from stratafl.execute.exchange import (
+    ServerExchange,
+    ServerWork,
+    SiteExchange,
+    SiteStore,
+    SiteWork,
+    open_server,
+    open_site,
+    state_form,
+)
 from stratafl.execute.exchange.audit import lines
+from stratafl.execute.exchange.site_store import PENDING
+from stratafl.execute.exchange.state_file import read_state
 
 FEDERATION, SITES = "digits-2026", ("anna", "bela", "carl")
 SHAPES = {"base.weight": (6, 50), "base.bias": (6,), "head.weight": (3, 6)}
@@ -78,15 +89,14 @@ class ArithmeticSite:
     """A personal head that moves by what arrives and by what it was; the upload depends on it."""
 
     site: str
-    before_training: Callable[[str, int], None] = lambda site, round: None
-    trained: list[tuple[str, int]] = field(default_factory=list)
 
     def enrol(self) -> State:
-        return {"theta": {"head.weight": _numbers("head.weight", float(SITES.index(self.site)))}, "steps": torch.ones(2)}
+        return {
+            "theta": {"head.weight": _numbers("head.weight", float(SITES.index(self.site)))},
+            "steps": torch.ones(2),
+        }
 
     def work(self, round: int, download: bytes, state: State) -> tuple[State, bytes]:
-        self.before_training(self.site, round)
-        self.trained.append((self.site, round))
         theta = wire.decode(download, LAYOUT, DOWN_FORM)["theta"].rows
         head, steps = rows_of(state, "theta")["head.weight"], state["steps"]
         assert isinstance(steps, torch.Tensor)
@@ -112,6 +122,23 @@ class Outcome:
     digests: Mapping[str, str]
 
 
+@dataclass(frozen=True)
+class _Watched:
+    """The work of a site, which must not be done again once its result was written."""
+
+    federation: "Federation"
+    store: SiteStore
+
+    def enrol(self) -> State:
+        return self.federation.site_works[self.store.site].enrol()
+
+    def work(self, round: int, download: bytes, state: State) -> tuple[State, bytes]:
+        site, path = self.store.site, self.store.folder / PENDING
+        assert not path.exists() or read_state(path, 1 << 30)[0]["round"] != round, f"{site} trains round {round} again"
+        self.federation.trained.append((site, round))
+        return self.federation.site_works[site].work(round, download, state)
+
+
 @dataclass
 class Federation:
     """A server and its sites, each in its folder; `arrow` is called wherever a message is on its way."""
@@ -120,8 +147,9 @@ class Federation:
     rounds: int = 3
     cohort: Callable[[int], Sequence[str]] = lambda round: SITES if round != 1 else SITES[:2]
     arrow: Callable[[str], None] = lambda name: None
-    server_work: ArithmeticServer = field(default_factory=ArithmeticServer)
-    site_works: Mapping[str, ArithmeticSite] = field(default_factory=lambda: {site: ArithmeticSite(site) for site in SITES})
+    server_work: ServerWork = field(default_factory=ArithmeticServer)
+    site_works: Mapping[str, SiteWork] = field(default_factory=lambda: {site: ArithmeticSite(site) for site in SITES})
+    trained: list[tuple[str, int]] = field(default_factory=list)
 
     def server(self):
         return open_server(self.folder / "server", FEDERATION, SITES, self.server_work)
@@ -133,7 +161,7 @@ class Federation:
         """What a site does with a message, in a process of its own as far as the disk is concerned."""
         self.arrow(f"{name} has received")
         with self.site(name) as store:
-            reply = SiteExchange(store, self.site_works[name]).answer(data)
+            reply = SiteExchange(store, _Watched(self, store)).answer(data)
         self.arrow(f"{name} replies")
         return reply
 

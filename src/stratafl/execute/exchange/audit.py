@@ -11,6 +11,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -54,17 +55,17 @@ def verify(path: Path, known: Mark | None = None, look: Callable[[Line], None] =
     with explained("read", path), os.fdopen(open_plain(path), "rb") as file:
         there = os.fstat(file.fileno()).st_size
         for text in _texts(path, file):
-            digest = _digest_of(text, mark)
-            if digest is None:
-                if size + len(text) == there and mark.lines >= known.lines:
-                    break
+            line = _whole_line(text)
+            if line is None and size + len(text) == there and mark.lines >= known.lines:
+                break
+            if line is None or (line.get("line"), line.get("before")) != (mark.lines + 1, mark.digest):
                 raise DamagedError(f"'{path}' was changed: line {mark.lines + 1} does not follow from those before it")
-            mark, size = Mark(mark.lines + 1, digest), size + len(text)
+            mark, size = Mark(mark.lines + 1, line["digest"]), size + len(text)
             if mark.lines == known.lines and mark.digest != known.digest:
                 raise DamagedError(
                     f"'{path}' was changed: line {mark.lines} is not the one that the server's state knows"
                 )
-            look(json_value(text))
+            look(line)
     if mark.lines < known.lines:
         raise DamagedError(
             f"'{path}' was cut: it has {mark.lines} lines, and the server's state knows {known.lines}; put it back"
@@ -79,17 +80,15 @@ def _texts(path: Path, file: IO[bytes]) -> Iterator[bytes]:
         yield text
 
 
-def _digest_of(text: bytes, before: Mark) -> str | None:
-    """The digest of a line, if it is the next one after a mark."""
+def _whole_line(text: bytes) -> Line | None:
+    """A line that ends with its digest; None if it does not."""
     found = _END.search(text)
     if found is None or found[1].decode() != _digest(text[: found.start()]):
         return None
-    try:
+    with suppress(ValueError):
         line = json_value(text)
-    except ValueError:
-        return None
-    follows = isinstance(line, dict) and (line.get("line"), line.get("before")) == (before.lines + 1, before.digest)
-    return found[1].decode() if follows else None
+        return line if isinstance(line, dict) else None
+    return None
 
 
 def _digest(body: bytes) -> str:

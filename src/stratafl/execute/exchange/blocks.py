@@ -124,7 +124,7 @@ class BlockCache:
         found: list[tuple[int, str, int]] = []
         with suppress(OSError):
             for entry in os.scandir(self.folder):
-                if _NAME.fullmatch(entry.name):
+                if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                     told = entry.stat(follow_symlinks=False)
                     found.append((told.st_mtime_ns, entry.name, told.st_size))
         return [(name, size) for _, name, size in sorted(found, reverse=True)]

@@ -108,9 +108,9 @@ class _History:
             raise DamagedError(
                 f"the audit log is that of federation '{shown(line['federation'])}': put back the right one"
             )
-        asked = line["event"] in ("asked", "commit")
-        self.begun |= asked
-        self.attempt = max(self.attempt, line["attempt"]) if asked else self.attempt
+        attempt = line.get("attempt")
+        if line.get("event") in ("asked", "commit") and type(attempt) is int:
+            self.begun, self.attempt = True, max(self.attempt, attempt)
 
 
 def _standing(saved: Saved | None) -> dict[str, Any]:

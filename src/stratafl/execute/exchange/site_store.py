@@ -25,7 +25,7 @@ from stratafl.core.state import Kind, State, bytes_of, difference, flatten, kind
 from stratafl.errors import DamagedError, RunError
 from stratafl.execute.exchange.blocks import CACHE_BYTES, BlockCache
 from stratafl.execute.exchange.protocol import MOST, check_name, upload_digest
-from stratafl.execute.exchange.state_file import DiskFullError, read_state, write_state
+from stratafl.execute.exchange.state_file import DiskFullError, explained_full, read_state, write_state
 from stratafl.files import explained, private_folder, sync_folder
 
 log = logging.getLogger("stratafl")
@@ -126,9 +126,12 @@ class SiteStore:
 
     def promote(self) -> None:
         """The pending state becomes the current one."""
-        with explained("rename", self.folder / PENDING):
-            os.replace(self.folder / PENDING, self.folder / CURRENT)
-            sync_folder(self.folder)
+        try:
+            with explained("rename", self.folder / PENDING):
+                os.replace(self.folder / PENDING, self.folder / CURRENT)
+                sync_folder(self.folder)
+        except RunError as error:
+            raise explained_full(error) from error
 
     def _read(self, path: Path) -> Kept | None:
         if not os.path.lexists(path):
