@@ -6,20 +6,20 @@ and how:
     before    the operation never happened
     after     it happened, and nothing after it
     torn      a write, or a file that was renamed without fsync, is cut in half
-    undone    a rename that no fsync of its folder confirmed is lost
+    undone    renames that no fsync of their folder confirmed are lost
 """
 
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 OPERATIONS = ("open", "mkdir", "chmod", "fsync", "replace", "unlink", "pwrite", "ftruncate", "utime")
 HOW: Mapping[str, tuple[str, ...]] = {
-    "arrow": ("before",),
+    "arrow": ("before", "undone"),
     "open": ("before",),
     "fsync": ("before", "torn", "undone"),
     "replace": ("before", "after", "torn"),
@@ -74,7 +74,7 @@ class Disk:
             elif how == "torn":
                 self._tear(name, *given, **named)
             elif how == "undone":
-                self._undo(*given)
+                self._undo()
             self.dead = True
             raise Crash
 
@@ -87,6 +87,8 @@ class Disk:
         how = self.plan.get(len(self.seen))
         self.seen.append(name)
         if how is not None and name == "arrow":
+            if how == "undone":
+                self._undo()
             self.dead = True
             raise Crash
         return how if how is None or how in ways(name) else "before"  # after a crash other operations have the number
@@ -126,11 +128,10 @@ class Disk:
             if path.is_file() and path.stat().st_ino not in self._synced:
                 os.truncate(path, path.stat().st_size // 2)
 
-    def _undo(self, handle: int) -> None:
-        if not stat.S_ISDIR(os.fstat(handle).st_mode):
-            return
+    def _undo(self) -> None:
         for source, target, before in reversed(self._renamed):
-            self._real["replace"](target, source)
+            with suppress(OSError):  # a block that is gone by now
+                self._real["replace"](target, source)
             if before is not None:
                 Path(target).write_bytes(before)
 

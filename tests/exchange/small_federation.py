@@ -201,9 +201,10 @@ class Federation:
         sites = {}
         for name in SITES:
             with self.site(name) as store:
-                current = store.current()
+                current, parcel = store.current(), store.delivered()
                 assert current is not None
-                sites[name] = bits(current.state)
+                assert parcel is not None
+                sites[name] = bits(current.state) | {"delivered": ("bytes", parcel)}
         with self.server() as server:
             return Outcome(server.round, bits(server.state), sites, server.absorbed)
 

@@ -85,7 +85,11 @@ def deployed(folder, name: str) -> Federation:
 def check(federation: Federation, name: str) -> None:
     outcome, progress = federation.outcome(), simulated(name).run(Messages())
     assert outcome.server == bits(progress.server)
-    assert outcome.sites == {SITES[client]: bits(state) for client, state in progress.clients.items()}
+    sites = {name: {k: v for k, v in site.items() if k != "delivered"} for name, site in outcome.sites.items()}
+    assert sites == {SITES[client]: bits(state) for client, state in progress.clients.items()}
+    for client, site in enumerate(SITES):
+        last = Server(simulated(name)).download(ROUNDS, progress.server, site)
+        assert outcome.sites[site]["delivered"] == ("bytes", last), client
     assert name == "local" or {len(federation.cohort(round)) for round in range(ROUNDS)} == {2}
 
 

@@ -129,6 +129,32 @@ def test_what_a_site_kept_is_checked(federation):
         assert federation.log()[-1]["upload"] == server.absorbed[ANNA]
 
 
+def test_an_old_commit_does_not_replace_a_later_parcel(federation):
+    with federation.server() as server:
+        one_round(federation, server)
+        first = server.commit(ANNA)
+        assert server.take(ANNA, federation.answer(ANNA, first)).kind == "committed"
+        one_round(federation, server, BELA)
+        last = server.commit(ANNA)
+        assert server.take(ANNA, federation.answer(ANNA, last)).kind == "committed"
+        with federation.site(ANNA) as store:
+            assert store.delivered() == federation.server_work.download(2, server.state, ANNA)
+        refused_by_site(
+            federation, ANNA, first, "round 1, attempt 4 is an old message: the parcel of round 2, attempt 6"
+        )
+        assert isinstance(decode_reply(federation.answer(ANNA, last)), Committed)
+
+
+def test_a_site_that_never_took_part_gets_the_last_parcel(federation):
+    with federation.server() as server:
+        one_round(federation, server, BELA)
+        assert server.take(ANNA, federation.answer(ANNA, server.commit(ANNA))).kind == "committed"
+        with federation.site(ANNA) as store:
+            assert store.current() is store.pending() is None
+            assert store.delivered() == federation.server_work.download(1, server.state, ANNA)
+    assert federation.trained == [(BELA, 0)]
+
+
 def test_a_reply_of_another_session_is_old(federation):
     """The server was started again: attempts go on from where they were."""
     with federation.server() as server:
@@ -218,7 +244,8 @@ def test_a_server_that_was_put_back_is_refused(federation):
         federation.answer(ANNA, encode(message))
         later = replace(message.address, attempt=99, round=5)
     for absorbed in ("", "0" * 64):
-        for request in (Commit(later, absorbed), replace(message, address=later, absorbed=absorbed)):
+        commit = Commit(later, absorbed, message.pieces, message.body)
+        for request in (commit, replace(message, address=later, absorbed=absorbed)):
             refused_by_site(federation, ANNA, encode(request), "a folder is lost or an old copy")
 
 
@@ -280,7 +307,8 @@ def test_a_name_is_no_way_out_of_a_folder(tmp_path, name):
 def test_messages_have_one_encoding():
     address = protocol.Address(FEDERATION, ANNA, 3, 7)
     piece = protocol.Piece(3, "a" * 32)
-    for request in (Download(address, "", (piece, replace(piece, sent=False)), b"abc"), Commit(address, "0" * 64)):
+    pieces = (piece, replace(piece, sent=False))
+    for request in (Download(address, "", pieces, b"abc"), Commit(address, "0" * 64, pieces, b"abc")):
         assert decode_request(encode(request)) == request
     for reply in (
         Upload(address, "1" * 64, ("b" * 32,), b"data"),

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from small_federation import FEDERATION, SITES, Federation, bits
 
 from stratafl.errors import BusyError, DamagedError, RunError
-from stratafl.execute.exchange import open_server, open_site, state_form
+from stratafl.execute.exchange import open_server, open_site, read_site, state_form
 from stratafl.execute.exchange.protocol import Refusal, SendAll, Upload, decode_reply
-from stratafl.execute.exchange.site_store import CURRENT, DAMAGED, PENDING
+from stratafl.execute.exchange.site_store import CURRENT, DAMAGED, DELIVERED, PENDING
 from stratafl.execute.exchange.state_file import DiskFullError, read_state, write_state
 
 ANNA, BELA, CARL = SITES
@@ -55,7 +55,7 @@ def test_a_state_is_a_safetensors_file_that_proves_itself(tmp_path):
     assert record == {"format": 1, "round": 3}
     assert bits(found) == bits(tensors) == bits(load_file(path))
     whole = path.read_bytes()
-    for at in range(len(whole)):
+    for at in (*range(120), *range(120, len(whole), 7)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         with pytest.raises(DamagedError, match=r"^'.*state.safetensors' is damaged: "):
             read_state(path, 1 << 20)
@@ -206,6 +206,45 @@ def test_a_state_of_another_form_is_not_saved(federation):
             kept = store.pending()
             with pytest.raises(RunError, match="its form has changed: 'steps' is missing"):
                 store.keep(replace(kept, state={"theta": kept.state["theta"]}))
+
+
+def test_a_damaged_parcel_is_replaced_by_the_next_commit(federation):
+    with federation.server() as server:
+        rounds(federation, server, 1)
+        federation.answer(ANNA, server.commit(ANNA))
+        path = place(federation, ANNA) / DELIVERED
+        whole = path.read_bytes()
+        damage(path)
+        with federation.site(ANNA) as store, pytest.raises(DamagedError, match="its checksum is wrong"):
+            store.delivered()
+        assert server.take(ANNA, federation.answer(ANNA, server.commit(ANNA))).kind == "committed"
+        assert len(path.read_bytes()) == len(whole)
+        with federation.site(ANNA) as store:
+            assert store.delivered() is not None
+        shutil.copy(path, place(federation, BELA))
+        with federation.site(BELA) as store, pytest.raises(RunError, match="is not a parcel for 'bela'"):
+            store.delivered()
+
+
+def test_a_folder_is_read_while_another_process_has_it_open(federation):
+    with federation.server() as server:
+        rounds(federation, server, 2)
+        form = state_form(federation.site_works[ANNA].enrol())
+        with federation.site(ANNA) as store:
+            seen = read_site(federation.folder / "sites", FEDERATION, ANNA, form)
+            assert bits(seen.current().state) == bits(store.current().state)
+    assert read_site(federation.folder / "nowhere", FEDERATION, ANNA, form).current() is None
+    assert not (federation.folder / "nowhere").exists()
+
+
+def test_where_a_site_keeps_its_files_is_not_told(federation):
+    with federation.server() as server:
+        rounds(federation, server, 2)
+        damage(place(federation, ANNA) / PENDING)
+        damage(place(federation, ANNA) / CURRENT)
+        reply = decode_reply(federation.answer(ANNA, server.ask(ANNA)))
+        assert reply.reason.startswith("'current.safetensors' is damaged: its checksum is wrong; the personal state")
+        assert str(federation.folder) not in reply.reason
 
 
 # Damage at the server

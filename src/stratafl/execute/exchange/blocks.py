@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from stratafl.core.wire import tensor_ends
 from stratafl.errors import DamagedError
-from stratafl.execute.exchange.protocol import MOST_HAVE, Download, Piece
+from stratafl.execute.exchange.protocol import MOST_HAVE, Piece, Request
 from stratafl.files import atomically, clear_partial, read_plain
 
 SMALL = 1024  # bytes of a tensor below which its digest is not worth sending
@@ -60,10 +60,10 @@ def _stretches(parcel: bytes) -> Iterator[tuple[memoryview, bool]]:
         yield view[loose:end], False
 
 
-def unpacked(download: Download, kept: Callable[[Piece], bytes | None]) -> bytes | None:
-    """The parcel of a download, with the blocks that were left out; None if one of them is not there."""
-    parts, view, begin = list[bytes | memoryview](), memoryview(download.body), 0
-    for piece in download.pieces:
+def unpacked(request: Request, kept: Callable[[Piece], bytes | None]) -> bytes | None:
+    """The parcel of a message, with the blocks that were left out; None if one of them is not there."""
+    parts, view, begin = list[bytes | memoryview](), memoryview(request.body), 0
+    for piece in request.pieces:
         part = view[begin : begin + piece.size] if piece.sent else kept(piece)
         if part is None:
             return None
@@ -72,10 +72,10 @@ def unpacked(download: Download, kept: Callable[[Piece], bytes | None]) -> bytes
     return b"".join(parts)
 
 
-def sent_blocks(download: Download) -> Iterator[tuple[str, memoryview]]:
-    """The blocks in a download that are what their digests say."""
-    view, begin = memoryview(download.body), 0
-    for piece in download.pieces:
+def sent_blocks(request: Request) -> Iterator[tuple[str, memoryview]]:
+    """The blocks in a message that are what their digests say."""
+    view, begin = memoryview(request.body), 0
+    for piece in request.pieces:
         part = view[begin : begin + piece.size] if piece.sent else None
         begin += piece.size if piece.sent else 0
         if part is not None and piece.digest and block_digest(part) == piece.digest:
@@ -90,9 +90,13 @@ class BlockCache:
 
     def __init__(self, folder: Path, most: int = CACHE_BYTES) -> None:
         self.folder, self.most = folder, most
+
+    def prepare(self) -> "BlockCache":
+        """Make the folder, and remove what interrupted writes left there."""
         with suppress(OSError):
-            os.mkdir(folder, 0o700)
-        clear_partial(folder)
+            os.mkdir(self.folder, 0o700)
+        clear_partial(self.folder)
+        return self
 
     def get(self, piece: Piece) -> bytes | None:
         with suppress(OSError, DamagedError):

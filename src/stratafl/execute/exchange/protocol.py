@@ -62,10 +62,12 @@ class Download:
 @short_repr
 @dataclass(frozen=True)
 class Commit:
-    """Server, after the last round: nothing to do but to keep what was absorbed."""
+    """Server, after the last round: what was absorbed, and the last parcel, from which a site has its final model."""
 
     address: Address
     absorbed: str
+    pieces: tuple[Piece, ...]
+    body: bytes
 
 
 @short_repr
@@ -90,7 +92,7 @@ class SendAll:
 @short_repr
 @dataclass(frozen=True)
 class Committed:
-    """Site: the state after the absorbed upload is kept."""
+    """Site: the state after the absorbed upload is kept, and so is the last parcel."""
 
     address: Address
     absorbed: str
@@ -170,12 +172,12 @@ def _decoded(data: bytes, kinds: Mapping[str, type[Any]], most: int) -> Any:
         if not _CHECKS[name](header[name]):
             raise _not_a_message(f"its {name} is {shown(header[name])}")
     values = {name: _READ.get(name, _same)(header[name]) for name in names}
-    if made is Download:
+    if made in (Download, Commit):
         _check_sizes(values["pieces"], len(body), most)
     elif body and made is not Upload:
         raise _not_a_message(f"{len(body):,} bytes follow its header")
     address = Address(*(header[f.name] for f in fields(Address)))
-    return made(address, **values, **({"body": body} if made in (Download, Upload) else {}))
+    return made(address, **values, **({"body": body} if made in (Download, Commit, Upload) else {}))
 
 
 def _opened(data: bytes, most: int) -> tuple[dict[str, Any], bytes]:

@@ -19,7 +19,6 @@ from stratafl.execute.exchange.protocol import (
     Commit,
     Committed,
     Download,
-    Refusal,
     Reply,
     SendAll,
     Upload,
@@ -170,23 +169,15 @@ class ServerExchange:
         self._check_site(site)
         if site in self._arrived:
             raise RunError(f"the upload of '{site}' for round {self.round} is here: absorb it before you ask again")
-        have = frozenset[str]() if whole else self._have.get(site, frozenset())
-        parts = packed(self._work.download(self.round, self.state, site), have)
-        message = Download(self._next_address(site), self._absorbed(site), parts.pieces, parts.body)
-        data = encode(message)
-        self._note("asked", message.address, bytes=len(data), saved=parts.saved)
-        self._attempt, self._asked[site] = message.address.attempt, replace(message, body=b"")
-        self.bytes_saved += parts.saved
-        return data
+        return self._sent("asked", Download, site, whole)
 
-    def commit(self, site: str) -> bytes:
-        """A message that tells a site, after the last round, what of it was absorbed."""
+    def commit(self, site: str, *, whole: bool = False) -> bytes:
+        """A message that tells a site, after the last round, what of it was absorbed, with the parcel of this round.
+
+        From that and its state the site has its final model; a site that never took part gets one too.
+        """
         self._check_site(site)
-        message = Commit(self._next_address(site), self._absorbed(site))
-        data = encode(message)
-        self._note("commit", message.address, upload=message.absorbed, bytes=len(data))
-        self._attempt, self._asked[site] = message.address.attempt, message
-        return data
+        return self._sent("commit", Commit, site, whole)
 
     def take(self, sender: str, data: bytes) -> Answer:
         """A reply, from the site that is known to have sent it, whatever the reply says."""
@@ -227,15 +218,22 @@ class ServerExchange:
         for each in (self._asked, self._arrived, self._have):
             each.pop(site, None)
 
+    def _sent(self, event: str, kind: type[Download | Commit], site: str, whole: bool) -> bytes:
+        have = frozenset[str]() if whole else self._have.get(site, frozenset())
+        parts = packed(self._work.download(self.round, self.state, site), have)
+        address, absorbed = Address(self.federation, site, self.round, self._attempt + 1), self._absorbed(site)
+        data = encode(kind(address, absorbed, parts.pieces, parts.body))
+        self._note(event, address, upload=absorbed, bytes=len(data), saved=parts.saved)
+        self._attempt, self._asked[site] = address.attempt, kind(address, absorbed, parts.pieces, b"")
+        self.bytes_saved += parts.saved
+        return data
+
     def _check_site(self, site: str) -> None:
         if site not in self.sites:
             raise unknown("site", site, self.sites)
 
     def _absorbed(self, site: str) -> str:
         return self._saved.absorbed.get(site, NOTHING)
-
-    def _next_address(self, site: str) -> Address:
-        return Address(self.federation, site, self.round, self._attempt + 1)
 
     def _wrong(self, sender: str, reply: Reply) -> str | None:
         """Why a reply counts for nothing."""
@@ -250,7 +248,7 @@ class ServerExchange:
         if address != asked.address:
             told = f"round {asked.address.round}, attempt {asked.address.attempt}"
             return f"it answers round {address.round}, attempt {address.attempt}, and {told} is asked"
-        if isinstance(reply, Upload | SendAll) != isinstance(asked, Download) and not isinstance(reply, Refusal):
+        if isinstance(reply, Committed if isinstance(asked, Download) else Upload):
             return "it answers another kind of message than was sent"
         if isinstance(reply, Upload):
             given = upload_digest(self.federation, sender, address.round, reply.body)

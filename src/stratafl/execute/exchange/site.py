@@ -1,6 +1,7 @@
 """The side of a site: an answer to each message, computed once and kept until the server has absorbed it."""
 
 import logging
+import os
 from typing import Protocol
 
 from stratafl.core.state import State
@@ -9,7 +10,6 @@ from stratafl.execute.exchange.blocks import sent_blocks, unpacked
 from stratafl.execute.exchange.protocol import (
     MOST,
     NOTHING,
-    Commit,
     Committed,
     Download,
     Refusal,
@@ -53,7 +53,8 @@ class SiteExchange:
             reply = self._reply(request)
         except StrataError as error:
             log.warning("%s", error)
-            reply = Refusal(request.address, str(error))
+            # Where a site keeps its files is nobody else's business.
+            reply = Refusal(request.address, str(error).replace(f"{self._store.folder}{os.sep}", ""))
         return encode(reply)
 
     def _reply(self, request: Request) -> Reply:
@@ -76,18 +77,26 @@ class SiteExchange:
             if current is not None:
                 _check_new(request, current, done=True)
             _check_known(request, current, pending)
-        if isinstance(request, Commit):
-            return Committed(address, request.absorbed)
-        if pending is not None and (pending.round, pending.base) == (address.round, request.absorbed):
+        if isinstance(request, Download) and pending is not None and pending.answers(request):
             return self._upload(request, pending)
-        return self._trained(request, current)
-
-    def _trained(self, request: Download, current: Kept | None) -> Reply:
-        address, blocks = request.address, self._store.blocks
-        parcel = unpacked(request, blocks.get)
+        parcel = self._parcel(request)
         if parcel is None:
             return SendAll(address)
-        blocks.add(sent_blocks(request), [piece.digest for piece in request.pieces if piece.digest])
+        if isinstance(request, Download):
+            return self._trained(request, parcel, current)
+        store.deliver(address.round, address.attempt, parcel)
+        return Committed(address, request.absorbed)
+
+    def _parcel(self, request: Request) -> bytes | None:
+        """What the server sent, with the blocks that it left out; None if one of them is not here."""
+        blocks = self._store.blocks
+        parcel = unpacked(request, blocks.get)
+        if parcel is not None:
+            blocks.add(sent_blocks(request), [piece.digest for piece in request.pieces if piece.digest])
+        return parcel
+
+    def _trained(self, request: Download, parcel: bytes, current: Kept | None) -> Reply:
+        address = request.address
         state = self._work.enrol() if current is None else current.state
         state, upload = self._work.work(address.round, parcel, state)
         digest = upload_digest(address.federation, address.site, address.round, upload)
