@@ -6,7 +6,8 @@ and how:
     before    the operation never happened
     after     it happened, and nothing after it
     torn      a write, or a file that was renamed without fsync, is cut in half
-    undone    renames that no fsync of their folder confirmed are lost
+    power     there is a power cut: renames are lost that no fsync of their folder confirmed, and half of each file
+              that was renamed without fsync
 """
 
 import os
@@ -19,9 +20,9 @@ from typing import Any
 
 OPERATIONS = ("open", "mkdir", "chmod", "fsync", "replace", "unlink", "pwrite", "ftruncate", "utime")
 HOW: Mapping[str, tuple[str, ...]] = {
-    "arrow": ("before", "undone"),
+    "arrow": ("before", "power"),
     "open": ("before",),
-    "fsync": ("before", "torn", "undone"),
+    "fsync": ("before", "torn", "power"),
     "replace": ("before", "after", "torn"),
     "pwrite": ("before", "torn", "after"),
 }
@@ -42,6 +43,7 @@ class Disk:
     dead: bool = False
     _synced: dict[int, int] = field(default_factory=dict)  # bytes of each file that are on the disk
     _renamed: list[tuple[Any, Any, bytes | None]] = field(default_factory=list)
+    _unsynced: set[Any] = field(default_factory=set)  # what was renamed without fsync
     _real: dict[str, Callable[..., Any]] = field(default_factory=dict)
 
     @contextmanager
@@ -61,6 +63,7 @@ class Disk:
     def restarted(self) -> None:
         self.dead = False
         self._renamed.clear()
+        self._unsynced.clear()
 
     def _counted(self, name: str) -> Callable[..., Any]:
         def operation(*given: Any, **named: Any) -> Any:
@@ -73,8 +76,8 @@ class Disk:
                 self._done(name, *given, **named)
             elif how == "torn":
                 self._tear(name, *given, **named)
-            elif how == "undone":
-                self._undo()
+            elif how == "power":
+                self._cut_power()
             self.dead = True
             raise Crash
 
@@ -87,8 +90,8 @@ class Disk:
         how = self.plan.get(len(self.seen))
         self.seen.append(name)
         if how is not None and name == "arrow":
-            if how == "undone":
-                self._undo()
+            if how == "power":
+                self._cut_power()
             self.dead = True
             raise Crash
         return how if how is None or how in ways(name) else "before"  # after a crash other operations have the number
@@ -104,10 +107,16 @@ class Disk:
             return None
         if name == "replace":
             before = Path(given[1]).read_bytes() if Path(given[1]).is_file() else None
+            self._unsynced.discard(given[1])
+            if os.stat(given[0]).st_ino not in self._synced:
+                self._unsynced.add(given[1])
             done = self._real[name](*given, **named)
             self._renamed.append((*given[:2], before))
             return done
-        return self._real[name](*given, **named)
+        done = self._real[name](*given, **named)
+        if name == "open" and given[1] & os.O_EXCL:  # a new file may have the number of one that is gone
+            self._synced.pop(os.fstat(done).st_ino, None)
+        return done
 
     def _sync(self, told: os.stat_result) -> None:
         if stat.S_ISDIR(told.st_mode):
@@ -128,12 +137,15 @@ class Disk:
             if path.is_file() and path.stat().st_ino not in self._synced:
                 os.truncate(path, path.stat().st_size // 2)
 
-    def _undo(self) -> None:
+    def _cut_power(self) -> None:
         for source, target, before in reversed(self._renamed):
             with suppress(OSError):  # a block that is gone by now
                 self._real["replace"](target, source)
             if before is not None:
                 Path(target).write_bytes(before)
+        for target in self._unsynced:
+            with suppress(OSError):
+                os.truncate(target, os.path.getsize(target) // 2)
 
 
 def ways(operation: str) -> tuple[str, ...]:

@@ -188,23 +188,25 @@ class Federation:
     def _ask(self, server: ServerExchange, site: str, answer: Callable[[str, bytes], bytes | None]) -> None:
         if site in server.arrived:
             return
-        data = server.ask(site)
-        self.arrow("server has asked")
-        reply = answer(site, data)
-        if reply is not None:
+        kind = "send all"
+        while kind == "send all":  # the first time, and if blocks are lost
+            data = server.ask(site)
+            self.arrow("server has asked")
+            reply = answer(site, data)
+            if reply is None:
+                return
             self.arrow("server receives")
-            taken = server.take(site, reply)
-            assert taken.kind == "accepted", taken
+            kind = server.take(site, reply).kind
             self.arrow("server has taken")
+        assert kind == "accepted"
 
     def outcome(self) -> Outcome:
         sites = {}
         for name in SITES:
             with self.site(name) as store:
                 current, parcel = store.current(), store.delivered()
-                assert current is not None
                 assert parcel is not None
-                sites[name] = bits(current.state) | {"delivered": ("bytes", parcel)}
+                sites[name] = ({} if current is None else bits(current.state)) | {"delivered": ("bytes", parcel)}
         with self.server() as server:
             return Outcome(server.round, bits(server.state), sites, server.absorbed)
 
