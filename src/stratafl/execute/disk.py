@@ -28,7 +28,7 @@ from stratafl.core.state import State, moved, pick
 from stratafl.errors import DamagedError, RunError
 from stratafl.execute.client_states import ClientStates
 from stratafl.execute.state_format import StateFormat
-from stratafl.files import open_plain
+from stratafl.files import open_plain, write_all
 
 NO_SLOT = -1  # of a client that has no state yet
 SLOTS, SUMS = "memories/slots", "memories/sums"
@@ -111,7 +111,7 @@ class StateFile:
         slots = self._take(len(states))
         with _explained("write", self.path):
             for slot, data in zip(slots, states, strict=True):
-                _write_all(self._handle, data, slot * self.size)
+                write_all(self._handle, data, slot * self.size)
         return slots
 
     def read(self, slot: int) -> bytes:
@@ -209,13 +209,6 @@ def _temporary() -> int:
     handle, name = tempfile.mkstemp(prefix="memories-")
     os.unlink(name)
     return handle
-
-
-def _write_all(handle: int, data: bytes, position: int) -> None:
-    view = memoryview(data)
-    while view:
-        done = os.pwrite(handle, view, position)
-        view, position = view[done:], position + done
 
 
 @contextmanager

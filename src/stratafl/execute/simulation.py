@@ -8,13 +8,12 @@ from torch import Tensor
 
 from stratafl.core.layout import Rows
 from stratafl.core.reprs import short_repr
-from stratafl.core.state import State, flatten, unflatten
+from stratafl.core.state import Kind, State, difference, flatten, kind, unflatten
 from stratafl.errors import DamagedError, RunError
 from stratafl.execute.client_states import ClientStates, InMemory
 from stratafl.execute.context import SimulationContext
 from stratafl.execute.disk import SLOTS, SUMS, Index, OnDisk, StateFile
 from stratafl.execute.round import Examiner, Executor, Report, RoundRun
-from stratafl.execute.state_format import Kind, difference, kind_of
 
 
 @short_repr
@@ -107,7 +106,7 @@ class SavedForm:
     def of(sim: SimulationContext) -> "SavedForm":
         server = flatten(sim.algorithm.init(sim.setup), "server/")
         client = {part.path: (part.dtype, part.shape) for part in sim.state_format.parts}
-        return SavedForm({name: kind_of(x) for name, x in server.items()}, client, sim.setup.clients)
+        return SavedForm({name: kind(x) for name, x in server.items()}, client, sim.setup.clients)
 
     def check(self, t: int, tensors: Mapping[str, Tensor]) -> None:
         """Raise unless this is a state after round t."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stratafl.core.layout import Rows
-from stratafl.core.state import State, bytes_of, flatten, unflatten
+from stratafl.core.state import State, bytes_of, difference, flatten, unflatten
 from stratafl.errors import DamagedError, RunError
 
 
@@ -62,24 +62,3 @@ class StateFormat:
             raise DamagedError(f"the saved state is not one of this federation: {wrong}")
         # Copied, so that products see memory aligned as in a run that was never interrupted.
         return unflatten({part.path: tensors[part.path].clone() for part in self.parts})
-
-
-Kind = tuple[torch.dtype, tuple[int, ...]]
-
-
-def difference(known: Mapping[str, Kind], found: Mapping[str, Tensor]) -> str | None:
-    """In what tensors are not those that are known: a name that is missing or too much, another type or shape."""
-    for name in known:
-        if name not in found:
-            return f"'{name}' is missing"
-    for name, tensor in found.items():
-        if name not in known:
-            return f"'{name[:60]}' does not belong to it"
-        if kind_of(tensor) != known[name]:
-            kinds = [f"{dtype} {list(shape)}" for dtype, shape in (kind_of(tensor), known[name])]
-            return f"'{name}' is {kinds[0]}, not {kinds[1]}"
-    return None
-
-
-def kind_of(tensor: Tensor) -> Kind:
-    return tensor.dtype, tuple(tensor.shape)
