@@ -18,6 +18,7 @@ from stratafl.core.fields import FieldSpec
 from stratafl.core.footprint import Footprint
 from stratafl.core.form import Bound
 from stratafl.core.parcel import Field, Parcel
+from stratafl.core.reprs import short_repr
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State
 from stratafl.core.task import Task
@@ -135,6 +136,7 @@ class Send(Step, ABC):
         """The fields to send."""
 
 
+@short_repr
 class Unpacked(NamedTuple):
     """A field as merges read it; of whom it could not be read it is NaN, and why: `[C]` booleans by reason."""
 

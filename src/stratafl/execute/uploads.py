@@ -83,8 +83,9 @@ def inspect(
         return Inspection.refused(wrong, clients)
     device = next((x.device for x in received.values()), samples.device)
     held = samples.to(device, torch.float64)
-    # What was packed is looked at twice: as it travelled, and as it is read, where finite numbers may overflow.
-    looked_at = {**up, **opened.uploads}
+    # Of what was packed, first the parts that travelled, then what they come to: finite numbers may overflow.
+    parts = {name: field for name, field in up.items() if name not in opened.uploads}
+    looked_at = {**parts, **opened.uploads}
     found = {name: extremes(field, form.fields[name].bound, clients, layout) for name, field in looked_at.items()}
     sent = {name: each for name, each in found.items() if each is not None}
     kept = _finite([extremes(Field(value), "finite", clients, layout) for value in state.values()], held)

@@ -14,6 +14,7 @@ from torch import Tensor
 from stratafl.core.annotations import Range
 from stratafl.core.form import Bound
 from stratafl.core.records import record
+from stratafl.core.reprs import short_repr
 
 Rounding = Literal["nearest", "stochastic"]
 Share = Annotated[float, Range(above=0, most=1)]
@@ -22,6 +23,7 @@ Parts = Mapping[str, Tensor]  # what travels of one tensor, by part: `[C, …]`
 INDEX = torch.int32
 
 
+@short_repr
 class Decoded(NamedTuple):
     """Numbers `[C, n]`, and whose bytes mean nothing: `[C]` booleans by what is wrong."""
 
