@@ -4,8 +4,8 @@ import pytest
 
 from methods import PAPERS, SLOW
 from stratafl.algorithms import ALGORITHMS, algorithm
-from stratafl.algorithms.compress_on import compressed
 from stratafl.algorithms.composition import PARTS
+from stratafl.algorithms.compress_on import compressed
 from stratafl.algorithms.special_cases import special_cases_of
 from stratafl.errors import RecordError
 from stratafl.policies.codecs import Quantise, TopK

@@ -86,7 +86,7 @@ def _readable(name: str, key: str, value: torch.Tensor, form: Form, size: int) -
         sent = form.fields[f"{field}.values"].value
         assert not isinstance(sent, TensorForm)
         return sum(bits) == sent[key].size and not any(bits[size:])
-    return part != "places" or (numbers == sorted(set(numbers)) and 0 <= numbers[0] and numbers[-1] < size)
+    return part != "places" or (numbers == sorted(set(numbers)) and numbers[0] >= 0 and numbers[-1] < size)
 
 
 # Ways to change the entries of a message

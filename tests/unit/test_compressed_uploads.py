@@ -1,4 +1,4 @@
-"""Compressed uploads that no client can mean: left out with the reason, alone or in a group; the others' round goes on."""
+"""Compressed uploads that no client can mean: left out with the reason, alone or in a group; the round goes on."""
 
 from dataclasses import replace
 
