@@ -213,6 +213,15 @@ def test_of_a_retained_layer_the_difference_is_from_what_was_sent_last():
     assert not torch.equal(client["theta"]["fc.weight"], client["theta.received"]["fc.weight"])  # it trained its own
 
 
+def test_both_sides_start_from_the_same_latest_where_clients_draw_their_own():
+    host = replace(fedamp(), server={"rows": Start(own=True, per_client=True)})
+    sim, ids = made(with_topk(host, min_size=1)), torch.arange(6)
+    start = sim.start()
+    mine = sim.client_states(start.clients, ids)["theta.latest"]
+    assert all(torch.equal(x, start.server["rows"][name]) for name, x in mine.items())
+    assert not torch.equal(mine["fc.weight"][0], mine["fc.weight"][1])
+
+
 def test_stochastic_rounding_does_not_depend_on_company():
     sim = made(with_q4(fedavg(), rounding="stochastic", min_size=1))
     everybody, alone = (worked(sim, sim.start(), ids)[2].upload for ids in (torch.arange(6), torch.tensor([4])))
@@ -303,7 +312,7 @@ def test_a_configuration_names_a_compression():
 def test_the_catalogue_says_what_travels(capsys):
     print_catalogue("heurpfedla+topk", as_json=True)
     (entry,) = json.loads(capsys.readouterr().out)["algorithms"]
-    assert entry["label"] == "HeurpFedLA + top-k"
+    assert entry["label"] == "HeurpFedLA + top-k uploads"
     assert entry["sends"].startswith("the whole model; theta as differences from what was received, or from its last")
     assert {"keep", "feedback", "min_size", "k"} <= set(entry["options"])
     print_catalogue("fedper+q4", as_json=False)

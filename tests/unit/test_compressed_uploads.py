@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from stratafl.algorithms import fedavg
+from stratafl.algorithms import fedavg, fedlag
 from stratafl.algorithms.compress_on import with_q4, with_q8, with_topk
 from stratafl.core.parcel import Parcel
 from stratafl.execute import Matrix, Messages, simulation
@@ -14,6 +14,7 @@ from stratafl.testing import tiny_federation, tiny_model
 from stratafl.testing.tampering import Tampered
 
 Q8, Q4 = with_q8(fedavg(), min_size=8), with_q4(fedavg(), min_size=1)
+PHASES = with_q8(fedlag(k=1, xi=0.0, warmup=1), min_size=8)
 BITS, INDICES = with_topk(fedavg(), min_size=8), with_topk(fedavg(), keep=0.01, min_size=8)
 NAME = "fc1.weight"  # 288 numbers: a tenth are 29 in 36 bytes of places, a hundredth 3 in as many indices
 
@@ -63,6 +64,7 @@ CASES = {
     "a scale of NaN": (Q8, "scale", setting((), torch.nan), "not finite in field 'theta.scale'"),
     "an infinite scale": (Q4, "scale", setting((), torch.inf), "not finite in field 'theta.scale'"),
     "a scale that overflows": (Q8, "scale", setting((), 1e308), "its upload is not finite in field 'theta'"),
+    "a scale that overflows, in a phase": (PHASES, "scale", setting((), 1e308), "is not finite in field 'theta'"),
     "a code too many": (Q8, "codes", setting((5,), 255), "holds a code that does not exist in 8 bits, in 'fc1.weight'"),
     "half a code too many": (Q4, "codes", setting((5,), 0x0F), "holds a code that does not exist in 4 bits"),
     "an index too large": (INDICES, "places", setting((2,), 288), "holds an index outside its tensor, in 'fc1.weight'"),

@@ -52,12 +52,12 @@ def _lag_idea(host: Method) -> str:
     return f"{host.label} in which layers with conflicting updates become personal."
 
 
-def _compression(label: str, on: Callable[..., Algorithm], off: Mapping[str, Any], how: str) -> Addition:
+def _compression(label: str, on: Callable[..., Algorithm], off: Mapping[str, Any], how: str, does: str) -> Addition:
     return Addition(
         label,
         on,
         None,
-        lambda host: f"{host.label} whose uploads are compressed: {how}.",
+        lambda host: f"{host.label} whose uploads {does}.",
         off,
         soon={"min_size": 1},  # the models of the contract are small
         sends=lambda host: f"{host.sends}; {described(on(host.builder()))}, {how}",
@@ -77,9 +77,15 @@ PARTS = {
     "lag": Addition(
         "LAG", with_lag, "fedlag", _lag_idea, off={"k": 0, "warmup": 0}, soon={"k": 2, "xi": 0.0, "warmup": 0}
     ),
-    "q8": _compression("8 bits", with_q8, ENDLESS, "in 8 bits a number"),
-    "q4": _compression("4 bits", with_q4, ENDLESS, "in 4 bits a number"),
-    "topk": _compression("top-k", with_topk, {"keep": 1.0, "min_size": 1}, "of which only those furthest from 0"),
+    "q8": _compression("8-bit uploads", with_q8, ENDLESS, "in 8 bits a number", "take a quarter of the bytes"),
+    "q4": _compression("4-bit uploads", with_q4, ENDLESS, "in 4 bits a number", "take an eighth of the bytes"),
+    "topk": _compression(
+        "top-k uploads",
+        with_topk,
+        {"keep": 1.0, "min_size": 1},
+        "of which only those furthest from 0",
+        "hold only what changed most",
+    ),
 }
 
 

@@ -57,7 +57,7 @@ class Quantise:
         if self.bits == 32:
             return {"values": x}
         scale = x.abs().amax(1) / self.level
-        over = torch.where(scale[:, None] > 0, x / scale[:, None], 0)
+        over = x / scale[:, None]  # NaN where all numbers are 0
         whole = over.round() if self.rounding == "nearest" else (over + draws()).floor()
         codes = whole.nan_to_num(0).clamp(-self.level, self.level) + self.level
         return {"codes": _packed(codes.to(torch.uint8), self.bits), "scale": scale}
