@@ -227,8 +227,21 @@ def test_stochastic_rounding_does_not_depend_on_company():
     everybody, alone = (worked(sim, sim.start(), ids)[2].upload for ids in (torch.arange(6), torch.tensor([4])))
     for name, x in alone["theta.codes"].rows.items():
         assert torch.equal(everybody["theta.codes"].rows[name][4:5], x)
-    later = worked(sim, sim.round(sim.start(), Matrix())[0], torch.tensor([4]))[2].upload
-    assert not torch.equal(later["theta.codes"].rows["fc1.weight"], alone["theta.codes"].rows["fc1.weight"])
+
+
+def test_every_round_client_field_and_tensor_has_draws_of_its_own():
+    sim, like = made(with_q4(fedavg(), rounding="stochastic")), torch.zeros(2, 24, dtype=torch.float64)
+    (theta,), ids = sim.algorithm.pack, torch.tensor([4, 1])
+    first, second = sim.at(0), sim.at(1)
+    drawn = [
+        theta._draws(first, ids, "fc.weight", like),
+        theta._draws(second, ids, "fc.weight", like),
+        theta._draws(first, ids, "fc1.weight", like),
+        replace(theta, field="c_change")._draws(first, ids, "fc.weight", like),
+    ]
+    rows = torch.cat(drawn)
+    assert rows.unique(dim=0).shape == (8, 24)
+    assert torch.equal(drawn[0][1:], theta._draws(first, torch.tensor([1]), "fc.weight", like[:1]))
 
 
 def test_opening_again_changes_nothing():
