@@ -35,6 +35,8 @@ ACTING: dict[str, Algorithm] = {  # as in the contract: settings in which the me
     "flayer official": flayer(preset="official"),
     "heurpfedla": heurpfedla(k=1, hyper_lr=0.5),
     "pfedla": pfedla(hyper_lr=0.5),
+    "fedper+q4": algorithm("fedper+q4", min_size=1, rounding="stochastic", feedback=True),
+    "heurpfedla+topk": algorithm("heurpfedla+topk", min_size=1, hyper_lr=0.5),
 }
 EVERY = {**{name: algorithm(name) for name in ALGORITHMS}, **ACTING}
 TWO, ALL = {1: not_finite(), 4: claiming(10**12)}, {client: not_finite() for client in range(6)}

@@ -1,4 +1,4 @@
-"""Compositions: FLAYER's parts or LAG on another method, by a name such as `fedper+flayer` or `scaffold+lag`.
+"""Compositions: FLAYER's parts, LAG or compression on a method, by a name such as `fedper+flayer` or `fedper+q8`.
 
 A composition takes the options of the method and those of the part. The parts are functions from record to record, of
 use without a name: `with_flayer(my_method())`. They refuse what makes no sense and say why.
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stratafl.algorithms.catalogue import GIVEN, METHODS, Method
+from stratafl.algorithms.compress_on import described, with_q4, with_q8, with_topk
 from stratafl.algorithms.flayer_on import acting, with_flayer
 from stratafl.algorithms.lag_on import with_lag
 from stratafl.core.algorithm import Algorithm
@@ -28,7 +29,7 @@ class Addition:
 
     label: str
     on: Callable[..., Algorithm]
-    method: str
+    method: str | None  # None: it is of no paper's method
     idea: Callable[[Method], str]
     off: Mapping[str, Any]
     soon: Mapping[str, Any] = field(default_factory=dict)
@@ -51,6 +52,19 @@ def _lag_idea(host: Method) -> str:
     return f"{host.label} in which layers with conflicting updates become personal."
 
 
+def _compression(label: str, on: Callable[..., Algorithm], off: Mapping[str, Any], how: str, does: str) -> Addition:
+    return Addition(
+        label,
+        on,
+        None,
+        lambda host: f"{host.label} whose uploads {does}.",
+        off,
+        soon={"min_size": 1},  # the models of the contract are small
+        sends=lambda host: f"{host.sends}; {described(on(host.builder()))}, {how}",
+    )
+
+
+ENDLESS = {"min_size": 2**62}  # every tensor is sent as it is
 PARTS = {
     "flayer": Addition(
         "FLAYER",
@@ -62,6 +76,15 @@ PARTS = {
     ),
     "lag": Addition(
         "LAG", with_lag, "fedlag", _lag_idea, off={"k": 0, "warmup": 0}, soon={"k": 2, "xi": 0.0, "warmup": 0}
+    ),
+    "q8": _compression("8-bit uploads", with_q8, ENDLESS, "in 8 bits a number", "take a quarter of the bytes"),
+    "q4": _compression("4-bit uploads", with_q4, ENDLESS, "in 4 bits a number", "take an eighth of the bytes"),
+    "topk": _compression(
+        "top-k uploads",
+        with_topk,
+        {"keep": 1.0, "min_size": 1},
+        "of which only those furthest from 0",
+        "hold only what changed most",
     ),
 }
 
@@ -90,7 +113,7 @@ def composition(name: str) -> Method:
     host_name, part_name = parse_composition(name)
     host, part, built = METHODS[host_name], PARTS[part_name], composed(name)
     built()  # or it is refused
-    paper = METHODS[part.method]
+    paper = host if part.method is None else METHODS[part.method]
     idea, sends, label = part.idea(host), part.sends(host), f"{host.label} + {part.label}"
     return Method(name, built, host.kind, label, idea, paper.paper, paper.title, sends, host.new_client)
 

@@ -98,6 +98,7 @@ class FormGroups(MergeRows):
     features: Literal["cosine", "angle"] = "cosine"
     reads = ("up.theta", "up.samples", "theta", "group", "member", "psi", "active")
     writes = ("theta", "group", "member", "psi", "active")
+    compares = True
 
     def check(self, setup: Setup) -> None:
         if self.groups > setup.clients:

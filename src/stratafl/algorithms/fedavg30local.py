@@ -48,6 +48,7 @@ class UploadIfSampled(Send):
 
     reads = ("theta",)
     writes = ("up.theta", "up.samples")
+    masked = True
 
     def __call__(self, rnd: Round, client: State, task: Task) -> Mapping[str, Field]:
         sent = LayerMask(rnd.sampled(task.ids)[:, None].expand(-1, len(rnd.layout.layers)))

@@ -40,6 +40,7 @@ class Extrapolate(Mean):
 
     epsilon: float = 1e-3
     unless: str | None = None  # a field with a number for each layer: where it is above 0, only the mean is taken
+    compares = True
 
     @property
     def reads(self) -> Names:

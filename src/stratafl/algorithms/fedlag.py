@@ -83,6 +83,8 @@ def _lag(conflicts: "PersonaliseConflicts", mean: Mean, train: SGD) -> Layerwise
 class BroadcastShared(Download):
     """The averaged layers, those of L_g (Eq. 4); of L_p nothing is sent, and `Take` leaves a client's own (Eq. 5)."""
 
+    masked = True
+
     @property
     def reads(self) -> tuple[str, ...]:
         return (self.field, "personal")
@@ -109,10 +111,15 @@ class PersonaliseConflicts(MergeRows):
     field: str = "theta"
     layers: Select = select("all")  # those that may become personal
     writes = ("rows", "personal", "conflicts")
+    compares = True
 
     @property
     def reads(self) -> tuple[str, ...]:
         return (f"up.{self.field}", self.field, *self.writes)
+
+    @property
+    def stores(self) -> Mapping[str, str]:
+        return {self.field: "rows"}
 
     def check(self, setup: Setup) -> None:
         most = len(self._scored(setup.layout))

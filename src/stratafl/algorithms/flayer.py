@@ -173,6 +173,7 @@ class TopChange(Send):
     layers: Select = select("all")
     field: str = "theta"
     anchor: str = "anchor"
+    masked = True
 
     @property
     def reads(self) -> Names:

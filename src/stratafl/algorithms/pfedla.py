@@ -181,6 +181,10 @@ class MixLayers(Serve):
     def reads(self) -> tuple[str, ...]:
         return ("rows", *self.given.names)
 
+    @property
+    def masked(self) -> bool:
+        return self.retain.anything
+
     def footprint(self, setup: Setup) -> Footprint:
         """A row per client, the client's own with its retained layers, and what the weights are computed from."""
         rows = (2 if self.retain.anything else 1) * setup.row_bytes()

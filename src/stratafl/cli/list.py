@@ -159,9 +159,9 @@ def _print_methods(console: Console) -> None:
                 table.add_row(Text(method.name, "cyan"), method.idea, method.paper or "")
         if table.row_count:
             console.print(Text.assemble((kind, "bold"), f": {meaning}"), table, "", sep="\n")
-    parts = ", ".join(f"NAME+{part} puts {each.label} on a method" for part, each in PARTS.items())
+    parts = ", ".join(f"{part} ({each.label})" for part, each in PARTS.items())
     console.print("strata list NAME shows a method's options, what it sends, what new clients get.")
-    console.print(f"{parts}, such as fedper+flayer.\n")
+    console.print(f"NAME+PART puts a part on a method, such as fedper+flayer: {parts}.\n")
 
 
 def _print_method(console: Console, method: Method) -> None:

@@ -8,6 +8,7 @@ deployed client calls the very same functions with C = 1.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -45,6 +46,14 @@ class Work(NamedTuple):
     client: State  # to keep
     upload: Parcel
     trained: Rows  # the model right after training, for whoever evaluates it
+
+
+@short_repr
+class Opened(NamedTuple):
+    """Uploads as merges read them, and whose could not be read: `[C]` booleans by reason."""
+
+    uploads: Parcel
+    wrong: Mapping[str, Tensor] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -116,6 +125,14 @@ class Algorithm(ABC):
     @abstractmethod
     def work(self, rnd: Round, client: State, task: Task) -> Work:
         """Client: training, from what `receive` gave."""
+
+    def open(self, rnd: Round, server: State, uploads: Parcel, ids: Tensor) -> Opened:
+        """Server: uploads as merges read them, from what travelled; again, it changes nothing.
+
+        Differences are from what the server sent, so this needs the server's state of the round in which these clients
+        worked. What cannot be read is NaN, and the reason says why.
+        """
+        return Opened(uploads)
 
     @abstractmethod
     def fold(self, rnd: Round, server: State, total: Total, uploads: Parcel, ids: Tensor) -> Total:

@@ -16,7 +16,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from stratafl.core.algorithm import Algorithm, Requirements, Total, Work
+from stratafl.core.algorithm import Algorithm, Opened, Requirements, Total, Work
 from stratafl.core.annotations import Range
 from stratafl.core.fields import FieldSpec, Together
 from stratafl.core.footprint import Footprint, largest
@@ -143,6 +143,9 @@ class Phased(Algorithm):
         if not self._all[rnd.plan.phase].only_sampled_learn:
             return work
         return work._replace(client=_where(rnd.sampled(task.ids), work.client, client))
+
+    def open(self, rnd: Round, server: State, uploads: Parcel, ids: Tensor) -> Opened:
+        return self._of(rnd).open(rnd, server, uploads, ids)
 
     def fold(self, rnd: Round, server: State, total: Total, uploads: Parcel, ids: Tensor) -> Total:
         return self._of(rnd).fold(rnd, server, total, uploads, ids)

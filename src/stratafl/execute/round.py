@@ -181,8 +181,12 @@ class RoundRun:
             arrived = self.executor.carry(upload, layout, form)
         except WireError as error:
             return Parcel({}), Inspection.refused(str(error), len(group))
+        wrong = misfit(arrived, form, layout, len(group))
+        if wrong:
+            return arrived, Inspection.refused(wrong, len(group))
+        opened = sim.algorithm.open(self.rnd, self.server, arrived, group)
         samples = sim.samples[group]
-        return arrived, inspect(arrived, form, state, received, sim.algorithm.row, samples, layout)
+        return opened.uploads, inspect(arrived, form, state, received, sim.algorithm.row, samples, layout, opened)
 
 
 def _flagged(reports: list[GroupReport], ids: Tensor) -> tuple[tuple[LeftOut, ...], tuple[Outlier, ...]]:

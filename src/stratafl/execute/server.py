@@ -120,8 +120,10 @@ class Server(Rounds):
             parcel = wire.decode(data, self.setup.layout, form).to(self.device)
         except WireError as error:
             return Parcel({}), Inspection.refused(str(error), 1)
+        opened = self.algorithm.open(rnd, state, parcel, torch.tensor([client]))
         sent = self._sent(self._parcel(rnd, state, client))
-        return parcel, inspect(parcel, form, {}, sent, self.algorithm.row, samples, self.setup.layout)
+        found = inspect(parcel, form, {}, sent, self.algorithm.row, samples, self.setup.layout, opened)
+        return opened.uploads, found
 
     def _sent(self, parcel: Parcel) -> Rows:
         """The tensors of a client's model that it was sent whole, one row each."""

@@ -15,7 +15,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from stratafl.core.algorithm import COUNT
+from stratafl.core.algorithm import COUNT, Opened
 from stratafl.core.form import Form
 from stratafl.core.layout import Layout, Rows, row_dot
 from stratafl.core.parcel import Field, Parcel
@@ -62,23 +62,34 @@ class Inspection:
 
 
 def inspect(
-    up: Parcel, form: Form, state: State, received: Rows, row: str, samples: Tensor, layout: Layout
+    up: Parcel,
+    form: Form,
+    state: State,
+    received: Rows,
+    row: str,
+    samples: Tensor,
+    layout: Layout,
+    opened: Opened | None = None,
 ) -> Inspection:
-    """Check uploads as they arrive, and the state that clients would keep.
+    """Check uploads as they arrive and as merges read them, and the state that clients would keep.
 
     `received` is what training started from, or as much of it as is known; `samples` `[C]` what clients hold. Clients
     that work together share tensors, so that another form is theirs together.
     """
+    opened = opened or Opened(up)
     clients = len(samples)
     wrong = misfit(up, form, layout, clients)
     if wrong:
         return Inspection.refused(wrong, clients)
     device = next((x.device for x in received.values()), samples.device)
     held = samples.to(device, torch.float64)
-    found = {name: extremes(field, form.fields[name].bound, clients, layout) for name, field in up.items()}
+    # Of what was packed, first the parts that travelled, then what they come to: finite numbers may overflow.
+    parts = {name: field for name, field in up.items() if name not in opened.uploads}
+    looked_at = {**parts, **opened.uploads}
+    found = {name: extremes(field, form.fields[name].bound, clients, layout) for name, field in looked_at.items()}
     sent = {name: each for name, each in found.items() if each is not None}
     kept = _finite([extremes(Field(value), "finite", clients, layout) for value in state.values()], held)
-    squares = _squares(up, received, row, held, layout)
+    squares = _squares(opened.uploads, received, row, held, layout)
     rows = torch.stack([kept, _reported(up, held), squares])
     seen = torch.cat([*sent.values(), rows]).cpu().tolist()  # the one transfer: each waits
     *bounds, keeps, reported, moved = seen
@@ -86,6 +97,8 @@ def inspect(
         _reason(form, dict(zip(sent, zip(each[::2], each[1::2], strict=True), strict=True)), *rest)
         for each, *rest in zip(_columns(bounds, clients), keeps, reported, samples.tolist(), strict=True)
     ]
+    unread = {reason: rows.tolist() for reason, rows in opened.wrong.items()}
+    reasons = [next((why for why in unread if unread[why][c]), reason) for c, reason in enumerate(reasons)]
     return Inspection(reasons, [square**0.5 for square in moved])
 
 

@@ -205,6 +205,10 @@ class StoreRows(MergeRows):
     def writes(self) -> Names:
         return (self.rows,)
 
+    @property
+    def stores(self) -> Mapping[str, str]:
+        return {self.field: self.rows}
+
     def footprint(self, setup: Setup) -> Footprint:
         """Uploads of one tensor at a time."""
         return Footprint(absorbed=setup.block_bytes())
