@@ -22,7 +22,7 @@ server, client = ServerApp(), ClientApp()
 def main(grid: Grid, context: Context) -> None:
     given = context.run_config
     tell(given["log"], event="start", pid=os.getpid())
-    values = np.zeros(int(given["size"]), dtype=np.float32)
+    values = np.arange(int(given["size"]), dtype=np.float32)  # no two pieces are equal: Flower sends such once
     for number in range(int(given["rounds"])):
         sites = wait_for_sites(grid, lambda found: len(found) >= given["sites"], float(given["deadline"]))
         messages = [Message(content(values, number), node, "train") for node in sites.values()]
@@ -36,7 +36,7 @@ def main(grid: Grid, context: Context) -> None:
             event="done",
             number=number,
             seconds=done.seconds,
-            value=float(values.mean()),
+            value=float(values[0]),
             sites={site: dict(answer) for site, answer in sorted(answers.items())},
             failed=dict(failed_sites(done, sites)),
         )

@@ -15,8 +15,7 @@ import socket
 import ssl
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from stratafl.files import write_atomically
 log = logging.getLogger("stratafl.deploy.gate")
 MOST_HEAD = 16 * 1024  # bytes of request line and headers
 PIECE = 64 * 1024  # bytes that are read at a time; a connection buffers a few of them
+REUSED = 3.0  # seconds for which a connection to the SuperLink is kept
 COUNTS_EVERY = 2.0  # seconds between two writings of the counts
 LOGGED_PER_MINUTE = 60  # refusals; the rest is counted
 
@@ -90,6 +90,18 @@ class _Side:
     ) -> None:
         self.http = h11.Connection(role, max_incomplete_event_size=MOST_HEAD)
         self.reader, self.writer, self.received, self.sent = reader, writer, 0, 0
+        self.link: _Side | None = None  # of a site: its connection to the SuperLink
+        self.used = time.monotonic()
+
+    def is_fresh(self) -> bool:
+        """Whether it can carry another request; uvicorn hangs up after 5 seconds."""
+        done = self.http.our_state is h11.DONE and self.http.their_state is h11.DONE
+        return done and not self.reader.at_eof() and time.monotonic() - self.used < REUSED
+
+    def leave_link(self) -> None:
+        if self.link is not None:
+            self.link.writer.transport.abort()
+            self.link = None
 
     async def event(self, seconds: float) -> object:
         """What h11 reads next: a request, a response, a piece of a body, its end, the end of the connection."""
@@ -143,6 +155,7 @@ class Gate:
             connection.close()
             return
         self._open[address] += 1
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else every answer takes 40 ms longer
         task = asyncio.create_task(self._attend(connection, address, tls))
         self._tasks.add(task)
         task.add_done_callback(lambda done: self._left(done, address))
@@ -173,8 +186,8 @@ class Gate:
             return
         transport.set_write_buffer_limits(high=PIECE)
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+        side = _Side(h11.SERVER, reader, writer)
         try:
-            side = _Side(h11.SERVER, reader, writer)
             while await self._pass_one(side, address):
                 side.http.start_next_cycle()
                 side.received = side.sent = 0
@@ -182,6 +195,7 @@ class Gate:
             self.refusals.tell(address, f"broken off: {error or type(error).__name__}")
             transport.abort()
         finally:
+            side.leave_link()
             writer.close()
             with suppress(OSError):  # TimeoutError is one
                 async with asyncio.timeout(self.limits.farewell):
@@ -194,6 +208,10 @@ class Gate:
         if request is None:
             return False
         try:
+            if request.http_version != b"1.1":
+                raise RefusedError(505, "another version of HTTP than 1.1")
+            if sum(len(name) + len(value) for name, value in request.headers) > MOST_HEAD:  # h11 limits unfinished heads
+                raise RefusedError(431, f"a head of more than {MOST_HEAD:,} bytes")
             headers = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers)
             name, length = admit(request.method.decode(), request.target.decode("latin-1"), headers, self.keys)
             async with self._work:
@@ -225,16 +243,17 @@ class Gate:
 
     async def _forward(self, site: _Side, request: h11.Request, length: int) -> None:
         """The body to the SuperLink, its answer to the site; a `RefusedError` if the SuperLink cannot be reached."""
-        async with self._superlink() as link:
-            headers = [(name, value) for name, value in request.headers if FORWARDED.fullmatch(name)]
-            fixed = [(b"host", b"superlink"), (b"content-length", b"%d" % length), (b"connection", b"close")]
-            await self._to_link(link, h11.Request(method=b"POST", target=request.target, headers=[*fixed, *headers]))
-            while not isinstance(event := await site.event(self.limits.piece), h11.EndOfMessage):
-                if not isinstance(event, h11.Data):
-                    raise ConnectionResetError("it left in the middle of a body")
-                await self._to_link(link, h11.Data(data=event.data))
-            await self._to_link(link, h11.EndOfMessage())
-            await self._answer(site, link)
+        link = await self._superlink(site)
+        headers = [(name, value) for name, value in request.headers if FORWARDED.fullmatch(name)]
+        fixed = [(b"host", b"superlink"), (b"content-length", b"%d" % length)]
+        await self._to_link(link, h11.Request(method=b"POST", target=request.target, headers=[*fixed, *headers]))
+        while not isinstance(event := await site.event(self.limits.piece), h11.EndOfMessage):
+            if not isinstance(event, h11.Data):
+                raise ConnectionResetError("it left in the middle of a body")
+            await self._to_link(link, h11.Data(data=event.data))
+        await self._to_link(link, h11.EndOfMessage())
+        await self._answer(site, link)
+        link.used = time.monotonic()
 
     async def _to_link(self, link: _Side, event: h11.Event) -> None:
         try:
@@ -257,18 +276,20 @@ class Gate:
             raise ConnectionResetError("the SuperLink left in the middle of an answer")
         await site.send(h11.EndOfMessage(), self.limits.piece)
 
-    @asynccontextmanager
-    async def _superlink(self) -> AsyncIterator[_Side]:
+    async def _superlink(self, site: _Side) -> _Side:
+        """A connection to the SuperLink: the one that served this site a moment ago, or a new one."""
+        if site.link is not None and site.link.is_fresh():
+            site.link.http.start_next_cycle()
+            return site.link
+        site.leave_link()
         host, port = self.upstream
         try:
             async with asyncio.timeout(self.limits.handshake):
                 reader, writer = await asyncio.open_connection(host, port, ssl=self.upstream_tls, limit=PIECE)
         except (OSError, TimeoutError) as error:
             raise RefusedError(503, f"the SuperLink cannot be reached: {error or type(error).__name__}") from error
-        try:
-            yield _Side(h11.CLIENT, reader, writer)
-        finally:
-            writer.transport.abort()
+        site.link = _Side(h11.CLIENT, reader, writer)
+        return site.link
 
     async def _refuse(self, site: _Side, address: str, refusal: RefusedError) -> None:
         self.refusals.tell(address, refusal.reason)
@@ -305,16 +326,20 @@ async def _write_counts(gate: Gate, path: Path) -> None:
         await asyncio.sleep(COUNTS_EVERY)
 
 
+def server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(certificate, key)
+    return context
+
+
 async def _run(given: argparse.Namespace) -> None:
-    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    tls.minimum_version = ssl.TLSVersion.TLSv1_2
-    tls.load_cert_chain(given.certificate, given.key)
     upstream_tls = ssl.create_default_context(cafile=given.authority)
     gate = Gate(KeyRing(given.sites), ("127.0.0.1", given.superlink_port), upstream_tls)
     family = socket.AF_INET6 if ":" in given.host else socket.AF_INET
     with socket.create_server((given.host, given.port), family=family, backlog=128) as listener:
         log.info("listening on %s port %d", *listener.getsockname()[:2])
-        tasks = [asyncio.create_task(gate.serve(listener, tls)), asyncio.create_task(_write_counts(gate, given.counts))]
+        tasks = [asyncio.create_task(gate.serve(listener, server_tls(given.certificate, given.key))), asyncio.create_task(_write_counts(gate, given.counts))]
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: [task.cancel() for task in tasks])
         with suppress(asyncio.CancelledError):
             await asyncio.gather(*tasks)
