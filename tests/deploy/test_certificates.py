@@ -48,7 +48,9 @@ def handshake(server: Pair, authority: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["hospital.example.org", "192.168.7.5", "localhost", "127.0.0.1"])
-def test_a_site_with_the_authority_believes_the_server_under_its_names(tmp_path: Path, authority: Pair, name: str) -> None:
+def test_a_site_with_the_authority_believes_the_server_under_its_names(
+    tmp_path: Path, authority: Pair, name: str
+) -> None:
     server = create_server_certificate(tmp_path, ["hospital.example.org", "192.168.7.5"], authority)
     handshake(server, authority.public, name)
 
@@ -104,7 +106,7 @@ def test_a_site_key_is_what_flower_reads(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_public_key_is_refused(tmp_path: Path) -> None:
     pair = create_site_key(tmp_path, "north")
-    with pytest.raises(DeployError, match="is not a public key: ask the site for the file NAME.pub"):
+    with pytest.raises(DeployError, match=r"is not a public key: ask the site for the file NAME\.pub"):
         read_public_key(pair.key)
     other = ed25519.Ed25519PrivateKey.generate().public_key()
     (tmp_path / "other.pub").write_bytes(

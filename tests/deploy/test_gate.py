@@ -49,13 +49,13 @@ class Place:
         writer.close()
 
     @asynccontextmanager
-    async def open(self, limits: Limits = Limits(), *, superlink: bool = True):
+    async def open(self, limits: Limits | None = None, *, superlink: bool = True):
         server = await asyncio.start_server(self.superlink, "127.0.0.1", 0, ssl=self.tls())
         upstream = server.sockets[0].getsockname()[:2]
         if not superlink:
             server.close()
         trusted = ssl.create_default_context(cafile=self.authority.public)
-        self.gate = Gate(KeyRing(self.site.public.parent), upstream, trusted, limits)
+        self.gate = Gate(KeyRing(self.site.public.parent), upstream, trusted, limits or Limits())
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.port = listener.getsockname()[1]
             task = asyncio.create_task(self.gate.serve(listener, self.tls()))
@@ -71,7 +71,11 @@ class Place:
         return await asyncio.open_connection("127.0.0.1", self.port, ssl=trusted)
 
     def request(self, target: str = PULL, body: bytes = b"asked", method: str = "POST", **more: str) -> bytes:
-        fields = {"host": "gate", **signed(self.site, length=len(body)), **{k.replace("_", "-"): v for k, v in more.items()}}
+        fields = {
+            "host": "gate",
+            **signed(self.site, length=len(body)),
+            **{k.replace("_", "-"): v for k, v in more.items()},
+        }
         lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
         return "\r\n".join([*lines, "", ""]).encode() + body
 
@@ -151,8 +155,10 @@ def test_an_error_of_the_superlink_is_passed_back(place: Place) -> None:
 
 @pytest.mark.parametrize(
     ("target", "status"),
-    [("/v1/control/start-run", 404), ("/v1/control/register-node", 404), ("/v1/control/list-runs", 404)]
-    + [("/v1/runtime/acquire-task", 404), ("/v1/fleet/register-node", 404), ("/docs", 404), ("/health", 404)],
+    [
+        *[(f"/v1/control/{name}", 404) for name in ("start-run", "register-node", "list-runs")],
+        *[(path, 404) for path in ("/v1/runtime/acquire-task", "/v1/fleet/register-node", "/docs", "/health")],
+    ],
 )
 def test_what_is_not_of_the_fleet_never_reaches_the_superlink(place: Place, target: str, status: int) -> None:
     async def work() -> None:
@@ -261,7 +267,7 @@ def test_a_flood_takes_little_memory(place: Place) -> None:
 
     async def flood() -> None:
         with suppress(ConnectionError, ssl.SSLError):
-            reader, writer = await place.connect()
+            _, writer = await place.connect()
             writer.write(place.request("/v1/control/start-run", body=b"")[:-2] + b"a: b\r\n\r\n")
             for _ in range(200):
                 writer.write(bytes(100_000))

@@ -30,7 +30,8 @@ OWNER = """
 import os, sys, time
 from pathlib import Path
 from stratafl.deploy.processes import Process
-process = Process("family", [sys.executable, "-c", sys.argv[1], sys.argv[2]], Path(sys.argv[2] + ".log"), dict(os.environ))
+command = [sys.executable, "-c", sys.argv[1], sys.argv[2]]
+process = Process("family", command, Path(sys.argv[2] + ".log"), dict(os.environ))
 time.sleep(1000)
 """
 
@@ -131,8 +132,10 @@ def test_a_command_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
 
 
 def test_waiting_ends_when_the_process_does_or_time_is_up(tmp_path: Path) -> None:
-    process = Process("app", [sys.executable, "-c", "print('port is taken'); exit(1)"], tmp_path / "log", dict(os.environ))
-    with pytest.raises(DeployError, match="the app did not start: app exited with code 1; .*: port is taken"):
+    process = Process(
+        "app", [sys.executable, "-c", "print('port is taken'); exit(1)"], tmp_path / "log", dict(os.environ)
+    )
+    with pytest.raises(DeployError, match=r"the app did not start: app exited with code 1; .*: port is taken"):
         wait_until(lambda: False, process, "the app")
     process.end()
     process = start(tmp_path)
@@ -143,7 +146,9 @@ def test_waiting_ends_when_the_process_does_or_time_is_up(tmp_path: Path) -> Non
         process.end()
 
 
-def test_flower_reports_and_installs_nothing_and_takes_no_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flower_reports_and_installs_nothing_and_takes_no_proxy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("FLWR_TELEMETRY_ENABLED", "FLWR_OIDC_ENABLED", "HTTPS_PROXY", "http_proxy", "MINE"):
         monkeypatch.setenv(name, "1")
     given = flower_environment(tmp_path)

@@ -10,6 +10,7 @@ pytest.importorskip("flwr", reason="needs pip install 'stratafl[flower]'")
 
 import httpx
 from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
 
 from stratafl.deploy import rounds
 from stratafl.deploy.rounds import exchange, failed_sites, late_replies, nodes_of_sites, wait_for_sites
@@ -79,6 +80,8 @@ class FakeGrid:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(rounds, "time", clock)
+    for name in ("_run_id", "_node_id", "_task_id"):  # a message is made inside a task
+        monkeypatch.setattr(TaskIdentity, name, 1)
     return clock
 
 

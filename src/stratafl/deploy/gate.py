@@ -210,7 +210,9 @@ class Gate:
         try:
             if request.http_version != b"1.1":
                 raise RefusedError(505, "another version of HTTP than 1.1")
-            if sum(len(name) + len(value) for name, value in request.headers) > MOST_HEAD:  # h11 limits unfinished heads
+            if (
+                sum(len(name) + len(value) for name, value in request.headers) > MOST_HEAD
+            ):  # h11 limits unfinished heads
                 raise RefusedError(431, f"a head of more than {MOST_HEAD:,} bytes")
             headers = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers)
             name, length = admit(request.method.decode(), request.target.decode("latin-1"), headers, self.keys)
@@ -339,7 +341,10 @@ async def _run(given: argparse.Namespace) -> None:
     family = socket.AF_INET6 if ":" in given.host else socket.AF_INET
     with socket.create_server((given.host, given.port), family=family, backlog=128) as listener:
         log.info("listening on %s port %d", *listener.getsockname()[:2])
-        tasks = [asyncio.create_task(gate.serve(listener, server_tls(given.certificate, given.key))), asyncio.create_task(_write_counts(gate, given.counts))]
+        tasks = [
+            asyncio.create_task(gate.serve(listener, server_tls(given.certificate, given.key))),
+            asyncio.create_task(_write_counts(gate, given.counts)),
+        ]
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: [task.cancel() for task in tasks])
         with suppress(asyncio.CancelledError):
             await asyncio.gather(*tasks)

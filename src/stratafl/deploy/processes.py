@@ -16,7 +16,7 @@ from stratafl.deploy import guardian
 from stratafl.errors import DeployError, shown
 from stratafl.files import explained
 
-GRACE = 15.0  # seconds between SIGTERM and SIGKILL; a SuperNode takes up to 9 to say goodbye
+GRACE = 30.0  # seconds between SIGTERM and SIGKILL; on a busy machine a SuperNode takes 18 to say goodbye
 SILENT = ("httpx", "httpcore")  # loggers with a line for every request
 PATIENCE = 300.0  # seconds for a process to answer; on a busy machine Flower takes half a minute to import
 _PAUSE = 0.05
@@ -117,6 +117,7 @@ def flower_environment(home: Path) -> dict[str, str]:
 def log_to_stderr() -> None:
     """For modules that run as processes: time and message, a line each."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    logging.getLogger("flwr").propagate = False  # it has a handler of its own
     for name in SILENT:
         logging.getLogger(name).setLevel(logging.WARNING)
 

@@ -92,7 +92,7 @@ class _Exchange:
 
     def __init__(self, grid: Grid, deadline: float, enough: int, told: Callable[[str], None]) -> None:
         self.grid, self.deadline, self.wanted, self.told = grid, deadline, enough, told
-        self.start, self.said = time.monotonic(), 0.0
+        self.start, self.said, self.outage_said = time.monotonic(), 0.0, -SAID_EVERY
         self.replies, self.failures = dict[int, Message](), dict[int, str]()
         self.waiting = dict[str, int]()
 
@@ -165,7 +165,9 @@ class _Exchange:
         try:
             yield
         except (httpx.TransportError, httpx.HTTPStatusError) as error:
-            self.told(f"the SuperLink does not answer: {first_line(error, typed=True)}")
+            if time.monotonic() - self.outage_said >= SAID_EVERY:
+                self.outage_said = time.monotonic()
+                self.told(f"the SuperLink does not answer: {first_line(error, typed=True)}")
         finally:
             if retries is not None:
                 retries.max_time = None

@@ -25,7 +25,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from stratafl.deploy.certificates import MOST_BYTES, check_site_name
 from stratafl.deploy.client_tasks import READY
-from stratafl.deploy.processes import Process, flower_command, flower_environment, free_port, python_module
+from stratafl.deploy.processes import Process, flower_environment, free_port, python_module
 from stratafl.errors import DeployError
 from stratafl.files import explained, lock, read_plain, write_atomically
 
@@ -37,10 +37,11 @@ _NODE = re.compile(r"SuperNode ID: (\d{1,20})")
 # What the log of a SuperNode says before it ends, and what that means; the first that is found is said.
 _REASONS = {
     "certificate verify failed": "the server's certificate is not signed by the authority that this site was given",
-    "could not be activated": "the server still counts this site as connected; it lets it in within a minute",
+    "[code: 2004]": "the server still counts this site as connected; it lets it in within a minute",
     "[code: ": "the server refuses this site",
-    "401 Unauthorized": "the server does not know this site's key, or the clocks differ: ask it to register the key",
     "Unable to parse the private key": "the private key cannot be read",
+    # How flwr ends at a 401; we did not ask it to end.
+    "terminated gracefully": "the server does not know this site's key, or clocks differ: ask it to register the key",
 }
 _FINAL = ("certificate verify failed", "Unable to parse the private key")  # trying again would not help
 
@@ -108,6 +109,7 @@ class Site:
         self._end_processes()
         if node is not None and node.exit_code() == 0:  # it has signed off itself
             (self.folder / "node").unlink(missing_ok=True)
+        self._release()
         self.status = SiteStatus.ENDED
         with suppress(OSError):
             os.close(self._lock)
@@ -120,16 +122,16 @@ class Site:
         secret, port = self.folder / "secret", free_port()
         write_atomically(secret, secrets.token_hex(32).encode())
         os.chmod(secret, 0o600)
-        runtime = f"127.0.0.1:{port}"
+        self.runtime = runtime = f"127.0.0.1:{port}"
         environment = flower_environment(self.folder / "flower") | {FOLDER: str(self.folder.absolute())}
-        node = [flower_command("flower-supernode"), "--superlink", self._server, "--host", "127.0.0.1", "--port", port]
+        node: list[object] = ["--superlink", self._server, "--host", "127.0.0.1", "--port", port]
         node += ["--root-certificates", self._authority, "--auth-supernode-private-key", self._key]
         node += ["--isolation", "process", "--superexec-auth-secret-file", secret]
         node += ["--node-config", self.folder / "node.toml"]
         app = python_module(
             "stratafl.deploy.client_tasks", "--runtime", runtime, "--secret", secret, "--app", self._app
         )
-        for name, command in (("clientapp", app), ("supernode", [*map(str, node)])):
+        for name, command in (("clientapp", app), ("supernode", python_module("stratafl.deploy.supernode", *node))):
             self._processes.append(Process(name, command, self.folder / "logs" / f"{name}.log", environment))
         return []
 
