@@ -11,7 +11,6 @@ from typing import Any
 from stratafl.deploy.certificates import Pair, create_authority, create_server_certificate, create_site_key
 from stratafl.deploy.control import RunState
 from stratafl.deploy.host import Address, Host
-from stratafl.deploy.processes import free_port
 from stratafl.deploy.site import Site
 
 PATIENCE = 900.0  # seconds; only what hangs takes that long, and a busy machine takes as long as it takes
@@ -40,7 +39,7 @@ class Federation:
         self.host.end()
 
     def start_host(self) -> Host:
-        return Host(self.folder / "host", Address("127.0.0.1", free_port()), self.certificate, self.authority.public)
+        return Host(self.folder / "host", Address("127.0.0.1", 0), self.certificate, self.authority.public)
 
     @property
     def address(self) -> str:

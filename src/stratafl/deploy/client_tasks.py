@@ -55,7 +55,7 @@ def load_app(name: str) -> ClientApp:
 
 def answer(runtime: Runtime, token: str, app: ClientApp) -> None:
     """One message: fetch it, let the app answer, send the reply; an exception of the app is a reply too."""
-    client, _ = runtime.client(token=token)
+    client = runtime.client(token=token)
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
     heartbeat.start()
     try:

@@ -23,13 +23,11 @@ import h11
 
 from stratafl.deploy.admission import FORWARDED, KeyRing, RefusedError, admit
 from stratafl.deploy.processes import log_to_stderr
+from stratafl.deploy.side import MOST_HEAD, PIECE, Side
 from stratafl.errors import shown
 from stratafl.files import write_atomically
 
 log = logging.getLogger("stratafl.deploy.gate")
-MOST_HEAD = 16 * 1024  # bytes of request line and headers
-PIECE = 64 * 1024  # bytes that are read at a time; a connection buffers a few of them
-REUSED = 3.0  # seconds for which a connection to the SuperLink is kept
 COUNTS_EVERY = 2.0  # seconds between two writings of the counts
 LOGGED_PER_MINUTE = 60  # refusals; the rest is counted
 
@@ -80,45 +78,6 @@ class _Refusals:
             log.warning("refused %s: %s", address, shown(reason, 200))
         else:
             self.silent += 1
-
-
-class _Side:
-    """One side of a request: a connection and what h11 has understood of it."""
-
-    def __init__(
-        self, role: type[h11.CLIENT] | type[h11.SERVER], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        self.http = h11.Connection(role, max_incomplete_event_size=MOST_HEAD)
-        self.reader, self.writer, self.received, self.sent = reader, writer, 0, 0
-        self.link: _Side | None = None  # of a site: its connection to the SuperLink
-        self.used = time.monotonic()
-
-    def is_fresh(self) -> bool:
-        """Whether it can carry another request; uvicorn hangs up after 5 seconds."""
-        done = self.http.our_state is h11.DONE and self.http.their_state is h11.DONE
-        return done and not self.reader.at_eof() and time.monotonic() - self.used < REUSED
-
-    def leave_link(self) -> None:
-        if self.link is not None:
-            self.link.writer.transport.abort()
-            self.link = None
-
-    async def event(self, seconds: float) -> object:
-        """What h11 reads next: a request, a response, a piece of a body, its end, the end of the connection."""
-        async with asyncio.timeout(seconds):
-            while (event := self.http.next_event()) is h11.NEED_DATA:
-                data = await self.reader.read(PIECE)
-                self.received += len(data)
-                self.http.receive_data(data)
-        return event
-
-    async def send(self, event: h11.Event, seconds: float) -> None:
-        data = self.http.send(event)
-        if data:
-            self.sent += len(data)
-            self.writer.write(data)
-            async with asyncio.timeout(seconds):
-                await self.writer.drain()
 
 
 @dataclass
@@ -186,7 +145,7 @@ class Gate:
             return
         transport.set_write_buffer_limits(high=PIECE)
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
-        side = _Side(h11.SERVER, reader, writer)
+        side = Side(h11.SERVER, reader, writer)
         try:
             while await self._pass_one(side, address):
                 side.http.start_next_cycle()
@@ -202,7 +161,7 @@ class Gate:
                     await writer.wait_closed()
             transport.abort()
 
-    async def _pass_one(self, site: _Side, address: str) -> bool:
+    async def _pass_one(self, site: Side, address: str) -> bool:
         """One request and its answer; whether the connection can carry another."""
         request = await self._head(site, address)
         if request is None:
@@ -226,7 +185,7 @@ class Gate:
         count.received, count.sent = count.received + site.received, count.sent + site.sent
         return site.http.our_state is h11.DONE and site.http.their_state is h11.DONE
 
-    async def _head(self, site: _Side, address: str) -> h11.Request | None:
+    async def _head(self, site: Side, address: str) -> h11.Request | None:
         """The head of the next request, or None where there is no other."""
         if not site.http.trailing_data[0]:
             async with asyncio.timeout(self.limits.idle):
@@ -243,7 +202,7 @@ class Gate:
             return None
         return event if isinstance(event, h11.Request) else None
 
-    async def _forward(self, site: _Side, request: h11.Request, length: int) -> None:
+    async def _forward(self, site: Side, request: h11.Request, length: int) -> None:
         """The body to the SuperLink, its answer to the site; a `RefusedError` if the SuperLink cannot be reached."""
         link = await self._superlink(site)
         headers = [(name, value) for name, value in request.headers if FORWARDED.fullmatch(name)]
@@ -257,13 +216,13 @@ class Gate:
         await self._answer(site, link)
         link.used = time.monotonic()
 
-    async def _to_link(self, link: _Side, event: h11.Event) -> None:
+    async def _to_link(self, link: Side, event: h11.Event) -> None:
         try:
             await link.send(event, self.limits.piece)
         except (OSError, TimeoutError) as error:
             raise RefusedError(503, f"the SuperLink broke off: {error or type(error).__name__}") from error
 
-    async def _answer(self, site: _Side, link: _Side) -> None:
+    async def _answer(self, site: Side, link: Side) -> None:
         try:
             head = await link.event(self.limits.answer)
         except (OSError, TimeoutError, h11.RemoteProtocolError) as error:
@@ -278,7 +237,7 @@ class Gate:
             raise ConnectionResetError("the SuperLink left in the middle of an answer")
         await site.send(h11.EndOfMessage(), self.limits.piece)
 
-    async def _superlink(self, site: _Side) -> _Side:
+    async def _superlink(self, site: Side) -> Side:
         """A connection to the SuperLink: the one that served this site a moment ago, or a new one."""
         if site.link is not None and site.link.is_fresh():
             site.link.http.start_next_cycle()
@@ -290,10 +249,10 @@ class Gate:
                 reader, writer = await asyncio.open_connection(host, port, ssl=self.upstream_tls, limit=PIECE)
         except (OSError, TimeoutError) as error:
             raise RefusedError(503, f"the SuperLink cannot be reached: {error or type(error).__name__}") from error
-        site.link = _Side(h11.CLIENT, reader, writer)
+        site.link = Side(h11.CLIENT, reader, writer)
         return site.link
 
-    async def _refuse(self, site: _Side, address: str, refusal: RefusedError) -> None:
+    async def _refuse(self, site: Side, address: str, refusal: RefusedError) -> None:
         self.refusals.tell(address, refusal.reason)
         if site.http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             answer = h11.Response(
@@ -304,7 +263,7 @@ class Gate:
                 await site.send(h11.EndOfMessage(), 2.0)
                 await self._drain(site)
 
-    async def _drain(self, site: _Side) -> None:
+    async def _drain(self, site: Side) -> None:
         """Read on for a moment, so that the answer arrives: closing with unread bytes would reset the connection."""
         with suppress(TimeoutError):
             async with asyncio.timeout(1.0):

@@ -29,7 +29,7 @@ MOST_COUNTS = 10_000_000  # bytes
 
 @dataclass(frozen=True)
 class Address:
-    """Where sites find the server; `host` is what the gate listens on, such as 0.0.0.0 or 192.168.1.5."""
+    """What the gate listens on, such as 0.0.0.0 or 192.168.1.5; port 0 is any that is free."""
 
     host: str
     port: int
@@ -158,6 +158,8 @@ class Host:
         return self._process("serverapp", "stratafl.deploy.server_tasks", *options, "--secret", self.folder / "secret")
 
     def _start_gate(self) -> Process:
+        if not self.address.port:
+            self.address = Address(self.address.host, free_port(self.address.host))
         place = ["--host", self.address.host, "--port", self.address.port, "--superlink-port", self._port]
         tls = ["--certificate", self._certificate.public, "--key", self._certificate.key]
         files = [

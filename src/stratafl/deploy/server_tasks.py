@@ -13,7 +13,7 @@ from flwr.supercore.constant import TaskType
 
 from stratafl.deploy.certificates import MOST_BYTES, write_once
 from stratafl.deploy.processes import flower_command, log_to_stderr
-from stratafl.deploy.tasks import Runtime, report_failure, tokens
+from stratafl.deploy.tasks import Runtime, kept_alive, report_failure, tokens
 from stratafl.files import read_plain
 
 log = logging.getLogger("stratafl.deploy")
@@ -37,7 +37,8 @@ def _run(runtime: Runtime, token: str) -> None:
         write_once(Path(folder) / "token", token.encode())
         options = ["--runtime-api-address", runtime.address, "--root-certificates", str(runtime.root_certificates)]
         owner = ["--token-file", f"{folder}/token", "--parent-pid", str(os.getpid())]
-        code = subprocess.run([flower_command("flwr-serverapp"), *options, *owner], check=False).returncode
+        with kept_alive(runtime, token):
+            code = subprocess.run([flower_command("flwr-serverapp"), *options, *owner], check=False).returncode
     log.info("the ServerApp ended with code %d", code)
     if code < 0:  # any other end has been reported by the ServerApp itself
         try:

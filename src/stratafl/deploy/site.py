@@ -32,7 +32,7 @@ from stratafl.files import explained, lock, read_plain, write_atomically
 FOLDER = "STRATAFL_SITE_FOLDER"  # the environment variable that tells the ClientApp its folder
 PAUSES = (1.0, 2.0, 5.0, 10.0, 20.0)  # seconds before the next start; the last one is repeated
 HEALTHY = 120.0  # seconds of connection after which the first pause is used again
-QUIET = 15.0  # seconds without a connection after which the state is said
+LOOK = 0.5  # seconds between two looks into the logs
 _NODE = re.compile(r"SuperNode ID: (\d{1,20})")
 # What the log of a SuperNode says before it ends, and what that means; the first that is found is said.
 _REASONS = {
@@ -77,7 +77,7 @@ class Site:
                 part.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = lock(folder)
         self._processes = list[Process]()
-        self._tries, self._next, self._connected_at = 0, 0.0, None
+        self._tries, self._next, self._look, self._connected_at = 0, 0.0, 0.0, None
         self.status = SiteStatus.STARTING
         write_atomically(folder / "node.toml", tomli_w.dumps({"site": name, **(settings or {})}).encode())
         self._release()
@@ -117,7 +117,7 @@ class Site:
     def _start_again(self) -> list[str]:
         if time.monotonic() < self._next:
             return []
-        self._began, self._connected_at, self._told = time.monotonic(), None, False
+        self._connected_at = None
         self.status = SiteStatus.STARTING
         secret, port = self.folder / "secret", free_port()
         write_atomically(secret, secrets.token_hex(32).encode())
@@ -136,23 +136,33 @@ class Site:
         return []
 
     def _progress(self) -> list[str]:
-        app, node = self._processes
         now = time.monotonic()
-        if self._connected_at is not None:
-            if now - self._connected_at > HEALTHY:
-                self._tries = 0
+        if now < self._look:
             return []
-        found = _NODE.search(node.said())
-        if found and READY in app.said():
-            self._connected_at, self.status = now, SiteStatus.CONNECTED
+        self._look = now + LOOK
+        app, node = (process.said() for process in self._processes)
+        found = _NODE.search(node)
+        if found and READY in app and self._connected_at is None:
+            self._connected_at = now
             write_atomically(self.folder / "node", found[1].encode())
+        if self._connected_at is not None and now - self._connected_at > HEALTHY:
+            self._tries = 0
+        return self._told(self._status_now(node))
+
+    def _status_now(self, said: str) -> SiteStatus:
+        """From the log of the SuperNode, which waits for a server by itself."""
+        if said.rfind("Connection attempt failed") > said.rfind("Connection successful"):
+            return SiteStatus.UNREACHABLE
+        return SiteStatus.STARTING if self._connected_at is None else SiteStatus.CONNECTED
+
+    def _told(self, status: SiteStatus) -> list[str]:
+        """What is said when the status changes."""
+        before, self.status = self.status, status
+        if status is before or status is SiteStatus.STARTING:
+            return []
+        if status is SiteStatus.CONNECTED:
             return [f"site '{self.name}' is connected"]
-        if not found and now - self._began > QUIET and not self._told:
-            self._told = True
-            if "Connection attempt failed" in node.said():
-                self.status = SiteStatus.UNREACHABLE
-                return [f"site '{self.name}': no answer from {self._server}; it is asked again and again"]
-        return []
+        return [f"site '{self.name}': no answer from {self._server}; it is asked again, at most every 20 s"]
 
     def _fell(self, gone: Process) -> list[str]:
         said, outcome = gone.said(), gone.outcome()
