@@ -190,7 +190,7 @@ def test_an_app_that_raises_is_a_failure_with_its_reason(three: Federation) -> N
     three.until(lambda: len(run.events("done")) == 1)
     wrong.unlink()
     assert run.finish().end == "completed"
-    assert run.events("done")[0]["failed"] == {"b": "ValueError: this site was told to fail (code 1)"}
+    assert run.events("done")[0]["failed"] == {"b": "ValueError: this site was told to fail (code 2)"}
     assert run.events("done")[1]["sites"]["b"]["pid"] == pid  # it went on
 
 
