@@ -83,6 +83,10 @@ class StageError(StrataError):
     """A failure inside a round, naming stage, client and layer."""
 
 
+class DeployError(StrataError):
+    """A federation that cannot be started, joined or continued: its processes, keys, certificates, connections."""
+
+
 class ContractError(StrataError):
     """An algorithm that breaks a law of the contract, which `law` names."""
 
