@@ -247,26 +247,3 @@ def check_new(paths: Sequence[Path | None]) -> None:
 def check_folder(path: Path) -> None:
     if not path.absolute().parent.is_dir():
         raise RunError(f"cannot write '{path}': there is no folder '{path.parent}'")
-
-
-def check_lockable() -> None:
-    """Raise on systems where two processes could write into the same run directory."""
-    if fcntl is None:
-        raise RunError("this system cannot lock a run directory: use Linux or macOS (on Windows, WSL)")
-
-
-def lock(folder: Path) -> int:
-    """A handle of the directory, locked until it is closed or the process ends, however it ends."""
-    check_lockable()
-    assert fcntl is not None
-    with explained("open", folder):
-        handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(handle)
-        raise BusyError(f"another process is writing to '{folder}': wait until it ends, or stop it") from error
-    except OSError as error:
-        os.close(handle)
-        raise RunError(f"cannot lock '{folder}': {error.strerror}") from error
-    return handle
