@@ -77,7 +77,7 @@ class Disk:
             elif how == "torn":
                 self._tear(name, *given, **named)
             elif how == "power":
-                self._cut_power()
+                self.cut_power()
             self.dead = True
             raise Crash
 
@@ -91,7 +91,7 @@ class Disk:
         self.seen.append(name)
         if how is not None and name == "arrow":
             if how == "power":
-                self._cut_power()
+                self.cut_power()
             self.dead = True
             raise Crash
         return how if how is None or how in ways(name) else "before"  # after a crash other operations have the number
@@ -137,7 +137,7 @@ class Disk:
             if path.is_file() and path.stat().st_ino not in self._synced:
                 os.truncate(path, path.stat().st_size // 2)
 
-    def _cut_power(self) -> None:
+    def cut_power(self) -> None:
         for source, target, before in reversed(self._renamed):
             with suppress(OSError):  # a block that is gone by now
                 self._real["replace"](target, source)

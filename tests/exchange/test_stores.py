@@ -15,7 +15,7 @@ from small_federation import FEDERATION, SITES, Federation, bits
 
 from stratafl.errors import BusyError, DamagedError, RunError
 from stratafl.execute.exchange import open_server, open_site, read_site, state_form
-from stratafl.execute.exchange.protocol import Refusal, SendAll, Upload, decode_reply
+from stratafl.execute.exchange.protocol import Refusal, SendAll, Upload, decode_reply, upload_digest
 from stratafl.execute.exchange.site_store import CURRENT, DAMAGED, DELIVERED, PENDING
 from stratafl.execute.exchange.state_file import DiskFullError, read_state, write_state
 
@@ -113,6 +113,20 @@ def test_what_interrupted_writes_left_is_removed(federation):
     left.write_bytes(b"half")
     with federation.site(ANNA):
         assert not left.exists()
+
+
+def test_what_a_site_was_told_survives_a_power_cut(federation):
+    with Disk()() as disk, federation.server() as server:
+        rounds(federation, server, 1)
+        with federation.site(ANNA) as store:
+            pending = store.pending()
+            store.promote()
+            disk.cut_power()
+            assert store.current().digest == pending.digest
+            assert store.pending() is None
+            store.keep(replace(pending, round=1, digest=upload_digest(FEDERATION, ANNA, 1, pending.upload)))
+            disk.cut_power()
+            assert store.pending().round == 1
 
 
 # Damage at a site
