@@ -19,6 +19,7 @@ SPARSE = {
     "fedcac": "Customise compares whole updates",
     "fedexp": "Extrapolate compares whole updates",
     "fedlag": "PersonaliseConflicts compares whole updates",
+    "fedpac": "of what it gets the server sends only 'base'",
     "ifca": "the server has no 'theta' of a client",
 }
 SHORT = {

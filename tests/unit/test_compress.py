@@ -175,6 +175,16 @@ def test_what_is_sent_and_the_residual_are_what_should_have_been_sent(codec):
         progress, _ = sim.round(progress, Matrix())
 
 
+def test_errors_of_values_are_not_added_to_the_next_ones():
+    """FedPAC's server sends no head, so that heads are sent as values."""
+    sim = made(with_q4(algorithm("fedpac"), feedback=True, min_size=1))
+    progress, _ = sim.round(sim.start(), Matrix())
+    for kept in progress.clients.values():
+        residual = kept["theta.residual"]
+        assert not residual["fc.weight"].any()
+        assert residual["fc1.weight"].any()
+
+
 def test_over_rounds_nothing_is_lost_exactly():
     """Σ sent + residual = Σ owed, in whole numbers, which float64 adds without rounding."""
     sim = made(with_topk(fedavg(), min_size=1))
@@ -197,7 +207,7 @@ def test_over_rounds_nothing_is_lost_exactly():
 
 
 def test_of_a_retained_layer_the_difference_is_from_what_was_sent_last():
-    method = with_topk(heurpfedla(retained="fc"), min_size=1)
+    method = with_topk(heurpfedla(retained="fc", embedding=3, width=3, depth=1), min_size=1)
     sim, ids = made(method), torch.arange(6)
     progress, _ = sim.round(sim.start(), Matrix())
     for i, kept in progress.clients.items():  # both sides have the same of it
@@ -256,12 +266,18 @@ def test_opening_again_changes_nothing():
 # Degenerate
 
 
-LATEST = ("fedper", "fedamp", "scaffold", "apple", "fedfomo", "pfedla", "pfedme")
+MORE = ("fedper", "fedamp", "scaffold", "apple", "fedfomo", "pfedla", "pfedme")
 
 
-@pytest.mark.parametrize("codec", [Quantise(32), TopK(1.0)], ids=repr)
-@pytest.mark.parametrize("name", ["fedavg", "heurpfedla", *(pytest.param(n, marks=SLOW) for n in LATEST)])
-def test_all_numbers_in_32_bits_are_the_method(codec, name):
+@pytest.mark.parametrize(
+    ("name", "codec"),
+    [
+        ("fedavg", Quantise(32)),
+        ("heurpfedla", TopK(1.0)),
+        *(pytest.param(n, codec, marks=SLOW) for n in MORE for codec in (Quantise(32), TopK(1.0))),
+    ],
+)
+def test_all_numbers_in_32_bits_are_the_method(name, codec):
     host = algorithm(name)
     law = SpecialCase("everything is sent", compressed(host, codec, feedback=True, min_size=1), host)
     check_special_case(law, rounds=3, participation=0.5)
@@ -280,6 +296,7 @@ def test_all_numbers_in_32_bits_are_the_method(codec, name):
         ("fedcac+topk", "Customise compares whole updates"),
         ("fedexp+topk", "Extrapolate compares whole updates"),
         ("ifca+topk", "top-k sends differences, and the server has no 'theta' of a client to which"),
+        ("fedpac+topk", "top-k sends differences, and of what it gets the server sends only 'base': choose q8 or q4"),
         ("fedper+q8+topk", "adds several parts"),
     ],
 )

@@ -97,6 +97,16 @@ def test_it_is_left_out_and_the_others_are_not(name, executor):
     assert 2 not in after.clients  # it keeps what it had, its residual too
 
 
+def test_what_cannot_be_read_is_nan_for_whoever_does_not_ask_why():
+    sim, ids = made(Q8), torch.arange(6)
+    rnd, server, task = sim.at(0), sim.start().server, sim.task(ids, sim.at(0))
+    client = Q8.receive(rnd, Q8.enrol(sim.setup, ids), Q8.download(rnd, server, ids), task)
+    work = Tampered(Q8, {2: spoilt("codes", setting((5,), 255))}).work(rnd, client, task)
+    rows = Q8.open(rnd, server, work.upload, ids).uploads["theta"].rows[NAME]
+    assert rows.isnan().flatten(1).all(1).tolist() == [False, False, True, False, False, False]
+    assert not rows[[0, 1, 3, 4, 5]].isnan().any()
+
+
 def test_an_update_that_is_far_from_the_others_is_named():
     """Norms are those of what arrives, not of codes."""
     sim = made(Q8)

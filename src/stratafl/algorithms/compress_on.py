@@ -163,7 +163,7 @@ def _compress(host: Layerwise, field: str, send: Send, codec: Codec, feedback: b
     base, rows = base_of(host, field)
     grows = all(isinstance(step, Increment) for step in _merges(host, field))
     if codec.sparse:
-        _check_sparse(host, field, base, grows)
+        _check_sparse(host, field, send, base, grows)
     layers = getattr(send, "layers", None)
     return Compress(
         codec,
@@ -177,7 +177,7 @@ def _compress(host: Layerwise, field: str, send: Send, codec: Codec, feedback: b
     )
 
 
-def _check_sparse(host: Layerwise, field: str, base: Base, grows: bool) -> None:
+def _check_sparse(host: Layerwise, field: str, send: Send, base: Base, grows: bool) -> None:
     """Refuse top-k where the server has nothing to add to, or compares what it would leave out."""
     for step in _merges(host, field):
         if step.compares:
@@ -186,3 +186,8 @@ def _check_sparse(host: Layerwise, field: str, base: Base, grows: bool) -> None:
     if base == "none" and not grows:
         why = f"the server has no '{field}' of a client to which a difference could be added"
         raise RecordError(f"top-k sends differences, and {why}: choose q8 or q4")
+    for serve in host.serve if base.startswith("received") else ():
+        served, sent = (getattr(each, "layers", None) for each in (serve, send))
+        if f"down.{field}" in serve.writes and served not in (None, sent, select("all")) and sent is not None:
+            why = f"of what it gets the server sends only '{served}'"
+            raise RecordError(f"top-k sends differences, and {why}: choose q8 or q4")

@@ -119,13 +119,14 @@ class Compress(Pack):
         for name in names:
             self._check(name, base)
             x = _flat(value[name] - base[name] if name in base else value[name])
-            if self.feedback:
+            adds_up = self.feedback and (name in base or self._base is None)  # errors of values do not
+            if adds_up:
                 x = x + _flat(kept[self._residual][name])
             parts = self.codec.encode(x, partial(self._draws, rnd, task.ids, name, x))
             arrives = self.codec.decode(parts, x.shape[1]).x  # as the server reads it
             for part, numbers in parts.items():
                 travels[part][name] = numbers
-            if self.feedback:
+            if adds_up:
                 kept[self._residual][name] = (x - arrives).reshape(value[name].shape)
             if self.rows:
                 kept[self._latest][name] = base[name] + arrives.reshape(value[name].shape)
