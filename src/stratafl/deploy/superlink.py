@@ -2,7 +2,8 @@
 
 flwr serves the control API to whoever reaches its port, and a run is code: on a machine that others use too, loopback
 is no protection. And it takes a run for dead if no heartbeat reached it for a minute, even if it was down itself; our
-`server_tasks.py` says when a ServerApp dies, so that minutes do no harm. `python -m stratafl.deploy.superlink TOKENFILE …` takes the options of `flower-superlink`.
+`server_tasks.py` says when a ServerApp dies, so half an hour does no harm. `python -m stratafl.deploy.superlink
+TOKENFILE …` takes the options of `flower-superlink`.
 """
 
 import sys
@@ -18,7 +19,6 @@ from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
 
 from stratafl.deploy.certificates import MOST_BYTES
 from stratafl.files import read_plain
-
 
 PATIENCE = 60  # intervals of 30 s without a heartbeat, after which a ServerApp counts as dead; in flwr 2
 
