@@ -30,7 +30,8 @@ def main(grid: Grid, context: Context) -> None:
         done = exchange(grid, messages, float(given["deadline"]), int(given["enough"]))
         names = {node: site for site, node in sites.items()}
         answers = {names[node]: reply.content["told"] for node, reply in done.replies.items()}
-        values = np.mean([reply.content["values"]["x"].numpy() for reply in done.replies.values()], axis=0)
+        if done.replies:
+            values = np.mean([reply.content["values"]["x"].numpy() for reply in done.replies.values()], axis=0)
         tell(
             given["log"],
             event="done",

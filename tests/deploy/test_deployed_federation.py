@@ -214,14 +214,19 @@ def test_a_site_that_is_killed_at_work_fails_and_comes_back(three: Federation, p
 @pytest.mark.parametrize("part", ["superlink", "gate"])
 def test_a_run_survives_when_superlink_or_gate_are_killed(three: Federation, part: str) -> None:
     before, hold = len(three.messages("b")), three.hold("b")
-    run = three.run(f"kill-{part}", rounds=2, sites=3, enough=3)
+    run = three.run(f"kill-{part}", rounds=2, sites=3)
     three.until(lambda: len(three.messages("b")) > before, "the message")
     victim = next(kept for kept in three.host._kept if kept.process.name == part)
     kill(victim.process.pid)
     three.until(lambda: any(f"{part} was killed by SIGKILL" in note for note in three.notes), "the note")
     hold.unlink()
     assert run.finish().end == "completed"
-    assert [list(event["sites"]) for event in run.events("done")] == [["a", "b", "c"]] * 2
+    first, second = run.events("done")
+    assert sorted({*first["sites"], *first["failed"]}) == ["a", "b", "c"]
+    # An outage of a minute, or one in the middle of an upload, costs that reply: docs/flower.md.
+    lost = ("Node Unavailable", "Reply message objects are unavailable")
+    assert all(any(text in reason for text in lost) for reason in first["failed"].values())
+    assert list(second["sites"]) == ["a", "b", "c"]
 
 
 @pytest.mark.slow

@@ -67,7 +67,8 @@ def exchange(
 
     It returns when every node has replied or failed, when the deadline has passed, or as soon as fewer than `enough`
     replies can still arrive. Messages expire with the deadline, or `late` seconds later: until then `late_replies`
-    can fetch what was missing. An outage of the SuperLink within the deadline is waited out.
+    can fetch what was missing. An outage of the SuperLink within the deadline is waited out. If a connection was lost
+    in the middle of an upload, Flower holds this up for as long as the upload may take to expire, 180 s.
     """
     nodes = [message.metadata.dst_node_id for message in messages]
     if len(set(nodes)) < len(nodes):
