@@ -100,8 +100,9 @@ def _by_columns(sizes: Sizes, x: Tensor, gradient: Tensor) -> Tensor:
     (rows, cols), (height, width) = sizes.padding, sizes.weight[2:]
     windows = F.pad(x, (cols, cols, rows, rows)).unfold(3, height, 1).unfold(4, width, 1)
     columns = windows.permute(0, 1, 3, 4, 5, 6, 2).flatten(4, 6).flatten(1, 3)  # [C, places, taps · in]
-    found = gradient.permute(0, 2, 1, 3, 4).flatten(2) @ columns
-    return found.unflatten(2, (height, width, -1)).permute(0, 1, 4, 2, 3)
+    product = gradient.permute(0, 2, 1, 3, 4).flatten(2) @ columns
+    found: Tensor = product.unflatten(2, (height, width, -1))
+    return found.permute(0, 1, 4, 2, 3)
 
 
 def _merged(x: Tensor) -> Tensor:
