@@ -72,6 +72,32 @@ def test_derivatives_of_first_and_second_order_are_those_of_stock_convolutions(s
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("loss", [cubes, slopes])
+def test_gradients_of_weights_with_many_channels_are_products_with_columns(shape, loss, monkeypatch):
+    made = []
+    by_columns = grouped._by_columns
+    monkeypatch.setattr(grouped, "MANY", 3)
+    monkeypatch.setattr(grouped, "_by_columns", lambda *given: made.append(given) or by_columns(*given))
+    conv, rows, x = convolution(shape)
+    expected = client_by_client(conv, rows, x, loss)
+    found = stacked(conv, rows, x, loss)
+    strided = any(n != 1 for n in (*conv.stride, *conv.dilation, conv.groups))
+    assert bool(made) == (not strided)
+    for name in expected:
+        assert error(found[name], expected[name]) < 1e-12, name
+
+
+def test_columns_that_need_too_much_room_are_left_to_torch(monkeypatch):
+    monkeypatch.setattr(grouped, "MANY", 3)
+    conv, rows, x = convolution("square")
+    sizes = grouped.Sizes((2, 3, 6, 6), (4, 3, 3, 3), (1, 1), (1, 1), (1, 1), 1)
+    assert sizes.columns(3) * 8 == 3 * 2 * 3 * 9 * 36 * 8  # clients, batch, inputs, taps, places, bytes
+    monkeypatch.setattr(grouped, "ROOM", sizes.columns(3) * 8 - 1)
+    monkeypatch.setattr(grouped, "_by_columns", None)  # would fail if it were called
+    assert error(stacked(conv, rows, x, cubes)["weight"], client_by_client(conv, rows, x, cubes)["weight"]) < 1e-12
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 def test_the_output_of_one_client_and_of_several(shape):
     conv, rows, x = convolution(shape)
     expected = torch.stack([functional_call(conv, {n: v[c] for n, v in rows.items()}, (x[c],)) for c in range(len(x))])

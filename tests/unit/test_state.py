@@ -12,6 +12,7 @@ from stratafl.core.state import (
     join,
     pick,
     rows_of,
+    stacked,
     stored_bytes,
     tensor_of,
     tensors,
@@ -93,7 +94,8 @@ def test_join_puts_rows_below_each_other():
 
 
 def test_a_single_row_comes_back_as_it_was():
-    assert plain(join([pick(pick(state(), i), None) for i in range(3)])) == plain(state())
+    assert plain(join([pick(state(), slice(i, i + 1)) for i in range(3)])) == plain(state())
+    assert plain(stacked([pick(state(), i) for i in range(3)])) == plain(state())
 
 
 def test_expand_repeats_a_row_without_a_copy():

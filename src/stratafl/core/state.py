@@ -36,7 +36,7 @@ class Computed(Mapping[str, Tensor]):
 
 State = dict[str, Value]
 Kind = tuple[torch.dtype, tuple[int, ...]]  # of a tensor: its type and its shape
-Index = Tensor | slice | int | None  # None puts a client axis in front of a single row
+Index = Tensor | slice | int
 
 
 def apply(function: Callable[[Tensor], Tensor], value: Value) -> Value:
@@ -99,6 +99,11 @@ def stack(blocks: Sequence[Tensor]) -> Tensor:
 def join(states: Sequence[Mapping[str, Value]]) -> State:
     """Rows of several states, one below the other."""
     return {name: combine(stack, [s[name] for s in states]) for name in states[0]}
+
+
+def stacked(states: Sequence[Mapping[str, Value]]) -> State:
+    """States of single clients as rows."""
+    return {name: combine(lambda each: torch.stack(tuple(each)), [s[name] for s in states]) for name in states[0]}
 
 
 def rejoin(before: Mapping[str, Value], states: Sequence[Mapping[str, Value]]) -> State:

@@ -15,7 +15,7 @@ from stratafl.core.algorithm import Algorithm
 from stratafl.core.footprint import Footprint
 from stratafl.core.reprs import short_repr
 from stratafl.core.round import Round, Setup
-from stratafl.core.state import State, join, moved, pick
+from stratafl.core.state import State, moved, pick, stacked
 from stratafl.execute.memory import Needs, Store, client_bytes, evaluation_bytes, server_bytes
 from stratafl.execute.rounds import Rounds
 from stratafl.execute.state_format import StateFormat
@@ -105,12 +105,12 @@ class SimulationContext(Rounds):
 
     def client_states(self, clients: Mapping[int, State], ids: Tensor) -> State:
         """The states of these clients as rows; a client without one enrols."""
-        return moved(join([self._client_state(clients, client) for client in ids.tolist()]), self.runtime.device)
+        return moved(stacked([self._client_state(clients, client) for client in ids.tolist()]), self.runtime.device)
 
     def _client_state(self, clients: Mapping[int, State], client: int) -> State:
         if client in clients:
-            return pick(clients[client], None)
-        return self.algorithm.enrol(self.setup, torch.tensor([client]))
+            return clients[client]
+        return pick(self.algorithm.enrol(self.setup, torch.tensor([client])), 0)
 
 
 def client_state_format(algorithm: Algorithm, setup: Setup) -> StateFormat:

@@ -19,7 +19,7 @@ from stratafl.core.layout import Rows
 from stratafl.core.parcel import Parcel
 from stratafl.core.reprs import short_repr
 from stratafl.core.round import Round, Setup
-from stratafl.core.state import State, moved, pick, rows_of, tensors
+from stratafl.core.state import State, moved, pick, rows_of, stacked, tensors
 from stratafl.core.task import Scores
 from stratafl.data.federation import Federation
 from stratafl.data.sample_format import SampleFormat
@@ -157,7 +157,7 @@ class Site:
             yield rnd, self._received(rnd, state, download, not self.trains, task), task
 
     def _received(self, rnd: Round, state: State | None, download: bytes, new: bool, task: CohortTask) -> State:
-        kept = moved(pick(self.enrol() if state is None else state, None), self.runtime.device)
+        kept = moved(stacked([self.enrol() if state is None else state]), self.runtime.device)
         return self.algorithm.receive(rnd, kept, self._decoded(rnd, download, new), task)
 
     def _decoded(self, rnd: Round, download: bytes, new: bool) -> Parcel:

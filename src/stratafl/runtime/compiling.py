@@ -35,7 +35,7 @@ from stratafl.runtime import imports
 from stratafl.runtime.compiled_step import DONE, MODULE, REQUEST, SMALL, Run, load_step, read_done, torch_caches
 from stratafl.runtime.step_graph import Description, describe_step
 
-FORMAT = 1  # of the cache; another one is not found
+FORMAT = 2  # of the cache; another one is not found
 ALIGNED = 16  # bytes, which compiled code relies on
 AT_ONCE = max(2, (os.cpu_count() or 1) // 4)  # processes, each of which has threads of its own
 CLOSING = 5.0  # seconds that a process gets to end

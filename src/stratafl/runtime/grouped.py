@@ -7,13 +7,17 @@ of the kernels in `kernels.py` and a ninth of a product's, as long as nothing is
 
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from stratafl.runtime.kernels import Convolution, Kind, Pair
 
 ORDER = (1, 4, 0, 3, 2)  # of the axes of `[C, B, channels, h, w]` in memory, the innermost is 0
+MANY = 256  # channels from which gradients of weights are not left to cuDNN
+ROOM = 2**30  # bytes that the columns of such a gradient may have
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,18 @@ class Sizes:
         """The padding of the convolution that gives the gradient of the image, if this one has a stride of 1."""
         rows, cols = (d * (k - 1) - p for d, k, p in zip(self.dilation, self.weight[2:], self.padding, strict=True))
         return rows, cols
+
+    @property
+    def reads_columns(self) -> bool:
+        """Whether the gradient of the weight is a product with columns instead of cuDNN's."""
+        plain = self.stride == self.dilation == (1, 1) and self.groups == 1
+        return plain and min(self.weight[:2]) >= MANY
+
+    def columns(self, clients: int) -> int:
+        """How many numbers the columns have."""
+        batch, inputs, *size = self.image
+        out = (side + 2 * p - k + 1 for side, p, k in zip(size, self.padding, self.weight[2:], strict=True))
+        return clients * batch * inputs * prod(self.weight[2:]) * prod(out)
 
 
 def convolve(
@@ -62,6 +78,8 @@ def multiply(sizes: Sizes, kind: Kind, a: Tensor, b: Tensor) -> Tensor:
         # As another convolution: for 256 channels cuDNN takes 373 µs, and 1,287 for its own gradient (H200, TF32).
         turned = _stacked(a.flip(3, 4).transpose(1, 2))
         return _apart(torch.ops.aten.convolution(_merged(b), turned, None, (1, 1), sizes.margin, *rest), clients)
+    if kind == "weight" and sizes.reads_columns and sizes.columns(clients) * a.element_size() <= ROOM:
+        return _by_columns(sizes, clients_last(a), clients_last(b))
     # Only the sizes matter of what is not there.
     batch, inputs, *size = sizes.image
     x = _merged(a) if kind == "weight" else _empty(b, (batch, clients * inputs, *size))
@@ -71,6 +89,20 @@ def multiply(sizes: Sizes, kind: Kind, a: Tensor, b: Tensor) -> Tensor:
     dw: Tensor
     dx, dw, _ = torch.ops.aten.convolution_backward(_merged(b), x, w, None, sizes.stride, sizes.padding, *rest, wanted)
     return _apart(dx, clients) if kind == "image" else dw.reshape(clients, *sizes.weight)
+
+
+def _by_columns(sizes: Sizes, x: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient of the weight as one product per client; both images have clients last, so neither is copied.
+
+    For 22 clients, batches of 16 and 256 channels of 8×8 it takes an H200 211 µs. cuDNN takes 306 alone, and 1,050 in a
+    step of ResNet-20, where it launches three kernels per client. For 128 channels cuDNN is faster.
+    """
+    (rows, cols), (height, width) = sizes.padding, sizes.weight[2:]
+    windows = F.pad(x, (cols, cols, rows, rows)).unfold(3, height, 1).unfold(4, width, 1)
+    columns = windows.permute(0, 1, 3, 4, 5, 6, 2).flatten(4, 6).flatten(1, 3)  # [C, places, taps · in]
+    product = gradient.permute(0, 2, 1, 3, 4).flatten(2) @ columns
+    found: Tensor = product.unflatten(2, (height, width, -1))
+    return found.permute(0, 1, 4, 2, 3)
 
 
 def _merged(x: Tensor) -> Tensor:
