@@ -7,16 +7,89 @@ business, and how they are divided is given. A site that reads its file in anoth
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated, Any
 
 from stratafl.config.assemble import algorithm_of, model_of, reading_limit, samples_of, seeds_of
-from stratafl.config.experiment import Experiment
+from stratafl.config.experiment import Experiment, from_tables, read_toml, to_tables
+from stratafl.config.migrations import migrate
 from stratafl.config.trust import NOTHING, Trust
+from stratafl.core.annotations import Range
+from stratafl.core.records import from_settings, record, to_settings
 from stratafl.data import Federation
 from stratafl.data.sample_format import SampleFormat
 from stratafl.data.site_samples import site_federation
+from stratafl.errors import RecordError, StrataError, shown
 from stratafl.execute.blueprint import Blueprint
+from stratafl.execute.exchange.protocol import check_name
 from stratafl.execute.site import Site
 from stratafl.runtime.speed import Speed
+
+DEPLOY = "deploy"  # the table of a file that has the others of an experiment too
+_Seconds = Range(above=0, most=31_536_000)
+
+
+@record
+class DeployTable:
+    """A deployed federation: its sites, and how patient its host is."""
+
+    sites: Annotated[tuple[str, ...], "the names of the sites that train; their order numbers the clients"]
+    name: Annotated[str, "the name of the federation"] = "federation"
+    predict: Annotated[tuple[str, ...], "sites that only predict: they get a model after the last round"] = ()
+    wait: Annotated[float, _Seconds, "seconds to wait for sites that are not connected, before the host stops"] = 3600.0
+    deadline: Annotated[float, _Seconds, "seconds after which a round goes on without those that are missing"] = 600.0
+    least: Annotated[int, Range(least=1, most=1_000_000), "uploads without which a round is not absorbed"] = 1
+    failures: Annotated[
+        int, Range(least=1, most=1000), "rounds in a row that a site may miss before it is set aside"
+    ] = 3
+    scores: Annotated[bool, "whether sites report how well the model that they received does on their test samples"] = (
+        True
+    )
+
+    def __post_init__(self) -> None:
+        check_name("a federation", self.name)
+        names = (*self.sites, *self.predict)
+        for name in names:
+            check_name("a site", name)
+        if not self.sites:
+            raise RecordError("deploy.sites is empty: name the sites that train")
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise RecordError(f"two sites are called '{shown(twice)}': give every site a name of its own")
+        if self.least > len(self.sites):
+            raise RecordError(
+                f"deploy.least is {self.least}, and there are {len(self.sites)} sites: choose at most that"
+            )
+
+    def number(self, site: str) -> int:
+        """The number of a site as a client; those that only predict come after the others."""
+        return (*self.sites, *self.predict).index(site)
+
+
+@record
+class FederationFile:
+    """What host and sites are given: an experiment, and the table [deploy]."""
+
+    experiment: Experiment
+    deploy: DeployTable
+
+    def tables(self) -> dict[str, dict[str, Any]]:
+        return {**to_tables(self.experiment), DEPLOY: to_settings(self.deploy)}
+
+
+def read_federation(path: Path, *, plain: bool = False) -> FederationFile:
+    """The file of a federation: the tables of an experiment, and [deploy]."""
+    tables = read_toml(path, plain=plain)
+    try:
+        return federation_from(tables)
+    except StrataError as error:
+        raise type(error)(f"'{path}': {error}") from error
+
+
+def federation_from(tables: Mapping[str, Any]) -> FederationFile:
+    if DEPLOY not in tables:
+        raise RecordError('it has no table [deploy]: add one with sites = ["…", "…"]')
+    rest = {name: table for name, table in tables.items() if name != DEPLOY}
+    return FederationFile(from_tables(migrate(rest)), from_settings(DEPLOY, DeployTable, tables[DEPLOY]))
 
 
 def blueprint_of(

@@ -1,0 +1,166 @@
+"""A site as a member of a federation: its file, its samples and what was agreed; messages go in, answers come out.
+
+`client_app.py` gives it Flower's messages. Everything that must survive is in the site's folder:
+
+    federation.toml    the experiment and [deploy], as the site was given it
+    agreement.json     what was agreed on, as the host sent it
+    state/             the personal state (execute/exchange/site_store.py)
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from stratafl.config.assemble import federation_of
+from stratafl.config.deployment import blueprint_of, read_federation, site_federation_of, site_of
+from stratafl.config.experiment import with_values
+from stratafl.core.state import State
+from stratafl.data.federation import Federation
+from stratafl.data.sample_format import SampleFormat
+from stratafl.deploy.agreement import MOST, Agreement, Introduction, check_digests, described
+from stratafl.errors import DamagedError, DataError, WireError, shown
+from stratafl.execute.exchange import SiteExchange, open_site, state_form
+from stratafl.execute.site import Site
+from stratafl.files import json_value, read_plain, write_atomically
+
+FILE, AGREED, STATE = "federation.toml", "agreement.json", "state"
+
+
+@dataclass
+class Working:
+    """What the exchange lets a site compute, and the score of the model that it last received."""
+
+    site: Site
+    scores: bool
+    score: float | None = None
+
+    def enrol(self) -> State:
+        return self.site.enrol()
+
+    def work(self, round: int, download: bytes, state: State) -> tuple[State, bytes]:
+        done = self.site.work(round, state, download)
+        self.score = self._scored(round, download, state) if self.scores else None
+        return done.state, done.upload
+
+    def _scored(self, round: int, download: bytes, state: State) -> float | None:
+        if not self.site.samples["test"]:
+            return None
+        found = self.site.scores(round, self.site.received(round, state, download), "test")
+        right, count = (float(x.sum()) for x in (found.hits, found.count))
+        return right / count if self.site.runtime.federation.classes is not None else float(found.loss.sum()) / count
+
+
+@dataclass
+class Agreed:
+    """What a host sent: the agreement, and what it says of the largest client."""
+
+    agreement: Agreement
+    widest: dict[str, int]
+    digests: dict[str, str]
+
+    @staticmethod
+    def from_table(table: Mapping[str, Any]) -> "Agreed":
+        widest, digests = table.get("widest"), table.get("digests")
+        if not isinstance(widest, dict) or not all(type(each) is int and each >= 0 for each in widest.values()):
+            raise WireError("this is not an agreement: it does not say how many samples the largest client has")
+        if not isinstance(digests, dict) or not all(isinstance(each, str) for each in digests.values()):
+            raise WireError("this is not an agreement: its digests are missing")
+        if not isinstance(table.get("agreement"), dict):
+            raise WireError("this is not an agreement: it has no table")
+        return Agreed(Agreement.from_table(table["agreement"]), widest, digests)
+
+
+@dataclass
+class Member:
+    """One site; `place` is where its samples are, which nobody else is told."""
+
+    folder: Path
+    name: str
+    place: str
+    trust: bool = False
+    _working: Working | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.file = read_federation(self.folder / FILE, plain=True)
+        deploy = self.file.deploy
+        if self.name not in (*deploy.sites, *deploy.predict):
+            raise DataError(f"there is no site '{shown(self.name)}' in federation '{deploy.name}'")
+        self.client = deploy.number(self.name)
+        self.trains = self.client < len(deploy.sites)
+
+    # Messages
+
+    def introduce(self, table: Mapping[str, Any]) -> dict[str, Any]:
+        """What this site says of itself."""
+        self._check_federation(table)
+        mine = self._federation(self._own_format)
+        return Introduction(self._own_format, *_counts(mine)).to_table()
+
+    def agree(self, table: Mapping[str, Any]) -> dict[str, Any]:
+        """Take what was agreed on, if it is what this site said of itself; it is kept until another is agreed on."""
+        self._check_federation(table)
+        agreed = Agreed.from_table(table)
+        entry = agreed.agreement.roster.entry(self.name)
+        mine = self._federation(agreed.agreement.format)
+        if (entry.client, entry.samples, entry.validation) != (self.client, *_counts(mine)):
+            raise DataError(f"the host counts {entry.samples} samples of client {entry.client}: this site has others")
+        working = self._made(agreed, mine)
+        write_atomically(self.folder / AGREED, json.dumps(table).encode())
+        self._working = working
+        return {"digests": dict(self._digests(agreed))}
+
+    def round(self, data: bytes) -> tuple[dict[str, Any], bytes]:
+        """The answer to a message of the exchange, and what else the host is told."""
+        working = self._ready()
+        working.score = None
+        name, form = self.file.deploy.name, state_form(working.enrol())
+        with open_site(self.folder / STATE, name, self.name, form) as store:
+            reply = SiteExchange(store, working).answer(data)
+        return ({} if working.score is None else {"score": working.score}), reply
+
+    # Parts
+
+    def _check_federation(self, table: Mapping[str, Any]) -> None:
+        mine = self.file.deploy.name
+        if table.get("federation") != mine:
+            raise WireError(f"this message is for federation '{shown(table.get('federation'))}', and this is '{mine}'")
+
+    def _ready(self) -> Working:
+        if self._working is None:
+            path = self.folder / AGREED
+            if not path.exists():
+                raise DataError("this site has agreed on nothing yet: the host asks for that first")
+            try:
+                agreed = Agreed.from_table(json_value(read_plain(path, MOST)))
+            except (WireError, ValueError) as error:
+                raise DamagedError(f"'{path}' is damaged ({error}): the host sends it again when it starts") from error
+            self._working = self._made(agreed, self._federation(agreed.agreement.format))
+        return self._working
+
+    def _made(self, agreed: Agreed, mine: Federation) -> Working:
+        blueprint = blueprint_of(self.file.experiment, agreed.agreement.format, len(self.file.deploy.sites), self.trust)
+        wrong = check_digests(blueprint.digests, agreed.digests)
+        if wrong:
+            raise DataError(wrong)
+        site = site_of(self.file.experiment, blueprint, mine, self.client, agreed.widest)
+        return Working(site, self.file.deploy.scores)
+
+    def _digests(self, agreed: Agreed) -> Mapping[str, str]:
+        clients = len(self.file.deploy.sites)
+        return blueprint_of(self.file.experiment, agreed.agreement.format, clients, self.trust).digests
+
+    @cached_property
+    def _own_format(self) -> SampleFormat:
+        one = {"data.name": self.place, "data.clients": 1, "data.partition": "iid"}
+        return described(SampleFormat.of(federation_of(with_values(self.file.experiment, one))))
+
+    def _federation(self, agreed: SampleFormat) -> Federation:
+        return site_federation_of(self.file.experiment, agreed, self.place, self.client, trains=self.trains)
+
+
+def _counts(mine: Federation) -> tuple[int, int]:
+    train, validation = (len(mine.splits[split].indices) for split in ("train", "validation"))
+    return train, validation

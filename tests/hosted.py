@@ -1,0 +1,122 @@
+"""A federation of files for tests: each site has its own table, and a simulation reads all of them together."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+from torch import Tensor
+
+from stratafl.config.assemble import simulation_of
+from stratafl.config.deployment import FederationFile, blueprint_of, federation_from
+from stratafl.config.experiment import with_values
+from stratafl.core.state import flatten
+from stratafl.data import digits
+from stratafl.deploy.agreement import Agreement
+from stratafl.deploy.courier import Content, Delivered, Kind
+from stratafl.deploy.hosting import AGREED, FILE, SERVER, Serving
+from stratafl.deploy.member import STATE, Member
+from stratafl.errors import StrataError
+from stratafl.execute import Matrix
+from stratafl.execute.exchange import read_site, state_form
+from stratafl.execute.exchange.server_store import ServerStore
+from stratafl.execute.server import Server
+
+SITES = ("a", "b", "c", "d")
+TABLES: dict[str, dict[str, Any]] = {
+    "algorithm": {"name": "fedper"},
+    "model": {"name": "mlp", "hidden": [8]},
+    "data": {"validation": 0.2, "test": 0.25, "seed": 3},
+    "train": {"lr": 0.1, "batch": 10},
+    "run": {"rounds": 5, "participation": 0.7, "seed": 8, "engine": "stacked"},
+    "deploy": {"sites": list(SITES), "name": "test", "wait": 900, "deadline": 900},
+}
+
+
+def with_tables(**changed: Mapping[str, Any]) -> FederationFile:
+    return federation_from({name: {**table, **changed.get(name, {})} for name, table in TABLES.items()})
+
+
+def write_samples(folder: Path) -> None:
+    """A table for each site, and one of all sites with a column that says whose a row is."""
+    whole = digits(clients=1)
+    x, y = whole.x.reshape(len(whole.x), -1)[:240, 20:28].numpy(), whole.y[:240].numpy()
+    owner = np.random.default_rng(1).choice(SITES, len(x), p=[0.4, 0.3, 0.2, 0.1])
+    head = ",".join(f"p{n}" for n in range(x.shape[1])) + ",label"
+    rows = [",".join(f"{value:g}" for value in row) + f",{label}" for row, label in zip(x, y, strict=True)]
+    for site in SITES:
+        mine = [row for row, whose in zip(rows, owner, strict=True) if whose == site]
+        (folder / f"{site}.csv").write_text("\n".join([head, *mine, ""]))
+    both = [f"{row},{whose}" for row, whose in zip(rows, owner, strict=True)]
+    (folder / "all.csv").write_text("\n".join([f"{head},client", *both, ""]))
+
+
+def write_file(folder: Path, file: FederationFile) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (folder / FILE).write_text(tomli_w.dumps(file.tables()))
+
+
+def simulated(folder: Path, file: FederationFile) -> dict[str, Tensor]:
+    """The states of server and clients after the simulation of all sites' samples."""
+    sim = simulation_of(with_values(file.experiment, {"data.name": str(folder / "all.csv"), "run.device": "cpu"}))
+    assert sim.runtime.federation.client_names == tuple(sorted(SITES))
+    progress = sim.run(Matrix())
+    found = flatten({"server": flatten(progress.server)})
+    for client, state in progress.clients.items():
+        found |= flatten({SITES[client]: flatten(state)})
+    return found
+
+
+def deployed(host: Path, sites: Mapping[str, Path], file: FederationFile) -> dict[str, Tensor]:
+    """The same from the disks of a host and its sites."""
+    found: dict[str, Tensor] = {}
+    for name, folder in sites.items():
+        member = Member(folder, name, str(folder.parent / f"{name}.csv"))
+        store = read_site(folder / STATE, file.deploy.name, name, state_form(member._ready().enrol()))
+        assert store.pending() is None
+        current = store.current()
+        if current is not None:
+            found |= flatten({name: flatten(current.state)})
+
+    agreed = Agreement.load(host / AGREED)
+    assert agreed is not None
+    server = Server.of(blueprint_of(file.experiment, agreed.format, len(SITES)), agreed.roster)
+    saved = ServerStore(host / SERVER, file.deploy.name, state_form(Serving(server, SITES).start())).load()
+    assert saved is not None
+    assert saved.round == server.rounds
+    return {**flatten({"server": flatten(saved.state)}), **found}
+
+
+class Local:
+    """Carries messages to members in this process, each made anew for every message, as after a restart."""
+
+    def __init__(self, folder: Path, sites: Mapping[str, Path]) -> None:
+        self._folder, self._sites = folder, sites
+        self.away: Callable[[str], bool] = lambda site: False
+        self.carried = list[tuple[str, str]]()
+
+    def connected(self) -> frozenset[str]:
+        return frozenset(site for site in self._sites if not self.away(site))
+
+    def carry(self, kind: Kind, messages: Mapping[str, Content], seconds: float) -> Delivered:
+        replies, failures = {}, {}
+        for site, (table, body) in messages.items():
+            self.carried.append((kind, site))
+            try:
+                replies[site] = self._answer(
+                    Member(self._sites[site], site, str(self._folder / f"{site}.csv")), kind, table, body
+                )
+            except StrataError as error:
+                failures[site] = str(error)
+        return Delivered(replies, failures)
+
+    def _answer(self, member: Member, kind: Kind, table: Mapping[str, Any], body: bytes) -> Content:
+        if kind == "round":
+            return member.round(body)
+        return (member.introduce(table) if kind == "introduce" else member.agree(table)), b""
+
+
+def largest(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    assert set(a) == set(b), sorted(set(a) ^ set(b))
+    return max(float((a[name].double() - b[name].double()).abs().max()) if a[name].numel() else 0.0 for name in a)
