@@ -179,6 +179,17 @@ def lock(folder: Path) -> int:
 @contextmanager
 def private_folder(folder: Path) -> Iterator[None]:
     """A folder that nobody else may look into, made if it is missing, and locked until the block ends."""
+    make_private(folder)
+    handle = lock(folder)
+    try:
+        clear_partial(folder)
+        yield
+    finally:
+        os.close(handle)
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that nobody else may look into, or make one such."""
     with explained("create", folder):
         for place in reversed([each for each in (folder, *folder.parents) if not os.path.lexists(each)]):
             with suppress(FileExistsError):
@@ -188,12 +199,6 @@ def private_folder(folder: Path) -> Iterator[None]:
             raise DamagedError(f"'{folder}' is not a folder but a file or a link: put the folder back, or remove it")
         if os.stat(folder).st_mode & 0o777 != 0o700:
             os.chmod(folder, 0o700)
-    handle = lock(folder)
-    try:
-        clear_partial(folder)
-        yield
-    finally:
-        os.close(handle)
 
 
 def json_value(data: bytes) -> Any:

@@ -180,6 +180,37 @@ def reproduce(
     return reproduce(name, scale, settings_of(settings), seeds, out, minutes, trust, rows, columns, tuned)
 
 
+@app.command(
+    epilog="Example: [bold]strata host federation.toml --local 3[/] rehearses with three sites on this machine"
+)
+def host(
+    config: Annotated[Path, typer.Argument(metavar="FEDERATION.toml", help="An experiment with a table \\[deploy].")],
+    out: Annotated[Path | None, option("--out -o DIR", "Its folder; else federations/NAME.")] = None,
+    address: Annotated[str, option("--address HOST:PORT", "Where sites reach this machine.")] = "127.0.0.1:9443",
+    register: Annotated[list[Path] | None, option("--register NAME.pub", "Let this site in; repeatable.")] = None,
+    local: Annotated[int | None, option("--local N", "Rehearse: N sites on this machine.")] = None,
+    trust: Trust = False,
+) -> int:
+    """Host a federation of real sites on Flower, and watch it; stopped or killed, it goes on where it was."""
+    from stratafl.cli.host import host
+
+    return host(config, out, address, register or [], local, trust)
+
+
+@app.command(epilog="Example: [bold]strata join invitation.toml --site north --data north.csv[/]")
+def join(
+    invitation: Annotated[Path, typer.Argument(metavar="INVITATION.toml", help="The file that the host gave you.")],
+    site: Annotated[str, option("--site NAME", "The name of this site in the federation.")],
+    data: Annotated[str, option("--data PATH", "The samples of this site; they stay here.")],
+    out: Annotated[Path | None, option("--out -o DIR", "Its folder; else sites/NAME.")] = None,
+    trust: Trust = False,
+) -> int:
+    """Take part in a federation with this site's own samples; what is personal stays on this machine."""
+    from stratafl.cli.join import join
+
+    return join(invitation, site, data, out, trust)
+
+
 @app.command(epilog="Example: [bold]strata check fedper[/], or [bold]strata check my_package.my_module:my_method[/]")
 def check(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A method, or package.module:builder.")],
