@@ -24,6 +24,20 @@ from stratafl.execute.exchange.server_store import ServerStore
 from stratafl.execute.server import Server
 
 SITES = ("a", "b", "c", "d")
+# Settings in which each mechanism acts within five rounds of four small clients.
+ACTING: dict[str, dict[str, Any]] = {
+    "fedper": {},
+    "flayer": {"least": 0.3},
+    "pfedla": {"hyper_lr": 0.1},
+    "heurpfedla": {"k": 1, "hyper_lr": 0.1},
+    "fedalp": {"warmup": 2, "groups": 2},
+    "fedlag": {"k": 1, "warmup": 1, "xi": -0.01},
+    "ditto": {},
+    "scaffold": {},
+    "fedbabu": {"tune_epochs": 1},
+}
+# Where the simulation mixes the models of all clients in one product; everywhere else bits are equal.
+ROUNDING = {"pfedla": 1e-6, "heurpfedla": 1e-6}
 TABLES: dict[str, dict[str, Any]] = {
     "algorithm": {"name": "fedper"},
     "model": {"name": "mlp", "hidden": [8]},
