@@ -19,6 +19,7 @@ from stratafl.core.algorithm import COUNT
 from stratafl.core.form import Form
 from stratafl.core.layout import Layout, Rows, row_dot
 from stratafl.core.parcel import Field, Parcel
+from stratafl.core.reduce import PIECE
 from stratafl.core.reprs import short_repr
 from stratafl.core.schema import extremes, misfit, out_of_bounds
 from stratafl.core.state import State
@@ -141,8 +142,20 @@ def _squares(up: Parcel, received: Rows, row: str, like: Tensor, layout: Layout)
     for name, block in field.rows.items():
         if not layout.specs[name].trainable or block.shape != received[name].shape:
             continue
-        update = block.to(torch.float64, copy=True).sub_(received[name])  # squares of float32 overflow at 1e19
-        if sent is not None:
-            update.masked_fill_(~sent[name], 0)
+        total += _square(block, received[name], None if sent is None else sent[name])
+    return total
+
+
+def _square(block: Tensor, before: Tensor, sent: Tensor | None) -> Tensor:
+    """Some columns at a time: a copy in float64 of a whole cohort's embeddings would take longer than its sum."""
+    flat, start = block.flatten(1), before.flatten(1)
+    there = None if sent is None else sent.expand_as(block).flatten(1)
+    total = torch.zeros(len(block), dtype=torch.float64, device=block.device)
+    size = max(1, PIECE // len(block)) if block.device.type == "cpu" else flat.shape[1]
+    for at in range(0, flat.shape[1], max(1, size)):
+        some = slice(at, at + size)
+        update = flat[:, some].to(torch.float64, copy=True).sub_(start[:, some])  # squares of float32 overflow at 1e19
+        if there is not None:
+            update.masked_fill_(~there[:, some], 0)
         total += row_dot(update, update)
     return total
