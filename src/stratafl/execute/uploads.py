@@ -148,11 +148,12 @@ def _squares(up: Parcel, received: Rows, row: str, like: Tensor, layout: Layout)
 
 def _square(block: Tensor, before: Tensor, sent: Tensor | None) -> Tensor:
     """Some columns at a time: a copy in float64 of a whole cohort's embeddings would take longer than its sum."""
-    flat, start = block.flatten(1), before.flatten(1)
-    there = None if sent is None else sent.expand_as(block).flatten(1)
-    total = torch.zeros(len(block), dtype=torch.float64, device=block.device)
-    size = max(1, PIECE // len(block)) if block.device.type == "cpu" else flat.shape[1]
-    for at in range(0, flat.shape[1], max(1, size)):
+    clients = len(block)
+    flat, start = (x.reshape(clients, -1) for x in (block, before))
+    there = None if sent is None else sent.expand_as(block).reshape(clients, -1)
+    total = torch.zeros(clients, dtype=torch.float64, device=block.device)
+    size = max(1, PIECE // clients if block.device.type == "cpu" else flat.shape[1])
+    for at in range(0, flat.shape[1], size):
         some = slice(at, at + size)
         update = flat[:, some].to(torch.float64, copy=True).sub_(start[:, some])  # squares of float32 overflow at 1e19
         if there is not None:
