@@ -13,14 +13,17 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
 import numpy as np
+
 import recording
 from recording import Result, Table, bar, row, where_of
 from stratafl.cli.host import CLIENT_APP, SERVER_APP
-from stratafl.config.deployment import federation_from
+from stratafl.config.deployment import FederationFile, federation_from
 from stratafl.deploy.folders import Place, prepare_host, prepare_site
 from stratafl.deploy.host import Host
 from stratafl.deploy.site import Site
@@ -31,7 +34,7 @@ SIDE, CLASSES, SAMPLES = 64, 10, 40
 STATES = ("asked", "accepted", "commit", "committed")
 
 
-def federation(sites: int, megabytes: float, rounds: int) -> object:
+def federation(sites: int, megabytes: float, rounds: int) -> FederationFile:
     """FedAvg of an MLP of about this size."""
     hidden = max(1, round(megabytes * 1e6 / 4 / (SIDE + CLASSES + 1)))
     return federation_from(
@@ -68,7 +71,8 @@ def measure(folder: Path, sites: int, megabytes: float, rounds: int) -> Table:
             host.register(name, mine.key.public)
             settings = {"data": str(folder / f"{name}.npz")}
             files = {"server": mine.server, "key": mine.key.key, "authority": mine.authority}
-            running.append(stack.enter_context(Site(mine.path, name, **files, client_app=CLIENT_APP, settings=settings)))
+            site = Site(mine.path, name, **files, client_app=CLIENT_APP, settings=settings)
+            running.append(stack.enter_context(site))
         run = host.start_run(SERVER_APP, CLIENT_APP, {"folder": str(folder / "host"), "trust": False})
         until_it_ends(host, running, run)
         time.sleep(2)  # the gate writes its counts once a second
@@ -117,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result.details[f"{megabytes} MB"] = found
         result.save()
         times = [_seconds(text) for text in found["absorbed_at"]]
-        each = [b - a for a, b in zip(times, times[1:], strict=False)]
+        each = [b - a for a, b in pairwise(times)]
         what = f"{given.sites} sites, {megabytes:g} MB a message, {where_of(result.table['environment'])}"
         if each:
             lines.append(row(f"{what}: seconds a round", median(each), "s"))
@@ -132,8 +136,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _seconds(text: str) -> float:
-    from datetime import datetime
-
     return datetime.fromisoformat(text).timestamp()
 
 
