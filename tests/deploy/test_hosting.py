@@ -96,6 +96,17 @@ def test_a_site_that_is_gone_is_done_without_set_aside_and_said(tmp_path):
     assert [site for kind, site in courier.carried if kind == "round"].count("b") == 1
 
 
+def test_a_site_that_comes_back_after_it_was_set_aside_takes_part_again(tmp_path):
+    _, courier, _ = prepared(tmp_path, run={"participation": 1.0, "rounds": 8}, deploy={"failures": 2})
+    rounds = lambda: [site for kind, site in courier.carried if kind == "round"]  # noqa: E731
+    courier.away = lambda site: site == "b" and 1 <= rounds().count("a") < 5
+    hosted(tmp_path, courier).run()
+    status = read_status(tmp_path / "host")
+    assert (status["state"], status["reason"]) == ("finished", "")
+    assert status["sites"]["b"]["state"] == "has its model"
+    assert rounds().count("b") == 1 + 3 + 1  # the first round, the last ones, and its model
+
+
 def test_a_federation_that_loses_too_many_sites_stops_and_can_be_resumed(tmp_path):
     _, courier, _ = prepared(tmp_path, run={"participation": 1.0}, deploy={"least": 3})
     courier.away = lambda site: site in "bc" and ("round", site) in courier.carried

@@ -74,6 +74,7 @@ class Hosting:
         self._failed = dict.fromkeys(self.sites, 0)  # times that each failed in this round
         self._missed = dict.fromkeys(self.sites, 0)  # rounds in a row that each missed
         self._next = dict.fromkeys(self.sites, 0.0)  # when each may be asked again
+        self._gone = set[str]()  # sites that were not connected when last looked at
 
     def run(self) -> None:
         try:
@@ -241,6 +242,9 @@ class Hosting:
         """Those of the sites that are connected and may be asked now."""
         connected, now = self._courier.connected(), self._clock()
         self.status.seen(connected)
+        for site in self._gone & connected:
+            self._missed[site] = 0  # one that was set aside has come back
+        self._gone = set(self.sites) - connected
         return [site for site in sites if site in connected and self._next[site] <= now]
 
     def _sent(
