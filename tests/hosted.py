@@ -106,12 +106,12 @@ class Local:
     """Carries messages to members in this process, each made anew for every message, as after a restart."""
 
     def __init__(self, folder: Path, sites: Mapping[str, Path]) -> None:
-        self._folder, self._sites = folder, sites
+        self._folder, self.sites = folder, dict(sites)
         self.away: Callable[[str], bool] = lambda site: False
         self.carried = list[tuple[str, str]]()
 
     def connected(self) -> frozenset[str]:
-        return frozenset(site for site in self._sites if not self.away(site))
+        return frozenset(site for site in self.sites if not self.away(site))
 
     def carry(self, kind: Kind, messages: Mapping[str, Content], seconds: float) -> Delivered:
         replies, failures = {}, {}
@@ -119,7 +119,7 @@ class Local:
             self.carried.append((kind, site))
             try:
                 replies[site] = self._answer(
-                    Member(self._sites[site], site, str(self._folder / f"{site}.csv")), kind, table, body
+                    Member(self.sites[site], site, str(self._folder / f"{site}.csv")), kind, table, body
                 )
             except StrataError as error:
                 failures[site] = str(error)

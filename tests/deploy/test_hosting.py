@@ -1,13 +1,16 @@
 """Host and sites that agree, do their rounds and end with the simulation's tensors, without Flower."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from hosted import ACTING, ROUNDING, SITES, Local, deployed, largest, simulated, with_tables, write_file, write_samples
 from stratafl.deploy.hosting import Hosting
+from stratafl.deploy.member import Member
 from stratafl.deploy.status import read_status
 from stratafl.errors import DeployError
+from stratafl.execute.exchange import read_site, state_form
 
 
 class Clock:
@@ -94,6 +97,24 @@ def test_a_site_that_is_gone_is_done_without_set_aside_and_said(tmp_path):
     assert status["sites"]["b"]["state"] in ("set aside", "not connected")
     assert "without its last model: b" in status["reason"]
     assert [site for kind, site in courier.carried if kind == "round"].count("b") == 1
+
+
+def test_a_site_that_only_predicts_gets_a_model_and_trains_nothing(tmp_path):
+    file, courier, sites = prepared(tmp_path, deploy={"predict": ["e"]})
+    sites["e"] = courier.sites["e"] = tmp_path / "e"
+    write_file(tmp_path / "e", file)
+    shutil.copy(tmp_path / "a.csv", tmp_path / "e.csv")
+    hosted(tmp_path, courier).run()
+    status = read_status(tmp_path / "host")
+    assert status["sites"]["e"]["state"] == "has its model"
+    assert [kind for kind, site in courier.carried if site == "e"] == ["introduce", "agree", "round"]
+    member = Member(tmp_path / "e", "e", str(tmp_path / "e.csv"))
+    store = read_site(tmp_path / "e" / "state", "test", "e", state_form(member._ready().enrol()))
+    assert store.current() is None
+    site = member._ready().site
+    rows = site.deployed(5, None, store.delivered())
+    assert set(rows) == set(site.setup.layout.specs)
+    assert 0 < float(site.scores(5, rows, "test").accuracy) <= 1
 
 
 def test_a_site_that_comes_back_after_it_was_set_aside_takes_part_again(tmp_path):

@@ -8,6 +8,7 @@
     status.json        for whoever looks on
 """
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from stratafl.execute.exchange import ServerExchange, open_server
 from stratafl.execute.roster import RosterEntry
 from stratafl.execute.server import Server
 
+log = logging.getLogger("stratafl.deploy")
 FILE, AGREED, SERVER = "federation.toml", "agreement.json", "server"
 LOOK = 0.5  # seconds between two looks at who is connected
 TRIES = 3  # of a site in one round, after which it has missed it
@@ -50,6 +52,11 @@ class Serving:
     def absorb(self, round: int, state: State, uploads: Mapping[str, bytes]) -> tuple[State, Mapping[str, str]]:
         numbers = {self.sites.index(site): body for site, body in uploads.items()}
         done = self.server.absorb(round, state, numbers)
+        for each in done.outliers:
+            far = "far" if each.ratio is None else f"{each.ratio:g} times the median"
+            log.warning(
+                "round %d: the update of '%s' is %s from what it received", round + 1, self.sites[each.client], far
+            )
         return done.server, {self.sites[each.client]: each.reason for each in done.left_out}
 
 
