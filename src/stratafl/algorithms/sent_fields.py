@@ -29,6 +29,7 @@ FEW, MANY = 3, 8  # layers that are named if they alone are missing, and how man
 class SentField:
     """A field as it travels: what it means, its tensors, and how many numbers and bytes it takes at most."""
 
+    direction: Direction
     name: str
     meaning: Meaning
     common: bool  # whether it is the same for all sites
@@ -181,6 +182,7 @@ def _field(direction: Direction, name: str, form: FieldForm, layout: Layout) -> 
     tensors = {"": form.value} if isinstance(form.value, TensorForm) else dict(form.value)
     running = [x for key, x in tensors.items() if key and not layout.specs[key].trainable]
     return SentField(
+        direction,
         name,
         meaning_of(direction, name),
         form.common,
@@ -199,26 +201,43 @@ def _field(direction: Direction, name: str, form: FieldForm, layout: Layout) -> 
 def layers_of(names: Iterable[str], layout: Layout) -> str:
     """Which layers these tensors make up; of a layer that is there in part, what is there."""
     held = set(names)
+    trained, running = held & set(layout.trainable()), held - set(layout.trainable())
+    if not running and _bare(trained, layout):
+        every = {name for layer in layout.layers if trained & set(layer.tensors) for name in layer.tensors}
+        return f"{_layers(every, layout)}{', ' if len(every) < len(layout.specs) else ' '}without running statistics"
+    if running and not trained:
+        every = {name for name in layout.specs if name not in layout.trainable()}
+        layers = [layer.name for layer in layout.layers if running & set(layer.tensors)]
+        return "running statistics" if running == every else f"running statistics of {_joined(layers)}"
+    return _layers(held, layout)
+
+
+def _bare(trained: set[str], layout: Layout) -> bool:
+    """Whether these are all trained tensors of some layers, of which at least one has running statistics."""
+    mine = [layer.tensors for layer in layout.layers if trained & set(layer.tensors)]
+    missing = [name for tensors in mine for name in tensors if name not in trained]
+    return bool(missing) and not any(layout.specs[name].trainable for name in missing)
+
+
+def _layers(held: set[str], layout: Layout) -> str:
     whole = [layer.name for layer in layout.layers if held.issuperset(layer.tensors)]
     missing = [layer.name for layer in layout.layers if held.isdisjoint(layer.tensors)]
-    if held and len(whole) == len(layout.layers):
+    if len(whole) == len(layout.layers):
         return "all layers"
-    if held and held == set(layout.trainable()):
-        return "all layers without running statistics"
     if len(whole) + len(missing) == len(layout.layers) and len(missing) <= FEW < len(whole):
         return f"all layers but {', '.join(missing)}"
-    words = [word for layer in layout.layers for word in _words(layer, held, layout)]
-    more = f" and {len(words) - MANY + 1} more" if len(words) > MANY else ""
-    return ", ".join(words[: MANY - 1] if more else words) + more
+    return _joined([word for layer in layout.layers for word in _words(layer, held, layout)])
 
 
 def _words(layer: Layer, held: set[str], layout: Layout) -> list[str]:
     mine = [name for name in layer.tensors if name in held]
-    trained = [name for name in layer.tensors if layout.specs[name].trainable]
     if mine == list(layer.tensors):
         return [layer.name]
-    if mine and mine == trained:
-        return [f"{layer.name} without running statistics"]
-    if mine and not set(mine) & set(trained):
+    if mine and not any(layout.specs[name].trainable for name in mine):
         return [f"running statistics of {layer.name}"]
     return mine
+
+
+def _joined(words: list[str]) -> str:
+    more = f" and {len(words) - MANY + 1} more" if len(words) > MANY else ""
+    return ", ".join(words[: MANY - 1] if more else words) + more

@@ -10,7 +10,7 @@ from stratafl.errors import counted
 WIDTH = 100
 LEAST = 30  # letters of a line that descriptions have in any case
 _GAP = "  "
-_MASKS = {"layers": "not every layer every time", "columns": "of each tensor only a part, and which"}
+MASKS = {"layers": "some layers left out", "columns": "of each tensor a part, and which"}
 
 
 def what_leaves(algorithm: Algorithm, setup: Setup, width: int = WIDTH) -> list[str]:
@@ -40,7 +40,8 @@ def described(field: SentField) -> str:
     parts = [field.layers] if field.is_model else []
     if field.running and field.meaning.kind != "running statistics":
         parts.append(f"with {counted(field.running, 'running statistic')}")
-    parts += [_MASKS[field.mask]] if field.mask in _MASKS else []
+    parts += [MASKS[field.mask]] if field.mask in MASKS else []
+    parts += ["the same for all sites" if field.common else "for this site alone"] if field.direction == "down" else []
     return f"{field.meaning.says} ({'; '.join(parts)})" if parts else field.meaning.says
 
 
