@@ -125,3 +125,17 @@ def test_every_message_of_a_round_over_bytes_has_the_fields_and_bytes_that_are_l
         assert not absorbed.left_out
         state = absorbed.server
     assert len(seen) == len(listed.uploads) + len(listed.downloads)
+
+
+def test_the_server_can_compute_a_personal_head_that_leaves_blended():
+    plan = blueprint(made("fedcp"))
+    site = Site.of(plan, plan.samples.client(own_samples(federation(), 0), "site 0"), 0)
+    server = Server.of(plan, Roster(len(SIZES)))
+    state = server.start()
+    work = site.work(0, None, server.download(0, state, 0))
+    sent = wire.decode(work.upload, plan.layout, server.upload_form(server.at(0), state))["theta"].rows
+    for part in ("weight", "bias"):
+        known = 2 * sent[f"fc.generic.{part}"][0] - state["theta"][f"fc.generic.{part}"]
+        own = work.state["theta"][f"fc.personal.{part}"]
+        assert torch.allclose(known, own, atol=1e-6)
+        assert not torch.allclose(known, state["theta"][f"fc.generic.{part}"], atol=1e-3)  # it was trained

@@ -154,10 +154,11 @@ def test_the_pass_after_the_last_round_is_a_stage_of_its_own():
         (fedavgft(), "", "", False),
         (ditto(), "", "", True),
         (fedcp(), "", "fc.personal", False),
+        (algorithm("fedcp+q4", min_size=1), "", "fc.personal", False),
         (algorithm("fedamp"), "running statistics", "", False),
         (algorithm("apple+q8"), "running statistics", "", True),
     ],
-    ids=["head", "first", "fedbn", "local", "tuned", "ditto", "fedcp", "fedamp", "apple+q8"],
+    ids=["head", "first", "fedbn", "local", "tuned", "ditto", "fedcp", "fedcp+q4", "fedamp", "apple+q8"],
 )
 def test_what_stays_is_what_is_in_no_upload_and_is_not_blended_into_one(method, stays, blended, own_model):
     sent = found(method)
@@ -173,7 +174,8 @@ class UploadTelling(Send):
 
     def __call__(self, rnd, client, task):
         fields = Upload(~HEAD)(rnd, client, task)
-        told = rows_of(client, "theta")["fc.bias"][:, 0] * 1000
+        bias = rows_of(client, "theta")["fc.bias"]
+        told = (bias[:, 0] - bias[:, 1]) * 1000
         return {**fields, "samples": Field(fields["samples"].value + told.to(torch.int64))}
 
 

@@ -8,6 +8,7 @@ upload that changes with a personal tensor holds that tensor in some way.
 from collections.abc import Iterable, Mapping
 
 import torch
+from torch import Tensor
 
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.layout import Rows
@@ -28,7 +29,7 @@ def blended(algorithm: Algorithm, rnd: Round, server: State, names: Iterable[str
 
         def changes(changed: Iterable[str]) -> bool:
             """Whether the upload changes with these tensors."""
-            other = {**row, **{name: row[name] + 1 for name in changed}}
+            other = {**row, **{name: row[name] + _noise(row[name]) for name in changed}}
             return not _same(usual, _upload(algorithm, rnd, {**client, algorithm.row: other}, task))
 
         usual = _upload(algorithm, rnd, client, task)
@@ -36,6 +37,11 @@ def blended(algorithm: Algorithm, rnd: Round, server: State, names: Iterable[str
         return tuple(name for name in there if changes([name])) if there and changes(there) else ()
     except Exception:  # a method that says its form itself need not bear a rehearsal
         return tuple(personal)
+
+
+def _noise(like: Tensor) -> Tensor:
+    """The same each time; a constant would go unnoticed where only differences are sent."""
+    return torch.randn(like.shape, generator=torch.Generator().manual_seed(0)).to(like)
 
 
 def _received(algorithm: Algorithm, rnd: Round, server: State) -> tuple[State, Rehearsal]:
@@ -49,5 +55,5 @@ def _upload(algorithm: Algorithm, rnd: Round, client: State, task: Rehearsal) ->
     return flatten({name: field.value for name, field in upload.poisoned(rnd.layout).items()})
 
 
-def _same(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
+def _same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     return all(torch.equal(x.nan_to_num(0), b[name].nan_to_num(0)) for name, x in a.items())
