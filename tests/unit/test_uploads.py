@@ -124,7 +124,7 @@ RECEIVED = {"a.weight": torch.ones(2, 2), "a.mean": torch.zeros(2, 1), "b.weight
 def looked_at(held=(4, 7), state=None, **fields):
     parcel = Parcel(fields)
     form = form_of(parcel.pick(slice(0, 1)), LAYOUT).bounded({"samples": "positive"})
-    return inspect(parcel, form, state or {}, RECEIVED, "theta", torch.tensor(held), LAYOUT)
+    return inspect(parcel, form, state or {}, {"theta": Field(RECEIVED)}, torch.tensor(held), LAYOUT)
 
 
 def theta(a=((1, 1), (1, 1)), mean=((0,), (0,)), b=((0,), (0,)), mask=None, dtype=torch.float32):
