@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from stratafl.config.deployment import blueprint_of, read_federation
+from stratafl.config.deployment import blueprint_of, read_federation, server_of
 from stratafl.core.state import State
 from stratafl.deploy.agreement import Agreement, Introduction, agreement
 from stratafl.deploy.courier import REFUSED, Content, Courier, Kind
@@ -87,7 +87,7 @@ class Hosting:
         try:
             agreed = self._agreed()
             blueprint = blueprint_of(self.file.experiment, agreed.format, len(self.deploy.sites), self._trust)
-            server = Server.of(blueprint, agreed.roster)
+            server = server_of(self.file.experiment, blueprint, agreed.roster)
             serving = Serving(server, self.sites)
             with open_server(self._folder / SERVER, self.deploy.name, self.sites, serving) as exchange:
                 self.status.begin(exchange.round, server.rounds)
