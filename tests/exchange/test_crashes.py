@@ -72,9 +72,14 @@ def test_one_crash_at_every_place(tmp_path, part, again):
         check(tmp_path / f"{place}-{how}", {place: how}, again=again)
 
 
-@pytest.mark.parametrize("count", [10, pytest.param(1500, marks=pytest.mark.slow)], ids=["quick", "whole"])
-def test_two_crashes_at_random_places(tmp_path, count):
-    draw, seen = random.Random(count), operations()
+PAIRS = 15  # parts of 100 pairs each; `make test` takes ten pairs
+
+
+@pytest.mark.parametrize(
+    ("seed", "count"), [(0, 10), *(pytest.param(seed, 100, marks=pytest.mark.slow) for seed in range(1, PAIRS + 1))]
+)
+def test_two_crashes_at_random_places(tmp_path, seed, count):
+    draw, seen = random.Random(seed), operations()
     for case in range(count):
         plan = {place: draw.choice(ways(seen[place])) for place in draw.sample(range(len(seen)), 2)}
         check(tmp_path / str(case), plan, again=case % 2 == 0)
