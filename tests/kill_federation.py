@@ -20,7 +20,7 @@ from chaos import HOST, PARTS, SITES, Chaos
 from stratafl.deploy.status import read_status
 
 OF_HOST, OF_SITE = ("superlink", "gate", "server_tasks", "serverapp"), ("supernode", "clientapp")
-TABLES = {"run": {"rounds": 4, "participation": 1.0}, "deploy": {"failures": 1000}}
+TABLES = {"run": {"rounds": 6, "participation": 1.0}, "deploy": {"failures": 1000}}
 
 
 class Killing:
@@ -77,10 +77,11 @@ class Killing:
             chaos.start(name)
 
     def _kill(self, chaos: Chaos) -> bool:
-        name = self.random.choice((HOST, HOST, *SITES))
-        part = self.random.choice((None, *(OF_HOST if name == HOST else OF_SITE)))
-        if part is not None and chaos.pid(name, part) is None:  # it is just being started
-            return False
+        victims = [(HOST, part) for part in (None, *OF_HOST)] + [
+            (site, part) for site in SITES for part in (None, *OF_SITE)
+        ]
+        alive = [(name, part) for name, part in victims if part is None or chaos.pid(name, part) is not None]
+        name, part = self.random.choice(alive)
         status = read_status(chaos.host) or {}
         try:
             chaos.kill(name, part)
@@ -99,7 +100,7 @@ class Killing:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--each", type=int, default=12, help="at most so many of one federation, which then finishes")
+    parser.add_argument("--each", type=int, default=25, help="at most so many of one federation, which then finishes")
     parser.add_argument("--pause", type=float, default=8.0, help="seconds between two kills, on average")
     parser.add_argument("--minutes", type=float, default=600.0, help="after which no further federation begins")
     parser.add_argument("--seed", type=int, default=0)
