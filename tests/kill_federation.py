@@ -20,7 +20,7 @@ from chaos import HOST, PARTS, SITES, Chaos
 from stratafl.deploy.status import read_status
 
 OF_HOST, OF_SITE = ("superlink", "gate", "server_tasks", "serverapp"), ("supernode", "clientapp")
-TABLES = {"run": {"rounds": 6, "participation": 1.0}, "deploy": {"failures": 1000}}
+TABLES = {"run": {"rounds": 6, "participation": 1.0}, "deploy": {"failures": 1000, "deadline": 120}}
 
 
 class Killing:
