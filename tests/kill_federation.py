@@ -49,6 +49,7 @@ class Killing:
         self.say(f"largest difference of any tensor of any server or site: {self.worst:g}")
 
     def _federation(self, chaos: Chaos) -> None:
+        chaos.until(lambda: read_status(chaos.host), "the ServerApp")  # before, there is little that could be killed
         kills, then = 0, self._next()
         while not self._finished(chaos):
             self._start_again(chaos)
