@@ -125,7 +125,7 @@ class Chaos:
     @property
     def orders(self) -> list[str]:
         """Those that nobody has carried out."""
-        return sorted(path.name for path in self.places.iterdir() if path.suffix != ".reached")
+        return sorted(path.name for path in self.places.iterdir() if path.suffix not in ("", ".reached"))
 
     # What came of it
 
