@@ -20,6 +20,9 @@ from chaos import HOST, PARTS, SITES, Chaos
 from stratafl.deploy.status import read_status
 
 OF_HOST, OF_SITE = ("superlink", "gate", "server_tasks", "serverapp"), ("supernode", "clientapp")
+VICTIMS = [(HOST, part) for part in (None, *OF_HOST)] + [(site, part) for site in SITES for part in (None, *OF_SITE)]
+HASTY = 0.25  # of kills hit a federation that has not recovered from the one before
+HANGS = 3600.0  # seconds after the last kill
 TABLES = {"run": {"rounds": 6, "participation": 1.0}, "deploy": {"failures": 1000, "deadline": 120}}
 
 
@@ -49,17 +52,19 @@ class Killing:
         self.say(f"largest difference of any tensor of any server or site: {self.worst:g}")
 
     def _federation(self, chaos: Chaos) -> None:
-        chaos.until(lambda: read_status(chaos.host), "the ServerApp")  # before, there is little that could be killed
-        kills, then = 0, self._next()
+        """Kill, and let it finish; most kills wait until all processes are there, whatever that takes the machine."""
+        kills, then, hasty, last = 0, None, False, time.monotonic()
         while not self._finished(chaos):
+            assert time.monotonic() - last < HANGS, f"this federation hangs:\n{chaos.said()}"
             self._start_again(chaos)
-            if kills < self.each and self.killed.total() < self.kills and time.monotonic() >= then:
-                kills += self._kill(chaos)
-                then = self._next()
+            alive = [(name, part) for name, part in VICTIMS if part is None or chaos.pid(name, part) is not None]
+            if then is None and (hasty or len(alive) == len(VICTIMS)):
+                then = time.monotonic() + self.random.uniform(0, 2 * self.pause)
+            enough = kills >= self.each or self.killed.total() >= self.kills
+            if not enough and then is not None and time.monotonic() >= then:
+                kills += self._kill(chaos, *self.random.choice(alive))
+                then, hasty, last = None, self.random.random() < HASTY, time.monotonic()
             time.sleep(0.1)
-
-    def _next(self) -> float:
-        return time.monotonic() + self.random.uniform(0, 2 * self.pause)
 
     def _finished(self, chaos: Chaos) -> bool:
         status = read_status(chaos.host) or {}
@@ -77,12 +82,7 @@ class Killing:
                 self.say(f"{name} ended with code {code}: {last}")
             chaos.start(name)
 
-    def _kill(self, chaos: Chaos) -> bool:
-        victims = [(HOST, part) for part in (None, *OF_HOST)] + [
-            (site, part) for site in SITES for part in (None, *OF_SITE)
-        ]
-        alive = [(name, part) for name, part in victims if part is None or chaos.pid(name, part) is not None]
-        name, part = self.random.choice(alive)
+    def _kill(self, chaos: Chaos, name: str, part: str | None) -> bool:
         status = read_status(chaos.host) or {}
         try:
             chaos.kill(name, part)
@@ -102,7 +102,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--each", type=int, default=25, help="at most so many of one federation, which then finishes")
-    parser.add_argument("--pause", type=float, default=8.0, help="seconds between two kills, on average")
+    parser.add_argument("--pause", type=float, default=8.0, help="seconds before a kill, on average")
     parser.add_argument("--minutes", type=float, default=600.0, help="after which no further federation begins")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)

@@ -142,7 +142,11 @@ class Detour:
             await server.serve_forever()
 
     async def _passed(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far, to_far = await asyncio.open_connection("127.0.0.1", self._target, local_addr=(self._address, 0))
+        try:
+            far, to_far = await asyncio.open_connection("127.0.0.1", self._target, local_addr=(self._address, 0))
+        except OSError:  # the host has ended
+            writer.close()
+            return
         await asyncio.gather(_copied(reader, to_far), _copied(far, writer))
 
 
