@@ -23,7 +23,7 @@ OF_HOST, OF_SITE = ("superlink", "gate", "server_tasks", "serverapp"), ("superno
 VICTIMS = [(HOST, part) for part in (None, *OF_HOST)] + [(site, part) for site in SITES for part in (None, *OF_SITE)]
 HASTY = 0.25  # of kills hit a federation that has not recovered from the one before
 HANGS = 3600.0  # seconds after the last kill
-TABLES = {"run": {"rounds": 6, "participation": 1.0}, "deploy": {"failures": 1000, "deadline": 120}}
+TABLES = {"run": {"rounds": 6, "participation": 1.0}, "deploy": {"failures": 1000, "deadline": 300}}
 
 
 class Killing:
