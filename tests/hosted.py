@@ -1,6 +1,6 @@
 """A federation of files for tests: each site has its own table, and a simulation reads all of them together."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +52,15 @@ def with_tables(**changed: Mapping[str, Any]) -> FederationFile:
     return federation_from({name: {**table, **changed.get(name, {})} for name, table in TABLES.items()})
 
 
-def write_samples(folder: Path) -> None:
+def write_samples(folder: Path, sites: Sequence[str] = SITES) -> None:
     """A table for each site, and one of all sites with a column that says whose a row is."""
     whole = digits(clients=1)
     x, y = whole.x.reshape(len(whole.x), -1)[:240, 20:28].numpy(), whole.y[:240].numpy()
-    owner = np.random.default_rng(1).choice(SITES, len(x), p=[0.4, 0.3, 0.2, 0.1])
+    shares = np.arange(len(sites), 0, -1) / (len(sites) * (len(sites) + 1) / 2)
+    owner = np.random.default_rng(1).choice(sites, len(x), p=shares)
     head = ",".join(f"p{n}" for n in range(x.shape[1])) + ",label"
     rows = [",".join(f"{value:g}" for value in row) + f",{label}" for row, label in zip(x, y, strict=True)]
-    for site in SITES:
+    for site in sites:
         mine = [row for row, whose in zip(rows, owner, strict=True) if whose == site]
         (folder / f"{site}.csv").write_text("\n".join([head, *mine, ""]))
     both = [f"{row},{whose}" for row, whose in zip(rows, owner, strict=True)]
@@ -74,11 +75,11 @@ def write_file(folder: Path, file: FederationFile) -> None:
 def simulated(folder: Path, file: FederationFile) -> dict[str, Tensor]:
     """The states of server and clients after the simulation of all sites' samples."""
     sim = simulation_of(with_values(file.experiment, {"data.name": str(folder / "all.csv"), "run.device": "cpu"}))
-    assert sim.runtime.federation.client_names == tuple(sorted(SITES))
+    assert sim.runtime.federation.client_names == tuple(sorted(file.deploy.sites))
     progress = sim.run(Matrix())
     found = flatten({"server": flatten(progress.server)})
     for client, state in progress.clients.items():
-        found |= flatten({SITES[client]: flatten(state)})
+        found |= flatten({file.deploy.sites[client]: flatten(state)})
     return found
 
 
@@ -95,11 +96,33 @@ def deployed(host: Path, sites: Mapping[str, Path], file: FederationFile) -> dic
 
     agreed = Agreement.load(host / AGREED)
     assert agreed is not None
-    server = Server.of(blueprint_of(file.experiment, agreed.format, len(SITES)), agreed.roster)
-    saved = ServerStore(host / SERVER, file.deploy.name, state_form(Serving(server, SITES).start())).load()
+    names = file.deploy.sites
+    server = Server.of(blueprint_of(file.experiment, agreed.format, len(names)), agreed.roster)
+    saved = ServerStore(host / SERVER, file.deploy.name, state_form(Serving(server, names).start())).load()
     assert saved is not None
     assert saved.round == server.rounds
     return {**flatten({"server": flatten(saved.state)}), **found}
+
+
+def replayed(
+    folder: Path, host: Path, sites: Mapping[str, Path], file: FederationFile, absorbed: Sequence[Sequence[str]]
+) -> dict[str, Tensor]:
+    """The same if in each round these sites do their part, without messages, disks and processes."""
+    agreed = Agreement.load(host / AGREED)
+    assert agreed is not None
+    server = Server.of(blueprint_of(file.experiment, agreed.format, len(file.deploy.sites)), agreed.roster)
+    serving = Serving(server, file.deploy.sites)
+    working = {name: Member(path, name, str(folder / f"{name}.csv"))._ready() for name, path in sites.items()}
+    state, states = serving.start(), {}
+    for number, names in enumerate(absorbed):
+        uploads = {}
+        for name in names:
+            mine = states.get(name) or working[name].enrol()
+            states[name], uploads[name] = working[name].work(number, serving.download(number, state, name), mine)
+        state, left_out = serving.absorb(number, state, uploads)
+        assert not left_out
+    found = {name: flatten({name: flatten(kept)}) for name, kept in states.items()}
+    return {**flatten({"server": flatten(state)}), **{key: x for each in found.values() for key, x in each.items()}}
 
 
 class Local:

@@ -87,6 +87,10 @@ class DeployError(StrataError):
     """A federation that cannot be started, joined or continued: its processes, keys, certificates, connections."""
 
 
+class OutageError(DeployError):
+    """A server that does not answer now and may later, for example because it starts again."""
+
+
 class ContractError(StrataError):
     """An algorithm that breaks a law of the contract, which `law` names."""
 

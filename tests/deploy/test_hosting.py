@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from hosted import ACTING, ROUNDING, SITES, Local, deployed, largest, simulated, with_tables, write_file, write_samples
+from stratafl.deploy.courier import Delivered
 from stratafl.deploy.hosting import Hosting
 from stratafl.deploy.member import Member
 from stratafl.deploy.status import read_status
@@ -75,6 +76,26 @@ def test_a_host_that_is_killed_goes_on_where_it_was(tmp_path):
         assert read_status(tmp_path / "host")["state"] == "failed"
     courier.away = lambda site: False
     hosted(tmp_path, courier).run()
+    assert largest(deployed(tmp_path / "host", sites, file), simulated(tmp_path, file)) == 0
+
+
+@pytest.mark.parametrize("kind", ["introduce", "agree", "round"])
+def test_a_message_that_is_lost_is_sent_again_before_the_deadline(tmp_path, kind):
+    """As a SuperLink does that is killed after it has handed a message out."""
+    file, courier, sites = prepared(tmp_path, run={"participation": 1.0, "rounds": 2}, deploy={"least": 4})
+    carry, clock, lost = courier.carry, Clock(), []
+
+    def lossy(asked, messages, seconds):
+        if asked != kind or lost:
+            return carry(asked, messages, seconds)
+        lost.append("b")
+        done = carry(asked, {site: content for site, content in messages.items() if site != "b"}, seconds)
+        clock.pause(seconds)
+        return Delivered(done.replies, {"b": f"no answer within {seconds} s"})
+
+    courier.carry = lossy
+    Hosting(tmp_path / "host", courier, clock=clock, pause=clock.pause).run()
+    assert lost
     assert largest(deployed(tmp_path / "host", sites, file), simulated(tmp_path, file)) == 0
 
 

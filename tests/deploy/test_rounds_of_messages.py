@@ -14,6 +14,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from stratafl.deploy import rounds
 from stratafl.deploy.rounds import exchange, failed_sites, late_replies, nodes_of_sites, wait_for_sites
+from stratafl.deploy.server_app import GridCourier
 from stratafl.errors import DeployError
 
 
@@ -43,6 +44,9 @@ class FakeGrid:
     start: float = 0.0
     _retry_invoker: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(max_time=None))
     limits: list[float] = field(default_factory=list)
+
+    def get_nodes(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(name=name, node_id=node) for name, node in (("north", 7), ("south", 8))]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str | None]:
         self._check_outage()
@@ -95,6 +99,14 @@ def test_all_replies_end_a_round_at_once(clock: Clock) -> None:
     assert {node: reply.content["a"]["node"] for node, reply in done.replies.items()} == {7: 7, 8: 8}
     assert (done.failures, done.waiting, done.enough) == ({}, {}, True)
     assert 4.0 <= done.seconds < 5.1  # not Flower's three seconds more
+
+
+def test_a_courier_waits_for_every_site_although_one_has_failed(clock: Clock) -> None:
+    grid = FakeGrid(clock, {7: (1.0, "Node Unavailable"), 8: (9.0, None)})
+    done = GridCourier(grid).carry("round", {"north": ({}, b"x"), "south": ({}, b"y"), "west": ({}, b"z")}, 60.0)
+    assert done.failures["north"] == "Node Unavailable (code 5)"
+    assert done.failures["west"] == "it is gone"
+    assert "not one of stratafl" in done.failures["south"]  # it has answered, if not as a site does
 
 
 def test_the_deadline_ends_a_round_with_what_there_is(clock: Clock) -> None:

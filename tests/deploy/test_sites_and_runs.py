@@ -38,6 +38,9 @@ class FakeProcess:
     def exit_code(self) -> int | None:
         return self.code
 
+    def was_killed(self) -> bool:
+        return self.code == 137
+
     def outcome(self) -> str:
         return f"{self.name} exited with code {self.code}"
 
@@ -159,6 +162,37 @@ def test_what_trying_again_cannot_mend_ends_the_site(site: Site, which: int, tex
     with pytest.raises(DeployError, match=told):
         site.tend()
     assert site.status is SiteStatus.ENDED
+
+
+def test_a_clientapp_that_is_killed_while_it_starts_is_started_again(site: Site) -> None:
+    site.tend()
+    site._processes[0].code = 137
+    assert "starts again" in site.tend()[0]
+    assert site.status is SiteStatus.PAUSED
+
+
+def test_a_kept_process_that_is_killed_while_it_starts_is_started_again_and_given_up_when_that_is_no_use() -> None:
+    starts = list[FakeProcess | DeployError](
+        [FakeProcess("superlink"), DeployError("killed"), FakeProcess("superlink")]
+    )
+
+    def start() -> FakeProcess:
+        found = starts.pop(0)
+        if isinstance(found, DeployError):
+            raise found
+        return found
+
+    kept = Kept(start)
+    kept.process.code = 137
+    assert kept.tend() == "superlink exited with code 137. It was started again, in vain: killed"
+    assert kept.tend() == "superlink exited with code 137. It was started again"
+    assert kept.tend() is None
+    kept.process.code = 1
+    starts += [DeployError("killed")] * RESTARTS
+    for _ in range(RESTARTS - 2):
+        assert "in vain" in (kept.tend() or "")
+    with pytest.raises(DeployError, match="ended 6 times"):
+        kept.tend()
 
 
 def test_a_kept_process_is_started_again_and_given_up_when_it_ends_too_often(monkeypatch: pytest.MonkeyPatch) -> None:

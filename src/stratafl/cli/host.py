@@ -18,7 +18,7 @@ from stratafl.deploy.host import Host
 from stratafl.deploy.rehearsal import divided, rehearsed
 from stratafl.deploy.site import Site
 from stratafl.deploy.status import read_status
-from stratafl.errors import DeployError
+from stratafl.errors import DeployError, OutageError
 
 SERVER_APP, CLIENT_APP = "stratafl.deploy.server_app:app", "stratafl.deploy.client_app:app"
 LOOK = 0.5  # seconds between two looks
@@ -90,6 +90,12 @@ class _Watch:
 
     def _look(self, live: Live) -> str | None:
         """One look at everything; what is said at the end, if it has come."""
+        try:
+            return self._seen(live)
+        except OutageError:  # a SuperLink that is busy, or starts again at the next look
+            return None
+
+    def _seen(self, live: Live) -> str | None:
         told = [*self._flower.tend(), *(line for site in self._sites for line in site.tend())]
         for site, path in self._prepared.waiting_keys([each.site for each in self._flower.sites()]).items():
             self._flower.register(site, path)
@@ -108,31 +114,30 @@ class _Watch:
             self._console.print(f"round {self._round} of {status.get('rounds', 0)}")
 
     def _ended(self, status: dict[str, Any]) -> str | None:
-        try:
-            state = self._flower.run_state(self._run)
-        except DeployError:  # a SuperLink that is busy or starts again
-            return None
+        state = self._flower.run_state(self._run)
         if not state.finished:
             return None
         status = read_status(self._prepared.path) or {}
         if status.get("state") == "finished":
             rest = f" ({status['reason']})" if status.get("reason") else ""
             return f"finished: {status['rounds']} rounds{rest}; '{self._prepared.path}'"
-        if status.get("state") == "failed" or not state.reason:
+        if status.get("state") == "failed":
             raise DeployError(f"the federation stopped: {status.get('reason') or state.reason or state.end}")
-        print_note(f"{state.reason}; it starts again where it was", self._console)
+        print_note(f"{state.reason or 'the ServerApp is gone'}; it starts again where it was", self._console)
         self._run = self._start()
         return None
 
     def _start(self) -> int:
         now = time.monotonic()
-        self._starts = [*(then for then in self._starts if now - then < WITHIN), now]
-        if len(self._starts) > STARTS:
+        self._starts = [then for then in self._starts if now - then < WITHIN]
+        if len(self._starts) >= STARTS:
             raise DeployError(
                 f"the ServerApp ended {STARTS} times in {WITHIN / 60:.0f} minutes: see its log in 'flower/'"
             )
         (self._prepared.path / "status.json").unlink(missing_ok=True)
-        return self._flower.start_run(SERVER_APP, CLIENT_APP, self._settings)
+        run = self._flower.start_run(SERVER_APP, CLIENT_APP, self._settings)
+        self._starts.append(now)
+        return run
 
 
 def _table(prepared: HostFolder, flower: Host, status: dict[str, Any]) -> Table:

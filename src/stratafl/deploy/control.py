@@ -22,7 +22,7 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
 from stratafl.deploy.certificates import check_site_name
-from stratafl.errors import DeployError, shown
+from stratafl.errors import DeployError, OutageError, shown
 from stratafl.files import write_atomically
 from stratafl.version import VERSION
 
@@ -153,6 +153,7 @@ def _explained(action: str) -> "Iterator[None]":
     except httpx.HTTPStatusError as error:
         told = FlowerError.from_json(error.response.text)
         why = f"{told.message} {told.public_details or ''}".strip() if told else f"HTTP {error.response.status_code}"
-        raise DeployError(f"cannot {action}: the SuperLink says: {shown(why, 300)}") from error
+        kind = OutageError if error.response.status_code >= 500 else DeployError
+        raise kind(f"cannot {action}: the SuperLink says: {shown(why, 300)}") from error
     except httpx.TransportError as error:
-        raise DeployError(f"cannot {action}: the SuperLink does not answer ({shown(error, 200)})") from error
+        raise OutageError(f"cannot {action}: the SuperLink does not answer ({shown(error, 200)})") from error

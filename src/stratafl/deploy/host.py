@@ -51,7 +51,10 @@ class Kept:
         if len(self._starts) > RESTARTS:
             raise DeployError(f"{outcome}. It ended {RESTARTS + 1} times in {WITHIN / 60:.0f} minutes and is given up")
         self.process.end()
-        self.process = self._start()
+        try:
+            self.process = self._start()
+        except DeployError as error:  # killed again, or before it answered: that counts as another end
+            return f"{outcome}. It was started again, in vain: {error}"
         return f"{outcome}. It was started again"
 
 
@@ -136,7 +139,6 @@ class Host:
     def _start(self) -> None:
         self._kept.append(Kept(self._start_superlink))
         self._check_token()
-        self._stop_leftovers()
         for public_key in sorted((self.folder / "sites").glob("*.pub")):
             self.control.register(public_key.stem, read_public_key(public_key))
         self._kept.append(Kept(self._start_server_tasks))
@@ -154,6 +156,7 @@ class Host:
         return self._answering(process, lambda: self._status("GET", "/health") == 200)
 
     def _start_server_tasks(self) -> Process:
+        self._stop_leftovers()
         options = ["--runtime", f"127.0.0.1:{self._port}", "--root-certificates", self._authority]
         return self._process("serverapp", "stratafl.deploy.server_tasks", *options, "--secret", self.folder / "secret")
 
@@ -204,7 +207,7 @@ class Host:
         raise DeployError("this flwr answers control requests without a token: install a version that we test")
 
     def _stop_leftovers(self) -> None:
-        """Runs of a host that was killed: their ServerApps are gone."""
+        """Runs of a host or of server_tasks that was killed: their ServerApps are gone, and nobody else says so."""
         for run in self.control.unfinished_runs():
             self.control.stop_run(run)
 

@@ -262,12 +262,16 @@ class Hosting:
         table: Mapping[str, Any] = MappingProxyType({}),
         bodies: Mapping[str, bytes] = MappingProxyType({}),
     ) -> Mapping[str, Content]:
-        """The replies of these sites that are no refusal; what is wrong with the others is noted."""
+        """The replies of these sites that are no refusal; what is wrong with the others is noted.
+
+        A message can be lost with the process that carries it, and nobody would say so: a site that is silent is asked
+        again before the deadline. One that is at work answers both messages, and trains once.
+        """
         if not sites:
             return {}
         about = {"federation": self.deploy.name, **table}
         messages = {site: (about, bodies.get(site, b"")) for site in sites}
-        done = self._courier.carry(kind, messages, max(left, 1.0))
+        done = self._courier.carry(kind, messages, max(min(left, self.deploy.deadline / TRIES), 1.0))
         for site, reason in done.failures.items():
             self._fail(site, reason)
         refused = {site: table[REFUSED] for site, (table, _) in done.replies.items() if REFUSED in table}

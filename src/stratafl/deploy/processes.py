@@ -61,6 +61,10 @@ class Process:
         how = f"was killed by {signal.Signals(code - 128).name}" if _is_signal(code) else f"exited with code {code}"
         return f"{self.name} {how}; last line of '{self.log}': {self.last_line()}"
 
+    def was_killed(self) -> bool:
+        """Whether a signal ended it."""
+        return _is_signal(self._guardian.poll() or 0)
+
     def exit_code(self) -> int | None:
         return self._guardian.poll()
 

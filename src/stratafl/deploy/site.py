@@ -170,7 +170,7 @@ class Site:
         self._end_processes()
         self._release()
         told = f"site '{self.name}': {f'{_REASONS[cause]} ({outcome})' if cause else outcome}"
-        if cause in _FINAL or (gone.name == "clientapp" and READY not in said):
+        if cause in _FINAL or (gone.name == "clientapp" and READY not in said and not gone.was_killed()):
             self.status = SiteStatus.ENDED
             raise DeployError(told)
         pause = PAUSES[min(self._tries, len(PAUSES) - 1)]
