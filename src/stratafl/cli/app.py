@@ -211,6 +211,31 @@ def join(
     return join(invitation, site, data, out, trust)
 
 
+@app.command(epilog="Example: [bold]strata predict sites/north --data new.csv --out predictions.csv[/]")
+def predict(
+    folder: Annotated[Path, typer.Argument(metavar="SITE", help="The folder of a site, sites/NAME.")],
+    data: Annotated[Path, option("--data -d PATH", "New samples, as this site's own; labels are not needed.")],
+    out: Annotated[Path | None, option("--out -o FILE", "A .csv or .npz file; else CSV is printed.")] = None,
+    trust: Trust = False,
+) -> None:
+    """Predict new samples by the model that this site of a federation ended with, also while it still takes part."""
+    from stratafl.cli.predict import predict
+
+    predict(folder, data, out, trust)
+
+
+@app.command(epilog="Example: [bold]strata export sites/north -o north.onnx[/]")
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="SITE", help="The folder of a site, sites/NAME.")],
+    out: Annotated[Path, option("--out -o FILE", "A .onnx or .safetensors file.")],
+    trust: Trust = False,
+) -> None:
+    """Write the model that this site of a federation ended with, with its preprocessing."""
+    from stratafl.cli.predict import export
+
+    export(folder, out, trust)
+
+
 @app.command(epilog="Example: [bold]strata check fedper[/], or [bold]strata check my_package.my_module:my_method[/]")
 def check(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A method, or package.module:builder.")],

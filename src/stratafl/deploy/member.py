@@ -103,11 +103,7 @@ class Member:
         """Take what was agreed on, if it is what this site said of itself; it is kept until another is agreed on."""
         self._check_federation(table)
         agreed = Agreed.from_table(table)
-        entry = agreed.agreement.roster.entry(self.name)
-        mine = self._federation(agreed.agreement.format)
-        if (entry.client, entry.samples, entry.validation) != (self.client, *_counts(mine)):
-            raise DataError(f"the host counts {entry.samples} samples of client {entry.client}: this site has others")
-        working = self._made(agreed, mine)
+        working = self._made(agreed)
         write_atomically(self.folder / AGREED, json.dumps(table).encode())
         self._working = working
         return {"digests": dict(self._digests(agreed))}
@@ -128,19 +124,32 @@ class Member:
         if table.get("federation") != mine:
             raise WireError(f"this message is for federation '{shown(table.get('federation'))}', and this is '{mine}'")
 
+    def site(self) -> Site:
+        """What this site computes with, as it was agreed on."""
+        return self._ready().site
+
+    def agreed_format(self) -> SampleFormat:
+        return self._kept().agreement.format
+
     def _ready(self) -> Working:
         if self._working is None:
-            path = self.folder / AGREED
-            if not path.exists():
-                raise DataError("this site has agreed on nothing yet: the host asks for that first")
-            try:
-                agreed = Agreed.from_table(json_value(read_plain(path, MOST)))
-            except (WireError, ValueError) as error:
-                raise DamagedError(f"'{path}' is damaged ({error}): the host sends it again when it starts") from error
-            self._working = self._made(agreed, self._federation(agreed.agreement.format))
+            self._working = self._made(self._kept())
         return self._working
 
-    def _made(self, agreed: Agreed, mine: Federation) -> Working:
+    def _kept(self) -> Agreed:
+        path = self.folder / AGREED
+        if not path.exists():
+            raise DataError("this site has agreed on nothing yet: the host asks for that first")
+        try:
+            return Agreed.from_table(json_value(read_plain(path, MOST)))
+        except (WireError, ValueError) as error:
+            raise DamagedError(f"'{path}' is damaged ({error}): the host sends it again when it starts") from error
+
+    def _made(self, agreed: Agreed) -> Working:
+        mine = self._federation(agreed.agreement.format)
+        entry = agreed.agreement.roster.entry(self.name)
+        if (entry.client, entry.samples, entry.validation) != (self.client, *_counts(mine)):
+            raise DataError(f"the host counts {entry.samples} samples of client {entry.client}: this site has others")
         blueprint = blueprint_of(self.file.experiment, agreed.agreement.format, len(self.file.deploy.sites), self.trust)
         wrong = check_digests(blueprint.digests, agreed.digests)
         if wrong:
