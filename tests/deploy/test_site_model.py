@@ -172,7 +172,7 @@ def test_samples_that_were_changed_after_the_agreement_are_refused(copied):
     folder, _ = copied
     own = folder / "a.csv"
     own.write_text("\n".join(own.read_text().splitlines()[:-3]) + "\n")
-    with pytest.raises(DataError, match="the host counts .* samples of client 0: this site has others"):
+    with pytest.raises(DataError, match=r"the host counts .* samples of client 0: this site has others"):
         final_model(member_in(folder / "a"))
 
 

@@ -203,12 +203,13 @@ def join(
     site: Annotated[str, option("--site NAME", "The name of this site in the federation.")],
     data: Annotated[str, option("--data PATH", "The samples of this site; they stay here.")],
     out: Annotated[Path | None, option("--out -o DIR", "Its folder; else sites/NAME.")] = None,
+    yes: Annotated[bool, option("--yes -y", "Agree to what leaves this site.")] = False,
     trust: Trust = False,
 ) -> int:
-    """Take part in a federation with this site's own samples; what is personal stays on this machine."""
+    """Take part in a federation with this site's own samples; you are shown what leaves it, and asked."""
     from stratafl.cli.join import join
 
-    return join(invitation, site, data, out, trust)
+    return join(invitation, site, data, out, yes, trust)
 
 
 @app.command(epilog="Example: [bold]strata predict sites/north --data new.csv --out predictions.csv[/]")

@@ -79,9 +79,11 @@ class _Watch:
         self._run = self._start()
 
     def until_it_ends(self) -> int:
-        with interruptible(self._console) as interrupt, Live(console=self._console, auto_refresh=False) as live:
+        quietly = interruptible(self._console, quiet=True)
+        with quietly as interrupt, Live(console=self._console, auto_refresh=False) as live:
             while (end := self._look(live)) is None:
                 if interrupt.asked:
+                    self._console.print("stopping; absorbed rounds are saved: host again with the same command")
                     return INTERRUPTED
                 time.sleep(LOOK)
         self._console.print(_table(self._prepared, self._flower, read_status(self._prepared.path) or {}))

@@ -16,7 +16,7 @@ from typing import Any
 
 from stratafl.config.assemble import federation_of
 from stratafl.config.deployment import blueprint_of, read_federation, site_federation_of, site_of
-from stratafl.config.experiment import with_values
+from stratafl.config.experiment import Experiment, with_values
 from stratafl.core.state import State
 from stratafl.data.federation import Federation
 from stratafl.data.sample_format import SampleFormat
@@ -163,11 +163,16 @@ class Member:
 
     @cached_property
     def _own_format(self) -> SampleFormat:
-        one = {"data.name": self.place, "data.clients": 1, "data.partition": "iid"}
-        return described(SampleFormat.of(federation_of(with_values(self.file.experiment, one))))
+        return own_format(self.file.experiment, self.place)
 
     def _federation(self, agreed: SampleFormat) -> Federation:
         return site_federation_of(self.file.experiment, agreed, self.place, self.client, trains=self.trains)
+
+
+def own_format(experiment: Experiment, place: str) -> SampleFormat:
+    """The format of a site's own samples, without what they are like."""
+    one = {"data.name": place, "data.clients": 1, "data.partition": "iid"}
+    return described(SampleFormat.of(federation_of(with_values(experiment, one))))
 
 
 def _counts(mine: Federation) -> tuple[int, int]:
