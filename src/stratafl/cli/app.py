@@ -189,12 +189,13 @@ def host(
     address: Annotated[str, option("--address HOST:PORT", "Where sites reach this machine.")] = "127.0.0.1:9443",
     register: Annotated[list[Path] | None, option("--register NAME.pub", "Let this site in; repeatable.")] = None,
     local: Annotated[int | None, option("--local N", "Rehearse: N sites on this machine.")] = None,
+    forget: Annotated[list[str] | None, option("--forget NAME", "Let a site that lost its state start anew.")] = None,
     trust: Trust = False,
 ) -> int:
     """Host a federation of real sites on Flower, and watch it; stopped or killed, it goes on where it was."""
     from stratafl.cli.host import host
 
-    return host(config, out, address, register or [], local, trust)
+    return host(config, out, address, register or [], local, forget or [], trust)
 
 
 @app.command(epilog="Example: [bold]strata join invitation.toml --site north --data north.csv[/]")
@@ -210,6 +211,18 @@ def join(
     from stratafl.cli.join import join
 
     return join(invitation, site, data, out, yes, trust)
+
+
+@app.command(epilog="Example: [bold]strata audit federations/ward --site north[/]")
+def audit(
+    folder: Annotated[Path, typer.Argument(metavar="HOST", help="The folder of a host, federations/NAME.")],
+    site: Annotated[str | None, option("--site NAME", "Lines of this site alone.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check a host's audit log, also while it hosts, and print it: who was asked, who sent what, what was absorbed."""
+    from stratafl.cli.audit import audit
+
+    audit(folder, site, as_json)
 
 
 @app.command(epilog="Example: [bold]strata predict sites/north --data new.csv --out predictions.csv[/]")

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from stratafl.config.assemble import algorithm_of, model_of, reading_limit, reading_of, samples_of, seeds_of
 from stratafl.config.experiment import Experiment, from_tables, read_toml, to_tables
 from stratafl.config.migrations import migrate
+from stratafl.config.tables import TABLES
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.annotations import Range
 from stratafl.core.records import from_settings, record, to_settings
@@ -64,6 +65,9 @@ class DeployTable:
     def number(self, site: str) -> int:
         """The number of a site as a client; those that only predict come after the others."""
         return (*self.sites, *self.predict).index(site)
+
+
+FEDERATION_TABLES: dict[str, type[Any]] = {**TABLES, DEPLOY: DeployTable}
 
 
 @record

@@ -5,6 +5,7 @@
     federation.toml    the experiment and [deploy]
     agreement.json     what was agreed on when all sites had introduced themselves
     server/            the state after the last absorbed round, and the audit log (execute/exchange)
+    rounds.jsonl       a line for each absorbed round, as of a run (round_journal.py)
     status.json        for whoever looks on
 """
 
@@ -16,10 +17,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from stratafl.config.deployment import blueprint_of, read_federation
+from stratafl.config.deployment import FederationFile, blueprint_of, read_federation
 from stratafl.core.state import State
 from stratafl.deploy.agreement import Agreement, Introduction, agreement
 from stratafl.deploy.courier import REFUSED, Content, Courier, Kind
+from stratafl.deploy.round_journal import RoundJournal, Traffic
 from stratafl.deploy.status import Status
 from stratafl.errors import DeployError, WireError, shown
 from stratafl.execute.blueprint import Blueprint
@@ -53,6 +55,13 @@ class Serving:
         return done.server, {self.sites[each.client]: each.reason for each in done.left_out}
 
 
+def served(file: FederationFile, agreed: Agreement, trust: bool = False) -> tuple[Blueprint, Serving]:
+    """What a host computes with, from its file and what was agreed on."""
+    deploy = file.deploy
+    blueprint = blueprint_of(file.experiment, agreed.format, len(deploy.sites), trust)
+    return blueprint, Serving(Server.of(blueprint, agreed.roster), (*deploy.sites, *deploy.predict))
+
+
 class Hosting:
     """A federation under way; `run` returns when it is finished, and raises a `DeployError` when it stops before."""
 
@@ -74,22 +83,27 @@ class Hosting:
         self._failed = dict.fromkeys(self.sites, 0)  # times that each failed in this round
         self._missed = dict.fromkeys(self.sites, 0)  # rounds in a row that each missed
         self._next = dict.fromkeys(self.sites, 0.0)  # when each may be asked again
+        self._traffic = Traffic()  # of this round
 
     def run(self) -> None:
         try:
             agreed = self._agreed()
-            blueprint = blueprint_of(self.file.experiment, agreed.format, len(self.deploy.sites), self._trust)
-            server = Server.of(blueprint, agreed.roster)
-            serving = Serving(server, self.sites)
+            blueprint, serving = served(self.file, agreed, self._trust)
+            server = serving.server
             with open_server(self._folder / SERVER, self.deploy.name, self.sites, serving) as exchange:
                 self.status.begin(exchange.round, server.rounds)
-                while exchange.round < server.rounds:
-                    self._round(exchange, server, agreed, blueprint)
+                with self._journal(agreed) as journal:
+                    while exchange.round < server.rounds:
+                        self._round(exchange, server, agreed, blueprint, journal)
                 left = self._commit(exchange, server, agreed, blueprint)
         except BaseException as error:
             self.status.end("failed", str(error) or type(error).__name__)
             raise
         self.status.end("finished", f"without its last model: {', '.join(left)}; host again to send it" if left else "")
+
+    def _journal(self, agreed: Agreement) -> RoundJournal:
+        server, experiment = self._folder / SERVER, self.file.experiment
+        return RoundJournal(self._folder, server, experiment, agreed.format.classes, self._clock)
 
     # Agreement
 
@@ -142,11 +156,13 @@ class Hosting:
 
     # Rounds
 
-    def _round(self, exchange: ServerExchange, server: Server, agreed: Agreement, blueprint: Blueprint) -> None:
+    def _round(
+        self, exchange: ServerExchange, server: Server, agreed: Agreement, blueprint: Blueprint, journal: RoundJournal
+    ) -> None:
         """One round, until enough uploads are there and absorbed."""
         t = exchange.round
         cohort = [self.sites[client] for client in server.cohort(server.at(t)).tolist()]
-        self._failed = dict.fromkeys(self.sites, 0)
+        self._failed, self._traffic = dict.fromkeys(self.sites, 0), Traffic()
         self.status.round(t, cohort)
         begin = self._clock()
         while missing := [site for site in cohort if site not in exchange.arrived and self._takes_part(site)]:
@@ -158,7 +174,7 @@ class Hosting:
             self._ask(exchange, [site for site in asked if site in self._in_agreement], left)
             if not asked:
                 self._pause(LOOK)
-        self._close(exchange, cohort, begin)
+        self._close(exchange, cohort, begin, journal)
 
     def _takes_part(self, site: str) -> bool:
         return self._failed[site] < TRIES and self._missed[site] < self.deploy.failures
@@ -167,12 +183,14 @@ class Hosting:
         if not sites:
             return
         bodies = {site: exchange.ask(site, whole=whole) for site in sites}
+        self._traffic.down += sum(map(len, bodies.values()))
         begin = self._clock()
         replies = self._sent("round", sites, left, bodies=bodies)
         again = []
         for site, (table, body) in replies.items():
             answer = exchange.take(site, body)
             if answer.kind == "accepted":
+                self._traffic.uploaded(site, len(body), _score(table))
                 self.status.uploaded(site, exchange.round, self._clock() - begin, _score(table), len(body))
             elif answer.kind == "send all":
                 again.append(site)
@@ -181,7 +199,7 @@ class Hosting:
         if again:
             self._ask(exchange, again, left - (self._clock() - begin), whole=True)
 
-    def _close(self, exchange: ServerExchange, cohort: Sequence[str], begin: float) -> None:
+    def _close(self, exchange: ServerExchange, cohort: Sequence[str], begin: float, journal: RoundJournal) -> None:
         """Absorb the round if enough have arrived, or stop; who missed it is noted."""
         arrived = exchange.arrived
         for site in cohort:
@@ -192,10 +210,14 @@ class Hosting:
         if len(arrived) < least:
             wanted = f"round {exchange.round + 1} has {len(arrived)} of {least} uploads"
             raise self._stopped(f"{wanted}: {self._why([site for site in cohort if site not in arrived])}")
+        closed = self._clock()
         left_out = exchange.absorb()
         for site, reason in left_out.items():
             self.status.say(f"round {exchange.round}: the upload of '{site}' was left out: {reason}")
-        self.status.absorbed(exchange.round, self._clock() - begin, len(arrived) - len(left_out))
+        uploads = len(arrived) - len(left_out)
+        counts = {"cohort": len(cohort), "uploads": uploads, "left_out": len(left_out)}
+        journal.absorbed(exchange.round, self._traffic, begin, closed, counts)
+        self.status.absorbed(exchange.round, self._clock() - begin, uploads)
 
     # The end
 
