@@ -24,6 +24,20 @@ from stratafl.execute.exchange.server_store import ServerStore
 from stratafl.execute.server import Server
 
 SITES = ("a", "b", "c", "d")
+# Settings in which each mechanism acts within five rounds of four small clients.
+ACTING: dict[str, dict[str, Any]] = {
+    "fedper": {},
+    "flayer": {"least": 0.3},
+    "pfedla": {"hyper_lr": 0.1},
+    "heurpfedla": {"k": 1, "hyper_lr": 0.1},
+    "fedalp": {"warmup": 2, "groups": 2},
+    "fedlag": {"k": 1, "warmup": 1, "xi": -0.01},
+    "ditto": {},
+    "scaffold": {},
+    "fedbabu": {"tune_epochs": 1},
+}
+# Where the simulation mixes the models of all clients in one product; everywhere else bits are equal.
+ROUNDING = {"pfedla": 1e-6, "heurpfedla": 1e-6}
 TABLES: dict[str, dict[str, Any]] = {
     "algorithm": {"name": "fedper"},
     "model": {"name": "mlp", "hidden": [8]},
@@ -92,12 +106,12 @@ class Local:
     """Carries messages to members in this process, each made anew for every message, as after a restart."""
 
     def __init__(self, folder: Path, sites: Mapping[str, Path]) -> None:
-        self._folder, self._sites = folder, sites
+        self._folder, self.sites = folder, dict(sites)
         self.away: Callable[[str], bool] = lambda site: False
         self.carried = list[tuple[str, str]]()
 
     def connected(self) -> frozenset[str]:
-        return frozenset(site for site in self._sites if not self.away(site))
+        return frozenset(site for site in self.sites if not self.away(site))
 
     def carry(self, kind: Kind, messages: Mapping[str, Content], seconds: float) -> Delivered:
         replies, failures = {}, {}
@@ -105,7 +119,7 @@ class Local:
             self.carried.append((kind, site))
             try:
                 replies[site] = self._answer(
-                    Member(self._sites[site], site, str(self._folder / f"{site}.csv")), kind, table, body
+                    Member(self.sites[site], site, str(self._folder / f"{site}.csv")), kind, table, body
                 )
             except StrataError as error:
                 failures[site] = str(error)

@@ -138,6 +138,20 @@ def test_the_norm_is_of_what_was_learned_over_trainable_columns():
     assert found.reasons == ["", ""]
 
 
+@pytest.mark.parametrize("shape", [(), (7,), (5, 4)])
+@pytest.mark.parametrize("piece", [1, 9, 2**20])
+def test_a_norm_is_the_same_whether_columns_are_summed_together_or_in_pieces(shape, piece, monkeypatch):
+    monkeypatch.setattr(uploads, "PIECE", piece)
+    draw = torch.Generator().manual_seed(0)
+    after = torch.randn(3, *shape, generator=draw)
+    before = torch.randn(1, *shape, generator=draw).expand(3, *shape)  # what all received
+    sent = torch.rand(3, *shape, generator=draw) < 0.5
+    expected = (after.double() - before.double()).pow(2)
+    assert torch.allclose(uploads._square(after, before, None), expected.reshape(3, -1).sum(1), rtol=1e-14)
+    holes = after.masked_fill(~sent, NAN)
+    assert torch.allclose(uploads._square(holes, before, sent), (expected * sent).reshape(3, -1).sum(1), rtol=1e-14)
+
+
 def test_a_norm_does_not_overflow_where_its_square_would():
     assert looked_at(theta=theta(b=((3e30,), (0,)))).norms == [pytest.approx(3e30), 0.0]
 

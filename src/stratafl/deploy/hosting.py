@@ -9,6 +9,7 @@
     status.json        for whoever looks on
 """
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from stratafl.execute.exchange import ServerExchange, open_server
 from stratafl.execute.roster import RosterEntry
 from stratafl.execute.server import Server
 
+log = logging.getLogger("stratafl.deploy")
 FILE, AGREED, SERVER = "federation.toml", "agreement.json", "server"
 LOOK = 0.5  # seconds between two looks at who is connected
 TRIES = 3  # of a site in one round, after which it has missed it
@@ -52,6 +54,11 @@ class Serving:
     def absorb(self, round: int, state: State, uploads: Mapping[str, bytes]) -> tuple[State, Mapping[str, str]]:
         numbers = {self.sites.index(site): body for site, body in uploads.items()}
         done = self.server.absorb(round, state, numbers)
+        for each in done.outliers:
+            far = "far" if each.ratio is None else f"{each.ratio:g} times the median"
+            log.warning(
+                "round %d: the update of '%s' is %s from what it received", round + 1, self.sites[each.client], far
+            )
         return done.server, {self.sites[each.client]: each.reason for each in done.left_out}
 
 
@@ -84,6 +91,7 @@ class Hosting:
         self._missed = dict.fromkeys(self.sites, 0)  # rounds in a row that each missed
         self._next = dict.fromkeys(self.sites, 0.0)  # when each may be asked again
         self._traffic = Traffic()  # of this round
+        self._gone = set[str]()  # sites that were not connected when last looked at
 
     def run(self) -> None:
         try:
@@ -263,6 +271,9 @@ class Hosting:
         """Those of the sites that are connected and may be asked now."""
         connected, now = self._courier.connected(), self._clock()
         self.status.seen(connected)
+        for site in self._gone & connected:
+            self._missed[site] = 0  # one that was set aside has come back
+        self._gone = set(self.sites) - connected
         return [site for site in sites if site in connected and self._next[site] <= now]
 
     def _sent(
