@@ -31,7 +31,7 @@ def join(invitation: Path, site: str, data: str, out: Path | None, yes: bool, tr
         release_warnings()
     agreed = has_consent(folder, file, told)
     if not agreed:
-        _ask(told, f"site '{site}' sends to federation '{file.deploy.name}' at {server}", yes, console)
+        _ask(told, f"site '{site}' in federation '{file.deploy.name}' at {server}", yes, console)
     mine = prepare_site(folder, invitation, site)
     if not agreed:
         keep_consent(folder, file, told)

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.config.deployment import FederationFile, blueprint_of
-from stratafl.core.form import TensorForm
+from stratafl.core.algorithm import COUNT
+from stratafl.core.form import FieldForm, TensorForm
+from stratafl.core.layout import Layout
 from stratafl.data.sample_format import SampleFormat
 from stratafl.deploy.member import own_format
 from stratafl.errors import DamagedError, counted, shown
@@ -29,13 +31,15 @@ MOST = 1 << 22  # bytes of that file
 def what_leaves_site(file: FederationFile, site: str, place: str, *, trust: bool = False) -> list[str]:
     """Lines that say what leaves this site, whose samples are at `place`."""
     own = own_format(file.experiment, place)
-    lines = [f"once: {_introduced(own)}"]
+    lines = [f"leaves this site, once: {_introduced(own)}"]
     if site in file.deploy.predict:
-        return [*lines, "in rounds: nothing, because this site only predicts"]
+        return [*lines, "leaves this site, in rounds: nothing, because it only predicts"]
     if file.deploy.scores:
         score = "mean squared error" if own.classes is None else "accuracy"
-        lines.append(f"every round: the {score} of the model that it received, on its test samples (deploy.scores)")
-    return [*lines, *_uploaded(blueprint_of(file.experiment, own, len(file.deploy.sites), trust))]
+        told = f"the {score} of the model that it received, on its test samples (deploy.scores)"
+        lines.append(f"leaves this site, every round: {told}")
+    blueprint = blueprint_of(file.experiment, own, len(file.deploy.sites), trust)
+    return [*lines, *_uploaded(blueprint), "never leaves this site: samples and labels, and what is not listed here"]
 
 
 def _introduced(own: SampleFormat) -> str:
@@ -54,13 +58,17 @@ def _introduced(own: SampleFormat) -> str:
 def _uploaded(blueprint: Blueprint) -> list[str]:
     """What a method sends in a round, from the form by which the host checks it."""
     algorithm, setup = blueprint.algorithm, blueprint.setup()
-    form, lines = algorithm.upload_form(round_at(algorithm, setup, 0), algorithm.init(setup)), list[str]()
-    for name, field in form.fields.items():
-        value = {"": field.value} if isinstance(field.value, TensorForm) else field.value
-        layers = [layer.name for layer in blueprint.layout.layers if any(key in layer.tensors for key in value)]
-        of = f" of the layers {', '.join(layers)}" if layers else ""
-        lines.append(f"every round: {name}, {counted(sum(each.bytes for each in value.values()), 'byte')}{of}")
-    return [*(lines or ["every round: nothing"]), "never: samples, labels, and what is not listed here"]
+    form = algorithm.upload_form(round_at(algorithm, setup, 0), algorithm.init(setup))
+    if not form.fields:
+        return ["leaves this site, every round: nothing"]
+    return ["leaves this site, every round:", *(_field_line(blueprint.layout, *each) for each in form.fields.items())]
+
+
+def _field_line(layout: Layout, name: str, field: FieldForm) -> str:
+    value = {"": field.value} if isinstance(field.value, TensorForm) else field.value
+    layers = [layer.name for layer in layout.layers if any(key in layer.tensors for key in value)]
+    means = f"of the layers {', '.join(layers)}" if layers else "how many it trains on" if name == COUNT else ""
+    return f"  {name}, {counted(sum(each.bytes for each in value.values()), 'byte')} {means}".rstrip()
 
 
 def has_consent(folder: Path, file: FederationFile, told: Sequence[str]) -> bool:

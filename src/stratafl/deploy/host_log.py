@@ -6,7 +6,8 @@ from typing import Any
 
 from stratafl.config.deployment import read_federation
 from stratafl.deploy.agreement import Agreement
-from stratafl.deploy.hosting import AGREED, FILE, SERVER, served
+from stratafl.deploy.hosting import AGREED, FILE, SERVER
+from stratafl.deploy.serving import served
 from stratafl.errors import DeployError, unknown
 from stratafl.execute.exchange import open_server, verify
 from stratafl.execute.exchange.server_store import AUDIT, known_mark

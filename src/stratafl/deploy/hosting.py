@@ -9,20 +9,19 @@
     status.json        for whoever looks on
 """
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from stratafl.config.deployment import FederationFile, blueprint_of, read_federation
-from stratafl.core.state import State
+from stratafl.config.deployment import read_federation
 from stratafl.deploy.agreement import Agreement, Introduction, agreement
 from stratafl.deploy.courier import REFUSED, Content, Courier, Kind
 from stratafl.deploy.round_journal import RoundJournal, Traffic
+from stratafl.deploy.serving import served
 from stratafl.deploy.status import Status
 from stratafl.errors import DeployError, WireError, shown
 from stratafl.execute.blueprint import Blueprint
@@ -30,43 +29,10 @@ from stratafl.execute.exchange import ServerExchange, open_server
 from stratafl.execute.roster import RosterEntry
 from stratafl.execute.server import Server
 
-log = logging.getLogger("stratafl.deploy")
 FILE, AGREED, SERVER = "federation.toml", "agreement.json", "server"
 LOOK = 0.5  # seconds between two looks at who is connected
 TRIES = 3  # of a site in one round, after which it has missed it
 PAUSE = 2.0  # seconds before a site that failed is asked again
-
-
-@dataclass(frozen=True)
-class Serving:
-    """The server of the exchange, in which sites have names."""
-
-    server: Server
-    sites: Sequence[str]  # in the order of their numbers
-
-    def start(self) -> State:
-        return self.server.start()
-
-    def download(self, round: int, state: State, site: str) -> bytes:
-        client = self.sites.index(site)
-        return self.server.download(round, state, client, new=client >= self.server.setup.clients)
-
-    def absorb(self, round: int, state: State, uploads: Mapping[str, bytes]) -> tuple[State, Mapping[str, str]]:
-        numbers = {self.sites.index(site): body for site, body in uploads.items()}
-        done = self.server.absorb(round, state, numbers)
-        for each in done.outliers:
-            far = "far" if each.ratio is None else f"{each.ratio:g} times the median"
-            log.warning(
-                "round %d: the update of '%s' is %s from what it received", round + 1, self.sites[each.client], far
-            )
-        return done.server, {self.sites[each.client]: each.reason for each in done.left_out}
-
-
-def served(file: FederationFile, agreed: Agreement, trust: bool = False) -> tuple[Blueprint, Serving]:
-    """What a host computes with, from its file and what was agreed on."""
-    deploy = file.deploy
-    blueprint = blueprint_of(file.experiment, agreed.format, len(deploy.sites), trust)
-    return blueprint, Serving(Server.of(blueprint, agreed.roster), (*deploy.sites, *deploy.predict))
 
 
 class Hosting:
@@ -136,13 +102,19 @@ class Hosting:
         found, latest = dict[str, Introduction](), self._clock() + seconds
         while len(found) < len(sites) and self._clock() < latest:
             asked = self._there([site for site in sites if site not in found])
-            for site, (table, _) in self._sent("introduce", asked, latest - self._clock()).items():
-                try:
-                    found[site] = Introduction.from_table(table)
-                except WireError as error:
-                    self._fail(site, str(error))
+            found |= self._introduced(asked, latest - self._clock())
             if not asked:
                 self._pause(LOOK)
+        return found
+
+    def _introduced(self, sites: Sequence[str], left: float) -> dict[str, Introduction]:
+        """What these sites answer when they are asked once."""
+        found = dict[str, Introduction]()
+        for site, (table, _) in self._sent("introduce", sites, left).items():
+            try:
+                found[site] = Introduction.from_table(table)
+            except WireError as error:
+                self._fail(site, str(error))
         return found
 
     def _agree(
@@ -236,31 +208,36 @@ class Hosting:
         self._failed = dict.fromkeys(self.sites, 0)
         while missing and (left := latest - self._clock()) > 0:
             asked = self._there([site for site in missing if self._failed[site] < TRIES])
-            self._agree_with_new(asked, server, agreed, blueprint, left)
-            asked = [site for site in asked if site in self._in_agreement]
-            bodies = {site: exchange.commit(site, whole=bool(self._failed[site])) for site in asked}
-            for site, (_, body) in self._sent("round", asked, left, bodies=bodies).items():
-                answer = exchange.take(site, body)
-                if answer.kind == "committed":
-                    missing.remove(site)
-                    self.status.committed(site)
-                else:
-                    self._fail(site, answer.reason or answer.kind)
+            train = [site for site in asked if site in self.deploy.sites]
+            self._agree(train, server, agreed, blueprint, left)
+            self._give(exchange, train, left, missing)
+            new = [site for site in asked if site not in train]  # last, because these may take their time
+            self._agree_with_new(new, server, agreed, blueprint, left)
+            self._give(exchange, new, left, missing)
             if not asked:
                 if not any(self._failed[site] < TRIES for site in missing):
                     break
                 self._pause(LOOK)
         return missing
 
+    def _give(self, exchange: ServerExchange, sites: Sequence[str], left: float, missing: list[str]) -> None:
+        """Send the last message to those that have the agreement; who confirms it is no longer missing."""
+        asked = [site for site in sites if site in self._in_agreement]
+        bodies = {site: exchange.commit(site, whole=bool(self._failed[site])) for site in asked}
+        for site, (_, body) in self._sent("round", asked, left, bodies=bodies).items():
+            answer = exchange.take(site, body)
+            if answer.kind == "committed":
+                missing.remove(site)
+                self.status.committed(site)
+            else:
+                self._fail(site, answer.reason or answer.kind)
+
     def _agree_with_new(
         self, sites: Sequence[str], server: Server, agreed: Agreement, blueprint: Blueprint, left: float
     ) -> None:
-        """The agreement, also for sites that only predict, which introduce themselves now."""
-        train = [site for site in sites if site in self.deploy.sites]
-        self._agree(train, server, agreed, blueprint, left)
-        for site, found in self._introductions(
-            [s for s in sites if s not in self.deploy.sites], min(left, LOOK)
-        ).items():
+        """The agreement for sites that only predict, which introduce themselves now."""
+        strangers = [site for site in sites if site not in self._in_agreement]
+        for site, found in self._introduced(strangers, left).items():
             entry = RosterEntry(site, self.sites.index(site), found.samples, found.validation)
             theirs = replace(agreed, roster=agreed.roster.joined(entry))
             self._agree([site], server, theirs, blueprint, left)
