@@ -192,7 +192,10 @@ def host(
     forget: Annotated[list[str] | None, option("--forget NAME", "Let a site that lost its state start anew.")] = None,
     trust: Trust = False,
 ) -> int:
-    """Host a federation of real sites on Flower, and watch it; stopped or killed, it goes on where it was."""
+    """Host a federation of real sites on Flower, and watch it.
+
+    Stopped or killed, it goes on where it was.
+    """
     from stratafl.cli.host import host
 
     return host(config, out, address, register or [], local, forget or [], trust)
@@ -207,7 +210,10 @@ def join(
     yes: Annotated[bool, option("--yes -y", "Agree to what leaves this site.")] = False,
     trust: Trust = False,
 ) -> int:
-    """Take part in a federation with this site's own samples; you are shown what leaves it, and asked."""
+    """Take part in a federation with this site's own samples.
+
+    You are shown what leaves the site, and asked.
+    """
     from stratafl.cli.join import join
 
     return join(invitation, site, data, out, yes, trust)
@@ -219,7 +225,10 @@ def audit(
     site: Annotated[str | None, option("--site NAME", "Lines of this site alone.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check a host's audit log, also while it hosts, and print it: who was asked, who sent what, what was absorbed."""
+    """Check a host's audit log, and print it.
+
+    Who was asked, who sent what, what was absorbed; also while it hosts.
+    """
     from stratafl.cli.audit import audit
 
     audit(folder, site, as_json)
@@ -232,7 +241,7 @@ def predict(
     out: Annotated[Path | None, option("--out -o FILE", "A .csv or .npz file; else CSV is printed.")] = None,
     trust: Trust = False,
 ) -> None:
-    """Predict new samples by the model that this site of a federation ended with, also while it still takes part."""
+    """Predict new samples by the model that a site ended with."""
     from stratafl.cli.predict import predict
 
     predict(folder, data, out, trust)
@@ -244,7 +253,7 @@ def export(
     out: Annotated[Path, option("--out -o FILE", "A .onnx or .safetensors file.")],
     trust: Trust = False,
 ) -> None:
-    """Write the model that this site of a federation ended with, with its preprocessing."""
+    """Write the model that a site ended with, as ONNX or safetensors."""
     from stratafl.cli.predict import export
 
     export(folder, out, trust)

@@ -78,7 +78,7 @@ def has_consent(folder: Path, file: FederationFile, told: Sequence[str]) -> bool
         return False
     with suppress(ValueError, DamagedError), explained("read", path):
         found = json_value(read_plain(path, MOST))
-        return isinstance(found, dict) and found | _about(file, told) == found
+        return isinstance(found, dict) and {**found, **_about(file, told)} == found
     return False
 
 

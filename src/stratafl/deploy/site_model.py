@@ -88,7 +88,7 @@ class Predicted:
             write_atomically(path, self.csv().encode())
         else:
             with explained("write", path), atomically(path) as partial, partial.open("wb") as file:
-                np.savez(file, **self._arrays())
+                np.savez(file, allow_pickle=False, **self._arrays())
 
     def csv(self) -> str:
         """A line for each sample: its name, the class and the probability of each class, or the numbers."""

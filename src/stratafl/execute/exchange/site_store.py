@@ -159,8 +159,8 @@ class SiteStore:
         if found is not None and (round, attempt) < (found[0]["round"], found[0]["attempt"]):
             told = f"round {found[0]['round']}, attempt {found[0]['attempt']}"
             raise RunError(f"round {round}, attempt {attempt} is an old message: the parcel of {told} is here")
-        told = {"round": round, "attempt": attempt, "absorbed": absorbed}
-        self._write(DELIVERED, told, {_PARCEL: _as_tensor(parcel)})
+        about = {"round": round, "attempt": attempt, "absorbed": absorbed}
+        self._write(DELIVERED, about, {_PARCEL: _as_tensor(parcel)})
 
     def delivered(self) -> bytes | None:
         """The last parcel of the server; None before the commit."""
