@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from stratafl.config.deployment import new_samples_of
@@ -88,7 +87,7 @@ class Predicted:
             write_atomically(path, self.csv().encode())
         else:
             with explained("write", path), atomically(path) as partial, partial.open("wb") as file:
-                np.savez(file, allow_pickle=False, **self._arrays())
+                np.savez(file, **self._arrays())
 
     def csv(self) -> str:
         """A line for each sample: its name, the class and the probability of each class, or the numbers."""
@@ -106,7 +105,7 @@ class Predicted:
             return ["prediction", *(f"probability_{name}" for name in self.classes)]
         return ["prediction"] if width == 1 else [f"prediction_{number}" for number in range(1, width + 1)]
 
-    def _arrays(self) -> dict[str, NDArray[Any]]:
+    def _arrays(self) -> dict[str, Any]:
         samples = np.array(self.samples)
         if not self.classes:
             return {"sample": samples, "prediction": self.values.numpy()}
