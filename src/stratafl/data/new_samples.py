@@ -15,7 +15,7 @@ from stratafl.data.sample_format import SampleFormat
 from stratafl.data.user_files import LABELS, features
 from stratafl.errors import DataError, shown
 
-IMAGES_IN_A_ROW = 3  # axes of a sample that is an image
+IMAGE_AXES = 3  # of a sample: channels, height, width
 
 
 @short_repr
@@ -36,7 +36,7 @@ def new_samples(place: Path, reading: Reading, agreed: SampleFormat) -> NewSampl
             raise DataError(f"'{place}' has no array 'x', only: {', '.join(arrays) or 'none'}")
         return _numbered(arrays["x"])
     images = _images(place)
-    if images and len(agreed.shape) == IMAGES_IN_A_ROW:
+    if images and len(agreed.shape) == IMAGE_AXES:
         root = place if place.is_dir() else place.parent
         channels = agreed.shape[0]
         found = stacked(images, channels=channels, size=reading.size, where=str(place), limit=reading.limit)
