@@ -95,8 +95,9 @@ def test_what_leaves_a_site_is_what_its_method_sends(tmp_path):
     assert "accuracy" in score
     assert "(deploy.scores)" in score
     assert not any("(deploy.scores)" in line for line in told(deploy={"scores": False}))
-    assert "layers fc1," not in " ".join(rest)  # FedPer's head, fc, stays
-    assert "layers fc1, fc" in " ".join(told(algorithm={"name": "fedavg"})[2:])
+    assert "site's samples (fc1)" in " ".join(rest)
+    assert rest[-1].endswith("of the model fc")  # FedPer's head stays
+    assert "(all layers)" in " ".join(told(algorithm={"name": "fedavg"}))
     assert told(algorithm={"name": "local"})[2] == "leaves this site, every round: nothing"
     _, rounds = told(deploy={"sites": ["b", "c"], "predict": ["a"]})
     assert rounds == "leaves this site, in rounds: nothing, because it only predicts"

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from stratafl.algorithms import (
 from stratafl.cli import end_rank
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.layout import Rows
+from stratafl.core.parcel import Parcel
 from stratafl.core.state import flatten
 from stratafl.execute import Distributed, Executor, Matrix, Messages, Simulation
 from stratafl.execute.ranks import Ranks
@@ -36,6 +37,8 @@ ACTING: dict[str, Algorithm] = {  # as in the contract: settings in which the me
     "heurpfedla": heurpfedla(k=1, hyper_lr=0.5),
     "pfedla": pfedla(hyper_lr=0.5),
     "fedper+q4": algorithm("fedper+q4", min_size=1, rounding="stochastic", feedback=True),
+    "fedper+median": algorithm("fedper+median"),
+    "flayer+clipped": algorithm("flayer+clipped", norm=0.05),
     "heurpfedla+topk": algorithm("heurpfedla+topk", min_size=1, hyper_lr=0.5),
 }
 EVERY = {**{name: algorithm(name) for name in ALGORITHMS}, **ACTING}
@@ -53,8 +56,14 @@ class Shared:
     held: list[list[int]]
 
 
-def shared(process_group: Ranks, method: Algorithm, participation: float, inner: Executor) -> Shared:
-    sim = Case(method, "follow", participation, rounds=3).plain
+def far_away(upload: Parcel) -> Parcel:
+    return Parcel({**upload, "theta": upload["theta"].apply(lambda x: 1e6 * x)})
+
+
+def shared(
+    process_group: Ranks, method: Algorithm, participation: float, inner: Executor, limit: float | None = None
+) -> Shared:
+    sim = replace(Case(method, "follow", participation, rounds=3).plain, norm_limit=limit)
     progress = sim.run(Distributed(process_group, inner))
     servers = [flatten(server) for server in process_group.gather(progress.server)]
     memories = {name: x for each in process_group.gather(_flat(progress.clients)) for name, x in each.items()}
@@ -87,6 +96,8 @@ def main(target: str) -> None:
         found["pfedla, chunks"] = shared(process_group, EVERY["pfedla"], 1.0, Matrix(chunk=2))
         found["fedlag, two left out"] = shared(process_group, Tampered(EVERY["fedlag"], TWO), 1.0, Matrix(chunk=2))
         found["fedper, all left out"] = shared(process_group, Tampered(EVERY["fedper"], ALL), 1.0, Matrix())
+        wild = Tampered(EVERY["fedper"], {2: far_away})
+        found["fedper, one too long"] = shared(process_group, wild, 1.0, Matrix(chunk=2), limit=50.0)
         process_group.collect({})  # from nobody who has anything
         mine = {name: compared(found[name]) for name in list(found)[process_group.rank :: process_group.world_size]}
         gaps = {name: gap for each in process_group.gather(mine) for name, gap in each.items()}

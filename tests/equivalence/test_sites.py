@@ -104,6 +104,12 @@ def test_every_method_has_the_simulations_bits_in_float32(name):
     assert difference(sites, simulated) == 0
 
 
+@pytest.mark.parametrize(("name", "options"), [("fedper+median", {}), ("flayer+clipped", {"norm": 0.05})])
+def test_robust_merges_have_the_simulations_bits(name, options):
+    sites, simulated = both(algorithm(name, **options), torch.float32, participation=0.7)
+    assert difference(sites, simulated) == 0
+
+
 # Initial weights
 
 

@@ -1,4 +1,4 @@
-"""Compositions: FLAYER's parts, LAG or compression on a method, by a name such as `fedper+flayer` or `fedper+q8`.
+"""Compositions: FLAYER's parts, LAG, compression or a robust merge on a method, by a name such as `fedper+flayer`.
 
 A composition takes the options of the method and those of the part. The parts are functions from record to record, of
 use without a name: `with_flayer(my_method())`. They refuse what makes no sense and say why.
@@ -14,6 +14,7 @@ from stratafl.algorithms.catalogue import GIVEN, METHODS, Method
 from stratafl.algorithms.compress_on import described, with_q4, with_q8, with_topk
 from stratafl.algorithms.flayer_on import acting, with_flayer
 from stratafl.algorithms.lag_on import with_lag
+from stratafl.algorithms.robust_on import with_clipped, with_median, with_trimmed
 from stratafl.core.algorithm import Algorithm
 from stratafl.errors import RecordError, unknown
 
@@ -24,14 +25,14 @@ PLUS = "+"
 class Addition:
     """What follows the `+`: a function from record to record, and the method of its paper, which it makes of FedAvg.
 
-    With the options `off` it changes nothing; with `soon` it acts from the first round on.
+    With the options `off`, if there are such, it changes nothing; with `soon` it acts from the first round on.
     """
 
     label: str
     on: Callable[..., Algorithm]
     method: str | None  # None: it is of no paper's method
     idea: Callable[[Method], str]
-    off: Mapping[str, Any]
+    off: Mapping[str, Any] | None
     soon: Mapping[str, Any] = field(default_factory=dict)
     sends: Callable[[Method], str] = lambda host: host.sends
 
@@ -64,6 +65,10 @@ def _compression(label: str, on: Callable[..., Algorithm], off: Mapping[str, Any
     )
 
 
+def _merge(label: str, on: Callable[..., Algorithm], off: Mapping[str, Any] | None, does: str) -> Addition:
+    return Addition(label, on, None, lambda host: f"{host.label} whose server {does}.", off)
+
+
 ENDLESS = {"min_size": 2**62}  # every tensor is sent as it is
 PARTS = {
     "flayer": Addition(
@@ -86,6 +91,9 @@ PARTS = {
         "of which only those furthest from 0",
         "hold only what changed most",
     ),
+    "median": _merge("median", with_median, None, "takes the median of each column"),
+    "trimmed": _merge("trimmed mean", with_trimmed, {"trim": 0.0}, "leaves out the extremes of each column"),
+    "clipped": _merge("clipped updates", with_clipped, {"norm": 1e30}, "shortens updates that are too long"),
 }
 
 

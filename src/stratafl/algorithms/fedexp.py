@@ -17,7 +17,6 @@ from stratafl.core.round import Round, Setup
 from stratafl.core.state import Computed, State, rows_of, tensor_of
 from stratafl.core.steps import Names
 from stratafl.policies import SGD, Mean
-from stratafl.policies.merge import kept_blocks
 
 
 @method(
@@ -48,12 +47,13 @@ class Extrapolate(Mean):
 
     def footprint(self, setup: Setup) -> Footprint:
         """The sums of the mean, and a client's update of one tensor at a time."""
-        return Footprint(client=setup.block_bytes(torch.float64), sums=setup.row_bytes(dtype=torch.float64))
+        mean = super().footprint(setup)
+        return replace(mean, client=mean.client + setup.block_bytes(torch.float64))
 
     def fold(self, rnd: Round, server: State, sums: State, up: Parcel, ids: Tensor) -> State:
         """The sums of the mean, Σ p_k‖Δ_k‖² layer by layer, and Σ p_k."""
         held = rows_of(server, self.field)
-        rows, sent = kept_blocks(up[self.field], held, rnd.layout)
+        rows, sent = self.uploaded(rnd, server, up)
 
         def update(name: str) -> Tensor:
             delta = rows[name].double() - held[name]

@@ -310,6 +310,8 @@ def special_cases_of(name: str) -> tuple[SpecialCase, ...]:
         return SPECIAL_CASES.get(name, ())
     host, part = parse_composition(name)
     made, off = composed(name), PARTS[part].off
+    if off is None:
+        return ()
     without = SpecialCase(f"without a part that acts, '{name}' is '{host}'", made(**off), METHODS[host].builder())
     paper = PARTS[part].method
     if host != "fedavg" or paper is None:

@@ -38,12 +38,15 @@ app.add_typer(data_app)
 @app.command("list", epilog="Example: [bold]strata list fedrep[/]")
 def list_(
     name: Annotated[str | None, typer.Argument(help="A method, another name, or models, datasets …")] = None,
+    model: Annotated[str | None, option("--model -m NAME", "Model of which a method sends layers.")] = None,
+    data: Data = None,
+    set: Set = None,
     as_json: AsJson = False,
 ) -> None:
     """List algorithms, models, data sets, partitions, protocols and recipes; or show one of them."""
     from stratafl.cli.list import print_catalogue
 
-    print_catalogue(name, as_json)
+    print_catalogue(name, as_json, settings_of(set, model=model, data=data))
 
 
 @app.command(epilog="Example: [bold]strata run --algorithm fedper --rounds 30 --set train.lr=0.1 --out runs/first[/]")

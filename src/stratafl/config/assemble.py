@@ -64,13 +64,15 @@ def algorithm_of(experiment: Experiment, trust: Trust | bool = NOTHING) -> Algor
 def _with_merge(algorithm: Algorithm, experiment: Experiment) -> Algorithm:
     """The method with the merge that the table [server] asks for."""
     server, usual = experiment.server, ServerTable()
-    for key, merge in (("share", "trimmed"), ("factor", "clipped")):
+    for key, merge in (("share", "trimmed"), ("factor", "clipped"), ("norm", "clipped")):
         if getattr(server, key) != getattr(usual, key) and server.merge != merge:
             raise RecordError(f"server.{key} has no effect with server.merge = '{server.merge}': it is for '{merge}'")
+    if server.norm is not None and server.factor != usual.factor:
+        raise RecordError("server.factor has no effect beside server.norm, which is the largest norm: leave one out")
     if server.merge == "mean":
         return algorithm
     try:
-        return robust(algorithm, server.merge, share=server.share, factor=server.factor)
+        return robust(algorithm, server.merge, share=server.share, factor=server.factor, norm=server.norm)
     except RecordError as error:
         raise RecordError(f"{experiment.algorithm.name}: server.{error}") from error
 
@@ -250,6 +252,7 @@ def simulation_with(
         device=run.device,
         memory_limit=run.memory_limit,
         new_clients=experiment.data.new_clients,
+        norm_limit=experiment.server.norm_limit or None,
         **more,
     )
 

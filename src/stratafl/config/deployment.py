@@ -23,7 +23,10 @@ from stratafl.data.site_samples import site_federation
 from stratafl.errors import RecordError, StrataError, shown
 from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.exchange.protocol import check_name
+from stratafl.execute.roster import Roster
+from stratafl.execute.server import Server
 from stratafl.execute.site import Site
+from stratafl.execute.uploads import DEPLOYED
 from stratafl.runtime.speed import Speed
 
 DEPLOY = "deploy"  # the table of a file that has the others of an experiment too
@@ -116,6 +119,12 @@ def blueprint_of(
         weights=None if model.weights is None else Path(model.weights),
         engine=run.engine,
     )
+
+
+def server_of(experiment: Experiment, blueprint: Blueprint, roster: Roster) -> Server:
+    """The server of a blueprint, with the experiment's limit to the length of updates or a deployment's own."""
+    limit = experiment.server.norm_limit
+    return Server.of(blueprint, roster, norm_limit=DEPLOYED if limit is None else limit or None)
 
 
 def site_federation_of(

@@ -13,15 +13,11 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from stratafl.algorithms.what_leaves import what_leaves
 from stratafl.config.deployment import FederationFile, blueprint_of
-from stratafl.core.algorithm import COUNT
-from stratafl.core.form import FieldForm, TensorForm
-from stratafl.core.layout import Layout
 from stratafl.data.sample_format import SampleFormat
 from stratafl.deploy.member import own_format
 from stratafl.errors import DamagedError, counted, shown
-from stratafl.execute.blueprint import Blueprint
-from stratafl.execute.rounds import round_at
 from stratafl.files import explained, json_value, read_plain, write_atomically
 
 CONSENT = "consent.json"
@@ -39,7 +35,7 @@ def what_leaves_site(file: FederationFile, site: str, place: str, *, trust: bool
         told = f"the {score} of the model that it received, on its test samples (deploy.scores)"
         lines.append(f"leaves this site, every round: {told}")
     blueprint = blueprint_of(file.experiment, own, len(file.deploy.sites), trust)
-    return [*lines, *_uploaded(blueprint), "never leaves this site: samples and labels, and what is not listed here"]
+    return [*lines, *what_leaves(blueprint.algorithm, blueprint.setup())]
 
 
 def _introduced(own: SampleFormat) -> str:
@@ -53,22 +49,6 @@ def _introduced(own: SampleFormat) -> str:
     elif own.classes is not None:
         told.append("the number of its classes")
     return ", ".join(told)
-
-
-def _uploaded(blueprint: Blueprint) -> list[str]:
-    """What a method sends in a round, from the form by which the host checks it."""
-    algorithm, setup = blueprint.algorithm, blueprint.setup()
-    form = algorithm.upload_form(round_at(algorithm, setup, 0), algorithm.init(setup))
-    if not form.fields:
-        return ["leaves this site, every round: nothing"]
-    return ["leaves this site, every round:", *(_field_line(blueprint.layout, *each) for each in form.fields.items())]
-
-
-def _field_line(layout: Layout, name: str, field: FieldForm) -> str:
-    value = {"": field.value} if isinstance(field.value, TensorForm) else field.value
-    layers = [layer.name for layer in layout.layers if any(key in layer.tensors for key in value)]
-    means = f"of the layers {', '.join(layers)}" if layers else "how many it trains on" if name == COUNT else ""
-    return f"  {name}, {counted(sum(each.bytes for each in value.values()), 'byte')} {means}".rstrip()
 
 
 def has_consent(folder: Path, file: FederationFile, told: Sequence[str]) -> bool:

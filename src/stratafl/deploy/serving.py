@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stratafl.config.deployment import FederationFile, blueprint_of
+from stratafl.config.deployment import FederationFile, blueprint_of, server_of
 from stratafl.core.state import State
 from stratafl.deploy.agreement import Agreement
 from stratafl.execute.blueprint import Blueprint
@@ -42,4 +42,4 @@ def served(file: FederationFile, agreed: Agreement, trust: bool = False) -> tupl
     """What a host computes with, from its file and what was agreed on."""
     deploy = file.deploy
     blueprint = blueprint_of(file.experiment, agreed.format, len(deploy.sites), trust)
-    return blueprint, Serving(Server.of(blueprint, agreed.roster), (*deploy.sites, *deploy.predict))
+    return blueprint, Serving(server_of(file.experiment, blueprint, agreed.roster), (*deploy.sites, *deploy.predict))

@@ -50,6 +50,7 @@ def simulation(
     new_clients: int = 0,
     diagnosed_clients: int = 0,
     begun: bool = False,
+    norm_limit: float | None = None,
 ) -> Simulation:
     """Build a simulation, or raise an error that says what does not fit.
 
@@ -58,7 +59,8 @@ def simulation(
     BatchNorm statistics follow their layer or stay local; `memory_limit` is what all of it may take, in bytes; `store`
     is where client states are kept between rounds (on the `device`, in `ram`, on `disk`; `auto`: by size, and whether
     checkpoints are `saved`); the last `new_clients` clients of the federation never take part in training; a run that
-    has `begun` may go on although its rounds never reach a phase of the algorithm.
+    has `begun` may go on although its rounds never reach a phase of the algorithm; updates more than `norm_limit` times
+    as long as the cohort's median are left out, as in a deployment.
     """
     device = device_of(device)
     if not 0 <= new_clients < federation.clients:
@@ -88,6 +90,7 @@ def simulation(
         saved=saved,
         diagnosed_clients=diagnosed_clients,
         begun=begun,
+        norm_limit=norm_limit,
     )
 
 
@@ -102,6 +105,7 @@ def simulate(
     saved: bool = False,
     diagnosed_clients: int = 0,
     begun: bool = False,
+    norm_limit: float | None = None,
 ) -> Simulation:
     """The simulation of a blueprint with the data of all its clients; those after them are new clients."""
     algorithm, clients = blueprint.algorithm, blueprint.clients
@@ -129,7 +133,7 @@ def simulate(
     on_device = kept == "device" or (kept == "ram" and runtime.device.type == "cpu")
     rest = left - needed if left is not None and on_device else left
     known = (algorithm, setup, federation.counts("train"), runtime)
-    made = Simulation(*known, rest, memory_limit, kept, module.cpu(), diagnosed_clients)
+    made = Simulation(*known, rest, memory_limit, kept, module.cpu(), diagnosed_clients, norm_limit=norm_limit)
     return _within_memory(made, left if store == "auto" else None, begun)
 
 

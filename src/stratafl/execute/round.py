@@ -1,5 +1,6 @@
 """One round, the same for every executor: download · receive · work · inspect · fold, group by group, then absorb."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from stratafl.core.algorithm import Total
 from stratafl.core.form import Form
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.machine import in_units
-from stratafl.core.parcel import Bytes, Parcel, count_bytes
+from stratafl.core.parcel import Bytes, Field, Parcel, count_bytes
 from stratafl.core.reprs import short_repr
 from stratafl.core.round import Round
 from stratafl.core.schema import misfit
@@ -23,7 +24,7 @@ from stratafl.execute.context import SimulationContext
 from stratafl.execute.memory import release_freed_memory
 from stratafl.execute.process_group import ProcessGroup, places
 from stratafl.execute.transfers import on_host
-from stratafl.execute.uploads import Inspection, LeftOut, Outlier, inspect, outliers
+from stratafl.execute.uploads import Inspection, LeftOut, Outlier, inspect, outliers, too_long
 
 
 class Executor(Protocol):
@@ -44,7 +45,19 @@ class Executor(Protocol):
 
 
 Watch = Callable[[State | Parcel], None]
-Examiner = Callable[[Tensor, Rows, Rows], None]  # clients that take part, their models as received, and as trained
+Examine = Callable[[Tensor, Rows, Rows], None]  # clients that take part, their models as received, and as trained
+
+
+class Examiner(ABC):
+    """What remembers the models it is shown: if the round is repeated with fewer clients, it starts anew."""
+
+    @abstractmethod
+    def __call__(self, clients: Tensor, received: Rows, trained: Rows) -> None:
+        """See the models of some clients that take part."""
+
+    @abstractmethod
+    def restart(self) -> None:
+        """Forget the models seen so far."""
 
 
 def unwatched(state: State | Parcel) -> None:
@@ -94,7 +107,9 @@ class RoundRun:
     """A round to run; nothing given is written to.
 
     `examine` is shown each group's models as received and right after training, which are not kept. A client whose
-    upload is left out keeps the state it had before; if all are left out, so does the server.
+    upload is left out keeps the state it had before; if all are left out, so does the server. Which updates are too
+    long is known when all have arrived: the round is then repeated without those clients, from the states it began
+    with, so that no uploads are kept for it.
     """
 
     sim: SimulationContext
@@ -103,11 +118,23 @@ class RoundRun:
     server: State
     clients: ClientStates
     ids: Tensor
-    examine: Examiner | None = None
+    examine: Examine | Examiner | None = None
     watched: bool = False
 
     def run(self) -> tuple[State, ClientStates, Report]:
         """The server's next state, the next states of this process's clients, and a report."""
+        server, kept, report, far = self._run()
+        if not far:
+            return server, kept, report
+        if isinstance(self.examine, Examiner):
+            self.examine.restart()
+        away = torch.tensor([each.client for each in far], dtype=torch.int64)
+        again = replace(self, ids=self.ids[~torch.isin(self.ids, away)])
+        server, kept, repeated, _ = again._run()
+        return server, kept, _repeated(report, far, repeated)
+
+    def _run(self) -> tuple[State, ClientStates, Report, tuple[LeftOut, ...]]:
+        """The round with all of its clients, and those whose update is too long."""
         sim, rnd, ids, server, process_group = self.sim, self.rnd, self.ids, self.server, self.executor.process_group
         now = sim.runtime.now
         if len(ids) == 0:
@@ -124,7 +151,7 @@ class RoundRun:
         # The process that is done first waits here for the others.
         reports = [report for each in process_group.gather(reports) for report in each]
         paused = now()
-        left_out, far = _flagged(reports, ids)
+        left_out, named, far = _flagged(reports, ids, sim.norm_limit)
         present = ids[~torch.isin(ids, torch.tensor([each.client for each in left_out], dtype=torch.int64))]
         with self.executor.stage("absorb", ids, rnd.layout) as watch:
             if len(present):
@@ -133,7 +160,8 @@ class RoundRun:
             watch(server)
         served = mine + now() - paused
         down, up, notes = _summed(reports, ids)
-        return server, kept, Report(ids, down, up, notes, now() - begin - served, served, left_out, far)
+        done = Report(ids, down, up, notes, now() - begin - served, served, left_out, named)
+        return server, kept, done, far
 
     def _run_group(self, total: Total, kept: ClientStates, group: Tensor) -> tuple[Total, ClientStates, GroupReport]:
         """The work of a group, folded into the total; a function of its own, so that its tensors are freed."""
@@ -157,8 +185,10 @@ class RoundRun:
         if device.type == "cuda":  # else the time of training would be counted where its result is read
             torch.cuda.synchronize(device)
         paused, received, sound = now(), rows_of(client, algorithm.row), group
+        # With a limit, updates count from what a server in a deployment knows: what it sent.
+        start = {algorithm.row: Field(received)} if sim.norm_limit is None else parcel
         with executor.stage("fold", group, layout) as watch:
-            arrived, found = self._arrived(upload, form, state, received, group)
+            arrived, found = self._arrived(upload, form, state, start, group)
             if len(found.sound) < len(group):
                 there = found.sound.to(device)
                 sound, arrived, state = group[found.sound], arrived.pick(there), pick(state, there)
@@ -173,7 +203,7 @@ class RoundRun:
         return total, kept, report
 
     def _arrived(
-        self, upload: Parcel, form: Form, state: State, received: Rows, group: Tensor
+        self, upload: Parcel, form: Form, state: State, received: Mapping[str, Field], group: Tensor
     ) -> tuple[Parcel, Inspection]:
         """The uploads of a group as the server gets them, and what it finds in them."""
         sim, layout = self.sim, self.rnd.layout
@@ -186,17 +216,32 @@ class RoundRun:
             return arrived, Inspection.refused(wrong, len(group))
         opened = sim.algorithm.open(self.rnd, self.server, arrived, group)
         samples = sim.samples[group]
-        return opened.uploads, inspect(arrived, form, state, received, sim.algorithm.row, samples, layout, opened)
+        return opened.uploads, inspect(arrived, form, state, received, samples, layout, opened)
 
 
-def _flagged(reports: list[GroupReport], ids: Tensor) -> tuple[tuple[LeftOut, ...], tuple[Outlier, ...]]:
-    """Clients that were left out, and outliers, from all groups in the order of the cohort."""
+def _flagged(
+    reports: list[GroupReport], ids: Tensor, limit: float | None
+) -> tuple[tuple[LeftOut, ...], tuple[Outlier, ...], tuple[LeftOut, ...]]:
+    """Clients that were left out, outliers, and those above the limit, from all groups in the order of the cohort."""
     each = [found for s in reports for found in zip(s.ids.tolist(), s.found.reasons, s.found.norms, strict=True)]
     place = {client: at for at, client in enumerate(ids.tolist())}
     each.sort(key=lambda found: place[found[0]])
-    sound = [(client, norm) for client, reason, norm in each if not reason]
     left_out = tuple(LeftOut(client, reason) for client, reason, _ in each if reason)
-    return left_out, outliers([client for client, _ in sound], [norm for _, norm in sound])
+    sound = [client for client, reason, _ in each if not reason]
+    norms = [norm for _, reason, norm in each if not reason]
+    return left_out, outliers(sound, norms), too_long(sound, norms, limit)
+
+
+def _repeated(first: Report, far: tuple[LeftOut, ...], again: Report) -> Report:
+    """The report of a round that was repeated without some clients: all have worked and sent their bytes."""
+    reasons = {each.client: each for each in (*first.left_out, *far)}
+    return replace(
+        first,
+        train_seconds=first.train_seconds + again.train_seconds,
+        server_seconds=first.server_seconds + again.server_seconds,
+        left_out=tuple(reasons[client] for client in first.cohort.tolist() if client in reasons),
+        outliers=tuple(each for each in first.outliers if each.client not in reasons),
+    )
 
 
 def _summed(reports: list[GroupReport], ids: Tensor) -> tuple[Bytes, Bytes, State]:

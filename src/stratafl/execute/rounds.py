@@ -5,7 +5,7 @@ A server needs no data for any of it. `context.py` adds what a simulation has be
 
 import logging
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -29,6 +29,8 @@ class Rounds:
     algorithm: Algorithm
     setup: Setup
     samples: Tensor  # int64 `[N]`, by client; of new clients too, which come after the others
+    # Updates more than so many times as long as the cohort's median are left out.
+    norm_limit: float | None = field(default=None, kw_only=True)
 
     @cached_property
     def requires(self) -> Requirements:

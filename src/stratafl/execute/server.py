@@ -8,11 +8,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from torch import Tensor
 
 from stratafl.core import wire
 from stratafl.core.algorithm import Total
-from stratafl.core.layout import Rows
 from stratafl.core.parcel import Parcel
 from stratafl.core.reprs import short_repr
 from stratafl.core.round import Round
@@ -22,7 +20,7 @@ from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.roster import Roster, RosterEntry
 from stratafl.execute.rounds import Rounds
 from stratafl.execute.state_format import StateFormat
-from stratafl.execute.uploads import Inspection, LeftOut, Outlier, inspect, outliers
+from stratafl.execute.uploads import DEPLOYED, Inspection, LeftOut, Outlier, inspect, outliers, too_long
 from stratafl.runtime.speed import precision
 
 
@@ -46,7 +44,13 @@ class Server(Rounds):
     device: torch.device
 
     @staticmethod
-    def of(blueprint: Blueprint, roster: Roster, device: str | torch.device = "cpu") -> "Server":
+    def of(
+        blueprint: Blueprint,
+        roster: Roster,
+        device: str | torch.device = "cpu",
+        *,
+        norm_limit: float | None = DEPLOYED,
+    ) -> "Server":
         """The server, or an error that says what does not fit; sites may join later (`joined`)."""
         if roster.clients != blueprint.clients:
             raise DataError(f"the roster is of {roster.clients} clients, and the federation has {blueprint.clients}")
@@ -55,7 +59,8 @@ class Server(Rounds):
             blueprint.check_largest(int(roster.samples[: roster.clients].max()))
         setup = blueprint.setup(device)
         blueprint.algorithm.check(setup)
-        return Server(blueprint.algorithm, setup, roster.samples, roster, torch.device(device))
+        known = (blueprint.algorithm, setup, roster.samples, roster, torch.device(device))
+        return Server(*known, norm_limit=norm_limit)
 
     def joined(self, entry: RosterEntry) -> "Server":
         """The server with a further site, or with one that has other numbers of samples."""
@@ -94,25 +99,37 @@ class Server(Rounds):
     def absorb(self, t: int, state: State, uploads: Mapping[int, bytes]) -> Absorbed:
         """Its state after round t, from the uploads by client, read one at a time in the order of a simulation.
 
-        An upload that a simulation would leave out is left out. If all are, the state stays what it was.
+        An upload that a simulation would leave out is left out. If all are, the state stays what it was. Which updates
+        are too long is known when all were read, so that they are then read again without those.
         """
-        rnd, total, present = self.at(t), Total(), list[int]()
-        found: dict[int, tuple[str, float]] = {}
+        cohort: list[int] = self.ordered(self.checked(torch.tensor(list(uploads), dtype=torch.int64))).tolist()
+        after, found = self._folded(t, state, uploads, cohort)
+        present = [client for client in cohort if not found[client].reasons[0]]
+        norms = [found[client].norms[0] for client in present]
+        far = too_long(present, norms, self.norm_limit)
+        reasons = {client: found[client].reasons[0] for client in cohort} | {each.client: each.reason for each in far}
+        if far:
+            after, _ = self._folded(t, state, uploads, [client for client in present if not reasons[client]])
+        left_out = tuple(LeftOut(client, reason) for client, reason in reasons.items() if reason)
+        named = tuple(each for each in outliers(present, norms) if not reasons[each.client])
+        return Absorbed(after, tuple(client for client in cohort if not reasons[client]), left_out, named)
+
+    def _folded(
+        self, t: int, state: State, uploads: Mapping[int, bytes], clients: list[int]
+    ) -> tuple[State, dict[int, Inspection]]:
+        """Its state after round t from the uploads of these clients, and what was found in each."""
+        rnd, total, found = self.at(t), Total(), dict[int, Inspection]()
         self.upload_form(rnd, state)
         with precision("fp32"):
-            for ids in self.ordered(self.checked(torch.tensor(list(uploads), dtype=torch.int64))).split(1):
-                client = int(ids)
-                parcel, seen = self._arrived(rnd, state, client, uploads[client])
-                found[client] = seen.reasons[0], seen.norms[0]
-                if not seen.reasons[0]:
-                    total = self.algorithm.fold(rnd, state, total, parcel, ids)
-                    present.append(client)
-            after = self.absorbed(rnd, state, total) if present else state
-        left_out = tuple(LeftOut(client, reason) for client, (reason, _) in found.items() if reason)
-        return Absorbed(after, tuple(present), left_out, outliers(present, [found[client][1] for client in present]))
+            for client in clients:
+                parcel, found[client] = self._arrived(rnd, state, client, uploads[client])
+                if not found[client].reasons[0]:
+                    total = self.algorithm.fold(rnd, state, total, parcel, torch.tensor([client]))
+            some = any(not each.reasons[0] for each in found.values())
+            return self.absorbed(rnd, state, total) if some else state, found
 
     def _arrived(self, rnd: Round, state: State, client: int, data: bytes) -> tuple[Parcel, Inspection]:
-        """An upload, and what is found in it; norms are of its difference to what the server sent."""
+        """An upload, and what is found in it; norms are of its difference from what the server sent."""
         form, samples = self.upload_form(rnd, state), self.samples[client : client + 1]
         if int(samples) == 0:
             return Parcel({}), Inspection.refused("it is not in the roster", 1)
@@ -121,16 +138,5 @@ class Server(Rounds):
         except WireError as error:
             return Parcel({}), Inspection.refused(str(error), 1)
         opened = self.algorithm.open(rnd, state, parcel, torch.tensor([client]))
-        sent = self._sent(self._parcel(rnd, state, client))
-        found = inspect(parcel, form, {}, sent, self.algorithm.row, samples, self.setup.layout, opened)
+        found = inspect(parcel, form, {}, self._parcel(rnd, state, client), samples, self.setup.layout, opened)
         return opened.uploads, found
-
-    def _sent(self, parcel: Parcel) -> Rows:
-        """The tensors of a client's model that it was sent whole, one row each."""
-        row = self.algorithm.row
-        if row not in parcel or isinstance(parcel[row].value, Tensor):
-            return {}
-        field = parcel[row]
-        masks = field.sent(self.setup.layout) or {}
-        whole = {name: x for name, x in field.rows.items() if name not in masks or bool(masks[name].all())}
-        return {name: x[None] if field.common else x for name, x in whole.items()}

@@ -13,7 +13,7 @@ from stratafl.errors import DamagedError, RunError
 from stratafl.execute.client_states import ClientStates, InMemory
 from stratafl.execute.context import SimulationContext
 from stratafl.execute.disk import SLOTS, SUMS, Index, OnDisk, StateFile
-from stratafl.execute.round import Examiner, Executor, Report, RoundRun
+from stratafl.execute.round import Examine, Examiner, Executor, Report, RoundRun
 
 
 @short_repr
@@ -54,7 +54,7 @@ class Simulation(SimulationContext):
         progress: Progress,
         executor: Executor,
         ids: Tensor | None = None,
-        examine: Examiner | None = None,
+        examine: Examine | Examiner | None = None,
         watched: bool = False,
     ) -> tuple[Progress, Report]:
         """One round; `ids` overrides the cohort, `examine` is shown models right after training.

@@ -2,9 +2,10 @@
 
 An upload is left out if it has another form than the method's uploads, if a value is outside the form's bounds (every
 value is finite, counts are above 0), if a value that the client would keep is not finite, or if its `samples` are not
-the client's number of training samples: it would spoil the next model of all clients, or its own for good. An update
-whose norm is at least ten times the cohort's median is reported and takes part, because a client may well have more to
-learn than the others.
+the client's number of training samples: it would spoil the next model of all clients, or its own for good. So is an
+update whose norm is not finite. One whose norm is at least ten times the cohort's median is reported and takes part,
+because a client may well have more to learn than the others; with a limit (`Rounds.norm_limit`), one that is above the
+limit is left out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,15 +18,17 @@ from torch import Tensor
 
 from stratafl.core.algorithm import COUNT, Opened
 from stratafl.core.form import Form
-from stratafl.core.layout import Layout, Rows, row_dot
+from stratafl.core.layout import Layout, row_dot
 from stratafl.core.parcel import Field, Parcel
 from stratafl.core.reduce import PIECE
 from stratafl.core.reprs import short_repr
 from stratafl.core.schema import extremes, misfit, out_of_bounds
-from stratafl.core.state import State
+from stratafl.core.state import State, tensors
 
 STATE_NOT_FINITE = "its model is not finite"
+ENDLESS = "the norm of its update is not finite"
 FAR = 10.0  # times the median norm of the cohort's updates
+DEPLOYED = 100.0  # the same, above which a deployment leaves an update out
 FEW = 3  # updates below which a median says nothing
 
 
@@ -66,23 +69,22 @@ def inspect(
     up: Parcel,
     form: Form,
     state: State,
-    received: Rows,
-    row: str,
+    received: Mapping[str, Field],
     samples: Tensor,
     layout: Layout,
     opened: Opened | None = None,
 ) -> Inspection:
     """Check uploads as they arrive and as merges read them, and the state that clients would keep.
 
-    `received` is what training started from, or as much of it as is known; `samples` `[C]` what clients hold. Clients
-    that work together share tensors, so that another form is theirs together.
+    `received` are the fields from which updates count, such as those of the download; `samples` `[C]` what clients
+    hold. Clients that work together share tensors, so that another form is theirs together.
     """
     opened = opened or Opened(up)
     clients = len(samples)
     wrong = misfit(up, form, layout, clients)
     if wrong:
         return Inspection.refused(wrong, clients)
-    device = next((x.device for x in received.values()), samples.device)
+    device = next((x.device for field in received.values() for x in tensors({"": field.value})), samples.device)
     held = samples.to(device, torch.float64)
     # Of what was packed, first the parts that travelled, then what they come to: finite numbers may overflow.
     parts = {name: field for name, field in up.items() if name not in opened.uploads}
@@ -90,7 +92,7 @@ def inspect(
     found = {name: extremes(field, form.fields[name].bound, clients, layout) for name, field in looked_at.items()}
     sent = {name: each for name, each in found.items() if each is not None}
     kept = _finite([extremes(Field(value), "finite", clients, layout) for value in state.values()], held)
-    squares = _squares(opened.uploads, received, row, held, layout)
+    squares = _squares(opened.uploads, received, held, layout)
     rows = torch.stack([kept, _reported(up, held), squares])
     seen = torch.cat([*sent.values(), rows]).cpu().tolist()  # the one transfer: each waits
     *bounds, keeps, reported, moved = seen
@@ -100,6 +102,7 @@ def inspect(
     ]
     unread = {reason: rows.tolist() for reason, rows in opened.wrong.items()}
     reasons = [next((why for why in unread if unread[why][c]), reason) for c, reason in enumerate(reasons)]
+    reasons = [reason or ("" if isfinite(square) else ENDLESS) for reason, square in zip(reasons, moved, strict=True)]
     return Inspection(reasons, [square**0.5 for square in moved])
 
 
@@ -114,13 +117,23 @@ def _finite(found: Sequence[Tensor | None], like: Tensor) -> Tensor:
 
 
 def outliers(ids: Sequence[int], norms: Sequence[float]) -> tuple[Outlier, ...]:
-    """The clients whose update is far from the cohort's median, in their order; updates of norm 0 do not count."""
+    """The clients whose update is far from the cohort's median, in their order."""
+    ratios = zip(ids, _ratios(norms), strict=True)
+    return tuple(Outlier(client, _rounded(ratio)) for client, ratio in ratios if ratio >= FAR)
+
+
+def too_long(ids: Sequence[int], norms: Sequence[float], limit: float | None) -> tuple[LeftOut, ...]:
+    """The clients whose update is more than `limit` times as long as the cohort's median, in their order."""
+    above = [(client, r) for client, r in zip(ids, _ratios(norms), strict=True) if limit is not None and r > limit]
+    says = "its update is {:.3g} times as long as the cohort's median, above the limit of {:g}"
+    return tuple(LeftOut(client, says.format(ratio, limit)) for client, ratio in above)
+
+
+def _ratios(norms: Sequence[float]) -> list[float]:
+    """Each norm by the median of those above 0; 0 where there are too few to compare with."""
     moved = [norm for norm in norms if norm > 0]
     middle = median(moved) if len(moved) >= FEW else 0.0
-    if not 0 < middle < float("inf"):
-        return ()
-    ratios = [norm / middle for norm in norms]
-    return tuple(Outlier(i, _rounded(r)) for i, r in zip(ids, ratios, strict=True) if r >= FAR)
+    return [norm / middle for norm in norms] if 0 < middle < float("inf") else [0.0] * len(norms)
 
 
 def _rounded(ratio: float) -> float | None:
@@ -145,32 +158,34 @@ def _reported(up: Parcel, held: Tensor) -> Tensor:
     return value.double() if isinstance(value, Tensor) and value.shape == held.shape else held
 
 
-def _squares(up: Parcel, received: Rows, row: str, like: Tensor, layout: Layout) -> Tensor:
-    """The squared norm of each client's update, over the trainable columns that it sent: `[C]` in float64."""
+def _squares(up: Parcel, received: Mapping[str, Field], like: Tensor, layout: Layout) -> Tensor:
+    """The squared norm of each client's update, over the trainable columns that it received and sent: `[C]`."""
     total = torch.zeros_like(like)
-    if row not in up or up[row].common or isinstance(up[row].value, Tensor):
-        return total
-    field = up[row]
-    sent = field.sent(layout)
-    for name, block in field.rows.items():
-        known = received.get(name)  # a server knows only what it sent
-        if not layout.specs[name].trainable or known is None or block.shape != known.shape:
+    for name in (name for name in received if name in up and not up[name].common):
+        field, before = up[name], received[name]
+        if isinstance(field.value, Tensor) or isinstance(before.value, Tensor):
             continue
-        total += _square(block, known, None if sent is None else sent[name])
+        masks = [mask for mask in (field.sent(layout), before.sent(layout)) if mask is not None]
+        for tensor, block in field.rows.items():
+            known = before.rows.get(tensor)
+            if known is None or not layout.specs[tensor].trainable:
+                continue
+            if block.shape[1:] == known.shape[0 if before.common else 1 :]:
+                total += _square(block, known.expand_as(block), [mask[tensor] for mask in masks])
     return total
 
 
-def _square(block: Tensor, before: Tensor, sent: Tensor | None) -> Tensor:
+def _square(block: Tensor, before: Tensor, masks: Sequence[Tensor]) -> Tensor:
     """Some columns at a time: a copy in float64 of a whole cohort's embeddings would take longer than its sum."""
     clients = len(block)
     flat, start = (x.reshape(clients, -1) for x in (block, before))
-    there = None if sent is None else sent.expand_as(block).reshape(clients, -1)
+    there = [mask.expand_as(block).reshape(clients, -1) for mask in masks]
     total = torch.zeros(clients, dtype=torch.float64, device=block.device)
     size = max(1, PIECE // clients if block.device.type == "cpu" else flat.shape[1])
     for at in range(0, flat.shape[1], size):
         some = slice(at, at + size)
         update = flat[:, some].to(torch.float64, copy=True).sub_(start[:, some])  # squares of float32 overflow at 1e19
-        if there is not None:
-            update.masked_fill_(~there[:, some], 0)
+        for mask in there:
+            update.masked_fill_(~mask[:, some], 0)
         total += row_dot(update, update)
     return total

@@ -1,14 +1,17 @@
 """Robust merges: what a server can put in the place of a mean that one client may not decide.
 
 `robust(algorithm, "median")` replaces every `Mean` of a method. Each merge sees all uploads of a round side by side and
-goes column by column over the clients that sent it; what nobody sent is held. They bound what a few clients can do;
-against many who agree nothing here helps, and a client whose data is merely unlike the others' is cut off as well. Of
-a column that one client sent (FLAYER) the median is that client's: there only clipping helps.
+goes column by column over the clients that sent it; what nobody sent is held. Clipping to a given norm needs no other
+client's upload, so that is an option of `Mean` and its kin, which goes on adding up one upload after the other.
+
+They bound what a few clients can do; against many who agree nothing here helps, and a client whose data is merely
+unlike the others' is cut off as well. Of a column that one client sent (FLAYER) the median is that client's: there only
+clipping helps.
 """
 
 import logging
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -17,6 +20,7 @@ from torch import Tensor
 
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.annotations import Range
+from stratafl.core.fields import Filled, Start, Together
 from stratafl.core.footprint import Footprint
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import Layout, Rows
@@ -24,10 +28,11 @@ from stratafl.core.parcel import Field, Parcel
 from stratafl.core.phased import Phased
 from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
-from stratafl.core.state import State, Value
+from stratafl.core.state import Computed, State, Value
 from stratafl.core.steps import MergeRows
 from stratafl.errors import RecordError
-from stratafl.policies.merge import Averaged, Mean, as_field, blocks, broadcast
+from stratafl.policies.clip import scale, scaled, trainable
+from stratafl.policies.merge import Averaged, Mean, Positive, as_field, blocks, broadcast
 
 log = logging.getLogger("stratafl")
 How = Literal["median", "trimmed", "clipped"]
@@ -53,21 +58,32 @@ class RobustMerge(Averaged, MergeRows):
             absorbed=setup.block_bytes() + setup.block_bytes(torch.float64) + piece, merge=setup.row_bytes()
         )
 
-    def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
-        field, held = up[self.field], server[self.field]
-        uploads = _Uploads(field, held, self.weights_of(up, ids), rnd.layout)
-        scales = self._scales(uploads, rnd.layout)
-        new = {name: self._merged(uploads, name, scales[name]) for name in uploads.names}
+    def _mean(self, rnd: Round, server: State, up: Parcel, ids: Tensor, rows: Mapping[str, Tensor]) -> State:
+        """The mean of these blocks, which are computed one at a time, to the bit as `Mean` has it."""
+        mean, held = Mean(self.field, self.weights), server[self.field]
+        new: Rows = {}
+        for name in rows:
+            one = replace(up[self.field], value=as_field({name: rows[name]}, held))
+            sums = mean.fold(rnd, server, {}, Parcel({**up, self.field: one}), ids)
+            new[name] = mean.mean(server, sums)[name]
         return {self.field: as_field({**blocks(held), **new}, held)}
 
-    def _scales(self, uploads: "_Uploads", layout: Layout) -> Mapping[str, Tensor | None]:
-        return dict.fromkeys(uploads.names)
 
-    def _merged(self, uploads: "_Uploads", name: str, scale: Tensor | None) -> Tensor:
+@record
+class ColumnMerge(RobustMerge):
+    """A merge that goes column by column."""
+
+    def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
+        held = server[self.field]
+        uploads = _Uploads(up[self.field], held, self.weights_of(up, ids), rnd.layout)
+        new = {name: self._merged(uploads, name) for name in uploads.names}
+        return {self.field: as_field({**blocks(held), **new}, held)}
+
+    def _merged(self, uploads: "_Uploads", name: str) -> Tensor:
         held = uploads.held[name]
         new = torch.empty_like(held, memory_format=torch.contiguous_format)
         for some, x, weights, old in uploads.pieces(name):
-            merged = self._columns(x if scale is None else old + scale[:, None] * (x - old), weights)
+            merged = self._columns(x, weights)
             new.view(-1)[some] = torch.where((weights > 0).any(0), merged, old).to(held.dtype)
         return new
 
@@ -77,7 +93,7 @@ class RobustMerge(Averaged, MergeRows):
 
 
 @record
-class Median(RobustMerge):
+class Median(ColumnMerge):
     """The median of each column over those who sent it, every client once; of an even number, the middle of two.
 
     Weights would let a client that claims many samples decide alone, so there are none.
@@ -94,13 +110,19 @@ class Median(RobustMerge):
 
 
 @record
-class TrimmedMean(RobustMerge):
+class TrimmedMean(ColumnMerge):
     """Σ w_k·θ_k / Σ w_k of each column without the ⌈share·n⌉ smallest and largest of its n values.
 
-    At least one value is left. With a share of 0 it is `Mean`.
+    At least one value is left. With a share of 0 it is `Mean`, to the bit.
     """
 
     share: Share = 0.2
+
+    def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
+        if self.share > 0:
+            return super().absorb(rnd, server, up, ids)
+        uploads = _Uploads(up[self.field], server[self.field], self.weights_of(up, ids), rnd.layout)
+        return self._mean(rnd, server, up, ids, uploads.rows)
 
     def _columns(self, x: Tensor, weights: Tensor) -> Tensor:
         sent = weights > 0
@@ -117,27 +139,35 @@ class ClippedMean(RobustMerge):
     """θ + Σ w_k·min(1, factor·m/‖Δ_k‖)·Δ_k / Σ w_k, where Δ_k = θ_k − θ and m is the median of the cohort's ‖Δ_k‖.
 
     Norms are over the trainable columns that a client sent; statistics have norms and a median of their own. With a
-    factor that reaches every norm it is `Mean`.
+    factor that reaches every norm it is `Mean`, to the bit.
     """
 
     factor: Factor = 1.0
 
-    def _scales(self, uploads: "_Uploads", layout: Layout) -> Mapping[str, Tensor | None]:
-        kinds = {name: name not in layout.specs or layout.specs[name].trainable for name in uploads.names}
-        scales: dict[bool, Tensor] = {}
+    def footprint(self, setup: Setup) -> Footprint:
+        """The uploads of one tensor, three times that in float64, and the server's new row."""
+        absorbed = setup.block_bytes() + 3 * setup.block_bytes(torch.float64)
+        return Footprint(absorbed=absorbed, merge=setup.row_bytes())
+
+    def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
+        uploads = _Uploads(up[self.field], server[self.field], self.weights_of(up, ids), rnd.layout)
+        rows = scaled(uploads.rows, uploads.held, self._scales(uploads, rnd.layout))
+        return self._mean(rnd, server, up, ids, rows)
+
+    def _scales(self, uploads: "_Uploads", layout: Layout) -> Mapping[str, Tensor]:
+        kinds, scales = trainable(uploads.rows, layout), dict[bool, Tensor]()
         for kind in set(kinds.values()):
             squares = torch.stack([uploads.squares(name) for name in uploads.names if kinds[name] is kind])
-            scales[kind] = self._scale(squares.sum(0).sqrt())
+            norms = squares.sum(0).sqrt()
+            scales[kind] = scale(norms, self.factor * _middle(norms))
         return {name: scales[kind] for name, kind in kinds.items()}
 
-    def _scale(self, norms: Tensor) -> Tensor:
-        moved = norms[norms > 0]  # whoever took no step says nothing about how long steps are
-        ordered, count = moved.sort().values, len(moved)
-        middle = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2 if count else norms.new_zeros(())
-        return (self.factor * middle / norms.clamp(min=1e-300)).clamp(max=1)
 
-    def _columns(self, x: Tensor, weights: Tensor) -> Tensor:
-        return (weights * torch.where(weights > 0, x, 0)).sum(0) / weights.sum(0).clamp(min=1e-300)
+def _middle(norms: Tensor) -> Tensor:
+    """The median of those who moved: whoever took no step says nothing about how long steps are."""
+    ordered = norms[norms > 0].sort().values
+    count = len(ordered)
+    return (ordered[(count - 1) // 2] + ordered[count // 2]) / 2 if count else norms.new_zeros(())
 
 
 class _Uploads:
@@ -147,6 +177,7 @@ class _Uploads:
         self._value, self.held = blocks(field.value), blocks(held)  # as they are: blocks may be joined when asked for
         self._sent: Rows | None = field.sent(layout)
         self.names = tuple(name for name in self._value if name in self.held)
+        self.rows = Computed(self.names, self._value.__getitem__)
         device = next((x.device for x in self.held.values()), weights.device)
         self._weights = weights.to(device, torch.float64)
 
@@ -169,50 +200,90 @@ class _Uploads:
 # From a method to a robust one
 
 
-def robust(algorithm: Algorithm, how: How, *, share: Share = 0.2, factor: Factor = 1.0) -> Algorithm:
-    """The method with a robust merge wherever it averages uploads; `share` is what is trimmed, `factor` clips."""
+def robust(
+    algorithm: Algorithm, how: How, *, share: Share = 0.2, factor: Factor = 1.0, norm: Positive | None = None
+) -> Algorithm:
+    """The method with a robust merge wherever it averages uploads.
+
+    `share` is what is trimmed; updates are clipped to `factor` times the cohort's median, or to a `norm`. The latter
+    also acts where a server goes on from the mean of a model, such as a server optimiser.
+    """
+    exchange = _clipping(norm) if how == "clipped" and norm is not None else _replacing(how, share, factor)
+    known = _records(algorithm)
+    changed = [exchange(each) for each in known]
+    if changed == known:
+        raise RecordError(_refusal(how, known))
+    _name_what_stays(how, known, changed)
     if isinstance(algorithm, Phased):
-        records = [phase.algorithm for phase in algorithm.phases]
-        records += [] if algorithm.finish is None else [algorithm.finish.algorithm]
-        if not any(map(_averages, records)):
-            raise RecordError(_refusal(how, records))
-        _name_what_stays(how, records)
-        phases = tuple(replace(p, algorithm=_replaced(p.algorithm, how, share, factor)) for p in algorithm.phases)
-        finish = algorithm.finish
-        if finish is not None:
-            finish = replace(finish, algorithm=_replaced(finish.algorithm, how, share, factor))
-        return replace(algorithm, phases=phases, finish=finish)
-    if not isinstance(algorithm, Layerwise) or not _averages(algorithm):
-        raise RecordError(_refusal(how, [algorithm]))
-    _name_what_stays(how, [algorithm])
-    return _replaced(algorithm, how, share, factor)
+        return _phased(algorithm, changed)
+    return changed[0]
 
 
-def _name_what_stays(how: How, records: list[Layerwise]) -> None:
-    steps = [type(step).__name__ for record in records for step in record.merge if type(step) is not Mean]
+Exchange = Callable[[Layerwise], Layerwise]
+
+
+def _records(algorithm: Algorithm) -> list[Layerwise]:
+    if not isinstance(algorithm, Phased):
+        return [algorithm] if isinstance(algorithm, Layerwise) else []
+    return [phase.algorithm for phase in (*algorithm.phases, algorithm.finish) if phase is not None]
+
+
+def _replacing(how: How, share: float, factor: float) -> Exchange:
+    """Another merge in the place of every plain mean."""
+
+    def exchange(algorithm: Layerwise) -> Layerwise:
+        steps = (_robust_mean(step, how, share, factor) if type(step) is Mean else step for step in algorithm.merge)
+        return replace(algorithm, merge=tuple(steps))
+
+    return exchange
+
+
+def _clipping(norm: float) -> Exchange:
+    """Every mean of a model, and what starts from one, with clipped updates."""
+
+    def exchange(algorithm: Layerwise) -> Layerwise:
+        kept = algorithm.server_fields
+        steps = (
+            replace(step, weights=_verified(step.weights), clip=norm)
+            if isinstance(step, Mean) and isinstance(kept[step.field], Start | Filled | Together)
+            else step
+            for step in algorithm.merge
+        )
+        return replace(algorithm, merge=tuple(steps))
+
+    return exchange
+
+
+def _phased(algorithm: Phased, changed: list[Layerwise]) -> Phased:
+    count = len(algorithm.phases)
+    phases = tuple(replace(p, algorithm=new) for p, new in zip(algorithm.phases, changed[:count], strict=True))
+    finish = algorithm.finish and replace(algorithm.finish, algorithm=changed[-1])
+    return replace(algorithm, phases=phases, finish=finish)
+
+
+def _name_what_stays(how: How, before: list[Layerwise], after: list[Layerwise]) -> None:
+    steps = [
+        type(step).__name__
+        for was, now in zip(before, after, strict=True)
+        for step, new in zip(was.merge, now.merge, strict=True)
+        if step == new
+    ]
     if steps:
         stay = ", ".join(dict.fromkeys(steps))
         log.warning("merge '%s' takes the place of plain means; these merges see every upload as it is: %s", how, stay)
 
 
-def _averages(algorithm: Layerwise) -> bool:
-    return any(type(step) is Mean for step in algorithm.merge)
-
-
-def _refusal(how: How, algorithms: list[Layerwise] | list[Algorithm]) -> str:
-    steps = [type(step).__name__ for each in algorithms if isinstance(each, Layerwise) for step in each.merge]
+def _refusal(how: How, algorithms: list[Layerwise]) -> str:
+    steps = [type(step).__name__ for each in algorithms for step in each.merge]
     by = f"merges by {', '.join(dict.fromkeys(steps))}" if steps else "merges nothing that is known"
     return f"merge '{how}' takes the place of a mean of uploads (Mean), and this method {by}: leave it out"
 
 
-def _replaced(algorithm: Layerwise, how: How, share: float, factor: float) -> Layerwise:
-    merge = (_robust_mean(step, how, share, factor) if type(step) is Mean else step for step in algorithm.merge)
-    return replace(algorithm, merge=tuple(merge))
-
-
 def _robust_mean(mean: Mean, how: How, share: float, factor: float) -> RobustMerge:
-    if getattr(mean, "unsent", "held") != "held":
+    if mean.unsent != "held":
         raise RecordError(f"merge '{how}' holds what nobody sent: leave out unsent='{mean.unsent}'")
+    if mean.clip is not None:
+        raise RecordError(f"merge '{how}' takes the place of a mean whose updates are clipped: leave one of them out")
     if how == "median":
         return Median(mean.field)
     if how == "trimmed":

@@ -15,7 +15,7 @@ IMAGES = SampleFormat(Preprocessing("uint8", (3, 4, 4)), 2)
 
 def test_columns_come_in_the_agreed_order_and_others_are_not_looked_at(tmp_path):
     path = tmp_path / "new.csv"
-    path.write_text("name,a,label,b\nx,1,dog,2\ny,3,,4\n")
+    path.write_text("name,a,label,b\nx,1,dog,2\ny,3,cat,4\n")
     found = new_samples(path, Reading(), TABLE)
     assert found.x.tolist() == [[2, 1], [4, 3]]
     assert found.names == ("1", "2")
