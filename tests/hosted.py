@@ -15,8 +15,9 @@ from stratafl.core.state import flatten
 from stratafl.data import digits
 from stratafl.deploy.agreement import Agreement
 from stratafl.deploy.courier import Content, Delivered, Kind
-from stratafl.deploy.hosting import AGREED, FILE, SERVER, Serving
+from stratafl.deploy.hosting import AGREED, FILE, SERVER
 from stratafl.deploy.member import STATE, Member
+from stratafl.deploy.serving import Serving
 from stratafl.errors import StrataError
 from stratafl.execute import Matrix
 from stratafl.execute.exchange import read_site, state_form

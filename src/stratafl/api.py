@@ -39,7 +39,7 @@ from stratafl.execute import Progress, Simulation, simulation
 from stratafl.execute.build import ModelSource
 from stratafl.execute.drawing import filled
 from stratafl.execute.tokens import check_given
-from stratafl.export import Predictor, to_onnx, to_safetensors
+from stratafl.export import Predictor, export_model
 from stratafl.runs.directory import CONFIG, GUARD, config_of, environment_of
 from stratafl.runs.guard import companion, extended, local_model, read_guard, run_to_end, train_alone
 from stratafl.runs.stored import read_run, selected_line
@@ -218,15 +218,8 @@ class Fitted:
         ONNX takes raw samples, as `predict` does. Safetensors holds the weights of `model(client)`; its metadata
         describes the preprocessing of samples and outputs as JSON (`preprocessing`).
         """
-        target, raw = Path(path), self.sim.runtime.federation.preprocessing
-        if target.exists():
-            raise RunError(f"'{target}' exists: choose another name, or remove it")
-        if target.suffix == ".onnx":
-            to_onnx(self.predictor(client), torch.zeros((2, *raw.shape), dtype=raw.kind), target)
-        elif target.suffix == ".safetensors":
-            to_safetensors(self.model(client), target, raw)
-        else:
-            raise RunError(f"cannot export to '{target}': choose a name that ends in .onnx or .safetensors")
+        target = Path(path)
+        export_model(self.predictor(client), target)
         return target
 
 

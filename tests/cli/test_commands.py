@@ -37,6 +37,7 @@ from stratafl.runs.journal import Journal, read_lines
 from stratafl.testing import laws
 
 COMMANDS = ("list", "run", "compare", "resume", "report", "check", "bench")
+COMMANDS += ("host", "join", "audit", "predict", "export")
 FILES = {
     "config.toml",
     "environment.json",

@@ -15,10 +15,12 @@ from stratafl.config.deployment import read_federation
 from stratafl.config.experiment import read_toml
 from stratafl.deploy.folders import HostFolder, Place, prepare_host, prepare_site
 from stratafl.deploy.host import Host
+from stratafl.deploy.host_log import forget_site
 from stratafl.deploy.rehearsal import divided, rehearsed
 from stratafl.deploy.site import Site
 from stratafl.deploy.status import read_status
 from stratafl.errors import DeployError, OutageError
+from stratafl.runs.loggers import check as check_loggers
 
 SERVER_APP, CLIENT_APP = "stratafl.deploy.server_app:app", "stratafl.deploy.client_app:app"
 LOOK = 0.5  # seconds between two looks
@@ -26,13 +28,25 @@ STARTS, WITHIN = 5, 600.0  # a ServerApp that is killed more often in so many se
 COLUMNS = ("site", "state", "round", "seconds", "MB up", "score", "last seen")
 
 
-def host(config: Path, out: Path | None, address: str, register: Sequence[Path], local: int | None, trust: bool) -> int:
+def host(
+    config: Path,
+    out: Path | None,
+    address: str,
+    register: Sequence[Path],
+    local: int | None,
+    forget: Sequence[str],
+    trust: bool,
+) -> int:
     """Host a federation until it is finished; exit code 0, or the reason in one line."""
     file = rehearsed(read_toml(config), local) if local else read_federation(config)
     folder = out or Path("federations") / file.deploy.name
     place = Place.parse("127.0.0.1:0" if local else address)
+    check_loggers(file.experiment.log.to)
     prepared = prepare_host(folder, file, place)
     console = note_console()
+    for site in forget:
+        forget_site(folder, site, trust=trust)
+        print_note(f"site '{site}' is forgotten: it starts anew, without what was personal", console)
     with ExitStack() as stack:
         flower = stack.enter_context(Host(folder / "flower", place.listens, prepared.certificate, prepared.authority))
         place = Place(place.host, flower.address.port)
@@ -79,9 +93,11 @@ class _Watch:
         self._run = self._start()
 
     def until_it_ends(self) -> int:
-        with interruptible(self._console) as interrupt, Live(console=self._console, auto_refresh=False) as live:
+        quietly = interruptible(self._console, quiet=True)
+        with quietly as interrupt, Live(console=self._console, auto_refresh=False) as live:
             while (end := self._look(live)) is None:
                 if interrupt.asked:
+                    self._console.print("stopping; absorbed rounds are saved: host again with the same command")
                     return INTERRUPTED
                 time.sleep(LOOK)
         self._console.print(_table(self._prepared, self._flower, read_status(self._prepared.path) or {}))

@@ -1,33 +1,60 @@
 """`strata join`: a site's part in a federation, for as long as it lasts."""
 
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from stratafl.cli.console import note_console, print_note
+import typer
+from rich.console import Console
+
+from stratafl.cli.console import note_console, print_note, show_warnings
 from stratafl.cli.host import CLIENT_APP
 from stratafl.cli.interrupt import INTERRUPTED, interruptible
-from stratafl.deploy.folders import SiteFolder, prepare_site
+from stratafl.deploy.consent import has_consent, keep_consent, what_leaves_site
+from stratafl.deploy.folders import SiteFolder, prepare_site, read_invitation
 from stratafl.deploy.site import Site
 from stratafl.errors import DeployError
 
 LOOK = 0.5  # seconds between two looks
 
 
-def join(invitation: Path, site: str, data: str, out: Path | None, trust: bool) -> int:
-    """Join a federation and stay until Ctrl-C."""
-    place = Path(data)
+def join(invitation: Path, site: str, data: str, out: Path | None, yes: bool, trust: bool) -> int:
+    """Join a federation, once its owner has agreed to what leaves the site, and stay until Ctrl-C."""
+    place, folder = Path(data).absolute(), out or Path("sites") / site
     if not place.exists():
         raise DeployError(f"there is no '{data}': give the file or folder with this site's samples")
-    mine = prepare_site(out or Path("sites") / site, invitation, site)
+    server, _, file = read_invitation(invitation, site)
     console = note_console()
-    console.print(f"site '{site}' of federation '{mine.file.deploy.name}' at {mine.server}, in '{mine.path}'")
+    with show_warnings(console) as release_warnings:
+        told = what_leaves_site(file, site, str(place), trust=trust)
+        release_warnings()
+    agreed = has_consent(folder, file, told)
+    if not agreed:
+        _ask(told, f"site '{site}' in federation '{file.deploy.name}' at {server}", yes, console)
+    mine = prepare_site(folder, invitation, site)
+    if not agreed:
+        keep_consent(folder, file, told)
+    console.print(f"site '{site}' of federation '{file.deploy.name}' at {server}, in '{folder}'", markup=False)
     print_note(f"the host lets this site in when it has '{mine.key.public}'; the other files stay here")
-    with _site(mine, place, trust) as running, interruptible(console) as interrupt:
+    with _site(mine, place, trust) as running, interruptible(console, quiet=True) as interrupt:
         while not interrupt.asked:
             for line in running.tend():
                 print_note(line, console)
             time.sleep(LOOK)
+        console.print("leaving; what is personal is kept: join again with the same command")
     return INTERRUPTED
+
+
+def _ask(told: Sequence[str], who: str, yes: bool, console: Console) -> None:
+    """Say what leaves the site; raises unless its owner agrees."""
+    if not yes and not sys.stdin.isatty():
+        raise DeployError("nobody can be asked whether this site may join, because there is no terminal: add --yes")
+    console.print(f"{who}:", markup=False)
+    for line in told:
+        console.print(f"  {line}", markup=False)
+    if not yes and not typer.confirm("Join?", err=True):
+        raise DeployError("this site does not join: nothing was created and nothing was sent")
 
 
 def _site(mine: SiteFolder, place: Path, trust: bool) -> Site:
@@ -38,5 +65,5 @@ def _site(mine: SiteFolder, place: Path, trust: bool) -> Site:
         key=mine.key.key,
         authority=mine.authority,
         client_app=CLIENT_APP,
-        settings={"data": str(place.absolute()), "trust": trust},
+        settings={"data": str(place), "trust": trust},
     )

@@ -169,8 +169,13 @@ def _refuse_set(data: DataTable, keys: Sequence[str], name: str, why: str) -> No
 
 def samples_of(data: DataTable, seed: int, limit: MemoryLimit = USUAL_LIMIT) -> Samples:
     """The samples as the table says that they are read, in as much memory as the limit leaves."""
+    return load_samples(data.name, reading_of(data, seed, limit))
+
+
+def reading_of(data: DataTable, seed: int, limit: MemoryLimit = USUAL_LIMIT) -> Reading:
+    """How the table says that samples are read."""
     known = {f.name for f in dataclasses.fields(Reading)} - {"seed", "limit"}
-    return load_samples(data.name, Reading(**{key: getattr(data, key) for key in known}, seed=seed, limit=limit))
+    return Reading(**{key: getattr(data, key) for key in known}, seed=seed, limit=limit)
 
 
 def reading_limit(run: RunTable) -> MemoryLimit:

@@ -9,13 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from stratafl.config.assemble import algorithm_of, model_of, reading_limit, samples_of, seeds_of
+from stratafl.config.assemble import algorithm_of, model_of, reading_limit, reading_of, samples_of, seeds_of
 from stratafl.config.experiment import Experiment, from_tables, read_toml, to_tables
 from stratafl.config.migrations import migrate
+from stratafl.config.tables import TABLES
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.annotations import Range
 from stratafl.core.records import from_settings, record, to_settings
 from stratafl.data import Federation
+from stratafl.data.new_samples import NewSamples, new_samples
 from stratafl.data.sample_format import SampleFormat
 from stratafl.data.site_samples import site_federation
 from stratafl.errors import RecordError, StrataError, shown
@@ -66,6 +68,9 @@ class DeployTable:
     def number(self, site: str) -> int:
         """The number of a site as a client; those that only predict come after the others."""
         return (*self.sites, *self.predict).index(site)
+
+
+FEDERATION_TABLES: dict[str, type[Any]] = {**TABLES, DEPLOY: DeployTable}
 
 
 @record
@@ -137,6 +142,12 @@ def site_federation_of(
         split=data.split,
         trains=trains,
     )
+
+
+def new_samples_of(experiment: Experiment, agreed: SampleFormat, place: Path) -> NewSamples:
+    """Samples to predict, read as the experiment says."""
+    limit = reading_limit(experiment.run)
+    return new_samples(place, reading_of(experiment.data, seeds_of(experiment).partition, limit), agreed)
 
 
 def site_of(

@@ -5,7 +5,8 @@ host                                          site
     invitation.toml  what sites are given         ca.pem           the authority that signed the host's certificate
     ca.key, ca.pem, server.key, server.pem        NAME.key         the site's private key, which never leaves it
     keys/NAME.pub    keys of sites, to be let in  NAME.pub         its public half, which the host registers
-    flower/          processes, database, logs    state/           the personal state
+    flower/          processes, database, logs    consent.json     what its owner agreed to send
+                                                  state/           the personal state
 """
 
 from collections.abc import Mapping, Sequence
@@ -119,10 +120,7 @@ class SiteFolder:
 
 def prepare_site(path: Path, invitation: Path, name: str) -> SiteFolder:
     """The folder of this site, new or as it was left; keys are made once."""
-    check_site_name(name)
-    server, authority, file = read_invitation(invitation)
-    if name not in (sites := (*file.deploy.sites, *file.deploy.predict)):
-        raise unknown(f"site of federation '{file.deploy.name}'", name, sites)
+    server, authority, file = read_invitation(invitation, name)
     make_private(path)
     _keep_file(path, file)
     pem = path / "ca.pem"
@@ -136,14 +134,18 @@ def prepare_site(path: Path, invitation: Path, name: str) -> SiteFolder:
     return SiteFolder(path, file, name, server, key, pem)
 
 
-def read_invitation(path: Path) -> tuple[str, str, FederationFile]:
-    """Address and authority of a host, and its federation."""
+def read_invitation(path: Path, name: str) -> tuple[str, str, FederationFile]:
+    """Address and authority of a host, and its federation, of which a site of this name must be a part."""
+    check_site_name(name)
     tables: Mapping[str, Any] = read_toml(path)
     told = tables.get("invitation")
     if not isinstance(told, dict) or not all(isinstance(told.get(key), str) for key in ("server", "authority")):
         raise RecordError(f"'{path}' is not an invitation: ask the host for its file {INVITATION}")
     rest = {name: table for name, table in tables.items() if name != "invitation"}
-    return str(Place.parse(told["server"])), told["authority"], federation_from(rest)
+    file = federation_from(rest)
+    if name not in (sites := (*file.deploy.sites, *file.deploy.predict)):
+        raise unknown(f"site of federation '{file.deploy.name}'", name, sites)
+    return str(Place.parse(told["server"])), told["authority"], file
 
 
 def _keep_file(folder: Path, file: FederationFile) -> None:

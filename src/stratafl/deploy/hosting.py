@@ -5,22 +5,23 @@
     federation.toml    the experiment and [deploy]
     agreement.json     what was agreed on when all sites had introduced themselves
     server/            the state after the last absorbed round, and the audit log (execute/exchange)
+    rounds.jsonl       a line for each absorbed round, as of a run (round_journal.py)
     status.json        for whoever looks on
 """
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from stratafl.config.deployment import blueprint_of, read_federation, server_of
-from stratafl.core.state import State
+from stratafl.config.deployment import read_federation
 from stratafl.deploy.agreement import Agreement, Introduction, agreement
 from stratafl.deploy.courier import REFUSED, Content, Courier, Kind
+from stratafl.deploy.round_journal import RoundJournal, Traffic
+from stratafl.deploy.serving import served
 from stratafl.deploy.status import Status
 from stratafl.errors import DeployError, WireError, shown
 from stratafl.execute.blueprint import Blueprint
@@ -28,36 +29,10 @@ from stratafl.execute.exchange import ServerExchange, open_server
 from stratafl.execute.roster import RosterEntry
 from stratafl.execute.server import Server
 
-log = logging.getLogger("stratafl.deploy")
 FILE, AGREED, SERVER = "federation.toml", "agreement.json", "server"
 LOOK = 0.5  # seconds between two looks at who is connected
 TRIES = 3  # of a site in one round, after which it has missed it
 PAUSE = 2.0  # seconds before a site that failed is asked again
-
-
-@dataclass(frozen=True)
-class Serving:
-    """The server of the exchange, in which sites have names."""
-
-    server: Server
-    sites: Sequence[str]  # in the order of their numbers
-
-    def start(self) -> State:
-        return self.server.start()
-
-    def download(self, round: int, state: State, site: str) -> bytes:
-        client = self.sites.index(site)
-        return self.server.download(round, state, client, new=client >= self.server.setup.clients)
-
-    def absorb(self, round: int, state: State, uploads: Mapping[str, bytes]) -> tuple[State, Mapping[str, str]]:
-        numbers = {self.sites.index(site): body for site, body in uploads.items()}
-        done = self.server.absorb(round, state, numbers)
-        for each in done.outliers:
-            far = "far" if each.ratio is None else f"{each.ratio:g} times the median"
-            log.warning(
-                "round %d: the update of '%s' is %s from what it received", round + 1, self.sites[each.client], far
-            )
-        return done.server, {self.sites[each.client]: each.reason for each in done.left_out}
 
 
 class Hosting:
@@ -81,23 +56,28 @@ class Hosting:
         self._failed = dict.fromkeys(self.sites, 0)  # times that each failed in this round
         self._missed = dict.fromkeys(self.sites, 0)  # rounds in a row that each missed
         self._next = dict.fromkeys(self.sites, 0.0)  # when each may be asked again
+        self._traffic = Traffic()  # of this round
         self._gone = set[str]()  # sites that were not connected when last looked at
 
     def run(self) -> None:
         try:
             agreed = self._agreed()
-            blueprint = blueprint_of(self.file.experiment, agreed.format, len(self.deploy.sites), self._trust)
-            server = server_of(self.file.experiment, blueprint, agreed.roster)
-            serving = Serving(server, self.sites)
+            blueprint, serving = served(self.file, agreed, self._trust)
+            server = serving.server
             with open_server(self._folder / SERVER, self.deploy.name, self.sites, serving) as exchange:
                 self.status.begin(exchange.round, server.rounds)
-                while exchange.round < server.rounds:
-                    self._round(exchange, server, agreed, blueprint)
+                with self._journal(agreed) as journal:
+                    while exchange.round < server.rounds:
+                        self._round(exchange, server, agreed, blueprint, journal)
                 left = self._commit(exchange, server, agreed, blueprint)
         except BaseException as error:
             self.status.end("failed", str(error) or type(error).__name__)
             raise
         self.status.end("finished", f"without its last model: {', '.join(left)}; host again to send it" if left else "")
+
+    def _journal(self, agreed: Agreement) -> RoundJournal:
+        server, experiment = self._folder / SERVER, self.file.experiment
+        return RoundJournal(self._folder, server, experiment, agreed.format.classes, self._clock)
 
     # Agreement
 
@@ -122,13 +102,19 @@ class Hosting:
         found, latest = dict[str, Introduction](), self._clock() + seconds
         while len(found) < len(sites) and self._clock() < latest:
             asked = self._there([site for site in sites if site not in found])
-            for site, (table, _) in self._sent("introduce", asked, latest - self._clock()).items():
-                try:
-                    found[site] = Introduction.from_table(table)
-                except WireError as error:
-                    self._fail(site, str(error))
+            found |= self._introduced(asked, latest - self._clock())
             if not asked:
                 self._pause(LOOK)
+        return found
+
+    def _introduced(self, sites: Sequence[str], left: float) -> dict[str, Introduction]:
+        """What these sites answer when they are asked once."""
+        found = dict[str, Introduction]()
+        for site, (table, _) in self._sent("introduce", sites, left).items():
+            try:
+                found[site] = Introduction.from_table(table)
+            except WireError as error:
+                self._fail(site, str(error))
         return found
 
     def _agree(
@@ -150,11 +136,13 @@ class Hosting:
 
     # Rounds
 
-    def _round(self, exchange: ServerExchange, server: Server, agreed: Agreement, blueprint: Blueprint) -> None:
+    def _round(
+        self, exchange: ServerExchange, server: Server, agreed: Agreement, blueprint: Blueprint, journal: RoundJournal
+    ) -> None:
         """One round, until enough uploads are there and absorbed."""
         t = exchange.round
         cohort = [self.sites[client] for client in server.cohort(server.at(t)).tolist()]
-        self._failed = dict.fromkeys(self.sites, 0)
+        self._failed, self._traffic = dict.fromkeys(self.sites, 0), Traffic()
         self.status.round(t, cohort)
         begin = self._clock()
         while missing := [site for site in cohort if site not in exchange.arrived and self._takes_part(site)]:
@@ -166,7 +154,7 @@ class Hosting:
             self._ask(exchange, [site for site in asked if site in self._in_agreement], left)
             if not asked:
                 self._pause(LOOK)
-        self._close(exchange, cohort, begin)
+        self._close(exchange, cohort, begin, journal)
 
     def _takes_part(self, site: str) -> bool:
         return self._failed[site] < TRIES and self._missed[site] < self.deploy.failures
@@ -175,12 +163,14 @@ class Hosting:
         if not sites:
             return
         bodies = {site: exchange.ask(site, whole=whole) for site in sites}
+        self._traffic.down += sum(map(len, bodies.values()))
         begin = self._clock()
         replies = self._sent("round", sites, left, bodies=bodies)
         again = []
         for site, (table, body) in replies.items():
             answer = exchange.take(site, body)
             if answer.kind == "accepted":
+                self._traffic.uploaded(site, len(body), _score(table))
                 self.status.uploaded(site, exchange.round, self._clock() - begin, _score(table), len(body))
             elif answer.kind == "send all":
                 again.append(site)
@@ -189,7 +179,7 @@ class Hosting:
         if again:
             self._ask(exchange, again, left - (self._clock() - begin), whole=True)
 
-    def _close(self, exchange: ServerExchange, cohort: Sequence[str], begin: float) -> None:
+    def _close(self, exchange: ServerExchange, cohort: Sequence[str], begin: float, journal: RoundJournal) -> None:
         """Absorb the round if enough have arrived, or stop; who missed it is noted."""
         arrived = exchange.arrived
         for site in cohort:
@@ -200,10 +190,14 @@ class Hosting:
         if len(arrived) < least:
             wanted = f"round {exchange.round + 1} has {len(arrived)} of {least} uploads"
             raise self._stopped(f"{wanted}: {self._why([site for site in cohort if site not in arrived])}")
+        closed = self._clock()
         left_out = exchange.absorb()
         for site, reason in left_out.items():
             self.status.say(f"round {exchange.round}: the upload of '{site}' was left out: {reason}")
-        self.status.absorbed(exchange.round, self._clock() - begin, len(arrived) - len(left_out))
+        uploads = len(arrived) - len(left_out)
+        counts = {"cohort": len(cohort), "uploads": uploads, "left_out": len(left_out)}
+        journal.absorbed(exchange.round, self._traffic, begin, closed, counts)
+        self.status.absorbed(exchange.round, self._clock() - begin, uploads)
 
     # The end
 
@@ -214,31 +208,36 @@ class Hosting:
         self._failed = dict.fromkeys(self.sites, 0)
         while missing and (left := latest - self._clock()) > 0:
             asked = self._there([site for site in missing if self._failed[site] < TRIES])
-            self._agree_with_new(asked, server, agreed, blueprint, left)
-            asked = [site for site in asked if site in self._in_agreement]
-            bodies = {site: exchange.commit(site, whole=bool(self._failed[site])) for site in asked}
-            for site, (_, body) in self._sent("round", asked, left, bodies=bodies).items():
-                answer = exchange.take(site, body)
-                if answer.kind == "committed":
-                    missing.remove(site)
-                    self.status.committed(site)
-                else:
-                    self._fail(site, answer.reason or answer.kind)
+            train = [site for site in asked if site in self.deploy.sites]
+            self._agree(train, server, agreed, blueprint, left)
+            self._give(exchange, train, left, missing)
+            new = [site for site in asked if site not in train]  # last, because these may take their time
+            self._agree_with_new(new, server, agreed, blueprint, left)
+            self._give(exchange, new, left, missing)
             if not asked:
                 if not any(self._failed[site] < TRIES for site in missing):
                     break
                 self._pause(LOOK)
         return missing
 
+    def _give(self, exchange: ServerExchange, sites: Sequence[str], left: float, missing: list[str]) -> None:
+        """Send the last message to those that have the agreement; who confirms it is no longer missing."""
+        asked = [site for site in sites if site in self._in_agreement]
+        bodies = {site: exchange.commit(site, whole=bool(self._failed[site])) for site in asked}
+        for site, (_, body) in self._sent("round", asked, left, bodies=bodies).items():
+            answer = exchange.take(site, body)
+            if answer.kind == "committed":
+                missing.remove(site)
+                self.status.committed(site)
+            else:
+                self._fail(site, answer.reason or answer.kind)
+
     def _agree_with_new(
         self, sites: Sequence[str], server: Server, agreed: Agreement, blueprint: Blueprint, left: float
     ) -> None:
-        """The agreement, also for sites that only predict, which introduce themselves now."""
-        train = [site for site in sites if site in self.deploy.sites]
-        self._agree(train, server, agreed, blueprint, left)
-        for site, found in self._introductions(
-            [s for s in sites if s not in self.deploy.sites], min(left, LOOK)
-        ).items():
+        """The agreement for sites that only predict, which introduce themselves now."""
+        strangers = [site for site in sites if site not in self._in_agreement]
+        for site, found in self._introduced(strangers, left).items():
             entry = RosterEntry(site, self.sites.index(site), found.samples, found.validation)
             theirs = replace(agreed, roster=agreed.roster.joined(entry))
             self._agree([site], server, theirs, blueprint, left)

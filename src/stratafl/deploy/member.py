@@ -16,7 +16,7 @@ from typing import Any
 
 from stratafl.config.assemble import federation_of
 from stratafl.config.deployment import blueprint_of, read_federation, site_federation_of, site_of
-from stratafl.config.experiment import with_values
+from stratafl.config.experiment import Experiment, with_values
 from stratafl.core.state import State
 from stratafl.data.federation import Federation
 from stratafl.data.sample_format import SampleFormat
@@ -103,11 +103,7 @@ class Member:
         """Take what was agreed on, if it is what this site said of itself; it is kept until another is agreed on."""
         self._check_federation(table)
         agreed = Agreed.from_table(table)
-        entry = agreed.agreement.roster.entry(self.name)
-        mine = self._federation(agreed.agreement.format)
-        if (entry.client, entry.samples, entry.validation) != (self.client, *_counts(mine)):
-            raise DataError(f"the host counts {entry.samples} samples of client {entry.client}: this site has others")
-        working = self._made(agreed, mine)
+        working = self._made(agreed)
         write_atomically(self.folder / AGREED, json.dumps(table).encode())
         self._working = working
         return {"digests": dict(self._digests(agreed))}
@@ -128,19 +124,32 @@ class Member:
         if table.get("federation") != mine:
             raise WireError(f"this message is for federation '{shown(table.get('federation'))}', and this is '{mine}'")
 
+    def site(self) -> Site:
+        """What this site computes with, as it was agreed on."""
+        return self._ready().site
+
+    def agreed_format(self) -> SampleFormat:
+        return self._kept().agreement.format
+
     def _ready(self) -> Working:
         if self._working is None:
-            path = self.folder / AGREED
-            if not path.exists():
-                raise DataError("this site has agreed on nothing yet: the host asks for that first")
-            try:
-                agreed = Agreed.from_table(json_value(read_plain(path, MOST)))
-            except (WireError, ValueError) as error:
-                raise DamagedError(f"'{path}' is damaged ({error}): the host sends it again when it starts") from error
-            self._working = self._made(agreed, self._federation(agreed.agreement.format))
+            self._working = self._made(self._kept())
         return self._working
 
-    def _made(self, agreed: Agreed, mine: Federation) -> Working:
+    def _kept(self) -> Agreed:
+        path = self.folder / AGREED
+        if not path.exists():
+            raise DataError("this site has agreed on nothing yet: the host asks for that first")
+        try:
+            return Agreed.from_table(json_value(read_plain(path, MOST)))
+        except (WireError, ValueError) as error:
+            raise DamagedError(f"'{path}' is damaged ({error}): the host sends it again when it starts") from error
+
+    def _made(self, agreed: Agreed) -> Working:
+        mine = self._federation(agreed.agreement.format)
+        entry = agreed.agreement.roster.entry(self.name)
+        if (entry.client, entry.samples, entry.validation) != (self.client, *_counts(mine)):
+            raise DataError(f"the host counts {entry.samples} samples of client {entry.client}: this site has others")
         blueprint = blueprint_of(self.file.experiment, agreed.agreement.format, len(self.file.deploy.sites), self.trust)
         wrong = check_digests(blueprint.digests, agreed.digests)
         if wrong:
@@ -154,11 +163,16 @@ class Member:
 
     @cached_property
     def _own_format(self) -> SampleFormat:
-        one = {"data.name": self.place, "data.clients": 1, "data.partition": "iid"}
-        return described(SampleFormat.of(federation_of(with_values(self.file.experiment, one))))
+        return own_format(self.file.experiment, self.place)
 
     def _federation(self, agreed: SampleFormat) -> Federation:
         return site_federation_of(self.file.experiment, agreed, self.place, self.client, trains=self.trains)
+
+
+def own_format(experiment: Experiment, place: str) -> SampleFormat:
+    """The format of a site's own samples, without what they are like."""
+    one = {"data.name": place, "data.clients": 1, "data.partition": "iid"}
+    return described(SampleFormat.of(federation_of(with_values(experiment, one))))
 
 
 def _counts(mine: Federation) -> tuple[int, int]:

@@ -72,3 +72,14 @@ class ServerStore:
         if not isinstance(record.get("absorbed"), dict) or not isinstance(record.get("last"), str):
             return "it has no digests of absorbed uploads"
         return difference(self._form, tensors)
+
+
+def known_mark(folder: Path) -> Mark:
+    """The mark in the saved state, for whoever only checks the log; the first one if nothing was saved."""
+    path = folder / STATE
+    if not os.path.lexists(path):
+        return Mark()
+    record, _ = read_state(path, _MOST)
+    if type(record.get("lines")) is not int or not isinstance(record.get("last"), str):
+        raise DamagedError(f"'{path}' does not say how long the audit log is; put back the newest copy of '{folder}'")
+    return Mark(record["lines"], record["last"])

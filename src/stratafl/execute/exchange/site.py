@@ -84,7 +84,7 @@ class SiteExchange:
             return SendAll(address)
         if isinstance(request, Download):
             return self._trained(request, parcel, current)
-        store.deliver(address.round, address.attempt, parcel)
+        store.deliver(address.round, address.attempt, request.absorbed, parcel)
         return Committed(address, request.absorbed)
 
     def _parcel(self, request: Request) -> bytes | None:

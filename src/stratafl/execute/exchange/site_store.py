@@ -3,7 +3,7 @@
 ROOT/FEDERATION/SITE/              mode 0700, locked by one process at a time
     current.safetensors            the state after the last upload of which the server said that it was absorbed
     pending.safetensors            the state after the upload that was sent last, and that upload
-    delivered.safetensors          the last parcel, which came after the last round
+    delivered.safetensors          the last parcel, which came after the last round, and which upload was absorbed last
     blocks/                        tensors that were received, by digest (blocks.py)
 
 A pending state becomes current by being renamed. One that turns out not to have been absorbed stays until the next one
@@ -25,7 +25,7 @@ from stratafl.core.reprs import short_repr
 from stratafl.core.state import Kind, State, bytes_of, difference, flatten, kind, unflatten
 from stratafl.errors import DamagedError, RunError
 from stratafl.execute.exchange.blocks import CACHE_BYTES, BlockCache
-from stratafl.execute.exchange.protocol import MOST, Download, check_name, upload_digest
+from stratafl.execute.exchange.protocol import MOST, NOTHING, Download, check_name, upload_digest
 from stratafl.execute.exchange.state_file import DiskFullError, explained_full, read_state, write_state
 from stratafl.files import explained, private_folder, sync_folder
 
@@ -34,6 +34,7 @@ CURRENT, PENDING, BLOCKS = "current.safetensors", "pending.safetensors", "blocks
 DELIVERED = "delivered.safetensors"
 DAMAGED = "damaged-pending.safetensors"
 _RECORD = {"round": int, "attempt": int, "base": str, "digest": str}
+_DELIVERED = {"round": int, "attempt": int, "absorbed": str}
 _STATE, _UPLOAD, _PARCEL = "state/", "upload", "parcel"
 _NO_UPLOAD: Kind = (torch.uint8, (0,))
 _ROOM = 1 << 20  # bytes of names and numbers in the header of a state
@@ -64,6 +65,16 @@ class Kept:
     def answers(self, request: Download) -> bool:
         """Whether the upload is that of the round that is asked for, from the state that the server knows."""
         return (self.round, self.base) == (request.address.round, request.absorbed)
+
+
+@short_repr
+@dataclass(frozen=True, eq=False)
+class Final:
+    """What a site ends with: its state (None: it never took part), and the parcel of the round after the last one."""
+
+    round: int
+    state: State | None
+    parcel: bytes
 
 
 @contextmanager
@@ -140,28 +151,42 @@ class SiteStore:
         except RunError as error:
             raise explained_full(error) from error
 
-    def deliver(self, round: int, attempt: int, parcel: bytes) -> None:
-        """Keep the last parcel of the server, unless a later one is here."""
+    def deliver(self, round: int, attempt: int, absorbed: str, parcel: bytes) -> None:
+        """Keep the last parcel of the server, and the digest of the upload after which it came, unless it is old."""
         found = None
         with suppress(DamagedError):  # then the new one takes its place
             found = self._delivered()
         if found is not None and (round, attempt) < (found[0]["round"], found[0]["attempt"]):
             told = f"round {found[0]['round']}, attempt {found[0]['attempt']}"
             raise RunError(f"round {round}, attempt {attempt} is an old message: the parcel of {told} is here")
-        self._write(DELIVERED, {"round": round, "attempt": attempt}, {_PARCEL: _as_tensor(parcel)})
+        about = {"round": round, "attempt": attempt, "absorbed": absorbed}
+        self._write(DELIVERED, about, {_PARCEL: _as_tensor(parcel)})
 
     def delivered(self) -> bytes | None:
         """The last parcel of the server; None before the commit."""
         found = self._delivered()
         return None if found is None else bytes_of(found[1][_PARCEL]).numpy().tobytes()
 
+    def final(self) -> Final | None:
+        """What the site ends with; None before the commit, and an error if its state is not the one of the commit."""
+        found = self._delivered()  # first: a commit makes the state current before it is delivered
+        if found is None:
+            return None
+        record, tensors = found
+        current = self.current()
+        if record["absorbed"] != (NOTHING if current is None else current.digest):
+            wrong = f"'{self.folder / CURRENT}' is missing or an old copy: the server absorbed another upload"
+            raise DamagedError(f"{wrong}; the personal state of '{self.site}' is lost: {_TODO}")
+        parcel = bytes_of(tensors[_PARCEL]).numpy().tobytes()
+        return Final(record["round"], None if current is None else current.state, parcel)
+
     def _delivered(self) -> tuple[dict[str, Any], Mapping[str, Tensor]] | None:
         path = self.folder / DELIVERED
         if not os.path.lexists(path):
             return None
         record, tensors = read_state(path, self._most)
-        wrong = self._others(record)
-        if wrong is not None or set(tensors) != {_PARCEL}:
+        mine = self._others(record) is None and all(type(record.get(key)) is of for key, of in _DELIVERED.items())
+        if not mine or set(tensors) != {_PARCEL}:
             raise RunError(
                 f"'{path}' is not a parcel for '{self.site}' in '{self.federation}': put back its own folder"
             )
