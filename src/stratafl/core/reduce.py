@@ -42,9 +42,9 @@ def mean_or_hold(sums: Rows, weights: Rows, held: Mapping[str, Tensor]) -> Rows:
     return {**held, **{name: _mean_or_held(total, weights[name], held[name]) for name, total in sums.items()}}
 
 
-def pieces(columns: int) -> Iterator[slice]:
+def pieces(columns: int, size: int = PIECE) -> Iterator[slice]:
     """Columns some at a time, where several numbers in float64 are computed from each of them."""
-    yield from (slice(at, at + PIECE) for at in range(0, columns, PIECE))
+    yield from (slice(at, at + size) for at in range(0, columns, size))
 
 
 def _mean_or_held(total: Tensor, weight: Tensor, held: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from stratafl.core.algorithm import COUNT
 from stratafl.core.form import Form
 from stratafl.core.layout import Layout, Rows, row_dot
 from stratafl.core.parcel import Field, Parcel
-from stratafl.core.reduce import PIECE
+from stratafl.core.reduce import PIECE, pieces
 from stratafl.core.reprs import short_repr
 from stratafl.core.schema import extremes, misfit, out_of_bounds
 from stratafl.core.state import State
@@ -153,8 +153,7 @@ def _square(block: Tensor, before: Tensor, sent: Tensor | None) -> Tensor:
     there = None if sent is None else sent.expand_as(block).reshape(clients, -1)
     total = torch.zeros(clients, dtype=torch.float64, device=block.device)
     size = max(1, PIECE // clients if block.device.type == "cpu" else flat.shape[1])
-    for at in range(0, flat.shape[1], size):
-        some = slice(at, at + size)
+    for some in pieces(flat.shape[1], size):
         update = flat[:, some].to(torch.float64, copy=True).sub_(start[:, some])  # squares of float32 overflow at 1e19
         if there is not None:
             update.masked_fill_(~there[:, some], 0)
