@@ -5,6 +5,7 @@ composition (`stratafl.algorithms.composition`).
 """
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 from stratafl.algorithms.apple import apple as apple
@@ -51,7 +52,7 @@ from stratafl.algorithms.pfedme import pfedme as pfedme
 from stratafl.algorithms.scaffold import scaffold as scaffold
 from stratafl.algorithms.simmix import simmix as simmix
 from stratafl.core.algorithm import Algorithm
-from stratafl.errors import unknown
+from stratafl.errors import check_known, unknown
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {name: METHODS[name].builder for name in sorted(METHODS)}
 
@@ -62,4 +63,5 @@ def algorithm(name: str, **options: Any) -> Algorithm:
         return composed(name)(**options)
     if name not in ALGORITHMS:
         raise unknown("algorithm", name, sorted(ALGORITHMS))
+    check_known(f"option of {name}", options, signature(ALGORITHMS[name]).parameters)
     return ALGORITHMS[name](**options)

@@ -39,7 +39,11 @@ def apple(
     scaled: bool = True,
     train: SGD = SGD(),
 ) -> Layerwise:
-    """w_i = Σ_j p_ij·w_j; core w_i and weights p_i move batch by batch, the cores of all others are constants."""
+    """w_i = Σ_j p_ij·w_j; core w_i and weights p_i move batch by batch, the cores of all others are constants.
+
+    p_i learns at `weights_lr`; for the share `until` of the rounds it is pulled to p_0, at first with `strength`. p_ii
+    starts at `own` (None: as everybody's), and a `scaled` core learns 1/own times as fast.
+    """
     serve = (Broadcast(field="cores"), Broadcast(field="sizes"))
     descent = replace(train, row="core", gradient=AtMixture(), follow=(Downhill("p", "slope", weights_lr),))
     return Layerwise(

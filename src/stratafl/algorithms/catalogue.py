@@ -90,6 +90,12 @@ class Method:
         return int(found[0]) if found else None
 
     @property
+    def reading(self) -> str:
+        """How the paper is read here and what the options mean, a line for each paragraph."""
+        text = inspect.getdoc(self.builder) or ""
+        return "\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+
+    @property
     def hyperparameters(self) -> tuple[Hyperparameter, ...]:
         hints = typing.get_type_hints(self.builder, include_extras=True)
         options = inspect.signature(self.builder).parameters.values()

@@ -1,4 +1,4 @@
-"""Compositions: FLAYER's parts or LAG on another method, by a name such as `fedper+flayer` or `scaffold+lag`.
+"""Compositions: FLAYER's parts, LAG, compression or a robust merge on a method, by a name such as `fedper+flayer`.
 
 A composition takes the options of the method and those of the part. The parts are functions from record to record, of
 use without a name: `with_flayer(my_method())`. They refuse what makes no sense and say why.
@@ -11,10 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stratafl.algorithms.catalogue import GIVEN, METHODS, Method
+from stratafl.algorithms.compress_on import described, with_q4, with_q8, with_topk
 from stratafl.algorithms.flayer_on import acting, with_flayer
 from stratafl.algorithms.lag_on import with_lag
+from stratafl.algorithms.private_on import with_private
+from stratafl.algorithms.robust_on import with_clipped, with_krum, with_median, with_trimmed
 from stratafl.core.algorithm import Algorithm
-from stratafl.errors import RecordError, unknown
+from stratafl.errors import RecordError, check_known, unknown
 
 PLUS = "+"
 
@@ -23,14 +26,14 @@ PLUS = "+"
 class Addition:
     """What follows the `+`: a function from record to record, and the method of its paper, which it makes of FedAvg.
 
-    With the options `off` it changes nothing; with `soon` it acts from the first round on.
+    With the options `off`, if there are such, it changes nothing; with `soon` it acts from the first round on.
     """
 
     label: str
     on: Callable[..., Algorithm]
-    method: str
+    method: str | None  # None: it is of no paper's method
     idea: Callable[[Method], str]
-    off: Mapping[str, Any]
+    off: Mapping[str, Any] | None
     soon: Mapping[str, Any] = field(default_factory=dict)
     sends: Callable[[Method], str] = lambda host: host.sends
 
@@ -51,6 +54,23 @@ def _lag_idea(host: Method) -> str:
     return f"{host.label} in which layers with conflicting updates become personal."
 
 
+def _compression(label: str, on: Callable[..., Algorithm], off: Mapping[str, Any], how: str, does: str) -> Addition:
+    return Addition(
+        label,
+        on,
+        None,
+        lambda host: f"{host.label} whose uploads {does}.",
+        off,
+        soon={"min_size": 1},  # the models of the contract are small
+        sends=lambda host: f"{host.sends}; {described(on(host.builder()))}, {how}",
+    )
+
+
+def _merge(label: str, on: Callable[..., Algorithm], off: Mapping[str, Any] | None, does: str) -> Addition:
+    return Addition(label, on, None, lambda host: f"{host.label} whose server {does}.", off)
+
+
+ENDLESS = {"min_size": 2**62}  # every tensor is sent as it is
 PARTS = {
     "flayer": Addition(
         "FLAYER",
@@ -63,6 +83,20 @@ PARTS = {
     "lag": Addition(
         "LAG", with_lag, "fedlag", _lag_idea, off={"k": 0, "warmup": 0}, soon={"k": 2, "xi": 0.0, "warmup": 0}
     ),
+    "q8": _compression("8-bit uploads", with_q8, ENDLESS, "in 8 bits a number", "take a quarter of the bytes"),
+    "q4": _compression("4-bit uploads", with_q4, ENDLESS, "in 4 bits a number", "take an eighth of the bytes"),
+    "topk": _compression(
+        "top-k uploads",
+        with_topk,
+        {"keep": 1.0, "min_size": 1},
+        "of which only those furthest from 0",
+        "hold only what changed most",
+    ),
+    "median": _merge("median", with_median, None, "takes the median of each column"),
+    "trimmed": _merge("trimmed mean", with_trimmed, {"trim": 0.0}, "leaves out the extremes of each column"),
+    "clipped": _merge("clipped updates", with_clipped, {"norm": 1e30}, "shortens updates that are too long"),
+    "krum": _merge("Krum", with_krum, {"f": 0, "keep": 2**62}, "takes the uploads nearest to others"),
+    "private": _merge("differential privacy", with_private, None, "clips updates and adds noise to their mean"),
 }
 
 
@@ -90,7 +124,7 @@ def composition(name: str) -> Method:
     host_name, part_name = parse_composition(name)
     host, part, built = METHODS[host_name], PARTS[part_name], composed(name)
     built()  # or it is refused
-    paper = METHODS[part.method]
+    paper = host if part.method is None else METHODS[part.method]
     idea, sends, label = part.idea(host), part.sends(host), f"{host.label} + {part.label}"
     return Method(name, built, host.kind, label, idea, paper.paper, paper.title, sends, host.new_client)
 
@@ -103,9 +137,7 @@ def composed(name: str) -> Callable[..., Algorithm]:
     del more[next(iter(more))]  # the method itself
 
     def build(**options: Any) -> Algorithm:
-        for option in options:
-            if option not in {**own, **more}:
-                raise unknown(f"option of {name}", option, [*own, *more])
+        check_known(f"option of {name}", options, {**own, **more})
         made = host(**{option: value for option, value in options.items() if option in own})
         try:
             found = part(made, **{option: value for option, value in options.items() if option in more.keys() - own})

@@ -26,7 +26,8 @@ def ditto(
 ) -> Layerwise:
     """Algorithm 1: w by FedAvg, and v_k on h_k(v) = F_k(v) + (strength/2)·‖v − w^t‖².
 
-    `personal_epochs` are those of v_k, by default as many as those of w. Evaluated is v_k.
+    `strength` is λ, how close v_k stays to w. `personal_epochs` are those of v_k, by default as many as those of w.
+    Evaluated is v_k.
     """
     # v_k first: until its own descent, the client's θ is the w^t that it received.
     personal = replace(train, row="personal", purpose="personal", edits=(*train.edits, Pull(strength, "theta")))

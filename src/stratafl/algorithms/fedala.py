@@ -40,7 +40,8 @@ def fedala(
 ) -> Layerwise:
     """θ̂ = own + (received − own)⊙W in `layers`, where W ∈ [0, 1] is learned before each round.
 
-    W is learned on a `share` of the batches: in `first_passes` epochs the first time, in one afterwards.
+    W is learned at `weights_lr` on a `share` of the batches: in `first_passes` epochs the first time, in one
+    afterwards.
     """
     top = select(layers)
     learn = SGD(lr=weights_lr, batch=train.batch, drop_last=train.drop_last, layers=top, row="W", purpose="ala")

@@ -52,9 +52,10 @@ def fedalp(
 ) -> Phased:
     """FedALP (Xie et al., 2023): groups of clients, each mixing its model with the global one, layer by layer.
 
-    Algorithm 1: the last of `warmup` rounds asks everybody for an update, from which the groups are formed. `base` is
-    what the group's step is added to: the model its clients received, or the group's old model (line 10 to the letter);
-    `gamma` is normalised in the group, or over all clients; `features` are what Ward's method sees.
+    Algorithm 1: the last of `warmup` rounds asks everybody for an update, from which as many `groups` are formed;
+    `beta` is the largest weight of a group's own layers (Eq. 8). `base` is what the group's step is added to: the model
+    its clients received, or the group's old model (line 10 to the letter); `gamma` is normalised in the group, or over
+    all clients; `features` are what Ward's method sees.
     """
     server: dict[str, FieldSpec] = {
         "theta": Start(),
@@ -98,6 +99,7 @@ class FormGroups(MergeRows):
     features: Literal["cosine", "angle"] = "cosine"
     reads = ("up.theta", "up.samples", "theta", "group", "member", "psi", "active")
     writes = ("theta", "group", "member", "psi", "active")
+    compares = True
 
     def check(self, setup: Setup) -> None:
         if self.groups > setup.clients:

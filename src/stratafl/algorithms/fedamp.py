@@ -40,7 +40,8 @@ def fedamp(
 ) -> Layerwise:
     """FedAMP (Huang et al., 2021): each client is pulled to a mixture in which similar clients weigh most.
 
-    The gradient is that of L_i + (strength/2)·‖w_i − u_i‖², with ξ from `Attention`.
+    The gradient is that of L_i + (strength/2)·‖w_i − u_i‖², with ξ from `Attention`: `strength` is how much a client is
+    pulled, `sigma` the squared distance at which others count for little, `alpha` the step towards them.
     """
     return attentive(Attention(alpha, sigma), strength, train)
 
@@ -59,7 +60,10 @@ def heurfedamp(
     sharpness: Annotated[float, Range(least=0), Tune(1.0, 100.0, log=True)] = 10.0,
     train: SGD = SGD(),
 ) -> Layerwise:
-    """HeurFedAMP (Huang et al., 2021): FedAMP that weighs by cosines, with a fixed weight on a client's own model."""
+    """HeurFedAMP (Huang et al., 2021): FedAMP that weighs by cosines, with a fixed weight on a client's own model.
+
+    `own` is that weight, `sharpness` how much the nearest others are preferred, `strength` the pull as in FedAMP.
+    """
     return attentive(CosineAttention(own, sharpness), strength, train)
 
 

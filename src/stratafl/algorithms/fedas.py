@@ -39,7 +39,10 @@ def fedas(
     align_epochs: Annotated[int, Range(least=0), Tune(1, 5)] = 1,
     train: SGD = SGD(),
 ) -> Layerwise:
-    """Prototypes of the old base, alignment of the received one, training, then F_k = Σ_batches ‖∇ mean NLL‖²."""
+    """Prototypes of the old base, alignment of the received one, training, then F_k = Σ_batches ‖∇ mean NLL‖².
+
+    The alignment takes `align_epochs` at `align_lr`.
+    """
     align = SGD(align_lr, align_epochs, train.batch, layers=BASE, objective=ToPrototypes(), purpose="align")
     learn = (OldPrototypes(), align, train, Copy("theta", "old"), Copy("theta", "statistics"))
     return replace(

@@ -33,7 +33,10 @@ from stratafl.policies import SGD, Upload
 def fedavg30local(
     *, warmup: Annotated[int, Range(least=0), Fixed("30 is what the published code does")] = 30, train: SGD = SGD()
 ) -> Phased:
-    """Clients go on from what they trained in the last round of the warm-up, or else from what they were sent in it."""
+    """Clients go on from what they trained in the last round of the warm-up, or else from what they were sent in it.
+
+    `warmup` is the number of rounds of FedAvg.
+    """
     average, apart = fedavg(train=train), Phase(alone(train=train))
     if warmup == 0:
         return Phased((apart,))
@@ -48,6 +51,7 @@ class UploadIfSampled(Send):
 
     reads = ("theta",)
     writes = ("up.theta", "up.samples")
+    masked = True
 
     def __call__(self, rnd: Round, client: State, task: Task) -> Mapping[str, Field]:
         sent = LayerMask(rnd.sampled(task.ids)[:, None].expand(-1, len(rnd.layout.layers)))

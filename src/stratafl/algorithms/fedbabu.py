@@ -25,7 +25,10 @@ def fedbabu(
     tune_epochs: Annotated[int, Range(least=0), Tune(1, 10)] = 5,
     train: SGD = SGD(),
 ) -> Layerwise:
-    """Clients train φ_k with the common random head frozen; the deployed model is tuned on everything."""
+    """Clients train φ_k with the common random head frozen; the deployed model is tuned on everything.
+
+    `fixed` are the layers that stay as drawn, `tune_epochs` those of the tuning before use.
+    """
     body = ~select(fixed)
     return replace(
         fedper(personal=fixed),

@@ -78,6 +78,7 @@ class Customise(MergeRows):
     beta: float
     reads = ("up.theta", *Customised.reads)
     writes = ("customised", "critical")
+    compares = True
 
     def footprint(self, setup: Setup) -> Footprint:
         """The masks, one tensor of all clients twice, pieces of masks in float64; and a tensor of a client, ranked."""

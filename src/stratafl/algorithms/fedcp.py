@@ -43,7 +43,10 @@ BANDWIDTHS = (10, 15, 20, 50)
 def fedcp(
     *, strength: Annotated[float, Range(least=0), Tune(1e-4, 10.0, log=True)] = 1.0, train: SGD = SGD()
 ) -> Layerwise:
-    """Logits h_p(r⊙z) + h_g(s⊙z) with r + s = 1; the loss is their cross-entropy + λ·MMD(z, z of the received base)."""
+    """Logits h_p(r⊙z) + h_g(s⊙z) with r + s = 1; the loss is their cross-entropy + λ·MMD(z, z of the received base).
+
+    `strength` is λ.
+    """
     return replace(
         fedper(personal=PERSONAL),
         mix=(Take(), FirstHead(), Remember()),

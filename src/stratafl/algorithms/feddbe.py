@@ -44,6 +44,7 @@ def feddbe(
     """Clients predict with h(φ(x) + p_k) and minimise L + strength·mean_d(0.5·(m − z̄)²), m the running mean of φ(x).
 
     In the first round all clients train as in FedAvg, and only the mean z̄ of what their features then are is kept.
+    `strength` is how much m is held at z̄, `momentum` the weight of a new batch in m.
     """
     shared = replace(
         fedavg(),

@@ -17,7 +17,6 @@ from stratafl.core.round import Round, Setup
 from stratafl.core.state import Computed, State, rows_of, tensor_of
 from stratafl.core.steps import Names
 from stratafl.policies import SGD, Mean
-from stratafl.policies.merge import kept_blocks
 
 
 @method(
@@ -30,7 +29,10 @@ from stratafl.policies.merge import kept_blocks
 def fedexp(
     *, epsilon: Annotated[float, Range(above=0), Tune(1e-4, 1e-1, log=True)] = 1e-3, train: SGD = SGD()
 ) -> Layerwise:
-    """θ ← θ + η_g·Δ̄ with η_g = max{1, Σ p_k‖Δ_k‖² / (2(‖Δ̄‖² + ε))} and p_k = n_k/Σn (Eq. 7)."""
+    """θ ← θ + η_g·Δ̄ with η_g = max{1, Σ p_k‖Δ_k‖² / (2(‖Δ̄‖² + ε))} and p_k = n_k/Σn (Eq. 7).
+
+    `epsilon` keeps η_g from growing where updates cancel.
+    """
     return replace(fedavg(train=train), merge=(Extrapolate(epsilon=epsilon),))
 
 
@@ -40,6 +42,7 @@ class Extrapolate(Mean):
 
     epsilon: float = 1e-3
     unless: str | None = None  # a field with a number for each layer: where it is above 0, only the mean is taken
+    compares = True
 
     @property
     def reads(self) -> Names:
@@ -47,12 +50,13 @@ class Extrapolate(Mean):
 
     def footprint(self, setup: Setup) -> Footprint:
         """The sums of the mean, and a client's update of one tensor at a time."""
-        return Footprint(client=setup.block_bytes(torch.float64), sums=setup.row_bytes(dtype=torch.float64))
+        mean = super().footprint(setup)
+        return replace(mean, client=mean.client + setup.block_bytes(torch.float64))
 
     def fold(self, rnd: Round, server: State, sums: State, up: Parcel, ids: Tensor) -> State:
         """The sums of the mean, Σ p_k‖Δ_k‖² layer by layer, and Σ p_k."""
         held = rows_of(server, self.field)
-        rows, sent = kept_blocks(up[self.field], held, rnd.layout)
+        rows, sent = self.uploaded(rnd, server, up)
 
         def update(name: str) -> Tensor:
             delta = rows[name].double() - held[name]

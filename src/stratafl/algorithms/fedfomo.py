@@ -33,7 +33,8 @@ from stratafl.policies import SGD, StoreRows, Take, Upload
 def fedfomo(*, models: Annotated[int, Range(least=0), Tune(1, 20)] = 5, train: SGD = SGD()) -> Layerwise:
     """θ_i ← Σ_j w_j⁺·θ_j/Σ_j w_j⁺ over the models that client i is sent, those with the largest affinity P_ij.
 
-    It needs validation data: the weights of others come from a client's loss on its own validation split.
+    `models` is how many it is sent. It needs validation data: the weights of others come from a client's loss on its
+    own validation split.
     """
     return replace(
         fedavg(train=train),

@@ -50,10 +50,10 @@ def fedlag(
 ) -> Phased:
     """FedLAG (anonymous, 2024): layers on which clients' updates point against each other become personal.
 
-    Algorithm 1: after `warmup` rounds of FedAvg, the `k` layers with the most conflicts are personal. A layer without a
-    conflict never is. Left open, `k` is the paper's 5, or half of a model's layers if it has fewer than ten.
-    `weights="uniform"` is Eq. 4; `bn` says whether a BatchNorm follows the layer that it normalises or is always
-    averaged.
+    Algorithm 1: after `warmup` rounds of FedAvg, the `k` layers with the most conflicts are personal; two updates
+    conflict in a layer where their cosine is below `xi` (Eq. 3). A layer without a conflict never is. Left open, `k` is
+    the paper's 5, or half of a model's layers if it has fewer than ten. `weights="uniform"` is Eq. 4; `bn` says whether
+    a BatchNorm follows the layer that it normalises or is always averaged.
     """
     conflicts, mean = PersonaliseConflicts(k, xi, bn), Mean(weights=weights)
     # The warm-up personalises nothing, but the server already keeps what each client uploads: in the first round after
@@ -83,6 +83,8 @@ def _lag(conflicts: "PersonaliseConflicts", mean: Mean, train: SGD) -> Layerwise
 class BroadcastShared(Download):
     """The averaged layers, those of L_g (Eq. 4); of L_p nothing is sent, and `Take` leaves a client's own (Eq. 5)."""
 
+    masked = True
+
     @property
     def reads(self) -> tuple[str, ...]:
         return (self.field, "personal")
@@ -109,10 +111,15 @@ class PersonaliseConflicts(MergeRows):
     field: str = "theta"
     layers: Select = select("all")  # those that may become personal
     writes = ("rows", "personal", "conflicts")
+    compares = True
 
     @property
     def reads(self) -> tuple[str, ...]:
         return (f"up.{self.field}", self.field, *self.writes)
+
+    @property
+    def stores(self) -> Mapping[str, str]:
+        return {self.field: "rows"}
 
     def check(self, setup: Setup) -> None:
         most = len(self._scored(setup.layout))

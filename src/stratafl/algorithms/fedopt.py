@@ -29,7 +29,8 @@ def fedopt(
 ) -> Layerwise:
     """Algorithm 2: θ ← θ + η·m/(√v + τ), with m and v the running means of Δ̄ and Δ̄² (`momentum`: θ ← θ + η·m).
 
-    Left open, η = `server_lr` is 1 for momentum and 0.01 for the others, whose steps do not shrink with Δ̄.
+    The server's `optimizer` is adam, yogi or momentum; `beta1` and `beta2` are the weights of the past in m and v,
+    `tau` is τ. Left open, η = `server_lr` is 1 for momentum and 0.01 for the others, whose steps do not shrink with Δ̄.
     """
     lr = (1.0 if optimizer == "momentum" else 0.01) if server_lr is None else server_lr
     step = ServerOptimizer(optimizer=optimizer, lr=lr, beta1=beta1, beta2=beta2, tau=tau)

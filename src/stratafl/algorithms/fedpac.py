@@ -44,7 +44,10 @@ def fedpac(
     head_epochs: Annotated[int, Range(least=0), Tune(1, 10)] = 1,
     train: SGD = SGD(),
 ) -> Layerwise:
-    """`head_epochs` on h_i with φ frozen, then train.epochs on φ_i with h_i frozen and L + strength·MSE(z, c_y)."""
+    """`head_epochs` on h_i with φ frozen, then train.epochs on φ_i with h_i frozen and L + strength·MSE(z, c_y).
+
+    `strength` is how close features stay to the prototypes c_y.
+    """
     shared = (Broadcast(BASE), Broadcast(field="prototypes"), Broadcast(field="known"))
     return replace(
         fedavg(),

@@ -35,7 +35,7 @@ def fedper(
     linear_base: bool = False,
     train: SGD = SGD(),
 ) -> Layerwise:
-    """Personal layers W_P stay (`blocks:2` is the paper's K_P = 2); the rest, W_B, is averaged with γ_j = n_j/Σn.
+    """`personal` layers W_P stay (`blocks:2` is the paper's K_P = 2); the rest, W_B, is averaged with γ_j = n_j/Σn.
 
     `initial="own"` draws W_P^(0) for each client (Algorithm 1 line 1), `finetune` trains W_P alone for so many epochs
     before the joint ones (appendix A.3), `linear_base` replaces all that is not personal by one linear layer (4.4).

@@ -20,6 +20,6 @@ from stratafl.policies import SGD, Pull, Remember, Take
 def fedprox(
     *, strength: Annotated[float, Range(least=0), Tune(1e-4, 1.0, log=True)] = 0.01, train: SGD = SGD()
 ) -> Layerwise:
-    """The gradient is that of L_k + (strength/2)·‖θ_k − θ^t‖²."""
+    """The gradient is that of L_k + (strength/2)·‖θ_k − θ^t‖²; `strength` is μ."""
     pulled = replace(train, edits=(*train.edits, Pull(strength)))
     return replace(fedavg(), mix=(Take(), Remember()), train=(pulled,))

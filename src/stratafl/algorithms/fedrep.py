@@ -21,7 +21,10 @@ from stratafl.policies import SGD
 def fedrep(
     *, personal: str | Select = "head", head_epochs: Annotated[int, Range(least=0), Tune(1, 10)] = 1, train: SGD = SGD()
 ) -> Layerwise:
-    """τ_h epochs on h_k with φ frozen, then τ_b (= train.epochs) epochs on φ_k with h_k frozen."""
+    """τ_h epochs on h_k with φ frozen, then τ_b (= train.epochs) epochs on φ_k with h_k frozen.
+
+    `personal` are the layers of h_k, `head_epochs` is τ_h.
+    """
     head = select(personal)
     return replace(
         fedper(personal=head),

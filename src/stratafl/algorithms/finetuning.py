@@ -23,7 +23,10 @@ Epochs = Annotated[int, Range(least=0), Tune(1, 10)]
     also=("FedAvg-FT", "FedAvg+FT", "FedAvg + fine-tuning"),
 )
 def fedavgft(*, tune_epochs: Epochs = 1, train: SGD = SGD()) -> Layerwise:
-    """FedAvg-FT (Yu et al., 2020): FedAvg; before use each client trains a copy of all layers for some epochs."""
+    """FedAvg-FT (Yu et al., 2020): FedAvg; before use each client trains a copy of all layers for some epochs.
+
+    `tune_epochs` is how many.
+    """
     return replace(fedavg(train=train), tune=(tuning(train, tune_epochs),), global_model="theta")
 
 
@@ -36,7 +39,10 @@ def fedavgft(*, tune_epochs: Epochs = 1, train: SGD = SGD()) -> Layerwise:
     also=("LP-FT", "FedAvg+LP-FT"),
 )
 def fedavglpft(*, head_epochs: Epochs = 1, tune_epochs: Epochs = 1, train: SGD = SGD()) -> Layerwise:
-    """FedAvg-LP-FT (Kumar et al., 2022): FedAvg; before use each client trains its head, then all layers of a copy."""
+    """FedAvg-LP-FT (Kumar et al., 2022): FedAvg; before use each client trains its head, then all layers of a copy.
+
+    The head for `head_epochs`, all layers for `tune_epochs`.
+    """
     head = tuning(train, head_epochs, select("head"), "probe")
     tuned = fedavgft(tune_epochs=tune_epochs, train=train)
     return replace(tuned, tune=(head, *tuned.tune))

@@ -62,10 +62,10 @@ def flayer(
     """FLAYER (Chen et al., 2025): three layer-wise pieces on FedAvg, each of use alone.
 
     Algorithm 1: the last `s` layers are the head; `guide`, `rates` and `mask` switch its three parts (Fig. 3).
-    `accuracy` is the split on which A_k is measured, of the model as `trained` or as `initialised`, or a fixed A;
-    `least` is the smallest share of a layer that is sent; `unsent="zero"` averages what was not sent as zeros, as line
-    12 says to the letter, and collapses. `preset="official"` is what the authors' code does (see `flayer_official`),
-    with `p` and `middle`, which are its alone, instead of all these.
+    `accuracy` is the split on which A_k is measured, or a fixed A; `accuracy_of` is the model, as trained or
+    initialised; `least` is the smallest share of a layer that is sent; `unsent="zero"` averages what was not sent as
+    zeros, as line 12 says to the letter, and collapses. `preset="official"` is what the authors' code does (see
+    `flayer_official`), with `p` and `middle`, which are its alone, instead of all these.
     """
     ours: dict[str, Any] = {"s": s, "guide": guide, "rates": rates, "mask": mask, "least": least, "unsent": unsent}
     ours |= {"accuracy": accuracy, "accuracy_of": accuracy_of}
@@ -173,6 +173,7 @@ class TopChange(Send):
     layers: Select = select("all")
     field: str = "theta"
     anchor: str = "anchor"
+    masked = True
 
     @property
     def reads(self) -> Names:

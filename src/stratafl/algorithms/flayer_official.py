@@ -210,6 +210,7 @@ class KernelTop(Send):
 
     reads = ("theta", "anchor")
     writes = ("up.theta", "up.samples")
+    masked = True
 
     def footprint(self, setup: Setup) -> Footprint:
         """Its mask, and places of one tensor at a time, which are sorted; a weight per column on the server."""

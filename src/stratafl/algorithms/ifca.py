@@ -35,7 +35,10 @@ from stratafl.policies import SGD, Broadcast, Upload
     new_client="of the groups' models the one with the smallest loss on its training split",
 )
 def ifca(*, groups: Annotated[int, Range(least=1), Tune(2, 10)] = 2, train: SGD = SGD()) -> Layerwise:
-    """M models θ_m, each drawn for itself: equal ones would be chosen by everybody alike. A single one is FedAvg's."""
+    """M models θ_m, each drawn for itself: equal ones would be chosen by everybody alike. A single one is FedAvg's.
+
+    `groups` is M.
+    """
     return replace(
         fedavg(train=train),
         serve=(Broadcast(field="groups"),),  # all of them, to everybody

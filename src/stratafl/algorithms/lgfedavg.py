@@ -15,5 +15,5 @@ from stratafl.policies import SGD
     new_client="the shared head and the initial base",
 )
 def lgfedavg(*, shared: str | Select = "head", train: SGD = SGD()) -> Layerwise:
-    """FedPer whose personal layers are all but the shared ones."""
+    """FedPer whose personal layers are all but the `shared` ones."""
     return fedper(personal=~select(shared), train=train)

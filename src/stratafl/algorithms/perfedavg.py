@@ -33,8 +33,8 @@ def perfedavg(
 ) -> Layerwise:
     """Algorithm 1 with β = `train.lr`; the step that it prepares for is one at `alpha`, by default `train.lr`.
 
-    `fo` leaves second derivatives out, `hf` takes their product with the gradient from a difference of width `delta`.
-    Deployed is the model after one step on one batch.
+    The `version` `fo` leaves second derivatives out, `hf` takes their product with the gradient from a difference of
+    width `delta`. Deployed is the model after one step on one batch.
     """
     step = train.lr if alpha is None else alpha
     return replace(

@@ -43,7 +43,11 @@ def pfedhn(
     initial: Initial = "model",
     train: SGD = SGD(),
 ) -> Layerwise:
-    """pFedHN (Shamsian et al., 2021): a hypernetwork on the server generates every client's model from an embedding."""
+    """pFedHN (Shamsian et al., 2021): a hypernetwork on the server generates every client's model from an embedding.
+
+    `embedding`, `hidden` and `depth` are its sizes; SGD at `hyper_lr` with `momentum` and weight `decay` trains it, on
+    gradients clipped to the norm `clip`. With `initial="model"` all clients begin near the model's own initial weights.
+    """
     net = ModelGenerator(select("all"), embedding, hidden, depth, initial)
     return _generating(LearnGenerator(net, hyper_lr, momentum, decay, clip), select("none"), train)
 
@@ -68,7 +72,11 @@ def pfedhnpc(
     initial: Initial = "model",
     train: SGD = SGD(),
 ) -> Layerwise:
-    """pFedHN-PC (Shamsian et al., 2021): pFedHN whose clients keep their classifier, trained jointly with the base."""
+    """pFedHN-PC (Shamsian et al., 2021): pFedHN whose clients keep their classifier, trained jointly with the base.
+
+    `personal` are the layers that stay. `embedding`, `hidden`, `depth`, `hyper_lr`, `momentum`, `decay`, `clip` and
+    `initial` are those of pFedHN.
+    """
     net = ModelGenerator(~select(personal), embedding, hidden, depth, initial)
     return _generating(LearnGenerator(net, hyper_lr, momentum, decay, clip), select(personal), train)
 

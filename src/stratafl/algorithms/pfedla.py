@@ -54,7 +54,7 @@ def pfedla(
 
     Algorithm 1. `unit="model"` is one weight per pair of clients, shared by all layers. `normalise="relu"` and
     `sign="public"` are what public code does (the second moves away from the trained model); `initial="uniform"` starts
-    from equal weights; `embedding`, `width` and `depth` are sizes of the hypernetworks.
+    from equal weights; `embedding`, `width` and `depth` are sizes of the hypernetworks, `hyper_lr` their rate.
     """
     hyper = Hypernetwork(embedding, width, depth, unit, normalise, initial)
     return _learned(hyper, Retain(), hyper_lr, -1 if sign == "public" else 1, train)
@@ -82,6 +82,7 @@ def heurpfedla(
     """HeurpFedLA (Ma et al., 2022): pFedLA that leaves each client the layers with the largest weight on itself.
 
     Algorithm 2: the `k` layers (1) with the largest self weight are not sent; or instead the `retained` ones.
+    `hyper_lr`, `embedding`, `width`, `depth`, `normalise` and `initial` are those of pFedLA.
     """
     hyper = Hypernetwork(embedding, width, depth, "layer", normalise, initial)
     retain = _retain(k, select(retained))
@@ -180,6 +181,10 @@ class MixLayers(Serve):
     @property
     def reads(self) -> tuple[str, ...]:
         return ("rows", *self.given.names)
+
+    @property
+    def masked(self) -> bool:
+        return self.retain.anything
 
     def footprint(self, setup: Setup) -> Footprint:
         """A row per client, the client's own with its retained layers, and what the weights are computed from."""

@@ -35,7 +35,8 @@ Sharpness = Annotated[float, Range(least=0), Tune(0.5, 50.0, log=True)]
 def simmix(*, unit: Unit = "layer", sharpness: Sharpness = 5.0, train: SGD = SGD()) -> Layerwise:
     """Similarity mixing (Ma et al., 2022, Fig. 1): pFedLA whose weights are cosines between models, not learned.
 
-    θ̄_i^l = Σ_j α_i^{l,j}·θ_j^l with α from `Similarity`, per layer or one for the whole `model`.
+    θ̄_i^l = Σ_j α_i^{l,j}·θ_j^l with α from `Similarity`; the `unit` is a layer, or the whole model; `sharpness` is how
+    much the most similar clients are preferred.
     """
     return mixing(Similarity(unit, sharpness), train)
 

@@ -310,8 +310,11 @@ def special_cases_of(name: str) -> tuple[SpecialCase, ...]:
         return SPECIAL_CASES.get(name, ())
     host, part = parse_composition(name)
     made, off = composed(name), PARTS[part].off
+    if off is None:
+        return ()
     without = SpecialCase(f"without a part that acts, '{name}' is '{host}'", made(**off), METHODS[host].builder())
-    if host != "fedavg":
+    paper = PARTS[part].method
+    if host != "fedavg" or paper is None:
         return (without,)
-    own = METHODS[PARTS[part].method]
+    own = METHODS[paper]
     return (without, SpecialCase(f"'{name}' is {own.label}", made(**PARTS[part].soon), own.builder(**PARTS[part].soon)))

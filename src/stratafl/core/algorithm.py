@@ -7,7 +7,8 @@ deployed client calls the very same functions with C = 1.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -47,6 +48,14 @@ class Work(NamedTuple):
     trained: Rows  # the model right after training, for whoever evaluates it
 
 
+@short_repr
+class Opened(NamedTuple):
+    """Uploads as merges read them, and whose could not be read: `[C]` booleans by reason."""
+
+    uploads: Parcel
+    wrong: Mapping[str, Tensor] = MappingProxyType({})
+
+
 @dataclass(frozen=True)
 class Requirements:
     """What an algorithm needs of whoever runs it."""
@@ -56,6 +65,7 @@ class Requirements:
     scores: bool = False  # whether it evaluates models as it trains
     participation: Participation = "sampled"  # in its largest round
     rows: bool = False  # whether `absorb` needs every upload side by side, not only their sums
+    noise: bool = False  # whether the server adds noise, which must depend on nothing that uploads are
     extra_rounds: int = 0  # after those that were asked for
 
     @property
@@ -117,6 +127,14 @@ class Algorithm(ABC):
     def work(self, rnd: Round, client: State, task: Task) -> Work:
         """Client: training, from what `receive` gave."""
 
+    def open(self, rnd: Round, server: State, uploads: Parcel, ids: Tensor) -> Opened:
+        """Server: uploads as merges read them, from what travelled; again, it changes nothing.
+
+        Differences are from what the server sent, so this needs the server's state of the round in which these clients
+        worked. What cannot be read is NaN, and the reason says why.
+        """
+        return Opened(uploads)
+
     @abstractmethod
     def fold(self, rnd: Round, server: State, total: Total, uploads: Parcel, ids: Tensor) -> Total:
         """Server: the total with the uploads of these clients in it; folding one by one makes chunks invisible."""
@@ -148,6 +166,19 @@ class Algorithm(ABC):
             say = "give it a method upload_form(rnd, server) that says so"
             raise RecordError(f"what clients of {type(self).__name__} send is not known: {failed}; {say}") from error
 
+    def download_form(self, rnd: Round, ids: Tensor, new: bool = False) -> Form:
+        """Client: the form of what it is sent in any round of the phase; every value is finite.
+
+        Found by serving it from the server's initial state, whose tensors need not have values for it.
+        """
+        try:
+            with torch.device("meta"):
+                setup = rnd.setup.blank()
+                parcel = self.download(replace(rnd, setup=setup), self.init(setup), ids, new)
+                return form_of(parcel, rnd.layout).bounded({})
+        except Exception:  # a step may read values, which are not there
+            return form_of(self.download(rnd, self.init(rnd.setup), ids, new), rnd.layout).bounded({})
+
     def deploy(self, rnd: Round, client: State, task: Task) -> Rows:
         """Client: the rows it would use in production, from what `receive` gave; may train a copy."""
         return rows_of(client, self.row)
@@ -158,4 +189,8 @@ class Algorithm(ABC):
 
     def communication(self, rnd: Round, server: State) -> dict[str, float]:
         """Server: what is sent beside downloads and uploads, such as `bytes.between` servers; recorded every round."""
+        return {}
+
+    def spent(self, rnd: Round) -> dict[str, float]:
+        """Server: what the rounds before this one cost in privacy, where a method says so; recorded every round."""
         return {}

@@ -120,8 +120,9 @@ def _field_form(name: str, field: Field, layout: Layout) -> FieldForm:
         if key not in layout.specs:
             raise WireError(f"field '{name}' holds '{key}', which this model does not have")
         expected = layout.specs[key].shape
-        # A field without a mask may stack the rows of other clients in front of the tensor's own shape.
-        if block.shape != expected and not (kind == "none" and block.shape[1:] == expected):
+        # A field without a mask may stack the rows of other clients in front of the tensor's own shape; a packed one
+        # has a shape of its own.
+        if block.shape != expected and not (kind == "none" and (block.shape[1:] == expected or field.packed)):
             raise WireError(f"field '{name}' holds '{key}' of shape {block.shape}, this model has {expected}")
         if kind != "none" and not DTYPES[block.dtype].is_floating_point:
             why = "which has no NaN for what is not sent"

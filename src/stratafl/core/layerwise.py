@@ -14,7 +14,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from stratafl.core.algorithm import Algorithm, Requirements, Total, Work
+from stratafl.core.algorithm import Algorithm, Opened, Requirements, Total, Work
 from stratafl.core.fields import FieldSpec, Side
 from stratafl.core.footprint import Footprint, together
 from stratafl.core.form import BOUNDS, Bound
@@ -24,12 +24,12 @@ from stratafl.core.parcel import Parcel, join
 from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, Value, rows_of
-from stratafl.core.steps import MergeRows, MergeSums, Mix, Send, Serve, Step, Train
+from stratafl.core.steps import MergeRows, MergeSums, Mix, Pack, Send, Serve, Step, Train
 from stratafl.core.task import Task
 from stratafl.errors import RecordError
 
 log = logging.getLogger("stratafl")
-SLOTS = ("serve", "mix", "train", "send", "merge", "tune", "welcome")
+SLOTS = ("serve", "mix", "train", "send", "pack", "merge", "tune", "welcome")
 
 
 class Extension(Protocol):
@@ -60,6 +60,7 @@ class Layerwise(Algorithm):
     global_model: str | None = None
     leaks: str | None = None
     extension: Extension | None = None
+    pack: tuple[Pack, ...] = ()  # how fields of the upload travel, where not as they are
 
     def __post_init__(self) -> None:
         _check_flow(self)
@@ -77,7 +78,7 @@ class Layerwise(Algorithm):
     @property
     def client_fields(self) -> Mapping[str, FieldSpec]:
         """What a client keeps: what is declared, and what its steps keep."""
-        return {**_kept_by((*self.mix, *self.train, *self.send)), **self.client}
+        return {**_kept_by((*self.mix, *self.train, *self.send, *self.pack)), **self.client}
 
     @property
     def requires(self) -> Requirements:  # type: ignore[override]
@@ -87,6 +88,7 @@ class Layerwise(Algorithm):
             batchings=tuple(step.batching for step in self.steps if step.batching is not None),
             scores=any(step.scores for step in self.steps),
             rows=any(isinstance(step, MergeRows) for step in self.merge),
+            noise=any(step.noisy for step in self.merge),
         )
 
     def check(self, setup: Setup) -> None:
@@ -127,12 +129,30 @@ class Layerwise(Algorithm):
         """The client's state after training, cut down to what is declared, and what of the send steps a merge reads."""
         client = _after(self.train, rnd, client, task)
         asked = {name for step in self.merge for name in step.reads}
-        upload = Parcel({k: f for step in self.send for k, f in step(rnd, client, task).items() if f"up.{k}" in asked})
+        upload = {k: f for step in self.send for k, f in step(rnd, client, task).items() if f"up.{k}" in asked}
+        for step in self.pack:
+            travels, changed = step.pack(rnd, {name: client[name] for name in step.reads}, upload[step.field], task)
+            upload, client = {**upload, **travels}, {**client, **changed}
         kept = {name: _kept(client[name], spec, rnd.layout, "client") for name, spec in self.client_fields.items()}
-        return Work(kept, upload, cast(Rows, client[self.row]))
+        return Work(kept, Parcel(upload), cast(Rows, client[self.row]))
+
+    def open(self, rnd: Round, server: State, uploads: Parcel, ids: Tensor) -> Opened:
+        """Every packed field unpacked; what the server sent is served again, because differences are from it."""
+        packed = [step for step in self.pack if all(name in uploads for name in step.parts)]
+        if not packed:
+            return Opened(uploads)
+        asked = {f"down.{name}" for step in packed for name in step.served}
+        serving = [step for step in self.serve if asked & set(step.writes)]
+        down = Parcel({k: f for step in serving for k, f in step(rnd, server, ids).items()})
+        found = {step.field: step.unpack(rnd, server, uploads, down, ids) for step in packed}
+        parts = {name for step in packed for name in step.parts}
+        rest = {name: uploads[name] for name in uploads if name not in parts and name not in found}
+        opened = Parcel({**{name: each.field for name, each in found.items()}, **rest})
+        return Opened(opened, {reason: rows for each in found.values() for reason, rows in each.wrong.items()})
 
     def fold(self, rnd: Round, server: State, total: Total, uploads: Parcel, ids: Tensor) -> Total:
         """Each merge adds to its own sums; uploads are kept only if some merge needs rows."""
+        uploads = self.open(rnd, server, uploads, ids).uploads
         before = total.sums or ({},) * len(self.merge)
         sums = tuple(
             own if isinstance(step, MergeRows) else step.fold(rnd, server, own, uploads, ids)
@@ -145,7 +165,8 @@ class Layerwise(Algorithm):
     def absorb(self, rnd: Round, server: State, total: Total) -> State:
         """The merge steps in their order; each sees what the ones before it changed."""
         state = dict(server)
-        for step, own in zip(self.merge, total.sums, strict=True):
+        sums = total.sums or ({},) * len(self.merge)  # merges that add noise do so without an upload
+        for step, own in zip(self.merge, sums, strict=True):
             if isinstance(step, MergeRows):
                 state |= step.absorb(rnd, state, join(total.rows, lazily=True), torch.cat(total.ids))
             else:
@@ -159,13 +180,16 @@ class Layerwise(Algorithm):
         for name, bound in (each for step in self.merge for each in step.bounds.items()):
             name = name.removeprefix("up.")
             bounds[name] = max(bounds.get(name, bound), bound, key=BOUNDS.index)
-        return bounds
+        return {**bounds, **{name: bound for step in self.pack for name, bound in step.bounds.items()}}
 
     def tell(self, rnd: Round, server: State) -> dict[str, Tensor]:
         return {name: value for step in self.steps for name, value in step.tell(rnd, server).items()}
 
     def communication(self, rnd: Round, server: State) -> dict[str, float]:
         return {name: value for step in self.steps for name, value in step.communication(rnd, server).items()}
+
+    def spent(self, rnd: Round) -> dict[str, float]:
+        return {name: value for step in self.merge for name, value in step.spent(rnd).items()}
 
     def deploy(self, rnd: Round, client: State, task: Task) -> Rows:
         """The row after the tune steps, on a copy."""
@@ -224,6 +248,7 @@ def _check_flow(alg: Layerwise) -> None:
     _walk(alg, "tune", tuned, tuned)
     _walk(alg, "train", client, client)
     _walk(alg, "send", client, up)
+    _walk(alg, "pack", client | up, set())
     # What two descents of a round count under one name cannot be read: it would be the second one's.
     counted = Counter(name for step in alg.train for name in step.counts)
     readers = [(name, _name(step)) for step in (*alg.train, *alg.send) for name in step.reads]
@@ -232,6 +257,9 @@ def _check_flow(alg: Layerwise) -> None:
             raise RecordError(f"train: two descents count '{name}', which {reader} reads: give each another purpose")
     server = set(alg.server_fields)
     _walk(alg, "merge", server, server, up)
+    if len(alg.merge) > 1 and any(step.noisy for step in alg.merge):
+        others = _listed(_name(step) for step in alg.merge if not step.noisy)
+        raise RecordError(f"merge: what {others} makes of uploads would reach clients without noise: leave it out")
     for step in alg.merge:
         for name in set(step.writes) - set(alg.server_fields):
             kept = _listed(alg.server_fields)

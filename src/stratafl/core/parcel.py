@@ -44,6 +44,13 @@ class ColumnMask:
 Mask = LayerMask | ColumnMask
 
 
+@dataclass(frozen=True)
+class Packed:
+    """Tensors that were packed, in one axis: how many of their values each number stands for; 0 for a scale."""
+
+    values: int
+
+
 @short_repr
 @dataclass(frozen=True, eq=False)
 class Field:
@@ -52,6 +59,7 @@ class Field:
     value: Value
     common: bool = False
     mask: Mask | None = None
+    packed: Packed | None = None  # blocks are not the tensors themselves, but what they were packed into
 
     @property
     def rows(self) -> Rows:
@@ -142,10 +150,10 @@ def _join_fields(fields: Sequence[Field], lazily: bool) -> Field:
         mask = ColumnMask({name: torch.cat([c[name] for c in columns]) for name in columns[0]})
     values, rows = [f.value for f in fields], first.value
     if not lazily or isinstance(rows, Tensor):
-        return Field(combine(stack, values), mask=mask)
+        return Field(combine(stack, values), mask=mask, packed=first.packed)
     blocks = [f.rows for f in fields]
     joined: Any = Computed(rows, lambda name: stack([block[name] for block in blocks]))
-    return Field(joined, mask=mask)
+    return Field(joined, mask=mask, packed=first.packed)
 
 
 @short_repr
@@ -183,7 +191,7 @@ def count_bytes(parcel: Parcel, layout: Layout, clients: int) -> Bytes:
                 masked.append((layer, block.element_size(), _columns(block, sent[name], field, clients)))
             else:
                 whole[layer] += size * block.element_size()
-                values[layer] += size
+                values[layer] += _values(size, field.packed, layout.specs[name].size)
             whole[layer] += (size + 7) // 8 if isinstance(field.mask, ColumnMask) else 0
         whole[last] += (last + 7) // 8 if isinstance(field.mask, LayerMask) else 0
     weights = torch.tensor(whole).expand(clients, -1).clone()
@@ -193,6 +201,11 @@ def count_bytes(parcel: Parcel, layout: Layout, clients: int) -> Bytes:
         weights[:, layer] += columns * size
         counts[layer] += columns.sum()
     return Bytes(weights.sum(1), weights[:, :-1].sum(0), int(weights[:, -1].sum()), counts)
+
+
+def _values(size: int, packed: Packed | None, most: int) -> int:
+    """How many values of a tensor so many numbers hold; the last byte may hold one value instead of two."""
+    return size if packed is None else min(size * packed.values, most)
 
 
 def _columns(block: Tensor, sent: Tensor, field: Field, clients: int) -> Tensor:

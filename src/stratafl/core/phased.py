@@ -16,7 +16,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from stratafl.core.algorithm import Algorithm, Requirements, Total, Work
+from stratafl.core.algorithm import Algorithm, Opened, Requirements, Total, Work
 from stratafl.core.annotations import Range
 from stratafl.core.fields import FieldSpec, Together
 from stratafl.core.footprint import Footprint, largest
@@ -57,6 +57,8 @@ class Phased(Algorithm):
                 raise RecordError(f"phase {i} has no number of rounds, so phase {i + 1} would never begin")
         if len({phase.algorithm.row for phase in self._all}) > 1:
             raise RecordError("the phases deploy different fields: " + ", ".join(p.algorithm.row for p in self._all))
+        if any(phase.algorithm.requires.noise for phase in self._all):
+            raise RecordError("a phase adds noise for privacy, which the others would undo: use that method alone")
 
     @property
     def _all(self) -> tuple[Phase, ...]:
@@ -143,6 +145,9 @@ class Phased(Algorithm):
         if not self._all[rnd.plan.phase].only_sampled_learn:
             return work
         return work._replace(client=_where(rnd.sampled(task.ids), work.client, client))
+
+    def open(self, rnd: Round, server: State, uploads: Parcel, ids: Tensor) -> Opened:
+        return self._of(rnd).open(rnd, server, uploads, ids)
 
     def fold(self, rnd: Round, server: State, total: Total, uploads: Parcel, ids: Tensor) -> Total:
         return self._of(rnd).fold(rnd, server, total, uploads, ids)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stratafl.core.layout import Rows
 
-PIECE = 2**20
+PIECE = 2**18
 
 
 def add_rows(total: Mapping[str, Tensor], weights: Tensor, rows: Mapping[str, Tensor], sent: Rows | None) -> Rows:
@@ -67,9 +67,20 @@ def _add(total: Tensor | None, weights: Tensor, rows: Tensor, sent: Tensor | Non
     if rows.device.type != "cpu":  # a launch for every client and block would take longer than the sums
         cleared = rows if sent is None else torch.where(sent, rows, 0)
         return total.add_(torch.tensordot(weights, cleared.to(torch.float64), 1))
-    for c, (weight, row) in enumerate(zip(weights, rows, strict=True)):
-        row = row if sent is None else torch.where(sent[c], row, 0)
-        total.addcmul_(row.to(torch.uint8) if row.dtype == torch.bool else row, weight)
+    if sent is None:
+        return _fold(total, weights, rows)
+    for weight, row, there in zip(weights.split(1), rows, sent, strict=True):
+        _fold(total, weight, torch.where(there, row, 0)[None])
+    return total
+
+
+def _fold(total: Tensor, weights: Tensor, rows: Tensor) -> Tensor:
+    """Some columns at a time: every product needs a copy of its row in float64, and a small one stays in the cache."""
+    rows = (rows.to(torch.uint8) if rows.dtype == torch.bool else rows).reshape(len(rows), total.numel())
+    for some in pieces(rows.shape[1]):
+        part = total.view(-1)[some]
+        for weight, row in zip(weights, rows[:, some], strict=True):
+            part.addcmul_(row, weight)
     return total
 
 

@@ -1,7 +1,7 @@
 """What is known of a round: the federation's setup, the round's number and plan, who is sampled, its random keys."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -38,6 +38,12 @@ class Setup:
     classes: int | None = None
     features: int = 0  # the width of what the head is given
     participation: float = 1.0  # the share of clients that a round samples
+    secret: bytes | None = field(default=None, repr=False)  # of a deployed server, for noise that no site may know
+
+    def blank(self) -> "Setup":
+        """The same setup with tensors that have shapes and no values, for finding out what a state would look like."""
+        start = {name: x.to("meta") for name, x in self.start.items()}
+        return replace(self, start=start, fresh=lambda ids: {n: x.expand(len(ids), *x.shape) for n, x in start.items()})
 
     @property
     def seed(self) -> int:

@@ -5,7 +5,7 @@ and columns where the method leaves it the choice, and nothing else. Whether fin
 here: merges that withstand some wrong ones are in `policies/robust.py`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from math import isfinite
 
 import torch
@@ -91,17 +91,22 @@ def _bits_misfit(sent: Tensor, shape: tuple[int, ...]) -> str:
 # Values
 
 
-def extremes(field: Field, bound: Bound, clients: int, layout: Layout) -> Tensor | None:
+def extremes(field: Field, bound: Bound, clients: int, layout: Layout, finite: Set[str] = frozenset()) -> Tensor | None:
     """`[2, C]` in float64: the smallest and the largest value that each client sent, NaN if any is.
 
-    None where there is nothing to look at: whole numbers without a sign to respect, booleans, tensors without values.
+    None where there is nothing to look at: whole numbers without a sign to respect, booleans, tensors without values,
+    and those of which is known that they are `finite`, if that is all that is asked.
     """
+    known = finite if bound == "finite" else frozenset[str]()
     sent = field.sent(layout)
     named: Mapping[str, Tensor] = {"": field.value} if isinstance(field.value, Tensor) else field.value
     each = [
         _extremes(block, None if sent is None else sent[name], field.common, clients)
         for name, block in named.items()
-        if block.numel() and block.dtype != torch.bool and (block.is_floating_point() or bound in _SIGNED)
+        if name not in known
+        and block.numel()
+        and block.dtype != torch.bool
+        and (block.is_floating_point() or bound in _SIGNED)
     ]
     if not each or bound == "any":
         return None
@@ -109,10 +114,15 @@ def extremes(field: Field, bound: Bound, clients: int, layout: Layout) -> Tensor
     return torch.stack([lows.amin(0), highs.amax(0)])
 
 
+def _has_bounds(block: Tensor, bound: Bound) -> bool:
+    return block.numel() > 0 and block.dtype != torch.bool and (block.is_floating_point() or bound in _SIGNED)
+
+
 def _extremes(block: Tensor, sent: Tensor | None, common: bool, clients: int) -> tuple[Tensor, Tensor]:
     there = block if sent is None else torch.where(sent, block, 1)  # what was not sent is NaN, and within all bounds
     rows = there.reshape(1, -1).expand(clients, -1) if common else there.reshape(clients, -1)
-    low, high = torch.aminmax(rows, dim=1)
+    # one launch on a GPU; on a CPU one pass takes four times as long as two that are vectorised
+    low, high = (rows.amin(1), rows.amax(1)) if rows.device.type == "cpu" else torch.aminmax(rows, dim=1)
     return low.double(), high.double()
 
 

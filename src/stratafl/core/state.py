@@ -35,6 +35,7 @@ class Computed(Mapping[str, Tensor]):
 
 
 State = dict[str, Value]
+Kind = tuple[torch.dtype, tuple[int, ...]]  # of a tensor: its type and its shape
 Index = Tensor | slice | int
 
 
@@ -153,6 +154,24 @@ def unflatten(flat: Mapping[str, Tensor], prefix: str = "") -> State:
         if isinstance(blocks, dict) and key:
             blocks[key] = tensor
     return state
+
+
+def kind(tensor: Tensor) -> Kind:
+    return tensor.dtype, tuple(tensor.shape)
+
+
+def difference(known: Mapping[str, Kind], found: Mapping[str, Tensor]) -> str | None:
+    """The first difference of flat tensors from the names, types and shapes that are known; None if there is none."""
+    for name in known:
+        if name not in found:
+            return f"'{name}' is missing"
+    for name, tensor in found.items():
+        if name not in known:
+            return f"'{name[:60]}' does not belong to it"
+        if kind(tensor) != known[name]:
+            kinds = [f"{dtype} {list(shape)}" for dtype, shape in (kind(tensor), known[name])]
+            return f"'{name}' is {kinds[0]}, not {kinds[1]}"
+    return None
 
 
 def tensors(state: Mapping[str, Value]) -> Iterable[Tensor]:

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from stratafl.core.fields import FieldSpec
 from stratafl.core.footprint import Footprint
 from stratafl.core.form import Bound
 from stratafl.core.parcel import Field, Parcel
+from stratafl.core.reprs import short_repr
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State
 from stratafl.core.task import Task
@@ -91,6 +93,11 @@ class Step:
 class Serve(Step, ABC):
     """Server → download."""
 
+    @property
+    def masked(self) -> bool:
+        """Whether it may leave out layers or columns of what it serves."""
+        return False
+
     def footprint(self, setup: Setup) -> Footprint:
         """A row for each client, unless it says otherwise."""
         return Footprint(client=setup.row_bytes())
@@ -119,9 +126,51 @@ class Train(Step, ABC):
 class Send(Step, ABC):
     """Client state → upload."""
 
+    @property
+    def masked(self) -> bool:
+        """Whether it sends a part of its fields, which a mask names."""
+        return False
+
     @abstractmethod
     def __call__(self, rnd: Round, client: State, task: Task) -> Mapping[str, Field]:
         """The fields to send."""
+
+
+@short_repr
+class Unpacked(NamedTuple):
+    """A field as merges read it; of whom it could not be read it is NaN, and why: `[C]` booleans by reason."""
+
+    field: Field
+    wrong: Mapping[str, Tensor]
+
+
+class Pack(Step, ABC):
+    """A field of the upload → what travels in its place, and back. It is given the fields of the client it reads."""
+
+    field: str
+
+    @property
+    def bounds(self) -> Mapping[str, Bound]:
+        """What values of the fields that travel must be, by field; of all others, finite."""
+        return NO_BOUNDS
+
+    @property
+    def served(self) -> Names:
+        """The fields of the download that the server needs again to unpack."""
+        return ()
+
+    @property
+    @abstractmethod
+    def parts(self) -> Names:
+        """The fields that travel, beside what is left of the field itself."""
+
+    @abstractmethod
+    def pack(self, rnd: Round, client: State, field: Field, task: Task) -> tuple[Mapping[str, Field], State]:
+        """The fields that travel, and the fields of the client that change."""
+
+    @abstractmethod
+    def unpack(self, rnd: Round, server: State, up: Parcel, down: Parcel, ids: Tensor) -> Unpacked:
+        """The field of these clients; `up` has the expected form, and its values may be anything."""
 
 
 class Merge(Step, ABC):
@@ -131,6 +180,25 @@ class Merge(Step, ABC):
     def bounds(self) -> Mapping[str, Bound]:
         """What values of uploads must be, such as `{"up.steps": "positive"}`; of all others, finite."""
         return NO_BOUNDS
+
+    @property
+    def stores(self) -> Mapping[str, str]:
+        """The fields of uploads of which the server keeps every client's latest, and in which of its fields."""
+        return {}
+
+    @property
+    def compares(self) -> bool:
+        """Whether it compares the updates of clients column by column, which needs all columns of each."""
+        return False
+
+    @property
+    def noisy(self) -> bool:
+        """Whether it adds noise in every round, also in one of which every upload was left out."""
+        return False
+
+    def spent(self, rnd: Round) -> dict[str, float]:
+        """What the rounds before this one cost in privacy, by the name in a journal."""
+        return {}
 
 
 class MergeSums(Merge):

@@ -8,6 +8,7 @@ anybody can compute it.
 """
 
 import json
+from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any
 
@@ -56,6 +57,13 @@ def decode(data: bytes, layout: Layout, form: Form) -> Parcel:
 def body_bytes(data: bytes) -> int:
     """The bytes of values and masks in an encoded parcel, without its header."""
     return sum(len(info["data"]) for _, info in deserialize(data[PREFIX:]))
+
+
+def tensor_ends(data: bytes) -> list[int]:
+    """Where the header of an encoded parcel ends, and each of its tensors: for whoever sends them apart."""
+    begin = PREFIX + 8 + int.from_bytes(data[PREFIX : PREFIX + 8], "little")
+    header = json.loads(data[PREFIX + 8 : begin])
+    return [begin, *(begin + entry["data_offsets"][1] for entry in header.values())]
 
 
 def most_bytes(form: Form, layout: Layout) -> int:
@@ -131,7 +139,7 @@ def _body(parcel: Parcel, layout: Layout) -> bytes:
                 tensors[f"value/{name}/{key}"] = block[sent]
             elif field.mask is None or bool(field.mask.sent[layout.specs[key].layer]):
                 tensors[f"value/{name}/{key}"] = block
-    return _file(tensors)
+    return b"".join(file_parts(tensors))
 
 
 def _read(name: str, form: FieldForm, found: Entries, layout: Layout) -> Field:
@@ -187,9 +195,12 @@ def _pack(sent: Tensor) -> Tensor:
     return torch.from_numpy(np.packbits(sent.cpu().numpy().reshape(-1)))
 
 
-def _file(tensors: Rows) -> bytes:
-    """A safetensors file; not by `safetensors.torch.save`, whose bytes may be others in another version of it."""
-    header: dict[str, Any] = {}
+def file_parts(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> list[bytes]:
+    """A safetensors file: its header with the metadata first, then the bytes of each tensor.
+
+    Not by `safetensors.torch.save`, whose bytes may be others in another version of it.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     parts: list[bytes] = []
     end = 0
     for path, x in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):  # so all are aligned
@@ -198,4 +209,4 @@ def _file(tensors: Rows) -> bytes:
         header[path] = {"dtype": NAMES[x.dtype], "shape": list(x.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return b"".join((len(text).to_bytes(8, "little"), text, *parts))
+    return [len(text).to_bytes(8, "little") + text, *parts]

@@ -49,6 +49,10 @@ class DiagnosticsCollector:
         self, lab: LayerDiagnostics, sim: Simulation, rnd: Round, process_group: ProcessGroup = SINGLE_PROCESS
     ) -> None:
         self._lab, self._sim, self._rnd, self._process_group = lab, sim, rnd, process_group
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the models collected so far."""
         self._received: list[Rows] = []
         self._trained: list[Rows] = []
 

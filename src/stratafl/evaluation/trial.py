@@ -33,7 +33,7 @@ from stratafl.evaluation.predictions import (
     trained_predictions,
 )
 from stratafl.execute.executors import Matrix
-from stratafl.execute.round import Executor
+from stratafl.execute.round import Examiner, Executor
 from stratafl.execute.simulation import Progress, Simulation
 
 
@@ -99,6 +99,7 @@ class Trial:
         progress, report = self.sim.round(progress, self.executor, examine=examine, watched=looked)
         between_servers = self.sim.algorithm.communication(self.sim.at(progress.t), progress.server)
         line: Line = {"round": progress.t, "phase": rnd.plan.phase, **round_line(report), **between_servers}
+        line |= self.sim.algorithm.spent(self.sim.at(progress.t))
         line |= upload_line(report, self.sim.runtime.federation.client_names)
         line["seconds.train"] -= examiner.seconds
         begin = self.sim.runtime.now()
@@ -154,23 +155,28 @@ class Trial:
         return {place: known[id(each)][0] for place, each in found.items()}, values
 
 
-class _Examiner:
+class _Examiner(Examiner):
     """Scores models right after training, while they exist; only those of clients that are evaluated."""
 
     def __init__(self, trial: Trial, rnd: Round, evaluated: bool, collector: DiagnosticsCollector | None) -> None:
         self._trial, self._rnd, self._evaluated, self._collector = trial, rnd, evaluated, collector
+        self.seconds = 0.0
+        self.restart()
+
+    def restart(self) -> None:
         self._ids: list[Tensor] = []
         self._scores: list[StageScores] = []
         self._predictions: list[StagePredictions] = []
-        self.seconds = 0.0
+        if self._collector is not None:
+            self._collector.restart()
 
-    def __call__(self, group: Tensor, received: Rows, rows: Rows) -> None:
+    def __call__(self, clients: Tensor, received: Rows, trained: Rows) -> None:
         now = self._trial.sim.runtime.now
         begin = now()
         if self._collector is not None:
-            self._collector.collect(received, rows)
+            self._collector.collect(received, trained)
         if self._evaluated:
-            self._score(group, rows)
+            self._score(clients, trained)
         self.seconds += now() - begin
 
     def _score(self, group: Tensor, rows: Rows) -> None:

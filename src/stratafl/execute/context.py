@@ -1,9 +1,8 @@
-"""What a simulation is made of, and what follows from it: cohorts, memory needs, tasks and client states.
+"""What a simulation is made of, and what follows from it: memory needs, tasks and client states.
 
 Executors, rounds and processes see a simulation as this; `simulation.py` adds the rounds one after the other.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -12,15 +11,14 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from stratafl.core.algorithm import Algorithm, Requirements
+from stratafl.core.algorithm import Algorithm
 from stratafl.core.footprint import Footprint
-from stratafl.core.form import Form
 from stratafl.core.reprs import short_repr
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, moved, pick, stacked
-from stratafl.errors import DataError
-from stratafl.execute.disk import StateFormat
 from stratafl.execute.memory import Needs, Store, client_bytes, evaluation_bytes, server_bytes
+from stratafl.execute.rounds import Rounds
+from stratafl.execute.state_format import StateFormat
 from stratafl.runtime.runtime import Runtime
 from stratafl.runtime.speed import precision
 from stratafl.runtime.task import CohortTask
@@ -30,22 +28,15 @@ DIAGNOSED = 8  # copies of a model that layer diagnostics take: as received, tra
 
 @short_repr
 @dataclass(frozen=True, eq=False)
-class SimulationContext:
+class SimulationContext(Rounds):
     """What does not change from round to round."""
 
-    algorithm: Algorithm
     runtime: Runtime
-    setup: Setup
     round_limit: int | None = None  # bytes that a round may take
     memory_limit: int | None = None  # bytes that all of it may take
     store: Store = "device"  # where client states are kept
     template: nn.Module | None = None  # the model as drawn, with stock modules; rows fit into a copy of it
     diagnosed_clients: int = 0  # clients whose models the layer diagnostics keep for a round
-
-    @cached_property
-    def requires(self) -> Requirements:
-        """What the algorithm declares; asked ten times a round, and put together from all its steps."""
-        return self.algorithm.requires
 
     # Memory
 
@@ -85,37 +76,7 @@ class SimulationContext:
         """Sets the precision of this simulation's products."""
         return precision(self.runtime.speed.precision)
 
-    # Rounds and cohorts
-
-    @property
-    def rounds(self) -> int:
-        """How many rounds it takes: those that were asked for, and those that the algorithm adds."""
-        return self.setup.rounds + self.requires.extra_rounds
-
-    def at(self, t: int) -> Round:
-        return Round(self.setup, t, self.algorithm.plan(t, self.setup.rounds))
-
-    def cohort(self, rnd: Round) -> Tensor:
-        """The clients of a round, the same for every algorithm, in the order in which rows are summed up."""
-        everybody = torch.arange(self.setup.clients)
-        return self.ordered(everybody if rnd.plan.participation == "all" else self.setup.sampled(rnd.t))
-
-    def checked(self, ids: Tensor) -> Tensor:
-        """The ids, if each is a client and none comes twice."""
-        given = torch.as_tensor(ids).tolist()
-        wrong = [i for i in given if not 0 <= i < self.setup.clients]
-        if wrong:
-            raise DataError(f"there is no client {wrong[0]}: the {self.setup.clients} clients are numbered from 0")
-        twice = next(((i, count) for i, count in Counter(given).items() if count > 1), None)
-        if twice is not None:
-            raise DataError(f"client {twice[0]} comes {twice[1]} times: each client takes part in a round once")
-        return torch.as_tensor(ids, dtype=torch.int64)
-
-    def ordered(self, ids: Tensor) -> Tensor:
-        """Larger clients first, so that a chunk holds clients of similar size; equal ones by id."""
-        ids = ids.sort().values
-        sizes = self.runtime.federation.counts("train")[ids]
-        return ids[torch.argsort(sizes, descending=True, stable=True)]
+    # Clients
 
     @cached_property
     def by_size(self) -> Tensor:
@@ -130,16 +91,6 @@ class SimulationContext:
     def task(self, ids: Tensor, rnd: Round, watched: bool = False, splits: tuple[str, ...] | None = None) -> CohortTask:
         """The task of these clients, with the splits that the algorithm declares or those given here."""
         return CohortTask(self.runtime, ids, rnd, self.requires.splits if splits is None else splits, watched)
-
-    def upload_form(self, rnd: Round, server: State) -> Form:
-        """The form of uploads, found once for each phase."""
-        if rnd.plan.phase not in self._forms:
-            self._forms[rnd.plan.phase] = self.algorithm.upload_form(rnd, server)
-        return self._forms[rnd.plan.phase]
-
-    @cached_property
-    def _forms(self) -> dict[int, Form]:
-        return {}
 
     # Client states
 

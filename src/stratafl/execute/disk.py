@@ -11,7 +11,6 @@ disk or a truncated file would kill the process instead of raising an error.
 import os
 import tempfile
 import weakref
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,58 +24,16 @@ from torch import Tensor
 
 from stratafl.core.layout import Rows
 from stratafl.core.reprs import short_repr
-from stratafl.core.state import State, bytes_of, flatten, moved, pick, unflatten
+from stratafl.core.state import State, moved, pick
 from stratafl.errors import DamagedError, RunError
 from stratafl.execute.client_states import ClientStates
-from stratafl.files import open_plain
+from stratafl.execute.state_format import StateFormat
+from stratafl.files import open_plain, write_all
 
 NO_SLOT = -1  # of a client that has no state yet
 SLOTS, SUMS = "memories/slots", "memories/sums"
 _VERSIONS = 16  # of every client's state: more than are ever kept
 Numbers = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Part:
-    """One tensor of a client's state."""
-
-    path: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    bytes: int
-
-
-class StateFormat:
-    """How a client's state is laid out as bytes: its tensors end to end."""
-
-    def __init__(self, state: State) -> None:
-        self.parts = tuple(
-            Part(path, x.dtype, tuple(x.shape), x.numel() * x.element_size()) for path, x in flatten(state).items()
-        )
-        self.size = sum(part.bytes for part in self.parts)
-        self._sum = zlib.crc32(repr(self.parts).encode())
-
-    def sum(self, data: bytes) -> int:
-        """A checksum that also depends on the layout."""
-        return zlib.crc32(data, self._sum)
-
-    def encode(self, state: State) -> bytes:
-        flat = flatten(state)
-        found = tuple((path, x.dtype, tuple(x.shape)) for path, x in flat.items())
-        if found != tuple((part.path, part.dtype, part.shape) for part in self.parts):
-            raise RunError("a client's state changed its shape, which states on disk cannot do: use run.store=ram")
-        return b"".join(bytes_of(x).numpy().tobytes() for x in flat.values())
-
-    def decode(self, data: bytes) -> State:
-        """The state, each tensor in memory of its own."""
-        flat: Rows = {}
-        start = 0
-        for part in self.parts:
-            whole = torch.empty(part.bytes, dtype=torch.uint8)
-            whole.numpy()[:] = np.frombuffer(data, np.uint8, part.bytes, start)
-            flat[part.path] = whole.view(part.dtype).reshape(part.shape)
-            start += part.bytes
-        return unflatten(flat)
 
 
 @short_repr
@@ -154,7 +111,7 @@ class StateFile:
         slots = self._take(len(states))
         with _explained("write", self.path):
             for slot, data in zip(slots, states, strict=True):
-                _write_all(self._handle, data, slot * self.size)
+                write_all(self._handle, data, slot * self.size)
         return slots
 
     def read(self, slot: int) -> bytes:
@@ -252,13 +209,6 @@ def _temporary() -> int:
     handle, name = tempfile.mkstemp(prefix="memories-")
     os.unlink(name)
     return handle
-
-
-def _write_all(handle: int, data: bytes, position: int) -> None:
-    view = memoryview(data)
-    while view:
-        done = os.pwrite(handle, view, position)
-        view, position = view[done:], position + done
 
 
 @contextmanager

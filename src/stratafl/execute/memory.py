@@ -4,7 +4,7 @@ import ctypes
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Literal, get_args
 
@@ -86,14 +86,9 @@ class Needs:
 
 def server_bytes(algorithm: Algorithm, setup: Setup) -> int:
     """What the server's state takes, without allocating it."""
-    blank = {name: x.to("meta") for name, x in setup.start.items()}
-
-    def fresh(ids: Tensor) -> Rows:
-        return {name: x.expand(len(ids), *x.shape) for name, x in blank.items()}
-
     try:
         with torch.device("meta"):
-            return stored_bytes(algorithm.init(replace(setup, start=blank, fresh=fresh)))
+            return stored_bytes(algorithm.init(setup.blank()))
     except Exception:  # a field of your own may read values, which are not there
         return stored_bytes(algorithm.init(setup))
 

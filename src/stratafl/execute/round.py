@@ -1,6 +1,6 @@
 """One round, the same for every executor: download · receive · work · inspect · fold, group by group, then absorb."""
 
-import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -13,20 +13,18 @@ from stratafl.core.algorithm import Total
 from stratafl.core.form import Form
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.machine import in_units
-from stratafl.core.parcel import Bytes, Parcel, count_bytes
+from stratafl.core.parcel import Bytes, Field, Parcel, count_bytes
 from stratafl.core.reprs import short_repr
 from stratafl.core.round import Round
 from stratafl.core.schema import misfit
-from stratafl.core.state import State, pick, rows_of, stored_bytes, tensors
+from stratafl.core.state import State, pick, rows_of, stored_bytes
 from stratafl.errors import DataError, MemoryLimitError, WireError
 from stratafl.execute.client_states import ClientStates
 from stratafl.execute.context import SimulationContext
 from stratafl.execute.memory import release_freed_memory
 from stratafl.execute.process_group import ProcessGroup, places
 from stratafl.execute.transfers import on_host
-from stratafl.execute.uploads import Inspection, LeftOut, Outlier, inspect, outliers
-
-log = logging.getLogger("stratafl")
+from stratafl.execute.uploads import Inspection, LeftOut, Outlier, inspect, outliers, too_long
 
 
 class Executor(Protocol):
@@ -47,7 +45,19 @@ class Executor(Protocol):
 
 
 Watch = Callable[[State | Parcel], None]
-Examiner = Callable[[Tensor, Rows, Rows], None]  # clients that take part, their models as received, and as trained
+Examine = Callable[[Tensor, Rows, Rows], None]  # clients that take part, their models as received, and as trained
+
+
+class Examiner(ABC):
+    """What remembers the models it is shown: if the round is repeated with fewer clients, it starts anew."""
+
+    @abstractmethod
+    def __call__(self, clients: Tensor, received: Rows, trained: Rows) -> None:
+        """See the models of some clients that take part."""
+
+    @abstractmethod
+    def restart(self) -> None:
+        """Forget the models seen so far."""
 
 
 def unwatched(state: State | Parcel) -> None:
@@ -97,7 +107,9 @@ class RoundRun:
     """A round to run; nothing given is written to.
 
     `examine` is shown each group's models as received and right after training, which are not kept. A client whose
-    upload is left out keeps the state it had before; if all are left out, so does the server.
+    upload is left out keeps the state it had before; if all are left out, so does the server. Which updates are too
+    long is known when all have arrived: the round is then repeated without those clients, from the states it began
+    with, so that no uploads are kept for it.
     """
 
     sim: SimulationContext
@@ -106,11 +118,25 @@ class RoundRun:
     server: State
     clients: ClientStates
     ids: Tensor
-    examine: Examiner | None = None
+    examine: Examine | Examiner | None = None
     watched: bool = False
 
     def run(self) -> tuple[State, ClientStates, Report]:
         """The server's next state, the next states of this process's clients, and a report."""
+        server, kept, report, far = self._run()
+        if not far:
+            return server, kept, report
+        if isinstance(self.examine, Examiner):
+            self.examine.restart()
+        away = torch.tensor([each.client for each in far], dtype=torch.int64)
+        again = replace(self, ids=self.ids[~torch.isin(self.ids, away)])
+        if len(again.ids) == 0:
+            return self.server, self.clients, _left_out(report, far)
+        server, kept, repeated, _ = again._run()
+        return server, kept, _repeated(report, far, repeated)
+
+    def _run(self) -> tuple[State, ClientStates, Report, tuple[LeftOut, ...]]:
+        """The round with all of its clients, and those whose update is too long."""
         sim, rnd, ids, server, process_group = self.sim, self.rnd, self.ids, self.server, self.executor.process_group
         now = sim.runtime.now
         if len(ids) == 0:
@@ -127,16 +153,18 @@ class RoundRun:
         # The process that is done first waits here for the others.
         reports = [report for each in process_group.gather(reports) for report in each]
         paused = now()
-        left_out, far = _flagged(reports, ids)
+        left_out, named, far = _flagged(reports, ids, sim.norm_limit)
         present = ids[~torch.isin(ids, torch.tensor([each.client for each in left_out], dtype=torch.int64))]
         with self.executor.stage("absorb", ids, rnd.layout) as watch:
             if len(present):
                 total = process_group.merge(total, present, sim.requires.rows)
-                server = _finite_or_held(sim.algorithm.absorb(rnd, server, total), server, rnd.t)
+            if len(present) or sim.requires.noise:
+                server = sim.absorbed(rnd, server, total)
             watch(server)
         served = mine + now() - paused
         down, up, notes = _summed(reports, ids)
-        return server, kept, Report(ids, down, up, notes, now() - begin - served, served, left_out, far)
+        done = Report(ids, down, up, notes, now() - begin - served, served, left_out, named)
+        return server, kept, done, far
 
     def _run_group(self, total: Total, kept: ClientStates, group: Tensor) -> tuple[Total, ClientStates, GroupReport]:
         """The work of a group, folded into the total; a function of its own, so that its tensors are freed."""
@@ -160,8 +188,10 @@ class RoundRun:
         if device.type == "cuda":  # else the time of training would be counted where its result is read
             torch.cuda.synchronize(device)
         paused, received, sound = now(), rows_of(client, algorithm.row), group
+        # With a limit, updates count from what a server in a deployment knows: what it sent.
+        start = {algorithm.row: Field(received)} if sim.norm_limit is None else parcel
         with executor.stage("fold", group, layout) as watch:
-            arrived, found = self._arrived(upload, form, state, received, group)
+            arrived, found = self._arrived(upload, form, state, start, group)
             if len(found.sound) < len(group):
                 there = found.sound.to(device)
                 sound, arrived, state = group[found.sound], arrived.pick(there), pick(state, there)
@@ -176,7 +206,7 @@ class RoundRun:
         return total, kept, report
 
     def _arrived(
-        self, upload: Parcel, form: Form, state: State, received: Rows, group: Tensor
+        self, upload: Parcel, form: Form, state: State, received: Mapping[str, Field], group: Tensor
     ) -> tuple[Parcel, Inspection]:
         """The uploads of a group as the server gets them, and what it finds in them."""
         sim, layout = self.sim, self.rnd.layout
@@ -184,27 +214,52 @@ class RoundRun:
             arrived = self.executor.carry(upload, layout, form)
         except WireError as error:
             return Parcel({}), Inspection.refused(str(error), len(group))
-        samples = sim.runtime.federation.counts("train")[group]
-        return arrived, inspect(arrived, form, state, received, sim.algorithm.row, samples, layout)
+        wrong = misfit(arrived, form, layout, len(group))
+        if wrong:
+            return arrived, Inspection.refused(wrong, len(group))
+        opened = sim.algorithm.open(self.rnd, self.server, arrived, group)
+        samples = sim.samples[group]
+        limited = sim.norm_limit is not None
+        return opened.uploads, inspect(arrived, form, state, received, samples, layout, opened, limited=limited)
 
 
-def _finite_or_held(after: State, before: State, t: int) -> State:
-    """The server's next state; what it was, if finite uploads came to numbers that are not finite."""
-    floats = [x for x in tensors(after) if x.is_floating_point()]
-    if not floats or bool(torch.stack([torch.isfinite(x).all() for x in floats]).all()):
-        return after
-    log.warning("round %d: what the server made of finite uploads is not finite: it keeps its last state", t + 1)
-    return before
-
-
-def _flagged(reports: list[GroupReport], ids: Tensor) -> tuple[tuple[LeftOut, ...], tuple[Outlier, ...]]:
-    """Clients that were left out, and outliers, from all groups in the order of the cohort."""
-    each = [found for s in reports for found in zip(s.ids.tolist(), s.found.reasons, s.found.norms, strict=True)]
+def _flagged(
+    reports: list[GroupReport], ids: Tensor, limit: float | None
+) -> tuple[tuple[LeftOut, ...], tuple[Outlier, ...], tuple[LeftOut, ...]]:
+    """Clients that were left out, outliers, and those above the limit, from all groups in the order of the cohort."""
+    each = [
+        found
+        for s in reports
+        for found in zip(s.ids.tolist(), s.found.reasons, s.found.norms, s.found.parts, strict=True)
+    ]
     place = {client: at for at, client in enumerate(ids.tolist())}
     each.sort(key=lambda found: place[found[0]])
-    sound = [(client, norm) for client, reason, norm in each if not reason]
-    left_out = tuple(LeftOut(client, reason) for client, reason, _ in each if reason)
-    return left_out, outliers([client for client, _ in sound], [norm for _, norm in sound])
+    left_out = tuple(LeftOut(client, reason) for client, reason, *_ in each if reason)
+    sound = [found for found in each if not found[1]]
+    clients = [client for client, *_ in sound]
+    return (
+        left_out,
+        outliers(clients, [norm for _, _, norm, _ in sound]),
+        too_long(clients, [parts for *_, parts in sound], limit),
+    )
+
+
+def _repeated(first: Report, far: tuple[LeftOut, ...], again: Report) -> Report:
+    """The report of a round that was repeated without some clients: all have worked and sent their bytes."""
+    return replace(
+        _left_out(first, far),
+        train_seconds=first.train_seconds + again.train_seconds,
+        server_seconds=first.server_seconds + again.server_seconds,
+    )
+
+
+def _left_out(first: Report, far: tuple[LeftOut, ...]) -> Report:
+    reasons = {each.client: each for each in (*first.left_out, *far)}
+    return replace(
+        first,
+        left_out=tuple(reasons[client] for client in first.cohort.tolist() if client in reasons),
+        outliers=tuple(each for each in first.outliers if each.client not in reasons),
+    )
 
 
 def _summed(reports: list[GroupReport], ids: Tensor) -> tuple[Bytes, Bytes, State]:

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from stratafl.core.layout import Rows
 from stratafl.core.reprs import short_repr
-from stratafl.core.state import State, flatten, unflatten
+from stratafl.core.state import Kind, State, difference, flatten, kind, unflatten
 from stratafl.errors import DamagedError, RunError
 from stratafl.execute.client_states import ClientStates, InMemory
 from stratafl.execute.context import SimulationContext
 from stratafl.execute.disk import SLOTS, SUMS, Index, OnDisk, StateFile
-from stratafl.execute.round import Examiner, Executor, Report, RoundRun
+from stratafl.execute.round import Examine, Examiner, Executor, Report, RoundRun
 
 
 @short_repr
@@ -54,7 +54,7 @@ class Simulation(SimulationContext):
         progress: Progress,
         executor: Executor,
         ids: Tensor | None = None,
-        examine: Examiner | None = None,
+        examine: Examine | Examiner | None = None,
         watched: bool = False,
     ) -> tuple[Progress, Report]:
         """One round; `ids` overrides the cohort, `examine` is shown models right after training.
@@ -89,9 +89,6 @@ class Simulation(SimulationContext):
         return InMemory.of(self.state_device, mine)
 
 
-Kind = tuple[torch.dtype, tuple[int, ...]]
-
-
 @short_repr
 @dataclass(frozen=True)
 class SavedForm:
@@ -109,7 +106,7 @@ class SavedForm:
     def of(sim: SimulationContext) -> "SavedForm":
         server = flatten(sim.algorithm.init(sim.setup), "server/")
         client = {part.path: (part.dtype, part.shape) for part in sim.state_format.parts}
-        return SavedForm({name: _kind(x) for name, x in server.items()}, client, sim.setup.clients)
+        return SavedForm({name: kind(x) for name, x in server.items()}, client, sim.setup.clients)
 
     def check(self, t: int, tensors: Mapping[str, Tensor]) -> None:
         """Raise unless this is a state after round t."""
@@ -128,7 +125,7 @@ class SavedForm:
         mine = {name: x for name, x in tensors.items() if not name.startswith("client/")}
         index = {SLOTS: (torch.int64, (self.clients,)), SUMS: (torch.int64, (self.clients,))}
         known = {"t": (torch.int64, ()), **self.server, **(index if SLOTS in mine or SUMS in mine else {})}
-        return _difference(known, mine) or self._wrong_clients(tensors, SLOTS in mine)
+        return difference(known, mine) or self._wrong_clients(tensors, SLOTS in mine)
 
     def _wrong_clients(self, tensors: Mapping[str, Tensor], indexed: bool) -> str | None:
         found: dict[str, dict[str, Tensor]] = {}
@@ -143,24 +140,7 @@ class SavedForm:
                 return f"there is no client {client[:40]!r}"
             if int(client) >= self.clients:
                 return f"there is no client {client}: the {self.clients} clients are numbered from 0"
-            wrong = _difference(self.client, mine)
+            wrong = difference(self.client, mine)
             if wrong is not None:
                 return f"client {client}: {wrong}"
         return None
-
-
-def _difference(known: Mapping[str, Kind], found: Mapping[str, Tensor]) -> str | None:
-    for name in known:
-        if name not in found:
-            return f"'{name}' is missing"
-    for name, tensor in found.items():
-        if name not in known:
-            return f"'{name[:60]}' does not belong to it"
-        if _kind(tensor) != known[name]:
-            kinds = [f"{dtype} {list(shape)}" for dtype, shape in (_kind(tensor), known[name])]
-            return f"'{name}' is {kinds[0]}, not {kinds[1]}"
-    return None
-
-
-def _kind(tensor: Tensor) -> Kind:
-    return tensor.dtype, tuple(tensor.shape)

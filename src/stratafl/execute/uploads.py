@@ -2,30 +2,33 @@
 
 An upload is left out if it has another form than the method's uploads, if a value is outside the form's bounds (every
 value is finite, counts are above 0), if a value that the client would keep is not finite, or if its `samples` are not
-the client's number of training samples: it would spoil the next model of all clients, or its own for good. An update
-whose norm is at least ten times the cohort's median is reported and takes part, because a client may well have more to
-learn than the others.
+the client's number of training samples: it would spoil the next model of all clients, or its own for good. So is an
+update whose norm is not finite. One whose norm is at least ten times the cohort's median is reported and takes part,
+because a client may well have more to learn than the others. With a limit (`Rounds.norm_limit`) an upload is left out
+of which a field is above the limit: updates from what was sent, other fields from 0, statistics for themselves.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from statistics import median
 
 import torch
 from torch import Tensor
 
-from stratafl.core.algorithm import COUNT
+from stratafl.core.algorithm import COUNT, Opened
 from stratafl.core.form import Form
-from stratafl.core.layout import Layout, Rows, row_dot
+from stratafl.core.layout import Layout, row_dot
 from stratafl.core.parcel import Field, Parcel
 from stratafl.core.reduce import PIECE, pieces
 from stratafl.core.reprs import short_repr
 from stratafl.core.schema import extremes, misfit, out_of_bounds
-from stratafl.core.state import State
+from stratafl.core.state import State, tensors
 
 STATE_NOT_FINITE = "its model is not finite"
+ENDLESS = "the norm of its update is not finite"
 FAR = 10.0  # times the median norm of the cohort's updates
+DEPLOYED = 100.0  # the same, above which a deployment leaves an update out
 FEW = 3  # updates below which a median says nothing
 
 
@@ -48,14 +51,23 @@ class Outlier:
 @short_repr
 @dataclass(frozen=True, eq=False)
 class Inspection:
-    """What was found in the uploads of a group: a reason to leave each client out ("": none), and update norms."""
+    """What was found in the uploads of a group: a reason to leave each client out ("": none), and update norms.
+
+    `lengths` are the norms of each part of an upload, if there is a limit for them.
+    """
 
     reasons: list[str]
     norms: list[float]
+    lengths: Mapping[str, list[float]] = field(default_factory=dict)
 
     @staticmethod
     def refused(reason: str, clients: int) -> "Inspection":
         return Inspection([reason] * clients, [0.0] * clients)
+
+    @property
+    def parts(self) -> list[dict[str, float]]:
+        """The lengths of each client."""
+        return [{part: each[place] for part, each in self.lengths.items()} for place in range(len(self.reasons))]
 
     @property
     def sound(self) -> Tensor:
@@ -63,23 +75,41 @@ class Inspection:
 
 
 def inspect(
-    up: Parcel, form: Form, state: State, received: Rows, row: str, samples: Tensor, layout: Layout
+    up: Parcel,
+    form: Form,
+    state: State,
+    received: Mapping[str, Field],
+    samples: Tensor,
+    layout: Layout,
+    opened: Opened | None = None,
+    *,
+    limited: bool = False,
 ) -> Inspection:
-    """Check uploads as they arrive, and the state that clients would keep.
+    """Check uploads as they arrive and as merges read them, and the state that clients would keep.
 
-    `received` is what training started from, `samples` `[C]` what clients hold. Clients that work together share
-    tensors, so that another form is theirs together.
+    `received` are the fields from which updates count, such as those of the download; `samples` `[C]` what clients
+    hold. Clients that work together share tensors, so that another form is theirs together. `limited`: whether norms of
+    all parts are wanted.
     """
+    opened = opened or Opened(up)
     clients = len(samples)
     wrong = misfit(up, form, layout, clients)
     if wrong:
         return Inspection.refused(wrong, clients)
-    device = next((x.device for x in received.values()), samples.device)
+    device = next((x.device for field in received.values() for x in tensors({"": field.value})), samples.device)
     held = samples.to(device, torch.float64)
-    found = {name: extremes(field, form.fields[name].bound, clients, layout) for name, field in up.items()}
+    # Of what was packed, first the parts that travelled, then what they come to: finite numbers may overflow.
+    parts = {name: field for name, field in up.items() if name not in opened.uploads}
+    looked_at = {**parts, **opened.uploads}
+    squares, covered = _squares(opened.uploads, received, held, layout)
+    if device.type != "cpu" or not squares.isfinite().all():  # on a GPU the question costs more than another look
+        covered = {}
+    found = {
+        name: extremes(field, form.fields[name].bound, clients, layout, covered.get(name, frozenset()))
+        for name, field in looked_at.items()
+    }
     sent = {name: each for name, each in found.items() if each is not None}
     kept = _finite([extremes(Field(value), "finite", clients, layout) for value in state.values()], held)
-    squares = _squares(up, received, row, held, layout)
     rows = torch.stack([kept, _reported(up, held), squares])
     seen = torch.cat([*sent.values(), rows]).cpu().tolist()  # the one transfer: each waits
     *bounds, keeps, reported, moved = seen
@@ -87,7 +117,11 @@ def inspect(
         _reason(form, dict(zip(sent, zip(each[::2], each[1::2], strict=True), strict=True)), *rest)
         for each, *rest in zip(_columns(bounds, clients), keeps, reported, samples.tolist(), strict=True)
     ]
-    return Inspection(reasons, [square**0.5 for square in moved])
+    unread = {reason: rows.tolist() for reason, rows in opened.wrong.items()}
+    reasons = [next((why for why in unread if unread[why][c]), reason) for c, reason in enumerate(reasons)]
+    reasons = [reason or ("" if isfinite(square) else ENDLESS) for reason, square in zip(reasons, moved, strict=True)]
+    norms = [square**0.5 for square in moved]
+    return Inspection(reasons, norms, _lengths(opened.uploads, received, held, layout) if limited else {})
 
 
 def _columns(rows: Sequence[Sequence[float]], count: int) -> list[list[float]]:
@@ -101,13 +135,29 @@ def _finite(found: Sequence[Tensor | None], like: Tensor) -> Tensor:
 
 
 def outliers(ids: Sequence[int], norms: Sequence[float]) -> tuple[Outlier, ...]:
-    """The clients whose update is far from the cohort's median, in their order; updates of norm 0 do not count."""
+    """The clients whose update is far from the cohort's median, in their order."""
+    ratios = zip(ids, _ratios(norms), strict=True)
+    return tuple(Outlier(client, _rounded(ratio)) for client, ratio in ratios if ratio >= FAR)
+
+
+def too_long(ids: Sequence[int], lengths: Sequence[Mapping[str, float]], limit: float | None) -> tuple[LeftOut, ...]:
+    """The clients of whose upload a part is more than `limit` times as long as the cohort's median, in their order."""
+    if limit is None:
+        return ()
+    above = dict[int, str]()
+    for part in dict.fromkeys(part for each in lengths for part in each):
+        ratios = _ratios([each.get(part, 0.0) for each in lengths])
+        far = {client: ratio for client, ratio in zip(ids, ratios, strict=True) if ratio > limit}
+        says = "its {} is {:.3g} times as long as the cohort's median, above the limit of {:g}"
+        above = {client: says.format(part, ratio, limit) for client, ratio in far.items()} | above
+    return tuple(LeftOut(client, above[client]) for client in ids if client in above)
+
+
+def _ratios(norms: Sequence[float]) -> list[float]:
+    """Each norm by the median of those above 0; 0 where there are too few to compare with."""
     moved = [norm for norm in norms if norm > 0]
     middle = median(moved) if len(moved) >= FEW else 0.0
-    if not 0 < middle < float("inf"):
-        return ()
-    ratios = [norm / middle for norm in norms]
-    return tuple(Outlier(i, _rounded(r)) for i, r in zip(ids, ratios, strict=True) if r >= FAR)
+    return [norm / middle for norm in norms] if 0 < middle < float("inf") else [0.0] * len(norms)
 
 
 def _rounded(ratio: float) -> float | None:
@@ -132,30 +182,70 @@ def _reported(up: Parcel, held: Tensor) -> Tensor:
     return value.double() if isinstance(value, Tensor) and value.shape == held.shape else held
 
 
-def _squares(up: Parcel, received: Rows, row: str, like: Tensor, layout: Layout) -> Tensor:
-    """The squared norm of each client's update, over the trainable columns that it sent: `[C]` in float64."""
-    total = torch.zeros_like(like)
-    if row not in up or up[row].common or isinstance(up[row].value, Tensor):
-        return total
-    field = up[row]
-    sent = field.sent(layout)
-    for name, block in field.rows.items():
-        if not layout.specs[name].trainable or block.shape != received[name].shape:
+def _squares(
+    up: Parcel, received: Mapping[str, Field], like: Tensor, layout: Layout
+) -> tuple[Tensor, dict[str, frozenset[str]]]:
+    """The squared norm of each client's update, over the trainable columns that it received and sent: `[C]`.
+
+    And of each field the tensors of which every value that was sent is in it: if the square is finite, so are they.
+    """
+    total, covered = torch.zeros_like(like), dict[str, frozenset[str]]()
+    for name in (name for name in received if name in up and not up[name].common):
+        field, before = up[name], received[name]
+        if isinstance(field.value, Tensor) or isinstance(before.value, Tensor):
             continue
-        total += _square(block, received[name], None if sent is None else sent[name])
-    return total
+        sent, known = field.sent(layout), before.sent(layout)
+        masks = [mask for mask in (sent, known) if mask is not None]
+        compared = [tensor for tensor in field.rows if layout.specs[tensor].trainable and _fit(field, before, tensor)]
+        for tensor in compared:
+            block = field.rows[tensor]
+            total += _square(block, before.rows[tensor].expand_as(block), [mask[tensor] for mask in masks])
+        covered[name] = frozenset(compared) if known is None else frozenset()
+    return total, covered
 
 
-def _square(block: Tensor, before: Tensor, sent: Tensor | None) -> Tensor:
+def _fit(field: Field, before: Field, tensor: str) -> bool:
+    """Whether a tensor was received in the form in which it was sent."""
+    known = before.rows.get(tensor)
+    return known is not None and field.rows[tensor].shape[1:] == known.shape[0 if before.common else 1 :]
+
+
+def _lengths(up: Parcel, received: Mapping[str, Field], like: Tensor, layout: Layout) -> dict[str, list[float]]:
+    """The norm of every part of an upload that holds fractions: of updates, statistics, and each further field."""
+    squares = dict[str, Tensor]()
+    for name, sent in up.items():
+        if sent.common:
+            continue
+        if isinstance(sent.value, Tensor):
+            if sent.value.is_floating_point() and len(sent.value) == len(like):
+                squares[f"field '{name}'"] = _square(sent.value, torch.zeros_like(sent.value), [])
+            continue
+        there = name in received and not isinstance(received[name].value, Tensor)
+        known = received[name] if there else None
+        each = (sent.sent(layout), None if known is None else known.sent(layout))
+        for tensor, block in sent.rows.items():
+            if not block.is_floating_point():
+                continue
+            begun = known is not None and _fit(sent, known, tensor)  # else it counts from 0
+            start = known.rows[tensor] if known is not None and begun else block.new_zeros(())
+            part = "update" if known else f"field '{name}'"
+            part = part if layout.specs[tensor].trainable else f"statistics of '{name}'"
+            masks = [mask[tensor] for mask in (each if begun else each[:1]) if mask is not None]
+            more = _square(block, start.expand_as(block), masks)
+            squares[part] = squares.get(part, torch.zeros_like(like)) + more
+    return {part: each.sqrt().tolist() for part, each in squares.items()}
+
+
+def _square(block: Tensor, before: Tensor, masks: Sequence[Tensor]) -> Tensor:
     """Some columns at a time: a copy in float64 of a whole cohort's embeddings would take longer than its sum."""
     clients = len(block)
     flat, start = (x.reshape(clients, -1) for x in (block, before))
-    there = None if sent is None else sent.expand_as(block).reshape(clients, -1)
+    there = [mask.expand_as(block).reshape(clients, -1) for mask in masks]
     total = torch.zeros(clients, dtype=torch.float64, device=block.device)
     size = max(1, PIECE // clients if block.device.type == "cpu" else flat.shape[1])
     for some in pieces(flat.shape[1], size):
-        update = flat[:, some].to(torch.float64, copy=True).sub_(start[:, some])  # squares of float32 overflow at 1e19
-        if there is not None:
-            update.masked_fill_(~there[:, some], 0)
+        update = (flat[:, some] - start[:, some]).double()  # squares of float32 overflow at 1e19
+        for mask in there:
+            update.masked_fill_(~mask[:, some], 0)
         total += row_dot(update, update)
     return total

@@ -1,7 +1,9 @@
 """Policies: the steps that fill the slots, one file per slot."""
 
+from stratafl.policies.krum import Krum
 from stratafl.policies.merge import Increment, Mean, ServerOptimizer, StoreRows
 from stratafl.policies.mix import Adopt, Fresh, Prepare, Remember, Take
+from stratafl.policies.private import PrivateMean
 from stratafl.policies.robust import ClippedMean, Median, TrimmedMean
 from stratafl.policies.schedules import Constant, Cosine, Exponential, Stepped, Warmup
 from stratafl.policies.send import Upload
@@ -22,10 +24,12 @@ __all__ = [
     "Exponential",
     "Fresh",
     "Increment",
+    "Krum",
     "Mean",
     "MeanOfRows",
     "Median",
     "Prepare",
+    "PrivateMean",
     "Pull",
     "Remember",
     "ServerOptimizer",

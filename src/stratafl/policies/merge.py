@@ -1,6 +1,7 @@
 """Merge: the server's next state from the uploads."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
@@ -17,6 +18,7 @@ from stratafl.core.reduce import add_rows, add_weights, mean_or_hold
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, Value, rows_of
 from stratafl.core.steps import Merge, MergeRows, MergeSums, Names
+from stratafl.policies.clip import clipped
 
 TENSOR = "tensor"  # the name of the only block of a field that is a tensor
 Positive = Annotated[float, Range(above=0)]
@@ -53,19 +55,25 @@ class Mean(Averaged, MergeSums):
 
     The weights are n_k, equal (`uniform`), or any field that clients send: a number each, or a number for each entry of
     the leading axes of a tensor, such as class counts for prototypes. Columns that the server does not keep are left
-    out. With `unsent="zero"` a column that a client did not send counts as 0 in the mean over all.
+    out. With `unsent="zero"` a column that a client did not send counts as 0 in the mean over all. With `clip` no
+    update, from what the server holds, is longer than this norm.
     """
 
     unsent: Literal["held", "zero"] = "held"
+    clip: Positive | None = None
 
     def footprint(self, setup: Setup) -> Footprint:
-        """The numerator; the denominator is as large only where columns are masked, which their sender says."""
-        return Footprint(sums=setup.row_bytes(dtype=torch.float64))
+        """The numerator; the denominator is as large only where columns are masked, which their sender says.
+
+        Clipping takes a tensor of each client in float64 three times.
+        """
+        clipping = 0 if self.clip is None else 3 * setup.block_bytes(torch.float64)
+        return Footprint(client=clipping, sums=setup.row_bytes(dtype=torch.float64))
 
     def fold(self, rnd: Round, server: State, sums: State, up: Parcel, ids: Tensor) -> State:
         """Numerator and denominator, client by client."""
         top, bottom = (rows_of(sums, name) if sums else {} for name in ("top", "bottom"))
-        rows, sent = kept_blocks(up[self.field], server[self.field], rnd.layout)
+        rows, sent = self.uploaded(rnd, server, up)
         weights = self.weights_of(up, ids)
         if weights.ndim > 1:
             once = torch.ones_like(ids)
@@ -76,6 +84,13 @@ class Mean(Averaged, MergeSums):
             "top": add_rows(top, weights, rows, sent),
             "bottom": add_weights(bottom, weights, rows, sent if self.unsent == "held" else None),
         }
+
+    def uploaded(self, rnd: Round, server: State, up: Parcel) -> tuple[Mapping[str, Tensor], Rows | None]:
+        """The blocks to average, clipped if that is asked for, and where they have a mask, what of them was sent."""
+        rows, sent = kept_blocks(up[self.field], server[self.field], rnd.layout)
+        if self.clip is None:
+            return rows, sent
+        return clipped(rows, sent, blocks(server[self.field]), rnd.layout, self.clip), sent
 
     def finish(self, rnd: Round, server: State, sums: State) -> State:
         return {self.field: as_field(self.mean(server, sums), server[self.field])}
@@ -133,7 +148,7 @@ class ServerOptimizer(Mean):
 
     def footprint(self, setup: Setup) -> Footprint:
         """The sums of the mean, and three rows to compute with."""
-        return Footprint(sums=setup.row_bytes(dtype=torch.float64), merge=3 * setup.row_bytes())
+        return replace(super().footprint(setup), merge=3 * setup.row_bytes())
 
     def finish(self, rnd: Round, server: State, sums: State) -> State:
         mean, held = self.mean(server, sums), blocks(server[self.field])
@@ -204,6 +219,10 @@ class StoreRows(MergeRows):
     @property
     def writes(self) -> Names:
         return (self.rows,)
+
+    @property
+    def stores(self) -> Mapping[str, str]:
+        return {self.field: self.rows}
 
     def footprint(self, setup: Setup) -> Footprint:
         """Uploads of one tensor at a time."""

@@ -16,6 +16,8 @@ from stratafl.core.objectives import default_objective
 from stratafl.core.state import expand
 from stratafl.core.task import Inputs, Stack
 from stratafl.data.federation import Federation
+from stratafl.data.sample_format import SampleFormat
+from stratafl.data.scaling import numbers as numbers_of
 from stratafl.errors import ModelError, first_line, unknown
 from stratafl.runtime.choice import is_measured, measured
 from stratafl.runtime.engine import Engine, LoopEngine, StackedEngine
@@ -41,10 +43,14 @@ def build_runtime(
     engine: EngineName = "auto",
     speed: Speed = USUAL,
     batch: int = 10,
+    measures: bool = True,
+    numbers: tuple[int, ...] | None = None,
+    widest: Mapping[str, int] | None = None,
 ) -> Runtime:
     """The runtime of a federation; `engine` forces stacked or client-by-client computation.
 
-    Convolutions are measured on batches of `batch` samples.
+    Convolutions are measured on batches of `batch` samples. Without `measures`, the engine of a CPU follows from the
+    model alone, so that machines choose alike. `numbers` and `widest` are those of `Runtime`.
     """
     device = torch.device(device)
     dtype = next(p.dtype for p in module.parameters())
@@ -56,7 +62,7 @@ def build_runtime(
         """What holds for all runs with this data and such a model is found once."""
         return find() if alike is None else federation.once((what, alike, dtype), find)
 
-    once("outputs", lambda: _check_outputs(module, sample, federation))
+    once("outputs", lambda: _check_outputs(module, sample, federation.classes, federation.y.shape[1:].numel()))
     check_precision(speed.precision, device)
     if alike is not None and once("keeps state", lambda: keeps_state(module, sample)):
         alike = None
@@ -68,7 +74,13 @@ def build_runtime(
     given = speed
     with precision(speed.precision):
         speed = with_convolutions(speed, module, sample, min(federation.clients, SEVERAL), batch)
-    measures = engine == "auto" and given.products is None and given.convolutions == "auto" and device.type == "cpu"
+    measures = (
+        measures
+        and engine == "auto"
+        and given.products is None
+        and given.convolutions == "auto"
+        and device.type == "cpu"
+    )
     stacked = StackedEngine(lambda: model(True, speed.products))
     alone = lambda: model(False, speed.products)  # noqa: E731
     found = lambda: _why_not_stacked(stacked, module, layout, federation, sample)  # noqa: E731
@@ -84,7 +96,19 @@ def build_runtime(
         captured = steps_of(speed, device, len(layout.specs))
     alike = alike if isinstance(chosen, StackedEngine) else None
     prefers_loop = isinstance(chosen, LoopEngine) and (possible or engine == "loop")
-    return Runtime(federation, chosen, layout, dtype, device, smallest, width, captured, speed, alike, prefers_loop)
+    return Runtime(
+        *(federation, chosen, layout, dtype, device, smallest, width, captured, speed, alike, prefers_loop),
+        numbers=numbers,
+        widest=widest or {},
+    )
+
+
+def head_width(module: nn.Module, layout: Layout, head: str | None, samples: SampleFormat) -> int:
+    """The width of what the head is given, found without data; raises if the module does not take such samples."""
+    sample = numbers_of(samples.zeros(2)[0], next(module.parameters()).dtype)
+    _check_outputs(module, sample, samples.classes, samples.outputs)
+    alone = LoopEngine(lambda: Model(module, layout, head=head, stacked=False, device=sample.device))
+    return _width(alone, module, sample)
 
 
 def _likeness(module: nn.Module, layout: Layout, head: str | None, federation: Federation) -> Hashable:
@@ -94,11 +118,17 @@ def _likeness(module: nn.Module, layout: Layout, head: str | None, federation: F
 
 
 def _sample(federation: Federation, dtype: torch.dtype) -> Tensor:
-    x = federation.inputs(federation.x[:2].clone(), dtype)  # a module may write to its input
-    return x if len(x) == 2 else x.repeat(2, *(1,) * (x.ndim - 1))
+    return _two(federation.inputs(federation.x[:2].clone(), dtype))  # a module may write to its input
 
 
-def _check_outputs(module: nn.Module, sample: Tensor, federation: Federation) -> None:
+def _two(x: Tensor) -> Tensor:
+    """Two of them: a site that only predicts may have none, and zeros do as well."""
+    x = x if len(x) else x.new_zeros(1, *x.shape[1:])
+    return x[:2] if len(x) > 1 else x.repeat(2, *(1,) * (x.ndim - 1))
+
+
+def _check_outputs(module: nn.Module, sample: Tensor, classes: int | None, wanted: int) -> None:
+    """Raise unless the module gives scores of so many classes, or as many numbers as are `wanted`."""
     name, shape = type(module).__name__, tuple(sample.shape[1:])
     trial = copy.deepcopy(module).to(sample.device).eval()
     try:
@@ -108,10 +138,8 @@ def _check_outputs(module: nn.Module, sample: Tensor, federation: Federation) ->
         raise ModelError(f"{name} does not take samples of shape {shape}: {first_line(error, typed=True)}") from error
     if not isinstance(output, Tensor):
         raise ModelError(f"{name} gives {type(output).__name__}, and must give one tensor of outputs")
-    classes = federation.classes
     if classes is not None and (output.ndim != 2 or output.shape[1] < classes):
         raise ModelError(f"{name} gives outputs of shape {tuple(output.shape[1:])}, the labels need {classes} classes")
-    wanted = federation.y[0].numel()
     if classes is None and output[0].numel() != wanted:
         raise ModelError(
             f"{name} gives {output[0].numel()} numbers for a sample, and the targets have {wanted}: "
@@ -189,7 +217,7 @@ def _why_not_stacked(
 ) -> str | None:
     """Why a step of two clients fails in one vectorised call, or None if it works."""
     rows = expand({n: x.to(sample.device) for n, x in columns(module).items()}, 2)
-    targets = federation.y[:1].repeat(2, *(1,) * (federation.y.ndim - 1))
+    targets = _two(federation.y[:1])
     x, y = sample.expand(2, *sample.shape), targets.expand(2, *targets.shape)
     weight = torch.ones(2, 2, dtype=next(module.parameters()).dtype, device=sample.device)
     keys = torch.zeros(2, dtype=torch.int64, device=sample.device)

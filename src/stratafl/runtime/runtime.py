@@ -1,7 +1,7 @@
 """The runtime of a federation: its data, its engine and its captured steps, which do not change from round to round."""
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -38,6 +38,8 @@ class Runtime:
     speed: Speed = USUAL
     likeness: Hashable = None  # the same for runs whose engines compute the same; None: it runs alone
     prefers_loop: bool = False  # client by client although the model runs stacked
+    numbers: tuple[int, ...] | None = None  # of the federation's clients, where a row is another client than its place
+    widest: Mapping[str, int] = field(default_factory=dict)  # samples of the largest client, also of those elsewhere
     _joined: list[CapturedSteps] = field(default_factory=list)  # that it shares with other runs
     _batches: dict[Hashable, Batches] = field(default_factory=dict)
     _switched: dict[str, int] = field(default_factory=dict)  # since which round which compiled step is used
@@ -62,6 +64,14 @@ class Runtime:
     def scores_by_scan(self) -> bool:
         """Whether clients are scored by a scan, also alone: batches of another width would have other bits."""
         return self.captured is not None or self.joins
+
+    def rows(self, clients: Sequence[int]) -> list[int]:
+        """Where the federation has the samples of these clients."""
+        return list(clients) if self.numbers is None else [self.numbers.index(client) for client in clients]
+
+    def largest(self, split: str) -> int:
+        """The samples of the largest client of all, to which batches are padded: bits depend on their width."""
+        return max(self.widest.get(split, 0), int(self.federation.counts(split).max()))
 
     def kept_batches(self, key: Hashable, make: Callable[[], Batches]) -> Batches:
         """Batches that are the same in every round, as those of an evaluation: making them takes as long as a step."""
@@ -122,7 +132,7 @@ class Runtime:
 
     def batch_size(self, batch: int) -> int:
         """The batch, cut to the largest client's data (the rest is padding), but not below what BatchNorm needs."""
-        return max(min(batch, int(self.federation.counts("train").max())), min(batch, self.smallest_batch))
+        return max(min(batch, self.largest("train")), min(batch, self.smallest_batch))
 
 
 def steps_of(speed: Speed, device: torch.device, tensors: int, joins: bool = False) -> CapturedSteps:

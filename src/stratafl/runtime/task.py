@@ -37,7 +37,7 @@ class CohortTask:
             raise DataError("the cohort is empty: a round needs at least one client")
         self._runtime, self._rnd, self._splits = runtime, rnd, splits
         self.ids, self._host_ids = ids.to(runtime.device), ids.cpu()
-        self._clients = ids.tolist()
+        self._clients = runtime.rows(ids.tolist())  # their places in the federation; their numbers make random keys
         self.layout = runtime.layout
         self.classes = runtime.federation.classes
         self.watched = watched  # whether anybody reads what costs time to note
@@ -255,7 +255,7 @@ class CohortTask:
         counts = self._counts(split)
         if not any(counts):
             return total
-        most = int(self._runtime.federation.counts(split).max())
+        most = self._runtime.largest(split)
         plan = plan_batches(counts, batch=min(EVALUATION_BATCH, 1 << (most - 1).bit_length()))
         key = (split, *self._clients)
         batches = self._runtime.kept_batches(key, lambda: self._batches(plan, "scores", False, split))

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
-from stratafl.core.algorithm import Algorithm, Total, Work
+from stratafl.core.algorithm import Algorithm, Opened, Total, Work
 from stratafl.core.fields import FieldSpec
 from stratafl.core.form import Form
 from stratafl.core.layerwise import Layerwise
@@ -61,6 +61,10 @@ class Watched(Algorithm):
         """That of the algorithm, whatever a watcher does to uploads."""
         with unchanged("upload_form", server):
             return self.inner.upload_form(rnd, server)
+
+    def open(self, rnd: Round, server: State, uploads: Parcel, ids: Tensor) -> Opened:
+        with unchanged("open", server, _values(uploads)):
+            return self.inner.open(rnd, server, uploads, ids)
 
     def fold(self, rnd: Round, server: State, total: Total, uploads: Parcel, ids: Tensor) -> Total:
         with unchanged("fold", server, *total.sums, _values(uploads)):

@@ -1,0 +1,243 @@
+"""What leaves a site in an upload and what arrives in a download, field by field, with bytes: read off the forms.
+
+    sent_fields(fedper(), blueprint.setup()).stages[0].upload
+
+Nothing here is written by hand for a method: fields, tensors and sizes are those of `Algorithm.upload_form` and
+`Algorithm.download_form`, by which every message is checked. What a field means is in `field_meanings.py`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stratafl.algorithms.blended import blended
+from stratafl.algorithms.field_meanings import Direction, Meaning, meaning_of
+from stratafl.core.algorithm import Algorithm
+from stratafl.core.form import FieldForm, Form, TensorForm
+from stratafl.core.layers import Layer
+from stratafl.core.layout import Layout
+from stratafl.core.reprs import short_repr
+from stratafl.core.round import Round, Setup
+
+FEW, MANY = 3, 8  # layers that are named if they alone are missing, and how many are named at all
+
+
+@short_repr
+@dataclass(frozen=True)
+class SentField:
+    """A field as it travels: what it means, its tensors, and how many numbers and bytes it takes at most."""
+
+    direction: Direction
+    name: str
+    meaning: Meaning
+    common: bool  # whether it is the same for all sites
+    mask: str  # none, layers or columns: whether a part of it is left out, which a mask says
+    tensors: Mapping[str, TensorForm]  # by tensor of the model; of a field that is no tensors of the model, by ""
+    layers: str  # which layers they are of, in words
+    values: int
+    running: int  # how many of the values are running statistics of normalisations
+    bytes: int  # with masks
+
+    @property
+    def exact(self) -> bool:
+        """Whether it always takes these bytes; else it takes at most as many."""
+        return self.mask == "none"
+
+    @property
+    def is_model(self) -> bool:
+        return "" not in self.tensors
+
+    def to_table(self) -> dict[str, Any]:
+        """For JSON."""
+        tensors = {name: {"dtype": x.dtype, "shape": list(x.shape)} for name, x in self.tensors.items()}
+        return {
+            "field": self.name,
+            "kind": self.meaning.kind,
+            "meaning": self.meaning.says,
+            "common": self.common,
+            "mask": self.mask,
+            **({"layers": self.layers, "tensors": tensors} if self.is_model else tensors[""]),
+            "values": self.values,
+            "running_statistics": self.running,
+            "bytes": self.bytes,
+            "exact": self.exact,
+        }
+
+
+@short_repr
+@dataclass(frozen=True)
+class Stage:
+    """Rounds in which the same fields travel in one direction.
+
+    Rounds are counted from 1; `last` is None if it is the last stage. `finish` is the pass that some methods add after
+    the last round.
+    """
+
+    first: int
+    last: int | None
+    fields: tuple[SentField, ...]
+    finish: bool = False
+
+    @property
+    def rounds(self) -> str:
+        if self.finish:
+            return "after the last round"
+        if self.last is None:
+            return "every round" if self.first == 1 else f"from round {self.first:,}"
+        return f"round {self.first:,}" if self.first == self.last else f"rounds {self.first:,} to {self.last:,}"
+
+    @property
+    def bytes(self) -> int:
+        """Of all fields, at most."""
+        return sum(field.bytes for field in self.fields)
+
+    @property
+    def exact(self) -> bool:
+        return all(field.exact for field in self.fields)
+
+    def to_table(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "rounds": {"first": self.first, "last": self.last, "finish": self.finish},
+            "bytes": self.bytes,
+            "exact": self.exact,
+            "fields": [field.to_table() for field in self.fields],
+        }
+
+
+@short_repr
+@dataclass(frozen=True)
+class Sent:
+    """What travels between a site and the server."""
+
+    uploads: tuple[Stage, ...]
+    downloads: tuple[Stage, ...]
+    stays: str  # the layers or tensors of the model that never leave a site, in words; "" if there are none
+    blended: str  # those that leave it in the place of others, blended with them
+    own_model: bool  # whether what is uploaded is another model than the one that a site uses
+
+    def to_table(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "upload": [stage.to_table() for stage in self.uploads],
+            "download": [stage.to_table() for stage in self.downloads],
+            "stays": self.stays,
+            "blended": self.blended,
+            "own_model": self.own_model,
+        }
+
+
+def sent_fields(algorithm: Algorithm, setup: Setup) -> Sent:
+    """What travels between a site and the server, stage by stage."""
+    server, phases = algorithm.init(setup), list(_phases(algorithm, setup))
+    uploads, downloads = list[Stage](), list[Stage]()
+    for rnd, last in phases:
+        up, down = algorithm.upload_form(rnd, server), algorithm.download_form(rnd, torch.tensor([0]))
+        _add(uploads, rnd, last, _fields("up", up, setup.layout))
+        _add(downloads, rnd, last, _fields("down", down, setup.layout))
+    fields = [field for stage in uploads for field in stage.fields]
+    left = {name for field in fields if field.is_model for name in field.tensors}
+    own_model = bool(fields) and algorithm.row not in {field.name.partition(".")[0] for field in fields}
+    # Of another model any tensor may stay.
+    asked = [name for name in setup.layout.specs if own_model or name not in left] if fields else []
+    mixed = {name for rnd, _ in phases for name in blended(algorithm, rnd, server, asked)}
+    stays = [name for name in setup.layout.specs if name not in left | mixed]
+    return Sent(
+        tuple(uploads),
+        tuple(downloads),
+        layers_of(stays, setup.layout),
+        layers_of(mixed, setup.layout),
+        own_model and not mixed,
+    )
+
+
+def _phases(algorithm: Algorithm, setup: Setup) -> Iterator[tuple[Round, int | None]]:
+    """The first round of each phase, and the number of its last."""
+    rounds = max(setup.rounds, 1)
+    plans = [algorithm.plan(t, setup.rounds) for t in range(rounds)]
+    starts = [t for t in range(rounds) if not t or plans[t].phase != plans[t - 1].phase]
+    for t, end in zip(starts, [*starts[1:], None], strict=True):
+        yield Round(setup, t, plans[t]), end
+    for t in range(setup.rounds, setup.rounds + algorithm.requires.extra_rounds):
+        yield Round(setup, t, algorithm.plan(t, setup.rounds)), t + 1
+
+
+def _add(stages: list[Stage], rnd: Round, last: int | None, fields: tuple[SentField, ...]) -> None:
+    """One more phase; if the same travels as in the one before, the same stage goes on."""
+    finish, first = rnd.t >= max(rnd.setup.rounds, 1), rnd.t + 1
+    if stages and not finish and stages[-1].fields == fields:
+        first = stages.pop().first
+    stages.append(Stage(first, last, fields, finish))
+
+
+def _fields(direction: Direction, form: Form, layout: Layout) -> tuple[SentField, ...]:
+    """By name; a field without tensors, such as running statistics of a model that has none, is left out."""
+    each = (_field(direction, name, form.fields[name], layout) for name in sorted(form.fields))
+    return tuple(field for field in each if field.tensors)
+
+
+def _field(direction: Direction, name: str, form: FieldForm, layout: Layout) -> SentField:
+    tensors = {"": form.value} if isinstance(form.value, TensorForm) else dict(form.value)
+    running = [x for key, x in tensors.items() if key and not layout.specs[key].trainable]
+    return SentField(
+        direction,
+        name,
+        meaning_of(direction, name),
+        form.common,
+        form.mask,
+        tensors,
+        "" if "" in tensors else layers_of(tensors, layout),
+        sum(x.size for x in tensors.values()),
+        sum(x.size for x in running),
+        sum(entry.bytes for _, entry in Form({name: form}).entries(layout)),
+    )
+
+
+# Layers in words
+
+
+def layers_of(names: Iterable[str], layout: Layout) -> str:
+    """Which layers these tensors make up; of a layer that is there in part, what is there."""
+    held = set(names)
+    trained, running = held & set(layout.trainable()), held - set(layout.trainable())
+    if not running and _bare(trained, layout):
+        every = {name for layer in layout.layers if trained & set(layer.tensors) for name in layer.tensors}
+        return f"{_layers(every, layout)}{', ' if len(every) < len(layout.specs) else ' '}without running statistics"
+    if running and not trained:
+        every = {name for name in layout.specs if name not in layout.trainable()}
+        layers = [layer.name for layer in layout.layers if running & set(layer.tensors)]
+        return "running statistics" if running == every else f"running statistics of {_joined(layers)}"
+    return _layers(held, layout)
+
+
+def _bare(trained: set[str], layout: Layout) -> bool:
+    """Whether these are all trained tensors of some layers, of which at least one has running statistics."""
+    mine = [layer.tensors for layer in layout.layers if trained & set(layer.tensors)]
+    missing = [name for tensors in mine for name in tensors if name not in trained]
+    return bool(missing) and not any(layout.specs[name].trainable for name in missing)
+
+
+def _layers(held: set[str], layout: Layout) -> str:
+    whole = [layer.name for layer in layout.layers if held.issuperset(layer.tensors)]
+    missing = [layer.name for layer in layout.layers if held.isdisjoint(layer.tensors)]
+    if len(whole) == len(layout.layers):
+        return "all layers"
+    if len(whole) + len(missing) == len(layout.layers) and len(missing) <= FEW < len(whole):
+        return f"all layers but {', '.join(missing)}"
+    return _joined([word for layer in layout.layers for word in _words(layer, held, layout)])
+
+
+def _words(layer: Layer, held: set[str], layout: Layout) -> list[str]:
+    mine = [name for name in layer.tensors if name in held]
+    if mine == list(layer.tensors):
+        return [layer.name]
+    if mine and not any(layout.specs[name].trainable for name in mine):
+        return [f"running statistics of {layer.name}"]
+    return mine
+
+
+def _joined(words: list[str]) -> str:
+    more = f" and {len(words) - MANY + 1} more" if len(words) > MANY else ""
+    return ", ".join(words[: MANY - 1] if more else words) + more

@@ -1,0 +1,150 @@
+"""The blueprint of a federation: everything that its members agree on before anybody's data is seen.
+
+A simulation (`build.py`), a server (`server.py`) and a site (`site.py`) are built from the same blueprint, so they have
+the same layers, start from the same weights and draw the same random numbers. What is not part of it is each member's
+own business and changes at most the last bits: devices, memory limits, how fast steps are made.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from stratafl.core import records
+from stratafl.core.algorithm import Algorithm
+from stratafl.core.describe import columns, describe
+from stratafl.core.keys import Seeds
+from stratafl.core.layout import Buffers, Granularity, Layout, Rows
+from stratafl.core.reprs import short_repr
+from stratafl.core.round import Setup
+from stratafl.core.state import bytes_of
+from stratafl.data.sample_format import SampleFormat
+from stratafl.data.scaling import dtype_name
+from stratafl.errors import DataError, RecordError
+from stratafl.execute.drawing import OWN, ModelDraw, ModelSource
+from stratafl.runtime.build import EngineName, head_width
+
+log = logging.getLogger("stratafl")
+
+
+@short_repr
+@dataclass(frozen=True, eq=False)
+class Blueprint:
+    """What all members of a federation agree on; `samples` is the format of their samples.
+
+    `model` is a module (its weights are the common start) or a function that makes one (drawn from the seed); `weights`
+    is a file with the initial weights; `clients` take part in training, new clients are numbered after them; with the
+    engine `auto` a simulation measures which one is faster on its machine, and a site never does.
+    """
+
+    algorithm: Algorithm
+    model: ModelSource
+    samples: SampleFormat
+    clients: int
+    rounds: int
+    participation: float = 1.0
+    seeds: Seeds = field(default_factory=Seeds)
+    granularity: Granularity = "module"
+    buffers: Buffers = "follow"
+    head: str | None = None
+    weights: Path | None = None
+    dtype: torch.dtype = torch.float32
+    engine: EngineName = "auto"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.participation <= 1:
+            raise DataError(f"participation is {self.participation}: choose a share of the clients above 0 and up to 1")
+        if not isinstance(self.rounds, int) or self.rounds < 0:
+            raise DataError(f"the number of rounds is {self.rounds}: choose a whole number of at least 0")
+        if not isinstance(self.algorithm, Algorithm):
+            raise RecordError(f"{self.algorithm!r} is not an algorithm: pass a record such as fedavg()")
+        if self.clients < 1:
+            raise DataError(f"{self.clients} clients were given: a federation needs at least one")
+
+    # The model
+
+    @cached_property
+    def draw(self) -> ModelDraw:
+        return ModelDraw(self.model, self.algorithm, self.samples, self.seeds.weights, self.dtype, self.head)
+
+    @cached_property
+    def module(self) -> nn.Module:
+        """The model that all start from, as the algorithm extends it."""
+        return self.draw.common(self.weights)
+
+    @cached_property
+    def layout(self) -> Layout:
+        return describe(self.module, granularity=self.granularity, buffers=self.buffers, head=self.head)
+
+    @cached_property
+    def features(self) -> int:
+        """The width of what the head is given; raises if the model does not take such samples."""
+        return head_width(self.module, self.layout, self.head, self.samples)
+
+    # What is known before the first round
+
+    def setup(self, device: str | torch.device = "cpu", features: int | None = None) -> Setup:
+        """The setup on a device; `features`, if a runtime has found the width of what the head is given."""
+        layout, draw = self.layout, self.draw
+
+        def fresh(ids: Tensor) -> Rows:
+            each = [columns(draw(i, OWN)) for i in ids.tolist()]
+            return {name: torch.stack([one[name] for one in each]).to(device) for name in layout.specs}
+
+        start = {name: tensor.clone().to(device) for name, tensor in columns(self.module).items()}
+        width = self.features if features is None else features
+        known = (self.clients, self.rounds, self.seeds, self.samples.classes, width, self.participation)
+        return Setup(layout, start, fresh, *known)
+
+    def check_splits(self) -> None:
+        """Refuse an algorithm that asks for what none is given; warn of one that says what it leaks."""
+        if self.algorithm.leaks is not None:
+            log.warning("%s: its results cannot be compared with those of other methods", self.algorithm.leaks)
+        elif "test" in self.algorithm.requires.splits:
+            raise DataError("the algorithm asks for the test split, which no algorithm is given")
+
+    def check_largest(self, largest: int) -> None:
+        """Refuse batches of which the largest client does not have one."""
+        for each in self.algorithm.requires.batchings:
+            if each.drop_last and each.size > largest:
+                left = f"the largest client has {largest}"
+                raise DataError(f"drop_last with batches of {each.size} leaves nothing to train on: {left}")
+
+    # Agreement
+
+    @cached_property
+    def digests(self) -> Mapping[str, str]:
+        """A digest of each part, by which two members find out whether they agree, and on what they do not.
+
+        `weights` are exact: machines whose random numbers differ in the last bit do not agree on them.
+        """
+        layout, seeds = self.layout, self.seeds
+        specs = [(spec.name, spec.shape, spec.layer, spec.trainable) for spec in layout.specs.values()]
+        layers = [(layer.name, layer.kind, layer.tensors) for layer in layout.layers]
+        schedule = (self.clients, self.rounds, self.participation, seeds.weights, seeds.batches, self.engine)
+        parts = {
+            "method": self._method(),
+            "model": (specs, layers, layout.buffers, dtype_name(self.dtype), self.features),
+            "samples": self.samples.to_table(),
+            "rounds": schedule,
+        }
+        found = {name: _digest(json.dumps(part, sort_keys=True).encode()) for name, part in parts.items()}
+        start = columns(self.module)
+        weights = b"".join(bytes_of(start[name].cpu()).numpy().tobytes() for name in layout.specs)
+        return {**found, "weights": _digest(weights)}
+
+    def _method(self) -> str:
+        try:
+            return records.to_toml(self.algorithm)
+        except RecordError:  # an algorithm of your own need not be a record
+            return f"{type(self.algorithm).__module__}.{type(self.algorithm).__qualname__}"
+
+
+def _digest(data: bytes) -> str:
+    return blake2b(data, digest_size=16).hexdigest()

@@ -1,0 +1,155 @@
+"""The audit log: who sent what when, in lines of JSON that only grow.
+
+Each line holds the digest of the line before it and ends with its own, so a line that is changed, cut out or put in is
+noticed. What a chain cannot notice is the loss of its end: a `Mark`, which the server saves with its state, says how
+many lines there must be at least, and the digest of the last of them. Digests are no signatures: whoever can write the
+log, the state and all copies can make another history.
+"""
+
+import json
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import blake2b
+from pathlib import Path
+from typing import IO, Any
+
+from stratafl.errors import DamagedError, RunError
+from stratafl.execute.exchange.state_file import explained_full
+from stratafl.files import explained, json_value, open_plain, sync_folder, write_all
+
+log = logging.getLogger("stratafl")
+START = "0" * 64  # what the first line has in the place of the digest of the line before it
+LONGEST = 1 << 20  # bytes of a line
+_END = re.compile(rb',"digest":"([0-9a-f]{64})"}\n\Z')
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """So many lines, and the digest of the last of them."""
+
+    lines: int = 0
+    digest: str = START
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What a log came to: its mark, where its last whole line ends, and how many bytes of a torn line follow."""
+
+    mark: Mark
+    size: int
+    torn: int
+
+
+def verify(path: Path, known: Mark | None = None, look: Callable[[Line], None] = lambda line: None) -> Verified:
+    """Check every line of a log, which must hold at least the lines up to a known mark; `look` is shown each.
+
+    The last line may be torn by a crash, unless it is before the mark; anything else that is wrong raises.
+    """
+    known, mark, size = known or Mark(), Mark(), 0
+    with explained("read", path), os.fdopen(open_plain(path), "rb") as file:
+        there = os.fstat(file.fileno()).st_size
+        for text in _texts(path, file):
+            line = _whole_line(text)
+            if line is None and size + len(text) == there and mark.lines >= known.lines:
+                break
+            if line is None or (line.get("line"), line.get("before")) != (mark.lines + 1, mark.digest):
+                raise DamagedError(f"'{path}' was changed: line {mark.lines + 1} does not follow from those before it")
+            mark, size = Mark(mark.lines + 1, line["digest"]), size + len(text)
+            if mark.lines == known.lines and mark.digest != known.digest:
+                raise DamagedError(
+                    f"'{path}' was changed: line {mark.lines} is not the one that the server's state knows"
+                )
+            look(line)
+    if mark.lines < known.lines:
+        raise DamagedError(
+            f"'{path}' was cut: it has {mark.lines} lines, and the server's state knows {known.lines}; put it back"
+        )
+    return Verified(mark, size, there - size)
+
+
+def _texts(path: Path, file: IO[bytes]) -> Iterator[bytes]:
+    while text := file.readline(LONGEST + 1):
+        if len(text) > LONGEST:
+            raise DamagedError(f"'{path}' was changed: a line has more than {LONGEST:,} bytes")
+        yield text
+
+
+def _whole_line(text: bytes) -> Line | None:
+    """A line that ends with its digest; None if it does not."""
+    found = _END.search(text)
+    if found is None or found[1].decode() != _digest(text[: found.start()]):
+        return None
+    with suppress(ValueError):
+        line = json_value(text)
+        return line if isinstance(line, dict) else None
+    return None
+
+
+def _digest(body: bytes) -> str:
+    return blake2b(body, digest_size=32).hexdigest()
+
+
+class AuditLog:
+    """A log that is open for writing: each line is on the disk before anything follows from it."""
+
+    def __init__(
+        self,
+        path: Path,
+        known: Mark,
+        look: Callable[[Line], None],
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self.path, self._now = path, now
+        self.mark, self._size = Mark(), 0
+        if not os.path.lexists(path):
+            if known.lines:
+                raise DamagedError(
+                    f"'{path}' is missing, and the server's state knows {known.lines} lines: put it back"
+                )
+            with explained("write", path):
+                os.close(open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+                sync_folder(path.parent)
+        found = verify(path, known, look)
+        self.mark, self._size = found.mark, found.size
+        if found.torn:
+            self._write(b"")
+            log.warning("'%s' ended in a line that was not whole, left by a crash: it was cut off", path)
+            self.append("cut", bytes=found.torn)
+
+    def append(self, event: str, **what: Any) -> None:
+        """Add a line; an error if it cannot be written, and then it is not there."""
+        line = {"line": self.mark.lines + 1, "time": self._now().isoformat(timespec="milliseconds"), "event": event}
+        body = json.dumps({**line, **what, "before": self.mark.digest}, separators=(",", ":")).encode()[:-1]
+        digest = _digest(body)
+        data = body + f',"digest":"{digest}"}}\n'.encode()
+        if len(data) > LONGEST:
+            raise RunError(f"a line of '{self.path}' would have {len(data):,} bytes, and {LONGEST:,} are allowed")
+        self._write(data)
+        self.mark, self._size = Mark(self.mark.lines + 1, digest), self._size + len(data)
+
+    def _write(self, data: bytes) -> None:
+        """Write after the last whole line, over whatever an earlier failure left there."""
+        try:
+            with explained("write", self.path):
+                handle = open_plain(self.path, os.O_RDWR)
+                try:
+                    os.ftruncate(handle, self._size)
+                    write_all(handle, data, self._size)
+                    os.fsync(handle)
+                finally:
+                    os.close(handle)
+        except RunError as error:
+            raise explained_full(error) from error
+
+
+def lines(path: Path) -> list[Mapping[str, Any]]:
+    """All lines of a log that is what was written."""
+    found: list[Mapping[str, Any]] = []
+    verify(path, look=found.append)
+    return found

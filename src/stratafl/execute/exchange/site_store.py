@@ -1,0 +1,239 @@
+"""What a site keeps of a federation, on its own disk and nowhere else.
+
+ROOT/FEDERATION/SITE/              mode 0700, locked by one process at a time
+    current.safetensors            the state after the last upload of which the server said that it was absorbed
+    pending.safetensors            the state after the upload that was sent last, and that upload
+    delivered.safetensors          the last parcel, which came after the last round, and which upload was absorbed last
+    blocks/                        tensors that were received, by digest (blocks.py)
+
+A pending state becomes current by being renamed. One that turns out not to have been absorbed stays until the next one
+replaces it: its attempt tells old messages from new ones.
+"""
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stratafl.core.reprs import short_repr
+from stratafl.core.state import Kind, State, bytes_of, difference, flatten, kind, unflatten
+from stratafl.errors import DamagedError, LostStateError, RunError
+from stratafl.execute.exchange.blocks import CACHE_BYTES, BlockCache
+from stratafl.execute.exchange.protocol import MOST, NOTHING, Download, check_name, upload_digest
+from stratafl.execute.exchange.state_file import DiskFullError, explained_full, read_state, write_state
+from stratafl.files import explained, private_folder, sync_folder
+
+log = logging.getLogger("stratafl")
+CURRENT, PENDING, BLOCKS = "current.safetensors", "pending.safetensors", "blocks"
+DELIVERED = "delivered.safetensors"
+DAMAGED = "damaged-pending.safetensors"
+_RECORD = {"round": int, "attempt": int, "base": str, "digest": str}
+_DELIVERED = {"round": int, "attempt": int, "absorbed": str}
+_STATE, _UPLOAD, _PARCEL = "state/", "upload", "parcel"
+_NO_UPLOAD: Kind = (torch.uint8, (0,))
+_ROOM = 1 << 20  # bytes of names and numbers in the header of a state
+_TODO = "put back a copy of its folder, or have the host forget this site, which then starts anew without it"
+
+
+def state_form(state: State) -> dict[str, Kind]:
+    """The names, types and shapes of a state, which stay what they are when a site enrols."""
+    return {name: kind(x) for name, x in flatten(state).items()}
+
+
+def site_folder(root: Path, federation: str, site: str) -> Path:
+    return root / check_name("a federation", federation) / check_name("a site", site)
+
+
+@short_repr
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """The state after an upload, with the upload; `base` is the digest of the upload whose state it grew from."""
+
+    round: int
+    attempt: int
+    base: str
+    digest: str
+    state: State
+    upload: bytes
+
+    def answers(self, request: Download) -> bool:
+        """Whether the upload is that of the round that is asked for, from the state that the server knows."""
+        return (self.round, self.base) == (request.address.round, request.absorbed)
+
+
+@short_repr
+@dataclass(frozen=True, eq=False)
+class Final:
+    """What a site ends with: its state (None: it never took part), and the parcel of the round after the last one."""
+
+    round: int
+    state: State | None
+    parcel: bytes
+
+
+@contextmanager
+def open_site(
+    root: Path,
+    federation: str,
+    site: str,
+    form: Mapping[str, Kind],
+    *,
+    cache_bytes: int = CACHE_BYTES,
+    most: int = MOST,
+) -> Iterator["SiteStore"]:
+    """The folder of one site in one federation, made if it is missing, and locked until the block ends.
+
+    `form` is that of the site's state (`state_form`); `cache_bytes` is what the blocks of downloads may take on disk.
+    """
+    folder = site_folder(root, federation, site)
+    with private_folder(folder):
+        yield SiteStore(folder, federation, site, form, BlockCache(folder / BLOCKS, cache_bytes).prepare(), most)
+
+
+def read_site(root: Path, federation: str, site: str, form: Mapping[str, Kind]) -> "SiteStore":
+    """The same folder for whoever only reads, such as predictions, also while another process has it open."""
+    folder = site_folder(root, federation, site)
+    return SiteStore(folder, federation, site, form, BlockCache(folder / BLOCKS), MOST)
+
+
+class SiteStore:
+    """An open folder of a site; `open_site` makes it."""
+
+    def __init__(
+        self, folder: Path, federation: str, site: str, form: Mapping[str, Kind], blocks: BlockCache, most: int
+    ) -> None:
+        self.folder, self.federation, self.site, self.blocks = folder, federation, site, blocks
+        self._form = dict(form)
+        self._most = most + _ROOM + sum(torch.empty(shape, dtype=t, device="meta").nbytes for t, shape in form.values())
+
+    def current(self) -> Kept | None:
+        """The state that the server knows of; a damaged one is an error, never a reason to start anew."""
+        try:
+            return self._read(self.folder / CURRENT)
+        except DamagedError as error:
+            raise LostStateError(f"{error}; the personal state of '{self.site}' is lost: {_TODO}") from error
+
+    def pending(self) -> Kept | None:
+        """The state that the server may not know of; if it is damaged, and the current one is not, it is dropped."""
+        path = self.folder / PENDING
+        try:
+            return self._read(path)
+        except DamagedError as error:
+            self.current()
+            log.warning("%s; it is set aside as '%s', and the round is trained again if asked", error, DAMAGED)
+            with explained("rename", path):
+                os.replace(path, path.with_name(DAMAGED))
+                sync_folder(self.folder)
+            return None
+
+    def keep(self, kept: Kept) -> None:
+        """Make this the pending state; when it returns, the state survives a power cut."""
+        flat = flatten(kept.state)
+        wrong = difference(self._form, flat)
+        if wrong is not None:
+            raise RunError(f"the state of '{self.site}' cannot be saved, because its form has changed: {wrong}")
+        tensors = {_UPLOAD: _as_tensor(kept.upload), **{_STATE + name: x for name, x in flat.items()}}
+        told = {"round": kept.round, "attempt": kept.attempt, "base": kept.base, "digest": kept.digest}
+        self._write(PENDING, told, tensors)
+
+    def promote(self) -> None:
+        """The pending state becomes the current one."""
+        try:
+            with explained("rename", self.folder / PENDING):
+                os.replace(self.folder / PENDING, self.folder / CURRENT)
+                sync_folder(self.folder)
+        except RunError as error:
+            raise explained_full(error) from error
+
+    def deliver(self, round: int, attempt: int, absorbed: str, parcel: bytes) -> None:
+        """Keep the last parcel of the server, and the digest of the upload after which it came, unless it is old."""
+        found = None
+        with suppress(DamagedError):  # then the new one takes its place
+            found = self._delivered()
+        if found is not None and (round, attempt) < (found[0]["round"], found[0]["attempt"]):
+            told = f"round {found[0]['round']}, attempt {found[0]['attempt']}"
+            raise RunError(f"round {round}, attempt {attempt} is an old message: the parcel of {told} is here")
+        about = {"round": round, "attempt": attempt, "absorbed": absorbed}
+        self._write(DELIVERED, about, {_PARCEL: _as_tensor(parcel)})
+
+    def delivered(self) -> bytes | None:
+        """The last parcel of the server; None before the commit."""
+        found = self._delivered()
+        return None if found is None else bytes_of(found[1][_PARCEL]).numpy().tobytes()
+
+    def final(self) -> Final | None:
+        """What the site ends with; None before the commit, and an error if its state is not the one of the commit."""
+        found = self._delivered()  # first: a commit makes the state current before it is delivered
+        if found is None:
+            return None
+        record, tensors = found
+        current = self.current()
+        if record["absorbed"] != (NOTHING if current is None else current.digest):
+            wrong = f"'{self.folder / CURRENT}' is missing or an old copy: the server absorbed another upload"
+            raise LostStateError(f"{wrong}; the personal state of '{self.site}' is lost: {_TODO}")
+        parcel = bytes_of(tensors[_PARCEL]).numpy().tobytes()
+        return Final(record["round"], None if current is None else current.state, parcel)
+
+    def _delivered(self) -> tuple[dict[str, Any], Mapping[str, Tensor]] | None:
+        path = self.folder / DELIVERED
+        if not os.path.lexists(path):
+            return None
+        record, tensors = read_state(path, self._most)
+        mine = self._others(record) is None and all(type(record.get(key)) is of for key, of in _DELIVERED.items())
+        if not mine or set(tensors) != {_PARCEL}:
+            raise RunError(
+                f"'{path}' is not a parcel for '{self.site}' in '{self.federation}': put back its own folder"
+            )
+        return record, tensors
+
+    def _write(self, name: str, told: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        record = {"federation": self.federation, "site": self.site, **told}
+        try:
+            write_state(self.folder / name, record, tensors)
+        except DiskFullError:
+            self.blocks.clear()  # which can be had again
+            write_state(self.folder / name, record, tensors)
+
+    def _others(self, record: Mapping[str, Any]) -> str | None:
+        """Whose file this is, if it is not this site's."""
+        for key, mine in (("federation", self.federation), ("site", self.site)):
+            if record.get(key) != mine:
+                return f"it is that of {key} {str(record.get(key))[:80]!r}"
+        return None
+
+    def _read(self, path: Path) -> Kept | None:
+        if not os.path.lexists(path):
+            return None
+        record, tensors = read_state(path, self._most)
+        wrong = self._wrong(record, tensors)
+        if wrong is not None:
+            todo = "check that this site runs the method and the model of the federation, or put back its own folder"
+            raise RunError(f"'{path}' is not the state of '{self.site}' in '{self.federation}': {wrong}; {todo}")
+        upload = bytes_of(tensors[_UPLOAD]).numpy().tobytes()
+        state = unflatten({name: tensors[_STATE + name] for name in self._form})
+        return Kept(record["round"], record["attempt"], record["base"], record["digest"], state, upload)
+
+    def _wrong(self, record: dict[str, Any], tensors: Mapping[str, Tensor]) -> str | None:
+        others = self._others(record)
+        if others is not None:
+            return others
+        if not all(type(record.get(key)) is of for key, of in _RECORD.items()):
+            return "its round, attempt or digests are missing"
+        form = {_UPLOAD: kind(tensors[_UPLOAD])} if _UPLOAD in tensors else {_UPLOAD: _NO_UPLOAD}
+        wrong = difference(form | {_STATE + name: each for name, each in self._form.items()}, tensors)
+        if wrong is not None:
+            return wrong
+        upload = bytes_of(tensors[_UPLOAD]).numpy().tobytes()
+        if record["digest"] != upload_digest(self.federation, self.site, record["round"], upload):
+            return "its upload has another digest"
+        return None
+
+
+def _as_tensor(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)

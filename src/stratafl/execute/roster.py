@@ -1,0 +1,108 @@
+"""The roster of a federation: which site is which client, and how many samples it has.
+
+A simulation reads numbers of samples from its data. A server has no data: each site says its own when it joins, and
+every upload is checked against it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from stratafl.core.algorithm import Requirements
+from stratafl.core.reprs import short_repr
+from stratafl.data.federation import Federation
+from stratafl.errors import DataError, choices, shown
+from stratafl.runtime.task import EVALUATION_BATCH
+
+LONGEST = 64  # letters of a name
+
+
+@dataclass(frozen=True)
+class RosterEntry:
+    """A site by its name, its number as a client, and how many samples it trains and validates on."""
+
+    name: str
+    client: int
+    samples: int
+    validation: int = 0
+
+    @staticmethod
+    def of(name: str, client: int, federation: Federation) -> "RosterEntry":
+        """What a site says of itself, whose samples are the federation, when it joins."""
+        return RosterEntry(name, client, *(len(federation.splits[split].indices) for split in ("train", "validation")))
+
+    def __post_init__(self) -> None:
+        name = self.name
+        if not (isinstance(name, str) and 0 < len(name) <= LONGEST and name.isprintable() and name == name.strip()):
+            raise DataError(f"'{shown(name)}' is not the name of a site: give 1 to {LONGEST} printable letters")
+        for what in ("client", "samples", "validation"):
+            value = getattr(self, what)
+            if type(value) is not int or not 0 <= value < 1 << 40:
+                raise DataError(f"'{what}' of site '{name}' is {shown(value)}: give a whole number of at least 0")
+
+
+@short_repr
+@dataclass(frozen=True)
+class Roster:
+    """The sites that have joined; those numbered below `clients` take part in training, the others only predict."""
+
+    clients: int
+    entries: tuple[RosterEntry, ...] = ()
+
+    def __post_init__(self) -> None:
+        for what, values in (("name", self.names), ("client", [each.client for each in self.entries])):
+            twice = next((each for each in values if list(values).count(each) > 1), None)
+            if twice is not None:
+                raise DataError(f"two sites have the {what} '{shown(twice)}': give every site its own")
+        for each in self.entries:
+            if each.client < self.clients and each.samples == 0:
+                raise DataError(
+                    f"site '{each.name}' is client {each.client} and has no training sample: give it some, or a number "
+                    f"from {self.clients}, with which it only predicts"
+                )
+
+    @staticmethod
+    def of(clients: int, entries: Iterable[RosterEntry]) -> "Roster":
+        return Roster(clients, tuple(entries))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(each.name for each in self.entries)
+
+    def entry(self, name: str) -> RosterEntry:
+        found = next((each for each in self.entries if each.name == name), None)
+        if found is None:
+            raise DataError(f"there is no site '{shown(name)}' in this federation; {choices(self.names)}")
+        return found
+
+    def joined(self, entry: RosterEntry) -> Self:
+        """With a further site, or with other numbers of samples of one that is there."""
+        others = tuple(each for each in self.entries if each.name != entry.name)
+        return type(self)(self.clients, (*others, entry))
+
+    @property
+    def complete(self) -> bool:
+        """Whether all clients that take part in training have joined."""
+        return sum(each.client < self.clients for each in self.entries) == self.clients
+
+    @property
+    def samples(self) -> Tensor:
+        """Training samples by client, int64 `[N]`; 0 of those that have not joined."""
+        count = max([self.clients, *(each.client + 1 for each in self.entries)])
+        found = torch.zeros(count, dtype=torch.int64)
+        for each in self.entries:
+            found[each.client] = each.samples
+        return found
+
+    def widest(self, requires: Requirements) -> dict[str, int]:
+        """The samples of the largest client by split, as far as a site needs it to compute a simulation's bits.
+
+        Short batches are padded to the largest client's, if that is below a batch; no site learns more than that.
+        """
+        there = [each for each in self.entries if each.client < self.clients]
+        counts = {"train": [each.samples for each in there], "validation": [each.validation for each in there]}
+        most = max(requires.batch, EVALUATION_BATCH)
+        return {split: min(max(held, default=0), most) for split, held in counts.items()}

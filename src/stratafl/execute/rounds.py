@@ -1,0 +1,102 @@
+"""The rounds of a federation as its server knows them: who takes part, in which order rows are summed up, what is sent.
+
+A server needs no data for any of it. `context.py` adds what a simulation has besides, `server.py` what a server does.
+"""
+
+import logging
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from stratafl.core.algorithm import Algorithm, Requirements, Total
+from stratafl.core.form import Form
+from stratafl.core.reprs import short_repr
+from stratafl.core.round import Round, Setup
+from stratafl.core.state import State, tensors
+from stratafl.errors import DataError, RecordError
+
+log = logging.getLogger("stratafl")
+
+
+@short_repr
+@dataclass(frozen=True, eq=False)
+class Rounds:
+    """An algorithm, what is known before its first round, and how many training samples every client has."""
+
+    algorithm: Algorithm
+    setup: Setup
+    samples: Tensor  # int64 `[N]`, by client; of new clients too, which come after the others
+    # Updates more than so many times as long as the cohort's median are left out.
+    norm_limit: float | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.norm_limit is not None and self.requires.noise:
+            raise RecordError(
+                "server.norm_limit leaves clients out by what others sent, of which the noise of this method hides "
+                "nothing: leave it out, or set it to 0; its updates are clipped"
+            )
+
+    @cached_property
+    def requires(self) -> Requirements:
+        """What the algorithm declares; asked ten times a round, and put together from all its steps."""
+        return self.algorithm.requires
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds it takes: those that were asked for, and those that the algorithm adds."""
+        return self.setup.rounds + self.requires.extra_rounds
+
+    def at(self, t: int) -> Round:
+        return round_at(self.algorithm, self.setup, t)
+
+    # Cohorts
+
+    def cohort(self, rnd: Round) -> Tensor:
+        """The clients of a round, the same for every algorithm, in the order in which rows are summed up."""
+        everybody = torch.arange(self.setup.clients)
+        return self.ordered(everybody if rnd.plan.participation == "all" else self.setup.sampled(rnd.t))
+
+    def checked(self, ids: Tensor) -> Tensor:
+        """The ids, if each is a client and none comes twice."""
+        given = torch.as_tensor(ids).tolist()
+        wrong = [i for i in given if not 0 <= i < self.setup.clients]
+        if wrong:
+            raise DataError(f"there is no client {wrong[0]}: the {self.setup.clients} clients are numbered from 0")
+        twice = next(((i, count) for i, count in Counter(given).items() if count > 1), None)
+        if twice is not None:
+            raise DataError(f"client {twice[0]} comes {twice[1]} times: each client takes part in a round once")
+        return torch.as_tensor(ids, dtype=torch.int64)
+
+    def ordered(self, ids: Tensor) -> Tensor:
+        """Larger clients first, so that a chunk holds clients of similar size; equal ones by id."""
+        ids = ids.sort().values
+        return ids[torch.argsort(self.samples[ids], descending=True, stable=True)]
+
+    # The server's side of a round
+
+    def upload_form(self, rnd: Round, server: State) -> Form:
+        """The form of uploads, found once for each phase."""
+        if rnd.plan.phase not in self._forms:
+            self._forms[rnd.plan.phase] = self.algorithm.upload_form(rnd, server)
+        return self._forms[rnd.plan.phase]
+
+    @cached_property
+    def _forms(self) -> dict[int, Form]:
+        return {}
+
+    def absorbed(self, rnd: Round, server: State, total: Total) -> State:
+        """The server's next state; what it was, if finite uploads came to numbers that are not finite."""
+        after = self.algorithm.absorb(rnd, server, total)
+        floats = [x for x in tensors(after) if x.is_floating_point()]
+        if not floats or bool(torch.stack([torch.isfinite(x).all() for x in floats]).all()):
+            return after
+        held = "what the server made of finite uploads is not finite: it keeps its last state"
+        log.warning("round %d: %s", rnd.t + 1, held)
+        return server
+
+
+def round_at(algorithm: Algorithm, setup: Setup, t: int) -> Round:
+    return Round(setup, t, algorithm.plan(t, setup.rounds))

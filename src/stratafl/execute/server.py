@@ -1,0 +1,165 @@
+"""The server of a deployed federation: a blueprint and a roster, no data; all that crosses is bytes of `core/wire.py`.
+
+Its functions are pure, as those of the waist: whoever drives them keeps the state. `site.py` is the other side.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import blake2b, sha256
+
+import torch
+
+from stratafl.core import wire
+from stratafl.core.algorithm import Total
+from stratafl.core.parcel import Parcel
+from stratafl.core.reprs import short_repr
+from stratafl.core.round import Round
+from stratafl.core.state import State
+from stratafl.errors import DataError, RecordError, WireError
+from stratafl.execute.blueprint import Blueprint
+from stratafl.execute.roster import Roster, RosterEntry
+from stratafl.execute.rounds import Rounds
+from stratafl.execute.state_format import StateFormat
+from stratafl.execute.uploads import DEPLOYED, Inspection, LeftOut, Outlier, inspect, outliers, too_long
+from stratafl.runtime.speed import precision
+
+SECRET = 32  # bytes
+
+
+@short_repr
+@dataclass(frozen=True, eq=False)
+class Absorbed:
+    """The server's next state, whose uploads are in it, who was left out and why, and whose update is far off."""
+
+    server: State
+    present: tuple[int, ...]
+    left_out: tuple[LeftOut, ...] = ()
+    outliers: tuple[Outlier, ...] = ()
+
+
+@short_repr
+@dataclass(frozen=True, eq=False)
+class Server(Rounds):
+    """What a server does in a round; `Server.of` makes it from a blueprint."""
+
+    roster: Roster
+    device: torch.device
+
+    @staticmethod
+    def of(
+        blueprint: Blueprint,
+        roster: Roster,
+        device: str | torch.device = "cpu",
+        *,
+        norm_limit: float | None = DEPLOYED,
+        secret: bytes | None = None,
+    ) -> "Server":
+        """The server, or an error that says what does not fit; sites may join later (`joined`).
+
+        A method whose server adds noise needs a `secret`, 32 bytes of the operating system that no site knows.
+        """
+        if roster.clients != blueprint.clients:
+            raise DataError(f"the roster is of {roster.clients} clients, and the federation has {blueprint.clients}")
+        blueprint.check_splits()
+        if roster.complete:
+            blueprint.check_largest(int(roster.samples[: roster.clients].max()))
+        setup = replace(blueprint.setup(device), secret=secret)
+        blueprint.algorithm.check(setup)
+        known = (blueprint.algorithm, setup, roster.samples, roster, torch.device(device))
+        return Server(*known, norm_limit=norm_limit)
+
+    def joined(self, entry: RosterEntry) -> "Server":
+        """The server with a further site, or with one that has other numbers of samples."""
+        roster = self.roster.joined(entry)
+        return replace(self, roster=roster, samples=roster.samples)
+
+    @property
+    def widest(self) -> Mapping[str, int]:
+        """What sites are told of the largest client's samples."""
+        return self.roster.widest(self.requires)
+
+    # State
+
+    def start(self) -> State:
+        """Its state before the first round."""
+        return self.algorithm.init(self.setup)
+
+    @cached_property
+    def state_format(self) -> StateFormat:
+        """The tensors of its state, for whoever saves and restores it."""
+        return StateFormat(self.start())
+
+    # A round
+
+    def download(self, t: int, state: State, client: int, new: bool = False) -> bytes:
+        """What a site is sent before round t; a `new` one has never taken part."""
+        parcel = self._parcel(self.at(t), state, client, new)
+        return wire.encode(parcel, self.setup.layout)
+
+    def _parcel(self, rnd: Round, state: State, client: int, new: bool = False) -> Parcel:
+        if not new:
+            self.checked(torch.tensor([client]))
+        with precision("fp32"):
+            return self.algorithm.download(rnd, state, torch.tensor([client]), new)
+
+    def absorb(self, t: int, state: State, uploads: Mapping[int, bytes]) -> Absorbed:
+        """Its state after round t, from the uploads by client, read one at a time in the order of a simulation.
+
+        An upload that a simulation would leave out is left out. If all are, the state stays what it was. Which updates
+        are too long is known when all were read, so that they are then read again without those.
+        """
+        cohort: list[int] = self.ordered(self.checked(torch.tensor(list(uploads), dtype=torch.int64))).tolist()
+        after, found = self._folded(t, state, uploads, cohort)
+        present = [client for client in cohort if not found[client].reasons[0]]
+        norms = [found[client].norms[0] for client in present]
+        far = too_long(present, [found[client].parts[0] for client in present], self.norm_limit)
+        reasons = {client: found[client].reasons[0] for client in cohort} | {each.client: each.reason for each in far}
+        if far:
+            after, _ = self._folded(t, state, uploads, [client for client in present if not reasons[client]])
+        left_out = tuple(LeftOut(client, reason) for client, reason in reasons.items() if reason)
+        named = tuple(each for each in outliers(present, norms) if not reasons[each.client])
+        return Absorbed(after, tuple(client for client in cohort if not reasons[client]), left_out, named)
+
+    def _folded(
+        self, t: int, state: State, uploads: Mapping[int, bytes], clients: list[int]
+    ) -> tuple[State, dict[int, Inspection]]:
+        """Its state after round t from the uploads of these clients, and what was found in each."""
+        rnd, total, found = self._keyed(self.at(t), uploads), Total(), dict[int, Inspection]()
+        self.upload_form(rnd, state)
+        with precision("fp32"):
+            for client in clients:
+                parcel, found[client] = self._arrived(rnd, state, client, uploads[client])
+                if not found[client].reasons[0]:
+                    total = self.algorithm.fold(rnd, state, total, parcel, torch.tensor([client]))
+            some = self.requires.noise or any(not each.reasons[0] for each in found.values())
+            return self.absorbed(rnd, state, total) if some else state, found
+
+    def _keyed(self, rnd: Round, uploads: Mapping[int, bytes]) -> Round:
+        """The round with a secret of its own, where noise is drawn.
+
+        The same uploads get the same noise again. Others of the same round, which only a restored backup has, do not:
+        the difference of two models with one noise would tell what was added.
+        """
+        if not self.requires.noise:
+            return rnd
+        if self.setup.secret is None or len(self.setup.secret) < SECRET:
+            raise RecordError(f"noise that sites cannot know needs a secret: give Server.of {SECRET} random bytes")
+        key = blake2b(key=self.setup.secret, digest_size=SECRET)
+        for client in sorted(uploads):
+            key.update(client.to_bytes(8, "big") + sha256(uploads[client]).digest())
+        return replace(rnd, setup=replace(self.setup, secret=key.digest()))
+
+    def _arrived(self, rnd: Round, state: State, client: int, data: bytes) -> tuple[Parcel, Inspection]:
+        """An upload, and what is found in it; norms are of its difference from what the server sent."""
+        form, samples = self.upload_form(rnd, state), self.samples[client : client + 1]
+        if int(samples) == 0:
+            return Parcel({}), Inspection.refused("it is not in the roster", 1)
+        try:
+            parcel = wire.decode(data, self.setup.layout, form).to(self.device)
+        except WireError as error:
+            return Parcel({}), Inspection.refused(str(error), 1)
+        opened = self.algorithm.open(rnd, state, parcel, torch.tensor([client]))
+        sent, limited = self._parcel(rnd, state, client), self.norm_limit is not None
+        found = inspect(parcel, form, {}, sent, samples, self.setup.layout, opened, limited=limited)
+        return opened.uploads, found

@@ -1,0 +1,64 @@
+"""The tensors of a state that is saved: their names, types and shapes, which stay what they are from round to round."""
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stratafl.core.layout import Rows
+from stratafl.core.state import State, bytes_of, difference, flatten, unflatten
+from stratafl.errors import DamagedError, RunError
+
+
+@dataclass(frozen=True)
+class Part:
+    """One tensor of a client's state."""
+
+    path: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    bytes: int
+
+
+class StateFormat:
+    """How a client's state is laid out as bytes: its tensors end to end."""
+
+    def __init__(self, state: State) -> None:
+        self.parts = tuple(
+            Part(path, x.dtype, tuple(x.shape), x.numel() * x.element_size()) for path, x in flatten(state).items()
+        )
+        self.size = sum(part.bytes for part in self.parts)
+        self._sum = zlib.crc32(repr(self.parts).encode())
+
+    def sum(self, data: bytes) -> int:
+        """A checksum that also depends on the layout."""
+        return zlib.crc32(data, self._sum)
+
+    def encode(self, state: State) -> bytes:
+        flat = flatten(state)
+        found = tuple((path, x.dtype, tuple(x.shape)) for path, x in flat.items())
+        if found != tuple((part.path, part.dtype, part.shape) for part in self.parts):
+            raise RunError("a client's state changed its shape, which states on disk cannot do: use run.store=ram")
+        return b"".join(bytes_of(x).numpy().tobytes() for x in flat.values())
+
+    def decode(self, data: bytes) -> State:
+        """The state, each tensor in memory of its own."""
+        flat: Rows = {}
+        start = 0
+        for part in self.parts:
+            whole = torch.empty(part.bytes, dtype=torch.uint8)
+            whole.numpy()[:] = np.frombuffer(data, np.uint8, part.bytes, start)
+            flat[part.path] = whole.view(part.dtype).reshape(part.shape)
+            start += part.bytes
+        return unflatten(flat)
+
+    def restored(self, tensors: Mapping[str, Tensor]) -> State:
+        """The state from flat names and tensors, as `flatten` gave them to a file; refused unless they are these."""
+        wrong = difference({part.path: (part.dtype, part.shape) for part in self.parts}, tensors)
+        if wrong is not None:
+            raise DamagedError(f"the saved state is not one of this federation: {wrong}")
+        # Copied, so that products see memory aligned as in a run that was never interrupted.
+        return unflatten({part.path: tensors[part.path].clone() for part in self.parts})

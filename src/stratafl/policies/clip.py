@@ -1,0 +1,58 @@
+"""Clipping: updates that are scaled to at most a norm, before a mean is taken of them.
+
+An update is the difference of what a client sent from what the server holds, which is what it sent to the clients.
+Norms are over the trainable columns that a client sent; BatchNorm statistics have a norm of their own, since they are
+in another unit than weights. An update that is short enough stays as it is, to the bit.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from stratafl.core.layout import Layout, Rows, row_dot
+from stratafl.core.state import Computed
+
+LEAST = 1e-300  # in the place of a norm of 0, by which nothing is divided
+
+
+def clipped(
+    rows: Rows, sent: Rows | None, held: Mapping[str, Tensor], layout: Layout, norm: float
+) -> Mapping[str, Tensor]:
+    """The blocks `[C, …]` of some clients, with every update scaled to at most this norm; one block at a time."""
+    kinds, each = trainable(rows, layout), {}
+    for kind in sorted(set(kinds.values())):
+        names = [name for name in rows if kinds[name] is kind]
+        squares = [_squares(rows[name], None if sent is None else sent[name], held[name]) for name in names]
+        each[kind] = scale(torch.stack(squares).sum(0).sqrt(), norm)
+    return scaled(rows, held, {name: each[kind] for name, kind in kinds.items()})
+
+
+def trainable(names: Mapping[str, Tensor], layout: Layout) -> dict[str, bool]:
+    """Which blocks are weights and which are statistics; a field that is a tensor counts as weights."""
+    return {name: name not in layout.specs or layout.specs[name].trainable for name in names}
+
+
+def scale(norms: Tensor, most: float | Tensor) -> Tensor:
+    """`[C]`: what updates of these norms are multiplied by, 1 where they are short enough."""
+    return (most / norms.clamp(min=LEAST)).clamp(max=1)
+
+
+def scaled(
+    rows: Mapping[str, Tensor], held: Mapping[str, Tensor], scales: Mapping[str, Tensor]
+) -> Mapping[str, Tensor]:
+    """θ + s_k·(θ_k − θ) in float64, and θ_k itself where s_k = 1; computed whenever a block is asked for."""
+
+    def block(name: str) -> Tensor:
+        x = rows[name].double()
+        factor = scales[name].to(x.device).reshape(-1, *(1,) * (x.ndim - 1))
+        return torch.where(factor < 1, (x - held[name]).mul_(factor).add_(held[name]), x)
+
+    return Computed(rows, block)
+
+
+def _squares(block: Tensor, sent: Tensor | None, held: Tensor) -> Tensor:
+    update = block.to(torch.float64, copy=True).sub_(held)  # squares of float32 overflow at 1e19
+    if sent is not None:
+        update.masked_fill_(~sent, 0)
+    return row_dot(update, update)
