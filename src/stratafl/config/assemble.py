@@ -61,16 +61,21 @@ def algorithm_of(experiment: Experiment, trust: Trust | bool = NOTHING) -> Algor
     return _with_merge(made, experiment)
 
 
+OF_MERGE = {"share": "trimmed", "factor": "clipped", "norm": "clipped", "f": "krum", "keep": "krum"}
+
+
 def _with_merge(algorithm: Algorithm, experiment: Experiment) -> Algorithm:
     """The method with the merge that the table [server] asks for."""
     server, usual = experiment.server, ServerTable()
-    for key, merge in (("share", "trimmed"), ("factor", "clipped")):
+    for key, merge in OF_MERGE.items():
         if getattr(server, key) != getattr(usual, key) and server.merge != merge:
             raise RecordError(f"server.{key} has no effect with server.merge = '{server.merge}': it is for '{merge}'")
+    if server.norm is not None and server.factor != usual.factor:
+        raise RecordError("server.factor has no effect beside server.norm, which is the largest norm: leave one out")
     if server.merge == "mean":
         return algorithm
     try:
-        return robust(algorithm, server.merge, share=server.share, factor=server.factor)
+        return robust(algorithm, server.merge, **{key: getattr(server, key) for key in OF_MERGE})
     except RecordError as error:
         raise RecordError(f"{experiment.algorithm.name}: server.{error}") from error
 
@@ -115,7 +120,7 @@ def seeds_of(experiment: Experiment) -> Seeds:
 def federation_of(experiment: Experiment) -> Federation:
     """The data over its clients."""
     data, seed = experiment.data, seeds_of(experiment).partition
-    samples = samples_of(data, seed, _reading_limit(experiment.run))
+    samples = samples_of(data, seed, reading_limit(experiment.run))
     return from_samples(
         samples,
         clients=data.clients,
@@ -132,7 +137,7 @@ def federation_of(experiment: Experiment) -> Federation:
 def federation_to_run(experiment: Experiment) -> Federation:
     """The data over its clients, on the run's device; runs of one process that use the same data share one."""
     data, run = experiment.data, experiment.run
-    settings = {**to_settings(data), "seed": seeds_of(experiment).partition, "limit": _reading_limit(run).most}
+    settings = {**to_settings(data), "seed": seeds_of(experiment).partition, "limit": reading_limit(run).most}
     key, device = json.dumps(settings, sort_keys=True), device_or_cpu(run.device)
     return shared_federation(data.name, data.path, key, device, lambda: federation_of(experiment))
 
@@ -167,11 +172,16 @@ def _refuse_set(data: DataTable, keys: Sequence[str], name: str, why: str) -> No
 
 def samples_of(data: DataTable, seed: int, limit: MemoryLimit = USUAL_LIMIT) -> Samples:
     """The samples as the table says that they are read, in as much memory as the limit leaves."""
+    return load_samples(data.name, reading_of(data, seed, limit))
+
+
+def reading_of(data: DataTable, seed: int, limit: MemoryLimit = USUAL_LIMIT) -> Reading:
+    """How the table says that samples are read."""
     known = {f.name for f in dataclasses.fields(Reading)} - {"seed", "limit"}
-    return load_samples(data.name, Reading(**{key: getattr(data, key) for key in known}, seed=seed, limit=limit))
+    return Reading(**{key: getattr(data, key) for key in known}, seed=seed, limit=limit)
 
 
-def _reading_limit(run: RunTable) -> MemoryLimit:
+def reading_limit(run: RunTable) -> MemoryLimit:
     """The run's memory limit, where it is one of RAM and not of a GPU."""
     name = device_of("auto") if run.device == "auto" else run.device  # what is not here is refused elsewhere
     return MemoryLimit(run.memory_limit if name == "cpu" else None)
@@ -245,6 +255,7 @@ def simulation_with(
         device=run.device,
         memory_limit=run.memory_limit,
         new_clients=experiment.data.new_clients,
+        norm_limit=experiment.server.norm_limit or None,
         **more,
     )
 

@@ -6,6 +6,7 @@ What is typed is parsed once, here; everywhere else settings are mappings of `ta
 import tomllib
 import typing
 from collections.abc import Iterable, Mapping
+from dataclasses import MISSING
 from typing import Any, Literal
 
 from stratafl.config.tables import TABLES
@@ -57,6 +58,8 @@ def documented(tables: Mapping[str, type[Any]]) -> str:
 
 
 def _default(value: Any) -> str:
+    if value is MISSING:
+        return "required"
     if isinstance(value, tuple):
         value = list(value)
     return "none" if value is None else f"`{str(value).lower() if isinstance(value, bool) else value}`"

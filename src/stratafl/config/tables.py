@@ -22,8 +22,11 @@ from stratafl.data.splitting import SPLIT
 from stratafl.errors import unknown
 from stratafl.evaluation.metrics import METRICS, named_metric
 from stratafl.execute.memory import Store
+from stratafl.execute.uploads import DEPLOYED
 from stratafl.models import MODELS
 from stratafl.policies import SGD
+from stratafl.policies.krum import Keep, Wrong
+from stratafl.policies.merge import Positive
 from stratafl.policies.robust import Factor, Share
 from stratafl.runtime.build import EngineName
 from stratafl.runtime.speed import Choice, Convolutions, Precision
@@ -75,15 +78,27 @@ class AlgorithmTable:
 
 @record
 class ServerTable:
-    """How the server merges uploads, of methods that average them."""
+    """How the server merges uploads, of methods that average them, and which it leaves out."""
 
     merge: Annotated[
-        Literal["mean", "median", "trimmed", "clipped"],
+        Literal["mean", "median", "trimmed", "clipped", "krum"],
         "what takes the place of a method's mean: of each column the median, or the mean without the smallest and",
-        "largest values; or the mean of updates whose norm is clipped",
+        "largest values; or the mean of updates whose norm is clipped, or of the uploads nearest to others (Krum)",
     ] = "mean"
     share: Annotated[Share, "`trimmed`: the share of the values that is left out on either side"] = 0.2
     factor: Annotated[Factor, "`clipped`: the largest norm, as a multiple of the cohort's median"] = 1.0
+    norm: Annotated[
+        Positive | None,
+        "`clipped`: the largest norm, whatever the others' are; this keeps no uploads, and server optimisers take it",
+    ] = None
+    f: Annotated[Wrong, "`krum`: how many clients of a round may be wrong; it needs 2f + 3 of them"] = 1
+    keep: Annotated[Keep, "`krum`: how many uploads it takes the mean of; 1 is Krum, more is Multi-Krum"] = 1
+    norm_limit: Annotated[
+        float | None,
+        Range(least=0),
+        "updates more than so many times as long as the cohort's median are left out of the round; 0: none;",
+        f"by default none in a simulation, {DEPLOYED:g} in a deployment",
+    ] = None
 
 
 @record

@@ -27,6 +27,7 @@ _RATIO, _FEW = 4.0, 3.0  # a ratio that is usual, and how much more is usual wit
 _SPREADS, _SHIFT = 3.0, 10.0
 _PRESENT, _DENSE = 0.2, 0.9  # shares of numbers that are not 0, of a client and of all
 _NAMED = 5  # clients that a warning names
+FACTOR = 100.0  # by which sizes of columns may differ before a line says so
 
 
 class Outlier(NamedTuple):
@@ -190,3 +191,12 @@ def _farthest(apart: list[tuple[str, Array, Array, Array]], names: list[str]) ->
         pair = float(own[client, feature]), float(others[client, feature])
         found.append(Outlier(client, names[feature], measure, *pair, int((most[client] > 1).sum())))
     return tuple(found)
+
+
+def columns_differ_in_size(x: torch.Tensor) -> bool:
+    """Whether the columns of a table are too different in size to train on as they are."""
+    if x.ndim != 2 or not x.is_floating_point() or not len(x):
+        return False
+    sizes = x.abs().amax(0)
+    sizes = sizes[sizes > 0]
+    return len(sizes) > 0 and bool(sizes.max() > FACTOR * min(1.0, float(sizes.min())))

@@ -53,6 +53,7 @@ class Splitter:
     seed: int
     names: tuple[str, ...] = ()
     split: str = "stratified"
+    first: int = 0  # the number of the first client: each client's random numbers follow from its own
 
     def __post_init__(self) -> None:
         if self.split not in SPLIT:
@@ -113,7 +114,7 @@ class Splitter:
     def _parts(self, mine: Indices, client: int, sizes: Sizes) -> tuple[Indices, Parts]:
         """A client's samples in random order, and the part of each."""
         # a stream of the client's own, so that its split does not change with the other clients
-        rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(client,)))
+        rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(self.first + client,)))
         mixed = rng.permutation(mine)
         stratum = _strata(self.labels[mixed], sizes, self.split)
         if self.group is not None:

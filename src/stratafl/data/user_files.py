@@ -33,7 +33,7 @@ def user_samples(place: Path, reading: Reading) -> Samples:
     columns[label], names = targets(columns[label], reading.targets, str(place))
     columns, tests = reading.rows_of_owners(columns, tests, owner, place)
     rest = {name: cells for name, cells in columns.items() if name not in (label, owner, group)}
-    x, mode, remark = _features(rest, reading, place, owner is not None)
+    x, mode, remark = features(rest, reading, place, owner is not None)
     return Samples(
         x=x,
         y=np.asarray(columns[label]),
@@ -140,7 +140,8 @@ def _perhaps_clients(name: str, cells: Column) -> str:
     return f"; set data.client to '{name}' if it names the clients" if repeated else ""
 
 
-def _features(columns: Columns, reading: Reading, place: Path, owned: bool) -> Content:
+def features(columns: Columns, reading: Reading, place: Path, owned: bool) -> Content:
+    """The samples in columns without labels and clients: images, arrays or numbers."""
     images = [name for name, cells in columns.items() if are_images(cells)]
     others = [name for name in columns if name not in images[:1]]
     if images and others:

@@ -15,7 +15,7 @@ from stratafl.errors import ModelError, RunError, first_line
 from stratafl.files import atomically
 from stratafl.models import save_weights
 
-__all__ = ["Predictor", "to_onnx", "to_safetensors"]
+__all__ = ["Predictor", "export_model", "to_onnx", "to_safetensors"]
 
 
 class Predictor(nn.Module):
@@ -70,6 +70,19 @@ class Predictor(nn.Module):
         if kind.is_floating_point or kind == torch.uint8:
             return x.to(self.dtype)
         return x
+
+
+def export_model(model: Predictor, path: Path) -> None:
+    """Write a model to `NAME.onnx`, with its preprocessing, or to `NAME.safetensors`; no file is overwritten."""
+    if path.exists():
+        raise RunError(f"'{path}' exists: choose another name, or remove it")
+    raw = model.preprocessing
+    if path.suffix == ".onnx":
+        to_onnx(model, torch.zeros((2, *raw.shape), dtype=raw.kind), path)
+    elif path.suffix == ".safetensors":
+        to_safetensors(model.module, path, raw)
+    else:
+        raise RunError(f"cannot export to '{path}': choose a name that ends in .onnx or .safetensors")
 
 
 def to_safetensors(module: nn.Module, path: Path, preprocessing: Preprocessing) -> None:

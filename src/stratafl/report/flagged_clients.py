@@ -54,8 +54,8 @@ def flag_table(ranks: Sequence[Rank]) -> Table | None:
                 ratio = Cell(flag.times, flag.ratio) if flag.far else Cell("")
                 rows.append((*cells, Cell(f"{flag.far} of {one.rounds}", flag.far), ratio))
     caption = (
-        "Left out: the upload is not finite, or its number of samples is wrong. Outlier: the norm of the update is at "
-        f"least {FAR:g} times the median of the cohort; the update takes part."
+        "Left out: the upload is not finite, its number of samples is wrong, or it is above a limit. Outlier: the norm "
+        f"of the update is at least {FAR:g} times the median of the cohort; the update takes part."
     )
     head = ("method", "seed", "client", "rounds left out", "reason", "rounds as outlier", "times the median")
     return Table("left-out", caption, head, tuple(rows), left=3, stacked=True) if rows else None

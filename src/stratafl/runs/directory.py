@@ -13,29 +13,20 @@ guard/               what each client takes at the end, if the run is guarded (g
 memories.bin         the states of clients, if they are kept on disk
 """
 
-import os
 import shlex
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from stratafl.config.experiment import Experiment, from_stored, load_stored, to_tables
-from stratafl.errors import BusyError, DamagedError, RunError
+from stratafl.errors import DamagedError, RunError
 from stratafl.evaluation.measure import Line
-from stratafl.files import PARTIAL, atomically, explained, is_plain, is_plain_folder, sync_folder
+from stratafl.files import atomically, explained, is_plain, sync_folder
 from stratafl.runs import checkpoint, environment
 from stratafl.runs.format import check_format
 from stratafl.runs.journal import Mark, line_bodies
 from stratafl.runs.json_files import read_json
-
-fcntl: ModuleType | None
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 CONFIG, ENVIRONMENT, PREPROCESSING, ROUNDS = "config.toml", "environment.json", "preprocessing.json", "rounds.jsonl"
 JOURNALS = ("rounds", "clients", "layers")
@@ -97,38 +88,6 @@ def refuse_guard(folder: Path) -> None:
     if (folder / CHOICES).exists():
         whole = shlex.quote(str(folder.parent))
         raise RunError(f"'{folder}' is what the guard of a run came to, not a run: give the run itself, {whole}")
-
-
-def clear_partial(folder: Path) -> None:
-    """Remove what interrupted writes left behind."""
-    for partial in folder.glob(f".*{PARTIAL}"):
-        if is_plain_folder(partial):
-            shutil.rmtree(partial, ignore_errors=True)
-        elif partial.is_file():
-            partial.unlink(missing_ok=True)
-
-
-def check_lockable() -> None:
-    """Raise on systems where two processes could write into the same run directory."""
-    if fcntl is None:
-        raise RunError("this system cannot lock a run directory: use Linux or macOS (on Windows, WSL)")
-
-
-def lock(folder: Path) -> int:
-    """A handle of the directory, locked until it is closed or the process ends, however it ends."""
-    check_lockable()
-    assert fcntl is not None
-    with explained("open", folder):
-        handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(handle)
-        raise BusyError(f"another process is writing to '{folder}': wait until it ends, or stop it") from error
-    except OSError as error:
-        os.close(handle)
-        raise RunError(f"cannot lock '{folder}': {error.strerror}") from error
-    return handle
 
 
 def check_config(path: Path, then: Mapping[str, Any], today: Mapping[str, Any]) -> None:

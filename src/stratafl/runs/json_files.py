@@ -8,10 +8,9 @@ from types import NoneType
 from typing import Any, get_args
 
 from stratafl.errors import DamagedError, RunError, shown
-from stratafl.files import read_plain, write_atomically
+from stratafl.files import json_value, read_plain, write_atomically
 
 LARGEST = 64 << 20  # bytes of a JSON file, or of a line of a journal
-_DIGITS = 19  # of whole numbers
 _WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", list: "a list"}
 _WORDS |= {dict: "a table", NoneType: "nothing"}
 
@@ -37,10 +36,9 @@ def read_json_value(path: Path) -> Any:
 def parse_json(path: Path, data: bytes) -> Any:
     """The JSON value in these bytes of the file `path`."""
     try:
-        return json.loads(data.decode(), parse_constant=_refused, parse_float=_finite, parse_int=_whole)
-    except (ValueError, RecursionError) as error:
-        reason = "values are nested too deeply" if isinstance(error, RecursionError) else error
-        raise DamagedError(f"'{path}' is damaged: {reason}") from error
+        return json_value(data)
+    except ValueError as error:
+        raise DamagedError(f"'{path}' is damaged: {error}") from error
 
 
 def is_count(value: Any) -> bool:
@@ -70,16 +68,3 @@ def check_value(key: str, value: Any, kind: Any) -> None:
     if not sound or (type(value) is float and not isfinite(value)):
         words = " or ".join(_WORDS[each] for each in allowed)
         raise ValueError(f"{shown(key)} is {shown(value)}, not {words}")
-
-
-def _refused(text: str) -> float:
-    raise ValueError(f"{text[:20]} is not a number that JSON knows")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    return number if isfinite(number) else _refused(text)
-
-
-def _whole(text: str) -> int:
-    return int(text) if len(text) <= _DIGITS else int(_refused(text))

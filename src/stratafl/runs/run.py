@@ -29,7 +29,7 @@ from stratafl.data.loading import is_place
 from stratafl.errors import DamagedError, RunError
 from stratafl.evaluation.measure import Line
 from stratafl.execute import SINGLE_PROCESS, ProcessGroup, Progress, Simulation
-from stratafl.files import write_atomically
+from stratafl.files import check_lockable, clear_partial, lock, write_atomically
 from stratafl.policies import SGD
 from stratafl.runs import directory, environment, loggers
 from stratafl.runs.class_counts import write_class_counts
@@ -73,9 +73,9 @@ class Run:
         if guards(experiment) and process_group.world_size > 1:
             raise RunError("the guard works in one process: leave out evaluate.guard, or do not use torchrun")
         self.trial = trial_of(experiment, sim, process_group, trust)
-        self._lock = directory.lock(folder)
+        self._lock = lock(folder)
         try:
-            directory.clear_partial(folder)
+            clear_partial(folder)
             loggers.refuse_linked(folder)
             self._files = RunFiles(folder, self._lock, sim, process_group)
             progress, selected = self._files.restored()
@@ -107,7 +107,7 @@ class Run:
     ) -> Self:
         """A new run; everything is checked before the directory is made, and nothing is overwritten."""
         directory.refuse_existing(folder)
-        directory.check_lockable()
+        check_lockable()
         experiment = completed(with_absolute_paths(experiment), trust)
         loggers.check(experiment.log.to)
         sim = simulation_of(experiment, trust=trust)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stratafl.errors import BusyError
-from stratafl.runs.directory import lock
+from stratafl.files import lock
 
 POLL = 0.1  # seconds until a process that waits looks again
 

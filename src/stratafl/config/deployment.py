@@ -1,0 +1,174 @@
+"""From an experiment to the members of a deployment: what all agree on, and the samples of one site.
+
+The tables of an experiment mean what they mean in a simulation, except [data]: where the samples are is each site's own
+business, and how they are divided is given. A site that reads its file in another way says so in its own tables.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from stratafl.config.assemble import algorithm_of, model_of, reading_limit, reading_of, samples_of, seeds_of
+from stratafl.config.experiment import Experiment, from_tables, read_toml, to_tables
+from stratafl.config.migrations import migrate
+from stratafl.config.tables import TABLES
+from stratafl.config.trust import NOTHING, Trust
+from stratafl.core.annotations import Range
+from stratafl.core.records import from_settings, record, to_settings
+from stratafl.data import Federation
+from stratafl.data.new_samples import NewSamples, new_samples
+from stratafl.data.sample_format import SampleFormat
+from stratafl.data.site_samples import site_federation
+from stratafl.errors import RecordError, StrataError, shown
+from stratafl.execute.blueprint import Blueprint
+from stratafl.execute.exchange.protocol import check_name
+from stratafl.execute.roster import Roster
+from stratafl.execute.server import Server
+from stratafl.execute.site import Site
+from stratafl.execute.uploads import DEPLOYED
+from stratafl.runtime.speed import Speed
+
+DEPLOY = "deploy"  # the table of a file that has the others of an experiment too
+_Seconds = Range(above=0, most=31_536_000)
+
+
+@record
+class DeployTable:
+    """A deployed federation: its sites, and how patient its host is."""
+
+    sites: Annotated[tuple[str, ...], "the names of the sites that train; their order numbers the clients"]
+    name: Annotated[str, "the name of the federation"] = "federation"
+    predict: Annotated[tuple[str, ...], "sites that only predict: they get a model after the last round"] = ()
+    wait: Annotated[float, _Seconds, "seconds to wait for sites that are not connected, before the host stops"] = 3600.0
+    deadline: Annotated[float, _Seconds, "seconds after which a round goes on without those that are missing"] = 600.0
+    least: Annotated[int, Range(least=1, most=1_000_000), "uploads without which a round is not absorbed"] = 1
+    failures: Annotated[
+        int, Range(least=1, most=1000), "rounds in a row that a site may miss before it is set aside"
+    ] = 3
+    megabytes: Annotated[
+        float, Range(above=0, most=1e9), "MB that a site may send within a minute; the gate takes no more"
+    ] = 4000.0
+    scores: Annotated[bool, "whether sites report how well the model that they received does on their test samples"] = (
+        True
+    )
+
+    def __post_init__(self) -> None:
+        check_name("a federation", self.name)
+        names = (*self.sites, *self.predict)
+        for name in names:
+            check_name("a site", name)
+        if not self.sites:
+            raise RecordError("deploy.sites is empty: name the sites that train")
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise RecordError(f"two sites are called '{shown(twice)}': give every site a name of its own")
+        if self.least > len(self.sites):
+            raise RecordError(
+                f"deploy.least is {self.least}, and there are {len(self.sites)} sites: choose at most that"
+            )
+
+    def number(self, site: str) -> int:
+        """The number of a site as a client; those that only predict come after the others."""
+        return (*self.sites, *self.predict).index(site)
+
+
+OF_THE_HOST = ("wait", "deadline", "least", "failures", "megabytes")
+FEDERATION_TABLES: dict[str, type[Any]] = {**TABLES, DEPLOY: DeployTable}
+
+
+@record
+class FederationFile:
+    """What host and sites are given: an experiment, and the table [deploy]."""
+
+    experiment: Experiment
+    deploy: DeployTable
+
+    def tables(self) -> dict[str, dict[str, Any]]:
+        return {**to_tables(self.experiment), DEPLOY: to_settings(self.deploy)}
+
+    def common(self) -> "FederationFile":
+        """What host and sites must have alike: all but how patient the host is, which it may change."""
+        usual: dict[str, Any] = {
+            each.name: each.default for each in dataclasses.fields(self.deploy) if each.name in OF_THE_HOST
+        }
+        return dataclasses.replace(self, deploy=dataclasses.replace(self.deploy, **usual))
+
+
+def read_federation(path: Path, *, plain: bool = False) -> FederationFile:
+    """The file of a federation: the tables of an experiment, and [deploy]."""
+    tables = read_toml(path, plain=plain)
+    try:
+        return federation_from(tables)
+    except StrataError as error:
+        raise type(error)(f"'{path}': {error}") from error
+
+
+def federation_from(tables: Mapping[str, Any]) -> FederationFile:
+    if DEPLOY not in tables:
+        raise RecordError('it has no table [deploy]: add one with sites = ["…", "…"]')
+    rest = {name: table for name, table in tables.items() if name != DEPLOY}
+    return FederationFile(from_tables(migrate(rest)), from_settings(DEPLOY, DeployTable, tables[DEPLOY]))
+
+
+def blueprint_of(
+    experiment: Experiment, samples: SampleFormat, clients: int, trust: Trust | bool = NOTHING
+) -> Blueprint:
+    """What the members of a deployment agree on: a simulation of the experiment with such samples has the same."""
+    run, model = experiment.run, experiment.model
+    return Blueprint(
+        algorithm_of(experiment, trust),
+        model_of(model, samples.shape, samples.classes, trust),
+        samples,
+        clients,
+        rounds=run.rounds,
+        participation=run.participation,
+        seeds=seeds_of(experiment),
+        granularity=run.granularity,
+        buffers=run.buffers,
+        head=model.head,
+        weights=None if model.weights is None else Path(model.weights),
+        engine=run.engine,
+    )
+
+
+def server_of(experiment: Experiment, blueprint: Blueprint, roster: Roster, secret: bytes | None = None) -> Server:
+    """The server of a blueprint, with the experiment's limit to the length of updates or a deployment's own.
+
+    Where noise is added there is no limit: who is left out by it depends on what others sent.
+    """
+    usual = None if blueprint.algorithm.requires.noise else DEPLOYED
+    limit = experiment.server.norm_limit
+    return Server.of(blueprint, roster, norm_limit=usual if limit is None else limit or None, secret=secret)
+
+
+def site_federation_of(
+    experiment: Experiment, agreed: SampleFormat, place: str, client: int, *, trains: bool = True
+) -> Federation:
+    """The samples of one site, read from its own file or folder as the experiment says, split as a simulation does."""
+    data, seed = dataclasses.replace(experiment.data, name=place), seeds_of(experiment).partition
+    return site_federation(
+        samples_of(data, seed, reading_limit(experiment.run)),
+        agreed,
+        client=client,
+        validation=data.validation,
+        test=data.test,
+        seed=seed,
+        split=data.split,
+        trains=trains,
+    )
+
+
+def new_samples_of(experiment: Experiment, agreed: SampleFormat, place: Path) -> NewSamples:
+    """Samples to predict, read as the experiment says."""
+    limit = reading_limit(experiment.run)
+    return new_samples(place, reading_of(experiment.data, seeds_of(experiment).partition, limit), agreed)
+
+
+def site_of(
+    experiment: Experiment, blueprint: Blueprint, federation: Federation, client: int, widest: Mapping[str, int] | None
+) -> Site:
+    """The site of these samples, which computes on the device and in the ways that the experiment names."""
+    run = experiment.run
+    speed = Speed(run.precision, run.graphs, run.compile, run.convolutions)
+    return Site.of(blueprint, federation, client, device=run.device, speed=speed, widest=widest)

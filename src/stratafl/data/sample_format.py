@@ -1,0 +1,170 @@
+"""What the samples of all clients look like: agreed before anybody's data is seen, and the same for every site.
+
+A simulation takes it from its federation (`SampleFormat.of`). In a deployment it is part of what the sites agree on,
+and `SampleFormat.client` makes of one site's raw samples the federation of one client that the site works with. Nothing
+there depends on other sites' data. Means and deviations of columns are those of the format, or of the site's own
+training samples (`own_columns`); those of targets and the numbers of classes are always those of the format, because
+one model predicts for all.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stratafl.core.reprs import short_repr
+from stratafl.data.arrays import Array, Part, join, plain_tensor
+from stratafl.data.federation import SPLITS, Federation, Ragged
+from stratafl.data.preprocessing import Preprocessing, preprocessing_from
+from stratafl.data.scaling import PIXELS, dtype_name
+from stratafl.errors import DataError, choices, shown, unknown
+
+Splits = Mapping[str, tuple[Array, Array]]  # by split: samples and targets
+_KEYS = ("classes", "target", "dtype", "own_columns", "columns", "preprocessing")
+
+
+@short_repr
+@dataclass(frozen=True)
+class SampleFormat:
+    """Type and shape of samples and targets, the number of classes, and how raw samples become a model's input."""
+
+    preprocessing: Preprocessing  # of raw samples: their type and shape, scaling, standardisation, names of classes
+    classes: int | None  # None: targets are numbers
+    target: tuple[int, ...] = ()  # the shape of one target
+    dtype: torch.dtype = torch.float32  # of floating-point samples and targets
+    own_columns: bool = False  # whether each site standardises columns by its own training samples
+    columns: tuple[str, ...] = ()  # names of the numbers of a sample, if it is a row of a table
+
+    def __post_init__(self) -> None:
+        named = self.preprocessing.classes
+        if self.classes is not None and (self.classes < 1 or self.target):
+            raise DataError(f"there are {self.classes} classes for targets of shape {self.target}: give at least 1, ()")
+        if named and len(named) != self.classes:
+            raise DataError(f"there are {len(named)} names for {self.classes} classes: give one name each")
+        if self.columns and self.shape != (len(self.columns),):
+            raise DataError(f"there are {len(self.columns)} names of columns for samples of shape {self.shape}")
+        if self.own_columns and self.preprocessing.columns is not None:
+            raise DataError("columns are standardised by what was agreed, or by each site's own samples: choose one")
+
+    @staticmethod
+    def of(federation: Federation) -> "SampleFormat":
+        floats = [x.dtype for x in (federation.x, federation.y) if x.is_floating_point()]
+        kind = floats[0] if floats else torch.get_default_dtype()
+        known = (federation.preprocessing, federation.classes, tuple(federation.y.shape[1:]), kind)
+        return SampleFormat(*known, columns=federation.column_names)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.preprocessing.shape
+
+    @property
+    def kept(self) -> torch.dtype:
+        """The type in which samples are kept: pixels and tokens as they are, standardised ones as floats."""
+        raw, standardised = self.preprocessing.kind, self.own_columns or self.preprocessing.columns is not None
+        return self.dtype if raw.is_floating_point or standardised else raw
+
+    @property
+    def are_numbers(self) -> bool:
+        """Whether a model is given floating-point samples; tokens stay whole numbers."""
+        return self.kept.is_floating_point or self.kept in PIXELS
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a model gives for a sample at least."""
+        return prod(self.target) if self.classes is None else self.classes
+
+    # One client
+
+    def client(self, splits: Splits, name: str = "site") -> Federation:
+        """The federation of one client from its raw samples, checked; a client that only predicts has none to train."""
+        for split in splits:
+            if split not in SPLITS:
+                raise unknown("split", split, SPLITS)
+        given = {split: splits[split] for split in SPLITS if split in splits and len(splits[split][0])}
+        counts = [len(given[split][0]) if split in given else 0 for split in SPLITS]
+        ends = torch.tensor(counts).cumsum(0).tolist()
+        held = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
+        made = Federation(
+            *(self._joined(given, name) if given else self.zeros(0)),
+            self.classes,
+            {split: Ragged.from_lists([mine]) for split, mine in zip(SPLITS, held, strict=True)},
+            name=name,
+            scaling=self.preprocessing.scaling,
+            client_names=(name,),
+            class_names=self.preprocessing.classes,
+            column_names=self.columns,
+        )
+        return self._standardised(made)
+
+    def _standardised(self, made: Federation) -> Federation:
+        agreed = self.preprocessing
+        if self.own_columns:
+            if not len(made.splits["train"].indices):
+                raise DataError(f"'{made.name}' has no training sample to standardise its columns by: give some")
+            made = made.standardised("x")
+        elif agreed.columns is not None:
+            x = agreed.columns.applied(made.x, self.dtype)
+            made = replace(made, x=x, columns=agreed.columns, raw=agreed.kind)
+        if agreed.targets is not None:
+            made = replace(made, y=agreed.targets.applied(made.y, self.dtype), targets=agreed.targets)
+        return made
+
+    def zeros(self, count: int) -> tuple[Tensor, Tensor]:
+        """So many samples and targets of this format, all 0."""
+        y = torch.zeros(count, *self.target, dtype=torch.int64 if self.classes is not None else self.dtype)
+        return torch.zeros(count, *self.shape, dtype=self.kept), y
+
+    def labels(self, y: Array, names: Sequence[str]) -> Tensor:
+        """Labels that number these names, numbered as all sites number them; a name that is not agreed on is refused.
+
+        A site numbers the names that it has in its own files, and may lack some that others have.
+        """
+        agreed = {each: number for number, each in enumerate(self.preprocessing.classes)}
+        for each in names:
+            if each not in agreed:
+                raise DataError(f"class '{shown(each)}' is not one of this federation; {choices(agreed)}")
+        return torch.tensor([agreed[each] for each in names])[plain_tensor(y, "y").long()]
+
+    def _joined(self, given: Splits, name: str) -> tuple[Tensor, Tensor]:
+        parts = [Part(f" of '{name}' ({split})", self._raw(x), y) for split, (x, y) in given.items()]
+        pixels = self.preprocessing.scaling is not None
+        x, y, _ = join(parts, self.classes, self.dtype, pixels=pixels)
+        if tuple(y.shape[1:]) != self.target:
+            raise DataError(f"the targets of '{name}' have shape {tuple(y.shape[1:])}: give {self.target}")
+        if self.classes is None and not y.is_floating_point():
+            raise DataError(f"the targets of '{name}' are whole numbers: this federation predicts numbers, give floats")
+        if not x.is_floating_point() and x.dtype != self.kept and not self.kept.is_floating_point:
+            raise DataError(f"the samples of '{name}' are {dtype_name(x)}: give {dtype_name(self.kept)}")
+        return x, y
+
+    def _raw(self, x: Array) -> Tensor:
+        return self.preprocessing.raw(plain_tensor(x, "x"))
+
+    # As a table
+
+    def to_table(self) -> dict[str, Any]:
+        """For JSON; exact."""
+        own: dict[str, Any] = {"classes": self.classes, "target": list(self.target), "dtype": dtype_name(self.dtype)}
+        own |= {"own_columns": self.own_columns, "columns": list(self.columns)}
+        return {**own, "preprocessing": self.preprocessing.to_table()}
+
+    @staticmethod
+    def from_table(table: Mapping[str, Any]) -> "SampleFormat":
+        """The opposite of `to_table`; a ValueError says what is wrong with the table."""
+        if set(table) != set(_KEYS):
+            raise ValueError(f"it needs the keys {', '.join(_KEYS)}")
+        classes, target, kind = table["classes"], table["target"], getattr(torch, str(table["dtype"]), None)
+        whole = (*target, *(() if classes is None else (classes,)))
+        if not (isinstance(kind, torch.dtype) and kind.is_floating_point):
+            raise ValueError("its dtype is not the name of a floating-point type")
+        if not all(type(x) is int and x >= 1 for x in whole):
+            raise ValueError("its classes or targets are not whole numbers of at least 1")
+        if type(table["own_columns"]) is not bool:
+            raise ValueError("its own_columns is neither true nor false")
+        if not all(isinstance(name, str) for name in table["columns"]):
+            raise ValueError("its columns are not names")
+        made = preprocessing_from(table["preprocessing"])
+        return SampleFormat(made, classes, tuple(target), kind, table["own_columns"], tuple(table["columns"]))
