@@ -8,11 +8,11 @@ fitted.metric("auroc")        of all clients' models on their test samples; also
 fitted.export(3, "c3.onnx")   or .safetensors
 """
 
-import copy
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from stratafl.core.layout import Rows
 from stratafl.core.reprs import short_repr
 from stratafl.data import Federation, from_clients
 from stratafl.data.arrays import Array, plain_tensor
-from stratafl.errors import DataError, ModelError, RecordError, RunError, unknown
+from stratafl.errors import DataError, ModelError, RecordError, RunError, check_known, unknown
 from stratafl.evaluation.candidates import EPOCHS, GuardCandidates, GuardedModels, alone_like, guarded, local_descent
 from stratafl.evaluation.evaluate import state_dict
 from stratafl.evaluation.flags import Notices
@@ -38,8 +38,9 @@ from stratafl.evaluation.predictions import Predictions, predictions
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Progress, Simulation, simulation
 from stratafl.execute.build import ModelSource
+from stratafl.execute.drawing import filled
 from stratafl.execute.tokens import check_given
-from stratafl.export import Predictor, to_onnx, to_safetensors
+from stratafl.export import Predictor, export_model
 from stratafl.runs.directory import CONFIG, GUARD, config_of, environment_of
 from stratafl.runs.guard import companion, extended, local_model, read_guard, run_to_end, train_alone
 from stratafl.runs.stored import read_run, selected_line
@@ -218,15 +219,8 @@ class Fitted:
         ONNX takes raw samples, as `predict` does. Safetensors holds the weights of `model(client)`; its metadata
         describes the preprocessing of samples and outputs as JSON (`preprocessing`).
         """
-        target, raw = Path(path), self.sim.runtime.federation.preprocessing
-        if target.exists():
-            raise RunError(f"'{target}' exists: choose another name, or remove it")
-        if target.suffix == ".onnx":
-            to_onnx(self.predictor(client), torch.zeros((2, *raw.shape), dtype=raw.kind), target)
-        elif target.suffix == ".safetensors":
-            to_safetensors(self.model(client), target, raw)
-        else:
-            raise RunError(f"cannot export to '{target}': choose a name that ends in .onnx or .safetensors")
+        target = Path(path)
+        export_model(self.predictor(client), target)
         return target
 
 
@@ -265,9 +259,7 @@ class Guarded:
 
 def _module(sim: Simulation, state: Mapping[str, Tensor]) -> nn.Module:
     assert sim.template is not None  # every assembled simulation has one
-    module = copy.deepcopy(sim.template)
-    module.load_state_dict(dict(state), strict=False)
-    return module.eval()
+    return filled(sim.template, state)
 
 
 def _only_row(rows: Rows) -> dict[str, Tensor]:
@@ -307,6 +299,7 @@ def fit(
         raise RecordError(f"evaluate_every must be a number of rounds, at least 1, not {evaluate_every}")
     if not isinstance(model, nn.Module) and not callable(model):
         raise ModelError(f"model must be an nn.Module or a function that makes one, not {model!r}")
+    check_known("option of fit", options, _OPTIONS)
     federation = clients
     if not isinstance(federation, Federation):
         federation = from_clients(federation, validation=validation, test=test, seed=seed, split=split)
@@ -325,6 +318,14 @@ def fit(
         sim.runtime.close()
     state = selection.progress or progress
     return Fitted(trial.sim, state, history, selection.line, evaluate=evaluate, selected_by=chosen)
+
+
+_OPTIONS = [
+    option.name
+    for function in (fit, simulation)
+    for option in signature(function).parameters.values()
+    if option.kind is option.KEYWORD_ONLY and option.name != "begun"
+]
 
 
 def _evaluation(metric: str | Callable[..., object], federation: Federation) -> tuple[EvaluateTable, Metric]:

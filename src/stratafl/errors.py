@@ -1,7 +1,7 @@
 """Every error a user can cause, each one sentence: what is wrong, what is allowed (nearest match first), what to do."""
 
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 
 SHOWN = 80  # letters of a name that are shown
@@ -67,6 +67,10 @@ class DamagedError(RunError):
     """A run directory, or a file in it, that is not what was written."""
 
 
+class LostStateError(DamagedError):
+    """A state of a site or of the server that is gone, or a copy of it that is old: only a newer copy helps."""
+
+
 class RankError(StrataError):
     """A failure of another process of the same run, with its exit code."""
 
@@ -81,6 +85,14 @@ class MemoryLimitError(StrataError):
 
 class StageError(StrataError):
     """A failure inside a round, naming stage, client and layer."""
+
+
+class DeployError(StrataError):
+    """A federation that cannot be started, joined or continued: its processes, keys, certificates, connections."""
+
+
+class OutageError(DeployError):
+    """A server that does not answer now and may later, for example because it starts again."""
 
 
 class ContractError(StrataError):
@@ -110,11 +122,25 @@ def _nearest(given: str, names: Iterable[str]) -> str | None:
 MOST_LISTED = 60  # names in a message
 
 
+def check_known(what: str, given: Iterable[str], allowed: Collection[str]) -> None:
+    """Refuse the first name that is not allowed."""
+    for name in given:
+        if name not in allowed:
+            raise unknown(what, name, [*allowed])
+
+
 def choices(names: Iterable[str]) -> str:
     """What can be chosen, for a message: "choose one of: a, b", or "there is none"."""
     listed = list(map(shown, names))
     more = f", … ({len(listed)} in all)" if len(listed) > MOST_LISTED else ""
     return f"choose one of: {', '.join(listed[:MOST_LISTED])}{more}" if listed else "there is none"
+
+
+def told_to_others(error: Exception) -> str:
+    """What another machine is told of an error: others than those of messages and files may quote samples."""
+    if isinstance(error, WireError | RunError):
+        return str(error)
+    return f"it failed ({type(error).__name__}); its own log has the reason"
 
 
 def first_line(error: BaseException, *, typed: bool = False) -> str:

@@ -5,18 +5,29 @@ than memory. So links are not followed, and files are read up to a limit.
 """
 
 import errno
+import json
 import os
 import shutil
 import stat
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from math import isfinite
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-from stratafl.errors import DamagedError, RunError
+from stratafl.errors import BusyError, DamagedError, RunError
+
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 PARTIAL = ".partial"  # ends the names of files that are being written
 _WRITING = os.O_WRONLY | os.O_RDWR
+_DIGITS = 19  # of whole numbers in JSON
 # Windows lacks most of these, and only Windows has O_BINARY.
 _NOFOLLOW, _NONBLOCK, _CLOEXEC, _BINARY = (
     getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY")
@@ -85,16 +96,24 @@ def atomically(path: Path, *, folder: int | None = None) -> Iterator[Path]:
         _remove(partial, folder)
 
 
-def write_atomically(path: Path, data: bytes, *, folder: int | None = None) -> None:
+def write_atomically(path: Path, *parts: bytes, folder: int | None = None) -> None:
     """Write a whole file or nothing, so that it survives a power cut; with `folder`, as `atomically`."""
     with explained("write", path):
         with atomically(path, folder=folder) as partial:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CLOEXEC | _BINARY
             with os.fdopen(os.open(partial, flags, 0o666, dir_fd=folder), "wb") as file:
-                file.write(data)
+                file.writelines(parts)
                 file.flush()
                 os.fsync(file.fileno())
         sync_folder(path.absolute().parent, folder)
+
+
+def write_all(handle: int, data: bytes, position: int) -> None:
+    """Write at a position of an open file, in as many pieces as the system takes."""
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(handle, view, position)
+        view, position = view[done:], position + done
 
 
 def sync_folder(path: Path, handle: int | None = None) -> None:
@@ -123,6 +142,84 @@ def _remove(path: Path, folder: int | None) -> None:
             shutil.rmtree(path, ignore_errors=True, dir_fd=folder)
         else:
             os.unlink(path, dir_fd=folder)
+
+
+def clear_partial(folder: Path) -> None:
+    """Remove what interrupted writes left behind."""
+    for partial in folder.glob(f".*{PARTIAL}"):
+        if is_plain_folder(partial):
+            shutil.rmtree(partial, ignore_errors=True)
+        elif partial.is_file():
+            partial.unlink(missing_ok=True)
+
+
+def check_lockable() -> None:
+    """Raise on systems where two processes could write into the same directory."""
+    if fcntl is None:
+        raise RunError("this system cannot lock a run directory: use Linux or macOS (on Windows, WSL)")
+
+
+def lock(folder: Path) -> int:
+    """A handle of the directory, locked until it is closed or the process ends, however it ends."""
+    check_lockable()
+    assert fcntl is not None
+    with explained("open", folder):
+        handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(handle)
+        raise BusyError(f"another process is writing to '{folder}': wait until it ends, or stop it") from error
+    except OSError as error:
+        os.close(handle)
+        raise RunError(f"cannot lock '{folder}': {error.strerror}") from error
+    return handle
+
+
+@contextmanager
+def private_folder(folder: Path) -> Iterator[None]:
+    """A folder that nobody else may look into, made if it is missing, and locked until the block ends."""
+    make_private(folder)
+    handle = lock(folder)
+    try:
+        clear_partial(folder)
+        yield
+    finally:
+        os.close(handle)
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that nobody else may look into, or make one such."""
+    with explained("create", folder):
+        for place in reversed([each for each in (folder, *folder.parents) if not os.path.lexists(each)]):
+            with suppress(FileExistsError):
+                os.mkdir(place, 0o700)
+                sync_folder(place.parent)
+        if not is_plain_folder(folder):
+            raise DamagedError(f"'{folder}' is not a folder but a file or a link: put the folder back, or remove it")
+        if os.stat(folder).st_mode & 0o777 != 0o700:
+            os.chmod(folder, 0o700)
+
+
+def json_value(data: bytes) -> Any:
+    """The JSON value in bytes that nobody vouches for; ValueError says what is wrong."""
+    try:
+        return json.loads(data.decode(), parse_constant=_refused, parse_float=_finite, parse_int=_whole)
+    except RecursionError as error:
+        raise ValueError("values are nested too deeply") from error
+
+
+def _refused(text: str) -> float:
+    raise ValueError(f"{text[:20]} is not a number that JSON knows")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if isfinite(number) else _refused(text)
+
+
+def _whole(text: str) -> int:
+    return int(text) if len(text) <= _DIGITS else int(_refused(text))
 
 
 def is_plain(path: Path) -> bool:

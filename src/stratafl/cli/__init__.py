@@ -1,7 +1,8 @@
 """The command `strata`: every mistake ends with one line and exit code 2, and nothing is lost.
 
-`app.py` declares commands and options; a module per command, named as you type it, does the work (`resume` is in
-`compare.py`). `console.py` is where all of them print. Only this package imports typer and rich.
+`app.py` and `deployment.py` declare commands and options; a module per command, named as you type it, does the work
+(`resume` is in `compare.py`, `export` in `predict.py`). `console.py` is where all of them print. Only this package
+imports typer and rich.
 """
 
 import atexit

@@ -1,4 +1,4 @@
-"""The commands.
+"""The commands; those of a deployed federation are in `deployment.py`.
 
 What a command does is in the module of its name, imported when it is called, so that help is quick.
 """
@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from stratafl.bench.options import BenchOptions
+from stratafl.cli.deployment import deployment
 from stratafl.cli.options import (
     COMPARED,
     AsJson,
@@ -32,18 +33,22 @@ _DATA = "List data sets, show which client has what, export copies for machines 
 
 app = typer.Typer(epilog=_EXAMPLE, add_completion=False, pretty_exceptions_enable=False, **_STYLE)
 data_app = typer.Typer(name="data", help=_DATA, **_STYLE)
+app.add_typer(deployment)
 app.add_typer(data_app)
 
 
 @app.command("list", epilog="Example: [bold]strata list fedrep[/]")
 def list_(
     name: Annotated[str | None, typer.Argument(help="A method, another name, or models, datasets …")] = None,
+    model: Annotated[str | None, option("--model -m NAME", "Model of which a method sends layers.")] = None,
+    data: Data = None,
+    set: Set = None,
     as_json: AsJson = False,
 ) -> None:
     """List algorithms, models, data sets, partitions, protocols and recipes; or show one of them."""
     from stratafl.cli.list import print_catalogue
 
-    print_catalogue(name, as_json)
+    print_catalogue(name, as_json, settings_of(set, model=model, data=data))
 
 
 @app.command(epilog="Example: [bold]strata run --algorithm fedper --rounds 30 --set train.lr=0.1 --out runs/first[/]")

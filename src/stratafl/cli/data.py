@@ -21,7 +21,7 @@ from stratafl.data.cache import cache_folder, entries
 from stratafl.data.federation import SPLITS
 from stratafl.data.formats.columns import numbers_or_texts
 from stratafl.data.loading import is_fetched
-from stratafl.data.outliers import outlier_warnings
+from stratafl.data.outliers import FACTOR, columns_differ_in_size, outlier_warnings
 from stratafl.data.plot import plot_class_counts, total_class_counts
 from stratafl.errors import RunError, counted
 from stratafl.files import check_new, write_atomically
@@ -29,7 +29,6 @@ from stratafl.files import check_new, write_atomically
 ROWS = 40  # of clients; more are summed up in one
 _CLASSES_OF_CLIENT, _CLASSES, _COLUMNS = 6, 20, 8  # at most so many are named one by one
 _KINDS = {torch.uint8: "byte", torch.uint16: "16-bit number"}
-_FACTOR = 100.0  # by which sizes of columns may differ before a line says so
 
 
 def data_sets() -> list[dict[str, Any]]:
@@ -153,12 +152,9 @@ def _warnings(federation: Federation) -> list[str]:
     if lines:
         repair = "data.normalise = 'columns' scales all clients alike and does not repair them"
         lines = [*lines, f"correct these units first: {repair}"]
-    elif x.ndim == 2 and x.is_floating_point():
-        sizes = x.abs().amax(0)
-        sizes = sizes[sizes > 0]
-        if len(sizes) and sizes.max() > _FACTOR * min(1.0, float(sizes.min())):
-            lines = ["columns differ much in size, so training may fail: set data.normalise = 'columns'"]
-    if federation.classes is None and y.abs().max() > _FACTOR:
+    elif columns_differ_in_size(x):
+        lines = ["columns differ much in size, so training may fail: set data.normalise = 'columns'"]
+    if federation.classes is None and y.abs().max() > FACTOR:
         lines = [*lines, "labels are large numbers, so training may fail: set data.targets = 'scaled'"]
     return lines
 

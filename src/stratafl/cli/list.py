@@ -12,12 +12,17 @@ from rich.text import Text
 from stratafl.algorithms import ALGORITHMS
 from stratafl.algorithms.catalogue import KINDS, METHODS, Hyperparameter, Method, hyperparameter
 from stratafl.algorithms.composition import PARTS, composition, is_composition
+from stratafl.algorithms.sent_fields import Sent, Stage
+from stratafl.algorithms.what_leaves import described, size, what_stays
 from stratafl.cli.console import result_console, titled_table
+from stratafl.config.experiment import Experiment, paths_in, with_values
 from stratafl.config.plugins import parameters
 from stratafl.config.protocols import PROTOCOLS
+from stratafl.config.sent import sent_of
+from stratafl.config.trust import typed
 from stratafl.core.records import keys_of, to_table
 from stratafl.data import DATASETS, PARTITIONS
-from stratafl.errors import unknown
+from stratafl.errors import RecordError, unknown
 from stratafl.models import MODELS
 from stratafl.policies import SGD
 from stratafl.recipes import recipe_names, recipes
@@ -45,23 +50,37 @@ def catalogue() -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def print_catalogue(name: str | None, as_json: bool) -> None:
-    """Print everything; or what is called `name`, or what is listed under it, such as models."""
+def print_catalogue(name: str | None, as_json: bool, settings: Mapping[str, Any]) -> None:
+    """Print everything; or what is called `name`, or what is listed under it, such as models.
+
+    `settings` say with which model, data and options a method's messages are shown.
+    """
     method = _method(name)
+    _check_settings(name, method, settings)
     found = catalogue() if name is None else _entry(method) if method is not None else _named(catalogue(), name)
     if name in METHODS:  # other things may have the name of a method
         found = {**_named(catalogue(), str(name)), **found}
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(_with_communication(found, settings), indent=2))
         return
     console = result_console()
     if method is not None:
         _print_method(console, method)
+        _print_sent(console, _experiment(method.name, settings), settings)
     elif "algorithms" in found:
         _print_methods(console)
     for title, entries in found.items():
         if title != "algorithms":
             _print_entries(console, title, entries)
+
+
+def _check_settings(name: str | None, method: Method | None, settings: Mapping[str, Any]) -> None:
+    """Refuse settings without a method, or of another one."""
+    if settings and method is None:
+        what = "name one, such as `strata list fedper`" if name is None else f"'{name}' is not a method"
+        raise RecordError(f"--model, --data and --set are for what a method sends: {what}")
+    if method is not None and settings.get("algorithm.name", method.name) != method.name:
+        raise RecordError(f"--set algorithm.name contradicts '{name}': leave it out")
 
 
 def _method(name: str | None) -> Method | None:
@@ -102,6 +121,7 @@ def _method_entry(method: Method) -> dict[str, Any]:
         "label": method.label,
         "kind": method.kind,
         "description": method.idea,
+        "reading": method.reading,
         "paper": method.paper,
         "year": method.year,
         "title": method.title,
@@ -113,6 +133,28 @@ def _method_entry(method: Method) -> dict[str, Any]:
             *(_hyperparameter_entry("train", each) for each in _tuned_training()),
         ],
     }
+
+
+def _experiment(method: str, settings: Mapping[str, Any]) -> Experiment:
+    return with_values(Experiment(), {"algorithm.name": method, **settings})
+
+
+def _with_communication(found: Catalogue, settings: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The entries, those of methods with what they send."""
+    entries = [
+        {**each, "communication": _communication(each["name"], settings)} for each in found.get("algorithms", [])
+    ]
+    return {**found, **({"algorithms": entries} if entries else {})}
+
+
+def _communication(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    experiment = _experiment(method, settings)
+    known = {"model": experiment.model.name, "data": experiment.data.name}
+    return {**known, **_sent(experiment, settings).to_table()}
+
+
+def _sent(experiment: Experiment, settings: Mapping[str, Any]) -> Sent:
+    return sent_of(experiment, typed(paths_in(settings)))
 
 
 def _tuned_training() -> list[Hyperparameter]:
@@ -159,9 +201,9 @@ def _print_methods(console: Console) -> None:
                 table.add_row(Text(method.name, "cyan"), method.idea, method.paper or "")
         if table.row_count:
             console.print(Text.assemble((kind, "bold"), f": {meaning}"), table, "", sep="\n")
-    parts = ", ".join(f"NAME+{part} puts {each.label} on a method" for part, each in PARTS.items())
+    parts = ", ".join(f"{part} ({each.label})" for part, each in PARTS.items())
     console.print("strata list NAME shows a method's options, what it sends, what new clients get.")
-    console.print(f"{parts}, such as fedper+flayer.\n")
+    console.print(f"NAME+PART puts a part on a method, such as fedper+flayer: {parts}.\n")
 
 
 def _print_method(console: Console, method: Method) -> None:
@@ -181,7 +223,32 @@ def _print_method(console: Console, method: Method) -> None:
     console.print(Text(method.label, "bold"), table, "", sep="\n")
     if method.hyperparameters:
         console.print(_options_table(method))
+        console.print(Text(method.reading))
     console.print("Every method also takes the settings of \\[train], such as --set train.lr=0.1")
+
+
+def _print_sent(console: Console, experiment: Experiment, settings: Mapping[str, Any]) -> None:
+    """What leaves a site and what arrives there, as tables."""
+    sent = _sent(experiment, settings)
+    console.print(f"\nWith the model {experiment.model.name} on {experiment.data.name} (--model, --data, --set):")
+    for title, stages in (("leaves a site", sent.uploads), ("arrives at a site", sent.downloads)):
+        for stage in stages:
+            _print_stage(console, title, stage)
+    if sent.blended:
+        console.print(f"may leave a site, blended into other tensors: {sent.blended}")
+    console.print(f"never leaves a site: {what_stays(sent)}")
+
+
+def _print_stage(console: Console, title: str, stage: Stage) -> None:
+    said = f"{title}, {stage.rounds}: {size(stage) if stage.fields else 'nothing'}"
+    if not stage.fields:
+        console.print(Text(said, "italic"))
+        return
+    columns = ("field", "kind", "bytes", "meaning")
+    table = titled_table(said, columns, names=columns[:2], text=columns[3:])
+    for field in stage.fields:
+        table.add_row(field.name, field.meaning.kind, f"{'' if field.exact else '≤ '}{field.bytes:,}", described(field))
+    console.print(table)
 
 
 def _grid(*widths: int) -> Table:

@@ -20,6 +20,7 @@ from stratafl.config.trust import Trust
 from stratafl.errors import MemoryLimitError
 from stratafl.execute import SINGLE_PROCESS, ProcessGroup
 from stratafl.execute.ranks import Ranks, world_size
+from stratafl.policies.accountant import in_words
 from stratafl.runs import Follower, Run
 
 RUNS = Path("runs")
@@ -80,6 +81,8 @@ def drive(process_group: ProcessGroup, begin: Callable[[ProcessGroup], Run], tru
         if run.stopped:
             console.print(f"stopped after round {run.progress.t}: {run.stopped}")
         print_ranking([run.folder])
+        if spent := run.trial.sim.algorithm.spent(run.trial.sim.at(run.progress.t)):
+            console.print(in_words(spent, run.progress.t, simulated=True), markup=False)
         return 0
 
 

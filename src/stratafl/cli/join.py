@@ -1,0 +1,77 @@
+"""`strata join`: a site's part in a federation, for as long as it lasts."""
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from stratafl.cli.console import note_console, print_note, show_warnings
+from stratafl.cli.host import CLIENT_APP
+from stratafl.cli.interrupt import INTERRUPTED, interruptible
+from stratafl.deploy.consent import doubts, has_consent, keep_consent, what_leaves_site
+from stratafl.deploy.folders import SiteFolder, prepare_site, read_invitation
+from stratafl.deploy.member import STATE
+from stratafl.deploy.site import Site
+from stratafl.errors import DeployError
+from stratafl.execute.exchange import site_folder
+from stratafl.execute.exchange.site_store import DELIVERED
+
+LOOK = 0.5  # seconds between two looks
+
+
+def join(invitation: Path, site: str, data: str, out: Path | None, yes: bool, trust: bool) -> int:
+    """Join a federation, once its owner has agreed to what leaves the site, and stay until Ctrl-C."""
+    place, folder = Path(data).absolute(), out or Path("sites") / site
+    if not place.exists():
+        raise DeployError(f"there is no '{data}': give the file or folder with this site's samples")
+    server, _, file = read_invitation(invitation, site)
+    console = note_console()
+    with show_warnings(console) as release_warnings:
+        told = what_leaves_site(file, site, str(place), trust=trust)
+        release_warnings()
+    for line in doubts(file, str(place)):
+        print_note(line, console)
+    agreed = has_consent(folder, file, told)
+    if not agreed:
+        _ask(told, f"site '{site}' in federation '{file.deploy.name}' at {server}", yes, console)
+    mine = prepare_site(folder, invitation, site)
+    if not agreed:
+        keep_consent(folder, file, told)
+    console.print(f"site '{site}' of federation '{file.deploy.name}' at {server}, in '{folder}'", markup=False)
+    print_note(f"the host lets this site in when it has '{mine.key.public}'; the other files stay here")
+    delivered, known = site_folder(mine.path / STATE, file.deploy.name, site) / DELIVERED, False
+    with _site(mine, place, trust) as running, interruptible(console, quiet=True) as interrupt:
+        while not interrupt.asked:
+            for line in running.tend():
+                print_note(line, console)
+            if not known and (known := delivered.exists()):
+                print_note(f"this site has its model: strata predict {folder} --data FILE", console)
+            time.sleep(LOOK)
+        console.print("leaving; what is personal is kept: join again with the same command")
+    return INTERRUPTED
+
+
+def _ask(told: Sequence[str], who: str, yes: bool, console: Console) -> None:
+    """Say what leaves the site; raises unless its owner agrees."""
+    if not yes and not sys.stdin.isatty():
+        raise DeployError("nobody can be asked whether this site may join, because there is no terminal: add --yes")
+    console.print(f"{who}:", markup=False)
+    for line in told:
+        console.print(f"  {line}", markup=False)
+    if not yes and not typer.confirm("Join?", err=True):
+        raise DeployError("this site does not join: nothing was created and nothing was sent")
+
+
+def _site(mine: SiteFolder, place: Path, trust: bool) -> Site:
+    return Site(
+        mine.path,
+        mine.name,
+        server=mine.server,
+        key=mine.key.key,
+        authority=mine.authority,
+        client_app=CLIENT_APP,
+        settings={"data": str(place), "trust": trust},
+    )

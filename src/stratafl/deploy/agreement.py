@@ -1,0 +1,205 @@
+"""What host and sites agree on before the first round: how samples look, which site is which client, who has how many.
+
+A site introduces itself with the format of its samples and their numbers. From all introductions the host makes the
+agreement, of which every site gets what concerns it; of others it is told how many samples the largest has, if they are
+less than a batch (`Roster.widest`). No sample, mean or deviation leaves a site for it.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from stratafl.core.reprs import short_repr
+from stratafl.data.sample_format import SampleFormat
+from stratafl.errors import DamagedError, DataError, WireError, choices, printable, shown
+from stratafl.execute.roster import Roster, RosterEntry
+from stratafl.files import read_plain, write_atomically
+
+MOST = 1 << 22  # bytes of an agreement
+MOST_NAMES, LONGEST_NAME = 10_000, 200  # of classes, and letters of one
+JOINERS = "\u200c\u200d"  # of letters, as in Persian and Hindi
+DTYPES = (torch.float32, torch.float64)  # in which sites compute
+T = TypeVar("T")
+
+
+@short_repr
+@dataclass(frozen=True)
+class Introduction:
+    """What a site says of itself."""
+
+    format: SampleFormat
+    samples: int
+    validation: int
+
+    def to_table(self) -> dict[str, Any]:
+        return {"format": self.format.to_table(), "samples": self.samples, "validation": self.validation}
+
+    @staticmethod
+    def from_table(table: Mapping[str, Any]) -> "Introduction":
+        def made() -> Introduction:
+            return Introduction(check_names(_checked(SampleFormat.from_table(table["format"]))), *_counts(table))
+
+        return _read("an introduction", made)
+
+
+@short_repr
+@dataclass(frozen=True)
+class Agreement:
+    """The format of everybody's samples, and who takes part as which client."""
+
+    format: SampleFormat
+    roster: Roster
+
+    def of_site(self, name: str) -> "Agreement":
+        """What concerns this site."""
+        return replace(self, roster=Roster.of(self.roster.clients, [self.roster.entry(name)]))
+
+    def to_table(self) -> dict[str, Any]:
+        entries = [[each.name, each.client, each.samples, each.validation] for each in self.roster.entries]
+        return {"format": self.format.to_table(), "clients": self.roster.clients, "sites": entries}
+
+    @staticmethod
+    def from_table(table: Mapping[str, Any]) -> "Agreement":
+        def made() -> Agreement:
+            entries = [RosterEntry(*entry) for entry in table["sites"]]
+            format = _checked(SampleFormat.from_table(table["format"]))
+            return Agreement(format, Roster.of(int(table["clients"]), entries))
+
+        return _read("an agreement", made)
+
+    def save(self, path: Path) -> None:
+        data = json.dumps(self.to_table()).encode()
+        if len(data) > MOST // 2:  # it must be read again here, and with more around it at every site
+            raise DataError(f"what the sites would agree on has {len(data):,} bytes: have fewer or shorter names")
+        write_atomically(path, data)
+
+    @staticmethod
+    def load(path: Path) -> "Agreement | None":
+        """The agreement that was saved; None if there is none."""
+        if not path.exists():
+            return None
+        try:
+            return Agreement.from_table(json.loads(read_plain(path, MOST)))
+        except (WireError, ValueError) as error:
+            raise DamagedError(f"'{path}' is damaged ({error}): put back a copy") from error
+
+
+@short_repr
+@dataclass(frozen=True)
+class Offer:
+    """What a host sends for a site to agree with: the agreement, the largest client's samples, digests of settings."""
+
+    agreement: Agreement
+    widest: Mapping[str, int]
+    digests: Mapping[str, str]
+
+    def to_table(self, site: str) -> dict[str, Any]:
+        mine = self.agreement.of_site(site).to_table()
+        return {"agreement": mine, "widest": dict(self.widest), "digests": dict(self.digests)}
+
+    @staticmethod
+    def from_table(table: Mapping[str, Any]) -> "Offer":
+        widest, digests = table.get("widest"), table.get("digests")
+        if not isinstance(widest, dict) or not all(type(each) is int and each >= 0 for each in widest.values()):
+            raise WireError("this is not an agreement: it does not say how many samples the largest client has")
+        if not isinstance(digests, dict) or not all(isinstance(each, str) for each in digests.values()):
+            raise WireError("this is not an agreement: its digests are missing")
+        if not isinstance(table.get("agreement"), dict):
+            raise WireError("this is not an agreement: it has no table")
+        return Offer(Agreement.from_table(table["agreement"]), widest, digests)
+
+
+def agreement(introductions: Mapping[str, Introduction], numbers: Mapping[str, int], clients: int) -> Agreement:
+    """The agreement of sites that have introduced themselves; an error names the first that does not fit."""
+    common = common_format({site: each.format for site, each in introductions.items()})
+    entries = [RosterEntry(site, numbers[site], each.samples, each.validation) for site, each in introductions.items()]
+    return Agreement(common, Roster.of(clients, sorted(entries, key=lambda entry: entry.client)))
+
+
+def common_format(formats: Mapping[str, SampleFormat]) -> SampleFormat:
+    """The format that all sites can read: of classes with names all that any of them has, in alphabetical order."""
+    (first, common), *rest = formats.items()
+    for site, other in rest:
+        for what, a, b in _compared(common, other):
+            if a != b:
+                raise DataError(f"'{site}' has {what} {shown(b)}, and '{first}' has {shown(a)}: make them alike")
+    named = {site: bool(each.preprocessing.classes) for site, each in formats.items()}
+    if len(set(named.values())) > 1:
+        by_name, by_number = (next(site for site in named if named[site] is each) for each in (True, False))
+        raise DataError(f"'{by_name}' has names of classes, and '{by_number}' has numbers: make them alike")
+    names = tuple(sorted({name for each in formats.values() for name in each.preprocessing.classes}))
+    most = max((each.classes for each in formats.values() if each.classes is not None), default=None)
+    classes = len(names) if names else most
+    return replace(common, classes=classes, preprocessing=replace(common.preprocessing, classes=names))
+
+
+def _compared(a: SampleFormat, b: SampleFormat) -> list[tuple[str, object, object]]:
+    return [
+        ("samples of shape", a.shape, b.shape),
+        ("samples of type", a.preprocessing.dtype, b.preprocessing.dtype),
+        ("numbers computed as", a.dtype, b.dtype),
+        ("the scaling", a.preprocessing.scaling, b.preprocessing.scaling),
+        ("targets of shape", a.target, b.target),
+        ("targets that are", _kind_of_targets(a), _kind_of_targets(b)),
+        ("the columns", sorted(a.columns), sorted(b.columns)),
+        ("columns standardised by its own samples:", a.own_columns, b.own_columns),
+    ]
+
+
+def _kind_of_targets(format: SampleFormat) -> str:
+    return "numbers" if format.classes is None else "classes"
+
+
+def described(own: SampleFormat) -> SampleFormat:
+    """A site's format without what its samples are like: means and deviations of columns stay with it."""
+    if own.preprocessing.targets is not None:
+        raise DataError(
+            "data.targets = 'scaled' would need a mean over all sites: use 'numbers', and scale them before"
+        )
+    standardised = own.own_columns or own.preprocessing.columns is not None
+    return replace(own, own_columns=standardised, preprocessing=replace(own.preprocessing, columns=None))
+
+
+def _checked(format: SampleFormat) -> SampleFormat:
+    """Without what others must not choose: how samples are read at a site."""
+    read = format.preprocessing
+    if read.columns is not None or read.targets is not None:
+        raise ValueError("it has means and deviations, which every site has for itself")
+    if format.dtype not in DTYPES:
+        raise ValueError(f"it computes in {shown(format.dtype)}; {choices(map(str, DTYPES))}")
+    return format
+
+
+def check_names(format: SampleFormat) -> SampleFormat:
+    """Refuse names of classes that would harm where they are shown, which is at other sites, too."""
+    names = format.preprocessing.classes
+    if len(names) > MOST_NAMES:
+        raise DataError(f"there are {len(names):,} names of classes, and at most {MOST_NAMES:,} are taken")
+    odd = next((name for name in names if len(name) > LONGEST_NAME or printable(name, JOINERS) != name), None)
+    if odd is not None:
+        raise DataError(f"the class '{shown(odd)}' is not a name of at most {LONGEST_NAME} printable letters")
+    return format
+
+
+def _counts(table: Mapping[str, Any]) -> tuple[int, int]:
+    samples, validation = table["samples"], table["validation"]
+    if not all(type(each) is int and 0 <= each < 1 << 40 for each in (samples, validation)):
+        raise ValueError("its numbers of samples are not whole numbers of at least 0")
+    return samples, validation
+
+
+def _read(what: str, make: Callable[[], T]) -> T:
+    try:
+        return make()
+    except (KeyError, TypeError, ValueError, DataError) as error:
+        raise WireError(f"this is not {what}: {shown(error, 200)}") from error
+
+
+def check_digests(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+    """What two members do not agree on; "" if that is nothing, or only the last bits of the initial weights."""
+    wrong = [part for part in mine if part != "weights" and mine[part] != theirs.get(part)]
+    return f"host and site do not agree on {choices(wrong)}: give both the same file" if wrong else ""

@@ -1,0 +1,110 @@
+"""Who is there: the sites that are connected, that fail, miss rounds or are set aside, and messages to them."""
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from stratafl.config.deployment import DeployTable
+from stratafl.deploy.courier import REFUSED, Content, Courier, Kind
+from stratafl.deploy.status import Status
+from stratafl.errors import shown
+
+TRIES = 3  # of a site in one round, after which it has missed it
+AGAIN = 10  # rounds after which a site that was set aside is asked once more
+PAUSE = 2.0  # seconds before a site that failed is asked again
+
+
+class Attendance:
+    """What a host knows of its sites while it runs; nothing of it is saved, and a host that starts again asks anew."""
+
+    def __init__(
+        self, deploy: DeployTable, courier: Courier, status: Status, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._deploy, self._courier, self._status, self._clock = deploy, courier, status, clock
+        self.sites = (*deploy.sites, *deploy.predict)
+        self._failed = dict.fromkeys(self.sites, 0)  # times that each failed in this round
+        self._missed = dict.fromkeys(self.sites, 0)  # rounds in a row without an upload of each that was absorbed
+        self._next = dict.fromkeys(self.sites, 0.0)  # when each may be asked again
+        self._gone = set[str]()  # sites that were not connected when last looked at
+        self._lost = set[str]()  # sites that say that their state is lost
+
+    def begin(self) -> None:
+        """A round begins, in which every site may fail anew."""
+        self._failed = dict.fromkeys(self.sites, 0)
+
+    def there(self, sites: Sequence[str]) -> list[str]:
+        """Those of the sites that are connected and may be asked now."""
+        connected, now = self._courier.connected(), self._clock()
+        self._status.seen(connected)
+        for site in self._gone & connected:
+            self._missed[site] = 0  # one that was set aside has come back
+            self._status.back(site)
+        self._gone = set(self.sites) - connected
+        return [site for site in sites if site in connected and self._next[site] <= now]
+
+    def may_try(self, site: str) -> bool:
+        return self._failed[site] < TRIES
+
+    def has_failed(self, site: str) -> bool:
+        """Whether it has failed in this round."""
+        return self._failed[site] > 0
+
+    def is_aside(self, site: str) -> bool:
+        """Whether it is done without; one that came back unseen, or can again, is asked now and then."""
+        more = self._missed[site] - self._deploy.failures
+        return more >= 0 and more % AGAIN != AGAIN - 1
+
+    def absorbed(self, cohort: Sequence[str], present: Collection[str]) -> None:
+        """A round ends: of its cohort these have an upload that was absorbed, the others have missed it."""
+        for site in cohort:
+            self._missed[site] = 0 if site in present else self._missed[site] + 1
+            if self._missed[site] == self._deploy.failures:
+                self._status.aside(site, f"{self._deploy.failures} rounds in a row without an upload that counts")
+
+    def sent(
+        self,
+        kind: Kind,
+        sites: Sequence[str],
+        left: float,
+        tables: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+        bodies: Mapping[str, bytes] = MappingProxyType({}),
+    ) -> Mapping[str, Content]:
+        """The replies of these sites that are no refusal; what is wrong with the others is noted.
+
+        A message can be lost with the process that carries it, and nobody would say so: a site that is silent is asked
+        again before the deadline. One that is at work answers both messages, and trains once.
+        """
+        if not sites:
+            return {}
+        federation = {"federation": self._deploy.name}
+        messages = {site: ({**federation, **tables.get(site, {})}, bodies.get(site, b"")) for site in sites}
+        done = self._courier.carry(kind, messages, max(min(left, self._deploy.deadline / TRIES), 1.0))
+        for site, reason in done.failures.items():
+            self.fail(site, reason)
+        refused = {site: table[REFUSED] for site, (table, _) in done.replies.items() if REFUSED in table}
+        for site, reason in refused.items():
+            self.fail(site, shown(reason, 300))
+        return {site: content for site, content in done.replies.items() if site not in refused}
+
+    def fail(self, site: str, reason: str, lost: bool = False) -> None:
+        self._failed[site] += TRIES if lost else 1  # asked again at once, it would say the same
+        if lost:
+            self._lost.add(site)
+        self._next[site] = self._clock() + PAUSE
+        self._status.failed(site, reason)
+
+    def found_state(self, site: str) -> None:
+        """It has answered with what it learned: whatever was lost is there again."""
+        self._lost.discard(site)
+
+    def why(self, sites: Sequence[str]) -> str:
+        return ", ".join(f"'{site}' ({self._status.reason(site)})" for site in sites)
+
+    def again(self, sites: Sequence[str], unless_lost: str = "nothing is lost: host again to go on") -> str:
+        """What to do about sites that are missing."""
+        lost = [site for site in sites if site in self._lost]
+        if not lost:
+            return unless_lost
+        options = " ".join(f"--forget {site}" for site in lost)
+        return f"put back a copy of the state of {', '.join(lost)} and host again, or host with {options}"

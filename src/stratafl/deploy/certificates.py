@@ -1,0 +1,238 @@
+"""Certificates and keys: an authority, a certificate for the server, a key pair for each site.
+
+The authority signs the server's certificate, and sites get the authority's certificate, so that they know the server.
+A site makes its own key pair and gives away only the public key, so that the server knows the site. No file is ever
+overwritten, and all of them can be read by their owner alone.
+"""
+
+import ipaddress
+import os
+import re
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from stratafl.errors import DeployError, shown
+from stratafl.files import check_folder, explained, read_plain, sync_folder
+
+AUTHORITY_DAYS, SERVER_DAYS = 3650, 825
+RENEWED = timedelta(days=30)  # before the server's certificate ends
+LOOPBACK = ("localhost", "127.0.0.1", "::1")  # the gate reaches the SuperLink there
+MOST_BYTES = 100_000  # of a key or certificate file
+_SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A private file and what may be shown: a key and its certificate, or a key and its public half."""
+
+    key: Path
+    public: Path
+
+
+def check_site_name(name: str) -> str:
+    if not _SITE.fullmatch(name):
+        allowed = "use up to 64 letters, digits, '.', '_' and '-', and begin with a letter or digit"
+        raise DeployError(f"'{shown(name)}' cannot be the name of a site: {allowed}")
+    return name
+
+
+def create_authority(folder: Path) -> Pair:
+    """`ca.key` and `ca.pem`, valid for ten years. Sites need `ca.pem`; `ca.key` stays with you."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"stratafl authority {uuid.uuid4().hex[:12]}")])
+    public, identifier = key.public_key(), x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    certificate = (
+        _blank(AUTHORITY_DAYS)
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(public)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(identifier, critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
+        .sign(key, hashes.SHA384())
+    )
+    return _write_pair(Pair(folder / "ca.key", folder / "ca.pem"), _private_pem(key), _pem(certificate))
+
+
+def create_server_certificate(folder: Path, hosts: Sequence[str], authority: Pair) -> Pair:
+    """`server.key` and `server.pem` for these names and addresses, and for loopback; `authority` signs."""
+    signer, issuer = _read_pair(authority)
+    key = ec.generate_private_key(ec.SECP256R1())  # a handshake of the gate costs half of what P-384 would
+    names = [_general_name(host) for host in dict.fromkeys((*hosts, *LOOPBACK))]
+    common = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "stratafl server")])
+    certificate = (
+        _blank(SERVER_DAYS)
+        .subject_name(common)
+        .issuer_name(issuer.subject)
+        .public_key(key.public_key())
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        .sign(signer, hashes.SHA384())
+    )
+    return _write_pair(Pair(folder / "server.key", folder / "server.pem"), _private_pem(key), _pem(certificate))
+
+
+def belong(pair: Pair) -> bool:
+    """Whether there is a certificate, and the key beside it is its own; a kill can leave an old one of either."""
+    if not (pair.key.exists() and pair.public.exists()):
+        return False
+    try:
+        _read_pair(pair)
+    except DeployError:
+        return False
+    return True
+
+
+def ends_soon(certificate: Path) -> bool:
+    """Whether a certificate has expired, or will within a month."""
+    with explained("read", certificate):
+        data = read_plain(certificate, MOST_BYTES)
+    try:
+        end = x509.load_pem_x509_certificate(data).not_valid_after_utc
+    except ValueError as error:
+        raise DeployError(f"'{certificate}' is not a certificate: remove it, and a new one is made") from error
+    return end - RENEWED < datetime.now(UTC)
+
+
+def create_site_key(folder: Path, site: str) -> Pair:
+    """`SITE.key` (ECDSA P-384), which never leaves the site, and `SITE.pub`, which the server registers."""
+    check_site_name(site)
+    key = ec.generate_private_key(ec.SECP384R1())
+    formats = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    private = key.private_bytes(serialization.Encoding.PEM, *formats)
+    return _write_pair(Pair(folder / f"{site}.key", folder / f"{site}.pub"), private, _public_half(key, site))
+
+
+def restore_public_key(pair: Pair, site: str) -> Pair:
+    """Write `SITE.pub` again from `SITE.key`, for a pair of which it is missing."""
+    with explained("read", pair.key):
+        data = read_plain(pair.key, MOST_BYTES)
+    try:
+        key = serialization.load_ssh_private_key(data, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise DeployError(f"'{pair.key}' is not a private key: put it back, or join as another site") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise DeployError(f"'{pair.key}' is not an ECDSA key: put it back, or join as another site")
+    write_once(pair.public, _public_half(key, site))
+    return pair
+
+
+def _public_half(key: ec.EllipticCurvePrivateKey, site: str) -> bytes:
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return public + f" {site}\n".encode()
+
+
+def read_public_key(path: Path) -> bytes:
+    """A site's public key, in the form in which Flower names it (PEM)."""
+    with explained("read", path):
+        data = read_plain(path, MOST_BYTES)
+    try:
+        key = serialization.load_ssh_public_key(data)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise DeployError(f"'{path}' is not a public key: ask the site for the file NAME.pub") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
+        raise DeployError(f"'{path}' is not an ECDSA P-384 key: make one as the other sites did")
+    pem: bytes = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return pem
+
+
+def write_once(path: Path, data: bytes) -> None:
+    """Write a file that only its owner can read, whole or not at all; refuse if there is one of this name."""
+    check_folder(path)
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
+    with explained("write", path):
+        try:
+            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(partial, path)  # unlike a rename, this fails if the name is taken
+        except FileExistsError as error:
+            raise _exists(path) from error
+        finally:
+            with suppress(FileNotFoundError):
+                partial.unlink()
+        sync_folder(path.absolute().parent)
+
+
+def _write_pair(pair: Pair, private: bytes, public: bytes) -> Pair:
+    for path in (pair.key, pair.public):
+        if os.path.lexists(path):
+            raise _exists(path)
+    write_once(pair.key, private)
+    write_once(pair.public, public)
+    return pair
+
+
+def _exists(path: Path) -> DeployError:
+    return DeployError(f"'{path}' exists and keys are never overwritten: choose another folder, or remove it yourself")
+
+
+def _read_pair(authority: Pair) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    with explained("read", authority.key):
+        private = read_plain(authority.key, MOST_BYTES)
+    with explained("read", authority.public):
+        public = read_plain(authority.public, MOST_BYTES)
+    try:
+        key = serialization.load_pem_private_key(private, password=None)
+        certificate = x509.load_pem_x509_certificate(public)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise DeployError(f"'{authority.key}' and '{authority.public}' are not an authority: create one") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+        raise DeployError(f"'{authority.key}' is not the key of '{authority.public}': keep the two files together")
+    return key, certificate
+
+
+def _blank(days: int) -> x509.CertificateBuilder:
+    start = datetime.now(UTC) - timedelta(days=1)  # clocks of sites may be behind
+    builder = x509.CertificateBuilder().serial_number(x509.random_serial_number())
+    return builder.not_valid_before(start).not_valid_after(start + timedelta(days=days + 1))
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    with suppress(ValueError):
+        return x509.IPAddress(ipaddress.ip_address(host))
+    if not _HOST.fullmatch(host):
+        raise DeployError(f"'{shown(host)}' is neither a host name nor an address: give names without port or scheme")
+    return x509.DNSName(host)
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    pem: bytes = certificate.public_bytes(serialization.Encoding.PEM)
+    return pem
+
+
+def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    formats = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    pem: bytes = key.private_bytes(serialization.Encoding.PEM, *formats)
+    return pem

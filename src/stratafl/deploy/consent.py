@@ -1,0 +1,92 @@
+"""What leaves a site, told before it joins, and its owner's consent, kept in the site's folder.
+
+Consent is to a federation's file, but for how patient its host is, and to what its owner was told: another method,
+another model or another file is asked about again. It binds because the site computes from its own copy of that file,
+and refuses a host that has another one (`agreement.py:check_digests`).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from stratafl.algorithms.catalogue import METHODS
+from stratafl.algorithms.composition import composition, is_composition
+from stratafl.algorithms.what_leaves import what_leaves
+from stratafl.config.deployment import FederationFile, blueprint_of
+from stratafl.data.outliers import columns_differ_in_size
+from stratafl.data.sample_format import SampleFormat
+from stratafl.deploy.member import own_format, site_samples
+from stratafl.errors import DamagedError, counted, shown
+from stratafl.files import explained, json_value, read_plain, write_atomically
+
+CONSENT = "consent.json"
+MOST = 1 << 22  # bytes of that file
+
+
+def what_leaves_site(file: FederationFile, site: str, place: str, *, trust: bool = False) -> list[str]:
+    """Lines that say what leaves this site, whose samples are at `place`."""
+    own = own_format(file.experiment, place)
+    lines = [f"leaves this site, once: {_introduced(own)}"]
+    if site in file.deploy.predict:
+        lines.append("leaves this site, in rounds: nothing, because it only predicts")
+        return [*lines, f"its model, which is trained on no sample of this site: {_welcomed(file)}"]
+    if file.deploy.scores:
+        score = "mean squared error" if own.classes is None else "accuracy"
+        told = f"the {score} of the model that it received, on its test samples (deploy.scores)"
+        lines.append(f"leaves this site, every round: {told}")
+    blueprint = blueprint_of(file.experiment, own, len(file.deploy.sites), trust)
+    return [*lines, *what_leaves(blueprint.algorithm, blueprint.setup())]
+
+
+def _welcomed(file: FederationFile) -> str:
+    """What the method gives to a client that never took part; an untrained head predicts nothing of use."""
+    name = file.experiment.algorithm.name
+    if name in METHODS:
+        return METHODS[name].new_client
+    return composition(name).new_client if is_composition(name) else "what the method gives to a new client"
+
+
+def doubts(file: FederationFile, place: str) -> list[str]:
+    """What is doubtful in training on this site's samples with the settings of the federation."""
+    x = site_samples(file.experiment, place).x
+    if not columns_differ_in_size(x):
+        return []
+    return ["columns differ much in size, so training may fail: ask the host to set data.normalise = 'columns'"]
+
+
+def _introduced(own: SampleFormat) -> str:
+    """What a site says of itself before the first round (`agreement.py:Introduction`)."""
+    told = ["how many samples it trains and validates on", "shape and type of a sample"]
+    told += [f"the names of its {counted(len(own.columns), 'column')}"] if own.columns else []
+    names = own.preprocessing.classes
+    if names:
+        few = ", ".join(map(shown, names[:8])) + (", …" if len(names) > 8 else "")
+        told.append(f"the names of its {counted(len(names), 'class', 'classes')} ({few})")
+    elif own.classes is not None:
+        told.append("the number of its classes")
+    return ", ".join(told)
+
+
+def has_consent(folder: Path, file: FederationFile, told: Sequence[str]) -> bool:
+    """Whether the owner of this folder has agreed to just this."""
+    path = folder / CONSENT
+    if not path.exists():
+        return False
+    with suppress(ValueError, DamagedError), explained("read", path):
+        found = json_value(read_plain(path, MOST))
+        return isinstance(found, dict) and {**found, **_about(file, told)} == found
+    return False
+
+
+def keep_consent(folder: Path, file: FederationFile, told: Sequence[str]) -> None:
+    given = {**_about(file, told), "given": datetime.now(UTC).isoformat(timespec="seconds")}
+    write_atomically(folder / CONSENT, json.dumps(given, indent=1, ensure_ascii=False).encode())
+
+
+def _about(file: FederationFile, told: Sequence[str]) -> Mapping[str, Any]:
+    tables = json.dumps(file.common().tables(), sort_keys=True).encode()
+    return {"federation": blake2b(tables, digest_size=16).hexdigest(), "leaves": list(told)}

@@ -1,0 +1,166 @@
+"""What the host asks of its own SuperLink: register keys, start and stop runs, list nodes.
+
+The SuperLink takes such requests on loopback alone and with the token that `superlink.py` checks.
+"""
+
+import re
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import tomli_w
+from flwr.cli.build import build_fab_from_disk
+from flwr.common.serde import fab_to_proto
+from flwr.proto import control_pb2 as asked
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.error import FlowerError
+from flwr.supercore.fab import Fab
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+from stratafl.deploy.certificates import check_site_name
+from stratafl.errors import DeployError, OutageError, shown
+from stratafl.files import write_atomically
+from stratafl.version import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_OBJECT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Where a run stands: `pending`, `starting`, `running` or `finished`; then `completed`, `failed` or `stopped`."""
+
+    status: str
+    end: str = ""
+    reason: str = ""
+
+    @property
+    def finished(self) -> bool:
+        return self.status == "finished"
+
+
+@dataclass(frozen=True)
+class SiteState:
+    """A registered site: `registered` (never seen), `online` or `offline`; when that ends, in seconds since 1970."""
+
+    site: str
+    node: int
+    status: str
+    online_until: float
+
+
+def write_app(folder: Path, server_app: str, client_app: str, settings: Mapping[str, str | int | float | bool]) -> Path:
+    """A Flower app that is nothing but a `pyproject.toml`, whose code is installed packages (`package.module:app`)."""
+    for name in (server_app, client_app):
+        if not _OBJECT.fullmatch(name):
+            raise DeployError(f"'{shown(name)}' does not name an app: write it as package.module:app")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    version = ".".join((*re.findall(r"\d+", VERSION)[:3], "0", "0", "0")[:3])  # Flower takes three numbers
+    project = {"name": "stratafl", "version": version, "dependencies": []}
+    app = {
+        "publisher": "stratafl",
+        "components": {"serverapp": server_app, "clientapp": client_app},
+        "config": dict(settings),
+    }
+    write_atomically(
+        folder / "pyproject.toml", tomli_w.dumps({"project": project, "tool": {"flwr": {"app": app}}}).encode()
+    )
+    return folder
+
+
+class Control:
+    """A client of the control API; every failure is a `DeployError` of one line."""
+
+    def __init__(self, address: str, root_certificates: bytes, token: str) -> None:
+        interceptors: list[Any] = [RuntimeVersionHttpInterceptor(component_name="flwr CLI"), _Bearer(token)]
+        self._client = ControlHttpClient.from_server_address(address, False, root_certificates, interceptors)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def register(self, site: str, public_key: bytes) -> int:
+        """Let a site in; a key that is registered already keeps its node id."""
+        check_site_name(site)
+        known = {found.public_key: found for found in self._nodes()}.get(public_key)
+        if known is not None:
+            if known.name != site:
+                raise DeployError(f"this key is registered for site '{shown(known.name)}', not for '{site}'")
+            return int(known.node_id)
+        if any(found.name == site for found in self._nodes()):
+            raise DeployError(f"site '{site}' is registered with another key: host once with --unregister {site}")
+        try:
+            with _explained(f"register site '{site}'"):
+                request = asked.RegisterNodeRequest(public_key=public_key, name=site)
+                return int(self._client.RegisterNode(request).node_id)
+        except DeployError as error:
+            if "already in use" not in str(error):
+                raise
+            new = f"at the site, move {site}.key and {site}.pub away and join again, which makes a new key"
+            raise DeployError(f"the key of site '{site}' was unregistered, which is for good: {new}") from error
+
+    def unregister(self, site: str) -> None:
+        for found in self._nodes():
+            if found.name == site:
+                with _explained(f"unregister site '{site}'"):
+                    self._client.UnregisterNode(asked.UnregisterNodeRequest(node_id=found.node_id))
+                return
+        raise DeployError(f"site '{shown(site)}' is not registered")
+
+    def sites(self) -> list[SiteState]:
+        return [SiteState(n.name, n.node_id, n.status, n.online_until) for n in self._nodes()]
+
+    def start_run(self, app: Path) -> int:
+        """Start a run of the app in this folder, see `write_app`; returns its id."""
+        content = build_fab_from_disk(app)
+        bundle = fab_to_proto(Fab(sha256(content).hexdigest(), content, {}))
+        with _explained("start the run"):
+            return int(self._client.StartRun(asked.StartRunRequest(fab=bundle)).run_id)
+
+    def run_state(self, run: int) -> RunState:
+        with _explained("ask for the run"):
+            found = self._client.ListRuns(asked.ListRunsRequest(run_id=run)).run_dict[run].status
+        return RunState(found.status, found.sub_status, found.details)
+
+    def unfinished_runs(self) -> list[int]:
+        with _explained("list the runs"):
+            found = self._client.ListRuns(asked.ListRunsRequest()).run_dict
+        return [run for run, entry in found.items() if entry.status.status != "finished"]
+
+    def stop_run(self, run: int) -> None:
+        with _explained("stop the run"):
+            self._client.StopRun(asked.StopRunRequest(run_id=run))
+
+    def _nodes(self) -> "list[Any]":
+        with _explained("list the sites"):
+            found = self._client.ListNodes(asked.ListNodesRequest()).nodes_info
+        return [node for node in found if node.status != "unregistered"]
+
+
+class _Bearer:
+    """Adds the token to every request."""
+
+    def __init__(self, token: str) -> None:
+        self._header = f"Bearer {token}"
+
+    def intercept(self, context: Any, call_next: Any) -> Any:
+        context.request.headers["authorization"] = self._header
+        return call_next(context)
+
+
+@contextmanager
+def _explained(action: str) -> "Iterator[None]":
+    try:
+        yield
+    except httpx.HTTPStatusError as error:
+        told = FlowerError.from_json(error.response.text)
+        why = f"{told.message} {told.public_details or ''}".strip() if told else f"HTTP {error.response.status_code}"
+        kind = OutageError if error.response.status_code >= 500 else DeployError
+        raise kind(f"cannot {action}: the SuperLink says: {shown(why, 300)}") from error
+    except httpx.TransportError as error:
+        raise OutageError(f"cannot {action}: the SuperLink does not answer ({shown(error, 200)})") from error

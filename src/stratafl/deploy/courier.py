@@ -1,0 +1,27 @@
+"""How host and sites reach each other, whoever carries it: kinds of messages, what they hold, what becomes of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+Kind = Literal["introduce", "agree", "round"]
+Content = tuple[Mapping[str, Any], bytes]  # a short table, and bytes of the exchange
+REFUSED = "refused"  # the key of a reply that says why a site does not do what it was asked
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """What became of messages: the reply of each site, or why there is none."""
+
+    replies: Mapping[str, Content]
+    failures: Mapping[str, str]
+
+
+class Courier(Protocol):
+    """Carries messages to sites and their replies back."""
+
+    def connected(self) -> frozenset[str]:
+        """The sites that are there now."""
+
+    def carry(self, kind: Kind, messages: Mapping[str, Content], seconds: float) -> Delivered:
+        """One message to each of these sites; waits for replies for so many seconds at most."""

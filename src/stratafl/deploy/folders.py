@@ -1,0 +1,199 @@
+"""The folders of a host and of a site, as `strata host` and `strata join` make them; nothing in them is overwritten.
+
+host                                          site
+    federation.toml  experiment and [deploy]      federation.toml  as the host was given it
+    invitation.toml  what sites are given         ca.pem           the authority that signed the host's certificate
+    ca.key, ca.pem, server.key, server.pem        NAME.key         the site's private key, which never leaves it
+    keys/NAME.pub    keys of sites, to be let in  NAME.pub         its public half, which the host registers
+    flower/          processes, database, logs    consent.json     what its owner agreed to send
+                                                  state/           the personal state
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import tomli_w
+
+from stratafl.config.deployment import FederationFile, federation_from, read_federation
+from stratafl.config.experiment import read_toml
+from stratafl.deploy.admission import Quota
+from stratafl.deploy.certificates import (
+    Pair,
+    belong,
+    check_site_name,
+    create_authority,
+    create_server_certificate,
+    create_site_key,
+    ends_soon,
+    restore_public_key,
+    write_once,
+)
+from stratafl.deploy.host import Address
+from stratafl.errors import DeployError, RecordError, shown, unknown
+from stratafl.files import explained, make_private, sync_folder, write_atomically
+
+FILE, INVITATION, KEYS = "federation.toml", "invitation.toml", "keys"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+PORT = 9443
+
+
+@dataclass(frozen=True)
+class Place:
+    """How sites reach a host, such as `server.example.org:9443`."""
+
+    host: str
+    port: int
+
+    @staticmethod
+    def parse(text: str) -> "Place":
+        host, _, port = text.rpartition(":") if ":" in text else (text, "", str(PORT))
+        if not host or not port.isdecimal() or not 0 <= int(port) < 1 << 16:
+            raise DeployError(f"'{shown(text)}' is not an address: write it as HOST:PORT, such as 192.168.1.5:{PORT}")
+        return Place(host, int(port))
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @property
+    def listens(self) -> Address:
+        """What the gate listens on: loopback alone if sites are on this machine, else all of its addresses."""
+        return Address(self.host if self.host in LOOPBACK else "0.0.0.0", self.port)
+
+
+@dataclass(frozen=True)
+class HostFolder:
+    """A folder that is ready to be hosted."""
+
+    path: Path
+    file: FederationFile
+    certificate: Pair
+    authority: Path
+
+    @property
+    def quota(self) -> Quota:
+        return Quota(int(self.file.deploy.megabytes * 1e6))
+
+    @property
+    def keys(self) -> Path:
+        return self.path / KEYS
+
+    def invite(self, place: Place) -> Path:
+        """Write what sites are given, with the address that they are to use."""
+        told = {"server": str(place), "authority": self.authority.read_text(encoding="utf-8")}
+        path = self.path / INVITATION
+        write_atomically(path, tomli_w.dumps({"invitation": told, **self.file.tables()}).encode())
+        return path
+
+    def waiting_keys(self, known: Sequence[str]) -> dict[str, Path]:
+        """Keys in the folder `keys` of sites that are not known yet."""
+        found = {path.stem: path for path in sorted(self.keys.glob("*.pub"))}
+        return {site: path for site, path in found.items() if site not in known and site in self.sites}
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        return (*self.file.deploy.sites, *self.file.deploy.predict)
+
+
+def prepare_host(path: Path, file: FederationFile, place: Place) -> HostFolder:
+    """The folder of this federation, new or as it was left."""
+    make_private(path)
+    make_private(path / KEYS)
+    _keep_file(path, file)
+    authority = Pair(path / "ca.key", path / "ca.pem")
+    if not authority.public.exists():
+        authority = _new_authority(path, authority)
+    named = path / "server.txt"
+    certificate = Pair(path / "server.key", path / "server.pem")
+    fits = belong(certificate) and named.exists() and named.read_text(encoding="utf-8") == place.host
+    if not fits or (ends_soon(certificate.public) and authority.key.exists()):
+        _certify(certificate, place.host, authority)
+        write_atomically(named, place.host.encode())
+    return HostFolder(path, file, certificate, authority.public)
+
+
+def _certify(certificate: Pair, host: str, authority: Pair) -> None:
+    """A new certificate for the host in the place of the old one, if it can be made at all."""
+    with TemporaryDirectory(dir=certificate.key.parent, prefix=".new-") as folder:
+        new = create_server_certificate(Path(folder), [host], authority)
+        os.replace(new.key, certificate.key)
+        os.replace(new.public, certificate.public)
+    sync_folder(certificate.key.parent)
+
+
+def _new_authority(path: Path, pair: Pair) -> Pair:
+    """An authority for a folder that has none; a key whose certificate was never written has signed nothing."""
+    if (invitation := path / INVITATION).exists():
+        raise DeployError(f"'{pair.public}' is missing, and sites know it: put it back, it is also in '{invitation}'")
+    pair.key.unlink(missing_ok=True)
+    return create_authority(path)
+
+
+@dataclass(frozen=True)
+class SiteFolder:
+    """A folder that is ready to join."""
+
+    path: Path
+    file: FederationFile
+    name: str
+    server: str
+    key: Pair
+    authority: Path
+
+
+def prepare_site(path: Path, invitation: Path, name: str) -> SiteFolder:
+    """The folder of this site, new or as it was left; keys are made once."""
+    server, authority, file = read_invitation(invitation, name)
+    make_private(path)
+    _keep_file(path, file)
+    pem = path / "ca.pem"
+    if not pem.exists():
+        write_once(pem, authority.encode())
+    elif pem.read_text(encoding="utf-8") != authority:
+        raise DeployError(f"'{pem}' is another authority than the invitation has: choose another folder with --out")
+    key = Pair(path / f"{name}.key", path / f"{name}.pub")
+    if not key.key.exists():
+        key = create_site_key(path, name)
+    elif not key.public.exists():
+        key = restore_public_key(key, name)
+    return SiteFolder(path, file, name, server, key, pem)
+
+
+def read_invitation(path: Path, name: str) -> tuple[str, str, FederationFile]:
+    """Address and authority of a host, and its federation, of which a site of this name must be a part."""
+    check_site_name(name)
+    tables: Mapping[str, Any] = read_toml(path)
+    told = tables.get("invitation")
+    if not isinstance(told, dict) or not all(isinstance(told.get(key), str) for key in ("server", "authority")):
+        raise RecordError(f"'{path}' is not an invitation: ask the host for its file {INVITATION}")
+    rest = {name: table for name, table in tables.items() if name != "invitation"}
+    file = federation_from(rest)
+    if name not in (sites := (*file.deploy.sites, *file.deploy.predict)):
+        raise unknown(f"site of federation '{file.deploy.name}'", name, sites)
+    return str(Place.parse(told["server"])), told["authority"], file
+
+
+def _keep_file(folder: Path, file: FederationFile) -> None:
+    path = folder / FILE
+    if not path.exists():
+        with explained("write", path):
+            write_atomically(path, tomli_w.dumps(file.tables()).encode())
+    elif (held := read_federation(path, plain=True)).common() != file.common():
+        raise DeployError(f"'{folder}' holds another federation ({_differs(held, file)}): choose another --out")
+    elif held != file:  # only in how patient the host is
+        with explained("write", path):
+            write_atomically(path, tomli_w.dumps(file.tables()).encode())
+
+
+def _differs(held: FederationFile, given: FederationFile) -> str:
+    """The first setting in which two federations differ."""
+    old, new = (
+        {f"{t}.{k}": v for t, table in f.tables().items() for k, v in table.items()}
+        for f in (held.common(), given.common())
+    )
+    name = next(name for name in {**old, **new} if old.get(name) != new.get(name))
+    a, b = (shown(each[name]) if name in each else "the default" for each in (old, new))
+    return f"{name} is {a} there and {b} here"

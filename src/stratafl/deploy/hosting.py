@@ -1,0 +1,271 @@
+"""The host's part in a federation: who is there, what is agreed on, round after round, and the last models.
+
+`server_app.py` gives it Flower's messages as a courier. Everything that must survive is in the host's folder:
+
+    federation.toml    the experiment and [deploy]
+    agreement.json     what was agreed on when all sites had introduced themselves
+    server/            the state after the last absorbed round, and the audit log (execute/exchange)
+    rounds.jsonl       a line for each absorbed round, as of a run (round_journal.py)
+    status.json        for whoever looks on
+    noise.key          the secret of a method whose server adds noise (docs/privacy.md)
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from stratafl.config.deployment import read_federation
+from stratafl.deploy.agreement import Agreement, Introduction, Offer, agreement
+from stratafl.deploy.attendance import Attendance
+from stratafl.deploy.courier import Courier
+from stratafl.deploy.round_journal import RoundJournal, Traffic
+from stratafl.deploy.serving import served
+from stratafl.deploy.status import Status
+from stratafl.errors import DeployError, WireError
+from stratafl.execute.exchange import ServerExchange, open_server
+from stratafl.execute.roster import RosterEntry
+from stratafl.execute.server import Server
+from stratafl.policies.accountant import in_words
+
+FILE, AGREED, SERVER = "federation.toml", "agreement.json", "server"
+LOOK = 0.5  # seconds between two looks at who is connected
+MOST_ERROR = 1e30  # of which a mean can be taken
+
+
+class Hosting:
+    """A federation under way; `run` returns when it is finished, and raises a `DeployError` when it stops before."""
+
+    def __init__(
+        self,
+        folder: Path,
+        courier: Courier,
+        *,
+        trust: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._folder, self._trust, self._clock, self._pause = folder, trust, clock, pause
+        self.file = read_federation(folder / FILE, plain=True)
+        self.deploy = self.file.deploy
+        self.status = Status(folder, (*self.deploy.sites, *self.deploy.predict))
+        self._sites = Attendance(self.deploy, courier, self.status, clock)
+        self._in_agreement = set[str]()  # sites that have the agreement
+        self._traffic = Traffic()  # of this round
+        self._classes: int | None = None
+
+    def run(self) -> None:
+        try:
+            agreed = self._agreed()
+            self._classes = agreed.format.classes
+            blueprint, serving = served(self.file, agreed, self._trust, self._folder)
+            if not (self._folder / AGREED).exists():  # what cannot be served must not be agreed on for good
+                agreed.save(self._folder / AGREED)
+            server = serving.server
+            offer = Offer(agreed, server.widest, blueprint.digests)
+            with open_server(self._folder / SERVER, self.deploy.name, self._sites.sites, serving) as exchange:
+                self.status.begin(exchange.round, server.rounds)
+                with self._journal(agreed) as journal:
+                    while exchange.round < server.rounds:
+                        self._round(exchange, server, offer, journal)
+                if spent := server.algorithm.spent(server.at(exchange.round)):
+                    self.status.say(in_words(spent, exchange.round, simulated=False))
+                left = self._commit(exchange, offer)
+        except BaseException as error:
+            self.status.end("failed", str(error) or type(error).__name__)
+            raise
+        again = self._sites.again(left, "host again to send it")
+        self.status.end("finished", f"without its last model: {', '.join(left)}; {again}" if left else "")
+
+    def _journal(self, agreed: Agreement) -> RoundJournal:
+        server, experiment = self._folder / SERVER, self.file.experiment
+        return RoundJournal(self._folder, server, experiment, agreed.format.classes, self._clock)
+
+    # Agreement
+
+    def _agreed(self) -> Agreement:
+        """What was agreed on; if nothing was, all sites that train introduce themselves first."""
+        saved = Agreement.load(self._folder / AGREED)
+        if saved is not None:
+            return saved
+        self.status.say("waiting for sites to introduce themselves")
+        found = self._introductions(self.deploy.sites, self.deploy.wait)
+        missing = [site for site in self.deploy.sites if site not in found]
+        if missing:
+            why = f"these sites have not introduced themselves: {self._sites.why(missing)}"
+            raise DeployError(f"{why}; {self._sites.again(missing)}")
+        numbers = {site: number for number, site in enumerate(self._sites.sites)}
+        return agreement({site: found[site] for site in self.deploy.sites}, numbers, len(self.deploy.sites))
+
+    def _introductions(self, sites: Sequence[str], seconds: float) -> dict[str, Introduction]:
+        """What these sites say of themselves, as far as they do within so many seconds."""
+        found, latest = dict[str, Introduction](), self._clock() + seconds
+        while len(found) < len(sites) and self._clock() < latest:
+            asked = self._sites.there([site for site in sites if site not in found])
+            found |= self._introduced(asked, latest - self._clock())
+            if not asked:
+                self._pause(LOOK)
+        return found
+
+    def _introduced(self, sites: Sequence[str], left: float) -> dict[str, Introduction]:
+        """What these sites answer when they are asked once."""
+        found = dict[str, Introduction]()
+        for site, (table, _) in self._sites.sent("introduce", sites, left).items():
+            try:
+                found[site] = Introduction.from_table(table)
+            except WireError as error:
+                self._sites.fail(site, str(error))
+        return found
+
+    def _agree(self, sites: Sequence[str], offer: Offer, left: float) -> None:
+        """Send the agreement to sites that do not have it from this process."""
+        new = {site: offer.to_table(site) for site in sites if site not in self._in_agreement}
+        for site, (table, _) in self._sites.sent("agree", list(new), left, new).items():
+            theirs = table.get("digests")
+            if not isinstance(theirs, dict):
+                self._sites.fail(site, "its answer to the agreement has no digests")
+                continue
+            if theirs.get("weights") != offer.digests["weights"]:
+                self.status.say(
+                    f"'{site}' draws initial weights that differ in the last bits: it starts from the host's"
+                )
+            self._in_agreement.add(site)
+
+    # Rounds
+
+    def _round(self, exchange: ServerExchange, server: Server, offer: Offer, journal: RoundJournal) -> None:
+        """One round, until enough uploads are there and absorbed."""
+        t = exchange.round
+        cohort = [self.deploy.sites[client] for client in server.cohort(server.at(t)).tolist()]
+        self._traffic = Traffic()
+        self._sites.begin()
+        self.status.round(t, cohort)
+        begin = self._clock()
+        while missing := [site for site in cohort if site not in exchange.arrived and self._takes_part(site)]:
+            left = begin + self.deploy.deadline - self._clock()
+            if left <= 0:
+                break
+            asked = self._sites.there(missing)
+            self._agree(asked, offer, left)
+            self._ask(exchange, [site for site in asked if site in self._in_agreement], left)
+            if not asked:
+                self._pause(LOOK)
+        self._close(exchange, server, cohort, begin, journal)
+
+    def _takes_part(self, site: str) -> bool:
+        return self._sites.may_try(site) and not self._sites.is_aside(site)
+
+    def _ask(self, exchange: ServerExchange, sites: Sequence[str], left: float, *, whole: bool = False) -> None:
+        if not sites:
+            return
+        bodies = {site: exchange.ask(site, whole=whole) for site in sites}
+        self._traffic.down += sum(map(len, bodies.values()))
+        begin = self._clock()
+        replies = self._sites.sent("round", sites, left, bodies=bodies)
+        again = []
+        for site, (table, body) in replies.items():
+            answer = exchange.take(site, body)
+            if answer.kind == "accepted":
+                self._sites.found_state(site)
+                score = _score(table, self._classes)
+                self._traffic.uploaded(site, len(body), score)
+                self.status.uploaded(site, exchange.round, self._clock() - begin, score, len(body))
+            elif answer.kind == "send all" and not whole:
+                again.append(site)
+            else:
+                self._sites.fail(site, answer.reason or "it was sent everything and asks for it", answer.lost)
+        left -= self._clock() - begin
+        if again and left > 0:
+            self._ask(exchange, again, left, whole=True)
+
+    def _close(
+        self, exchange: ServerExchange, server: Server, cohort: Sequence[str], begin: float, journal: RoundJournal
+    ) -> None:
+        """Absorb the round if enough have arrived, or stop; who missed it is noted."""
+        arrived = exchange.arrived
+        least = min(self.deploy.least, len(cohort))
+        if len(arrived) >= least:
+            self._absorb(exchange, server, cohort, begin, journal)
+            return
+        self._sites.absorbed(cohort, arrived)
+        if not arrived and self._others_are_there(cohort):
+            exchange.skip()
+            self.status.absorbed(exchange.round, self._clock() - begin, 0)
+            self.status.say(f"round {exchange.round} passed without an upload: its whole cohort is set aside")
+        else:
+            missing = [site for site in cohort if site not in arrived]
+            why = f"round {exchange.round + 1} has {len(arrived)} of {least} uploads: {self._sites.why(missing)}"
+            raise DeployError(f"{why}; {self._sites.again(missing)}")
+
+    def _others_are_there(self, cohort: Sequence[str]) -> bool:
+        """Whether a whole cohort is set aside, and others are not: drawn anew, it would be the same one."""
+        aside = [site for site in self.deploy.sites if self._sites.is_aside(site)]
+        return set(cohort) <= set(aside) and len(aside) < len(self.deploy.sites)
+
+    def _absorb(
+        self, exchange: ServerExchange, server: Server, cohort: Sequence[str], begin: float, journal: RoundJournal
+    ) -> None:
+        arrived = exchange.arrived
+        closed = self._clock()
+        left_out = exchange.absorb()
+        for site, reason in left_out.items():
+            self.status.left_out(site, exchange.round, reason)
+        present = [site for site in arrived if site not in left_out]
+        self._sites.absorbed(cohort, present)
+        counts = {"cohort": len(cohort), "uploads": len(present), "left_out": len(left_out)}
+        spent = server.algorithm.spent(server.at(exchange.round))
+        journal.absorbed(exchange.round, self._traffic, begin, closed, {**counts, **spent})
+        self.status.absorbed(exchange.round, self._clock() - begin, len(present))
+
+    # The end
+
+    def _commit(self, exchange: ServerExchange, offer: Offer) -> list[str]:
+        """Give every site what it ends with; returns those that were not there."""
+        self.status.say("all rounds are absorbed; every site gets what it ends with")
+        for site in exchange.committed:
+            self.status.committed(site)
+        missing = [site for site in self._sites.sites if site not in exchange.committed]
+        latest = self._clock() + self.deploy.deadline
+        self._sites.begin()
+        while missing and (left := latest - self._clock()) > 0:
+            asked = self._sites.there([site for site in missing if self._sites.may_try(site)])
+            train = [site for site in asked if site in self.deploy.sites]
+            self._agree(train, offer, left)
+            self._give(exchange, train, left, missing)
+            new = [site for site in asked if site not in train]  # last, because these may take their time
+            self._agree_with_new(new, offer, left)
+            self._give(exchange, new, left, missing)
+            if not asked:
+                if not any(self._sites.may_try(site) for site in missing):
+                    break
+                self._pause(LOOK)
+        return missing
+
+    def _give(self, exchange: ServerExchange, sites: Sequence[str], left: float, missing: list[str]) -> None:
+        """Send the last message to those that have the agreement; who confirms it is no longer missing."""
+        asked = [site for site in sites if site in self._in_agreement]
+        bodies = {site: exchange.commit(site, whole=self._sites.has_failed(site)) for site in asked}
+        for site, (_, body) in self._sites.sent("round", asked, left, bodies=bodies).items():
+            answer = exchange.take(site, body)
+            if answer.kind == "committed":
+                missing.remove(site)
+                self.status.committed(site)
+            else:
+                self._sites.fail(site, answer.reason or answer.kind, answer.lost)
+
+    def _agree_with_new(self, sites: Sequence[str], offer: Offer, left: float) -> None:
+        """The agreement for sites that only predict, which introduce themselves now."""
+        strangers = [site for site in sites if site not in self._in_agreement]
+        for site, found in self._introduced(strangers, left).items():
+            entry = RosterEntry(site, self.deploy.number(site), found.samples, found.validation)
+            theirs = replace(offer.agreement, roster=offer.agreement.roster.joined(entry))
+            self._agree([site], replace(offer, agreement=theirs), left)
+
+
+def _score(table: Mapping[str, Any], classes: int | None) -> float | None:
+    """What a site says: an accuracy, or a squared error; anything else is none."""
+    found, most = table.get("score"), MOST_ERROR if classes is None else 1.0
+    if not isinstance(found, int | float) or isinstance(found, bool) or not 0 <= found <= most:
+        return None
+    return float(found)

@@ -1,0 +1,188 @@
+"""A site as a member of a federation: its file, its samples and what was agreed; messages go in, answers come out.
+
+`client_app.py` gives it Flower's messages. Everything that must survive is in the site's folder:
+
+    federation.toml    the experiment and [deploy], as the site was given it
+    agreement.json     what was agreed on, as the host sent it
+    state/             the personal state (execute/exchange/site_store.py)
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from stratafl.config.assemble import federation_of
+from stratafl.config.deployment import blueprint_of, read_federation, site_federation_of, site_of
+from stratafl.config.experiment import Experiment, with_values
+from stratafl.core.state import State
+from stratafl.data.federation import Federation
+from stratafl.data.sample_format import SampleFormat
+from stratafl.deploy.agreement import MOST, Introduction, Offer, check_digests, check_names, described
+from stratafl.errors import DamagedError, DataError, WireError, shown
+from stratafl.execute.exchange import SiteExchange, open_site, state_form
+from stratafl.execute.site import Site
+from stratafl.files import json_value, read_plain, write_atomically
+
+FILE, AGREED, STATE = "federation.toml", "agreement.json", "state"
+
+
+@dataclass
+class Working:
+    """What the exchange lets a site compute, and the score of the model that it last received."""
+
+    site: Site
+    scores: bool
+    score: float | None = None
+
+    def enrol(self) -> State:
+        return self.site.enrol()
+
+    def work(self, round: int, download: bytes, state: State) -> tuple[State, bytes]:
+        done = self.site.work(round, state, download)
+        self.score = self._scored(round, download, state) if self.scores else None
+        return done.state, done.upload
+
+    def _scored(self, round: int, download: bytes, state: State) -> float | None:
+        if not self.site.samples["test"]:
+            return None
+        found = self.site.scores(round, self.site.received(round, state, download), "test")
+        classes = self.site.runtime.federation.classes
+        score = float((found.loss if classes is None else found.hits).sum() / found.count.sum())
+        return score if isfinite(score) else None
+
+
+@dataclass
+class Member:
+    """One site; `place` is where its samples are, which nobody else is told."""
+
+    folder: Path
+    name: str
+    place: str
+    trust: bool = False
+    _working: Working | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.file = read_federation(self.folder / FILE, plain=True)
+        deploy = self.file.deploy
+        if self.name not in (*deploy.sites, *deploy.predict):
+            raise DataError(f"there is no site '{shown(self.name)}' in federation '{deploy.name}'")
+        self.client = deploy.number(self.name)
+        self.trains = self.client < len(deploy.sites)
+
+    # Messages
+
+    def introduce(self, table: Mapping[str, Any]) -> dict[str, Any]:
+        """What this site says of itself."""
+        self._check_federation(table)
+        mine = self._federation(self._own_format)
+        return Introduction(self._own_format, *_counts(mine)).to_table()
+
+    def agree(self, table: Mapping[str, Any]) -> dict[str, Any]:
+        """Take what was agreed on, if it is what this site said of itself; it is kept until another is agreed on."""
+        self._check_federation(table)
+        agreed = Offer.from_table(table)
+        self._check_format(agreed.agreement.format)
+        working = self._made(agreed)
+        write_atomically(self.folder / AGREED, json.dumps(table).encode())
+        self._working = working
+        return {"digests": dict(self._digests(agreed))}
+
+    def round(self, data: bytes) -> tuple[dict[str, Any], bytes]:
+        """The answer to a message of the exchange, and what else the host is told."""
+        working = self._ready()
+        working.score = None
+        name, form = self.file.deploy.name, state_form(working.enrol())
+        with open_site(self.folder / STATE, name, self.name, form) as store:
+            reply = SiteExchange(store, working).answer(data)
+        return ({} if working.score is None else {"score": working.score}), reply
+
+    # Parts
+
+    def _check_federation(self, table: Mapping[str, Any]) -> None:
+        mine = self.file.deploy.name
+        if table.get("federation") != mine:
+            raise WireError(f"this message is for federation '{shown(table.get('federation'))}', and this is '{mine}'")
+
+    def _check_format(self, agreed: SampleFormat) -> None:
+        """Refuse to read samples in another way than its own: only classes and the order of columns come from others.
+
+        Whoever chose means and deviations, or a type with fewer bits, would choose what this site learns.
+        """
+        try:
+            check_names(agreed)
+        except DataError as error:
+            raise WireError(str(error)) from error
+        own = self._own_format
+        mine, theirs = own.preprocessing, agreed.preprocessing
+        alike = theirs.scaling == mine.scaling  # means and deviations are refused by `Agreement.from_table`
+        if self.trains:
+            alike &= (theirs.dtype, agreed.own_columns, agreed.dtype) == (mine.dtype, own.own_columns, own.dtype)
+        if not alike:
+            told = "the host would have this site scale its samples in another way, or compute in another type"
+            raise WireError(f"{told}: ask it which site introduced that")
+
+    def site(self) -> Site:
+        """What this site computes with, as it was agreed on."""
+        return self._ready().site
+
+    def agreed_format(self) -> SampleFormat:
+        return self._kept().agreement.format
+
+    def _ready(self) -> Working:
+        if self._working is None:
+            self._working = self._made(self._kept())
+        return self._working
+
+    def _kept(self) -> Offer:
+        path = self.folder / AGREED
+        if not path.exists():
+            raise WireError("this site has agreed on nothing yet: the host asks for that first")
+        try:
+            return Offer.from_table(json_value(read_plain(path, MOST)))
+        except (WireError, ValueError) as error:
+            raise DamagedError(f"'{path}' is damaged ({error}): the host sends it again when it starts") from error
+
+    def _made(self, agreed: Offer) -> Working:
+        mine = self._federation(agreed.agreement.format)
+        entry = agreed.agreement.roster.entry(self.name)
+        if (entry.client, entry.samples, entry.validation) != (self.client, *_counts(mine)):
+            told = f"the host counts {entry.samples} training samples of this site, and it has others"
+            raise WireError(f"{told}: put back the samples with which it joined, which are agreed on until the end")
+        blueprint = blueprint_of(self.file.experiment, agreed.agreement.format, len(self.file.deploy.sites), self.trust)
+        wrong = check_digests(blueprint.digests, agreed.digests)
+        if wrong:
+            raise WireError(wrong)
+        site = site_of(self.file.experiment, blueprint, mine, self.client, agreed.widest)
+        return Working(site, self.file.deploy.scores)
+
+    def _digests(self, agreed: Offer) -> Mapping[str, str]:
+        clients = len(self.file.deploy.sites)
+        return blueprint_of(self.file.experiment, agreed.agreement.format, clients, self.trust).digests
+
+    @cached_property
+    def _own_format(self) -> SampleFormat:
+        return own_format(self.file.experiment, self.place)
+
+    def _federation(self, agreed: SampleFormat) -> Federation:
+        return site_federation_of(self.file.experiment, agreed, self.place, self.client, trains=self.trains)
+
+
+def own_format(experiment: Experiment, place: str) -> SampleFormat:
+    """The format of a site's own samples, without what they are like."""
+    if experiment.data.normalise == "channel":  # its numbers would be part of the format, and leave the site
+        raise DataError("data.normalise = 'channel' would need means over all sites: use 'half' or 'unit'")
+    return check_names(described(SampleFormat.of(site_samples(experiment, place))))
+
+
+def site_samples(experiment: Experiment, place: str) -> Federation:
+    """A site's own samples, read as the experiment says."""
+    return federation_of(with_values(experiment, {"data.name": place, "data.clients": 1, "data.partition": "iid"}))
+
+
+def _counts(mine: Federation) -> tuple[int, int]:
+    train, validation = (len(mine.splits[split].indices) for split in ("train", "validation"))
+    return train, validation

@@ -1,0 +1,54 @@
+"""A federation on one machine: the samples of an experiment, divided and written to a file for each site."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stratafl.config.assemble import federation_of
+from stratafl.config.deployment import DEPLOY, FederationFile, federation_from
+from stratafl.config.experiment import with_values
+from stratafl.data.federation import Federation
+from stratafl.errors import DeployError
+from stratafl.files import atomically
+
+
+def rehearsed(tables: Mapping[str, Any], count: int) -> FederationFile:
+    """The federation of a file, or of an experiment, with so many sites on this machine."""
+    names = [f"site-{number}" for number in range(1, count + 1)]
+    given = tables.get(DEPLOY, {})
+    if not isinstance(given, dict):
+        return federation_from(tables)  # which says what is wrong
+    file = federation_from({**tables, DEPLOY: {"sites": names, **given}})
+    if len(file.deploy.sites) != count:
+        raise DeployError(f"the federation has {len(file.deploy.sites)} sites: rehearse with that many")
+    normalise, targets = file.experiment.data.normalise, file.experiment.data.targets
+    if normalise == "columns" or targets == "scaled":
+        fits = "data.normalise = 'none'" if normalise == "columns" else "data.targets = 'numbers'"
+        raise DeployError(f"standardised samples cannot be divided: rehearse with {fits}")
+    if file.deploy.predict:
+        raise DeployError("a rehearsal has no sites that only predict: leave deploy.predict out of it")
+    return file
+
+
+def divided(file: FederationFile, folder: Path) -> dict[str, Path]:
+    """The samples of each site in a file of its own; those that are there are left as they are."""
+    names = file.deploy.sites
+    places = {name: folder / f"{name}.npz" for name in names}
+    if not all(path.exists() for path in places.values()):
+        whole = federation_of(with_values(file.experiment, {"data.clients": len(names)}))
+        if whole.clients != len(names):
+            raise DeployError(f"the data names {whole.clients} clients: rehearse with --local {whole.clients}")
+        if whole.columns is not None or whole.targets is not None:
+            fits = "data.normalise = 'none'" if whole.columns is not None else "data.targets = 'numbers'"
+            raise DeployError(f"standardised samples cannot be divided: rehearse with {fits}")
+        _write(whole, names, places)
+    return places
+
+
+def _write(whole: Federation, names: Sequence[str], places: Mapping[str, Path]) -> None:
+    for client, name in enumerate(names):
+        mine = np.concatenate([split.of(client).cpu().numpy() for split in whole.splits.values()])
+        with atomically(places[name]) as partial, partial.open("wb") as file:
+            np.savez(file, x=whole.x[mine].cpu().numpy(), y=whole.y[mine].cpu().numpy())

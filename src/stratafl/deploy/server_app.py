@@ -1,0 +1,47 @@
+"""The ServerApp of every federation: Flower's grid carries the messages of `hosting.py`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.serverapp import Grid, ServerApp
+
+from stratafl.deploy.courier import Content, Delivered, Kind
+from stratafl.deploy.hosting import Hosting
+from stratafl.deploy.messages import TYPES, content_of, read_content
+from stratafl.deploy.rounds import exchange, failed_sites, nodes_of_sites
+from stratafl.errors import WireError
+
+app = ServerApp()
+
+
+class GridCourier:
+    """Messages by the names that keys were registered for."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def connected(self) -> frozenset[str]:
+        return frozenset(nodes_of_sites(self._grid))
+
+    def carry(self, kind: Kind, messages: Mapping[str, Content], seconds: float) -> Delivered:
+        nodes = {site: node for site, node in nodes_of_sites(self._grid).items() if site in messages}
+        sent = [Message(content_of(*messages[site]), node, TYPES[kind]) for site, node in nodes.items()]
+        # One that fails ends no other's wait; one that is slow may still answer when it has been asked again.
+        done = exchange(self._grid, sent, seconds, enough=0, late=2 * seconds) if sent else None
+        replies, failures = dict[str, Content](), {site: "it is gone" for site in messages if site not in nodes}
+        if done is not None:
+            failures |= dict(failed_sites(done, nodes))
+            for site, node in nodes.items():
+                if node in done.replies:
+                    try:
+                        replies[site] = read_content(done.replies[node].content)
+                    except WireError as error:
+                        failures[site] = str(error)
+        return Delivered(replies, failures)
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    given = context.run_config
+    Hosting(Path(str(given["folder"])), GridCourier(grid), trust=bool(given.get("trust", False))).run()

@@ -1,0 +1,53 @@
+"""Runs ServerApps of the own SuperLink, each in a process; every end is reported, with its reason.
+
+A ServerApp reports its own end once, and if the SuperLink is down at that moment, nobody would ever hear of it.
+"""
+
+import argparse
+import logging
+import os
+import signal
+import subprocess
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from flwr.common.constant import SubStatus
+from flwr.supercore.constant import TaskType
+
+from stratafl.deploy.certificates import MOST_BYTES, write_once
+from stratafl.deploy.processes import flower_command, log_to_stderr
+from stratafl.deploy.tasks import Runtime, kept_alive, report_end, tokens
+from stratafl.files import read_plain
+
+log = logging.getLogger("stratafl.deploy")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--runtime", required=True)
+    parser.add_argument("--root-certificates", type=Path, required=True)
+    parser.add_argument("--secret", type=Path, required=True)
+    given = parser.parse_args()
+    log_to_stderr()
+    runtime = Runtime(given.runtime, given.root_certificates)
+    for token in tokens(runtime, TaskType.SERVER_APP, read_plain(given.secret, MOST_BYTES)):
+        _run(runtime, token)
+
+
+def _run(runtime: Runtime, token: str) -> None:
+    log.info("a ServerApp starts")
+    with TemporaryDirectory(prefix="stratafl-") as folder:  # only we can look into it; a command line is public
+        write_once(Path(folder) / "token", token.encode())
+        options = ["--runtime-api-address", runtime.address, "--root-certificates", str(runtime.root_certificates)]
+        owner = ["--token-file", f"{folder}/token", "--parent-pid", str(os.getpid())]
+        with kept_alive(runtime, token):
+            code = subprocess.run([flower_command("flwr-serverapp"), *options, *owner], check=False).returncode
+    log.info("the ServerApp ended with code %d", code)
+    status = SubStatus.COMPLETED if code == 0 else SubStatus.FAILED
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    if not report_end(runtime, token, status, f"the ServerApp {how}"):
+        log.warning("this end could not be reported: the SuperLink does not answer")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""The model that a site ends with, made anew from the site's own disk, where nothing is changed.
+
+It can be asked for while the site takes part, and by whoever can read the site's folder: from the agreement, the
+personal state and the last parcel follows the model, and from the site's own samples its preprocessing.
+"""
+
+import csv
+import io
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stratafl.config.deployment import new_samples_of
+from stratafl.core.reprs import short_repr
+from stratafl.data.arrays import Array, plain_tensor
+from stratafl.deploy.member import AGREED, FILE, STATE, Member
+from stratafl.errors import DeployError, RunError
+from stratafl.execute.exchange import read_site, site_folder, state_form
+from stratafl.execute.exchange.site_store import DELIVERED
+from stratafl.execute.tokens import check_given
+from stratafl.export import Predictor
+from stratafl.files import atomically, check_new, explained, read_plain, write_atomically
+
+NODE = "node.toml"  # the name of the site, and where its samples are, as `strata join` was told
+MOST = 1 << 20  # bytes of that file
+AT_ONCE = 4096  # samples that are predicted together
+FORMATS = (".csv", ".npz")
+
+
+def member_in(folder: Path, *, trust: bool = False) -> Member:
+    """The site that has this folder, with the samples that it joined with."""
+    path = folder / NODE
+    if not path.exists() or not (folder / FILE).exists():
+        raise DeployError(f"'{folder}' is not the folder of a site: give the one that 'strata join' made, sites/NAME")
+    try:
+        with explained("read", path):
+            known = tomllib.loads(read_plain(path, MOST).decode())
+        return Member(folder, str(known["site"]), str(known["data"]), trust)
+    except (ValueError, KeyError) as error:
+        raise DeployError(f"'{path}' is damaged: 'strata join' writes it anew") from error
+
+
+def final_model(member: Member) -> Predictor:
+    """The model that a site ends with, which takes raw samples."""
+    root, federation = member.folder / STATE, member.file.deploy.name
+    if not (member.folder / AGREED).exists() or not (site_folder(root, federation, member.name) / DELIVERED).exists():
+        wait = "the host sends it after the last round, to sites that have joined"
+        raise DeployError(f"site '{member.name}' has no final model yet: {wait}")
+    site = member.site()
+    final = read_site(root, federation, member.name, state_form(site.enrol())).final()
+    if final is None:
+        raise DeployError(f"site '{member.name}' has no final model any more: its folder was changed meanwhile")
+    module = site.module(site.deployed(final.round, final.state, final.parcel))
+    return Predictor(module, site.runtime.federation.preprocessing, site.runtime.dtype)
+
+
+def check_table(path: Path) -> None:
+    """Refuse a file for predictions that exists, or that is of no format that we write."""
+    check_new([path])
+    if path.suffix not in FORMATS:
+        raise RunError(f"cannot write predictions to '{path}': choose a name that ends in {' or '.join(FORMATS)}")
+
+
+@short_repr
+@dataclass(frozen=True, eq=False)
+class Predicted:
+    """What a model says of samples: probabilities of classes `[n, K]`, or numbers `[n, …]`."""
+
+    samples: tuple[str, ...]
+    values: Tensor
+    classes: tuple[str, ...]  # () if numbers are predicted
+
+    @property
+    def labels(self) -> list[str]:
+        """The most probable class of each sample."""
+        return [self.classes[place] for place in self.values.argmax(-1).tolist()]
+
+    def write(self, path: Path) -> None:
+        """Write a CSV file or an npz file; one that exists is not overwritten."""
+        check_table(path)
+        if path.suffix == ".csv":
+            write_atomically(path, self.csv().encode())
+        else:
+            with explained("write", path), atomically(path) as partial, partial.open("wb") as file:
+                np.savez(file, **self._arrays())
+
+    def csv(self) -> str:
+        """A line for each sample: its name, the class and the probability of each class, or the numbers."""
+        text = io.StringIO()
+        rows = self.values.flatten(1).tolist() if self.values.ndim > 1 else [[each] for each in self.values.tolist()]
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["sample", *self._columns(len(rows[0]) if rows else 1)])
+        shown = [[f"{number:.9g}" for number in row] for row in rows]  # reads back as the same float32
+        firsts = [[label] for label in self.labels] if self.classes else [[] for _ in rows]
+        writer.writerows([name, *first, *row] for name, first, row in zip(self.samples, firsts, shown, strict=True))
+        return text.getvalue()
+
+    def _columns(self, width: int) -> list[str]:
+        if self.classes:
+            return ["prediction", *(f"probability_{name}" for name in self.classes)]
+        return ["prediction"] if width == 1 else [f"prediction_{number}" for number in range(1, width + 1)]
+
+    def _arrays(self) -> dict[str, Any]:
+        samples = np.array(self.samples)
+        if not self.classes:
+            return {"sample": samples, "prediction": self.values.numpy()}
+        probabilities = self.values.numpy()
+        named = {"sample": samples, "prediction": np.array(self.labels), "classes": np.array(self.classes)}
+        return {**named, "probabilities": probabilities}
+
+
+def predicted(member: Member, place: Path) -> Predicted:
+    """What a site's final model says of the samples in a file or folder."""
+    model = final_model(member)
+    agreed = member.agreed_format()
+    found = new_samples_of(member.file.experiment, agreed, place)
+    outputs = _outputs(model, found.x)
+    if agreed.classes is None:
+        return Predicted(found.names, outputs, ())
+    names = agreed.preprocessing.classes or tuple(map(str, range(agreed.classes)))
+    return Predicted(found.names, torch.softmax(outputs.double(), -1).float(), names)
+
+
+def _outputs(model: Predictor, x: Array) -> Tensor:
+    samples = model.preprocessing.raw(plain_tensor(x, "x"))
+    check_given(model.module, samples)
+    with torch.no_grad():
+        return torch.cat([model(part) for part in samples.split(AT_ONCE)])

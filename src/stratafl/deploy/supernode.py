@@ -1,0 +1,89 @@
+"""Flower's SuperNode, ended when its work ends, and without messages that nobody will complete.
+
+If its main thread fails, for example at a 500 of the SuperLink, `flower-supernode` lives on in the thread of its HTTP
+server, connected to nobody. `python -m stratafl.deploy.supernode …` takes the same options and then ends, so that
+`site.py` sees it.
+
+If a run ends while one of its messages is being received, flwr forgets about the message, but not its task. Whoever
+took that would wait for the rest for more than an hour, and answer no other run; or, if the message was whole but not
+yet confirmed, its answer would be sent in place of the next one, and from then on every answer one message too late.
+Here the message is removed as well, and an answer to another message than the last one is dropped.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from flwr.supernode.cli import flower_supernode
+
+from stratafl.deploy.processes import RETRY
+
+
+class OneMessage:
+    """flwr's `_pull_and_store_message` and `_push_messages`, which take turns, so that they mean the same message."""
+
+    def __init__(self, pull: Callable[..., int | None], push: Callable[..., None]) -> None:
+        self._pull, self._push, self._message = pull, push, ""
+
+    def pull(self, *, state: Any, object_store: Any, receive: Callable[[], Any], **given: Any) -> int | None:
+        """Receive a message; nothing is left of one that was not received whole."""
+        self._message = ""
+
+        def noted() -> Any:
+            found = receive()
+            self._message = "" if found is None else found[0].metadata.message_id
+            return found
+
+        run = self._pull(state=state, object_store=object_store, receive=noted, **given)
+        if run is None and self._message:
+            state.delete_messages(message_ids=[self._message])
+            object_store.delete(self._message)
+        return run
+
+    def push(self, *, state: Any, object_store: Any, **given: Any) -> None:
+        """Wait for the answer to that message, and send it."""
+        self._push(state=_Answers(state, object_store, self._message), object_store=object_store, **given)
+
+
+class _Answers:
+    """The state of a SuperNode in which there are answers to one message alone."""
+
+    def __init__(self, state: Any, object_store: Any, message: str) -> None:
+        self._state, self._object_store, self._message = state, object_store, message
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+    def get_messages_legacy(self, **asked: Any) -> list[Any]:
+        found = self._state.get_messages_legacy(**asked)
+        for reply in found:
+            if reply.metadata.reply_to_message_id != self._message:
+                self._state.delete_messages(message_ids=[reply.metadata.message_id])
+                self._object_store.delete(reply.metadata.message_id)
+        return [reply for reply in found if reply.metadata.reply_to_message_id == self._message]
+
+
+def main() -> None:
+    client: Any = import_module("flwr.supernode.start_client_internal")
+    one = OneMessage(client._pull_and_store_message, client._push_messages)
+    client._pull_and_store_message, client._push_messages = one.pull, one.push
+    retries: Any = import_module("flwr.supercore.retry.http_retry")
+    retries.MAX_RETRY_DELAY = RETRY
+    code = 1
+    try:
+        flower_supernode()
+        print("the SuperNode stopped working", file=sys.stderr)
+    except SystemExit as ended:  # flwr has run its exit handlers
+        code = ended.code if isinstance(ended.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Tasks of a SuperLink or a SuperNode: what `flower-superexec` does, with a secret, and with ends that are reported.
+
+Flower hands each run (at the SuperLink) and each message (at a SuperNode) to whoever asks its Runtime API for a task.
+`server_tasks.py` and `client_tasks.py` ask, and only they know the secret.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import httpx
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, PushTaskOutputRequest, SendTaskHeartbeatRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.runtime import RuntimeHttpClient
+
+from stratafl.deploy.certificates import MOST_BYTES
+from stratafl.files import read_plain
+
+_PAUSE = 0.2  # seconds between two questions; flower-superexec takes 1
+_HEARTBEAT = 10.0  # seconds
+_AGAIN = 1.0  # seconds before an end is reported again
+PATIENCE = 300.0  # seconds for which it is tried
+_PROTECTED = ("/flwr.proto.Runtime/AcquireTask",)
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Where a Runtime API is; without root certificates the connection is plain, which only loopback may be."""
+
+    address: str
+    root_certificates: Path | None = None
+
+    def client(self, *, secret: bytes | None = None, token: str = "", retries: bool = True) -> RuntimeHttpClient:
+        """A client that may ask for tasks (`secret`) or work on one (`token`).
+
+        With retries, an outage is waited out, and a 401 interrupts this process (flwr): the task is over.
+        """
+        interceptors: list[Any] = [RuntimeVersionHttpInterceptor(component_name="stratafl")]
+        if secret is not None:
+            interceptors.append(SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=_PROTECTED))
+        if token:
+            interceptors.append(RuntimeTokenHttpInterceptor(token))
+        certificates = read_plain(self.root_certificates, MOST_BYTES) if self.root_certificates else None
+        invoker = make_simple_http_retry_invoker() if retries else None
+        return RuntimeHttpClient.from_server_address(
+            self.address, certificates is None, certificates, interceptors, retry_invoker=invoker
+        )
+
+
+def tokens(runtime: Runtime, kind: TaskType, secret: bytes) -> Iterator[str]:
+    """The tokens of tasks of this kind, one after the other, for ever."""
+    client = runtime.client(secret=secret)
+    request = AcquireTaskRequest(supported_task_types=[kind])
+    while True:
+        found = client.AcquireTask(request)
+        if found.HasField("task") and found.token:
+            yield found.token
+        else:
+            time.sleep(_PAUSE)
+
+
+@contextmanager
+def kept_alive(runtime: Runtime, token: str) -> Iterator[None]:
+    """Send heartbeats for a task while its process starts and runs.
+
+    Flower takes a task back that is silent for 30 s, and a ServerApp that imports torch on a busy machine is: it would
+    be started again and again.
+    """
+    done = Event()
+    client = runtime.client(token=token, retries=False)
+
+    def beat() -> None:
+        while True:
+            with suppress(httpx.TransportError):
+                client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+            if done.wait(_HEARTBEAT):
+                return
+
+    thread = Thread(target=_until_refused, args=(beat,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        client.close()
+
+
+def _until_refused(beat: Callable[[], None]) -> None:
+    with suppress(httpx.HTTPStatusError):  # the task is over; its own process is told, too
+        beat()
+
+
+def report_end(runtime: Runtime, token: str, status: str, reason: str, patience: float = PATIENCE) -> bool:
+    """Say how a task ended, once more where its process may not have been heard; whether the SuperLink knows it now.
+
+    A task whose end is known is refused. An outage of the SuperLink is waited out: by itself it would notice after half
+    an hour (`superlink.py`) that nobody works on the task any more.
+    """
+    latest = time.monotonic() + patience
+    with closing(runtime.client(token=token, retries=False)) as client:
+        while True:
+            try:
+                client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=reason))
+                return True
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code < 500:
+                    return True
+            except httpx.TransportError:
+                pass
+            if time.monotonic() > latest:
+                return False
+            time.sleep(_AGAIN)
