@@ -37,6 +37,7 @@ from stratafl.runs.journal import Journal, read_lines
 from stratafl.testing import laws
 
 COMMANDS = ("list", "run", "compare", "resume", "report", "check", "bench")
+COMMANDS += ("host", "join", "audit", "predict", "export")
 FILES = {
     "config.toml",
     "environment.json",
@@ -115,12 +116,13 @@ def test_the_list_for_programs_says_what_a_tuner_needs(strata):
     found = json.loads(strata("list", "fedprox", "--json").out)
     assert list(found) == ["algorithms"]
     (entry,) = found["algorithms"]
-    own = entry.pop("hyperparameters")
+    own, sent = entry.pop("hyperparameters"), entry.pop("communication")
     assert entry == {
         "name": "fedprox",
         "label": "FedProx",
         "kind": "global",
         "description": "FedAvg whose clients are pulled to the model they received.",
+        "reading": "The gradient is that of L_k + (strength/2)·‖θ_k − θ^t‖²; `strength` is μ.",
         "paper": "Li et al., 2020",
         "year": 2020,
         "title": "Federated Optimization in Heterogeneous Networks",
@@ -138,6 +140,76 @@ def test_the_list_for_programs_says_what_a_tuner_needs(strata):
         "fixed": None,
     }
     assert all(each["setting"].startswith("train.") and each["sensible"] for each in own[1:])
+    assert (sent["model"], sent["data"], sent["stays"]) == ("mlp", "digits", "")
+
+
+def test_the_list_says_what_leaves_a_site_with_the_model_and_options_that_are_given(strata):
+    given = ("--model", "convnorm", "--set", "model.channels=4", "--set", "algorithm.personal=last:2")
+    (entry,) = json.loads(strata("list", "fedper", *given, "--json").out)["algorithms"]
+    sent = entry["communication"]
+    assert (sent["model"], sent["stays"], sent["blended"], sent["own_model"]) == (
+        "convnorm",
+        "conv2, bn2, fc",
+        "",
+        False,
+    )
+    (stage,), (down,) = sent["upload"], sent["download"]
+    assert stage["rounds"] == {"first": 1, "last": None, "finish": False}
+    count, theta = stage["fields"]
+    assert count == {
+        **{"field": "samples", "kind": "count", "meaning": "how many training samples this site has"},
+        **{"common": False, "mask": "none", "dtype": "I64", "shape": []},
+        **{"values": 1, "running_statistics": 0, "bytes": 8, "exact": True},
+    }
+    assert theta["tensors"]["conv1.weight"] == {"dtype": "F32", "shape": [4, 1, 3, 3]}
+    assert (theta["layers"], theta["running_statistics"]) == ("conv1, bn1", 8)
+    assert theta["bytes"] == 4 * theta["values"] == down["bytes"]
+    assert stage["bytes"] == theta["bytes"] + 8
+    result = strata("list", "fedper", *given)
+    assert (result.code, result.err) == (0, "")
+    assert f"leaves a site, every round: {stage['bytes']:,} bytes" in result.out
+    assert f"arrives at a site, every round: {down['bytes']:,} bytes" in result.out
+    assert "never leaves a site: samples and labels; of the model conv2, bn2, fc" in result.out
+
+
+def test_the_list_says_what_every_method_sends(strata):
+    entries = json.loads(strata("list", "algorithms", "--json").out)["algorithms"]
+    assert len(entries) == len(ALGORITHMS)
+    for entry in entries:
+        for direction in ("upload", "download"):
+            for field in (field for stage in entry["communication"][direction] for field in stage["fields"]):
+                assert field["kind"] != "unknown", entry["name"]
+                assert field["bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--model", "cnn"), "--model, --data and --set are for what a method sends: name one"),
+        (("mlp", "--model", "cnn"), "--model, --data and --set are for what a method sends: 'mlp' is not a method"),
+        (("fedper", "--model", "cnnn"), "unknown model.name 'cnnn'; did you mean 'cnn'?"),
+        (("fedper", "--set", "algorithm.personal=fc7"), "unknown layer 'fc7'; did you mean"),
+        (("fedper", "--set", "algorithm.name=fedavg"), "--set algorithm.name contradicts 'fedper': leave it out"),
+        (("fedper", "--data", "nowhere"), "unknown data.name 'nowhere'"),
+        (("fedper", "--set", "personal"), "a setting is written table.key=value"),
+        (("fedper", "--model", "embedding"), "EmbeddingClassifier needs the option 'vocabulary'"),
+    ],
+)
+def test_wrong_settings_of_the_list_are_refused_in_one_line(strata, arguments, told):
+    assert told in checked_line(strata("list", *arguments))
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_every_option_of_a_method_is_explained_beside_it(method):
+    missing = [each.name for each in method.hyperparameters if f"`{each.name}" not in method.reading]
+    assert not missing, "say in the docstring of the builder what they do"
+
+
+def test_the_list_of_a_method_shows_how_it_is_read(strata):
+    said = " ".join(strata("list", "fedlag").out.split())
+    assert "two updates conflict in a layer where their cosine is below `xi` (Eq. 3)" in said
+    (entry,) = json.loads(strata("list", "fedlag", "--json").out)["algorithms"]
+    assert entry["reading"].startswith("FedLAG (anonymous, 2024): layers on which")
 
 
 def test_every_setting_in_the_list_for_programs_can_be_set(strata):

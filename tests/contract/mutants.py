@@ -36,6 +36,9 @@ class Delegate(Algorithm):
     def work(self, rnd, client, task):
         return self.inner.work(rnd, client, task)
 
+    def open(self, rnd, server, uploads, ids):
+        return self.inner.open(rnd, server, uploads, ids)
+
     def fold(self, rnd, server, total, uploads, ids):
         return self.inner.fold(rnd, server, total, uploads, ids)
 
@@ -205,6 +208,14 @@ class StoresAnUndeclaredLayer(Delegate):
     def work(self, rnd, client, task):
         kept, upload, trained = self.inner.work(rnd, client, task)
         return Work({**kept, "theta": client["theta"]}, upload, trained)
+
+
+class WritesIntoWhatItOpens(Delegate):
+    """Counts a sample more for every client, in the upload itself."""
+
+    def open(self, rnd, server, uploads, ids):
+        uploads["samples"].tensor.add_(1)
+        return super().open(rnd, server, uploads, ids)
 
 
 class AmbientRandomness(Delegate):

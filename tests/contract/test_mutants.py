@@ -5,8 +5,10 @@ import pytest
 
 from stratafl import testing
 from stratafl.algorithms import fedavg, fedper
+from stratafl.algorithms.compress_on import with_q8
 from stratafl.errors import ContractError, RecordError
 from stratafl.evaluation.evaluate import score_new_clients
+from stratafl.execute import Matrix
 from stratafl.testing import laws
 
 CAUGHT = [
@@ -28,6 +30,7 @@ CAUGHT = [
     ("reads a value back to the host", mutants.reads_the_host, laws.trace),
     ("takes the last upload", mutants.last_one_wins, laws.order),
     ("averages chunks", mutants.mean_of_chunk_means, laws.chunks),
+    ("writes into what it opens", lambda: mutants.WritesIntoWhatItOpens(fedavg()), laws.purity),
     ("hides state in an attribute", lambda: mutants.HidesState(fedavg()), laws.messages),
     ("writes into what it evaluates", lambda: mutants.TouchesOutsiders(fedper()), laws.purity),
     ("has no row for a new client", mutants.keeps_rows, laws.new_clients),
@@ -44,6 +47,19 @@ def test_mutant_is_caught_by_its_law(fault, build, law):
     with pytest.raises(ContractError) as caught:
         law(testing.Case(build(), "follow", 1.0, 2))
     assert caught.value.law.replace(" ", "_") in (law.__name__, "bytes")
+
+
+def test_a_delegate_opens_uploads_as_its_method_does():
+    folded = []
+
+    class Folding(mutants.Delegate):
+        def fold(self, rnd, server, total, uploads, ids):
+            folded.append(set(uploads))
+            return super().fold(rnd, server, total, uploads, ids)
+
+    testing.Case(Folding(with_q8(fedavg(), min_size=8)), "follow", 1.0, 1).simulation().run(Matrix())
+    assert folded
+    assert all(names == {"theta", "samples"} for names in folded)
 
 
 @pytest.mark.parametrize(

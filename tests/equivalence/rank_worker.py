@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from stratafl.algorithms import (
 from stratafl.cli import end_rank
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.layout import Rows
+from stratafl.core.parcel import Parcel
 from stratafl.core.state import flatten
 from stratafl.execute import Distributed, Executor, Matrix, Messages, Simulation
 from stratafl.execute.ranks import Ranks
@@ -35,6 +36,12 @@ ACTING: dict[str, Algorithm] = {  # as in the contract: settings in which the me
     "flayer official": flayer(preset="official"),
     "heurpfedla": heurpfedla(k=1, hyper_lr=0.5),
     "pfedla": pfedla(hyper_lr=0.5),
+    "fedper+q4": algorithm("fedper+q4", min_size=1, rounding="stochastic", feedback=True),
+    "fedper+median": algorithm("fedper+median"),
+    "fedper+krum": algorithm("fedper+krum", f=0),
+    "fedper+private": algorithm("fedper+private", norm=0.1),
+    "flayer+clipped": algorithm("flayer+clipped", norm=0.05),
+    "heurpfedla+topk": algorithm("heurpfedla+topk", min_size=1, hyper_lr=0.5),
 }
 EVERY = {**{name: algorithm(name) for name in ALGORITHMS}, **ACTING}
 TWO, ALL = {1: not_finite(), 4: claiming(10**12)}, {client: not_finite() for client in range(6)}
@@ -51,8 +58,15 @@ class Shared:
     held: list[list[int]]
 
 
-def shared(process_group: Ranks, method: Algorithm, participation: float, inner: Executor) -> Shared:
-    sim = Case(method, "follow", participation, rounds=3).plain
+def far_away(upload: Parcel) -> Parcel:
+    return Parcel({**upload, "theta": upload["theta"].apply(lambda x: 1e6 * x)})
+
+
+def shared(
+    process_group: Ranks, method: Algorithm, participation: float, inner: Executor, limit: float | None = None
+) -> Shared:
+    buffers = "local" if method.requires.noise else "follow"  # statistics have no noise
+    sim = replace(Case(method, buffers, participation, rounds=3).plain, norm_limit=limit)
     progress = sim.run(Distributed(process_group, inner))
     servers = [flatten(server) for server in process_group.gather(progress.server)]
     memories = {name: x for each in process_group.gather(_flat(progress.clients)) for name, x in each.items()}
@@ -85,6 +99,8 @@ def main(target: str) -> None:
         found["pfedla, chunks"] = shared(process_group, EVERY["pfedla"], 1.0, Matrix(chunk=2))
         found["fedlag, two left out"] = shared(process_group, Tampered(EVERY["fedlag"], TWO), 1.0, Matrix(chunk=2))
         found["fedper, all left out"] = shared(process_group, Tampered(EVERY["fedper"], ALL), 1.0, Matrix())
+        wild = Tampered(EVERY["fedper"], {2: far_away})
+        found["fedper, one too long"] = shared(process_group, wild, 1.0, Matrix(chunk=2), limit=50.0)
         process_group.collect({})  # from nobody who has anything
         mine = {name: compared(found[name]) for name in list(found)[process_group.rank :: process_group.world_size]}
         gaps = {name: gap for each in process_group.gather(mine) for name, gap in each.items()}

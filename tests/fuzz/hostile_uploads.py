@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Mapping
 from hashlib import blake2b
 from itertools import accumulate
 from math import prod
@@ -41,8 +42,11 @@ def message(entries: Entries, digest: bytes) -> bytes:
     return head + blake2b(head + body, digest_size=32).digest() + body
 
 
-def conforms(entries: Entries, form: Form, held: int) -> bool:
-    """Whether the schema allows these entries of a client with so many samples, decided anew."""
+def conforms(entries: Entries, form: Form, held: int, sizes: Mapping[str, int]) -> bool:
+    """Whether the schema allows these entries of a client with so many samples, decided anew.
+
+    `sizes` are the numbers of columns of the model's tensors.
+    """
     left = dict(entries)
     for name, field in form.fields.items():
         blocks = {"": field.value} if isinstance(field.value, TensorForm) else dict(field.value)
@@ -61,7 +65,28 @@ def conforms(entries: Entries, form: Form, held: int) -> bool:
                 return False
             if not torch.isfinite(value).all() or (name == "samples" and value.tolist() != held):
                 return False
+            if "." in name and not _readable(name, key, value, form, sizes[key]):
+                return False
     return not left
+
+
+def _readable(name: str, key: str, value: torch.Tensor, form: Form, size: int) -> bool:
+    """Whether a part of a compressed tensor can mean anything."""
+    field, _, part = name.rpartition(".")
+    numbers = value.reshape(-1).tolist()
+    if part == "scale":
+        return numbers[0] >= 0
+    if part == "codes":
+        if len(numbers) == size:
+            return max(numbers) <= 254
+        halves = [half for byte in numbers for half in (byte >> 4, byte & 15)]
+        return max(halves) <= 14 and not any(halves[size:])
+    if part == "places" and value.dtype == torch.uint8:
+        bits = [byte >> (7 - i) & 1 for byte in numbers for i in range(8)]
+        sent = form.fields[f"{field}.values"].value
+        assert not isinstance(sent, TensorForm)
+        return sum(bits) == sent[key].size and not any(bits[size:])
+    return part != "places" or (numbers == sorted(set(numbers)) and numbers[0] >= 0 and numbers[-1] < size)
 
 
 # Ways to change the entries of a message
@@ -147,7 +172,26 @@ def revalue(draw: Draw, entries: Entries) -> None:
     entries[path] = entries[path] * draw.choice((-1.0, 0.0, 1e3)) + draw.choice((0.0, 1.0, -1e6))
 
 
-WAYS = (spoil_value, claim, retype, reshape, drop, add, rename, swap, remask, revalue)
+def repack(draw: Draw, entries: Entries) -> None:
+    """Other codes, places or scales of what is compressed."""
+    packed = [path for path in sorted(entries) if path.split("/")[1].endswith((".codes", ".scale", ".places"))]
+    if not packed:
+        return remask(draw, entries)
+    path = draw.choice(packed)
+    x = entries[path].clone()
+    flat, at = x.view(-1), draw.randrange(max(1, x.numel()))
+    if x.is_floating_point():
+        value = draw.choice((-1.0, -1e-300, 1e308, torch.nan, torch.inf, -torch.inf))
+        flat[at] = torch.tensor(value, dtype=torch.float64)  # a bare number that overflows would be refused here
+    elif x.dtype == torch.int32:
+        flat[at] = draw.choice((-1, 10**6, -(2**31), 2**31 - 1, int(flat[at - 1]), int(flat[0])))
+    elif x.dtype == torch.uint8:
+        flat[at] = draw.choice((0, 255, 15, 240, draw.randrange(256)))
+    entries[path] = x
+    return None
+
+
+WAYS = (spoil_value, claim, retype, reshape, drop, add, rename, swap, remask, revalue, repack)
 
 
 def _some(draw: Draw, entries: Entries, fits: object = None) -> str:
@@ -165,10 +209,10 @@ def changed(draw: Draw, entries: Entries) -> Entries:
     return new
 
 
-def hostile(draw: Draw, entries: Entries, form: Form, held: int) -> bytes:
+def hostile(draw: Draw, entries: Entries, form: Form, held: int, sizes: Mapping[str, int]) -> bytes:
     """A message that the schema does not allow; one of ten with a digest of another form."""
     new = entries
-    while conforms(new, form, held):
+    while conforms(new, form, held, sizes):
         new = changed(draw, entries)
     return message(new, form.digest if draw.random() < 0.9 else draw.randbytes(16))
 
@@ -177,6 +221,8 @@ def plausible(draw: Draw, entries: Entries, form: Form) -> bytes:
     """A message with other finite values, and other columns where the sender chooses them."""
     new = dict(entries)
     revalue(draw, new)
+    for path in [path for path in new if path.endswith(".scale") or "/theta.scale/" in path]:
+        new[path] = new[path].abs()  # of a scale, no other sign
     for path in [path for path in new if path.startswith("mask/")]:
         size = prod(_block(form, path).shape)
         bits = [draw.random() < 0.5 for _ in range(size)]

@@ -181,5 +181,5 @@ def test_damaged_run_directories(tmp_path, undamaged):
 @pytest.mark.slow
 @pytest.mark.usefixtures("_quick")
 def test_thousands_of_damaged_run_directories(tmp_path, undamaged):
-    refused = damaged(undamaged, tmp_path, 600)
-    assert all(0 < refused[way] < 3 * 600 for way in damage.DAMAGES)
+    refused = damaged(undamaged, tmp_path, 200)
+    assert all(0 < refused[way] < 3 * 200 for way in damage.DAMAGES)

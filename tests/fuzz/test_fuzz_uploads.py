@@ -23,6 +23,7 @@ from hostile_uploads import conforms, entries_of, hostile, plausible
 from safetensors.torch import load
 
 from stratafl.algorithms import fedavg, fedlag, fedper, flayer, heurpfedla, pfedla
+from stratafl.algorithms.compress_on import with_q4, with_q8, with_topk
 from stratafl.core import wire
 from stratafl.execute import Matrix, simulation
 from stratafl.execute.executors import InOneProcess
@@ -36,8 +37,11 @@ METHODS = {
     "fedlag": fedlag(k=1, xi=0.0, warmup=0),
     "pfedla": pfedla(embedding=3, width=3, depth=1),
     "heurpfedla": heurpfedla(k=1, embedding=3, width=3, depth=1),
+    "fedper+q8": with_q8(fedper(), min_size=4),
+    "fedavg+q4": with_q4(fedavg(), min_size=1),  # the last tensor has an odd number of codes
+    "heurpfedla+topk": with_topk(heurpfedla(k=1, embedding=3, width=3, depth=1), keep=0.02, min_size=1),
 }
-FIELDS = ("theta", "samples")
+FIELDS = ("theta", "samples", "theta.codes", "theta.scale", "theta.places", "theta.values")
 
 
 class Replayed:
@@ -89,6 +93,7 @@ class Scene:
         self.sim = replace(sim, algorithm=Replayed(method, done))
         self.form = self.sim.upload_form(rnd, self.before.server)
         self.entries = {i: entries_of(each.upload, rnd.layout) for i, each in done.items()}
+        self.sizes = {name: spec.size for name, spec in rnd.layout.specs.items()}
         self.held = sim.runtime.federation.counts("train").tolist()
         self.copy = {name: x.clone() for name, x in self.before.tensors().items()}
 
@@ -105,7 +110,7 @@ def outcomes(name, cases, seed):
     scene, draw, counted = Scene(name), random.Random(f"{name} {seed}"), Counter()
     expected = scene.round({}, [0])[0].tensors()
     for _ in range(cases // 5):
-        forgeries = {i: hostile(draw, scene.entries[i], scene.form, scene.held[i]) for i in range(1, 6)}
+        forgeries = {i: hostile(draw, scene.entries[i], scene.form, scene.held[i], scene.sizes) for i in range(1, 6)}
         after, report = scene.round(forgeries)
         assert [each.client for each in report.left_out] == [1, 2, 3, 4, 5]
         assert same(after.tensors(), expected)
@@ -141,7 +146,7 @@ def test_what_conforms_to_the_schema_is_accepted(name):
     honest = scene.round({})[0].tensors()
     for _ in range(5):
         data = plausible(draw, scene.entries[2], scene.form)
-        assert conforms(load(data[wire.PREFIX :]), scene.form, scene.held[2])
+        assert conforms(load(data[wire.PREFIX :]), scene.form, scene.held[2], scene.sizes)
         after, report = scene.round({2: data})
         assert not report.left_out
         assert not same(after.tensors(), honest)

@@ -15,7 +15,7 @@ import stratafl
 from stratafl.algorithms import fedavg, fedper
 from stratafl.config.experiment import Experiment, with_settings
 from stratafl.data import from_clients
-from stratafl.errors import DataError, ModelError, RunError, StrataError
+from stratafl.errors import DataError, ModelError, RunError, StrataError, UnknownNameError
 from stratafl.evaluation.evaluate import deployed
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
@@ -90,6 +90,15 @@ def test_fit_takes_a_federation_a_function_and_options_of_a_simulation():
     assert fitted.selected is fitted.history[-1]  # there is no validation part
     assert fitted.accuracy == fitted.history[-1]["test.deployed.accuracy"]
     assert fitted.outputs(0, X).dtype == torch.float64
+
+
+def test_an_option_that_fit_has_not_is_one_sentence():
+    with pytest.raises(UnknownNameError, match="unknown option of fit 'participaton'; did you mean 'participation'"):
+        stratafl.fit(fedavg(), arrays(), Own, rounds=1, participaton=0.5)
+    with pytest.raises(UnknownNameError, match="unknown option of fit 'validaton'; did you mean 'validation'"):
+        stratafl.fit(fedavg(), arrays(), Own, rounds=1, validaton=0.5)
+    with pytest.raises(UnknownNameError, match="unknown option of fit 'lr'; choose one of: "):
+        stratafl.fit(fedavg(), arrays(), Own, rounds=1, lr=0.5)
 
 
 def test_shares_and_seed_cut_the_arrays():

@@ -17,8 +17,9 @@ from stratafl.errors import DamagedError, MemoryLimitError, RunError, UnknownNam
 from stratafl.execute import Matrix, Messages, disk, simulation
 from stratafl.execute import memory as memory_module
 from stratafl.execute.client_states import InMemory
-from stratafl.execute.disk import Index, OnDisk, StateFile, StateFormat
+from stratafl.execute.disk import Index, OnDisk, StateFile
 from stratafl.execute.memory import WHOLE, choose_store, device_memory
+from stratafl.execute.state_format import StateFormat
 from stratafl.models import build
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

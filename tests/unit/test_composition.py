@@ -154,6 +154,7 @@ def test_what_makes_no_sense_is_refused_with_the_reason_in_one_line(name, option
     [
         ("fedper+flyer", {}, "unknown part of 'fedper+flyer' 'flyer'; did you mean 'flayer'?"),
         ("fedpr+flayer", {}, "unknown algorithm 'fedpr'; did you mean 'fedper'?"),
+        ("fedper", {"finetun": 1}, "unknown option of fedper 'finetun'; did you mean 'finetune'?"),
         ("fedper+flayer", {"leest": 1}, "unknown option of fedper+flayer 'leest'; did you mean 'least'?"),
     ],
 )
@@ -255,11 +256,11 @@ def test_a_comparison_holds_compositions(tmp_path):
 
 
 def test_the_catalogue_shows_a_composition(capsys):
-    print_catalogue("scaffold+lag", as_json=True)
+    print_catalogue("scaffold+lag", as_json=True, settings={})
     (entry,) = json.loads(capsys.readouterr().out)["algorithms"]
     assert entry["name"] == "scaffold+lag"
     assert [each["name"] for each in entry["hyperparameters"]][:5] == ["server_lr", "k", "xi", "warmup", "bn"]
-    print_catalogue("fedper+flayer", as_json=False)
+    print_catalogue("fedper+flayer", as_json=False, settings={})
     assert "FedPer + FLAYER" in capsys.readouterr().out
     with pytest.raises(RecordError, match="nothing is sent"):
-        print_catalogue("local+lag", as_json=True)
+        print_catalogue("local+lag", as_json=True, settings={})

@@ -13,13 +13,16 @@ import pytest
 import torch
 from torch import nn
 
-from stratafl.algorithms import fedavg
+from stratafl.algorithms import ALGORITHMS, fedavg
+from stratafl.algorithms.field_meanings import KINDS as KINDS_OF_FIELDS
 from stratafl.algorithms.special_cases import SpecialCase
 from stratafl.cli import main as strata
+from stratafl.config.deployment import FEDERATION_TABLES
 from stratafl.config.experiment import from_tables
 from stratafl.config.plugins import parameters
+from stratafl.config.sent_page import sent_tables
 from stratafl.config.settings import documented
-from stratafl.config.tables import TABLES, partition_of
+from stratafl.config.tables import partition_of
 from stratafl.data import PARTITIONS, digits, federate
 from stratafl.models import MODELS
 from stratafl.recipes import read, recipe_names
@@ -122,7 +125,24 @@ def test_the_step_of_contributing_keeps_the_contract():
 
 
 def test_the_settings_are_documented():
-    assert documented(TABLES) in text("docs/settings.md"), "write config.settings.documented into docs/settings.md"
+    made = documented(FEDERATION_TABLES)
+    assert made in text("docs/settings.md"), "write config.settings.documented into docs/settings.md"
+
+
+LEARNS = "docs/what_the_server_learns.md"
+
+
+def test_the_page_of_what_the_server_learns_lists_what_methods_send():
+    assert sent_tables() in text(LEARNS), f"write config.sent_page.sent_tables into {LEARNS}"
+
+
+def test_the_page_of_what_the_server_learns_says_what_each_kind_and_each_method_gives_away():
+    told = text(LEARNS)
+    for kind in KINDS_OF_FIELDS.keys() - {"unknown"}:
+        assert f"\n| {kind} | " in told, f"{LEARNS}: what does '{kind}' give away?"
+    (section,) = re.findall(r"\n## Method by method\n(.*?)\n## ", told, re.DOTALL)
+    named = re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in section.splitlines() if line[:1] == "|"))
+    assert sorted(named) == sorted(ALGORITHMS)
 
 
 def row(document, name):

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import stratafl
 
 SOURCE = Path(stratafl.__file__).parents[1]
@@ -43,6 +45,23 @@ def test_the_package_alone_loads_next_to_nothing():
     heavy = ("torch", "numpy", "stratafl.api", *HEAVY)
     found = in_a_new_process(f"import stratafl\nfound = [m for m in {heavy!r} if m in sys.modules]")
     assert found == []
+
+
+@pytest.mark.parametrize("words", [["host", "x.toml"], ["join", "x.toml", "--site", "a", "--data", "a.csv"]])
+def test_without_flower_a_federation_is_refused_in_one_line(words):
+    program = f"""
+import sys
+sys.modules["flwr"] = None  # as if it were not installed
+from stratafl.cli import command
+sys.argv = ["strata", *{words!r}]
+command()
+"""
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=120, check=False
+    )
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "pip install 'stratafl[flower]'" in done.stderr
 
 
 def test_everything_but_the_command_runs_without_typer_and_rich():

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from plain_robust import drawn
 
 from methods import every_method
 from stratafl.algorithms import ALGORITHMS, algorithm, fedavg, fedbn, fedper, flayer, local, pfedla
@@ -15,7 +16,8 @@ from stratafl.core.phased import Phase, Phased
 from stratafl.errors import RecordError, UnknownNameError
 from stratafl.execute import Matrix, Messages, simulation
 from stratafl.policies import ClippedMean, Mean, Median, TrimmedMean
-from stratafl.policies.robust import RobustMerge, robust
+from stratafl.policies.robust import robust
+from stratafl.policies.robust_merge import RobustMerge
 from stratafl.testing import check_algorithm, difference, tiny_federation, tiny_model
 from stratafl.testing.tampering import Tampered
 
@@ -25,16 +27,6 @@ HOW = {"median": Median(), "trimmed": TrimmedMean(), "clipped": ClippedMean()}
 def made(method, batchnorm=False, **options):
     options = {"rounds": 2, "dtype": torch.float64} | options
     return simulation(method, tiny_federation(), tiny_model(batchnorm), **options)
-
-
-def drawn(sim, clients, mask=None, seed=0):
-    """A server's row, and uploads of so many clients with as many samples as their number."""
-    draw = torch.Generator().manual_seed(seed)
-    layout = sim.setup.layout
-    held = {n: torch.randn(s.shape, generator=draw, dtype=torch.float64) for n, s in layout.specs.items()}
-    rows = {n: torch.randn(clients, *s.shape, generator=draw, dtype=torch.float64) for n, s in layout.specs.items()}
-    field = Field(rows, mask=mask(rows, draw) if mask else None).poisoned(layout)
-    return held, Parcel({"theta": field, "samples": Field(torch.arange(1, clients + 1))})
 
 
 def columns(rows, draw):
@@ -92,7 +84,7 @@ def by_hand(plain, sim, held, up):
 @pytest.mark.parametrize("clients", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("piece", [5, 2**16])
 def test_median_and_trimmed_mean_by_hand(clients, mask, piece, monkeypatch):
-    monkeypatch.setattr("stratafl.policies.robust.PIECE", piece)
+    monkeypatch.setattr("stratafl.policies.robust_merge.PIECE", piece)
     sim = made(fedavg())
     held, up = drawn(sim, clients, mask)
     assert difference(merged(Median(), sim, held, up), by_hand(plain_median, sim, held, up)) <= 1e-12

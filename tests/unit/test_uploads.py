@@ -17,7 +17,7 @@ from stratafl.errors import ContractError, StageError
 from stratafl.evaluation.measure import upload_line
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Debug, Matrix, Messages, simulation, uploads
-from stratafl.execute.uploads import FAR, LeftOut, Outlier, inspect, outliers
+from stratafl.execute.uploads import ENDLESS, FAR, LeftOut, Outlier, inspect, outliers
 from stratafl.models import build
 from stratafl.policies import SGD
 from stratafl.testing import Case, difference, laws, tiny_federation, tiny_model
@@ -121,10 +121,10 @@ LAYOUT = Layout(
 RECEIVED = {"a.weight": torch.ones(2, 2), "a.mean": torch.zeros(2, 1), "b.weight": torch.zeros(2, 1)}
 
 
-def looked_at(held=(4, 7), state=None, **fields):
+def looked_at(held=(4, 7), state=None, received=None, **fields):
     parcel = Parcel(fields)
     form = form_of(parcel.pick(slice(0, 1)), LAYOUT).bounded({"samples": "positive"})
-    return inspect(parcel, form, state or {}, RECEIVED, "theta", torch.tensor(held), LAYOUT)
+    return inspect(parcel, form, state or {}, {"theta": received or Field(RECEIVED)}, torch.tensor(held), LAYOUT)
 
 
 def theta(a=((1, 1), (1, 1)), mean=((0,), (0,)), b=((0,), (0,)), mask=None, dtype=torch.float32):
@@ -146,14 +146,21 @@ def test_a_norm_is_the_same_whether_columns_are_summed_together_or_in_pieces(sha
     after = torch.randn(3, *shape, generator=draw)
     before = torch.randn(1, *shape, generator=draw).expand(3, *shape)  # what all received
     sent = torch.rand(3, *shape, generator=draw) < 0.5
-    expected = (after.double() - before.double()).pow(2)
-    assert torch.allclose(uploads._square(after, before, None), expected.reshape(3, -1).sum(1), rtol=1e-14)
+    expected = (after - before).double().pow(2)
+    assert torch.allclose(uploads._square(after, before, []), expected.reshape(3, -1).sum(1), rtol=1e-14)
     holes = after.masked_fill(~sent, NAN)
-    assert torch.allclose(uploads._square(holes, before, sent), (expected * sent).reshape(3, -1).sum(1), rtol=1e-14)
+    assert torch.allclose(uploads._square(holes, before, [sent]), (expected * sent).reshape(3, -1).sum(1), rtol=1e-14)
 
 
 def test_a_norm_does_not_overflow_where_its_square_would():
     assert looked_at(theta=theta(b=((3e30,), (0,)))).norms == [pytest.approx(3e30), 0.0]
+
+
+def test_a_column_that_was_sent_and_not_received_is_looked_at():
+    """It is in no update, so that a finite norm says nothing about it."""
+    known = LayerMask(torch.tensor([[True, False], [True, False]]))
+    found = looked_at(theta=theta(b=((NAN,), (0,))), received=Field(RECEIVED, mask=known))
+    assert (found.reasons, found.norms[0]) == ([THETA, ""], 0.0)
 
 
 def test_what_was_not_sent_does_not_count():
@@ -166,6 +173,24 @@ def test_what_was_not_sent_does_not_count():
     assert found.reasons == ["", THETA]
     assert found.norms[0] == 2.0
     assert found.sound.tolist() == [0]
+
+
+def test_what_was_not_received_does_not_count():
+    """A server sent the second client only the first layer; to both it sends the same values, or each its own."""
+    up = theta(a=((1, 4), (1, 1)), b=((4,), (6,)))
+    each = Field(
+        {**RECEIVED, "b.weight": torch.tensor([[0.0], [1e9]])}, mask=LayerMask(torch.tensor([[1, 1], [1, 0]]) > 0)
+    )
+    assert looked_at(received=each, theta=up).norms == [5.0, 0.0]
+    common = Field({name: x[0] for name, x in RECEIVED.items()}, common=True)
+    assert looked_at(received=common, theta=up).norms == [5.0, 6.0]
+    masked = replace(common, mask=LayerMask(torch.tensor([False, True])))
+    assert looked_at(received=masked, theta=up).norms == [4.0, 6.0]
+
+
+def test_a_norm_that_overflows_is_a_reason():
+    huge = theta(b=((1e200,), (0,)), dtype=torch.float64)
+    assert looked_at(theta=huge).reasons == [ENDLESS, ""]
 
 
 @pytest.mark.parametrize("value", [NAN, torch.inf, -torch.inf])

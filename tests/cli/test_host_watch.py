@@ -1,0 +1,152 @@
+"""What `strata host` does while it looks on: outages of the SuperLink, ServerApps that end."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs pip install 'stratafl[flower]'")
+
+import stratafl.cli.host as command
+from stratafl.deploy.control import RunState
+from stratafl.deploy.metrics import MetricsFile
+from stratafl.deploy.status import Status
+from stratafl.errors import DeployError, OutageError
+
+STOPPED = RunState("finished", "stopped", "")
+DONE = RunState("finished", "completed", "")
+
+
+class FakeHost:
+    """Runs whose states are given, one for each look; an exception is raised."""
+
+    registered = ()
+
+    def __init__(self, folder, *looks):
+        self.folder, self.looks, self.runs = folder, list(looks), 0
+
+    def start_run(self, server_app, client_app, settings):
+        self.runs += 1
+        if self.looks and isinstance(self.looks[0], str):
+            raise OutageError(self.looks.pop(0))
+        return self.runs
+
+    def run_state(self, run):
+        found = self.looks.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        if found is DONE:
+            Status(self.folder, ["a"]).end("finished", "")
+        return found
+
+    def tend(self):
+        return []
+
+    def sites(self):
+        return []
+
+    def counts(self):
+        return {}
+
+
+def watch(folder, host, metrics=None):
+    experiment = SimpleNamespace(run=SimpleNamespace(rounds=7))
+    file = SimpleNamespace(deploy=SimpleNamespace(name="test"), experiment=experiment)
+    prepared = SimpleNamespace(path=folder, file=file, sites=("a",), waiting_keys=lambda known: {})
+    return command._Watch(prepared, host, [], trust=False, metrics=metrics)
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch):
+    monkeypatch.setattr(command, "LOOK", 0.0)
+
+
+def test_a_superlink_that_does_not_answer_is_asked_again(tmp_path):
+    host = FakeHost(tmp_path, OutageError("away"), OutageError("away"), DONE)
+    assert watch(tmp_path, host).until_it_ends() == 0
+    assert (host.looks, host.runs) == ([], 1)
+
+
+def test_a_run_that_was_stopped_because_its_serverapp_is_gone_starts_again(tmp_path):
+    host = FakeHost(tmp_path, STOPPED, "away", STOPPED, DONE)
+    assert watch(tmp_path, host).until_it_ends() == 0
+    assert host.runs == 3  # of which the SuperLink did not take one
+
+
+def test_a_federation_that_failed_is_not_started_again(tmp_path):
+    host = FakeHost(tmp_path, STOPPED)
+    started = watch(tmp_path, host)
+    Status(tmp_path, ["a"]).end("failed", "too few sites")
+    with pytest.raises(DeployError, match="the federation stopped: too few sites"):
+        started.until_it_ends()
+
+
+def test_a_serverapp_that_ends_again_and_again_is_given_up(tmp_path):
+    host = FakeHost(tmp_path, *[STOPPED] * command.STARTS)
+    with pytest.raises(DeployError, match="the ServerApp ended 5 times in 10 minutes"):
+        watch(tmp_path, host).until_it_ends()
+
+
+def test_the_state_in_metrics_is_how_the_host_ended(tmp_path, monkeypatch):
+    metrics = MetricsFile(tmp_path / "m.prom", tmp_path, "test")
+
+    def state():
+        lines = (tmp_path / "m.prom").read_text().splitlines()
+        return [line.split('"')[3] for line in lines if line.startswith("strata_state{") and line.endswith(" 1")]
+
+    assert watch(tmp_path, FakeHost(tmp_path, DONE), metrics).until_it_ends() == 0
+    assert state() == ["finished"]
+
+    def interrupted(self):
+        (tmp_path / "status.json").write_text(json.dumps({"state": "running"}))
+        return command.INTERRUPTED
+
+    started = watch(tmp_path, FakeHost(tmp_path), metrics)
+    monkeypatch.setattr(command._Watch, "_watched", interrupted)
+    assert started.until_it_ends() == command.INTERRUPTED
+    assert state() == ["stopped"]
+
+    def given_up(self):
+        raise DeployError("the ServerApp ended 5 times")
+
+    monkeypatch.setattr(command._Watch, "_watched", given_up)
+    with pytest.raises(DeployError, match="5 times"):
+        started.until_it_ends()
+    assert state() == ["failed"]
+
+
+def test_what_the_serverapp_says_is_shown_once_and_rounds_are_known_from_the_start(tmp_path, capsys):
+    running = RunState("running", "", "")
+    host = FakeHost(tmp_path, running, running, running, DONE)
+    started, look = watch(tmp_path, host), host.run_state
+    status = Status(tmp_path, ["a"])
+
+    def run_state(run):
+        if len(host.looks) == 3:
+            status.say("'a' is set aside: it missed 3 rounds in a row")
+            status.say("round 2: the upload of 'a' was left out: its update is too long")
+        return look(run)
+
+    host.run_state = run_state
+    assert started.until_it_ends() == 0
+    shown = " ".join(capsys.readouterr().err.split())
+    assert shown.count("note: 'a' is set aside: it missed 3 rounds in a row") == 1
+    assert shown.count("note: round 2: the upload of 'a' was left out") == 1
+    assert "round 0 of 7" in shown
+
+
+def test_a_key_that_is_still_being_copied_does_not_end_the_host(tmp_path, capsys):
+    running = RunState("running", "", "")
+    host, tries = FakeHost(tmp_path, running, running, running, DONE), []
+
+    def register(site, path):
+        tries.append(site)
+        if len(tries) < 3:
+            raise DeployError(f"'{path}' is not a public key")
+
+    host.register = register
+    started = watch(tmp_path, host)
+    started._prepared.waiting_keys = lambda known: {"a": tmp_path / "a.pub"} if len(tries) < 3 else {}
+    assert started.until_it_ends() == 0
+    said = capsys.readouterr().err
+    assert (said.count("'a.pub' is not taken"), said.count("site 'a' may come in")) == (1, 1)

@@ -1,0 +1,145 @@
+"""A site says what leaves it before it joins, and joins only if its owner agrees."""
+
+import json
+import os
+import signal
+import sys
+
+import numpy as np
+import pytest
+
+from hosted import with_tables, write_file, write_samples
+from stratafl.cli import main as strata
+from stratafl.deploy.consent import CONSENT, doubts, has_consent, keep_consent, what_leaves_site
+from stratafl.deploy.folders import Place, prepare_host
+from stratafl.deploy.member import Member
+from stratafl.errors import DataError
+
+
+class Joined:
+    """A site that is left at once, as by Ctrl-C."""
+
+    def __init__(self, *_, **__):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def tend(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        return []
+
+
+@pytest.fixture
+def join(tmp_path, monkeypatch, capsys):
+    """`strata join` of site a; the answer to its question, or no terminal; its exit code and what it said."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("stratafl.cli.join.Site", Joined)
+    write_samples(tmp_path)
+    place = Place("127.0.0.1", 9443)
+    invitation = prepare_host(tmp_path / "host", with_tables(), place).invite(place)
+
+    def called(*options, answer=None):
+        def confirm(*_, **__):
+            assert answer is not None, "it asked"
+            return answer
+
+        monkeypatch.setattr("typer.confirm", confirm)
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: answer is not None, raising=False)
+        code = strata(["join", str(invitation), "--site", "a", "--data", "a.csv", *options])
+        return code, capsys.readouterr().err
+
+    return called
+
+
+@pytest.mark.parametrize(("answer", "said"), [(None, "there is no terminal: add --yes"), (False, "does not join")])
+def test_without_consent_nothing_is_created(join, tmp_path, answer, said):
+    before = sorted(tmp_path.rglob("*"))
+    code, err = join(answer=answer)
+    assert code == 2
+    assert said in err.splitlines()[-1]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(("options", "answer"), [(["--yes"], None), ([], True)])
+def test_consent_is_asked_for_once(join, tmp_path, options, answer):
+    code, err = join(*options, answer=answer)
+    assert code == 130
+    assert " theta" in err
+    kept = json.loads((tmp_path / "sites/a" / CONSENT).read_text())
+    assert all(line in err for line in kept["leaves"])
+    code, err = join()  # again, without a terminal
+    assert code == 130
+    assert " theta" not in err
+
+
+def test_consent_is_to_one_file_and_to_what_was_told(tmp_path):
+    file, told = with_tables(), ["theta"]
+    assert not has_consent(tmp_path, file, told)
+    keep_consent(tmp_path, file, told)
+    assert has_consent(tmp_path, with_tables(), told)
+    assert not has_consent(tmp_path, with_tables(run={"rounds": 6}), told)
+    assert not has_consent(tmp_path, file, [*told, "theta of another layer"])
+    (tmp_path / CONSENT).write_text("{")
+    assert not has_consent(tmp_path, file, told)
+
+
+def test_what_leaves_a_site_is_what_its_method_sends(tmp_path):
+    write_samples(tmp_path)
+
+    def told(**tables):
+        return what_leaves_site(with_tables(**tables), "a", str(tmp_path / "a.csv"))
+
+    once, score, *rest = told()
+    assert "the names of its 8 columns" in once
+    assert "accuracy" in score
+    assert "(deploy.scores)" in score
+    assert not any("(deploy.scores)" in line for line in told(deploy={"scores": False}))
+    assert "site's samples (fc1)" in " ".join(rest)
+    assert rest[-1].endswith("of the model fc")  # FedPer's head stays
+    assert "(all layers)" in " ".join(told(algorithm={"name": "fedavg"}))
+    assert told(algorithm={"name": "local"})[2] == "leaves this site, every round: nothing"
+    predicts = {"sites": ["b", "c"], "predict": ["a"]}
+    _, rounds, model = told(deploy=predicts)
+    assert rounds == "leaves this site, in rounds: nothing, because it only predicts"
+    assert model.endswith("on no sample of this site: the shared base and the initial head")
+    assert told(deploy=predicts, algorithm={"name": "fedavg+q8"})[-1].endswith("the global model")
+
+
+def test_columns_that_differ_much_in_size_are_doubted(tmp_path):
+    write_samples(tmp_path)
+    place = tmp_path / "a.csv"
+    assert doubts(with_tables(), str(place)) == []
+    head, *rows = place.read_text().splitlines()
+    place.write_text("\n".join([head, *(f"{1000 * i}{row[row.index(',') :]}" for i, row in enumerate(rows)), ""]))
+    (line,) = doubts(with_tables(), str(place))
+    assert line.endswith("ask the host to set data.normalise = 'columns'")
+    assert doubts(with_tables(data={"normalise": "columns"}), str(place)) == []
+
+
+def introduced(tmp_path, file):
+    """How its samples are preprocessed, as site a says."""
+    write_file(tmp_path / "site", file)
+    member = Member(tmp_path / "site", "a", str(tmp_path / "a.npz"))
+    return member.introduce({"federation": "test"})["format"]["preprocessing"]
+
+
+def test_means_of_pixels_do_not_leave_a_site_with_its_introduction(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 3, 4, 4), dtype=np.uint8)
+    np.savez(tmp_path / "a.npz", x=pixels, y=np.arange(60) % 3)
+    for told in (
+        lambda file: what_leaves_site(file, "a", str(tmp_path / "a.npz")),
+        lambda file: introduced(tmp_path, file),
+    ):
+        with pytest.raises(DataError, match="'channel' would need means over all sites: use 'half' or 'unit'"):
+            told(with_tables(data={"normalise": "channel"}))
+    assert introduced(tmp_path, with_tables(data={"normalise": "half"}))["scaling"]["mean"] == (0.5,)
+
+
+def test_a_name_that_is_not_in_the_invitation_is_refused_before_anything_is_made(join, tmp_path, capsys):
+    assert strata(["join", str(tmp_path / "host/invitation.toml"), "--site", "z", "--data", "a.csv", "--yes"]) == 2
+    assert "unknown site of federation 'test' 'z'" in capsys.readouterr().err
+    assert not (tmp_path / "sites").exists()

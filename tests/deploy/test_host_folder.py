@@ -1,0 +1,175 @@
+"""What a host writes down: a line for each round, to loggers too; its audit log, checked; sites that are forgotten."""
+
+import json
+import shutil
+
+import pytest
+
+import stratafl.deploy.certificates as certificates
+from hosted import SITES, Local, with_tables, write_file, write_samples
+from stratafl.cli import main as strata
+from stratafl.config.deployment import federation_from
+from stratafl.deploy.folders import Place, prepare_host
+from stratafl.deploy.host_log import checked_log, forget_site
+from stratafl.deploy.hosting import Hosting
+from stratafl.deploy.member import STATE
+from stratafl.deploy.rehearsal import divided
+from stratafl.deploy.round_journal import ROUNDS, score_line
+from stratafl.deploy.status import read_status
+from stratafl.errors import DamagedError, DeployError, UnknownNameError
+from stratafl.runs.journal import read_lines
+
+
+class Stopped(BaseException):
+    """As by SIGKILL."""
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    """A federation that was killed in its second round, with a torn line in its journal, and went on."""
+    folder = tmp_path_factory.mktemp("host")
+    write_samples(folder)
+    sites = {name: folder / name for name in SITES}
+    tables = with_tables(run={"rounds": 3, "participation": 1.0}).tables()
+    for place in (folder / "host", *sites.values()):
+        write_file(place, federation_from({**tables, "log": {"to": ["tensorboard"]}}))
+    courier = Local(folder, sites)
+
+    def away(site):
+        if courier.carried.count(("round", site)):
+            raise Stopped
+        return False
+
+    courier.away = away
+    with pytest.raises(Stopped):
+        Hosting(folder / "host", courier).run()
+    with (folder / "host" / ROUNDS).open("ab") as file:
+        file.write(b'{"round":2,"coh')
+    courier.away = lambda site: False
+    Hosting(folder / "host", courier).run()
+    return folder
+
+
+@pytest.fixture
+def host(federation, tmp_path):
+    return shutil.copytree(federation / "host", tmp_path / "host")
+
+
+def test_every_round_has_a_line_as_a_run_has(federation):
+    lines = read_lines(federation / "host" / ROUNDS, summed=True)
+    assert [line["round"] for line in lines] == [1, 2, 3]
+    for line in lines:
+        assert (line["cohort"], line["uploads"], line["left_out"]) == (4, 4, 0)
+        assert line["bytes.up"] > 1000
+        assert line["bytes.down"] > 1000
+        assert 0 <= line["test.received.worst10"] <= line["test.received.client_accuracy"] <= 1
+        assert min(line["seconds.train"], line["seconds.server"]) >= 0
+    sites = read_status(federation / "host")["sites"]
+    mean = sum(site["score"] for site in sites.values()) / 4
+    assert lines[-1]["test.received.client_accuracy"] == pytest.approx(mean)
+
+
+def test_tensorboard_has_every_round_once(federation):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(federation / "host" / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("test.received/client_accuracy")] == [1, 2, 3]
+    assert "bytes/up" in events.Tags()["scalars"]
+
+
+def test_worst_sites_have_the_lowest_accuracy_and_the_largest_loss():
+    scores = {"a": 0.2, "b": 0.6}
+    assert score_line(scores, 2)["test.received.worst10"] == 0.2
+    assert score_line(scores, None)["test.received.worst10"] == 0.6
+    assert score_line(scores, None)["test.received.client_loss"] == pytest.approx(0.4)
+    assert score_line({}, 2) == {}
+
+
+def test_the_audit_log_is_checked_and_printed(federation, capsys):
+    assert strata(["audit", str(federation / "host"), "--site", "b", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert {line["site"] for line in shown} == {"b"}
+    assert [line["event"] for line in shown].count("accepted") >= 3
+    assert strata(["audit", str(federation / "host")]) == 0
+    assert "absorb" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        (lambda lines: [*lines[:3], *lines[4:]], "was changed: line 4"),
+        (lambda lines: [*lines[:3], lines[3].replace(b'"time":"20', b'"time":"19'), *lines[4:]], "was changed: line 4"),
+        (lambda lines: lines[:6], "was cut: it has 6 lines"),
+    ],
+)
+def test_a_log_that_was_changed_or_cut_is_refused(host, change, wrong):
+    path = host / "server" / "audit.jsonl"
+    before = path.read_bytes().splitlines(keepends=True)
+    after = change(before)
+    assert after != before
+    path.write_bytes(b"".join(after))
+    with pytest.raises(DamagedError, match=wrong):
+        checked_log(host)
+
+
+def test_a_site_of_which_the_log_has_no_line_is_an_error(federation, capsys):
+    assert strata(["audit", str(federation / "host"), "--site", "bb"]) == 2
+    assert "did you mean 'b'?" in capsys.readouterr().err
+
+
+def test_a_folder_without_a_log_is_refused(tmp_path):
+    with pytest.raises(DeployError, match="has no audit log"):
+        checked_log(tmp_path)
+
+
+def test_a_forgotten_site_starts_anew(tmp_path):
+    write_samples(tmp_path)
+    sites = {name: tmp_path / name for name in SITES}
+    for place in (tmp_path / "host", *sites.values()):
+        write_file(place, with_tables(run={"rounds": 2, "participation": 1.0}, deploy={"least": 4}))
+    courier = Local(tmp_path, sites)
+    with pytest.raises(DeployError, match="has not begun"):
+        forget_site(tmp_path / "host", "d")
+
+    def lost(site):
+        if site == "d" and ("round", "d") in courier.carried and not (tmp_path / "lost").exists():
+            shutil.rmtree(tmp_path / "d" / STATE)
+            (tmp_path / "lost").touch()
+        return False
+
+    courier.away = lost
+    with pytest.raises(DeployError, match=r"round 2 has 3 of 4 uploads: 'd' \(the server absorbed upload"):
+        Hosting(tmp_path / "host", courier).run()
+    with pytest.raises(UnknownNameError, match="unknown site of federation 'test' 'e'"):
+        forget_site(tmp_path / "host", "e")
+    forget_site(tmp_path / "host", "d")
+    Hosting(tmp_path / "host", courier).run()
+    assert read_status(tmp_path / "host")["state"] == "finished"
+    assert [line["site"] for line in checked_log(tmp_path / "host") if line["event"] == "forget"] == ["d"]
+
+
+@pytest.mark.parametrize(("days", "kept"), [(0, False), (20, False), (60, True)])
+def test_a_certificate_that_has_ended_or_ends_soon_is_made_anew(tmp_path, monkeypatch, days, kept):
+    place, host = Place("127.0.0.1", 9443), tmp_path / "host"
+    monkeypatch.setattr(certificates, "SERVER_DAYS", days)
+    before = prepare_host(host, with_tables(), place)
+    old, authority = before.certificate.public.read_bytes(), before.authority.read_bytes()
+    monkeypatch.undo()
+    after = prepare_host(host, with_tables(), place)
+    assert (after.certificate.public.read_bytes() == old) == kept
+    assert not certificates.ends_soon(after.certificate.public)
+    assert after.authority.read_bytes() == authority  # so that sites notice nothing
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "fits"), [("normalise", "columns", "none"), ("targets", "scaled", "numbers")]
+)
+def test_what_cannot_be_divided_is_refused_with_a_value_that_can(tmp_path, setting, value, fits):
+    lines = [f"{i},{i * 7 % 5},{i / 3}" for i in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["x,z,label", *lines]))
+    data = {"name": str(tmp_path / "t.csv"), "partition": "iid", "clients": 2}
+    tables = {"algorithm": {"name": "fedper"}, "deploy": {"sites": ["a", "b"]}}
+    with pytest.raises(DeployError, match=f"rehearse with data.{setting} = '{fits}'"):
+        divided(federation_from({**tables, "data": {**data, setting: value}}), tmp_path)
+    divided(federation_from({**tables, "data": {**data, setting: fits}}), tmp_path)

@@ -1,0 +1,299 @@
+"""A round of messages has an end: all replied or failed, the deadline, or too few that can still reply."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from threading import Event, Timer
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs pip install 'stratafl[flower]'")
+
+import httpx
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, ObjectUnavailableError
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid import http_grid
+from google.protobuf.message import DecodeError
+
+from stratafl.deploy import rounds
+from stratafl.deploy.rounds import exchange, failed_sites, nodes_of_sites, wait_for_sites
+from stratafl.deploy.server_app import GridCourier
+from stratafl.errors import DeployError
+
+
+@dataclass
+class Clock:
+    """Time that passes only when somebody sleeps or looks."""
+
+    now: float = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds >= 0
+        self.now += max(seconds, 0.001)
+
+
+@dataclass
+class FakeGrid:
+    """Replies at given seconds after the messages were sent; a text is an error, an exception an outage."""
+
+    clock: Clock
+    answers: dict[int, tuple[float, str | None]]
+    outage: tuple[float, float] = (0.0, 0.0)
+    refused: frozenset[int] = frozenset()
+    sent: dict[str, Message] = field(default_factory=dict)
+    start: float = 0.0
+    _retry_invoker: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(max_time=None))
+    limits: list[float] = field(default_factory=list)
+
+    def get_nodes(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(name=name, node_id=node) for name, node in (("north", 7), ("south", 8))]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str | None]:
+        self._check_outage()
+        self.start = self.clock.now
+        ids: list[str | None] = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            ids.append(None if node in self.refused else f"m{node}")
+            message.metadata.__dict__["_message_id"] = f"m{node}"
+            self.sent[f"m{node}"] = message
+        return ids
+
+    def pull_messages(self, ids: Iterable[str]) -> list[Message]:
+        self._check_outage()
+        found = []
+        for name in ids:
+            node = self.sent[name].metadata.dst_node_id
+            when, error = self.answers.get(node, (float("inf"), None))
+            if self.clock.now - self.start >= when:
+                content = RecordDict({"a": ConfigRecord({"node": node})})
+                reply = Message(Error(5, error) if error else content, reply_to=self.sent[name])
+                reply.metadata.__dict__["_src_node_id"] = 1 if error else node
+                found.append(reply)
+        return found
+
+    def _check_outage(self) -> None:
+        self.limits.append(self._retry_invoker.max_time)
+        begin, end = self.outage
+        if begin <= self.clock.now - 1000.0 < end:
+            self.clock.now += min(self._retry_invoker.max_time, 5.0)
+            raise httpx.ConnectError("connection refused")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(rounds, "time", clock)
+    for name in ("_run_id", "_node_id", "_task_id"):  # a message is made inside a task
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    return clock
+
+
+def messages(*nodes: int) -> list[Message]:
+    return [Message(RecordDict({"a": ConfigRecord({"x": 1})}), node, "train") for node in nodes]
+
+
+def test_all_replies_end_a_round_at_once(clock: Clock) -> None:
+    grid = FakeGrid(clock, {7: (2.0, None), 8: (4.0, None)})
+    done = exchange(grid, messages(7, 8), deadline=60, enough=2)
+    assert {node: reply.content["a"]["node"] for node, reply in done.replies.items()} == {7: 7, 8: 8}
+    assert (done.failures, done.waiting, done.enough) == ({}, {}, True)
+    assert 4.0 <= done.seconds < 5.1  # not Flower's three seconds more
+
+
+def test_a_courier_waits_for_every_site_although_one_has_failed(clock: Clock) -> None:
+    grid = FakeGrid(clock, {7: (1.0, "Node Unavailable"), 8: (9.0, None)})
+    done = GridCourier(grid).carry("round", {"north": ({}, b"x"), "south": ({}, b"y"), "west": ({}, b"z")}, 60.0)
+    assert done.failures["north"] == "Node Unavailable (code 5)"
+    assert done.failures["west"] == "it is gone"
+    assert "not one of stratafl" in done.failures["south"]  # it has answered, if not as a site does
+
+
+def test_the_deadline_ends_a_round_with_what_there_is(clock: Clock) -> None:
+    grid = FakeGrid(clock, {7: (2.0, None), 8: (90.0, None)})
+    done = exchange(grid, messages(7, 8), deadline=60, enough=1)
+    assert (list(done.replies), done.waiting, done.enough) == ([7], {"m8": 8}, True)
+    assert 60.0 <= done.seconds < 62.0
+    assert exchange(grid, messages(8), deadline=30, enough=1).enough is False
+
+
+def test_a_failure_is_the_nodes_whose_message_it_answers_although_another_sends_it(clock: Clock) -> None:
+    grid = FakeGrid(clock, {7: (2.0, None), 8: (1.0, "Node Unavailable")})
+    done = exchange(grid, messages(7, 8), deadline=60, enough=1)
+    assert done.failures == {8: "Node Unavailable (code 5)"}
+    assert list(done.replies) == [7]
+    assert dict(failed_sites(done, {"north": 7, "south": 8})) == {"south": "Node Unavailable (code 5)"}
+
+
+def test_a_reply_that_another_node_sent_is_a_failure(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = FakeGrid(clock, {7: (1.0, None)})
+    honest = grid.pull_messages
+
+    def forged(ids: Iterable[str]) -> list[Message]:
+        found = honest(ids)
+        for reply in found:
+            reply.metadata.__dict__["_src_node_id"] = 99
+        return found
+
+    monkeypatch.setattr(grid, "pull_messages", forged)
+    done = exchange(grid, messages(7), deadline=60, enough=1)
+    assert (done.replies, done.failures) == ({}, {7: "a reply that another node sent"})
+
+
+def test_a_round_that_cannot_succeed_any_more_ends_early(clock: Clock) -> None:
+    grid = FakeGrid(clock, {7: (1.0, "gone"), 8: (2.0, "gone"), 9: (500.0, None)})
+    done = exchange(grid, messages(7, 8, 9), deadline=600, enough=2)
+    assert done.enough is False
+    assert done.seconds < 5
+    assert done.waiting == {"m9": 9}
+
+
+def test_a_message_that_is_not_taken_is_a_failure(clock: Clock) -> None:
+    grid = FakeGrid(clock, {7: (1.0, None), 8: (1.0, None)}, refused=frozenset({8}))
+    done = exchange(grid, messages(7, 8), deadline=60, enough=1)
+    assert done.failures == {8: "its message was not taken by the SuperLink"}
+
+
+def test_an_outage_is_said_and_waited_out(clock: Clock) -> None:
+    said: list[str] = []
+    grid = FakeGrid(clock, {7: (1.0, None)}, outage=(0.5, 20.0))
+    done = exchange(grid, messages(7), deadline=60, enough=1, told=said.append)
+    assert done.enough
+    assert 19.0 < done.seconds < 30.0
+    assert "the SuperLink does not answer: ConnectError: connection refused" in said
+
+
+def test_an_outage_does_not_outlast_the_deadline(clock: Clock) -> None:
+    """By itself the grid retries for ever."""
+    grid = FakeGrid(clock, {7: (1.0, None)}, outage=(0.5, 1e9))
+    done = exchange(grid, messages(7), deadline=60, enough=1, told=lambda line: None)
+    assert done.enough is False
+    assert done.seconds < 66.0
+    assert all(1.0 <= limit <= 60.0 for limit in grid.limits)
+    assert grid._retry_invoker.max_time is None  # as it was before
+
+
+def test_it_is_said_for_whom_we_wait(clock: Clock) -> None:
+    said: list[str] = []
+    exchange(FakeGrid(clock, {7: (1.0, None)}), messages(7, 8), deadline=100, enough=1, told=said.append)
+    assert len(said) == 3
+    assert said[0].startswith("waiting for 1 of 2 nodes for 3")
+
+
+def test_messages_expire_with_their_deadline(clock: Clock) -> None:
+    """Else a site that comes back would begin with the rounds that it missed."""
+    sent = messages(7, 8)
+    exchange(FakeGrid(clock, {7: (1.0, None), 8: (1.0, None)}), sent, deadline=60, enough=2, late=20)
+    assert {message.metadata.ttl for message in sent} == {85.0}
+
+
+@pytest.mark.parametrize(("deadline", "late"), [(0, 0), (-1, 0), (float("nan"), 0), (10, -1)])
+def test_a_deadline_is_a_time(clock: Clock, deadline: float, late: float) -> None:
+    with pytest.raises(DeployError, match="is no time: give positive seconds"):
+        exchange(FakeGrid(clock, {}), messages(7), deadline, 1, late=late)
+
+
+def test_a_site_has_one_message(clock: Clock) -> None:
+    with pytest.raises(DeployError, match="two are for the same"):
+        exchange(FakeGrid(clock, {}), messages(7, 7), 10, 1)
+
+
+def test_sites_are_known_by_the_name_of_their_key(clock: Clock) -> None:
+    nodes = [SimpleNamespace(name="north", node_id=7), SimpleNamespace(name="", node_id=9)]
+    grid = SimpleNamespace(get_nodes=lambda: nodes)
+    assert nodes_of_sites(grid) == {"north": 7}
+    assert wait_for_sites(grid, lambda sites: "north" in sites, 10) == {"north": 7}
+    with pytest.raises(DeployError, match="after 10 s these sites are connected: north"):
+        wait_for_sites(grid, lambda sites: len(sites) > 1, 10)
+
+
+class UnreadableGrid(FakeGrid):
+    """One site's reply is what flwr, or we, cannot read."""
+
+    reply: object = None
+
+    def pull_messages(self, ids: Iterable[str]) -> list[Message]:
+        if "m7" not in (asked := list(ids)):
+            return super().pull_messages(asked)
+        if isinstance(self.reply, Exception):
+            raise self.reply  # nothing of the others arrives
+        found = super().pull_messages(asked)
+        return [self.reply, *(each for each in found if each.metadata.src_node_id != 7)]  # type: ignore[list-item]
+
+
+def odd_content(node: int, sent: Message) -> Message:
+    reply = Message(RecordDict(), reply_to=sent)
+    reply.metadata.__dict__["_src_node_id"] = node
+    reply.__dict__["_content"] = ConfigRecord({"table": "x"})
+    return reply
+
+
+@pytest.mark.parametrize(
+    "reply", [DecodeError("x"), KeyError("CustomDataClass"), IndexError(), ConfigRecord({}), "odd"]
+)
+def test_a_reply_that_cannot_be_read_is_a_failure_of_its_site_alone(clock: Clock, reply: object) -> None:
+    grid = UnreadableGrid(clock, {7: (1.0, None), 8: (4.0, None)})
+    sent = messages(7, 8)
+    sent[0].metadata.__dict__["_message_id"] = "m7"
+    grid.reply = odd_content(7, sent[0]) if reply == "odd" else reply
+    done = exchange(grid, sent, deadline=60, enough=0)
+    assert set(done.replies) == {8}
+    assert done.failures[7].startswith("its reply cannot be read")
+    assert done.waiting == {}
+
+
+@pytest.fixture
+def identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+class SlowGrid(FakeGrid):
+    """The rest of the reply of site 7 comes when its event is set; the others answer in time."""
+
+    def __init__(self, answers: dict[int, tuple[float, str | None]]) -> None:
+        super().__init__(Clock(), answers)
+        self.whole = Event()
+
+    def pull_messages(self, ids: Iterable[str]) -> list[Message]:
+        def rest(number: str) -> bytes:
+            if not self.whole.is_set():
+                raise ObjectUnavailableError(number)
+            return b""
+
+        asked = list(ids)
+        if asked == ["m7"]:
+            http_grid.pull_objects(["a"], rest, max_tries_per_object=100)  # flwr's 500 tries take 80 minutes
+        return super().pull_messages(asked)
+
+
+def test_a_reply_that_never_comes_whole_holds_up_nobody(identity: None) -> None:
+    grid = SlowGrid({8: (0.0, None)})
+    done = exchange(grid, messages(7, 8), deadline=0.5, enough=0, late=0.5)
+    assert set(done.replies) == {8}
+    assert 7 in {*done.failures, *done.waiting.values()}
+    assert done.seconds < 60  # by itself it would be a quarter of an hour
+
+
+def test_a_reply_that_is_on_its_way_at_the_deadline_is_waited_for(identity: None) -> None:
+    grid = SlowGrid({7: (0.0, None)})
+    Timer(1.5, grid.whole.set).start()
+    done = exchange(grid, messages(7), deadline=0.5, enough=1, late=600)
+    assert (set(done.replies), done.waiting, done.enough) == ({7}, {}, True)
+
+
+def test_a_message_that_its_site_takes_away_before_it_is_sent_is_a_failure_of_that_site_alone(clock: Clock) -> None:
+    class Taken(FakeGrid):
+        def push_messages(self, messages: Iterable[Message]) -> list[str | None]:
+            mine = list(messages)
+            if mine[0].metadata.dst_node_id == 7:
+                raise ObjectPushError("a", 1, "b")
+            return super().push_messages(mine)
+
+    done = exchange(Taken(clock, {8: (4.0, None)}), messages(7, 8), deadline=60, enough=0)
+    assert (set(done.replies), done.waiting) == ({8}, {})
+    assert done.failures[7].startswith("its message could not be sent")

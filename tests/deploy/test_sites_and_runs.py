@@ -1,0 +1,388 @@
+"""Site, control and task processes without the processes: what is said of each end, and who may ask for what."""
+
+import sqlite3
+import tomllib
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs pip install 'stratafl[flower]'")
+
+import httpx
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ACCESS_TOKEN_KEY
+from flwr.proto.runtime_pb2 import PushTaskOutputRequest
+from flwr.supercore.task_identity import TaskIdentity
+
+from stratafl.deploy import host as hosts
+from stratafl.deploy import server_tasks, tasks
+from stratafl.deploy import site as sites
+from stratafl.deploy.certificates import Pair, create_authority, create_site_key
+from stratafl.deploy.client_tasks import READY, _reply, load_app
+from stratafl.deploy.control import Control, write_app
+from stratafl.deploy.host import RESTARTS, Kept
+from stratafl.deploy.site import PAUSES, Site, SiteStatus
+from stratafl.deploy.superlink import LOCKED, TokenAuthn, be_patient
+from stratafl.errors import DeployError
+
+
+@dataclass
+class FakeProcess:
+    name: str
+    text: str = ""
+    code: int | None = None
+    ended: list[str] = field(default_factory=list)
+
+    def running(self) -> bool:
+        return self.code is None
+
+    def exit_code(self) -> int | None:
+        return self.code
+
+    def was_killed(self) -> bool:
+        return self.code == 137
+
+    def outcome(self) -> str:
+        return f"{self.name} exited with code {self.code}"
+
+    def said(self) -> str:
+        return self.text
+
+    def terminate(self) -> None:
+        self.ended.append(self.name)
+
+    def end(self) -> None:
+        self.code = 0 if self.code is None else self.code
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """A site whose processes are stand-ins; time passes when a test says so."""
+    clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(sites, "time", clock)
+    monkeypatch.setattr(sites, "Process", lambda name, command, log, environment: FakeProcess(name))
+    key, authority = create_site_key(tmp_path, "north"), create_authority(tmp_path)
+    site = Site(
+        tmp_path / "north",
+        "north",
+        server="127.0.0.1:1",
+        key=key.key,
+        authority=authority.public,
+        client_app="flower_echo:client",
+        settings={"data": 'a "b" c'},
+    )
+    site.clock = clock
+    yield site
+    site.end()
+
+
+def connected(site: Site) -> tuple[FakeProcess, FakeProcess]:
+    assert site.tend() == []
+    app, node = site._processes
+    app.text, node.text = READY, "INFO: SuperNode ID: 77\n"
+    site.clock.now += 1
+    assert site.tend() == ["site 'north' is connected"]
+    assert site.status is SiteStatus.CONNECTED
+    return app, node
+
+
+def test_a_site_is_connected_when_both_processes_are_ready(site: Site) -> None:
+    site.tend()
+    app, node = site._processes
+    node.text = "INFO: SuperNode ID: 77\n"
+    site.clock.now += 1
+    assert (site.tend(), site.status) == ([], SiteStatus.STARTING)
+    app.text = READY
+    site.clock.now += 1
+    assert site.tend() == ["site 'north' is connected"]
+    assert (site.folder / "node").read_text() == "77"
+    assert tomllib.loads((site.folder / "node.toml").read_text()) == {"site": "north", "data": 'a "b" c'}
+
+
+def test_an_outage_of_the_server_is_said_and_its_end_too(site: Site) -> None:
+    _, node = connected(site)
+    node.text += "Connection attempt failed, retrying in 3 seconds\n"
+    site.clock.now += 1
+    assert "no answer from 127.0.0.1:1" in site.tend()[0]
+    assert site.status is SiteStatus.UNREACHABLE
+    site.clock.now += 1
+    assert site.tend() == []  # once
+    node.text += "Connection successful after 5 seconds\n"
+    site.clock.now += 1
+    assert site.tend() == ["site 'north' is connected"]
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_if_one_process_ends_both_start_again_after_pauses_that_grow(site: Site, gone: int) -> None:
+    for number in range(7):
+        processes = connected(site)
+        processes[gone].code = 137
+        pause = PAUSES[min(number, len(PAUSES) - 1)]
+        assert site.tend() == [
+            f"site 'north': {processes[gone].name} exited with code 137. It starts again in {pause:.0f} s"
+        ]
+        assert processes[1 - gone].ended == [processes[1 - gone].name]
+        assert site.status is SiteStatus.PAUSED
+        site.clock.now += pause - 0.01
+        assert site.tend() == []
+        assert site._processes == []
+        site.clock.now += 0.02
+    connected(site)
+    site.clock.now += sites.HEALTHY + 1
+    site.tend()
+    site._processes[gone].code = 137
+    assert f"again in {PAUSES[0]:.0f} s" in site.tend()[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("Exit Code: 305\n[code: 2004] Failed to activate SuperNode.", "still counts this site as connected"),
+        ("[code: 9999] something new", "the server refuses this site"),
+        ("INFO: SuperNode terminated gracefully.", "does not know this site's key, or clocks differ"),
+    ],
+)
+def test_a_refusal_is_said_and_tried_again(site: Site, text: str, told: str) -> None:
+    site.tend()
+    site._processes[1].text, site._processes[1].code = text, 1
+    assert told in site.tend()[0]
+    assert site.status is SiteStatus.PAUSED
+
+
+@pytest.mark.parametrize(
+    ("which", "text", "told"),
+    [
+        (1, "ssl.SSLCertVerificationError: certificate verify failed", "not signed by the authority"),
+        (1, "Exit Code: 300\nUnable to parse the private key file.", "the private key cannot be read"),
+        (0, "ModuleNotFoundError: No module named 'nowhere'", "clientapp exited with code 1"),
+    ],
+)
+def test_what_trying_again_cannot_mend_ends_the_site(site: Site, which: int, text: str, told: str) -> None:
+    site.tend()
+    site._processes[which].text, site._processes[which].code = text, 1
+    with pytest.raises(DeployError, match=told):
+        site.tend()
+    assert site.status is SiteStatus.ENDED
+
+
+def test_a_clientapp_that_is_killed_while_it_starts_is_started_again(site: Site) -> None:
+    site.tend()
+    site._processes[0].code = 137
+    assert "starts again" in site.tend()[0]
+    assert site.status is SiteStatus.PAUSED
+
+
+def test_what_a_site_refuses_is_said_there_once(site: Site) -> None:
+    app, _ = connected(site)
+    for line in ("WARNING refused: the state is lost", "WARNING it runs more slowly", "INFO a round"):
+        app.text += f"\n2026-11-17 09:00:00,123 {line}"
+    site.clock.now += 1
+    assert site.tend() == ["site 'north' does not do what it was asked: the state is lost"]
+    site.clock.now += 1
+    assert site.tend() == []
+
+
+def test_a_clientapp_that_was_ready_long_ago_is_started_again(site: Site) -> None:
+    app, _ = connected(site)
+    app.text, app.code = "only the last lines of its log", 1
+    assert "starts again" in site.tend()[0]
+    assert site.status is SiteStatus.PAUSED
+
+
+def test_a_kept_process_that_is_killed_while_it_starts_is_started_again_and_given_up_when_that_is_no_use() -> None:
+    starts = list[FakeProcess | DeployError](
+        [FakeProcess("superlink"), DeployError("killed"), FakeProcess("superlink")]
+    )
+
+    def start() -> FakeProcess:
+        found = starts.pop(0)
+        if isinstance(found, DeployError):
+            raise found
+        return found
+
+    kept = Kept(start)
+    kept.process.code = 137
+    assert kept.tend() == "superlink exited with code 137. It was started again, in vain: killed"
+    assert kept.tend() == "superlink exited with code 137. It was started again"
+    assert kept.tend() is None
+    kept.process.code = 1
+    starts += [DeployError("killed")] * RESTARTS
+    for _ in range(RESTARTS - 2):
+        assert "in vain" in (kept.tend() or "")
+    with pytest.raises(DeployError, match="ended 6 times"):
+        kept.tend()
+
+
+def test_a_kept_process_is_started_again_and_given_up_when_it_ends_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(hosts, "time", clock)
+    kept = Kept(lambda: FakeProcess("gate"))
+    assert kept.tend() is None
+    for _ in range(3 * RESTARTS):
+        kept.process.code = 1
+        assert kept.tend() == "gate exited with code 1. It was started again"
+        clock.now += hosts.WITHIN / RESTARTS + 1
+    clock.now += hosts.WITHIN
+    for _ in range(RESTARTS):
+        kept.process.code = 1
+        assert kept.tend()
+    kept.process.code = 1
+    with pytest.raises(DeployError, match="ended 6 times in 10 minutes and is given up"):
+        kept.tend()
+
+
+def test_an_app_is_a_pyproject_alone(tmp_path: Path) -> None:
+    folder = write_app(tmp_path / "app", "a.b:server", "a.c:client", {"rounds": 3, "log": 'x "y"'})
+    assert [path.name for path in folder.iterdir()] == ["pyproject.toml"]
+    app = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    assert app["components"] == {"serverapp": "a.b:server", "clientapp": "a.c:client"}
+    assert app["config"] == {"rounds": 3, "log": 'x "y"'}
+
+
+@pytest.mark.parametrize("name", ["a.b", "a b:c", "a:b.c", ":c", "a:", "os:system; x", "../a:b"])
+def test_an_app_is_named_by_module_and_object(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DeployError, match="does not name an app: write it as package.module:app"):  # noqa: RUF043
+        write_app(tmp_path / "app", name, "a:b", {})
+
+
+def test_only_a_clientapp_is_loaded() -> None:
+    assert isinstance(load_app("flower_echo:client"), ClientApp)
+    with pytest.raises(TypeError, match="is not a ClientApp"):
+        load_app("flower_echo:server")
+
+
+def test_an_exception_of_the_app_is_a_reply_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        raise ValueError("no\ndata: Jane Roe")
+
+    message = Message(RecordDict({"a": ConfigRecord({"x": 1})}), 7, "train")
+    message.metadata.__dict__["_message_id"] = "m"
+    context = Context(1, 7, {}, RecordDict(), {})
+    reply, problem = _reply(app, message, context)
+    told = "it failed (ValueError); its own log has the reason"  # which may quote samples
+    assert (reply.error.reason, reply.error.code, problem) == (told, 2, told)
+
+
+class FakeRuntime:
+    """A SuperLink that answers with these, one after the other: nothing, a status, or an exception."""
+
+    def __init__(self, *answers: int | Exception | None) -> None:
+        self.answers, self.heard, self.closed = list(answers), list[tuple[str, str]](), False
+
+    def client(self, *, token: str, retries: bool) -> "FakeRuntime":
+        assert (token, retries) == ("token", False)
+        return self
+
+    def PushTaskOutput(self, request: PushTaskOutputRequest) -> None:
+        answer = self.answers.pop(0)
+        if isinstance(answer, int):
+            raise httpx.HTTPStatusError("", request=None, response=httpx.Response(answer))
+        if answer is not None:
+            raise answer
+        self.heard.append((request.sub_status, request.details))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_the_end_of_a_task_is_reported_through_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "_AGAIN", 0.0)
+    away = FakeRuntime(httpx.ConnectError("refused"), 503, None)
+    assert tasks.report_end(away, "token", "completed", "why")
+    assert (away.heard, away.closed) == ([("completed", "why")], True)
+    known = FakeRuntime(401)  # the ServerApp was heard itself
+    assert tasks.report_end(known, "token", "completed", "why")
+    assert not tasks.report_end(FakeRuntime(httpx.ConnectError("refused")), "token", "failed", "why", patience=-1)
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (0, ("completed", "the ServerApp ended with code 0")),
+        (1, ("failed", "the ServerApp ended with code 1")),
+        (-9, ("failed", "the ServerApp was killed by SIGKILL")),
+    ],
+)
+def test_every_end_of_a_serverapp_is_reported(
+    monkeypatch: pytest.MonkeyPatch, code: int, told: tuple[str, str]
+) -> None:
+    reported = []
+    monkeypatch.setattr(server_tasks, "kept_alive", lambda runtime, token: nullcontext())
+    monkeypatch.setattr(server_tasks.subprocess, "run", lambda *a, **o: SimpleNamespace(returncode=code))
+    monkeypatch.setattr(server_tasks, "report_end", lambda runtime, token, *how: reported.append(how) or True)
+    server_tasks._run(SimpleNamespace(address="", root_certificates=""), "token")
+    assert reported == [told]
+
+
+def test_the_superlink_waits_for_its_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flwr.supercore import sql_mixin
+    from flwr.supercore.corestate import sql_corestate
+
+    monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", sql_mixin.SQLITE_PRAGMAS)
+    monkeypatch.setattr(sql_corestate, "HEARTBEAT_PATIENCE", sql_corestate.HEARTBEAT_PATIENCE)
+    be_patient()
+    connection = sqlite3.connect(":memory:")
+    sql_mixin._set_sqlite_pragmas(connection, None)  # what flwr calls for every connection
+    assert connection.execute("PRAGMA busy_timeout").fetchone() == (LOCKED,)
+    connection.close()
+
+
+def test_the_token_of_the_control_api_is_compared_whole() -> None:
+    authn = TokenAuthn("secret")
+    assert authn.validate_tokens_in_metadata([(ACCESS_TOKEN_KEY, "secret")])[0]
+    for given in ([], [(ACCESS_TOKEN_KEY, "")], [(ACCESS_TOKEN_KEY, "secre")], [(ACCESS_TOKEN_KEY, "secret\ud800")]):
+        assert authn.validate_tokens_in_metadata(given) == (False, None)
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> Control:
+    """A control client whose SuperLink is a list."""
+    control = Control("127.0.0.1:1", create_authority(tmp_path).public.read_bytes(), "token")
+    nodes = list[SimpleNamespace]()
+
+    def register(asked: SimpleNamespace) -> SimpleNamespace:
+        found = SimpleNamespace(
+            node_id=len(nodes) + 1, name=asked.name, public_key=asked.public_key, status="registered"
+        )
+        nodes.append(found)
+        return found
+
+    control._client = SimpleNamespace(
+        RegisterNode=register, ListNodes=lambda asked: SimpleNamespace(nodes_info=nodes), close=lambda: None
+    )
+    return control
+
+
+def test_a_key_has_one_name_and_a_name_one_key(control: Control) -> None:
+    assert control.register("north", b"key") == 1
+    assert control.register("north", b"key") == 1  # again, when a folder is hosted again
+    with pytest.raises(DeployError, match="registered for site 'north', not for 'south'"):
+        control.register("south", b"key")
+    with pytest.raises(DeployError, match="site 'north' is registered with another key"):
+        control.register("north", b"other")
+    with pytest.raises(DeployError, match="cannot be the name of a site"):
+        control.register("../x", b"third")
+    with pytest.raises(DeployError, match="site 'west' is not registered"):
+        control.unregister("west")
+
+
+def test_a_key_that_was_unregistered_is_refused_with_what_to_do(control: Control) -> None:
+    def register(asked: SimpleNamespace) -> SimpleNamespace:
+        raise DeployError("cannot register site 'north': the SuperLink says: Public key already in use.")
+
+    control._client.RegisterNode = register
+    with pytest.raises(DeployError, match=r"was unregistered, which is for good: at the site, move north\.key and"):
+        control.register("north", b"key")
+
+
+def test_a_pair_names_its_files() -> None:
+    assert Pair(Path("a.key"), Path("a.pub")).public == Path("a.pub")

@@ -1,0 +1,321 @@
+"""Messages that are old, of others, reordered, repeated or wrong: refused, logged, and nothing is changed."""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from small_federation import FEDERATION, SITES, Federation
+
+from stratafl.errors import RecordError, RunError, UnknownNameError, WireError
+from stratafl.execute.exchange import open_server, open_site, protocol
+from stratafl.execute.exchange.protocol import (
+    Commit,
+    Committed,
+    Download,
+    Refusal,
+    SendAll,
+    Upload,
+    decode_reply,
+    decode_request,
+    encode,
+    upload_digest,
+)
+
+ANNA, BELA, CARL = SITES
+
+
+def files(folder: Path, *, but: str = "") -> dict[str, str]:
+    """What is on a disk."""
+    found = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != but)
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+
+
+class Unchanged:
+    """Checks that a reply is refused: with a line in the log, and nothing else."""
+
+    def __init__(self, federation: Federation, server) -> None:
+        self.federation, self.server = federation, server
+
+    def __call__(self, sender: str, data: bytes, reason: str) -> None:
+        folder, server = self.federation.folder, self.server
+        before, told = files(folder, but="audit.jsonl"), len(self.federation.log())
+        standing = (server.round, server.absorbed, server.arrived, server.bytes_saved)
+        answer = server.take(sender, data)
+        assert answer.kind == "refused"
+        assert reason in answer.reason
+        assert (server.round, server.absorbed, server.arrived, server.bytes_saved) == standing
+        assert files(folder, but="audit.jsonl") == before
+        line = self.federation.log()[-1]
+        assert len(self.federation.log()) == told + 1
+        assert (line["event"], line["site"], line["bytes"]) == ("refused", sender, len(data))
+        assert reason in line["reason"]
+
+
+@pytest.fixture
+def federation(tmp_path):
+    return Federation(tmp_path)
+
+
+def refused_by_site(federation: Federation, site: str, data: bytes, reason: str) -> None:
+    before = files(federation.folder)
+    reply = decode_reply(federation.answer(site, data))
+    assert isinstance(reply, Refusal)
+    assert reason in reply.reason
+    assert files(federation.folder) == before
+
+
+def one_round(federation: Federation, server, *sites: str) -> dict[str, bytes]:
+    messages = {}
+    for site in sites or SITES:
+        messages[site] = server.ask(site)
+        assert server.take(site, federation.answer(site, messages[site])).kind == "accepted"
+    server.absorb()
+    return messages
+
+
+# Replies
+
+
+def test_replies_that_do_not_count_are_refused_and_logged(federation):
+    with federation.server() as server:
+        refused = Unchanged(federation, server)
+        one_round(federation, server)
+        old = server.ask(ANNA)
+        first = federation.answer(ANNA, old)
+        refused(ANNA, first[:-1], "checksum")
+        refused(ANNA, b"", "begins with")
+        again = server.ask(ANNA)
+        refused(ANNA, first, "attempt 4, and round 1, attempt 5 is asked")  # of an old attempt
+        reply = decode_reply(federation.answer(ANNA, again))
+        assert isinstance(reply, Upload)
+        assert encode(reply) != first
+        assert reply.body == decode_reply(first).body
+        refused(BELA, encode(reply), "of site 'anna', and 'bela' sent it")
+        refused("mallory", encode(reply), "of site 'anna', and 'mallory' sent it")
+        refused(CARL, encode(replace(reply, address=replace(reply.address, site=CARL))), "nothing is asked of 'carl'")
+        refused(
+            ANNA, encode(replace(reply, address=replace(reply.address, federation="other"))), "of federation 'other'"
+        )
+        refused(ANNA, encode(replace(reply, address=replace(reply.address, round=0))), "answers round 0")
+        refused(ANNA, encode(replace(reply, address=replace(reply.address, attempt=6))), "attempt 6")
+        refused(ANNA, encode(replace(reply, body=reply.body + b"x")), "another digest than it says")
+        refused(ANNA, encode(replace(reply, digest="0" * 64)), "another digest than it says")
+        refused(ANNA, encode(Committed(reply.address, "0" * 64)), "another kind of message")
+        refused(ANNA, old, "it is of kind 'download'")
+        assert server.take(ANNA, encode(reply)).kind == "accepted"
+        refused(ANNA, encode(reply), "nothing is asked of 'anna'")  # replayed
+        server.absorb()
+        refused(ANNA, encode(reply), "nothing is asked of 'anna'")  # late
+
+
+def test_a_reply_counts_for_the_round_that_asked(federation):
+    with federation.server() as server:
+        refused = Unchanged(federation, server)
+        late = federation.answer(CARL, server.ask(CARL))
+        one_round(federation, server, ANNA, BELA)
+        refused(CARL, late, "nothing is asked of 'carl'")
+        server.ask(CARL)
+        refused(CARL, late, "answers round 0")
+
+
+def test_what_a_site_kept_is_checked(federation):
+    with federation.server() as server:
+        one_round(federation, server)
+        reply = decode_reply(federation.answer(ANNA, server.commit(ANNA)))
+        wrong = replace(reply, absorbed="0" * 64)
+        Unchanged(federation, server)(ANNA, encode(wrong), "another state than the one that was absorbed")
+        assert server.take(ANNA, encode(reply)).kind == "committed"
+        assert federation.log()[-1]["upload"] == server.absorbed[ANNA]
+
+
+def test_an_old_commit_does_not_replace_a_later_parcel(federation):
+    with federation.server() as server:
+        one_round(federation, server)
+        first = server.commit(ANNA)
+        assert server.take(ANNA, federation.answer(ANNA, first)).kind == "committed"
+        one_round(federation, server, BELA)
+        last = server.commit(ANNA)
+        assert server.take(ANNA, federation.answer(ANNA, last)).kind == "committed"
+        with federation.site(ANNA) as store:
+            assert store.delivered() == federation.server_work.download(2, server.state, ANNA)
+        refused_by_site(
+            federation, ANNA, first, "round 1, attempt 4 is an old message: the parcel of round 2, attempt 6"
+        )
+        assert isinstance(decode_reply(federation.answer(ANNA, last)), Committed)
+
+
+def test_a_site_that_never_took_part_gets_the_last_parcel(federation):
+    with federation.server() as server:
+        one_round(federation, server, BELA)
+        assert server.take(ANNA, federation.answer(ANNA, server.commit(ANNA))).kind == "committed"
+        with federation.site(ANNA) as store:
+            assert store.current() is store.pending() is None
+            assert store.delivered() == federation.server_work.download(1, server.state, ANNA)
+    assert federation.trained == [(BELA, 0)]
+
+
+def test_a_reply_of_another_session_is_old(federation):
+    """The server was started again: attempts go on from where they were."""
+    with federation.server() as server:
+        first = federation.answer(ANNA, server.ask(ANNA))
+    with federation.server() as server:
+        message = server.ask(ANNA)
+        assert decode_request(message).address.attempt == 2
+        Unchanged(federation, server)(ANNA, first, "answers round 0, attempt 1, and round 0, attempt 2 is asked")
+        assert server.take(ANNA, federation.answer(ANNA, message)).kind == "accepted"
+    assert federation.trained == [(ANNA, 0)]
+
+
+def test_the_reason_of_a_site_is_passed_on(federation):
+    with federation.server() as server:
+        address = decode_request(server.ask(ANNA)).address
+        answer = server.take(ANNA, encode(Refusal(address, "its disk is full\n\x1b[2J")))
+        assert (answer.kind, answer.reason, answer.lost) == ("declined", "its disk is full\\x0a\\x1b[2J", False)
+        assert federation.log()[-1]["event"] == "declined"
+        with pytest.raises(RunError, match="no upload of round 0 is here: ask the sites again, or stop"):
+            server.absorb()
+
+
+def test_a_site_is_not_asked_again_once_its_upload_is_here(federation):
+    with federation.server() as server:
+        server.take(ANNA, federation.answer(ANNA, server.ask(ANNA)))
+        with pytest.raises(RunError, match="the upload of 'anna' for round 0 is here"):
+            server.ask(ANNA)
+        with pytest.raises(UnknownNameError, match="unknown site 'ana'; did you mean 'anna'"):
+            server.ask("ana")
+
+
+# Messages to a site
+
+
+def test_messages_for_others_and_of_others_are_refused(federation):
+    with federation.server() as server:
+        messages = one_round(federation, server)
+        message = decode_request(server.ask(ANNA))
+    refused_by_site(federation, BELA, encode(message), "for site 'anna', and this is 'bela'")
+    other = replace(message, address=replace(message.address, federation="other"))
+    refused_by_site(federation, ANNA, encode(other), "for federation 'other'")
+    federation.answer(ANNA, encode(message))
+    refused_by_site(federation, ANNA, messages[ANNA], "round 0, attempt 1 is an old message")  # replayed
+    with pytest.raises(WireError, match="not a message of this exchange"):
+        federation.answer(ANNA, encode(message)[:-1])
+
+
+def test_old_messages_do_not_replace_what_may_have_been_absorbed(federation):
+    """Round 0 of Carl was not absorbed; its message comes again when round 1 is done, and its digest still counts."""
+    with federation.server() as server:
+        old = server.ask(CARL)
+        federation.answer(CARL, old)
+        one_round(federation, server, ANNA, BELA)
+        assert server.take(CARL, federation.answer(CARL, server.ask(CARL))).kind == "accepted"
+        refused_by_site(federation, CARL, old, "round 0, attempt 1 is an old message: this site has answered round 1")
+        server.absorb()
+        refused_by_site(federation, CARL, old, "old message")
+        answer = federation.answer(CARL, server.commit(CARL))
+        assert server.take(CARL, answer).kind == "committed"
+        refused_by_site(federation, CARL, old, "old message")
+    assert federation.trained == [(CARL, 0), (ANNA, 0), (BELA, 0), (CARL, 1)]
+
+
+@pytest.mark.parametrize("round", [0, 1])
+def test_a_round_that_was_absorbed_is_not_asked_for_again(federation, round):
+    with federation.server() as server:
+        one_round(federation, server)
+        one_round(federation, server)
+        message = decode_request(server.ask(ANNA))
+    again = replace(message, address=replace(message.address, round=round))
+    refused_by_site(federation, ANNA, encode(again), "old message")
+
+
+def test_a_repeated_message_is_answered_from_the_disk(federation):
+    with federation.server() as server:
+        message = server.ask(ANNA)
+        replies = [federation.answer(ANNA, message) for _ in range(3)]
+        assert len({decode_reply(reply).body for reply in replies}) == 1
+        assert federation.trained == [(ANNA, 0)]
+
+
+def test_a_server_that_was_put_back_is_refused(federation):
+    with federation.server() as server:
+        one_round(federation, server)
+        message = decode_request(server.ask(ANNA))
+        assert isinstance(message, Download)
+        federation.answer(ANNA, encode(message))
+        later = replace(message.address, attempt=99, round=5)
+    for absorbed in ("", "0" * 64):
+        commit = Commit(later, absorbed, message.pieces, message.body)
+        for request in (commit, replace(message, address=later, absorbed=absorbed)):
+            refused_by_site(federation, ANNA, encode(request), "a folder is lost or an old copy")
+
+
+# A method that leaves uploads out, and sites that are forgotten
+
+
+def test_what_is_left_out_is_dropped_at_the_site(federation):
+    federation.server_work.left_out = {(1, BELA): "it is not finite"}
+    with federation.server() as server:
+        one_round(federation, server)
+        with federation.site(BELA) as store:
+            assert store.current() is None  # nobody told it yet
+        before = server.absorbed[BELA]
+        one_round(federation, server)
+        assert server.absorbed[BELA] == before
+        assert federation.log()[-1]["left_out"] == {BELA: "it is not finite"}
+        federation.answer(BELA, server.commit(BELA))
+        with federation.site(BELA) as store:
+            assert store.current().digest == before
+        one_round(federation, server)
+    assert federation.trained.count((BELA, 1)) == federation.trained.count((BELA, 2)) == 1
+
+
+def test_a_site_that_lost_its_folder_starts_anew_only_if_the_host_says_so(federation, tmp_path):
+    with federation.server() as server:
+        one_round(federation, server)
+        (tmp_path / "sites" / FEDERATION / CARL).rename(tmp_path / "lost")
+        refused_by_site_without_folder = decode_reply(federation.answer(CARL, server.ask(CARL)))
+        assert "it has no state: a folder is lost or an old copy" in refused_by_site_without_folder.reason
+        answer = server.take(CARL, encode(refused_by_site_without_folder))
+        assert (answer.kind, answer.lost, federation.log()[-1]["lost"]) == ("declined", True, True)
+        server.forget(CARL)
+        assert CARL not in server.absorbed
+        assert server.take(CARL, federation.answer(CARL, server.ask(CARL))).kind == "accepted"
+        server.absorb()
+    with federation.server() as server:
+        assert CARL in server.absorbed
+    assert "forget" in [line["event"] for line in federation.log()]
+
+
+# Names and digests
+
+
+def test_equal_uploads_of_two_rounds_have_two_digests():
+    """Otherwise a method that sends nothing could not tell a pending state from the current one."""
+    assert upload_digest(FEDERATION, ANNA, 0, b"") != upload_digest(FEDERATION, ANNA, 1, b"")
+    assert upload_digest(FEDERATION, ANNA, 0, b"x") != upload_digest(FEDERATION, BELA, 0, b"x")
+    assert upload_digest("a", "b", 0, b"x") != upload_digest("ab", "", 0, b"x")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", ".hidden", "a\0b", "ä", "x" * 65, "-x", "a b"])
+def test_a_name_is_no_way_out_of_a_folder(tmp_path, name):
+    for federation, site in ((FEDERATION, name), (name, ANNA)):
+        with pytest.raises(RecordError, match="cannot be called"), open_site(tmp_path, federation, site, {}):
+            pass
+        with pytest.raises(RecordError, match="cannot be called"), open_server(tmp_path, federation, [site], None):
+            pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_messages_have_one_encoding():
+    address = protocol.Address(FEDERATION, ANNA, 3, 7)
+    piece = protocol.Piece(3, "a" * 32)
+    pieces = (piece, replace(piece, sent=False))
+    for request in (Download(address, "", pieces, b"abc"), Commit(address, "0" * 64, pieces, b"abc")):
+        assert decode_request(encode(request)) == request
+    for reply in (
+        Upload(address, "1" * 64, ("b" * 32,), b"data"),
+        SendAll(address),
+        Committed(address, ""),
+        Refusal(address, "why"),
+    ):
+        assert decode_reply(encode(reply)) == reply

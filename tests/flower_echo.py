@@ -1,0 +1,68 @@
+"""A ServerApp and a ClientApp that send tensors to and fro, for tests of what surrounds a federation.
+
+The server asks all sites `rounds` times to add one to an array, and writes what happened into `log`, a line per event.
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from stratafl.deploy.rounds import exchange, failed_sites, wait_for_sites
+
+server, client = ServerApp(), ClientApp()
+
+
+@server.main()
+def main(grid: Grid, context: Context) -> None:
+    given = context.run_config
+    tell(given["log"], event="start", pid=os.getpid())
+    values = np.arange(int(given["size"]), dtype=np.float32)  # no two pieces are equal: Flower sends such once
+    for number in range(int(given["rounds"])):
+        sites = wait_for_sites(grid, lambda found: len(found) >= given["sites"], float(given["deadline"]))
+        messages = [Message(content(values, number), node, "train") for node in sites.values()]
+        tell(given["log"], event="round", number=number, sites=sorted(sites))
+        done = exchange(grid, messages, float(given["deadline"]), int(given["enough"]))
+        names = {node: site for site, node in sites.items()}
+        answers = {names[node]: reply.content["told"] for node, reply in done.replies.items()}
+        if done.replies:
+            values = np.mean([reply.content["values"]["x"].numpy() for reply in done.replies.values()], axis=0)
+        tell(
+            given["log"],
+            event="done",
+            number=number,
+            seconds=done.seconds,
+            value=float(values[0]),
+            sites={site: dict(answer) for site, answer in sorted(answers.items())},
+            failed=dict(failed_sites(done, sites)),
+        )
+    tell(given["log"], event="end")
+
+
+@client.train()
+def train(message: Message, context: Context) -> Message:
+    folder = Path(os.environ["STRATAFL_SITE_FOLDER"])
+    tell(folder / "messages.jsonl", number=message.content["asked"]["number"], pid=os.getpid())
+    hold = folder / "hold"  # a test puts this file there to catch the app at work
+    while hold.exists():
+        time.sleep(0.02)
+    if (folder / "raise").exists():
+        raise ValueError("this site was told to fail")
+    answer = {"site": context.node_config["site"], "pid": os.getpid()}
+    values = message.content["values"]["x"].numpy() + 1
+    records = {"values": ArrayRecord({"x": Array(values)}), "told": ConfigRecord(answer)}
+    return Message(RecordDict(records), reply_to=message)
+
+
+def content(values: np.ndarray, number: int) -> RecordDict:
+    return RecordDict({"values": ArrayRecord({"x": Array(values)}), "asked": ConfigRecord({"number": number})})
+
+
+def tell(path: str | Path, **event: object) -> None:
+    with open(path, "a") as file:
+        file.write(json.dumps(event) + "\n")
