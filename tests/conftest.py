@@ -1,10 +1,27 @@
-"""Nothing that a test draws is kept in anybody's home."""
+"""Nothing that a test draws is kept in anybody's home, and a failure is printed when it happens."""
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+
+class FailuresAtOnce:
+    """What failed is printed when it fails: a suite that is cut off by a time limit prints no summary."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self.config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            terminal.write_line(f"\n{report.nodeid} failed in its {report.when}:\n{report.longreprtext}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # a worker of xdist has no terminal
+        config.pluginmanager.register(FailuresAtOnce(config))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -276,6 +276,7 @@ def test_a_score_of_which_no_mean_can_be_taken_counts_for_nothing(tmp_path, scor
     hosted(tmp_path, courier).run()
     (line,) = (json.loads(line) for line in (tmp_path / "host" / "rounds.jsonl").read_text().splitlines())
     assert 0 <= line["test.received.client_accuracy"] <= 1
+    assert read_status(tmp_path / "host")["sites"]["b"]["score"] is None
     assert largest(deployed(tmp_path / "host", sites, file), simulated(tmp_path, file)) == 0
 
 

@@ -26,7 +26,7 @@ from stratafl.deploy.client_tasks import READY, _reply, load_app
 from stratafl.deploy.control import Control, write_app
 from stratafl.deploy.host import RESTARTS, Kept
 from stratafl.deploy.site import PAUSES, Site, SiteStatus
-from stratafl.deploy.superlink import LOCKED, TokenAuthn, be_patient
+from stratafl.deploy.superlink import LOCKED, PATIENCE, TokenAuthn, be_patient
 from stratafl.errors import DeployError
 
 
@@ -323,7 +323,7 @@ def test_every_end_of_a_serverapp_is_reported(
     assert reported == [told]
 
 
-def test_the_superlink_waits_for_its_database(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_superlink_waits_for_its_database_and_for_serverapps(monkeypatch: pytest.MonkeyPatch) -> None:
     from flwr.supercore import sql_mixin
     from flwr.supercore.corestate import sql_corestate
 
@@ -333,6 +333,7 @@ def test_the_superlink_waits_for_its_database(monkeypatch: pytest.MonkeyPatch) -
     connection = sqlite3.connect(":memory:")
     sql_mixin._set_sqlite_pragmas(connection, None)  # what flwr calls for every connection
     assert connection.execute("PRAGMA busy_timeout").fetchone() == (LOCKED,)
+    assert sql_corestate.HEARTBEAT_PATIENCE == PATIENCE
     connection.close()
 
 

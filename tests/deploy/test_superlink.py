@@ -49,6 +49,7 @@ def test_a_reply_of_a_site_is_taken(taken: list[PushMessagesRequest]) -> None:
     [
         {"src_node_id": SUPERLINK_NODE_ID, "dst_node_id": SOUTH, "reply_to_message_id": ""},  # as the host would
         {"dst_node_id": SOUTH, "reply_to_message_id": ""},
+        {"reply_to_message_id": ""},
         {"src_node_id": SOUTH},
         {"dst_node_id": SOUTH},
     ],

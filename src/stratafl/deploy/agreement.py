@@ -21,7 +21,6 @@ from stratafl.files import read_plain, write_atomically
 
 MOST = 1 << 22  # bytes of an agreement
 MOST_NAMES, LONGEST_NAME = 10_000, 200  # of classes, and letters of one
-JOINERS = "\u200c\u200d"  # of letters, as in Persian and Hindi
 DTYPES = (torch.float32, torch.float64)  # in which sites compute
 T = TypeVar("T")
 
@@ -179,7 +178,7 @@ def check_names(format: SampleFormat) -> SampleFormat:
     names = format.preprocessing.classes
     if len(names) > MOST_NAMES:
         raise DataError(f"there are {len(names):,} names of classes, and at most {MOST_NAMES:,} are taken")
-    odd = next((name for name in names if len(name) > LONGEST_NAME or printable(name, JOINERS) != name), None)
+    odd = next((name for name in names if len(name) > LONGEST_NAME or printable(name) != name), None)
     if odd is not None:
         raise DataError(f"the class '{shown(odd)}' is not a name of at most {LONGEST_NAME} printable letters")
     return format
