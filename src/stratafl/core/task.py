@@ -103,6 +103,7 @@ class Task(Protocol):
         shuffle: bool = True,
         purpose: str = "train",
         name: Hashable = None,
+        still: tuple[str, ...] = (),
     ) -> State:
         """Run `step(carry, constants, *stacks) → carry` over the batches of all clients, in lockstep.
 
@@ -111,7 +112,8 @@ class Task(Protocol):
         batches. With `draws` each step gets so many batches, shuffled independently.
         Steps of different clients may run in different threads: they must not write to anything they share. A step with
         a `name`, which stands for everything it closes over, is kept from scan to scan where that is faster, and may
-        see clients of several runs at once; `core.state.common` gives a constant that they share, or refuses.
+        see clients of several runs at once; `core.state.common` gives a constant that they share, or refuses. Of the
+        tensors `still` in the carry's `row`, a step moves in place, and reads, only numbers that have a gradient.
         """
 
     def gradients(

@@ -45,6 +45,8 @@ class EmbeddingClassifier(Staged):
     The pad token's row starts at zero and gets no gradient.
     """
 
+    looks_up = "embedding"  # samples are looked up there, and nothing else is done with them
+
     def __init__(
         self, *, shape: tuple[int, ...], classes: int, vocabulary: int | None = None, width: int = 32, padding: int = 0
     ) -> None:

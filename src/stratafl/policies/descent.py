@@ -119,6 +119,13 @@ class Descent:
         return tuple(name for part in self.follow for name in part.writes)
 
     @property
+    def is_still(self) -> bool:
+        """Whether a number without a gradient stays where it is, and nothing depends on it."""
+        shaped = (self.edits, self.rates, self.gradient, self.follow, self.project)
+        plain = self.direction.optimizer == "sgd" and not self.direction.momentum and not self.direction.weight_decay
+        return plain and self.clip is None and not any(shaped)
+
+    @property
     def draws(self) -> int:
         """How many batches a step gets."""
         return 1 if self.gradient is None else self.gradient.draws
@@ -175,6 +182,7 @@ def descend(
         carry,
         constants=constants,
         name=("descent", descent, objective, trained, "factors" in carry),
+        still=trained if descent.is_still and objective == task.objective() else (),
         draws=descent.draws,
         **vars(passes),
     )

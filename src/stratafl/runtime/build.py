@@ -25,6 +25,7 @@ from stratafl.runtime.likeness import keeps_state, likeness
 from stratafl.runtime.model import Model
 from stratafl.runtime.runtime import Runtime, steps_of
 from stratafl.runtime.speed import USUAL, Speed, check_precision, precision, with_convolutions
+from stratafl.runtime.tables import table_of
 from stratafl.runtime.ways import Way
 
 T = TypeVar("T")
@@ -98,6 +99,7 @@ def build_runtime(
     prefers_loop = isinstance(chosen, LoopEngine) and (possible or engine == "loop")
     return Runtime(
         *(federation, chosen, layout, dtype, device, smallest, width, captured, speed, alike, prefers_loop),
+        table=table_of(module),
         numbers=numbers,
         widest=widest or {},
     )

@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from stratafl.core.describe import columns
-from stratafl.core.layout import Layout
+from stratafl.core.layout import Layout, Rows
 from stratafl.core.objectives import default_objective
 from stratafl.core.state import expand
 from stratafl.core.task import Inputs, Stack
@@ -33,9 +33,10 @@ from stratafl.errors import StrataError
 from stratafl.files import read_plain
 from stratafl.runtime.engine import Engine, LoopEngine, StackedEngine
 from stratafl.runtime.lanes import PIECE, in_lanes
+from stratafl.runtime.tables import table_of
 
 EngineChoice = Literal["stacked", "loop"]
-VERSION = 1  # raised when an engine becomes faster or slower
+VERSION = 2  # raised when an engine becomes faster or slower
 SWITCH = "STRATAFL_MEASURE"  # "off": clients are stacked without measuring; tests need the same engine everywhere
 SMALL = 2**19  # columns of a model of linear layers that is always stacked: its operations are short
 CLEARLY = 0.95  # of the stacked engine's time, which the loop must stay below
@@ -164,11 +165,21 @@ def _steps(
         rows = {n: block.clone() for n, block in expand(columns(module), count).items()}
         weight, keys = x.new_ones(count, batch, dtype=module_dtype), torch.zeros(count, dtype=torch.int64)
         stack = Stack(x.expand(count, *x.shape), y.expand(count, *y.shape), weight, keys, (batch,) * count)
+        rows, stack = _in_use(module, rows, stack)
         return lambda: engine.gradients(objective, rows, stack, trained, Inputs(), engine.model.modes(trained))
 
     layout: Layout = stacked.model.layout
     trained, module_dtype = layout.trainable(), next(module.parameters()).dtype
     return step(stacked, clients), step(loop, 1)
+
+
+def _in_use(module: nn.Module, rows: Rows, stack: Stack) -> tuple[Rows, Stack]:
+    """Of an embedding table the rows that a step takes."""
+    table = table_of(module)
+    used = None if table is None else table.rows_in_use(stack.x, rows[table.name])
+    if table is None or used is None:
+        return rows, stack
+    return {**rows, table.name: used.taken(rows[table.name])}, replace(stack, x=used.tokens)
 
 
 def _digest(module: nn.Module) -> str:

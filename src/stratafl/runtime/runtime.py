@@ -17,6 +17,7 @@ from stratafl.runtime.engine import Engine
 from stratafl.runtime.joining import ScanRequest, this_run
 from stratafl.runtime.scan import Scan, Source
 from stratafl.runtime.speed import USUAL, Speed
+from stratafl.runtime.tables import Table
 
 KEPT_BATCHES = 8  # groups of clients × splits
 SMALL = 2**19  # columns of a model whose clients gain on a CPU by company: their steps are many short operations
@@ -38,6 +39,7 @@ class Runtime:
     speed: Speed = USUAL
     likeness: Hashable = None  # the same for runs whose engines compute the same; None: it runs alone
     prefers_loop: bool = False  # client by client although the model runs stacked
+    table: Table | None = None  # of which steps may take the rows in use
     numbers: tuple[int, ...] | None = None  # of the federation's clients, where a row is another client than its place
     widest: Mapping[str, int] = field(default_factory=dict)  # samples of the largest client, also of those elsewhere
     _joined: list[CapturedSteps] = field(default_factory=list)  # that it shares with other runs

@@ -18,6 +18,7 @@ from stratafl.runtime.engine import Engine
 from stratafl.runtime.lanes import cut, in_a_lane, in_lanes, is_long, pace
 from stratafl.runtime.runtime import Runtime
 from stratafl.runtime.scan import Scan
+from stratafl.runtime.tables import Table, with_short_table
 
 EVALUATION_BATCH = 256  # samples of each client
 READ = 2**20  # numbers that are read at once
@@ -127,6 +128,7 @@ class CohortTask:
         shuffle: bool = True,
         purpose: str = "train",
         name: Hashable = None,
+        still: tuple[str, ...] = (),
     ) -> State:
         smallest = self._runtime.smallest_batch
         if not drop_last:
@@ -142,7 +144,9 @@ class CohortTask:
         held = dict(constants or {})
 
         batches = [self._batches(plan, f"{purpose}/{draw}", shuffle) for draw in range(draws)]
-        return self._executed(self._scan(name, step, carry, held, batches, plan), plan)
+        scan = self._scan(name, step, carry, held, batches, plan)
+        table = self._runtime.table
+        return self._executed(scan, plan, table if table is not None and table.name in still else None)
 
     def _scan(
         self,
@@ -157,13 +161,14 @@ class CohortTask:
         left = self._rnd.setup.rounds - self._rnd.t
         return Scan(name, step, carry, held, batches, plan.steps, source, engine, model, left, self._rnd.t)
 
-    def _executed(self, scan: Scan, plan: BatchPlan) -> State:
-        """All steps, by a captured step where steps are captured."""
+    def _executed(self, scan: Scan, plan: BatchPlan, table: Table | None = None) -> State:
+        """All steps, by a captured step where steps are captured; of a table, others take the rows in use."""
         done = self._runtime.scan(scan)
         if done is not None:
             return done
         sorted_batches = [each.pick(torch.tensor(plan.order)) for each in scan.batches]
-        return self._in_lanes(scan.step, scan.carry, scan.held, plan, sorted_batches)
+        step = scan.step if table is None else with_short_table(scan.step, table)
+        return self._in_lanes(step, scan.carry, scan.held, plan, sorted_batches)
 
     def _in_lanes(self, step: ScanStep, carry: State, held: State, plan: BatchPlan, batches: list[Batches]) -> State:
         """All steps, with the clients in pieces; the batches are in the order of falling numbers of steps."""
