@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from methods import MECHANISMS, PAPERS
 from stratafl.algorithms import (
     ALGORITHMS,
     algorithm,
@@ -35,14 +36,14 @@ ACTING = {
 }
 
 
-# Two settings in which both values of both keys occur; the other combinations take their time elsewhere.
+# Two settings in which both values of both keys occur.
 QUICK = (("follow", 0.5), ("local", 1.0))
 
 
 def _settings():
-    """Of each method one of the two at once, in turn; all others are slow tests."""
+    """Of each method one of the two at once, in turn, and the other when slow; of the first of a mechanism all four."""
     for place, name in enumerate(sorted(set(ALGORITHMS) - set(ACTING))):
-        for setting in SETTINGS:
+        for setting in SETTINGS if name in PAPERS | MECHANISMS else QUICK:
             marks = () if setting == QUICK[place % 2] else pytest.mark.slow
             yield pytest.param(name, setting, marks=marks, id=f"{name}-{setting[0]}-{setting[1]}")
 

@@ -16,6 +16,7 @@ LAG = tuple(
 )  # Table 6, Fig. 5 and the published code
 COMPOSITIONS = (*TABLE_5, *LAG)
 QUICK = ("fedper+flayer", "fedexp+lag")
+SETTINGS = (("follow", 0.5), ("local", 1.0))
 SOME_SLOW = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in COMPOSITIONS]
 
 
@@ -24,9 +25,9 @@ def acting(name):
     return algorithm(name, **PARTS[parse_composition(name)[1]].soon)
 
 
-@pytest.mark.parametrize("setting", [("follow", 0.5), pytest.param(("local", 1.0), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SOME_SLOW)
-def test_contract(name, setting):
+def test_contract(name):
+    setting = SETTINGS[COMPOSITIONS.index(name) % 2]
     check_algorithm(acting(name), rounds=3 if name in LAG else 2, settings=[setting])
 
 

@@ -1,9 +1,9 @@
 """Damaged run directories: resumed, loaded and reported, each gives what the undamaged one gives, or one line.
 
-5,400 damaged directories (seed 13): 600 of each of nine kinds (bytes, JSON values, lines, links, other kinds of files,
+1,800 damaged directories (seed 13): 200 of each of nine kinds (bytes, JSON values, lines, links, other kinds of files,
 exchanged files, forged manifests, forged states, forged lines), of two runs, one with its clients' states on disk.
 Nothing outside changes, no exception but ours gets out, nothing waits, and a file of 10 GB is not read. The quick
-version takes 108 of them; all take four minutes of one core. Where lines are forged together with all checksums, their
+version takes 108 of them. Where lines are forged together with all checksums, their
 values may differ.
 """
 

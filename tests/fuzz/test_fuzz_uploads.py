@@ -1,11 +1,11 @@
 """Hostile uploads: the server refuses what the schema does not allow, names the client, and its state is unchanged.
 
-50,010 messages of clients of six methods (`make test` takes 360). The entries of an honest upload (values and masks of
+27,000 messages of clients of nine methods (`make test` takes 540). The entries of an honest upload (values and masks of
 the schema's fields) are changed: NaN and infinity, counts of 0 or less or other than the client's, other types and
 shapes, stacked rows, tensors and fields too many, too few or under other names, masks that do not fit their values.
 Checksums are right, and nine of ten have the digest of the schema. Of six clients five are hostile in every round; the
-round is, bit by bit, the one in which only the sixth was asked. Of 50,010 (seed 0) 45,077 reasons name the field, 3,024
-a name that no field has, 957 say that fields, types or shapes differ, and 952 messages were too large to look into.
+round is, bit by bit, the one in which only the sixth was asked. Most reasons name the field; others name what no field
+is called, say that fields, types or shapes differ, or that a message is too large to look into.
 
 What conforms to the schema is not refused, and no server could: other finite values of the fields, and other columns
 where the method lets its clients choose (FLAYER); a count is known to the simulator, and to a deployed server only as
@@ -130,7 +130,7 @@ def _kind(reason):
 
 
 @pytest.mark.parametrize(
-    ("cases", "seed"), [(60, 1), pytest.param(8_335, 0, marks=pytest.mark.slow)], ids=["quick", "whole"]
+    ("cases", "seed"), [(60, 1), pytest.param(3_000, 0, marks=pytest.mark.slow)], ids=["quick", "whole"]
 )
 @pytest.mark.parametrize("name", METHODS)
 def test_hostile_uploads_are_refused_and_change_nothing(name, cases, seed):
