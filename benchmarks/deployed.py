@@ -73,7 +73,7 @@ def measure(folder: Path, sites: int, megabytes: float, rounds: int) -> Table:
             files = {"server": mine.server, "key": mine.key.key, "authority": mine.authority}
             site = Site(mine.path, name, **files, client_app=CLIENT_APP, settings=settings)
             running.append(stack.enter_context(site))
-        run = host.start_run(SERVER_APP, CLIENT_APP, {"folder": str(folder / "host"), "trust": False})
+        run = host.start_run(SERVER_APP, CLIENT_APP, {"trust": False})
         until_it_ends(host, running, run)
         time.sleep(2)  # the gate writes its counts once a second
         passed = host.counts()

@@ -29,7 +29,7 @@ import stratafl.cli.host
 import stratafl.cli.join
 from stratafl.deploy import client_app, member
 from stratafl.deploy.hosting import Hosting
-from stratafl.deploy.server_app import GridCourier
+from stratafl.deploy.server_app import GridCourier, host_folder
 from stratafl.execute.exchange import ServerExchange, SiteStore
 from stratafl.execute.exchange.protocol import decode_request
 from stratafl.execute.exchange.server_store import ServerStore
@@ -144,7 +144,7 @@ server = ServerApp()
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    Hosting(Path(str(context.run_config["folder"])), GridCourier(grid), clock=_clock).run()
+    Hosting(host_folder(), GridCourier(grid), clock=_clock).run()
 
 
 def _clock() -> float:

@@ -74,7 +74,7 @@ def check(folder: Path, method: str) -> None:
     with Host(folder / "host" / "flower", place.listens, prepared.certificate, prepared.authority) as host:
         invitation = prepared.invite(Place(place.host, host.address.port))
         with sites_of(folder, host, invitation) as sites:
-            run = host.start_run(SERVER_APP, CLIENT_APP, {"folder": str(folder / "host"), "trust": False})
+            run = host.start_run(SERVER_APP, CLIENT_APP, {"trust": False})
             finished(host, sites, run)
     status = read_status(folder / "host")
     assert status is not None

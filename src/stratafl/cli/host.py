@@ -104,7 +104,7 @@ class _Watch:
     ) -> None:
         self._prepared, self._flower, self._sites, self._metrics = prepared, flower, sites, metrics
         self._unwritten = ""  # why metrics were not written
-        self._settings: dict[str, str | bool] = {"folder": str(prepared.path.absolute()), "trust": trust}
+        self._settings: dict[str, str | bool] = {"trust": trust}
         self._starts = list[float]()
         self._refused = dict[str, str]()  # keys that were not taken, and why
         self._console = note_console()

@@ -26,6 +26,7 @@ from stratafl.files import explained, lock, read_plain
 
 RESTARTS, WITHIN = 5, 600.0  # a process that ends more often in so many seconds is given up
 MOST_COUNTS = 10_000_000  # bytes
+FOLDER = "STRATAFL_FLOWER_FOLDER"  # the environment variable that tells the processes the folder of this host
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ class Host:
             raise DeployError(f"{taken}: stop what listens there, or host with another port in --address") from error
 
     def _process(self, name: str, module: str, *options: object) -> Process:
-        environment = flower_environment(self.folder / "flower")
+        environment = flower_environment(self.folder / "flower") | {FOLDER: str(self.folder.absolute())}
         return Process(name, python_module(module, *options), self.folder / "logs" / f"{name}.log", environment)
 
     def _answering(self, process: Process, answers: Callable[[], bool]) -> Process:

@@ -23,10 +23,8 @@ def rehearsed(tables: Mapping[str, Any], count: int) -> FederationFile:
     file = federation_from({**tables, DEPLOY: {"sites": names, **given}})
     if len(file.deploy.sites) != count:
         raise DeployError(f"the federation has {len(file.deploy.sites)} sites: rehearse with that many")
-    normalise, targets = file.experiment.data.normalise, file.experiment.data.targets
-    if normalise == "columns" or targets == "scaled":
-        fits = "data.normalise = 'none'" if normalise == "columns" else "data.targets = 'numbers'"
-        raise DeployError(f"standardised samples cannot be divided: rehearse with {fits}")
+    data = file.experiment.data
+    _refuse_standardised(columns=data.normalise == "columns", targets=data.targets == "scaled")
     if file.deploy.predict:
         raise DeployError("a rehearsal has no sites that only predict: leave deploy.predict out of it")
     return file
@@ -40,11 +38,16 @@ def divided(file: FederationFile, folder: Path) -> dict[str, Path]:
         whole = federation_of(with_values(file.experiment, {"data.clients": len(names)}))
         if whole.clients != len(names):
             raise DeployError(f"the data names {whole.clients} clients: rehearse with --local {whole.clients}")
-        if whole.columns is not None or whole.targets is not None:
-            fits = "data.normalise = 'none'" if whole.columns is not None else "data.targets = 'numbers'"
-            raise DeployError(f"standardised samples cannot be divided: rehearse with {fits}")
+        _refuse_standardised(columns=whole.columns is not None, targets=whole.targets is not None)
         _write(whole, names, places)
     return places
+
+
+def _refuse_standardised(*, columns: bool, targets: bool) -> None:
+    """Whether samples are standardised may be set, or found when they are read."""
+    if columns or targets:
+        fits = "data.normalise = 'none'" if columns else "data.targets = 'numbers'"
+        raise DeployError(f"standardised samples cannot be divided: rehearse with {fits}")
 
 
 def _write(whole: Federation, names: Sequence[str], places: Mapping[str, Path]) -> None:

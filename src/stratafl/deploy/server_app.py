@@ -1,5 +1,6 @@
 """The ServerApp of every federation: Flower's grid carries the messages of `hosting.py`."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from stratafl.deploy.courier import Content, Delivered, Kind
+from stratafl.deploy.host import FOLDER
 from stratafl.deploy.hosting import Hosting
 from stratafl.deploy.messages import TYPES, content_of, read_content
 from stratafl.deploy.rounds import exchange, failed_sites, nodes_of_sites
@@ -43,5 +45,10 @@ class GridCourier:
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    given = context.run_config
-    Hosting(Path(str(given["folder"])), GridCourier(grid), trust=bool(given.get("trust", False))).run()
+    trust = bool(context.run_config.get("trust", False))
+    Hosting(host_folder(), GridCourier(grid), trust=trust).run()
+
+
+def host_folder() -> Path:
+    """From the environment: sites can fetch the settings of a run."""
+    return Path(os.environ[FOLDER]).parent
