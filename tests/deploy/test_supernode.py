@@ -14,6 +14,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.nodestate import NodeState, NodeStateFactory
 from flwr.supernode.start_client_internal import _pull_and_store_message, _push_messages
 
+from stratafl.deploy import supernode
 from stratafl.deploy.supernode import OneMessage
 
 RUN = 1
@@ -118,3 +119,25 @@ def test_the_answer_to_a_message_that_was_given_up_is_not_sent_in_place_of_the_n
     push(state=state, object_store=state.object_store, send=send, push_object=lambda *given: None)
     assert sent == ([later.object_id] if ours else [message.object_id, later.object_id])
     assert state.object_store.get(stale) is None
+
+
+def test_after_an_answer_it_asks_more_often_for_a_while(state: NodeState, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, asked, empty = [100.0], list[float](), object()
+    monkeypatch.setattr(supernode.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(supernode.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+
+    def pull(receive, **given):
+        asked.append(clock[0])
+        return None if receive() is None else RUN
+
+    one = OneMessage(pull, lambda **given: None)
+    nothing = {"state": state, "object_store": empty, "receive": lambda: None}
+    assert one.pull(**nothing) is None
+    assert asked == [100.0]  # then flwr waits for three seconds
+    one.push(state=state, object_store=empty)
+    asked.clear()
+    assert one.pull(**nothing) is None
+    assert asked == [100 + 0.5 * number for number in range(21)]
+    asked.clear()
+    assert one.pull(**nothing) is None
+    assert len(asked) == 1

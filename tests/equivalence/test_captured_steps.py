@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from methods import PARTICIPATION, every_method
+from methods import methods_and_participation
 from stratafl.algorithms import algorithm, fedavg, fedprox, fedrep
 from stratafl.algorithms.perfedavg import Meta
 from stratafl.core.layers import select
@@ -35,8 +35,7 @@ def outcomes(method, **options):
     return [made(method, speed, **options).run(Matrix()).tensors() for speed in (PLAIN, KEPT)]
 
 
-@pytest.mark.parametrize("participation", PARTICIPATION)
-@pytest.mark.parametrize("name", every_method())
+@pytest.mark.parametrize(("name", "participation"), methods_and_participation())
 def test_the_whole_catalogue_gives_the_same_bits(name, participation):
     method, rounds = within_reach(algorithm(name), 3)
     plain, kept = outcomes(method, rounds=rounds, participation=participation)

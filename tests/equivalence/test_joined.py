@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from methods import PARTICIPATION, every_method
+from methods import methods_and_participation
 from stratafl.algorithms import algorithm, fedavg, fedper, fedprox, fedrep, local
 from stratafl.bench.workload import BENCH_MODELS
 from stratafl.core.objectives import CrossEntropy
@@ -64,8 +64,7 @@ def check(makes):
         assert lines == joined[name][1]
 
 
-@pytest.mark.parametrize("participation", PARTICIPATION)
-@pytest.mark.parametrize("name", every_method())
+@pytest.mark.parametrize(("name", "participation"), methods_and_participation())
 def test_every_method_beside_others_with_other_seeds_and_rates(name, participation):
     """Beside FedAvg, whose step most methods share, and beside itself with another seed."""
     method, rounds = within_reach(algorithm(name), 2)

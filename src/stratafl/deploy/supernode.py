@@ -8,10 +8,14 @@ If a run ends while one of its messages is being received, flwr forgets about th
 took that would wait for the rest for more than an hour, and answer no other run; or, if the message was whole but not
 yet confirmed, its answer would be sent in place of the next one, and from then on every answer one message too late.
 Here the message is removed as well, and an answer to another message than the last one is dropped.
+
+By itself a SuperNode asks for messages every three seconds. After an answer the next message may come soon, so here it
+asks more often for a while; a site that waits for others to train asks as seldom as before.
 """
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from importlib import import_module
@@ -21,15 +25,25 @@ from flwr.supernode.cli import flower_supernode
 
 from stratafl.deploy.processes import RETRY
 
+OFTEN, A_WHILE = 0.5, 10.0  # seconds between two questions, and for how long after an answer
+
 
 class OneMessage:
     """flwr's `_pull_and_store_message` and `_push_messages`, which take turns, so that they mean the same message."""
 
     def __init__(self, pull: Callable[..., int | None], push: Callable[..., None]) -> None:
-        self._pull, self._push, self._message = pull, push, ""
+        self._pull, self._push, self._message, self._often_until = pull, push, "", 0.0
 
-    def pull(self, *, state: Any, object_store: Any, receive: Callable[[], Any], **given: Any) -> int | None:
-        """Receive a message; nothing is left of one that was not received whole."""
+    def pull(self, **given: Any) -> int | None:
+        """Receive a message; None if there is none, also after asking for a while."""
+        run = self._pull_once(**given)
+        while run is None and not self._message and time.monotonic() < self._often_until:
+            time.sleep(OFTEN)
+            run = self._pull_once(**given)
+        return run
+
+    def _pull_once(self, *, state: Any, object_store: Any, receive: Callable[[], Any], **given: Any) -> int | None:
+        """Nothing is left of a message that was not received whole."""
         self._message = ""
 
         def noted() -> Any:
@@ -46,6 +60,7 @@ class OneMessage:
     def push(self, *, state: Any, object_store: Any, **given: Any) -> None:
         """Wait for the answer to that message, and send it."""
         self._push(state=_Answers(state, object_store, self._message), object_store=object_store, **given)
+        self._often_until = time.monotonic() + A_WHILE
 
 
 class _Answers:
