@@ -22,6 +22,9 @@ def every_method(names: Iterable[str] = ALGORITHMS) -> list[Any]:
     return [pytest.param(name, marks=SLOW) if name in others else name for name in sorted(names)]
 
 
+PARTICIPATION = [pytest.param(1.0, marks=SLOW), 0.5]  # half of the clients show more
+
+
 def methods_and_participation() -> list[Any]:
     """Every method with half of the clients, which shows more; those of papers and mechanisms, slowly, with all too."""
     some = sorted(PAPERS | MECHANISMS)

@@ -41,10 +41,11 @@ QUICK = (("follow", 0.5), ("local", 1.0))
 
 
 def _settings():
-    """Of each method one of the two at once, in turn, and the other when slow; of the first of a mechanism all four."""
+    """Of each method one of the two at once, in turn; of those of papers and mechanisms all four, when slow."""
     for place, name in enumerate(sorted(set(ALGORITHMS) - set(ACTING))):
-        for setting in SETTINGS if name in PAPERS | MECHANISMS else QUICK:
-            marks = () if setting == QUICK[place % 2] else pytest.mark.slow
+        quick = QUICK[place % 2]
+        for setting in SETTINGS if name in PAPERS | MECHANISMS else (quick,):
+            marks = () if setting == quick else pytest.mark.slow
             yield pytest.param(name, setting, marks=marks, id=f"{name}-{setting[0]}-{setting[1]}")
 
 
@@ -130,25 +131,18 @@ def test_every_algorithm_has_a_degenerate_law():
     assert all(SPECIAL_CASES.values())
 
 
-def _marks(law, participation, buffers):
-    """A law is seen at once with half of the clients, if it holds there; its other settings are slow tests."""
-    quick = (1.0 if law.full_participation_only else 0.5, "follow")
-    return () if (participation, buffers) == quick else pytest.mark.slow
+def _in_order(law, number):
+    """The settings of a law, first the one that is seen at once; of the others, which are slow, one in turn."""
+    possible = [(p, b) for p in (0.5, 1.0) for b in ("follow", "local") if p == 1.0 or not law.full_participation_only]
+    first, *rest = possible
+    return (first, ()), (rest[number % len(rest)], pytest.mark.slow)
 
 
+LAWS = [law for laws in SPECIAL_CASES.values() for law in laws]
 CASES = [
-    pytest.param(
-        law,
-        participation,
-        buffers,
-        id=f"{law.says} ({participation}, {buffers})",
-        marks=_marks(law, participation, buffers),
-    )
-    for laws in SPECIAL_CASES.values()
-    for law in laws
-    for participation in (1.0, 0.5)
-    for buffers in ("follow", "local")
-    if participation == 1.0 or not law.full_participation_only
+    pytest.param(law, *setting, id=f"{law.says} ({setting[0]}, {setting[1]})", marks=marks)
+    for number, law in enumerate(LAWS)
+    for setting, marks in _in_order(law, number)
 ]
 
 

@@ -1,11 +1,11 @@
 """Changed messages: nothing is accepted that differs from what was sent, and nothing but a `WireError` is raised.
 
-200,000 messages of eight kinds of parcels (seed 0; `make test` takes 4,000 of another seed). Half of them keep the
+100,000 messages of eight kinds of parcels (seed 0; `make test` takes 4,000 of another seed). Half of them keep the
 checksum that they had, and all are refused. For the other half the checksum is computed anew and the digest of the form
 is mostly the right one, as by somebody who wants to deceive. What is accepted of these has the fields, flags, kinds of
 masks, types and shapes that were sent, and is the only encoding of what it holds. Values differ, and so may the choice
 of columns or layers where the sender is free to choose: only the sender knows it, so it is a value like any other.
-Of the 100,000 with a new checksum 89,032 are refused, 10,396 hold other values and 572 select other columns or layers.
+Nine of ten with a new checksum are refused; the others hold other values, and a few select other columns or layers.
 """
 
 import random
@@ -77,7 +77,7 @@ def allocated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("cases", "seed"), [(4_000, 1), pytest.param(200_000, 0, marks=pytest.mark.slow)], ids=["quick", "whole"]
+    ("cases", "seed"), [(4_000, 1), pytest.param(100_000, 0, marks=pytest.mark.slow)], ids=["quick", "whole"]
 )
 def test_changed_messages_are_refused_or_differ_in_values_alone(cases, seed, allocated):
     counted = outcomes(cases, seed)

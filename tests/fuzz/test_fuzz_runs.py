@@ -1,6 +1,6 @@
 """Damaged run directories: resumed, loaded and reported, each gives what the undamaged one gives, or one line.
 
-1,800 damaged directories (seed 13): 200 of each of nine kinds (bytes, JSON values, lines, links, other kinds of files,
+900 damaged directories (seed 13): 100 of each of nine kinds (bytes, JSON values, lines, links, other kinds of files,
 exchanged files, forged manifests, forged states, forged lines), of two runs, one with its clients' states on disk.
 Nothing outside changes, no exception but ours gets out, nothing waits, and a file of 10 GB is not read. The quick
 version takes 108 of them. Where lines are forged together with all checksums, their
@@ -180,6 +180,6 @@ def test_damaged_run_directories(tmp_path, undamaged):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_quick")
-def test_thousands_of_damaged_run_directories(tmp_path, undamaged):
-    refused = damaged(undamaged, tmp_path, 200)
-    assert all(0 < refused[way] < 3 * 200 for way in damage.DAMAGES)
+def test_hundreds_of_damaged_run_directories(tmp_path, undamaged):
+    refused = damaged(undamaged, tmp_path, 100)
+    assert all(0 < refused[way] < 3 * 100 for way in damage.DAMAGES)
