@@ -41,11 +41,10 @@ QUICK = (("follow", 0.5), ("local", 1.0))
 
 
 def _settings():
-    """Of each method one of the two at once, in turn; of those of papers and mechanisms all four, when slow."""
+    """Of each method one of the two at once, in turn, and the other when slow; of papers and mechanisms all four."""
     for place, name in enumerate(sorted(set(ALGORITHMS) - set(ACTING))):
-        quick = QUICK[place % 2]
-        for setting in SETTINGS if name in PAPERS | MECHANISMS else (quick,):
-            marks = () if setting == quick else pytest.mark.slow
+        for setting in SETTINGS if name in PAPERS | MECHANISMS else QUICK:
+            marks = () if setting == QUICK[place % 2] else pytest.mark.slow
             yield pytest.param(name, setting, marks=marks, id=f"{name}-{setting[0]}-{setting[1]}")
 
 

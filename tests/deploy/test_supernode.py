@@ -123,8 +123,12 @@ def test_the_answer_to_a_message_that_was_given_up_is_not_sent_in_place_of_the_n
 
 def test_after_an_answer_it_asks_more_often_for_a_while(state: NodeState, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, asked, empty = [100.0], list[float](), object()
-    monkeypatch.setattr(supernode.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(supernode.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+
+    class Time:
+        monotonic = staticmethod(lambda: clock[0])
+        sleep = staticmethod(lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+
+    monkeypatch.setattr(supernode, "time", Time)
 
     def pull(receive, **given):
         asked.append(clock[0])

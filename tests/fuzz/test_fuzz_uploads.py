@@ -4,8 +4,8 @@
 the schema's fields) are changed: NaN and infinity, counts of 0 or less or other than the client's, other types and
 shapes, stacked rows, tensors and fields too many, too few or under other names, masks that do not fit their values.
 Checksums are right, and nine of ten have the digest of the schema. Of six clients five are hostile in every round; the
-round is, bit by bit, the one in which only the sixth was asked. Most reasons name the field; others name what no field
-is called, say that fields, types or shapes differ, or that a message is too large to look into.
+round is, bit by bit, the one in which only the sixth was asked. Most reasons name the field; others name an unknown
+field, say that fields, types or shapes differ, or that a message is too large to look into.
 
 What conforms to the schema is not refused, and no server could: other finite values of the fields, and other columns
 where the method lets its clients choose (FLAYER); a count is known to the simulator, and to a deployed server only as

@@ -272,7 +272,9 @@ def test_killed_at_random_moments_it_makes_the_same_choices(tmp_path, undisturbe
         # A pair writes one to fifteen of more than a hundred files: so it is killed at work, however fast it is.
         files, more = count_files(again), chance.randint(1, 15)
         processes = [subprocess.Popen(worker, env=ENVIRONMENT, stdout=subprocess.DEVNULL) for _ in range(2)]
+        latest = time.monotonic() + 600
         while count_files(again) < files + more and all(each.poll() is None for each in processes):
+            assert time.monotonic() < latest, "two processes wait for each other"
             time.sleep(0.001)
         for process in processes:
             process.send_signal(signal.SIGKILL)
@@ -282,5 +284,6 @@ def test_killed_at_random_moments_it_makes_the_same_choices(tmp_path, undisturbe
     assert tuned(again) == tuned(undisturbed)
     assert trials(again) == trials(undisturbed)
     assert len(list(again.glob("*/*/seed-1/predictions.safetensors"))) == 4  # of winners and untuned
-    for aside in again.glob("**/aside-*"):  # of runs that were killed between their first line and their checkpoint
-        assert lines(aside, "rounds") == lines(aside.parent, "rounds")[: len(lines(aside, "rounds"))]
+    for journal in again.glob("**/aside-*/rounds.jsonl"):  # killed between its first line and the checkpoint
+        before = lines(journal.parent, "rounds")
+        assert before == lines(journal.parents[1], "rounds")[: len(before)]

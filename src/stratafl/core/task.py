@@ -103,7 +103,7 @@ class Task(Protocol):
         shuffle: bool = True,
         purpose: str = "train",
         name: Hashable = None,
-        still: tuple[str, ...] = (),
+        sparse: tuple[str, ...] = (),
     ) -> State:
         """Run `step(carry, constants, *stacks) → carry` over the batches of all clients, in lockstep.
 
@@ -113,7 +113,7 @@ class Task(Protocol):
         Steps of different clients may run in different threads: they must not write to anything they share. A step with
         a `name`, which stands for everything it closes over, is kept from scan to scan where that is faster, and may
         see clients of several runs at once; `core.state.common` gives a constant that they share, or refuses. Of the
-        tensors `still` in the carry's `row`, a step moves in place, and reads, only numbers that have a gradient.
+        tensors in the carry's `row` that are named in `sparse`, a step reads and changes only entries with a gradient.
         """
 
     def gradients(

@@ -26,7 +26,7 @@ from stratafl.files import explained, lock, read_plain
 
 RESTARTS, WITHIN = 5, 600.0  # a process that ends more often in so many seconds is given up
 MOST_COUNTS = 10_000_000  # bytes
-FOLDER = "STRATAFL_FLOWER_FOLDER"  # the environment variable that tells the processes the folder of this host
+FOLDER = "STRATAFL_FLOWER_FOLDER"  # the environment variable with the folder of these processes
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from flwr.supercore.run import RunNotRunningException
 from stratafl.errors import DeployError, first_line, shown
 
 log = logging.getLogger("stratafl.deploy")
-_PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)  # seconds between two looks; a SuperNode sleeps 3 s between its own
+_PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)  # seconds between two looks; a SuperNode sleeps for up to 3 s between its own
 SAID_EVERY = 30.0  # seconds between two lines about whom we wait for
 _MARGIN = 5.0  # seconds that a message outlives its deadline, for clocks and polling
 

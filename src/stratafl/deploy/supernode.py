@@ -9,8 +9,8 @@ took that would wait for the rest for more than an hour, and answer no other run
 yet confirmed, its answer would be sent in place of the next one, and from then on every answer one message too late.
 Here the message is removed as well, and an answer to another message than the last one is dropped.
 
-By itself a SuperNode asks for messages every three seconds. After an answer the next message may come soon, so here it
-asks more often for a while; a site that waits for others to train asks as seldom as before.
+By itself a SuperNode polls every three seconds. After an answer the next message may come soon, so here it polls more
+often for a while; a site that waits for others to train polls as seldom as before.
 """
 
 import os
@@ -25,7 +25,7 @@ from flwr.supernode.cli import flower_supernode
 
 from stratafl.deploy.processes import RETRY
 
-OFTEN, A_WHILE = 0.5, 10.0  # seconds between two questions, and for how long after an answer
+OFTEN, A_WHILE = 0.5, 10.0  # seconds between two polls, and for how long after an answer
 
 
 class OneMessage:

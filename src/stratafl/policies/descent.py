@@ -119,8 +119,8 @@ class Descent:
         return tuple(name for part in self.follow for name in part.writes)
 
     @property
-    def is_still(self) -> bool:
-        """Whether a number without a gradient stays where it is, and nothing depends on it."""
+    def has_sparse_updates(self) -> bool:
+        """Whether an entry without a gradient stays as it is, and nothing depends on it."""
         shaped = (self.edits, self.rates, self.gradient, self.follow, self.project)
         plain = self.direction.optimizer == "sgd" and not self.direction.momentum and not self.direction.weight_decay
         return plain and self.clip is None and not any(shaped)
@@ -182,7 +182,7 @@ def descend(
         carry,
         constants=constants,
         name=("descent", descent, objective, trained, "factors" in carry),
-        still=trained if descent.is_still and objective == task.objective() else (),
+        sparse=trained if descent.has_sparse_updates and objective == task.objective() else (),
         draws=descent.draws,
         **vars(passes),
     )

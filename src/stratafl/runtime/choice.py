@@ -174,9 +174,9 @@ def _steps(
 
 
 def _in_use(module: nn.Module, rows: Rows, stack: Stack) -> tuple[Rows, Stack]:
-    """Of an embedding table the rows that a step takes."""
+    """Of an embedding table the part that a step of plain SGD takes."""
     table = table_of(module)
-    used = None if table is None else table.rows_in_use(stack.x, rows[table.name])
+    used = None if table is None else table.in_use(stack.x, rows[table.name])
     if table is None or used is None:
         return rows, stack
     return {**rows, table.name: used.taken(rows[table.name])}, replace(stack, x=used.tokens)

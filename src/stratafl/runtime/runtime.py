@@ -39,7 +39,7 @@ class Runtime:
     speed: Speed = USUAL
     likeness: Hashable = None  # the same for runs whose engines compute the same; None: it runs alone
     prefers_loop: bool = False  # client by client although the model runs stacked
-    table: Table | None = None  # of which steps may take the rows in use
+    table: Table | None = None  # of which steps may take the embeddings in use
     numbers: tuple[int, ...] | None = None  # of the federation's clients, where a row is another client than its place
     widest: Mapping[str, int] = field(default_factory=dict)  # samples of the largest client, also of those elsewhere
     _joined: list[CapturedSteps] = field(default_factory=list)  # that it shares with other runs

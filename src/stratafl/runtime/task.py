@@ -128,7 +128,7 @@ class CohortTask:
         shuffle: bool = True,
         purpose: str = "train",
         name: Hashable = None,
-        still: tuple[str, ...] = (),
+        sparse: tuple[str, ...] = (),
     ) -> State:
         smallest = self._runtime.smallest_batch
         if not drop_last:
@@ -146,7 +146,7 @@ class CohortTask:
         batches = [self._batches(plan, f"{purpose}/{draw}", shuffle) for draw in range(draws)]
         scan = self._scan(name, step, carry, held, batches, plan)
         table = self._runtime.table
-        return self._executed(scan, plan, table if table is not None and table.name in still else None)
+        return self._executed(scan, plan, table if table is not None and table.name in sparse else None)
 
     def _scan(
         self,
@@ -162,7 +162,7 @@ class CohortTask:
         return Scan(name, step, carry, held, batches, plan.steps, source, engine, model, left, self._rnd.t)
 
     def _executed(self, scan: Scan, plan: BatchPlan, table: Table | None = None) -> State:
-        """All steps, by a captured step where steps are captured; of a table, others take the rows in use."""
+        """All steps, by a captured step where steps are captured; of a table, others take the embeddings in use."""
         done = self._runtime.scan(scan)
         if done is not None:
             return done
