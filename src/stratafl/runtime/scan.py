@@ -18,6 +18,7 @@ from stratafl.data.scaling import numbers, samples_at
 from stratafl.runtime.batches import Batches
 from stratafl.runtime.engine import Engine
 from stratafl.runtime.likeness import enclosed
+from stratafl.runtime.tables import Table
 
 
 @short_repr
@@ -68,6 +69,7 @@ class Scan:
     model: Hashable = None  # the same for runs whose engines compute the same
     rounds_left: int = 0
     round: int = 0
+    table: Table | None = None  # of which steps that are not captured may take the embeddings in use
 
     @cached_property
     def likeness(self) -> Hashable:

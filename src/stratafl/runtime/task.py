@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from stratafl.runtime.engine import Engine
 from stratafl.runtime.lanes import cut, in_a_lane, in_lanes, is_long, pace
 from stratafl.runtime.runtime import Runtime
 from stratafl.runtime.scan import Scan
-from stratafl.runtime.tables import Table, with_short_table
+from stratafl.runtime.tables import with_short_table
 
 EVALUATION_BATCH = 256  # samples of each client
 READ = 2**20  # numbers that are read at once
@@ -144,9 +145,8 @@ class CohortTask:
         held = dict(constants or {})
 
         batches = [self._batches(plan, f"{purpose}/{draw}", shuffle) for draw in range(draws)]
-        scan = self._scan(name, step, carry, held, batches, plan)
-        table = self._runtime.table
-        return self._executed(scan, plan, table if table is not None and table.name in sparse else None)
+        scan, table = self._scan(name, step, carry, held, batches, plan), self._runtime.table
+        return self._executed(scan if table is None or table.name not in sparse else replace(scan, table=table), plan)
 
     def _scan(
         self,
@@ -161,13 +161,13 @@ class CohortTask:
         left = self._rnd.setup.rounds - self._rnd.t
         return Scan(name, step, carry, held, batches, plan.steps, source, engine, model, left, self._rnd.t)
 
-    def _executed(self, scan: Scan, plan: BatchPlan, table: Table | None = None) -> State:
-        """All steps, by a captured step where steps are captured; of a table, others take the embeddings in use."""
+    def _executed(self, scan: Scan, plan: BatchPlan) -> State:
+        """All steps, by a captured step where steps are captured."""
         done = self._runtime.scan(scan)
         if done is not None:
             return done
         sorted_batches = [each.pick(torch.tensor(plan.order)) for each in scan.batches]
-        step = scan.step if table is None else with_short_table(scan.step, table)
+        step = scan.step if scan.table is None else with_short_table(scan.step, scan.table)
         return self._in_lanes(step, scan.carry, scan.held, plan, sorted_batches)
 
     def _in_lanes(self, step: ScanStep, carry: State, held: State, plan: BatchPlan, batches: list[Batches]) -> State:
