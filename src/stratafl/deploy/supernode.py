@@ -10,7 +10,7 @@ yet confirmed, its answer would be sent in place of the next one, and from then 
 Here the message is removed as well, and an answer to another message than the last one is dropped.
 
 By itself a SuperNode polls every three seconds. After an answer the next message may come soon, so here the first polls
-come sooner. Twice a second for ten seconds was tried: twelve sites kept the SuperLink so busy that rounds took longer.
+come sooner. More of them would keep a SuperLink with many sites busy.
 """
 
 import os
