@@ -38,7 +38,7 @@ _DELIVERED = {"round": int, "attempt": int, "absorbed": str}
 _STATE, _UPLOAD, _PARCEL = "state/", "upload", "parcel"
 _NO_UPLOAD: Kind = (torch.uint8, (0,))
 _ROOM = 1 << 20  # bytes of names and numbers in the header of a state
-_TODO = "put back a copy of its folder, or have the host forget this site, which then starts anew without it"
+_REMEDY = "put back a copy of its folder, or have the host forget this site, which then starts anew without it"
 
 
 def state_form(state: State) -> dict[str, Kind]:
@@ -117,7 +117,7 @@ class SiteStore:
         try:
             return self._read(self.folder / CURRENT)
         except DamagedError as error:
-            raise LostStateError(f"{error}; the personal state of '{self.site}' is lost: {_TODO}") from error
+            raise LostStateError(f"{error}; the personal state of '{self.site}' is lost: {_REMEDY}") from error
 
     def pending(self) -> Kept | None:
         """The state that the server may not know of; if it is damaged, and the current one is not, it is dropped."""
@@ -176,7 +176,7 @@ class SiteStore:
         current = self.current()
         if record["absorbed"] != (NOTHING if current is None else current.digest):
             wrong = f"'{self.folder / CURRENT}' is missing or an old copy: the server absorbed another upload"
-            raise LostStateError(f"{wrong}; the personal state of '{self.site}' is lost: {_TODO}")
+            raise LostStateError(f"{wrong}; the personal state of '{self.site}' is lost: {_REMEDY}")
         parcel = bytes_of(tensors[_PARCEL]).numpy().tobytes()
         return Final(record["round"], None if current is None else current.state, parcel)
 
