@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import budgets
 import pytest
 
 
@@ -20,6 +21,7 @@ class FailuresAtOnce:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    budgets.register(config)
     if not hasattr(config, "workerinput"):  # a worker of xdist has no terminal
         config.pluginmanager.register(FailuresAtOnce(config))
 
