@@ -4,8 +4,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import budgets
 import pytest
+
+import budgets
 
 
 class FailuresAtOnce:

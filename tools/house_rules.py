@@ -23,7 +23,21 @@ MAX_FILE_LINES = 450
 MIN_HELPER_LINES = 60  # code lines; a module of fewer that only a neighbour imports is a fragment of it
 VAGUE_NAMES = {"each", "found", "one", "given", "known", "own", "mine", "held", "kept", "said", "made", "there", "told"}
 VAGUE_CONSTANTS = {
-    *("MOST", "AT_ONCE", "LONGEST", "LARGEST", "LEAST", "OWN", "FEW", "MANY", "SOON", "KEPT", "HELD", "ENOUGH", "CLEAR"),
+    *(
+        "MOST",
+        "AT_ONCE",
+        "LONGEST",
+        "LARGEST",
+        "LEAST",
+        "OWN",
+        "FEW",
+        "MANY",
+        "SOON",
+        "KEPT",
+        "HELD",
+        "ENOUGH",
+        "CLEAR",
+    ),
     *("CLOSE", "NEAR", "SMALL", "LONG", "ALONE", "USUAL", "WORST", "NEEDED", "NAMED", "SHOWN", "NOTHING", "WHOLE"),
 }
 ENTRY_POINTS = {"main"}  # of modules that are run, not imported
@@ -98,9 +112,11 @@ def fragments(found: list[Module]) -> Iterator[str]:
     sizes = {path: (code_lines(text), text.count("\n")) for path, _, text in found}
     for path, users in importers.items():
         user = next(iter(users))
-        if len(users) == 1 and user.parent == path.parent and not {user.stem, path.stem} & {"__init__", "__main__"}:
-            if sizes[path][0] < MIN_HELPER_LINES and sizes[path][1] + sizes[user][1] <= MAX_FILE_LINES:
-                yield f"{place(path)}: {sizes[path][0]} code lines that only {place(user)} uses: put them there"
+        is_private = len(users) == 1 and user.parent == path.parent
+        is_named_by_python = bool({user.stem, path.stem} & {"__init__", "__main__"})
+        fits = sizes[path][0] < MIN_HELPER_LINES and sizes[path][1] + sizes[user][1] <= MAX_FILE_LINES
+        if is_private and fits and not is_named_by_python:
+            yield f"{place(path)}: {sizes[path][0]} code lines that only {place(user)} uses: put them there"
 
 
 def _dotted(path: Path) -> str:
@@ -148,11 +164,11 @@ def line_budgets() -> dict[str, int]:
 def over_budget(found: list[Module]) -> Iterator[str]:
     budgets = line_budgets()
     for package, lines in sorted(package_lines(found).items()):
-        if lines > budgets.get(package, 0):
-            yield f"src/stratafl/{package}: {lines} code lines, {budgets.get(package, 0)} allowed by [tool.stratafl.lines]"
+        if lines > (budget := budgets.get(package, 0)):
+            yield f"src/stratafl/{package}: {lines} code lines, {budget} allowed by [tool.stratafl.lines]"
 
 
-def tested_wording(folder: Path = ROOT / "tests") -> Iterator[str]:
+def sentences_in_tests(folder: Path) -> Iterator[str]:
     """A test asserts the class of an error, its exit code and the values in it; the words are in a snapshot."""
     for path, tree, _ in modules(folder):
         checked = [node.test for node in ast.walk(tree) if isinstance(node, ast.Assert)]
@@ -181,7 +197,7 @@ def main() -> None:
         return
     chosen = sys.argv[1:] or [*RULES, "tests"]
     problems = [line for rule in chosen if rule in RULES for line in RULES[rule](found)]
-    problems += list(tested_wording()) if "tests" in chosen else []
+    problems += list(sentences_in_tests(ROOT / "tests")) if "tests" in chosen else []
     print("\n".join(problems) or "no rule is broken")
     sys.exit(1 if problems else 0)
 

@@ -1,8 +1,8 @@
 """The contract catches what it is for: each mutant breaks the law that is there for it, its healthy twin does not."""
 
-import mutants
 import pytest
 
+import mutants
 from stratafl import testing
 from stratafl.algorithms import fedavg, fedper
 from stratafl.algorithms.compress_on import with_q8

@@ -123,11 +123,11 @@ def record(mutants: list[Mutant], arguments: list[str]) -> None:
     for line in lines:
         name, test = line.split("\t")
         executed[name].add(test)
-    tests = sorted(durations, key=lambda row: row["cpu"])
-    recorded = {
-        name: {tier: [r["test"] for r in tests if r["tier"] == tier and r["test"] in hit][:TESTS_OF_MAP] for tier in TIERS}
-        for name, hit in sorted(executed.items())
-    }
+    quickest = sorted(durations, key=lambda row: row["cpu"])
+    recorded = {}
+    for name, hit in sorted(executed.items()):
+        tests = {tier: [r["test"] for r in quickest if r["tier"] == tier and r["test"] in hit] for tier in TIERS}
+        recorded[name] = {tier: names[:TESTS_OF_MAP] for tier, names in tests.items()}
     MAP.write_text(json.dumps(recorded, indent=0, sort_keys=True) + "\n")
 
 
