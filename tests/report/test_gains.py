@@ -21,7 +21,7 @@ from stratafl.report import gather
 from stratafl.report.client_scores import client_scores, worst_table
 from stratafl.report.decision import _counts, decision
 from stratafl.report.gains import ClientGain, Gains, client_gains, verdict
-from stratafl.report.gains.records import SeedGain
+from stratafl.report.gains.gain_records import SeedGain
 from stratafl.report.gains.words import mean_words, reading
 from stratafl.report.gains_chart import gains_chart
 from stratafl.report.gains_tables import clients_csv, dependence_table, gains_table, losers_table

@@ -17,8 +17,8 @@ from stratafl.evaluation.metrics import METRICS
 from stratafl.evaluation.predictions import Predictions
 from stratafl.report import gather
 from stratafl.report.bootstrap import Uncertainty, of_these, sharing, uncertainty, usual_variance
-from stratafl.report.gains.resampling import ClientScores
-from stratafl.report.intervals import Interval
+from stratafl.report.gains.sample_noise import ClientScores
+from stratafl.report.intervals import Interval, t_quantile, t_tail
 from stratafl.report.paired import MOST, Paired, _more_seeds, holm, pairs, pairs_csv, pairs_table
 from stratafl.report.pairing import (
     ScoredRun,
@@ -26,10 +26,9 @@ from stratafl.report.pairing import (
     _by_partition,
     _sample_variance,
     _tested_share,
-    differences,
+    client_differences,
 )
 from stratafl.report.ranking_tables import ranking_table
-from stratafl.report.student import quantile, two_sided
 from stratafl.report.summary import summary, varied
 
 ONES = np.ones((2, 2))
@@ -38,9 +37,9 @@ ONES = np.ones((2, 2))
 @pytest.mark.parametrize("freedom", [0.5, 1, 2, 3.7, 19, 1000])
 def test_students_t_is_that_of_scipy(freedom):
     for t in (0.0, 0.3, 1.0, 4.3, 60.0):
-        assert two_sided(t, freedom) == pytest.approx(2 * stats.t.sf(t, freedom), rel=1e-6)
+        assert t_tail(t, freedom) == pytest.approx(2 * stats.t.sf(t, freedom), rel=1e-6)
     for p in (0.5, 0.05, 0.001):
-        assert quantile(p, freedom) == pytest.approx(stats.t.isf(p / 2, freedom), rel=1e-6)
+        assert t_quantile(p, freedom) == pytest.approx(stats.t.isf(p / 2, freedom), rel=1e-6)
 
 
 # How sure a mean is
@@ -299,7 +298,7 @@ def scores_of(hits):
     given = torch.from_numpy(hits.flatten()).double()
     client = torch.arange(len(hits)).repeat_interleave(hits.shape[1])
     found = Predictions(client, torch.ones(len(given), dtype=torch.int64), torch.stack([1 - given, given], 1))
-    return ClientScores(found, METRICS["accuracy"], 0)
+    return ClientScores(found, METRICS["accuracy"])
 
 
 @pytest.mark.parametrize(("shared", "of_seeds_alone"), [(True, 0.0), (False, 0.1)])
@@ -350,7 +349,7 @@ def test_the_difference_is_that_of_the_scores(tmp_path):
 def test_clients_count_by_their_samples_or_equally(tmp_path):
     study = write(tmp_path, fedavg=(0.5,), local=(0.8,))
     one, other = (StoredScores([]).run(rank.members[0]) for rank in study.ranks)
-    found = differences(one, other)
+    found = client_differences(one, other)
     assert {client: weight for client, (_, weight) in found.items()} == pytest.approx(
         {client: (4 + client) / 22 for client in range(4)}
     )
@@ -358,7 +357,7 @@ def test_clients_count_by_their_samples_or_equally(tmp_path):
     config = one.outcome.config
     config = {**config, "evaluate": {**config["evaluate"], "average": "clients"}}
     equal = replace(one, outcome=replace(one.outcome, config=config))
-    assert [weight for _, weight in differences(equal, other).values()] == [0.25] * 4
+    assert [weight for _, weight in client_differences(equal, other).values()] == [0.25] * 4
 
 
 def test_what_cannot_be_told_says_how_many_more_seeds_would(tmp_path):

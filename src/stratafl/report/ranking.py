@@ -45,6 +45,10 @@ class Rank:
         return _method(self.members[0].config)
 
     @property
+    def method(self) -> str:
+        return str(self.settings["algorithm.name"])
+
+    @property
     def is_guarded(self) -> bool:
         return bool(self.members) and all(one.is_guarded for one in self.members)
 

@@ -7,7 +7,7 @@ from stratafl.errors import counted
 from stratafl.evaluation.metrics import Metric
 from stratafl.report.formats import NOTHING, apart_by, listed
 from stratafl.report.gains.client_gains import ALONE
-from stratafl.report.gains.records import ClientGain, Gains
+from stratafl.report.gains.gain_records import ClientGain, Gains
 from stratafl.report.ranking import Rank
 
 _OVER = {"samples": "over all test samples", "clients": "over clients"}

@@ -11,8 +11,8 @@ from torch import Tensor
 from stratafl.evaluation.metrics import Metric
 from stratafl.evaluation.predictions import Predictions
 
-PARTS = 20  # of the samples, at most
-AT_ONCE = 1 << 22  # scores that are worked on at once
+MIN_PARTS = 20  # of the samples, unless there are fewer samples
+MAX_SCORES = 1 << 22  # that a client's jackknife computes; with more samples, parts are larger
 
 
 @dataclass(frozen=True)
@@ -28,20 +28,20 @@ def with_error(of: Callable[[Tensor | None], float], client: Tensor) -> Differen
 
     √((G − 1)/G · Σ_g (d₋g − mean)²) over G parts of the samples, each with its share of every client's.
     """
-    part = parts(client, min(PARTS, len(client)))
+    part = jackknife_parts(client, min(MIN_PARTS, len(client)))
     without = [of((part != g).nonzero()[:, 0]) for g in range(int(part.max()) + 1)]
     return Difference(of(None), jackknife_error(without))
 
 
 def jackknife_error(without: Sequence[float]) -> float:
-    """The standard error of a number from its values without each part; infinite if they are not known."""
-    known = np.array([each for each in without if isfinite(each)])
-    if len(known) < 2:
+    """The standard error of a number from its values without each part; infinite if fewer than two are finite."""
+    finite = np.array([value for value in without if isfinite(value)])
+    if len(finite) < 2:
         return float("inf")
-    return sqrt((len(known) - 1) / len(known) * float(((known - known.mean()) ** 2).sum()))
+    return sqrt((len(finite) - 1) / len(finite) * float(((finite - finite.mean()) ** 2).sum()))
 
 
-def parts(client: Tensor, count: int) -> Tensor:
+def jackknife_parts(client: Tensor, count: int) -> Tensor:
     """The part of each sample: each client's samples in turn, on from where the client before ended."""
     order = torch.argsort(client, stable=True)
     part = torch.empty(len(client), dtype=torch.int64)
@@ -49,20 +49,25 @@ def parts(client: Tensor, count: int) -> Tensor:
     return part
 
 
-def sample_values(metric: Metric, predictions: Predictions) -> Tensor:
+def sample_values(metric: Metric, predictions: Predictions, max_scores: int = MAX_SCORES) -> Tensor:
     """For each sample its client's score plus what the sample adds to it, `[n]` in float64; NaN where it is undefined.
 
     Their mean over a client is its score, and their variance over n is the jackknife's: with g the part of sample j,
     v_j = θ + √(n/G)·(G − 1)·(θ̄ − θ₋g). With a part for each sample and a metric that is a mean, it is the sample's own.
     """
-    found = torch.full((len(predictions),), torch.nan, dtype=torch.float64)
-    for client in predictions.clients:
-        places = (predictions.client == client).nonzero()[:, 0]
-        mine, n = predictions.at(places), len(places)
-        count = min(n, max(PARTS, AT_ONCE // (n * mine.scores.shape[1])))
+    values = torch.full((len(predictions),), torch.nan, dtype=torch.float64)
+    for places in _places_by_client(predictions.client):
+        samples, n = predictions.at(places), len(places)
+        count = min(n, max(MIN_PARTS, max_scores // (n * samples.scores.shape[1])))
         part = torch.arange(n) % count
-        kept = (part != torch.arange(count)[:, None]).double()
-        without = metric(mine.y.expand(count, -1), mine.scores.expand(count, -1, -1), kept)
+        included = (part != torch.arange(count)[:, None]).double()
+        without = metric(samples.y.expand(count, -1), samples.scores.expand(count, -1, -1), included)
         moved = (without.nanmean() - without).nan_to_num(0.0)  # without a part that holds all of a class it is unknown
-        found[places] = mine.value(metric) + sqrt(n / count) * (count - 1) * moved[part]
-    return found
+        values[places] = samples.value(metric) + sqrt(n / count) * (count - 1) * moved[part]
+    return values
+
+
+def _places_by_client(client: Tensor) -> tuple[Tensor, ...]:
+    """The places of each client's samples, in their order."""
+    order = torch.argsort(client, stable=True)
+    return order.split(client.unique(return_counts=True)[1].tolist())
