@@ -49,11 +49,15 @@ def jackknife_parts(client: Tensor, count: int) -> Tensor:
     return part
 
 
-def sample_values(metric: Metric, predictions: Predictions, max_scores: int = MAX_SCORES) -> Tensor:
+def sample_values(
+    metric: Metric, predictions: Predictions, max_scores: int = MAX_SCORES, *, keep_classes: bool = False
+) -> Tensor:
     """For each sample its client's score plus what the sample adds to it, `[n]` in float64; NaN where it is undefined.
 
     Their mean over a client is its score, and their variance over n is the jackknife's: with g the part of sample j,
     v_j = θ + √(n/G)·(G − 1)·(θ̄ − θ₋g). With a part for each sample and a metric that is a mean, it is the sample's own.
+    Without all samples of a class, a mean over classes is a mean over others: with `keep_classes` such parts are as if
+    the score were undefined without them, and AUROC has about the variance of DeLong.
     """
     values = torch.full((len(predictions),), torch.nan, dtype=torch.float64)
     for places in _places_by_client(predictions.client):
@@ -62,6 +66,8 @@ def sample_values(metric: Metric, predictions: Predictions, max_scores: int = MA
         part = torch.arange(n) % count
         included = (part != torch.arange(count)[:, None]).double()
         without = metric(samples.y.expand(count, -1), samples.scores.expand(count, -1, -1), included)
+        if keep_classes:
+            without[_holds_a_class(part, samples.y)] = torch.nan
         moved = (without.nanmean() - without).nan_to_num(0.0)  # without a part that holds all of a class it is unknown
         values[places] = samples.value(metric) + sqrt(n / count) * (count - 1) * moved[part]
     return values
@@ -71,3 +77,11 @@ def _places_by_client(client: Tensor) -> tuple[Tensor, ...]:
     """The places of each client's samples, in their order."""
     order = torch.argsort(client, stable=True)
     return order.split(client.unique(return_counts=True)[1].tolist())
+
+
+def _holds_a_class(part: Tensor, y: Tensor) -> Tensor:
+    """Which parts have all samples of some class."""
+    counts = torch.zeros(int(part.max()) + 1, int(y.max()) + 1)
+    counts.index_put_((part, y), torch.ones(len(y)), accumulate=True)
+    total = counts.sum(0)
+    return ((counts == total) & (total > 0)).any(1)

@@ -62,7 +62,9 @@ class ClientScores:
     def of_samples(self) -> Array:
         """Values of the samples whose mean is the score of their client; NaN where that is undefined."""
         if self.metric.name not in MEANS:
-            return np.asarray(sample_values(self.metric, self.predictions, self._max_scores).numpy())
+            by_class = _kind(self.metric) in BY_CLASS
+            values = sample_values(self.metric, self.predictions, self._max_scores, keep_classes=by_class)
+            return np.asarray(values.numpy())
         y, scores = self.predictions.y[:, None], self.predictions.scores[:, None]
         return np.asarray(self.metric(y, scores, torch.ones(y.shape)).numpy())
 
