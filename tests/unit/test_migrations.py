@@ -8,6 +8,7 @@ import tomli_w
 from stratafl.config.experiment import Experiment, from_stored, load, to_tables, with_settings
 from stratafl.config.migrations import FORMAT, migrate, numbered
 from stratafl.errors import RecordError
+from wording import mentions
 
 OLD = '[run]\nmemory = 1000\nrounds = 3\n[data]\nnewcomers = 2\nsplit = "random"\n'
 TODAY = with_settings(
@@ -39,17 +40,15 @@ def test_a_newer_format_is_refused(tmp_path):
     path = written(tmp_path, f"format = {FORMAT + 1}\n[surprise]\nx = 1\n")
     with pytest.raises(RecordError) as error:
         load(path)
-    newer = f"format {FORMAT + 1}; this one reads up to {FORMAT}"
-    says = f"'{path}': this configuration is of a newer version of stratafl ({newer}): update stratafl"
-    assert str(error.value) == says
+    assert mentions(str(error.value), f"'{path}'", FORMAT + 1, FORMAT)
 
 
 @pytest.mark.parametrize("number", [0, -1, True, "3", 2.0, [1]])
 def test_what_is_no_format_is_refused(number):
-    with pytest.raises(RecordError, match=f"format must be a whole number from 1 to {FORMAT}, not "):
+    with pytest.raises(RecordError, match=f"format .*1 to {FORMAT}"):
         migrate({"format": number})
 
 
 def test_a_key_under_both_names_is_refused_as_unknown():
-    with pytest.raises(Exception, match=r"unknown key of \[run\] 'memory'"):
+    with pytest.raises(Exception, match=r"\[run\] 'memory'"):
         from_stored({"run": {"memory": 1, "memory_limit": 2}})
