@@ -127,6 +127,7 @@ def test_files_and_options_decide_what_is_read_again(tmp_path, monkeypatch):
     load_samples(f"{tmp_path}/more/")
     load_samples(f"{tmp_path}/more/", Reading(normalise="unit"))
     assert len(built) == 4  # a scaling needs nothing decoded
+    assert [load_samples(f"{tmp_path}/more/", Reading(size=size)).x.shape[-1] for size in (4, 6)] == [4, 6]
 
 
 # Shards
