@@ -7,7 +7,7 @@ import pytest
 from stratafl.algorithms import ALGORITHMS
 from stratafl.algorithms.flayer import LayerRate
 from stratafl.errors import StrataError
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 
 NAN, INF = float("nan"), float("inf")
 REFUSED: dict[str, list[dict[str, Any]]] = {
@@ -58,8 +58,8 @@ TOGETHER: list[tuple[str, dict[str, Any], str]] = [
     ("flayer", {"preset": "official", "mask": False}, "mask=False"),
     ("flayer", {"preset": "official", "p": 0}, "p must"),
     ("flayer", {"preset": "official", "middle": 0}, "middle must"),
-    ("flayer", {"preset": "official", "train": SGD(momentum=0.9, drop_last=True)}, "SGD"),
-    ("flayer", {"preset": "official", "train": SGD()}, "train.drop_last"),
+    ("flayer", {"preset": "official", "train": LocalTraining(momentum=0.9, drop_last=True)}, "SGD"),
+    ("flayer", {"preset": "official", "train": LocalTraining()}, "train.drop_last"),
     ("flayer", {"p": 4}, "p=4"),
     ("flayer", {"middle": 1.0}, "middle=1.0"),
 ]

@@ -20,7 +20,7 @@ from stratafl.errors import RecordError
 from stratafl.evaluation.evaluate import received, score_new_clients
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.runtime import engine
 from stratafl.testing import CLASSES, SHAPE, difference, tiny_federation
 from tiers import slow_except
@@ -255,9 +255,9 @@ def test_an_equal_start_is_equal_under_both_normalisations_and_can_learn(normali
     alpha = method.tell(sim.at(0), method.init(sim.setup))["alpha"]
     torch.testing.assert_close(alpha, torch.full_like(alpha, 0.25), rtol=0, atol=1e-15)
     progress = sim.start()
-    for _ in range(2):
+    for _ in range(3):
         progress, _ = sim.round(progress, Matrix(), IDS)
-    assert float((method.tell(sim.at(2), progress.server)["alpha"] - 0.25).abs().max()) > 1e-3
+    assert float((method.tell(sim.at(3), progress.server)["alpha"] - 0.25).abs().max()) > 1e-3
 
 
 def test_a_relu_row_that_is_all_negative_is_the_client_alone(linear):
@@ -387,7 +387,7 @@ def cost(shape, retained, **options):
     rng = np.random.default_rng(0)
     sample = {"train": (rng.random((2, *shape), dtype=np.float32), np.array([0, 9]))}
     kept = {"k": 0} if retained == "none" else {"retained": retained}
-    method = heurpfedla(**kept, train=SGD(batch=2), width=2, embedding=2)
+    method = heurpfedla(**kept, train=LocalTraining(batch=2), width=2, embedding=2)
     module = build("lenet", shape=shape, classes=10, **options)
     sim = simulation(method, from_splits([sample] * 10, classes=10), module, rounds=1, buffers="local")
     _, report = sim.round(sim.start(), Matrix())
