@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 import pytest
 
 from stratafl.algorithms import ALGORITHMS, fedavg
-from stratafl.algorithms.catalogue import KINDS, METHODS, method
 from stratafl.algorithms.index_page import index_page
+from stratafl.algorithms.methods import KINDS, METHODS, method
 from stratafl.core.annotations import Fixed, Range, Tune
 from stratafl.core.layers import Select
 from stratafl.core.layerwise import Layerwise

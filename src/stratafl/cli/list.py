@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from stratafl.algorithms import ALGORITHMS
-from stratafl.algorithms.catalogue import KINDS, METHODS, Hyperparameter, Method, hyperparameter
 from stratafl.algorithms.composition import PARTS, composition, is_composition
+from stratafl.algorithms.methods import KINDS, METHODS, Hyperparameter, Method, hyperparameter
 from stratafl.algorithms.sent_fields import Sent, Stage
 from stratafl.algorithms.what_leaves import described, size, what_stays
 from stratafl.cli.console import result_console, titled_table
