@@ -228,6 +228,18 @@ def test_a_round_that_was_absorbed_is_not_asked_for_again(federation, round):
     refused_by_site(federation, ANNA, encode(again), "old message")
 
 
+def test_an_attempt_that_was_absorbed_is_not_answered_again(federation):
+    """Not even for a later round: attempts number all messages that a server ever sent."""
+    with federation.server() as server:
+        absorbed = decode_request(one_round(federation, server)[ANNA]).address.attempt
+        message = decode_request(server.ask(ANNA))
+        again = replace(message, address=replace(message.address, attempt=absorbed))
+        refused_by_site(federation, ANNA, encode(again), f"round 1, attempt {absorbed} is an old message")
+        assert server.take(ANNA, federation.answer(ANNA, encode(message))).kind == "accepted"
+        refused_by_site(federation, ANNA, encode(again), "is an old message")  # now of a pending state
+    assert federation.trained.count((ANNA, 1)) == 1
+
+
 def test_a_repeated_message_is_answered_from_the_disk(federation):
     with federation.server() as server:
         message = server.ask(ANNA)
